@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ballast.checks import refuse
 
 if TYPE_CHECKING:
     import torch
 
+    Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
 
 def save(
-    directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, extra: Any = None
+    directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizers, *, extra: Any = None
 ) -> None:
     """Save the model and the optimizer's state to a directory. All ranks call this together; each writes its local
     shards.
@@ -27,6 +32,8 @@ def save(
     With `wrap(outer=...)` each host saves its own state to a folder of the directory, such as `host-0`. Folders of hosts
     that do not take part, such as a lost one, are removed.
 
+    `optimizer` is a list if the model has several: one checkpoint holds all of them.
+
     A directory holds the checkpoint of one model, or of one part of a model if ranks train different parts
     (`process_group`). An existing checkpoint stays the current one until the new one is complete, whatever happens, and
     is removed then.
@@ -38,21 +45,21 @@ def save(
     training last saved or loaded. The training can continue, and save to another directory or later.
     """
     from ballast.checkpoint.host_folders import folder_to_save, remove_folders_of_others
-    from ballast.checkpoint.inventory import access_of
+    from ballast.checkpoint.inventory import accesses_of
     from ballast.checkpoint.saving import Saving
 
-    access = access_of(optimizer)
-    Saving(folder_to_save(Path(directory), access), model, access, extra).run()
-    remove_folders_of_others(Path(directory), access)
+    accesses = accesses_of(optimizer, model)
+    Saving(folder_to_save(Path(directory), accesses[0]), model, accesses, extra).run()
+    remove_folders_of_others(Path(directory), accesses[0])
 
 
 def load_checkpoint(
-    directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizers
 ) -> Any:
     """Restore the model and the optimizer from a checkpoint, and return the `extra` of this rank.
 
     All ranks call this together. The number of ranks, the stage, the tiers and the state format may differ from those
-    that saved. Gradients since the last step are dropped.
+    that saved. Gradients since the last step are dropped. Several optimizers are a list, in the order of the saved one.
 
     >>> import tempfile, torch, ballast
     >>> def make():
@@ -76,13 +83,20 @@ def load_checkpoint(
     """
     from ballast.checkpoint.foreign_import import ForeignImport
     from ballast.checkpoint.host_folders import folder_to_load
-    from ballast.checkpoint.inventory import access_of
+    from ballast.checkpoint.inventory import accesses_of
     from ballast.checkpoint.kinds import kind_of
-    from ballast.checkpoint.loading import LOADING, load_current
+    from ballast.checkpoint.loading import load_current
+    from ballast.checkpoint.loading_part import LOADING
     from ballast.wrapper.collectives import by_first_rank
 
-    access = access_of(optimizer)
-    path = folder_to_load(Path(directory), access)
-    if by_first_rank(access.group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
-        return load_current(path, model, access)
-    return ForeignImport(path, model, access).run()
+    accesses = accesses_of(optimizer, model)
+    path = folder_to_load(Path(directory), accesses[0])
+    if by_first_rank(accesses[0].group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
+        return load_current(path, model, accesses)
+    if len(accesses) > 1:
+        refuse(
+            "cannot load another program's checkpoint into several optimizers: it names the state of one",
+            where=str(path),
+            needed="ballast.load(model, directory), which loads the model alone; or one optimizer",
+        )
+    return ForeignImport(path, model, accesses[0]).run()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 from ballast import _core
@@ -18,6 +18,7 @@ from ballast.tiers import Offload
 from ballast.wire import WireFormats, read_wire
 from ballast.wrapper.activation_options import read_activation_options
 from ballast.wrapper.options import WrapOptions, checked, for_own_step, for_stored_step, read_memory, read_units
+from ballast.wrapper.several import for_several
 
 if TYPE_CHECKING:
     import torch
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from ballast.outer.optimizer import OuterOptimizer
     from ballast.wrapper.optimizer import WrappedOptimizer
     from ballast.wrapper.process_groups import ProcessGroups
+    from ballast.wrapper.session import Session
     from ballast.wrapper.wrapped_types import Wrap
 
 Parameters = ParamSpec("Parameters")
 
 
-def _keeping_class(function: Callable[Concatenate[Any, Parameters], WrappedOptimizer]) -> Wrap[Parameters]:
+def _keeping_class(function: Callable[Concatenate[Any, Parameters], object]) -> Wrap[Parameters]:
     """Let type checkers see the optimizer's own class in the result."""
     return cast("Wrap[Parameters]", function)
 
@@ -39,7 +41,7 @@ def _keeping_class(function: Callable[Concatenate[Any, Parameters], WrappedOptim
 @_keeping_class
 @with_nearest_names
 def wrap(
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     model: torch.nn.Module | None = None,
     *,
     stage: Stage = 2,
@@ -65,7 +67,7 @@ def wrap(
     replicas: Replicas | None = None,
     threads: int = 0,
     timeout: float | None = None,
-) -> WrappedOptimizer:
+) -> WrappedOptimizer | list[WrappedOptimizer]:
     """Shard the optimizer's state and gradients over the ranks, and return the same optimizer.
 
     >>> import torch, ballast
@@ -79,7 +81,8 @@ def wrap(
 
     All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are
     averaged over the ranks, so the model needs no DistributedDataParallel. Its parameters may be deferred: see
-    `ballast.deferred()`. Rank 0 logs what "auto" chooses, with a forecast of transfers and updates.
+    `ballast.deferred()`. Rank 0 logs what "auto" chooses, with a forecast of transfers and updates. A list of optimizers of one
+    model is returned as a list. To give them different options, wrap them one after the other, before training begins.
 
     stage               0 shards nothing; 1 and 2 shard the state and the reduced gradients; 3 also shards the
                         parameters of `model`, and gathers them where torch uses them; "auto" chooses the fastest
@@ -122,7 +125,6 @@ def wrap(
     threads             CPU threads of updates; 0: one for each core that this process may use
     timeout             seconds of each wait for other ranks
     """
-    _require_plain(optimizer)
     options = WrapOptions(
         stage=read_stage(stage),
         offload=offload,
@@ -145,7 +147,10 @@ def wrap(
         replicas=read_replicas(replicas, read_stage(stage)),
         outer=read_outer(outer),
     )
-    return _wrap(optimizer, model, checked(options), Groups(process_group, norm_group, replicated))
+    groups = Groups(process_group, norm_group, tuple(replicated))
+    if isinstance(optimizer, (list, tuple)):
+        return _wrap(optimizer, model, for_several(checked(options)), groups)
+    return _wrap([optimizer], model, checked(options), groups)[0]
 
 
 @dataclass(frozen=True)
@@ -158,9 +163,34 @@ class Groups:
 
 
 def _wrap(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups
-) -> WrappedOptimizer:
+    optimizers: Sequence[torch.optim.Optimizer], model: torch.nn.Module | None, options: WrapOptions, groups: Groups
+) -> list[WrappedOptimizer]:
+    """Wrap all of them, or leave all as they were."""
     from ballast.wrapper.optimizer import class_for
+
+    if not optimizers:
+        refuse("cannot wrap an empty list: there is no optimizer in it", needed="the optimizers of a model")
+    for optimizer in optimizers:
+        _require_plain(optimizer)
+    sessions: list[Session] = []
+    try:
+        for optimizer in optimizers:
+            of_this = replace(options, activations=None) if sessions else options  # the first one's hooks see all calls
+            sessions.append(_session_of(optimizer, model, of_this, groups))
+    except BaseException:
+        for session in reversed(sessions):
+            session.take_back()
+        raise
+    for optimizer, session in zip(optimizers, sessions):
+        optimizer.__dict__.pop("step", None)  # a learning rate scheduler counts steps of the plain optimizer with it
+        optimizer.__class__ = class_for(type(optimizer))
+        cast("WrappedOptimizer", optimizer)._ballast = session
+    return cast("list[WrappedOptimizer]", [*optimizers])
+
+
+def _session_of(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups
+) -> Session:
     from ballast.wrapper.process_groups import with_copies_of
     from ballast.wrapper.session import Session
     from ballast.wrapper.update_kinds import updates_of
@@ -173,7 +203,7 @@ def _wrap(
         _core.check_rule(updates.rule(group))
     ranks, outer = _connect(groups, options)
     options = with_copies_of(ranks.of_data, options)
-    session = Session(Wrapped(optimizer, model), ranks, updates, options, outer)
+    session = Session(Wrapped(optimizer, model, options), ranks, updates, options, outer)
     try:
         session.begin()
         session.load({id(parameter): values for parameter, values in optimizer.state.items()})
@@ -182,11 +212,7 @@ def _wrap(
     except BaseException:
         session.take_back()
         raise
-    optimizer.__dict__.pop("step", None)  # a learning rate scheduler counts steps of the plain optimizer with it
-    optimizer.__class__ = class_for(type(optimizer))
-    wrapped = cast("WrappedOptimizer", optimizer)
-    wrapped._ballast = session
-    return wrapped
+    return session
 
 
 def _connect(groups: Groups, options: WrapOptions) -> tuple[ProcessGroups, OuterOptimizer | None]:

@@ -72,6 +72,7 @@ PYTHON_LAYERS = {
         *("wrapper.activation_options", "wrapper.stored_tensor", "wrapper.group_options"),
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
+        *("wrapper.siblings", "wrapper.several"),
         "wrapper.throughput",
         *("wrapper.state", "wrapper.writes", "wrapper.own_step", "wrapper.step_rollback", "wrapper.trial_step"),
     ],
@@ -94,7 +95,7 @@ PYTHON_LAYERS = {
     ],
     "plan": [
         *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),
-        *("wrapper.optimizer_state", "wrapper.planner", "wrapper.plans"),
+        *("wrapper.sharing", "wrapper.optimizer_state", "wrapper.planner", "wrapper.plans"),
     ],
     "outer": [
         *("outer.survivors", "outer.host_group", "outer.hosts", "outer.state", "outer.layout", "outer.optimizer"),

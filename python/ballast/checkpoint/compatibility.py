@@ -1,13 +1,13 @@
-"""Check that a checkpoint fits this model and this optimizer, and name the difference if it does not."""
+"""Check that a checkpoint fits this model and its optimizers, and name the difference if it does not."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
 
-from ballast.checkpoint.contents import PARAMETER_DTYPES, Checkpoint
+from ballast.checkpoint.contents import PARAMETER_DTYPES, Checkpoint, SavedOptimizer
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.units import is_opaque
@@ -18,13 +18,14 @@ def use_model_names(checkpoint: Checkpoint, known: Container[str]) -> None:
     """Rename the tensors of an older checkpoint, whose names include those of wrappers around the model."""
     names = names_in_model(checkpoint.tensors.keys(), known)
     checkpoint.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
-    for group in checkpoint.groups:
-        group["parameters"] = [names.get(name, name) for name in group["parameters"]]
+    for saved in checkpoint.optimizers:
+        for group in saved.groups:
+            group["parameters"] = [names.get(name, name) for name in group["parameters"]]
 
 
 def require_compatible(
     checkpoint: Checkpoint,
-    access: CheckpointAccess,
+    accesses: Sequence[CheckpointAccess],
     parameters: Mapping[str, torch.nn.Parameter],
     buffers: Mapping[str, torch.Tensor],
     names: Mapping[int, str],
@@ -46,8 +47,19 @@ def require_compatible(
             refuse(f"cannot load a packed parameter of {dtype} from a checkpoint that has {entry.dtype}", where=name)
         if entry.role == "trained" and dtype not in PARAMETER_DTYPES:
             refuse(f"cannot load a parameter of {entry.dtype}: it is {tensor.dtype} in this model", where=name)
-    _require_optimizer(checkpoint, access)
-    _require_groups(checkpoint, access, names)
+    if len(checkpoint.optimizers) != len(accesses):
+        refuse(
+            f"the checkpoint has {_counted(len(checkpoint.optimizers))}: "
+            f"{', '.join(each.optimizer for each in checkpoint.optimizers)}",
+            needed=f"{_counted(len(accesses))}, as many as are loaded: load_checkpoint(directory, model, [one, other])",
+        )
+    for each, access in zip(checkpoint.optimizers, accesses):
+        _require_optimizer(each, access)
+        _require_groups(each, access, names)
+
+
+def _counted(optimizers: int) -> str:
+    return "one optimizer" if optimizers == 1 else f"{optimizers} optimizers"
 
 
 def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> None:
@@ -67,22 +79,22 @@ def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> Non
             )
 
 
-def _require_optimizer(checkpoint: Checkpoint, access: CheckpointAccess) -> None:
+def _require_optimizer(saved: SavedOptimizer, access: CheckpointAccess) -> None:
     moments = {moment.name: name for moment, name in access.names_of_moments()}
-    other_own_step = access.has_own_step and type(access.optimizer).__name__ != checkpoint.optimizer
-    if moments != checkpoint.moments or access.has_own_step != checkpoint.own_step or other_own_step:
+    other_own_step = access.has_own_step and type(access.optimizer).__name__ != saved.optimizer
+    if moments != saved.moments or access.has_own_step != saved.own_step or other_own_step:
         refuse(
-            f"cannot load a checkpoint of {checkpoint.optimizer} into {type(access.optimizer).__name__}: their states differ",
-            needed=f"an optimizer that keeps {_state_kept(checkpoint)}",
+            f"cannot load a checkpoint of {saved.optimizer} into {type(access.optimizer).__name__}: their states differ",
+            needed=f"an optimizer that keeps {_state_kept(saved)}",
         )
 
 
-def _require_groups(checkpoint: Checkpoint, access: CheckpointAccess, names: Mapping[int, str]) -> None:
+def _require_groups(saved: SavedOptimizer, access: CheckpointAccess, names: Mapping[int, str]) -> None:
     groups = [[names[id(parameter)] for parameter in group["params"]] for group in access.optimizer.param_groups]
-    saved = [group["parameters"] for group in checkpoint.groups]
-    if len(groups) != len(saved):
-        refuse(f"the checkpoint has {len(saved)} parameter groups", needed=f"{len(groups)}, the number in the optimizer")
-    for number, (ours, theirs) in enumerate(zip(groups, saved)):
+    groups_saved = [group["parameters"] for group in saved.groups]
+    if len(groups) != len(groups_saved):
+        refuse(f"the checkpoint has {len(groups_saved)} parameter groups", needed=f"{len(groups)}, the number in the optimizer")
+    for number, (ours, theirs) in enumerate(zip(groups, groups_saved)):
         others = sorted(set(ours) ^ set(theirs))
         if others:
             refuse(
@@ -92,7 +104,7 @@ def _require_groups(checkpoint: Checkpoint, access: CheckpointAccess, names: Map
             )
 
 
-def _state_kept(checkpoint: Checkpoint) -> str:
-    if checkpoint.own_step:
-        return f"what {checkpoint.optimizer} keeps"
-    return " and ".join(checkpoint.moments.values()) or "no moments"
+def _state_kept(saved: SavedOptimizer) -> str:
+    if saved.own_step:
+        return f"what {saved.optimizer} keeps"
+    return " and ".join(saved.moments.values()) or "no moments"

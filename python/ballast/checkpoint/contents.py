@@ -10,7 +10,7 @@ from typing import Any
 from ballast import _core
 from ballast.checkpoint.pieces import Piece
 
-VERSION = 1
+VERSION = 2  # of a checkpoint with several optimizers; with one, it is 1
 FOLDER = re.compile(r"step-[0-9]+-[0-9a-f]{8}")
 IDENTITY = re.compile(r"([0-9a-f]{16})?")  # of a training with an outer optimizer
 
@@ -64,30 +64,47 @@ class Extra:
 
 
 @dataclass
-class Checkpoint:
-    """Everything about a checkpoint except the values of its tensors."""
+class SavedOptimizer:
+    """An optimizer of a checkpoint, without its tensors."""
 
     step: int
     skipped: int
+    optimizer: str  # its class
+    moments: dict[str, str]  # torch's names of "momentum" and "variance", as far as it has them
+    groups: list[dict[str, Any]]  # "parameters": names; "options"
+    own_step: bool = False  # its own step makes the updates, with state of its own
+    outer_identity: str = ""  # of a training on several hosts with an outer optimizer; the same on all of them
+
+    @property
+    def parameters(self) -> list[str]:
+        return [name for group in self.groups for name in group["parameters"]]
+
+
+@dataclass
+class Checkpoint:
+    """Everything about a checkpoint except the values of its tensors."""
+
     ranks: int
     folder: str  # next to the manifest, with the files of this checkpoint
-    optimizer: str  # its class
-    moments: dict[str, str]  # torch's names of "momentum" and "variance", as far as the optimizer has them
-    groups: list[dict[str, Any]]  # "parameters": names; "options"
+    optimizers: list[SavedOptimizer]  # at least one
     tensors: dict[str, Tensor]
     indexes: list[dict[str, Any]]  # the name and the seal of each rank's file
-    own_step: bool = False  # the optimizer's own step makes the updates, with state of its own
-    outer_identity: str = ""  # of a training on several hosts with an outer optimizer; the same on all of them
     written_by: str = _core.version
-    format: int = VERSION
     extras: list[Extra] = field(default_factory=list)  # by rank; the ranks' own files describe them
 
+    @property
+    def step(self) -> int:
+        """The most steps that an optimizer has made."""
+        return max(each.step for each in self.optimizers)
+
     def to_json(self) -> dict[str, Any]:
+        """Return the content of the manifest, to which the fields of the first optimizer belong."""
         content = asdict(self)
         del content["extras"]
         for tensor in content["tensors"].values():  # the ranks' own files list the pieces
             del tensor["pieces"]
-        return content
+        first, *others = content.pop("optimizers")
+        return {"format": VERSION, **content, **first, "others": others} if others else {"format": 1, **content, **first}
 
 
 def index_name(rank: int) -> str:

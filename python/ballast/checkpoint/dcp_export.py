@@ -56,12 +56,13 @@ def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, Stor
 
 
 def _of_optimizer(saved: Checkpoint, state: Mapping[str, Mapping[str, StoredTensor]]) -> dict[str, Any]:
+    own_steps = {name for each in saved.optimizers if each.own_step for name in each.parameters}
     of_all: dict[str, dict[str, Any]] = {}
     for name, values in state.items():
         of_all[name] = {key: _planned(value) for key, value in values.items()}
-        if not saved.own_step:
+        if name not in own_steps:
             of_all[name]["step"] = torch.tensor(float(saved.tensors[name].steps), device="cpu")
-    groups = [{"params": group["parameters"], **group["options"]} for group in saved.groups]
+    groups = [{"params": group["parameters"], **group["options"]} for each in saved.optimizers for group in each.groups]
     return {"state": of_all, "param_groups": groups}
 
 

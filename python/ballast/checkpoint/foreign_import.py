@@ -28,8 +28,8 @@ class ForeignImport:
         self._access = access
         self._model = model
         self._agreement = Agreement(access.group, "loading a checkpoint")
-        self._parameters = parameters_by_name(model, access)
-        self._names = parameter_names(model, access)
+        self._parameters = parameters_by_name(model, [access])
+        self._names = parameter_names(model, [access])
         self._buffers = buffers_by_name(model)
         self._moments = {kind.name: name for kind, name in access.names_of_moments()}
         self._current: tuple[str, dict[str, torch.Tensor]] = ("", {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,35 @@ from ballast.checkpoint.custom_state import custom_state
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.ungathered import plain
 from ballast.wrapper.units import Member, names_of
-from ballast.wrapper.unwrap import unwrapped, unwrapped_name
+from ballast.wrapper.unwrap import named_parameters, unwrapped, unwrapped_name
+
+
+def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAccess]:
+    """Return the view of each optimizer: of one, or of all in a list. Refuse to leave out one that trains the model."""
+    accesses = [access_of(each) for each in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])]
+    if not accesses:
+        refuse("cannot save or load a training without optimizers", needed="an optimizer of ballast.wrap(), or a list of them")
+    known = {id(parameter) for access in accesses for _, parameter in access.parameters()}
+    of_siblings = {id(parameter) for access in accesses for parameter in access.parameters_of_siblings()}
+    for name, parameter in named_parameters(model):
+        if id(parameter) not in known and (id(parameter) in of_siblings or trainer_of(parameter) is not None):
+            refuse(
+                "cannot save or load a training without one of its optimizers: another one trains the model too",
+                where=f"parameter {name}",
+                needed="all optimizers of the model in a list, such as ballast.save(directory, model, [one, other])",
+            )
+    ranks = {(access.group.rank, access.group.size) for access in accesses}
+    if len(ranks) > 1 or (len(accesses) > 1 and any(access.outer is not None for access in accesses)):
+        refuse(
+            "cannot save or load these optimizers together: different ranks train with them, or outer= exchanges parameters",
+            needed="optimizers of one model with the same process group",
+        )
+    return accesses
 
 
 def access_of(optimizer: Any) -> CheckpointAccess:
@@ -28,19 +52,29 @@ def access_of(optimizer: Any) -> CheckpointAccess:
     return optimizer._ballast.checkpoint
 
 
-def checkpoints_in(access: CheckpointAccess, directory: Path) -> set[str]:
+def checkpoints_in(accesses: Sequence[CheckpointAccess], directory: Path) -> set[str]:
     """Return the folders of the checkpoints that this training has loaded, saved or replaced in the directory."""
-    return access.checkpoints.setdefault(os.path.realpath(directory), set())
+    return set().union(*(access.checkpoints.get(os.path.realpath(directory), ()) for access in accesses))
 
 
-def of_this_training(access: CheckpointAccess) -> set[str]:
+def know_checkpoints(accesses: Sequence[CheckpointAccess], directory: Path, folders: Collection[str]) -> None:
+    """Remember the folders of the directory from now on, with each optimizer."""
+    for access in accesses:
+        access.checkpoints[os.path.realpath(directory)] = set(folders)
+
+
+def of_this_training(accesses: Sequence[CheckpointAccess]) -> set[str]:
     """Return such folders in all directories, because the user may have copied one to another."""
-    return set().union(*access.checkpoints.values())
+    return set().union(*(folders for access in accesses for folders in access.checkpoints.values()))
 
 
-def parameter_names(model: torch.nn.Module, access: CheckpointAccess) -> dict[int, str]:
-    """Return names by id, of the parameters of the model and of those that only the optimizer has."""
-    return names_of(access.optimizer.param_groups, model)
+def parameter_names(model: torch.nn.Module, accesses: Sequence[CheckpointAccess]) -> dict[int, str]:
+    """Return names by id, of the parameters of the model and of those that only the optimizers have."""
+    return names_of(_groups(accesses), model)
+
+
+def _groups(accesses: Sequence[CheckpointAccess]) -> list[dict[str, Any]]:
+    return [group for access in accesses for group in access.optimizer.param_groups]
 
 
 def require_all_partitioned(access: CheckpointAccess, names: Mapping[int, str]) -> None:
@@ -56,11 +90,10 @@ def require_all_partitioned(access: CheckpointAccess, names: Mapping[int, str]) 
             )
 
 
-def parameters_by_name(model: torch.nn.Module, access: CheckpointAccess) -> dict[str, torch.nn.Parameter]:
-    groups = access.optimizer.param_groups
-    everywhere = [*model.parameters(), *(parameter for group in groups for parameter in group["params"])]
+def parameters_by_name(model: torch.nn.Module, accesses: Sequence[CheckpointAccess]) -> dict[str, torch.nn.Parameter]:
+    everywhere = [*model.parameters(), *(parameter for group in _groups(accesses) for parameter in group["params"])]
     by_id = {id(parameter): parameter for parameter in everywhere}
-    return {name: by_id[number] for number, name in parameter_names(model, access).items()}
+    return {name: by_id[number] for number, name in parameter_names(model, accesses).items()}
 
 
 def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -73,17 +106,20 @@ def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def torch_tensors(model: torch.nn.Module, access: CheckpointAccess, partition: Partition) -> Iterator[TorchTensor]:
+def torch_tensors(
+    model: torch.nn.Module, accesses: Sequence[CheckpointAccess], partitions: Sequence[Partition]
+) -> Iterator[TorchTensor]:
     """Yield the tensors that torch holds, in the same order on all ranks."""
-    names = parameter_names(model, access)
-    partitioned = {id(member.parameter) for member in partition.all_members}
-    for name, parameter in parameters_by_name(model, access).items():
+    names = parameter_names(model, accesses)
+    partitioned = {id(member.parameter) for partition in partitions for member in partition.all_members}
+    for name, parameter in parameters_by_name(model, accesses).items():
         if id(parameter) not in partitioned:
-            yield TorchTensor(name, "frozen", plain(parameter), steps=_steps_of(access, parameter))
-    if access.has_own_step:
-        yield from custom_state(access, partition, names)
-    else:
-        yield from frozen_moments(access, names)
+            yield TorchTensor(name, "frozen", plain(parameter), steps=max(_steps_of(each, parameter) for each in accesses))
+    for access, partition in zip(accesses, partitions):
+        if access.has_own_step:
+            yield from custom_state(access, partition, names)
+        else:
+            yield from frozen_moments(access, names)
     for name, buffer in buffers_by_name(model).items():
         yield TorchTensor(name, "buffer", buffer.detach(), Writers.first)
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from ballast import _core
-from ballast.checkpoint.contents import OUTER, Checkpoint, Tensor
+from ballast.checkpoint.contents import OUTER, Tensor
 from ballast.checkpoint.pieces import Cut
 from ballast.checkpoint.targets import Target
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, moment_name
@@ -60,11 +60,11 @@ class _Reader:
 class OuterLoading:
     """The outer state that is loaded. A checkpoint without it lets the outer optimizer begin with the parameters."""
 
-    def __init__(self, access: CheckpointAccess, checkpoint: Checkpoint, names: Mapping[int, str]):
+    def __init__(self, access: CheckpointAccess, tensors: Mapping[str, Tensor], names: Mapping[int, str], identity: str):
         self._outer = access.outer
-        self._identity = checkpoint.outer_identity
+        self._identity = identity
         self._names = names
-        self._entries = {name: entry for name, entry in checkpoint.tensors.items() if entry.role == OUTER}
+        self._entries = {name: entry for name, entry in tensors.items() if entry.role == OUTER}
         if self._outer is not None and self._entries:
             for _, parameter in access.parameters():
                 name = names[id(parameter)]

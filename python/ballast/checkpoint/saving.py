@@ -4,9 +4,8 @@ checkpoint valid."""
 from __future__ import annotations
 
 import io
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,14 @@ from ballast.checkpoint.folder import (
 from ballast.checkpoint.inventory import (
     checkpoints_in,
     entry_of,
-    entry_of_member,
+    know_checkpoints,
     of_this_training,
     parameter_names,
-    require_all_partitioned,
     torch_tensors,
 )
 from ballast.checkpoint.outer_state import outer_tensors
 from ballast.checkpoint.pieces import slices
+from ballast.checkpoint.saving_part import SavingPart
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
@@ -52,33 +51,31 @@ Chunks = dict[str, list[tuple[int, int, int, str]]]  # by tensor: first element,
 class Saving:
     """Saves one rank's part of one checkpoint. All ranks do this together."""
 
-    def __init__(self, directory: Path, model: torch.nn.Module, access: CheckpointAccess, extra: Any):
+    def __init__(self, directory: Path, model: torch.nn.Module, accesses: Sequence[CheckpointAccess], extra: Any):
         self._directory = directory
-        self._access = access
-        self._group = access.group
-        self._partition = access.partition_now()
-        self._partition.require_not_updated("cannot save the model")
-        self._names = parameter_names(model, access)
+        self._accesses = accesses
+        self._group = accesses[0].group
+        self._parts = [SavingPart(access) for access in accesses]
+        self._names = parameter_names(model, accesses)
         self._agreement = Agreement(self._group, SAVING)
         with self._agreement.attempt():
-            access.require_not_gathered("cannot save a checkpoint")
-            self._partition.require_not_cast()
-            require_all_partitioned(access, self._names)
+            for part in self._parts:
+                part.check(self._names)
             self._extra = packed(extra)
-            self._groups = groups_of(access.optimizer, self._names)
         self._agreement.settle()
-        self._torch_tensors = list(torch_tensors(model, access, self._partition))
-        self._torch_tensors += outer_tensors(access, self._partition, self._names)
-        self._entries = {
-            self._names[id(member.parameter)]: entry_of_member(member, self._partition, access)
-            for member in self._partition.all_members
-        }
+        partitions = [part.partition for part in self._parts]
+        self._torch_tensors = list(torch_tensors(model, accesses, partitions))
+        for access, partition in zip(accesses, partitions):
+            self._torch_tensors += outer_tensors(access, partition, self._names)
+        self._entries: dict[str, Tensor] = {}
+        for part in self._parts:
+            part.look()
+            self._entries.update(part.entries)
         self._entries.update((held.name, entry_of(held)) for held in self._torch_tensors)
-        self._local_parts = [part for number, part in enumerate(self._partition.local_shards()) if self._writes(number)]
         self._locked: CheckpointDirectory | None = None  # on rank 0, which locks the directory for all ranks
 
     def run(self) -> None:
-        folder = folder_name(self._access.steps, self._token())
+        folder = folder_name(max(access.steps for access in self._accesses), self._token())
         try:
             by_first_rank(self._group, SAVING, lambda: self._enter(folder))
             self._begin(folder)
@@ -101,10 +98,11 @@ class Saving:
         """Lock the directory, and refuse to replace the checkpoint of another training."""
         self._locked = CheckpointDirectory(self._directory)
         require_same_model(self._directory, set(self._names.values()))
-        known = checkpoints_in(self._access, self._directory)
-        require_same_history(self._directory, known, of_this_training(self._access))
+        known = checkpoints_in(self._accesses, self._directory)
+        require_same_history(self._directory, known, of_this_training(self._accesses))
         # If this saving fails, either checkpoint may be the current one. The next saving may replace both.
-        known.update(name for name in (folder, manifest.folder_in(self._directory)) if name)
+        also_known = [name for name in (folder, manifest.folder_in(self._directory)) if name]
+        know_checkpoints(self._accesses, self._directory, known.union(also_known))
 
     def _token(self) -> int:
         """Return a number that is the same on all ranks, and another one in every saving."""
@@ -124,10 +122,6 @@ class Saving:
 
     # --- The part of this rank ---
 
-    def _writes(self, number: int) -> bool:
-        """Return whether this rank writes this shard. In stage 0 all ranks keep all shards, so they take turns."""
-        return self._access.options.stage != 0 or number % self._group.size == self._group.rank
-
     def _local_slices(self) -> Iterator[tuple[TorchTensor, int, int]]:
         """Yield the slices of torch's tensors that this rank writes."""
         number = 0
@@ -138,18 +132,11 @@ class Saving:
                 if held.writers is Writers.each or turn == self._group.rank:
                     yield held, first, count
 
-    def _entry(self, part: _core.StatePart) -> tuple[str, Tensor]:
-        name = self._names[id(self._partition.member_of(part).parameter)]
-        return name, self._entries[name]
-
-    def _part_bytes(self, part: _core.StatePart) -> int:
-        _, count = self._partition.member_of(part).of_parameter(part.first, part.count)
-        return self._entry(part)[1].chunk_bytes(count)
-
     def _bytes(self) -> int:
-        parts = [self._part_bytes(part) for part in self._local_parts]
-        parts += [held.tensor.element_size() * count for held, _, count in self._local_slices()]
-        return sum(parts) + INDEX_BYTES * len(parts) + len(self._extra)
+        sizes = [size for part in self._parts for size in part.sizes()]
+        chunks = len(sizes)
+        sizes += [held.tensor.element_size() * count for held, _, count in self._local_slices()]
+        return sum(sizes) + INDEX_BYTES * chunks + len(self._extra)
 
     def _write(self, folder: Path) -> None:
         rank = self._group.rank
@@ -157,15 +144,14 @@ class Saving:
         with self._agreement.attempt():
             writer = _core.CheckpointWriter(str(folder / contents.data_name(rank)))
         self._agreement.settle()
-        mine = {(part.unit, part.tensor, part.first) for part in self._local_parts}
 
-        def look(part: _core.StatePart) -> None:
+        def append(part: _core.StatePart, name: str, elements: tuple[int, int]) -> None:
             with self._agreement.attempt():
-                if self._agreement.error is None and (part.unit, part.tensor, part.first) in mine:
-                    first, count = self._partition.member_of(part).of_parameter(part.first, part.count)
-                    add(chunks, self._entry(part)[0], first, count, writer.append(part))
+                if self._agreement.error is None:
+                    add(chunks, name, *elements, writer.append(part))
 
-        self._partition.visit_shards(look)
+        for saving in self._parts:
+            saving.visit(append)
         with self._agreement.attempt():
             if self._agreement.error is None:
                 read, tensor = None, torch.empty(0, device="cpu")
@@ -190,15 +176,9 @@ class Saving:
         files = [contents.index_name(rank) for rank in range(self._group.size)]
         seals = [manifest.seal_of(manifest.read_bytes(self._directory / folder / file)) for file in files]
         checkpoint = Checkpoint(
-            step=self._access.steps,
-            skipped=self._access.skipped,
             ranks=self._group.size,
             folder=folder,
-            optimizer=type(self._access.optimizer).__name__,
-            moments={moment.name: name for moment, name in self._access.names_of_moments()},
-            groups=self._groups,
-            own_step=self._access.has_own_step,
-            outer_identity=self._access.outer_identity,
+            optimizers=[part.saved() for part in self._parts],
             tensors=self._entries,
             indexes=[{"file": file, "seal": seal} for file, seal in zip(files, seals)],
         )
@@ -237,24 +217,3 @@ def packed(extra: Any) -> bytes:
             remedy="Save a state_dict() instead of an object.",
         )
     return buffer.getvalue()
-
-
-def groups_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[dict[str, Any]]:
-    """Return the parameter groups, with names instead of parameters."""
-    groups = []
-    for number, group in enumerate(optimizer.param_groups):
-        options = {key: unwrapped(value) for key, value in group.items() if key != "params"}
-        try:
-            json.dumps(options)
-        except TypeError as error:
-            refuse(
-                f"cannot save a parameter group: {error}",
-                where=f"param_groups[{number}]",
-                needed="numbers, text, None, and lists and dictionaries of them",
-            )
-        groups.append({"parameters": [names[id(parameter)] for parameter in group["params"]], "options": options})
-    return groups
-
-
-def unwrapped(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

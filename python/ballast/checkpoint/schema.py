@@ -15,6 +15,7 @@ from ballast.checkpoint.contents import (
     VERSION,
     Checkpoint,
     Extra,
+    SavedOptimizer,
     Tensor,
     index_name,
 )
@@ -55,29 +56,41 @@ def require_known_format(content: Json) -> None:
 def checkpoint_of(content: Json) -> Checkpoint:
     """Return the checkpoint that a manifest describes, without the pieces of its tensors."""
     require_known_format(content)
-    step, skipped = content["step"].count(), content["skipped"].count()
+    optimizers = [content, *(content["others"].elements() if content["format"].count() > 1 else ())]
+    step, skipped = (max(each[kind].count() for each in optimizers) for kind in ("step", "skipped"))
     tensors = {name: _tensor(entry, step, skipped) for name, entry in content["tensors"].items()}
     indexes = [_index(entry, rank) for rank, entry in enumerate(content["indexes"].elements())]
     if content["ranks"].count() != len(indexes) or not indexes:
         content["ranks"].refuse(f"{len(indexes)}, the number of indexes, and at least 1")
-    folder, identity = content["folder"], content.get("outer_identity", "")
-    if not IDENTITY.fullmatch(identity.text()):
-        identity.refuse("16 hexadecimal digits, or nothing")
+    folder = content["folder"]
     if not FOLDER.fullmatch(folder.text()):
         folder.refuse("the name of a folder next to the manifest, such as step-12-8c31f0a2")
+    saved = [_optimizer(each, tensors) for each in optimizers]
+    names = [name for each in saved for name in each.parameters]
+    if len(saved) > 1 and len(set(names)) < len(names):
+        fail_malformed(content.file, "a parameter is in the groups of two optimizers")
     return Checkpoint(
-        step=step,
-        skipped=skipped,
         ranks=len(indexes),
         folder=folder.text(),
+        optimizers=saved,
+        tensors=tensors,
+        indexes=indexes,
+        written_by=content.get("written_by", "").text(),
+    )
+
+
+def _optimizer(content: Json, tensors: dict[str, Tensor]) -> SavedOptimizer:
+    identity = content.get("outer_identity", "")
+    if not IDENTITY.fullmatch(identity.text()):
+        identity.refuse("16 hexadecimal digits, or nothing")
+    return SavedOptimizer(
+        step=content["step"].count(),
+        skipped=content["skipped"].count(),
         optimizer=content["optimizer"].text(),
         moments={kind: name.text() for kind, name in content["moments"].items() if _is_moment(kind, name)},
         groups=[_group(entry, tensors) for entry in content["groups"].elements()],
-        tensors=tensors,
-        indexes=indexes,
         own_step=content.get("own_step", False).flag(),
         outer_identity=identity.text(),
-        written_by=content.get("written_by", "").text(),
     )
 
 

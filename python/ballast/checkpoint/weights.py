@@ -162,12 +162,13 @@ def _of_ballast(directory: Path) -> dict[str, StoredTensor]:
 def state_in(directory: Path, checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
     """Return what the optimizer keeps in a checkpoint of Ballast, by parameter and by torch's name. Reads no values."""
     files, latest = manifest.data_files(directory, checkpoint), Latest()
+    moments = {name: saved.moments for saved in checkpoint.optimizers for name in saved.parameters}
     found: dict[str, dict[str, StoredTensor]] = {}
     for name, entry in checkpoint.tensors.items():
         parameter, colon, key = name.rpartition(": ")
         if entry.role == "trained":
             kept = {"momentum": entry.momentum, "variance": entry.variance}
-            for kind, of_torch in checkpoint.moments.items():
+            for kind, of_torch in moments.get(name, {}).items():
                 if kept[kind]:
                     found.setdefault(name, {})[of_torch] = MomentTensor(kind, name, entry, files, latest)
         elif colon and not entry.is_parameter() and entry.role != "buffer":

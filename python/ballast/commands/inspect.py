@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from ballast.checkpoint import manifest
-from ballast.checkpoint.contents import CUSTOM, ROLES, Checkpoint, Tensor
+from ballast.checkpoint.contents import CUSTOM, ROLES, Checkpoint, SavedOptimizer, Tensor
 from ballast.sizes import human_size
 
 EXAMPLE = """\
@@ -33,7 +34,9 @@ def run(chosen: argparse.Namespace) -> int:
     """Print a summary, or everything."""
     checkpoint = manifest.read(chosen.directory)
     if chosen.json:
-        print(json.dumps(asdict(checkpoint), indent=2))
+        content = {**asdict(checkpoint), **checkpoint.to_json(), "tensors": asdict(checkpoint)["tensors"]}
+        del content["optimizers"]
+        print(json.dumps(content, indent=2))
         return 0
     print("\n".join(_summary(checkpoint)))
     if chosen.tensors:
@@ -46,7 +49,7 @@ def run(chosen: argparse.Namespace) -> int:
 def _summary(checkpoint: Checkpoint) -> list[str]:
     lines = [
         f"step        {checkpoint.step}, written by Ballast {checkpoint.written_by} on {_counted(checkpoint.ranks, 'rank')}",
-        f"optimizer   {checkpoint.optimizer}; {_state_kept(checkpoint)}",
+        *(f"optimizer   {saved.optimizer}; {_state_kept(saved, checkpoint.tensors)}" for saved in checkpoint.optimizers),
     ]
     for role in ROLES:
         tensors = [tensor for tensor in checkpoint.tensors.values() if tensor.role == role]
@@ -54,17 +57,19 @@ def _summary(checkpoint: Checkpoint) -> list[str]:
             elements = sum(tensor.elements for tensor in tensors)
             size = human_size(sum(piece.bytes for tensor in tensors for piece in tensor.pieces))
             lines.append(f"{role:<12}{_counted(len(tensors), 'tensor')}, {_counted(elements, 'element')}, {size}")
-    for number, group in enumerate(checkpoint.groups):
+    for number, group in enumerate(group for saved in checkpoint.optimizers for group in saved.groups):
         known = group["options"]
         options = ", ".join(f"{key}={known[key]}" for key in ("lr", "betas", "weight_decay") if key in known)
         lines.append(f"group {number:<6}{_counted(len(group['parameters']), 'parameter')}: {options}")
     return lines
 
 
-def _state_kept(checkpoint: Checkpoint) -> str:
-    if not checkpoint.own_step:
-        return f"moments: {', '.join(checkpoint.moments.values()) or 'none'}"
-    keys = {name.rpartition(": ")[2] for name, tensor in checkpoint.tensors.items() if tensor.role in CUSTOM}
+def _state_kept(saved: SavedOptimizer, tensors: Mapping[str, Tensor]) -> str:
+    if not saved.own_step:
+        return f"moments: {', '.join(saved.moments.values()) or 'none'}"
+    own = set(saved.parameters)
+    names = [name.rpartition(": ") for name, tensor in tensors.items() if tensor.role in CUSTOM]
+    keys = {key for parameter, _, key in names if parameter in own}
     return f"state of its own step: {', '.join(sorted(keys)) or 'none'}"
 
 

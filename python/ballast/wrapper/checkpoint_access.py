@@ -42,6 +42,12 @@ class CheckpointAccess:
     def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
         return self._plans.wrapped.parameters()
 
+    def parameters_of_siblings(self) -> Iterator[torch.nn.Parameter]:
+        """Yield the parameters that other optimizers of the model have."""
+        for sibling in self._plans.wrapped.siblings():
+            for _, parameter in sibling.parameters():
+                yield parameter
+
     def names(self) -> dict[int, str]:
         return self._plans.wrapped.names()
 

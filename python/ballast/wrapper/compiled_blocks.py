@@ -15,12 +15,13 @@ Begin = Callable[[torch.nn.Module], None]
 
 
 class CompiledBlocks:
-    """The compiled modules inside a model with parameters of one unit. Others keep their hooks, which cut graphs."""
+    """The compiled modules inside a model with parameters of one unit. Others keep their hooks, which cut graphs. `members` are
+    those of one optimizer."""
 
     def __init__(self, model: torch.nn.Module, members: Mapping[int, Member]):
         self._blocks: dict[torch.nn.Module, tuple[torch.nn.Module, int]] = {}  # by the module that is called: inside, and unit
         for inside, called in compiled_modules(model):
-            units = {members[id(each)].unit for each in inside.parameters()}
+            units = {members[id(each)].unit for each in inside.parameters() if id(each) in members}
             if inside is not model and called is not model and len(units) == 1:
                 self._blocks[called] = (inside, units.pop())
         self._inside = {id(module) for inside, _ in self._blocks.values() for module in inside.modules()}

@@ -4,7 +4,7 @@ keeps it."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from ballast.wrapper.deferred_init import history_of, inputs_from_outside, value
 from ballast.wrapper.gpu import current_device
 from ballast.wrapper.managed_parameter import (
     ManagedParameter,
+    ParameterOwner,
     Recorded,
     Unknown,
     managed,
@@ -45,6 +46,19 @@ class DeferredParameters:
 
     def __init__(self, starter: weakref.ref[TrainingStarter]):
         self._starter = starter
+        self._taken_over: list[tuple[ManagedParameter, ParameterOwner]] = []  # with the owners that they had
+
+    def take_over(self, found: ManagedParameter) -> None:
+        """Own a parameter without values in place of its owner: of an optimizer that is gone, or that does not train it."""
+        assert found.owner is not None
+        self._taken_over.append((found, found.owner))
+        found.owner = self
+
+    def give_back(self) -> None:
+        """Undo take_over()."""
+        for found, owner in self._taken_over:
+            found.owner = owner
+        self._taken_over = []
 
     def _live(self) -> TrainingStarter:
         starter = self._starter()
@@ -152,12 +166,15 @@ def require_expected(model: torch.nn.Module, provided: Iterable[torch.Tensor]) -
 def defer(
     model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, owner: DeferredParameters
 ) -> None:
-    """Make `owner` the owner of the parameters without memory. All ranks do this together."""
-    known = _all_of(model, trained)
+    """Make `owner` the owner of the parameters without memory. All ranks do this together. Another optimizer of the model
+    keeps those that it owns already, except for the ones that are trained here."""
+    trained = [*trained]
+    known, own = _all_of(model, trained), {id(parameter) for parameter in trained}
     for parameter in known:
         found = managed(parameter)
-        if found is not None and found.is_without_values and found.owner is not None and found.owner.is_gone:
-            found.owner = owner
+        if found is not None and found.is_without_values and found.owner is not None:
+            if found.owner.is_gone or id(parameter) in own:
+                owner.take_over(found)
     deferred = {id(parameter): parameter for parameter in known if parameter.is_meta}
     if not deferred:
         return
@@ -172,6 +189,7 @@ def defer(
 
 def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], owner: DeferredParameters) -> None:
     """Undo defer(): parameters are on the meta device again, and remember how their values are made."""
+    owner.give_back()
     for parameter in _all_of(model, trained):
         found = managed(parameter)
         if found is None or found.owner is not owner:
@@ -210,15 +228,18 @@ def _leave_meta_device(parameter: torch.nn.Parameter, owner: DeferredParameters)
     found.defer(owner)
 
 
-def make_unpartitioned(model: torch.nn.Module, partitioned: Iterable[torch.nn.Parameter]) -> None:
-    """Make the values of parameters that are not partitioned, in torch's memory. Refuse buffers without values."""
+def make_unpartitioned(
+    model: torch.nn.Module, partitioned: Iterable[torch.nn.Parameter], keeps: Callable[[torch.Tensor], bool]
+) -> None:
+    """Make the values of parameters that are not partitioned, in torch's memory, as far as `keeps` accepts them. Refuse
+    buffers without values."""
     others = {id(parameter) for parameter in partitioned}
     for name, buffer in named_buffers(model):
         if buffer.is_meta:
             refuse_to_begin(name)
     for name, parameter in named_parameters(model):
         found = managed(parameter)
-        if id(parameter) in others or found is None or not found.is_without_values:
+        if id(parameter) in others or found is None or not found.is_without_values or not keeps(parameter):
             continue
         if found.lacks_values:
             refuse_to_begin(name)

@@ -19,6 +19,7 @@ _MOST_PLACES = 1000  # to remember: slices of changing sizes would add up
 class Place(NamedTuple):
     """The place of a view of a parameter."""
 
+    key: object  # of the gatherer whose unit it is: each optimizer of a model has one
     unit: int
     member: int  # of the unit
     size: tuple[int, ...]
@@ -30,8 +31,9 @@ class Place(NamedTuple):
 class GatheredViews:
     """The views, the places in them, and whether tensors other than these views share the memory."""
 
-    def __init__(self, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
+    def __init__(self, key: object, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
         self.tensors = tensors
+        self._key = key
         self._members = members
         storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]
         self._users = [(storage, users_of_storage(storage)) for storage in storages]  # with these tensors alone
@@ -60,7 +62,7 @@ class GatheredViews:
             if 0 <= offset < view.nbytes and tensor.dtype == view.dtype:
                 size, stride = tuple(tensor.shape), tensor.stride()
                 is_whole = offset == 0 and (size, stride) == (tuple(view.shape), view.stride())
-                return Place(member.unit, number, size, stride, offset // view.element_size(), is_whole)
+                return Place(self._key, member.unit, number, size, stride, offset // view.element_size(), is_whole)
         return None
 
     def cast_of(self, member: int, dtype: torch.dtype) -> torch.Tensor:
@@ -86,4 +88,4 @@ class GatheredViews:
                 )
 
 
-NO_VIEWS = GatheredViews((), ())
+NO_VIEWS = GatheredViews(None, (), ())

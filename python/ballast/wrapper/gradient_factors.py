@@ -28,7 +28,11 @@ class GradientFactors:
         self._by_member[member] = self.of(member) * factor
 
     def of(self, member: int) -> float:
+        """Return the factor of one gradient, without that of all."""
         return self._by_member.get(member, 1.0)
+
+    def total_of(self, member: int) -> float:
+        return self._of_all * self.of(member)
 
     def agreed(self, taken: Collection[int]) -> float:
         """Return the one factor of all gradients. `taken` has the members whose gradients this rank has. All ranks call

@@ -155,7 +155,8 @@ def _cast(gradient: TakenGradient, **_: Any) -> NoReturn:
 
 
 def _unscale(gradients: Sequence[TakenGradient], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
-    if not gradients[0].taker.all_finite():
+    of_takers = [taker.all_finite() for taker in dict.fromkeys(gradient.taker for gradient in gradients)]
+    if not all(of_takers):
         found_inf.fill_(1.0)
     _foreach_mul(gradients, inverse_scale)
 

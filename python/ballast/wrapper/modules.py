@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 import torch
@@ -12,11 +12,15 @@ from ballast.wrapper.units import Member, UnitOfMembers, is_opaque, numbered, re
 from ballast.wrapper.unwrap import named_parameters
 
 
-def units_of_model(model: torch.nn.Module, trained: Iterable[Member], kinds: Iterable[str]) -> list[UnitOfMembers]:
-    """Return units of all parameters of the model. Those that are not trained are frozen."""
+def units_of_model(
+    model: torch.nn.Module, trained: Iterable[Member], kinds: Iterable[str], keeps: Callable[[torch.Tensor], bool]
+) -> list[UnitOfMembers]:
+    """Return units of all parameters of the model that `keeps` accepts. Those that are not trained are frozen."""
     by_id = {id(member.parameter): member for member in trained}
     members = []
     for name, parameter in named_parameters(model):
+        if not keeps(parameter):
+            continue
         member = by_id.get(id(parameter))
         require_known(parameter, name, trained=member is not None)
         members.append(member or Member(parameter, name, None, is_opaque=is_opaque(parameter)))
@@ -41,7 +45,7 @@ def units_of_modules(
     model: torch.nn.Module, members: Sequence[Member], kinds: Iterable[str]
 ) -> list[UnitOfMembers]:
     """Return one unit for each block, and one for each other module with parameters of its own, in order of
-    declaration.
+    declaration. Other parameters of the model than these members are left out.
 
     Modules that share a parameter are one unit. `kinds` are the class names of blocks; without them repeated blocks are
     found.
@@ -52,7 +56,7 @@ def units_of_modules(
     merged: list[list[Member]] = []
     for module in [*blocks, *(each for each in model.modules())]:
         own = module.parameters() if module in blocks else module.parameters(recurse=False)
-        _add([by_id[id(parameter)] for parameter in own], owners, merged)
+        _add([by_id[id(parameter)] for parameter in own if id(parameter) in by_id], owners, merged)
     units = [unit for group in merged for unit in _by_dtype(group)]
     position = {id(member): number for number, member in enumerate(members)}
     units.sort(key=lambda unit: position[id(unit.members[0])])

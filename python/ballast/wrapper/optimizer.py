@@ -78,6 +78,11 @@ class WrappedOptimizer(Optimizer):
         """Add a group as to any optimizer, also between steps."""
         self._ballast.plans.require_open("call add_param_group()")
         super().add_param_group(param_group)
+        try:
+            self._ballast.require_addable(self.param_groups[-1]["params"])
+        except BaseException:
+            self.param_groups.pop()
+            raise
         self._ballast.plans.watch()
 
     def state_dict(self) -> dict[str, Any]:

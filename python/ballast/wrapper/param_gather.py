@@ -36,14 +36,15 @@ class ParamGather:
         units: Sequence[UnitOfMembers],
     ):
         self.group = group
+        self._model = weakref.ref(model)
         self.units = UnitGather(core, units, options, warns=group.rank == 0)
         self._saved = SavedTensors(self.units)
         self._compiled = CompiledBlocks(model, self.units.members)
-        self._blocks = GatherBlocks(weakref.ref(model), group, core, self.units, self._saved)
+        self._blocks = GatherBlocks(self._model, group, core, self.units, self._saved)
         self._hooks = [
             hook
             for module in model.modules()
-            if module is model or self._unit_of(module) is not None
+            if self._is_watched(module)
             for hook in self._watch(module)
         ]
         self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
@@ -103,8 +104,9 @@ class ParamGather:
     # --- Modules ---
 
     def _unit_of(self, module: torch.nn.Module) -> int | None:
-        """Return the unit of the module's own parameters, if it has any."""
-        own = next(module.parameters(recurse=False), None)
+        """Return the unit of the module's own parameters, if this optimizer keeps any of them."""
+        members = self.units.members
+        own = next((each for each in module.parameters(recurse=False) if id(each) in members), None)
         return None if own is None else self.units.member_of(own).unit
 
     def _watch(self, module: torch.nn.Module) -> list[Any]:
@@ -113,7 +115,11 @@ class ParamGather:
         return [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
 
     def enter(self, module: torch.nn.Module) -> None:
-        self._saved.beginning_with(self._unit_of(module))(module)
+        if self._is_watched(module):
+            self._saved.beginning_with(self._unit_of(module))(module)
+
+    def _is_watched(self, module: torch.nn.Module) -> bool:
+        return module is self._model() or self._unit_of(module) is not None
 
     # --- As the residence of a partition ---
 

@@ -22,6 +22,7 @@ _MOST_VIEWS = 8  # of a view; a parameter is at the end of a short chain
 class CastPlace(NamedTuple):
     """The place of a view in a cast of a parameter."""
 
+    key: object  # of the gatherer whose unit it is
     unit: int
     member: int  # of the unit
     dtype: torch.dtype
@@ -30,9 +31,11 @@ class CastPlace(NamedTuple):
     offset: int  # elements, from the cast's first
 
 
-def place_in_cast(tensor: torch.Tensor, members: Mapping[int, Member]) -> CastPlace | None:
+def place_in_cast(tensor: torch.Tensor, members: Mapping[int, Member], key: object) -> CastPlace | None:
     """Return the place of a tensor that is a cast of one of these parameters (by id), or a view of such a cast; None if it
-    is not known to be one. The graph of autograd shows it, so a cast of a frozen parameter is not found."""
+    is not known to be one. `key` is that of the parameters' gatherer.
+
+    The graph of autograd shows it, so a cast of a frozen parameter is not found."""
     cast = base_of(tensor)
     if cast.grad_fn is None or cast.grad_fn.name() != _CAST:
         return None
@@ -43,7 +46,7 @@ def place_in_cast(tensor: torch.Tensor, members: Mapping[int, Member]) -> CastPl
     if member is None or parameter is None or not _has_all(cast, parameter):
         return None
     return CastPlace(
-        member.unit, member.tensor, cast.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        key, member.unit, member.tensor, cast.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
     )
 
 

@@ -189,7 +189,7 @@ class Partition(ShardedState):
             self._agree()
             self._norms = self._core.tensor_norms(loss_scale=1.0)
         place = self._members[member]
-        return self._norms[place.unit][place.tensor] * abs(self._factors.of(member))
+        return self._norms[place.unit][place.tensor] * abs(self._factors.total_of(member))
 
     def all_finite(self) -> bool:
         """Return whether all gradients of all ranks are finite, so that all ranks return the same."""
@@ -200,6 +200,7 @@ class Partition(ShardedState):
 
     def scale_all(self, factor: float) -> None:
         self._factors.scale_all(factor)
+        self._norm_tensors = NormTensors()
 
     def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         return self._norm_tensors.take(member, (device, dtype), self._norms_of_all)

@@ -49,7 +49,8 @@ class Planner:
         self._requested = self._requested.with_formats(self.options.formats)  # a training keeps its formats
         units, is_full = self.units(members, self.options.stage), self.options.keeps_full_parameters
         if (model := self._wrapped.model) is not None:
-            make_unpartitioned(model, (member.parameter for unit in units for member in unit.members))
+            partitioned = (member.parameter for unit in units for member in unit.members)
+            make_unpartitioned(model, partitioned, self._wrapped.keeps())
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
         group = self.ranks.of_data
@@ -96,7 +97,7 @@ class Planner:
 
     def units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
         if stage == 3:
-            return units_of_model(self._wrapped.required_model, members, self.options.units)
+            return units_of_model(self._wrapped.required_model, members, self.options.units, self._wrapped.keeps())
         return units_of(members)
 
     def step_inputs(self) -> StepInputs:

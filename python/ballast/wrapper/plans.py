@@ -146,6 +146,8 @@ class Plans:
 
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
         self.current = self._migration.hand_over(make)
+        if not self.planner.options.keeps_full_parameters:
+            self.wrapped.holds = frozenset(id(member.parameter) for member in self.current.all_members)
         self._hooks.remove_from_modules()
         if self.planner.options.keeps_full_parameters and not self.planner.options.overlap_gathers:
             self._hooks.leave_graphs_whole()

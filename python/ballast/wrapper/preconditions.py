@@ -1,9 +1,7 @@
-"""Conditions for training: no other optimizer trains the parameters, ranks begin with the same values, a run resumes as
-it began."""
+"""Conditions for training: ranks begin with the same values, a run resumes as it began."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Iterable
 
 import torch
@@ -11,7 +9,6 @@ import torch
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.collectives import broadcast_initial_values
-from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.units import Member, has_foreign_class
 from ballast.wrapper.unwrap import named_parameters
@@ -27,31 +24,6 @@ def require_parameters_of(model: torch.nn.Module | None, mine: Collection[torch.
         refuse(
             f"cannot wrap the optimizer: none of its {len(mine)} parameters is in the model",
             needed="an optimizer that was made from model.parameters() of this model",
-        )
-
-
-def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor], stage: int | None) -> None:
-    """Refuse parameters that another wrapped optimizer trains, whose hooks would take the gradients. Stage 3 gathers
-    the whole model, so there it refuses another optimizer of any of the model's parameters."""
-    ids = {id(each) for each in mine}
-
-    def of_others() -> str | None:
-        for name, parameter in named_parameters(model) if model is not None else ():
-            other = trainer_of(parameter)
-            if other is not None and (id(parameter) in ids or 3 in (stage, other.stage)):
-                return name
-        return None
-
-    if of_others() is None:
-        return
-    gc.collect()  # a cycle of references may be all that keeps the other one
-    name = of_others()
-    if name is not None:
-        refuse(
-            "cannot wrap the optimizer: another wrapped optimizer trains its model",
-            where=f"parameter {name}",
-            needed="one wrapped optimizer for all of a model's parameters in stage 3, and for each of them below",
-            remedy="Call close() of the other one before; or one optimizer with parameter groups.",
         )
 
 

@@ -19,15 +19,21 @@ from ballast.wrapper.gathered_views import Place
 from ballast.wrapper.parameter_casts import CastPlace, place_in_cast
 from ballast.wrapper.unit_gather import UnitGather
 
+_KEYS = "ballast_keys"  # an attribute of a function that packs: the gatherers whose parameters it and its outer hooks know
+
+
+def _knows(hooks: SavedTensorHooks | None, key: object) -> bool:
+    return hooks is not None and key in getattr(hooks[0], _KEYS, ())
+
 
 class SavedTensors:
-    """Hooks of autograd that are active while modules run, and inside gather()."""
+    """Hooks of autograd that are active while modules run, and inside gather(). If a model has several optimizers, the hooks of
+    one pass on the parameters of another."""
 
     def __init__(self, gather: UnitGather):
         self._gather = gather
         self._outermost = self._hooks(None)
         self._calls: list[bool] = []  # of those that have not ended: whether hooks were pushed for it
-        self._pushed: list[SavedTensorHooks] = []  # for these calls
 
     @property
     def is_in_call(self) -> bool:
@@ -35,7 +41,7 @@ class SavedTensors:
 
     def beginning_with(self, unit: int | None) -> Callable[[torch.nn.Module], None]:
         """Return the function that begins a call of a module with this unit."""
-        gather, calls, pushed = self._gather, self._calls, self._pushed
+        gather, calls = self._gather, self._calls
 
         def begin(module: torch.nn.Module) -> None:
             if gather.before_use is not None:
@@ -47,19 +53,17 @@ class SavedTensors:
             if unit is not None:
                 gather.open(unit)
             outer = top_saved_tensor_hooks()
-            if outer is not None and pushed and outer[0] is pushed[-1][0]:
+            if _knows(outer, gather.key):
                 calls.append(False)
                 return
             hooks = self._outermost if outer is None else self._hooks(outer)
             push_saved_tensor_hooks(*hooks)
             calls.append(True)
-            pushed.append(hooks)
 
         return begin
 
     def end_call(self, _: torch.nn.Module | None = None) -> None:
         if self._calls and self._calls.pop():  # without any, the call was refused before it began
-            self._pushed.pop()
             pop_saved_tensor_hooks()
 
     def end_all_calls(self) -> None:
@@ -88,7 +92,7 @@ class SavedTensors:
                 if place is not None:
                     return place
                 tensor = tensor.clone()  # other values will be in this memory
-            elif tensor.dtype is not views.dtype and (in_cast := place_in_cast(tensor, members)) is not None:
+            elif tensor.dtype is not views.dtype and (in_cast := place_in_cast(tensor, members, gather.key)) is not None:
                 if in_cast.unit == gather.open_unit:
                     gather.casts.add(in_cast.member, base_of(tensor))
                 return in_cast
@@ -97,14 +101,14 @@ class SavedTensors:
             return tensor if outer is None else outer[0](tensor)
 
         def unpack(saved: Any) -> torch.Tensor:
-            if type(saved) is Place:
+            if type(saved) is Place and saved.key is gather.key:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
                 values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
                 if saved.is_whole:
                     return values
                 return values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
-            if type(saved) is CastPlace:
+            if type(saved) is CastPlace and saved.key is gather.key:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
                 is_full = unit in gather.full
@@ -113,4 +117,5 @@ class SavedTensors:
             there: torch.Tensor = saved if outer is None else outer[1](saved)
             return there
 
+        setattr(pack, _KEYS, (gather.key, *(() if outer is None else getattr(outer[0], _KEYS, ()))))
         return pack, unpack

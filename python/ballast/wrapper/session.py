@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -25,6 +25,7 @@ from ballast.wrapper.planner import Planner
 from ballast.wrapper.plans import Plans
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.session_hooks import SessionHooks
+from ballast.wrapper.sharing import require_own, require_shareable
 from ballast.wrapper.throughput import Throughput, used_parameters
 from ballast.wrapper.updates import State, Updates
 from ballast.wrapper.wrapped import Wrapped
@@ -66,7 +67,8 @@ class Session:
             preconditions.require_model_of_calls(model)
         mine = [each for _, each in wrapped.parameters()]
         preconditions.require_parameters_of(model, mine)
-        preconditions.require_untrained(model, mine, self.stage)
+        require_shareable(wrapped, self)
+        wrapped.join()
         defer(model, mine, self.group, self._deferred)
         self.plans.watch()
         self._activations = offload_activations_of(model, mine, self.options.activations)  # below the hooks of stage 3
@@ -162,6 +164,10 @@ class Session:
         if torch.is_grad_enabled() or self.plans.current is None:
             self.before_forward(module)
 
+    def require_addable(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Refuse parameters of another optimizer in a new group."""
+        require_own("cannot add a parameter group", self._wrapped, self, parameters)
+
     def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]:
         """Keep writes inside the block to parameters that are full, or not partitioned yet."""
         watcher = self.plans.current if self.options.keeps_full_parameters else None
@@ -254,6 +260,7 @@ class Session:
         if together and self.plans.current is not None:
             self.plans.current.require_not_gathered("cannot close the optimizer")
         self._hooks.remove()
+        self._wrapped.leave()
         if self._activations is not None:
             self._activations.remove()
         try:

@@ -30,6 +30,7 @@ class UnitGather:
         self, core: _core.Training, units: Sequence[UnitOfMembers], options: _core.TrainingOptions, *, warns: bool
     ):
         self._core = core
+        self.key = object()  # of places in these units
         self._gathers_codes = core.gathers_codes
         self._gpu, self._stream = options.gpu, options.stream
         self._warns = warns  # one rank warns of views that outlive their parameter
@@ -87,7 +88,7 @@ class UnitGather:
         if key not in self._views:
             with torch.inference_mode(False):  # they are used in training, too
                 tensors = views_in(memory, self.units[unit], self._begins[unit], members)
-                self._views[key] = GatheredViews(members, tensors)
+                self._views[key] = GatheredViews(self.key, members, tensors)
         self.now = self._views[key]
         self.open_unit, self._is_exact = unit, exact
         for each, view in zip(self._of_unit[unit], self.now.tensors):

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from ballast.wrapper import preconditions
+from ballast.wrapper.hooks import trainer_of
+from ballast.wrapper.options import WrapOptions
+from ballast.wrapper.siblings import Sibling, join, leave, optimizers_of
 from ballast.wrapper.units import names_of
 
 
 class Wrapped:
     """Refers to both weakly: the optimizer owns the session, and the session owns this object."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None):
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions):
         self._optimizer = weakref.ref(optimizer)
         self._model = None if model is None else weakref.ref(model)
+        self.options = options  # as they were given
+        self.holds: frozenset[int] = frozenset()  # ids of the parameters of which stage 3 keeps shards
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -45,6 +50,38 @@ class Wrapped:
 
     def trained(self) -> list[tuple[int, torch.nn.Parameter]]:
         return [(number, each) for number, each in self.parameters() if each.requires_grad]
+
+    # --- The other optimizers of the model ---
+
+    def join(self) -> None:
+        """Let the other optimizers of the model know this one."""
+        if (model := self.model) is not None:
+            join(model, self)
+
+    def leave(self) -> None:
+        if (model := self.model) is not None:
+            leave(model, self)
+
+    def siblings(self) -> list[Sibling]:
+        """Return the other optimizers of the model, in the order in which they were wrapped."""
+        return [each for each in self._optimizers() if each is not self]
+
+    def _optimizers(self) -> list[Sibling]:
+        return [] if (model := self.model) is None else optimizers_of(model)
+
+    def keeps(self) -> Callable[[torch.Tensor], bool]:
+        """Return the function that says whether a parameter of the model is this optimizer's to keep: its own ones are. Those
+        that no optimizer has are kept by the one that was wrapped first."""
+        own = {id(parameter) for _, parameter in self.parameters()}
+        of_others = {id(parameter) for sibling in self.siblings() for _, parameter in sibling.parameters()}
+        is_first = self._optimizers()[:1] in ([], [self])
+
+        def keep(parameter: torch.Tensor) -> bool:
+            if id(parameter) in own:
+                return True
+            return is_first and id(parameter) not in of_others and trainer_of(parameter) is None
+
+        return keep
 
     def names(self) -> dict[int, str]:
         return names_of(self.optimizer.param_groups, self.model)

@@ -6,6 +6,7 @@ WrappedOptimizer: `optimizer = ballast.wrap(optimizer, model)` keeps the type of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ParamSpec, Protocol, overload
 
 import torch
@@ -50,6 +51,11 @@ class WrappedRprop(WrappedOptimizer, torch.optim.Rprop): ...
 
 class Wrap(Protocol[Options]):
     """`ballast.wrap()`. `Options` are its parameters after the optimizer."""
+
+    @overload
+    def __call__(
+        self, optimizers: Sequence[torch.optim.Optimizer], /, *_: Options.args, **__: Options.kwargs
+    ) -> list[WrappedOptimizer]: ...
 
     @overload
     def __call__(self, optimizer: torch.optim.AdamW, /, *_: Options.args, **__: Options.kwargs) -> WrappedAdamW: ...

@@ -33,3 +33,7 @@ mine: torch.optim.Optimizer = Mine(model.parameters(), {})
 mine = ballast.wrap(mine)
 mine.offload(parameters=False)
 train(mine).close()
+
+one, other = ballast.wrap([torch.optim.SGD(model.parameters(), lr=0.1), mine], model, stage=3)
+one.step()
+ballast.save("checkpoints", model, [one, other])

@@ -73,6 +73,12 @@ def of_index(*path, **how):
     return at(*path, of_index=True, **how)
 
 
+def of_two_optimizers(content, index):
+    """Let two optimizers have the same parameters."""
+    fields = ("step", "skipped", "optimizer", "moments", "groups")
+    content.update(format=2, others=[{field: content[field] for field in fields}])
+
+
 W, CHUNK = "0.weight", ("chunks", "0.weight", 0)
 CHANGES = {
     "a list": lambda content, index: [],
@@ -115,6 +121,8 @@ CHANGES = {
     "state of frozen": at("tensors", "0.bias", "momentum", value=True),
     "momentum": at("tensors", W, "momentum", value="yes"),
     "steps": at("tensors", W, "steps", value=HUGE - 1),
+    "format of several": at("format", value=2),
+    "a parameter of two optimizers": of_two_optimizers,
     "indexes": at("indexes", value={}),
     "an index": at("indexes", 0, value="rank-00000.json"),
     "index above": at("indexes", 0, "file", value="../rank-00000.json"),

@@ -184,7 +184,7 @@ def values_in(directory: str | Path) -> Values:
     for name, entry in checkpoint.tensors.items():
         target: Target
         if entry.role == "trained":
-            moments = {kind: torch.zeros(entry.shape) for kind in checkpoint.moments}
+            moments = {kind: torch.zeros(entry.shape) for saved in checkpoint.optimizers for kind in saved.moments}
             values[name] = torch.zeros(entry.shape)
             values.update((f"{name}/{kind}", moment) for kind, moment in moments.items())
             target = TrainedTensor(name, entry, values[name], moments)
