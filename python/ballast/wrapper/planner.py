@@ -52,6 +52,7 @@ class Planner:
             make_unpartitioned(model, (member.parameter for unit in units for member in unit.members))
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
+        options.set_join_notes(self.updates.join_notes)
         group = self.ranks.of_data
         reside: Any
         if is_full:
