@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <ranges>
 #include <sstream>
 
@@ -18,8 +19,6 @@
 
 namespace ballast {
 namespace {
-
-enum class Place : std::uint8_t { nothing, own, elsewhere };
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -75,7 +74,7 @@ class Takeover {
     on_all_ranks(world_, [&] {
       for (const RecordFiles& files : files_) {
         const bool is_mine_to_lock = files.rank >= world_.size() && files.rank % world_.size() == own_.rank();
-        if (is_mine_to_lock) locks_.emplace_back(files.directory(first_drive_, own_.name()));
+        if (is_mine_to_lock) locks_.try_emplace(files.rank, files.directory(first_drive_, own_.name()));
       }
     });
   }
@@ -298,7 +297,7 @@ class Takeover {
   const std::filesystem::path& first_drive_;
   std::vector<RecordFiles> files_{};   // that this rank sees
   std::vector<SeenRecords> seen_{};    // by all ranks
-  std::vector<offload::DirectoryLock> locks_{};
+  std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
 };
 
 }  // namespace

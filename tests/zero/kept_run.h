@@ -1,6 +1,8 @@
 // Trainings of a named run, on threads as ranks, for the tests of resuming.
 #pragma once
 
+#include <ballast/tensor_state.h>
+
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
