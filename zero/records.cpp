@@ -157,7 +157,8 @@ void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool h
 }
 
 // A commit can exist without all of its records, so this takes the newest one whose records no rank lacks.
-std::optional<offload::CommitPoint> Records::go_to_common_point(const OwnRun& run, RankHistory mine, Communicator& world) {
+std::optional<offload::CommitPoint> Records::go_to_common_point(const OwnRun& run, RankHistory mine,
+                                                                Communicator& world) {
   while (true) {
     const auto point = common_point(histories_of_all(world, mine), run.name());
     if (!point) return {};

@@ -59,12 +59,7 @@ std::span<std::byte> EarlierRecords::read(std::size_t rank, std::size_t record) 
 
 Resharding::Resharding(const OwnRun& own, const WholeRun& run, const RecordedState& state, EarlierRecords& records,
                        Communicator& world)
-    : own_(own),
-      run_(run),
-      state_(state),
-      records_(records),
-      world_(world),
-      names_(names_in_runs(own.plan.model())) {
+    : own_(own), run_(run), state_(state), records_(records), world_(world), names_(names_in_runs(own.plan.model())) {
   for (std::size_t rank = 0; rank < world.size(); ++rank) {
     for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
       if (!sees(rank, shard)) receivers_.insert(rank);
@@ -138,8 +133,7 @@ std::vector<Resharding::Move> Resharding::moves_into(std::size_t record, std::si
   const std::size_t shard = shard_of(own_.plan.placement(), rank);
   const Range& range = layout.tiles[tile];
   std::vector<Move> moves;
-  for (const TensorPart& part :
-       tensors_in(own_.plan.model().units[unit], layout, layout.trained, shard, range)) {
+  for (const TensorPart& part : tensors_in(own_.plan.model().units[unit], layout, layout.trained, shard, range)) {
     for (const RecordedState::Part& from : state_.parts_of(names_[unit][part.tensor], part.range)) {
       moves.push_back({from, part.in_shard - range.first + from.range.first - part.range.first});
     }

@@ -68,7 +68,7 @@ std::optional<WholeRun> newest_of(Seen members) {
     auto copies = copies_at(commit, members);
     if (std::ranges::any_of(copies, [](const auto& of_shard) { return of_shard.empty(); })) continue;
     const auto [made_in, digest] = group_of(members.front());
-    return WholeRun{made_in,     digest, members.front().placement, commit.point, commit.step, std::move(copies)};
+    return WholeRun{made_in, digest, members.front().placement, commit.point, commit.step, std::move(copies)};
   }
   return {};
 }
@@ -211,7 +211,8 @@ std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by)
   SeenRecords each{.seen_by = seen_by};
   std::size_t commits = 0;
   while (numbers >> each.files.rank >> each.files.made_in >> each.run_id >> each.digest >> each.lacks_records >>
-         each.is_described >> each.placement.shards >> each.placement.replicas >> each.placement.parameter_replicas >> commits) {
+         each.is_described >> each.placement.shards >> each.placement.replicas >> each.placement.parameter_replicas >>
+         commits) {
     each.commits.resize(commits);
     for (auto& [point, step] : each.commits)
       numbers >> point.incarnation >> point.number >> step;

@@ -30,7 +30,8 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 class Takeover {
  public:
-  Takeover(const OwnRun& own, Communicator& world) : own_(own), world_(world), first_drive_(own.options.directories.front()) {}
+  Takeover(const OwnRun& own, Communicator& world)
+      : own_(own), world_(world), first_drive_(own.options.directories.front()) {}
 
   RecordFiles settle() {
     on_all_ranks(world_, [&] { files_ = record_files_on(first_drive_, own_.name()); });
@@ -49,7 +50,7 @@ class Takeover {
   }
 
  private:
-  // --- The usual case: each rank finds its own records, or no rank any.
+  // --- The usual case: each rank finds its own records, or no rank finds any.
 
   bool all_in_place(RecordFiles& opened) {
     std::vector<std::int64_t> made_in(world_.size());  // plus 2; 0: nothing; 1: elsewhere
@@ -60,7 +61,7 @@ class Takeover {
       });
       const bool is_own = here.size() == 1 && here[0].rank == own_.rank() &&
                           found_in(here[0])->shape.content_digest == own_.shape.content_digest;
-      made_in[own_.rank()] = here.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
+      made_in[own_.rank()] = files_.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
       opened.made_in = is_own ? here[0].made_in : 0;
     });
     world_.all_reduce(made_in);
@@ -175,8 +176,9 @@ class Takeover {
     require(!difference, Code::run_mismatch, [&] {
       return Problem{.what = fmt::format("cannot resume run \"{}\": it has {}, but this training has {}", own_.name(),
                                          difference->one, difference->other),
-                     .remedy = "Resume with the model and the optimizer that began the run; or give the run another "
-                               "name. Nothing was changed."};
+                     .remedy =
+                         "Resume with the model and the optimizer that began the run; or give the run another "
+                         "name. Nothing was changed."};
     });
     auto state = RecordedState::of(lines, own_.plan.names());
     require(state.has_value(), Code::run_mismatch, [&] { return unreadable(); });
@@ -184,10 +186,11 @@ class Takeover {
   }
 
   Problem unreadable() const {
-    return {.what = fmt::format("cannot resume run \"{}\" on other ranks: its description is not as this version of "
-                                "Ballast writes it",
-                                own_.name()),
-            .remedy = "Resume with the training that began the run; or give the run another name. Nothing was changed."};
+    return {
+        .what = fmt::format("cannot resume run \"{}\" on other ranks: its description is not as this version of "
+                            "Ballast writes it",
+                            own_.name()),
+        .remedy = "Resume with the training that began the run; or give the run another name. Nothing was changed."};
   }
 
   offload::RecordShape shape_of(const WholeRun& run, const RecordedState& state) const {
@@ -267,9 +270,9 @@ class Takeover {
 
   void log_takeover(const WholeRun& run, const Described& described) const {
     if (own_.options.log == nullptr || own_.rank() > 0) return;
-    own_.options.log->info(fmt::format("takes over run \"{}\" ({:#x}) after step {} from {} rank{}, with state format {}",
-                                       own_.name(), seen_.front().run_id, run.step, run.ranks(),
-                                       run.ranks() == 1 ? "" : "s", name(described.format)));
+    own_.options.log->info(
+        fmt::format("takes over run \"{}\" ({:#x}) after step {} from {} rank{}, with state format {}", own_.name(),
+                    seen_.front().run_id, run.step, run.ranks(), run.ranks() == 1 ? "" : "s", name(described.format)));
   }
 
   // --- The end.
@@ -295,8 +298,8 @@ class Takeover {
   const OwnRun& own_;
   Communicator& world_;
   const std::filesystem::path& first_drive_;
-  std::vector<RecordFiles> files_{};   // that this rank sees
-  std::vector<SeenRecords> seen_{};    // by all ranks
+  std::vector<RecordFiles> files_{};                       // that this rank sees
+  std::vector<SeenRecords> seen_{};                        // by all ranks
   std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
 };
 

@@ -62,9 +62,10 @@ void bind_options(py::module_& module) {
       .def_readwrite("state", &BindingOptions::state)
       .def_readwrite("directories", &BindingOptions::directories)
       .def_readwrite("run", &BindingOptions::run)
-      .def("set_join_notes", &set_join_notes, py::arg("join"),
-           "Set what makes the note of a run that other ranks began, from the notes of all of them and the place of each "
-           "trained parameter in these.")
+      .def(
+          "set_join_notes", &set_join_notes, py::arg("join"),
+          "Set what makes the note of a run that other ranks began, from the notes of all of them and the place of each "
+          "trained parameter in these.")
       .def_readwrite("format", &BindingOptions::format)
       .def_readwrite("gradient_format", &BindingOptions::gradient_format)
       .def_readwrite("tile_elements", &BindingOptions::tile_elements)

@@ -47,8 +47,7 @@ TEST_CASE("each element of each trained tensor is where the ranks that wrote the
               return each.on_drive && each.unit == unit && each.tile == tile;
             });
             REQUIRE(home != plan.program().homes.end());
-            CHECK(home->range.first + part.in_tile ==
-                  plan.layout().units[unit].tensor_begin[i] + part.range.first);
+            CHECK(home->range.first + part.in_tile == plan.layout().units[unit].tensor_begin[i] + part.range.first);
             CHECK(part.in_tile + part.range.count <= home->range.count);
           }
           CHECK(elements == tensor.elements());

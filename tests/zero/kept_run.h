@@ -30,7 +30,8 @@ struct KeptRun {
   Model model = two_layers();
   std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.02}};
   std::size_t ranks = 2;
-  std::vector<std::string> hosts{};  // by rank: the folder that only ranks of this host see; empty: all see the directory
+  std::vector<std::string>
+      hosts{};  // by rank: the folder that only ranks of this host see; empty: all see the directory
   bool shows_values = false;
   std::size_t data = 0;  // which data it trains on
   TrainingOptions options = {.stage = 3, .state = all_in(Tier::nvme), .tile_elements = 128};
@@ -43,8 +44,7 @@ struct TensorValues {
   std::vector<float> variance{};
   bool operator==(const TensorValues&) const = default;
 
-  explicit TensorValues(std::size_t elements = 0)
-      : master(elements), momentum(elements), variance(elements) {}
+  explicit TensorValues(std::size_t elements = 0) : master(elements), momentum(elements), variance(elements) {}
 
   TileMemory memory() {
     const auto bytes = [](std::vector<float>& values) { return reinterpret_cast<std::byte*>(values.data()); };

@@ -46,7 +46,8 @@ TEST_CASE("what a rank sees is told to others as it is") {
 }
 
 TEST_CASE("the newest step that all ranks of a run have counts") {
-  const std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{1, 6, 5}, {1, 5, 4}}), seen(0, 1, 2, 0, {{1, 5, 4}, {1, 4, 3}})};
+  const std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{1, 6, 5}, {1, 5, 4}}),
+                                     seen(0, 1, 2, 0, {{1, 5, 4}, {1, 4, 3}})};
   const auto run = newest_whole_run(all, "mine");
   REQUIRE(run.has_value());
   CHECK(run->step == 4);
@@ -80,7 +81,8 @@ TEST_CASE("a rank reads the records that it sees itself, else those of the lowes
 
 TEST_CASE("one copy of each shard is enough") {
   std::vector<SeenRecords> all{seen(0, 1, 2, 0, {{1, 6, 5}})};
-  CHECK_THROWS_WITH(newest_whole_run(all, "mine"), Contains("B1009") && Contains("no rank finds the records of rank 0"));
+  CHECK_THROWS_WITH(newest_whole_run(all, "mine"),
+                    Contains("B1009") && Contains("no rank finds the records of rank 0"));
   all[0].placement = {.shards = 1, .replicas = 2};
   CHECK(newest_whole_run(all, "mine")->step == 5);
 }
@@ -92,7 +94,8 @@ TEST_CASE("a run that has made no step begins again, unless its records are dama
   all[0].commits.clear();
   all[0].lacks_records = true;
   all.push_back(seen(0, 1, 2, 0, {}));
-  CHECK_THROWS_WITH(newest_whole_run(all, "mine"), Contains("B3202") && Contains("rank 0 has no commit, and records that"));
+  CHECK_THROWS_WITH(newest_whole_run(all, "mine"),
+                    Contains("B3202") && Contains("rank 0 has no commit, and records that"));
 }
 
 TEST_CASE("records whose description is missing are not taken over") {

@@ -27,7 +27,8 @@ Model several_units() {
 
 // The same parameters in one unit for each format, in another order.
 Model in_two_units() {
-  return {{{.name = "half", .tensors = {{"b", {3}}, {"w", {700}}, {"weight", {30, 29}}, {"fixed", {450}, 0, true}, {"empty", {0}}}},
+  return {{{.name = "half",
+            .tensors = {{"b", {3}}, {"w", {700}}, {"weight", {30, 29}}, {"fixed", {450}, 0, true}, {"empty", {0}}}},
            {.name = "single", .dtype = DType::fp32, .tensors = {{"gain", {50}}}}}};
 }
 
@@ -92,17 +93,15 @@ struct Change {
 
 std::vector<Change> changes() {
   std::vector<Change> changes{
-      {"fewer ranks", run_of(3), run_of(2)},      {"more ranks", run_of(2), run_of(3)},
-      {"one rank", run_of(2), run_of(1)},         {"many ranks", run_of(1), run_of(5)},
-      {"from 2 to 3", run_of(3, 2), run_of(2)},   {"from 3 to 2", run_of(2), run_of(3, 2)},
-      {"to stage 0", run_of(3), run_of(2, 0)},    {"from stage 0", run_of(2, 0), run_of(3)},
-      {"other tiles", run_of(2), run_of(2)},      {"other units", run_of(3, 2), run_of(2)},
-      {"parameters too", run_of(3), run_of(2)},   {"copies of the parameters", run_of(2), run_of(4)},
+      {"fewer ranks", run_of(3), run_of(2)},    {"more ranks", run_of(2), run_of(3)},
+      {"one rank", run_of(2), run_of(1)},       {"many ranks", run_of(1), run_of(5)},
+      {"from 2 to 3", run_of(3, 2), run_of(2)}, {"from 3 to 2", run_of(2), run_of(3, 2)},
+      {"to stage 0", run_of(3), run_of(2, 0)},  {"from stage 0", run_of(2, 0), run_of(3)},
+      {"other tiles", run_of(2), run_of(2)},    {"other units", run_of(3, 2), run_of(2)},
+      {"parameters too", run_of(3), run_of(2)}, {"copies of the parameters", run_of(2), run_of(4)},
       {"no more copies", run_of(4), run_of(3)},
   };
-  const auto named = [&](std::string_view what) -> Change& {
-    return *std::ranges::find(changes, what, &Change::what);
-  };
+  const auto named = [&](std::string_view what) -> Change& { return *std::ranges::find(changes, what, &Change::what); };
   named("other tiles").after.options.tile_elements = 128;
   named("other units").after.model = in_two_units();
   named("parameters too").after.options.parameters = all_in(Tier::nvme);
@@ -131,9 +130,9 @@ TEST_CASE("a run continues on other ranks, in other stages, units and tiles, wit
 }
 
 TEST_CASE("a run continues in other state formats as a checkpoint does") {
-  for (const auto& [before, after] : {std::pair(StateFormat::split, StateFormat::compact),
-                                     std::pair(StateFormat::four_bit, StateFormat::fp32),
-                                     std::pair(StateFormat::compact, StateFormat::four_bit)}) {
+  for (const auto& [before, after] :
+       {std::pair(StateFormat::split, StateFormat::compact), std::pair(StateFormat::four_bit, StateFormat::fp32),
+        std::pair(StateFormat::compact, StateFormat::four_bit)}) {
     CAPTURE(name(before), name(after));
     const TemporaryDirectory directory;
     KeptRun run = run_of(3);
@@ -162,8 +161,12 @@ TEST_CASE("ranks read records on other hosts through the ranks there") {
   KeptRun run = run_of(3);
   run.hosts = {"a", "a", "b"};
   const Ended before = begun(run, directory);
-  for (const std::vector<std::string>& hosts :
-       {std::vector<std::string>{"b", "a"}, {"b", "a", "a", "b"}, {"a", "b", "b", "a"}, {"b", "a", "c"}, {"a", "b"}}) {
+  for (const std::vector<std::string>& hosts : {std::vector<std::string>{"b", "a"},
+                                                {"b", "a", "a", "b"},
+                                                {"a", "b", "b", "a"},
+                                                {"b", "a", "c"},
+                                                {"c", "b", "a"},
+                                                {"a", "b", "c", "c"}}) {
     CAPTURE(hosts);
     run.hosts = hosts;
     run.ranks = hosts.size();
@@ -203,7 +206,7 @@ TEST_CASE("a run that moves keeps its notes") {
     return std::string(reinterpret_cast<const char*>(note.data()), note.size());
   };
   run.options.drives = {.directories = {run.directory}, .run = "mine"};
-  const auto on_ranks = [&](std::size_t ranks, const std::function<void(Training& training, std::size_t rank)>& look) {
+  const auto on_ranks = [&](std::size_t ranks, const std::function<void(Training & training, std::size_t rank)>& look) {
     CHECK(failures_of_ranks(ranks, [&](Communicator& world) {
             Training training(run.model, world, run.rules, run.options);
             training.start(initial_parameters());

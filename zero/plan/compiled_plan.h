@@ -37,7 +37,9 @@ class CompiledPlan {
 
   std::size_t tiles_on_drive() const { return records_.size(); }
   std::size_t record_of(std::size_t unit, std::size_t tile) const;  // its index among them
-  std::pair<std::size_t, std::size_t> tile_of(std::size_t record) const { return records_.at(record); }  // unit and tile
+  std::pair<std::size_t, std::size_t> tile_of(std::size_t record) const {
+    return records_.at(record);
+  }  // unit and tile
 
  private:
   Model model_;

@@ -49,7 +49,9 @@ std::vector<RecordedState::Part> RecordedState::parts_of(const std::string& name
       const std::size_t in_shard = owned.in_shard + done;
       const std::size_t tile = in_shard / layout.tile_elements;
       const std::size_t count = std::min(owned.range.count - done, layout.tiles[tile].end() - in_shard);
-      parts.push_back({owned.rank, first_record_[unit] + tile, in_shard - layout.tiles[tile].first,
+      parts.push_back({owned.rank,
+                       first_record_[unit] + tile,
+                       in_shard - layout.tiles[tile].first,
                        {owned.range.first + done, count}});
       done += count;
     }

@@ -28,7 +28,7 @@ class RecordedState {
 
   const Described& described() const { return described_; }
   offload::RecordShape shape() const { return blocks_.shape(tiles_.size()); }  // without run and rank
-  std::vector<std::string> trained() const;  // names_in_runs(), in the order of units
+  std::vector<std::string> trained() const;                                    // names_in_runs(), in the order of units
   std::vector<Part> parts_of(const std::string& name, Range range) const;
   TileMemory tile(std::size_t record, std::byte* payload) const;
 
@@ -38,8 +38,8 @@ class RecordedState {
   Described described_;
   Layout layout_;
   Blocks blocks_;
-  std::vector<std::pair<std::size_t, std::size_t>> tiles_;  // of each record: unit and tile
-  std::vector<std::size_t> first_record_;                   // by unit
+  std::vector<std::pair<std::size_t, std::size_t>> tiles_;              // of each record: unit and tile
+  std::vector<std::size_t> first_record_;                               // by unit
   std::map<std::string, std::pair<std::size_t, std::size_t>> tensors_;  // trained ones by name: unit and tensor
 };
 
