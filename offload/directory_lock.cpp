@@ -17,8 +17,6 @@
 namespace ballast::offload {
 namespace {
 
-constexpr const char* lock_name = "ballast.lock";
-
 // The text for a process that finds the directory locked.
 std::string text_of_this_process() {
   std::array<char, 256> host{};

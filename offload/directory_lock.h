@@ -10,6 +10,8 @@
 
 namespace ballast::offload {
 
+inline constexpr const char* lock_name = "ballast.lock";
+
 // Holds the directory's `ballast.lock` from construction to release. The kernel unlocks it when the process ends in any
 // way. Forked children that are still running do not keep the lock and cannot release it, because they do not get its
 // descriptor.

@@ -3,37 +3,18 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/random.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <sstream>
 
-#include "offload/sealed_text.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
+#include "zero/run_takeover.h"
 
 namespace ballast {
 namespace {
-
-constexpr std::string_view description_title = "Ballast run description, version 1";
-
-void write_description(const std::filesystem::path& file, const std::vector<std::string>& lines) {
-  offload::write_sealed_text(file, fmt::format("{}\n{}\n", description_title, fmt::join(lines, "\n")));
-}
-
-// Returns no lines if the file is missing or damaged.
-std::vector<std::string> read_description(const std::filesystem::path& file) {
-  std::istringstream text(offload::read_sealed_text(file).value_or(""));
-  std::string line;
-  if (!std::getline(text, line) || line != description_title) return {};
-  std::vector<std::string> lines;
-  while (std::getline(text, line))
-    lines.push_back(line);
-  return lines;
-}
 
 // Never returns 0, which means no run.
 std::uint64_t random_id() {
@@ -80,10 +61,6 @@ std::uint64_t drawn_by_first(Communicator& world) {
   return std::bit_cast<std::uint64_t>(id);
 }
 
-std::filesystem::path directory_in(const std::filesystem::path& drive, const std::string& run, std::size_t rank) {
-  return drive / fmt::format("{}-rank-{}", run, rank);
-}
-
 bool is_true_on_any(Communicator& world, bool mine) {
   std::int64_t ranks = mine ? 1 : 0;
   world.all_reduce({&ranks, 1});
@@ -94,8 +71,14 @@ bool is_true_on_any(Communicator& world, bool mine) {
 
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
   std::vector<std::int64_t> of_ranks(world.size());
-  const auto drive = directory_in(options.directories.front(), options.run, world.rank());
-  of_ranks[world.rank()] = static_cast<std::int64_t>(largest_tile(read_description(drive / description_name)));
+  const std::filesystem::path& drive = options.directories.front();
+  on_all_ranks(world, [&] {
+    for (const RecordFiles& files : record_files_on(drive, options.run)) {
+      if (files.rank != world.rank()) continue;
+      const auto lines = read_run_description(files.directory(drive, options.run) / files.description_name());
+      of_ranks[world.rank()] = std::max(of_ranks[world.rank()], static_cast<std::int64_t>(largest_tile(lines)));
+    }
+  });
   world.all_reduce(of_ranks);
   return static_cast<std::size_t>(std::ranges::max(of_ranks));
 }
@@ -115,9 +98,9 @@ Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOpti
       add_drive(directory, options);
     store_.emplace(offload::RecordStore::scratch(shape, drives_, files));
   } else {
-    Run run{options.run, describe(plan), shape, files};
+    OwnRun run{.plan = plan, .options = options, .description = describe(plan), .shape = shape, .files = files};
     run.shape.content_digest = digest_of(run.description);
-    open_run(std::move(run), world, options);
+    open_run(std::move(run), world);
   }
 }
 
@@ -126,20 +109,25 @@ void Records::add_drive(const std::filesystem::path& directory, const RecordOpti
   drives_.push_back({directory, queues_.back().get()});
 }
 
-void Records::open_run(Run run, Communicator& world, const RecordOptions& options) {
-  RankHistory mine;
+void Records::open_run(OwnRun run, Communicator& world) {
+  const RecordOptions& options = run.options;
   on_all_ranks(world, [&] {
     for (const std::filesystem::path& directory : options.directories) {
       std::filesystem::create_directories(directory);
-      add_drive(kept_.emplace_back(directory_in(directory, options.run, world.rank())).path(), options);
+      const RecordFiles files{.rank = run.rank()};
+      add_drive(kept_.emplace_back(files.directory(directory, options.run)).path(), options);
     }
-    mine = look(run);
   });
+  run.queues = queues();
+  const RecordFiles files = settle_run(run, world);
+  run.files.name = files.name();
+  RankHistory mine;
+  on_all_ranks(world, [&] { mine = look(run); });
   const std::vector<RankHistory> ranks = histories_of_all(world, mine);
-  const auto known_id = run_id_of(ranks, run.name);
-  common_point(ranks, run.name);  // throws before anything is written
+  const auto known_id = run_id_of(ranks, run.name());
+  common_point(ranks, run.name());  // throws before anything is written
   run.shape.run_id = known_id ? *known_id : drawn_by_first(world);
-  on_all_ranks(world, [&] { open_or_create(run, mine.has_files); });
+  on_all_ranks(world, [&] { open_or_create(run, files, mine.has_files); });
   const auto point = go_to_common_point(run, mine, world);
   found_ = point.has_value();
   const std::uint64_t incarnation = next_incarnation(ranks);
@@ -148,51 +136,31 @@ void Records::open_run(Run run, Communicator& world, const RecordOptions& option
   options.log->info(
       found_ ? fmt::format("resumes run \"{}\" ({:#x}) after step {}: commit {} of incarnation {}; this is "
                            "incarnation {}",
-                           run.name, run.shape.run_id, store_->step(), point->number, point->incarnation, incarnation)
-             : fmt::format("begins run \"{}\" ({:#x}), incarnation {}", run.name, run.shape.run_id, incarnation));
+                           run.name(), run.shape.run_id, store_->step(), point->number, point->incarnation, incarnation)
+             : fmt::format("begins run \"{}\" ({:#x}), incarnation {}", run.name(), run.shape.run_id, incarnation));
 }
 
-// Returns the history of the run on this rank's drives. Throws if a different training began it, or if it belongs to
-// another rank.
-RankHistory Records::look(const Run& run) const {
+// Returns the history of the run on this rank's drives, whose records are this training's.
+RankHistory Records::look(const OwnRun& run) const {
   const auto found = offload::RecordStore::look(drives_, run.files);
-  if (!found) return {};
-  require(found->shape.rank == run.shape.rank, Code::run_mismatch, [&] {
-    return Problem{
-        .what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", run.name, found->shape.rank),
-        .where = drives_.front().directory.string(),
-        .needed = fmt::format("that of rank {}", run.shape.rank),
-        .remedy = "Give every rank its own directories. Nothing was changed."};
-  });
-  if (found->shape.content_digest == run.shape.content_digest) return history_of(found);
-  const std::vector<std::string> began_with = read_description(description_file());
-  const bool is_known = digest_of(began_with) == found->shape.content_digest;
-  const auto difference = first_difference(began_with, run.description);
-  fail(Code::run_mismatch,
-       {.what = is_known && difference ? fmt::format("cannot resume run \"{}\": it has {}, but this training has {}",
-                                                     run.name, difference->one, difference->other)
-                                       : fmt::format("cannot resume run \"{}\": another training began it", run.name),
-        .where = is_known ? drives_.front().directory.string()
-                          : fmt::format("{} (the difference is unknown: {} is missing or damaged)",
-                                        drives_.front().directory.string(), description_file().filename().string()),
-        .remedy = "Resume with the training that began the run; or give the run another name, where "
-                  "ballast.load_checkpoint() takes over a checkpoint of other ranks, stages and formats. Nothing was "
-                  "changed."});
+  return found ? history_of(found) : RankHistory{};
 }
 
 // Writes the description first: files without one would be refused without a reason.
-void Records::open_or_create(const Run& run, bool has_files) {
-  if (!has_files || read_description(description_file()) != run.description) {
-    write_description(description_file(), run.description);
+void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files) {
+  const std::filesystem::path description = run.description_file(files);
+  if (!has_files || read_run_description(description) != run.description) {
+    write_run_description(description, run.description);
   }
   store_.emplace(has_files ? offload::RecordStore::open(run.shape, drives_, run.files)
                            : offload::RecordStore::create(run.shape, drives_, run.files));
 }
 
 // A commit can exist without all of its records, so this takes the newest one whose records no rank lacks.
-std::optional<offload::CommitPoint> Records::go_to_common_point(const Run& run, RankHistory mine, Communicator& world) {
+std::optional<offload::CommitPoint> Records::go_to_common_point(const OwnRun& run, RankHistory mine,
+                                                                Communicator& world) {
   while (true) {
-    const auto point = common_point(histories_of_all(world, mine), run.name);
+    const auto point = common_point(histories_of_all(world, mine), run.name());
     if (!point) return {};
     const bool is_here = store_->go_to(*point);
     if (!is_here) mine.drop(*point);

@@ -7,16 +7,13 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/own_run.h"
 #include "zero/run_history.h"
 
 namespace ballast {
-
-inline constexpr std::string_view description_name = "state.description";  // of the file that describes a run
 
 // The largest tile of a run that the drives hold, the same on all ranks; 0 where there is none. All ranks call together.
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options);
@@ -25,8 +22,8 @@ std::size_t tile_of_run(Communicator& world, const RecordOptions& options);
 // existing run is not changed.
 class Records {
  public:
-  // Resumes from the newest commit that all ranks have, if the run has begun; else creates files. Refuses a run that a different
-  // training began (other parameters, ranks, stage, format or rule): B1009, with the first difference.
+  // Resumes from the newest commit that all ranks have, if the run has begun; else creates files. Takes over the records of other
+  // ranks, or of another stage, format or tile: see run_takeover.h. Refuses a run of other parameters or another rule (B1009).
   Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options);
 
   offload::RecordStore& store() { return *store_; }
@@ -34,20 +31,11 @@ class Records {
   bool found() const { return found_; }
 
  private:
-  // This training's run, for comparison with the one on the drives.
-  struct Run {
-    const std::string& name;
-    std::vector<std::string> description;
-    offload::RecordShape shape;
-    offload::StoreOptions files;
-  };
-
   void add_drive(const std::filesystem::path& directory, const RecordOptions& options);
-  void open_run(Run run, Communicator& world, const RecordOptions& options);
-  RankHistory look(const Run& run) const;
-  void open_or_create(const Run& run, bool has_files);
-  std::optional<offload::CommitPoint> go_to_common_point(const Run& run, RankHistory mine, Communicator& world);
-  std::filesystem::path description_file() const { return drives_.front().directory / description_name; }
+  void open_run(OwnRun run, Communicator& world);
+  RankHistory look(const OwnRun& run) const;
+  void open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files);
+  std::optional<offload::CommitPoint> go_to_common_point(const OwnRun& run, RankHistory mine, Communicator& world);
 
   std::vector<offload::RunDirectory> kept_;
   std::vector<std::unique_ptr<offload::IoQueue>> queues_;

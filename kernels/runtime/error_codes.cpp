@@ -30,8 +30,8 @@ constexpr std::array codes{
         Code::run_mismatch, "run_mismatch",
         "The run on the drives differs from the one that this job trains, or the ranks' directories do not belong "
         "together.",
-        "Start the job with the model, ranks and options that began the run, or give the run another name. Nothing "
-        "has been changed."},
+        "Start the job with the model and the optimizer that began the run, where all of its records can be reached; or "
+        "give the run another name. Nothing has been changed."},
     CodeInfo{
         Code::older_format, "older_format",
         "An older Ballast wrote the file, in a format that this version no longer reads.",

@@ -422,6 +422,7 @@ class TrainingOptions:
     verify: int
     wire: Wire
     def __init__(self) -> None: ...
+    def set_join_notes(self, join: Callable[[list[bytes], list[int]], bytes]) -> None: ...
 
 class StepMetrics(TypedDict):
     seconds: float

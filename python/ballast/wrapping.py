@@ -107,8 +107,9 @@ def wrap(
                         other use of a parameter, waits for those that it needs
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
-    run                 a name under which drives keep state and parameters: the same training (model, ranks, stage,
-                        formats, optimizer) resumes after its last step, `optimizer.steps`; another one is refused
+    run                 a name under which drives keep state and parameters: a training of the same model and optimizer
+                        resumes after its last step, `optimizer.steps`, on any number of ranks, in any stage and format; another
+                        one is refused
     outer               lets each host train on its own, and exchange parameters with the others every N steps:
                         `outer=ballast.DiLoCo(every=64)`. Its memory is part of `memory`
     process_group       the ranks that share this training

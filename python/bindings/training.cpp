@@ -36,6 +36,22 @@ py::object dict_of(const Straggler& straggler) {
   return named;
 }
 
+void set_join_notes(BindingOptions& options, py::function join) {
+  const std::shared_ptr<py::function> kept(new py::function(std::move(join)), [](const py::function* function) {
+    const py::gil_scoped_acquire lock;
+    delete function;
+  });
+  options.join_notes = [kept](const EarlierNotes& notes) {
+    const py::gil_scoped_acquire lock;
+    py::list of_ranks;
+    for (const std::vector<std::byte>& note : notes.of_ranks)
+      of_ranks.append(py::bytes(reinterpret_cast<const char*>(note.data()), note.size()));
+    const auto joined = (*kept)(of_ranks, notes.places).cast<std::string>();
+    const auto bytes = std::as_bytes(std::span(joined));
+    return std::vector<std::byte>(bytes.begin(), bytes.end());
+  };
+}
+
 void bind_options(py::module_& module) {
   py::class_<BindingOptions>(module, "TrainingOptions")
       .def(py::init<>())
@@ -46,6 +62,10 @@ void bind_options(py::module_& module) {
       .def_readwrite("state", &BindingOptions::state)
       .def_readwrite("directories", &BindingOptions::directories)
       .def_readwrite("run", &BindingOptions::run)
+      .def(
+          "set_join_notes", &set_join_notes, py::arg("join"),
+          "Set what makes the note of a run that other ranks began, from the notes of all of them and the place of each "
+          "trained parameter in these.")
       .def_readwrite("format", &BindingOptions::format)
       .def_readwrite("gradient_format", &BindingOptions::gradient_format)
       .def_readwrite("tile_elements", &BindingOptions::tile_elements)

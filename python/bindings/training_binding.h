@@ -29,6 +29,7 @@ struct BindingOptions {
   Spread state{};
   std::vector<std::string> directories{};
   std::string run;
+  std::function<std::vector<std::byte>(const EarlierNotes&)> join_notes{};  // acquires Python's lock itself
   StateFormat format = StateFormat::fp32;
   GradientFormat gradient_format = GradientFormat::fp32;
   std::size_t tile_elements = 0;              // 0: the library chooses

@@ -70,6 +70,72 @@ TEST_CASE("descriptions distinguish stages only where they differ") {
   CHECK(stage(3, 1) == "stage 3");
 }
 
+TEST_CASE("what a description says is read as it was written") {
+  PlanOptions options = options_of(3, 4);
+  options.placement.parameter_replicas = 2;
+  options.format = StateFormat::compact;
+  Model model = odd_model();
+  model.units[1].tensors[0].name = "a name [3] with words";
+  const auto found = read_description(described(model, options));
+  REQUIRE(found.has_value());
+  CHECK(found->placement.shards == 4);
+  CHECK(found->placement.replicas == 1);
+  CHECK(found->placement.parameter_replicas == 2);
+  CHECK_FALSE(found->placement.full_parameters);
+  CHECK(found->rule == "AdamW");
+  CHECK(found->format == StateFormat::compact);
+  CHECK(found->tile_elements == std::vector<std::size_t>{128, 128, 0, 0, 128, 128});
+  REQUIRE(found->model.units.size() == model.units.size());
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    CHECK(found->model.units[unit].name == model.units[unit].name);
+    CHECK(found->model.units[unit].dtype == model.units[unit].dtype);
+    REQUIRE(found->model.units[unit].tensors.size() == model.units[unit].tensors.size());
+    for (std::size_t i = 0; i < model.units[unit].tensors.size(); ++i) {
+      const Tensor& read = found->model.units[unit].tensors[i];
+      const Tensor& written = model.units[unit].tensors[i];
+      CHECK(read.name == written.name);
+      CHECK(read.shape == written.shape);
+      CHECK(read.frozen == written.frozen);
+    }
+  }
+  CHECK(read_description(described(model, options_of(0, 3)))->placement.replicas == 3);
+}
+
+TEST_CASE("lines that no description has are not read as one") {
+  const std::vector<std::string> lines = described(odd_model(), options_of(3, 2));
+  for (std::size_t line = 0; line < lines.size(); ++line) {
+    if (lines[line].starts_with("parameter weight tied")) continue;
+    CAPTURE(lines[line]);
+    std::vector<std::string> changed = lines;
+    changed[line] = "0 " + changed[line];
+    const auto found = read_description(changed);
+    const bool is_stage = line == 1;  // every stage below 3 has its own words
+    CHECK((is_stage || !found.has_value()));
+  }
+  CHECK_FALSE(read_description({}).has_value());
+  CHECK_FALSE(read_description(std::span(lines).first(lines.size() - 1)).has_value());
+}
+
+TEST_CASE("a training has to have the parameters and the rule of a run that it takes over") {
+  const auto run = read_description(described(odd_model(), options_of(3, 2)));
+  REQUIRE(run.has_value());
+  Model model = odd_model();
+  std::swap(model.units[1], model.units[4]);
+  model.units[0].dtype = DType::fp32;
+  CHECK_FALSE(first_obstacle(*run, model, "AdamW").has_value());
+  CHECK(first_obstacle(*run, model, "Adam")->one == "the update rule AdamW");
+  model.units[0].tensors[0].shape = {29, 30};
+  CHECK(first_obstacle(*run, model, "AdamW")->other == "parameter weight [29, 30]");
+  model = odd_model();
+  model.units[2].tensors[0].shape = {3, 111};
+  CHECK(first_obstacle(*run, model, "AdamW")->other == "frozen parameter frozen.w [3, 111]");
+  for (Unit& unit : model.units)
+    std::erase_if(unit.tensors, [](const Tensor& tensor) { return tensor.frozen; });
+  const auto without_frozen = first_obstacle(*run, model, "AdamW");
+  CAPTURE(without_frozen ? without_frozen->one : "", without_frozen ? without_frozen->other : "");
+  CHECK_FALSE(without_frozen.has_value());
+}
+
 TEST_CASE("the first difference is the first line that differs or that one side lacks") {
   using Lines = std::vector<std::string>;
   CHECK_FALSE(first_difference(Lines{"a", "b"}, Lines{"a", "b"}).has_value());

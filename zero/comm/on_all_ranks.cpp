@@ -10,6 +10,8 @@
 #include <sstream>
 #include <vector>
 
+#include "zero/comm/texts.h"
+
 namespace ballast {
 namespace {
 
@@ -60,16 +62,14 @@ Failure failure_from(const std::string& text) {
 void on_all_ranks(Communicator& world, const std::function<void()>& work) {
   if (world.size() == 1) return work();
   const std::optional<Failure> own = failure_of(work);
-  std::string text = own ? to_text(*own) : std::string();
+  const std::string text = own ? to_text(*own) : std::string();
   std::vector<std::int64_t> bytes(world.size());  // of each rank's message
   bytes[world.rank()] = static_cast<std::int64_t>(text.size());
   world.all_reduce(bytes);
   const auto first = std::ranges::find_if(bytes, [](std::int64_t each) { return each > 0; });
   if (first == bytes.end()) return;
   const auto rank = static_cast<std::size_t>(first - bytes.begin());
-  text.resize(static_cast<std::size_t>(*first));
-  world.broadcast(View(reinterpret_cast<std::byte*>(text.data()), text.size(), DType::u8), rank);
-  Failure failure = failure_from(text);
+  Failure failure = failure_from(broadcast_text(world, text, rank));
   std::string& where = failure.problem.where;
   where = where.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {}: {}", rank, where);
   fail(failure.code, failure.problem);

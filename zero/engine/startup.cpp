@@ -108,16 +108,14 @@ void Startup::fill_on_host(const Home& home, const ParameterSource& source, Stag
 
 void Startup::fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) const {
   const DType dtype = dtype_of(home);
-  const BlockSizes sizes = plan().blocks().in_record(home.unit);
   const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = parts_.records->block(record);
-  std::vector<std::byte> elsewhere(sizes.parameter > 0 ? 0 : home.range.count * byte_size(dtype));
-  const View parameters(elsewhere.empty() ? block.data() : elsewhere.data(), home.range.count, dtype);
+  TileMemory tile = plan().blocks().recorded(home.unit, home.tile, home.range.count, block.data());
+  std::vector<std::byte> elsewhere(tile.parameter != nullptr ? 0 : home.range.count * byte_size(dtype));
+  if (tile.parameter == nullptr) tile.parameter = elsewhere.data();
+  const View parameters(tile.parameter, home.range.count, dtype);
   std::ranges::fill(block, std::byte{0});
   load(home.unit, home.range, parameters, source);
-  TileMemory tile = plan().blocks().state(home.unit, home.tile).tile(block.data() + sizes.parameter);
-  tile.parameter = parameters.data();
-  tile.count = home.range.count;
   parts_.arithmetic.of(Lane::host).begin_state(tile);
   if (home.parameters.exists()) std::ranges::copy(parameters.as_bytes(), parts_.slots.data(home.parameters));
   memory.is_written_by(parts_.records->write(home.unit, home.tile, record));

@@ -146,17 +146,14 @@ void StateVisitor::visit_memory(const Home& home, const TileVisitor& visit, bool
 void StateVisitor::visit_record(const Home& home, const TileVisitor& visit, bool changes, const Memory& memory) const {
   const std::span<std::byte> record = memory.records.next();
   const std::span<std::byte> block = parts_.records->read(home.unit, home.tile, record).payload();
-  const BlockSizes sizes = plan().blocks().in_record(home.unit);
-  const Piece in_memory = sizes.parameter > 0 ? Piece{} : parts_.homes.parameters_of(home);
+  TileMemory tile = plan().blocks().recorded(home.unit, home.tile, home.range.count, block.data());
+  const Piece in_memory = tile.parameter != nullptr ? Piece{} : parts_.homes.parameters_of(home);
   const HomeMemory::OnHost copy(parts_.homes, in_memory, memory.staging);
-  std::byte* const parameter = in_memory.exists() ? copy.data() : block.data();
-  TileMemory tile = plan().blocks().state(home.unit, home.tile).tile(block.data() + sizes.parameter);
-  tile.parameter = parameter;
-  tile.count = home.range.count;
+  if (in_memory.exists()) tile.parameter = copy.data();
   tile.first_index = home.range.first;
   visit({home.unit, home.range, tile});
   if (!changes) return;
-  parts_.homes.keep_parameters(home, parameter, memory.staging);
+  parts_.homes.keep_parameters(home, tile.parameter, memory.staging);
   memory.records.is_written_by(parts_.records->write(home.unit, home.tile, record));
 }
 

@@ -36,4 +36,12 @@ offload::RecordShape Blocks::shape(std::size_t tiles) const {
   return {.tiles = tiles, .payload_bytes = largest_.bytes(), .first_bytes = largest_.parameter};
 }
 
+TileMemory Blocks::recorded(std::size_t unit, std::size_t tile, std::size_t elements, std::byte* payload) const {
+  const BlockSizes sizes = in_record(unit);
+  TileMemory memory = state(unit, tile).tile(payload + sizes.parameter);
+  memory.parameter = sizes.parameter > 0 ? payload : nullptr;
+  memory.count = elements;
+  return memory;
+}
+
 }  // namespace ballast

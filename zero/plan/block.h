@@ -45,6 +45,8 @@ class Blocks {
     return {full_records_ ? sizes_[unit].parameter : 0, sizes_[unit].state};
   }
   bool full_records() const { return full_records_; }
+  // A tile of so many elements in the payload of its record; without the parameter, if memory keeps that.
+  TileMemory recorded(std::size_t unit, std::size_t tile, std::size_t elements, std::byte* payload) const;
   const optim::StateLayout& state(std::size_t unit, std::size_t tile) const {
     return tile == 0 && first_is_of_device_[unit] ? on_device_[unit] : states_[unit];
   }

@@ -18,10 +18,7 @@ std::size_t rank_in_shard_group(const PlanOptions& options) {
     return Problem{.what = fmt::format("cannot plan for rank {}", options.rank),
                    .needed = fmt::format("a rank below {}", ranks)};
   });
-  // The ranks with the same position in their groups have neighbouring shards: together they keep these.
-  const std::size_t group = options.rank / options.placement.ranks_per_group() % options.placement.parameter_replicas;
-  const std::size_t in_group = options.rank % options.placement.ranks_per_group();
-  return in_group * options.placement.parameter_replicas + group;
+  return shard_of(options.placement, options.rank);
 }
 
 }  // namespace
@@ -43,7 +40,8 @@ CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
              .wire = options.wire,
              .host_is_device = options.host_is_device},
       program_(compile(input_)),
-      rule_(options.rule) {
+      rule_(options.rule),
+      names_(options.names) {
   for (const Home& home : program_.homes) {
     if (home.on_drive) records_.emplace_back(home.unit, home.tile);
   }

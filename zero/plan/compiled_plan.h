@@ -33,9 +33,13 @@ class CompiledPlan {
   const Placement& placement() const { return input_.placement; }
   const Program& program() const { return program_; }
   const std::string& rule() const { return rule_; }
+  const optim::StateNames& names() const { return names_; }
 
   std::size_t tiles_on_drive() const { return records_.size(); }
   std::size_t record_of(std::size_t unit, std::size_t tile) const;  // its index among them
+  std::pair<std::size_t, std::size_t> tile_of(std::size_t record) const {
+    return records_.at(record);
+  }  // unit and tile
 
  private:
   Model model_;
@@ -44,6 +48,7 @@ class CompiledPlan {
   CompileInput input_;
   Program program_;
   std::string rule_;
+  optim::StateNames names_;
   std::vector<std::pair<std::size_t, std::size_t>> records_;  // unit and tile, in order
 };
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <utility>
 
 #include "offload/checksum.h"
 
@@ -13,8 +15,15 @@ namespace {
 
 constexpr std::string_view tiles_begin = "tiles of ";
 
+constexpr std::string_view rule_begin = "the update rule ";
+constexpr std::string_view format_begin = "state format ";
+constexpr std::string_view frozen_begin = "frozen ";
+constexpr std::string_view parameter_begin = "parameter ";
+constexpr std::string_view parameter_copies = "copies of the parameters";
+constexpr std::string_view stage_3 = "stage 3";
+
 std::string stage_of(const Placement& placement) {
-  if (!placement.full_parameters) return "stage 3";
+  if (!placement.full_parameters) return std::string(stage_3);
   if (placement.shards > 1) return "stage 1 or 2";
   return placement.replicas > 1 ? "stage 0" : "a stage below 3";  // stages below 3 are the same on one rank
 }
@@ -30,12 +39,156 @@ std::string in_one_line(std::string name) {
   return name;
 }
 
+std::string_view words_for(const Tensor& tensor) { return tensor.frozen ? "frozen parameter" : "parameter"; }
+
 std::string line_of(const Tensor& tensor, DType dtype, std::size_t number) {
-  return fmt::format("{} {} {} [{}] {}", tensor.frozen ? "frozen parameter" : "parameter", number,
-                     in_one_line(tensor.name), fmt::join(tensor.shape, ", "), name(dtype));
+  return fmt::format("{} {} {} [{}] {}", words_for(tensor), number, in_one_line(tensor.name),
+                     fmt::join(tensor.shape, ", "), name(dtype));
+}
+
+// Removes `begin` from the beginning of the text, if it is there.
+bool take(std::string_view& text, std::string_view begin) {
+  if (!text.starts_with(begin)) return false;
+  text.remove_prefix(begin.size());
+  return true;
+}
+
+// Removes a number from the beginning of the text.
+std::optional<std::size_t> take_number(std::string_view& text) {
+  std::size_t number = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (failure != std::errc{}) return {};
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+
+template <class Value, std::size_t count>
+std::optional<Value> named(std::string_view word, const Value (&values)[count]) {
+  for (const Value value : values) {
+    if (name(value) == word) return value;
+  }
+  return {};
+}
+
+// Removes the last word of the text.
+std::string_view take_last_word(std::string_view& text) {
+  const std::size_t space = text.rfind(' ');
+  if (space == std::string_view::npos) return std::exchange(text, {});
+  const std::string_view word = text.substr(space + 1);
+  text = text.substr(0, space);
+  return word;
+}
+
+std::optional<std::vector<std::size_t>> shape_in(std::string_view text) {
+  std::vector<std::size_t> shape;
+  while (!text.empty()) {
+    const auto size = take_number(text);
+    if (!size || !(text.empty() || take(text, ", "))) return {};
+    shape.push_back(*size);
+  }
+  return shape;
+}
+
+struct ReadTensor {
+  Tensor tensor{};
+  DType dtype{};
+};
+
+// The line that line_of() has written.
+std::optional<ReadTensor> tensor_in(std::string_view line) {
+  const bool frozen = take(line, frozen_begin);
+  if (!take(line, parameter_begin) || !take_number(line) || !take(line, " ")) return {};
+  const auto dtype = named(take_last_word(line), {DType::fp32, DType::bf16, DType::fp16, DType::u8});
+  const std::size_t bracket = line.rfind(" [");
+  if (!dtype || bracket == std::string_view::npos || !line.ends_with(']')) return {};
+  const auto shape = shape_in(line.substr(bracket + 2, line.size() - bracket - 3));
+  if (!shape) return {};
+  return ReadTensor{{.name = std::string(line.substr(0, bracket)), .shape = *shape, .frozen = frozen}, *dtype};
+}
+
+// Reads the lines before those of units. Returns how many there are; 0 if they are not as they should be.
+std::size_t read_head(std::span<const std::string> lines, Described& into) {
+  if (lines.size() < 4) return 0;
+  std::string_view ranks = lines[0];
+  std::string_view copies = lines[2];
+  std::string_view rule = lines[3];
+  const auto all = take_number(ranks);
+  const auto replicas = take_number(copies);
+  const bool is_known = ranks.starts_with(" rank") && copies.starts_with(" cop") && take(rule, rule_begin);
+  if (!is_known || !all || !replicas || *all == 0 || *replicas == 0 || *all % *replicas != 0) return 0;
+  into.rule = rule;
+  into.placement.shards = *all / *replicas;
+  into.placement.replicas = *replicas;
+  into.placement.full_parameters = lines[1] != stage_3;
+  if (lines.size() == 4 || !lines[4].ends_with(parameter_copies)) return 4;
+  std::string_view of_parameters = lines[4];
+  const auto parameter_replicas = take_number(of_parameters);
+  if (!parameter_replicas || *parameter_replicas == 0 || into.placement.shards % *parameter_replicas != 0) return 0;
+  into.placement.parameter_replicas = *parameter_replicas;
+  return 5;
+}
+
+// Reads a line of the unit that is the last one so far. Returns false if it is none.
+bool read_line_of_unit(std::string_view line, Unit& unit, Described& into) {
+  if (const auto found = tensor_in(line)) {
+    unit.dtype = found->dtype;
+    unit.tensors.push_back(found->tensor);
+  } else if (take(line, format_begin)) {
+    const auto format = named(line.substr(0, line.find(' ')), all_state_formats);
+    const std::size_t name = line.find(" of unit ");
+    if (!format || name == std::string_view::npos) return false;
+    if (unit.dtype == DType::bf16) into.format = *format;
+    line.remove_prefix(name + std::string_view(" of unit ").size());
+    if (!take_number(line) || !take(line, " ")) return false;
+    unit.name = line;
+  } else if (take(line, tiles_begin)) {
+    const auto elements = take_number(line);
+    if (!elements) return false;
+    into.tile_elements.push_back(*elements);
+  } else {
+    return line.starts_with(parameter_begin);  // a tie
+  }
+  return true;
+}
+
+bool has_frozen(const Model& model) {
+  return std::ranges::any_of(model.units,
+                             [](const Unit& unit) { return std::ranges::any_of(unit.tensors, &Tensor::frozen); });
+}
+
+// In the order of names.
+std::vector<std::string> lasting_facts(const Model& model, std::string_view rule, bool frozen_too) {
+  const auto names = names_in_runs(model);
+  std::map<std::string, std::string> facts;  // by name
+  for (std::size_t unit = 0; unit < names.size(); ++unit) {
+    for (std::size_t i = 0; i < names[unit].size(); ++i) {
+      const Tensor& tensor = model.units[unit].tensors[i];
+      if (tensor.frozen && !frozen_too) continue;
+      facts[names[unit][i]] =
+          fmt::format("{} {} [{}]", words_for(tensor), names[unit][i], fmt::join(tensor.shape, ", "));
+    }
+  }
+  std::vector<std::string> lines{fmt::format("{}{}", rule_begin, rule)};
+  for (auto& [name, fact] : facts)
+    lines.push_back(std::move(fact));
+  return lines;
 }
 
 }  // namespace
+
+std::optional<Described> read_description(std::span<const std::string> lines) {
+  Described found;
+  const std::size_t head = read_head(lines, found);
+  if (head == 0) return {};
+  Unit unit;
+  for (const std::string& line : lines.subspan(head)) {
+    const std::size_t units = found.tile_elements.size();
+    if (!read_line_of_unit(line, unit, found)) return {};
+    if (found.tile_elements.size() > units) found.model.units.push_back(std::exchange(unit, {}));
+  }
+  const bool is_whole = unit.tensors.empty() && !found.model.units.empty();
+  return is_whole ? std::optional(std::move(found)) : std::nullopt;
+}
 
 std::vector<std::string> describe(const CompiledPlan& plan) {
   const Placement& placement = plan.placement();
@@ -44,10 +197,10 @@ std::vector<std::string> describe(const CompiledPlan& plan) {
       counted(placement.shards * placement.replicas, "rank", "ranks"),
       stage_of(placement),
       counted(placement.replicas, "copy of the state", "copies of the state"),
-      fmt::format("the update rule {}", plan.rule()),
+      fmt::format("{}{}", rule_begin, plan.rule()),
   };
   if (placement.parameter_replicas > 1)
-    lines.push_back(fmt::format("{} copies of the parameters", placement.parameter_replicas));
+    lines.push_back(fmt::format("{} {}", placement.parameter_replicas, parameter_copies));
   std::size_t parameters = 0;
   for (std::size_t i = 0; i < units.size(); ++i) {
     for (const Tensor& tensor : units[i].tensors) {
@@ -59,10 +212,32 @@ std::vector<std::string> describe(const CompiledPlan& plan) {
                                   in_one_line(units[tie.unit].name)));
     }
     const std::string unit = fmt::format("unit {} {}", i + 1, in_one_line(units[i].name));
-    lines.push_back(fmt::format("state format {} of {}", name(plan.blocks().state(i, 0).format()), unit));
+    lines.push_back(fmt::format("{}{} of {}", format_begin, name(plan.blocks().state(i, 0).format()), unit));
     lines.push_back(fmt::format("{}{} elements of {}", tiles_begin, plan.layout().units[i].tile_elements, unit));
   }
   return lines;
+}
+
+std::vector<std::vector<std::string>> names_in_runs(const Model& model) {
+  std::map<std::string_view, std::size_t> times;
+  for (const Unit& unit : model.units) {
+    for (const Tensor& tensor : unit.tensors)
+      ++times[tensor.name];
+  }
+  std::vector<std::vector<std::string>> names(model.units.size());
+  for (std::size_t i = 0; i < model.units.size(); ++i) {
+    const Unit& unit = model.units[i];
+    for (const Tensor& tensor : unit.tensors) {
+      names[i].push_back(
+          in_one_line(times[tensor.name] == 1 ? tensor.name : fmt::format("{}.{}", unit.name, tensor.name)));
+    }
+  }
+  return names;
+}
+
+std::optional<Difference> first_obstacle(const Described& run, const Model& model, std::string_view rule) {
+  const bool frozen_too = has_frozen(run.model) && has_frozen(model);
+  return first_difference(lasting_facts(run.model, run.rule, frozen_too), lasting_facts(model, rule, frozen_too));
 }
 
 std::size_t largest_tile(std::span<const std::string> lines) {

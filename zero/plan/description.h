@@ -1,11 +1,12 @@
-// The meaning of a training's state, as lines of text. Trainings with equal lines can take over each other's records. A
-// pure value, the same on every rank.
+// The meaning of a training's state, as lines of text. Trainings with equal lines can open each other's records; others find
+// there where each element is. A pure value, the same on every rank.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "zero/plan/compiled_plan.h"
@@ -20,14 +21,37 @@ std::vector<std::string> describe(const CompiledPlan& plan);
 // many elements gives the same tiles again.
 std::size_t largest_tile(std::span<const std::string> lines);
 
-// Returns a digest that is the same in every build and on every machine, because files contain it.
-std::uint64_t digest_of(std::span<const std::string> lines);
-
-// The first line in which two descriptions differ, of each.
 struct Difference {
   std::string one;
   std::string other;
 };
+
+// What the lines say of the records, with which every element of the state can be found in them. Names are as the lines have
+// them; parameter groups and ties are left out.
+struct Described {
+  Placement placement{};  // without tiers
+  std::string rule{};
+  StateFormat format = StateFormat::split;  // of bf16 units
+  Model model{};
+  std::vector<std::size_t> tile_elements{};  // by unit
+};
+
+// None if describe() does not write such lines.
+std::optional<Described> read_description(std::span<const std::string> lines);
+
+// A name for each tensor, by unit, that is the same for any number of ranks and in any units: its own if no other tensor of
+// the model has it, else that of its unit and its own.
+std::vector<std::vector<std::string>> names_in_runs(const Model& model);
+
+// The first fact in which a training differs from one whose records it takes over, of each: their rules, or the names and shapes
+// of their parameters. Frozen ones count if both have some: below stage 3 a training need not know them. Ranks, stage, formats
+// and tiles may differ.
+std::optional<Difference> first_obstacle(const Described& run, const Model& model, std::string_view rule);
+
+// Returns a digest that is the same in every build and on every machine, because files contain it.
+std::uint64_t digest_of(std::span<const std::string> lines);
+
+// The first line in which two descriptions differ, of each.
 std::optional<Difference> first_difference(std::span<const std::string> one, std::span<const std::string> other);
 
 }  // namespace ballast

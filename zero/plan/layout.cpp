@@ -51,6 +51,12 @@ Range intersection(const Range& a, const Range& b) {
   return {first, end > first ? end - first : 0};
 }
 
+std::size_t shard_of(const Placement& placement, std::size_t rank) {
+  const std::size_t group = rank / placement.ranks_per_group() % placement.parameter_replicas;
+  const std::size_t in_group = rank % placement.ranks_per_group();
+  return in_group * placement.parameter_replicas + group;
+}
+
 Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements) {
   require(tile_elements > 0 && tile_elements % group_size == 0, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot cut tiles of {} elements", tile_elements),

@@ -38,6 +38,10 @@ struct UnitLayout {
   std::size_t elements() const { return trained.count() + frozen.count(); }
 };
 
+// The number of the shard of state that a rank keeps. Ranks with the same position in their groups have neighbouring shards:
+// together they keep what a rank keeps of parameters with several copies.
+std::size_t shard_of(const Placement& placement, std::size_t rank);
+
 struct Layout {
   std::size_t shards = 1;
   std::vector<UnitLayout> units;

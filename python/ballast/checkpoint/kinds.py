@@ -10,6 +10,7 @@ from ballast.checks import refuse
 
 MANIFEST = "checkpoint.json"
 RUN_FOLDER = re.compile(r"(.+)-rank-\d+")  # of wrap(run=...)
+RECORDS = "state*.records"  # in it
 HOST_FOLDER = re.compile(r"host-(\d+)")  # of wrap(outer=...)
 
 # What others write, and what reads it here.
@@ -49,7 +50,7 @@ def kind_of(directory: Path) -> str:
 
 def runs_in(directory: Path) -> list[str]:
     """Return the names of the runs whose state is in this directory; offload/FORMAT.md describes it."""
-    found = [RUN_FOLDER.fullmatch(path.parent.name) for path in directory.glob("*-rank-*/state.records")]
+    found = [RUN_FOLDER.fullmatch(path.parent.name) for path in directory.glob(f"*-rank-*/{RECORDS}")]
     return sorted({match[1] for match in found if match})
 
 
@@ -72,7 +73,7 @@ def _described(directory: Path) -> tuple[str, str]:
         remedy = f"Name its directory: {directory.parent}" if directory.name == MANIFEST else READERS["safetensors"]
         is_known = directory.name == MANIFEST or directory.suffix == ".safetensors"
         return "a file, which is no directory", remedy if is_known else ""
-    own = RUN_FOLDER.fullmatch(directory.absolute().name) if (directory / "state.records").exists() else None
+    own = RUN_FOLDER.fullmatch(directory.absolute().name) if any(directory.glob(RECORDS)) else None
     of_runs = directory.absolute().parent if own else directory
     runs = [own[1]] if own else runs_in(directory)
     if runs:

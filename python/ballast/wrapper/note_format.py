@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import refuse
+from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.json_reader import Json, fail_malformed, parse
 from ballast.wrapper.kept_state import IN_LIBRARY
@@ -68,6 +68,35 @@ def decoded(note: bytes) -> Iterator[Numbers]:
         text = texts[number.count(len(texts) - 1)].text()
         for _ in range(count.count()):
             yield _numbers_in(text)
+
+
+def joined(kept: str, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
+    """Return the note with which an optimizer that keeps `kept` continues the run of other ranks. A rank's note has the numbers
+    of the parameters of which it had elements. `places` has the place of each parameter there.
+
+    >>> notes = [encoded("Adam", [{"step": 3}, {}]), encoded("Adam", [{}, {"step": 5}])]
+    >>> [*decoded(joined("Adam", notes, [1, 0]))]
+    [{'step': 5}, {'step': 3}]
+    """
+    notes = [note for note in notes if note]  # a rank without any has begun no step
+    if not notes:
+        return b""
+    for note in notes:
+        require_kept(kept, note)
+    of_all = [next(filter(None, of_ranks), {}) for of_ranks in zip(*map(decoded, notes))]
+    return encoded(kept, [of_all[place] for place in places])
+
+
+def require_kept(kept: str, note: bytes) -> None:
+    """Refuse the note of an optimizer that keeps something else."""
+    if kept_by(note) != kept:
+        fail(
+            "run_mismatch",
+            _core.Problem(
+                what=f"cannot resume the run: it keeps {kept_by(note)}, but this training keeps {kept}",
+                remedy="Resume with the optimizer that began the run; or give the run another name. Nothing was changed.",
+            ),
+        )
 
 
 def _numbers_in(text: str) -> Numbers:

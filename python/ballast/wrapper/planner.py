@@ -53,6 +53,7 @@ class Planner:
             make_unpartitioned(model, partitioned, self._wrapped.keeps())
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
+        options.set_join_notes(self.updates.join_notes)
         group = self.ranks.of_data
         reside: Any
         if is_full:

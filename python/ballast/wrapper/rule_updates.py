@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -56,6 +57,9 @@ class RuleUpdates:
 
     def keep_note(self, kept: ShardedState, state: State) -> None:
         pass
+
+    def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
+        return b""
 
     def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
         pass

@@ -3,19 +3,19 @@ shard, tile by tile where state is on drives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.kept_state import IN_LIBRARY, lazy_moment, left_of_state, moments_in
 from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.note_format import Numbers, copied, decoded, encoded, kept_by
+from ballast.wrapper.note_format import Numbers, copied, decoded, encoded, joined, require_kept
 from ballast.wrapper.own_step import OwnStep, Piece, group_of, moved, shape_of
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
@@ -126,6 +126,9 @@ class StoredUpdates:
     def _kept(self) -> str:
         return f"{', '.join(self._names)} of {self._kind.__module__}.{self._kind.__qualname__}"
 
+    def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
+        return joined(self._kept, notes, places)
+
     def _set_note(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> None:
         """Keep the numbers with the state in the next commits of a run."""
         if kept.keeps_run:
@@ -140,14 +143,7 @@ class StoredUpdates:
         return self._may_resume and kept.found and bool(kept.note)
 
     def _resumed(self, kept: ShardedState) -> State:
-        if kept_by(kept.note) != self._kept:
-            fail(
-                "run_mismatch",
-                _core.Problem(
-                    what=f"cannot resume the run: it keeps {kept_by(kept.note)}, but this training keeps {self._kept}",
-                    remedy="Resume with the optimizer that began the run; or give the run another name. Nothing was changed.",
-                ),
-            )
+        require_kept(self._kept, kept.note)
         return {id(member.parameter): numbers for member, numbers in zip(kept.members, decoded(kept.note)) if numbers}
 
     # --- State ---

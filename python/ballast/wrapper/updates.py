@@ -48,6 +48,10 @@ class Updates(Protocol):
     def keep_note(self, kept: ShardedState, state: State) -> None:
         """Keep what the library does not know of this state with the commits of a new partition."""
 
+    def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
+        """Return the note with which a run of other ranks continues, from those of all of them. `places` has the place of each
+        trained parameter in these."""
+
     def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
         """Take over what a checkpoint has of this rank's state of its own step, apart from what the library keeps."""
 

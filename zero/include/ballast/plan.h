@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,11 +26,21 @@ namespace ballast {
 class Communicator;
 class CompiledPlan;  // the library's own
 
+// The notes of a run that another number of ranks continues, or another stage.
+struct EarlierNotes {
+  std::vector<std::vector<std::byte>> of_ranks{};  // of the earlier ranks, in order
+  // Of each trained tensor of this training, in the order of units: its place among those of the earlier one.
+  std::vector<std::size_t> places{};
+};
+
 // The records of a rank on its drives.
 struct RecordOptions {
   std::vector<std::filesystem::path> directories{};  // of one or several drives
   // The name of a run that is kept. Without one, the files are temporary, and hold only what is not in memory.
   std::string run{};
+  // Returns the note with which a rank continues the run of other ranks: see Training::set_note(). It returns or throws the
+  // same on all ranks. Without it, rank r gets the note of the earlier rank r, in turns.
+  std::function<std::vector<std::byte>(const EarlierNotes& notes)> join_notes{};
   std::size_t depth = 16;  // requests at once, of each drive
   bool allow_network = false;
   Log* log = nullptr;  // outlives the records

@@ -13,9 +13,9 @@ from python.wrap.support.loops import mean_square
 
 
 class Layers(torch.nn.Module):
-    """Two layers of the same shape, declared in the order of `names`."""
+    """Layers of the same shape, declared in the order of `names`, of which two are used."""
 
-    def __init__(self, names: tuple[str, str] = ("one", "two")):
+    def __init__(self, names: tuple[str, ...] = ("one", "two")):
         super().__init__()
         torch.manual_seed(0)
         for name in names:
@@ -83,12 +83,17 @@ def replace(directory: Path, by: Path) -> None:
     shutil.copytree(by, directory)
 
 
-def resumed_in_another_order(rank: int, folder: str) -> tuple[str, int]:
-    """Return the error of resuming with layers in another order, and the step at which the run itself resumes afterwards."""
+def begun_on_ranks(rank: int, folder: str) -> int:
+    """Return the step from which a run of two steps begins."""
+    return train(Layers(), rank, 2, **kept_in(Path(folder)))[0]
+
+
+def refused_and_resumed(rank: int, folder: str) -> tuple[str, int]:
+    """Return the error of resuming with another layer, and the step at which the run itself resumes afterwards."""
     options = kept_in(Path(folder))
     train(Layers(), rank, 3, **options)
     try:
-        train(Layers(("two", "one")), rank, 4, **options)
+        train(Layers(("one", "two", "three")), rank, 4, **options)
     except ballast.UsageError as error:
         began_at, _ = train(Layers(), rank, 4, **options)
         return str(error).partition("\n  raised at")[0], began_at

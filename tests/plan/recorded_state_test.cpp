@@ -1,0 +1,80 @@
+#include "zero/plan/recorded_state.h"
+
+#include <catch2/catch.hpp>
+#include <set>
+#include <tuple>
+
+#include "tests/plan/plan_rig.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+// The program of each rank says which stretch of a unit each of its records holds.
+TEST_CASE("each element of each trained tensor is where the ranks that wrote the records have it") {
+  const Model model = odd_model(3);
+  for (const auto& [stage, ranks, replicas] :
+       {std::tuple(3, 4u, 1u), std::tuple(2, 3u, 1u), std::tuple(0, 2u, 1u), std::tuple(3, 4u, 2u)}) {
+    CAPTURE(stage, ranks, replicas);
+    PlanOptions options{.placement = placement_of_stage(stage, ranks), .tile_elements = 256, .rule = "AdamW"};
+    options.placement.parameter_replicas = replicas;
+    options.placement.state = all_in(Tier::nvme);
+    options.names = {"exp_avg", "exp_avg_sq"};
+    options.full_records = true;
+    const CompiledPlan first(model, options);
+    const auto state = RecordedState::of(describe(first), options.names);
+    REQUIRE(state.has_value());
+    const offload::RecordShape shape = state->shape();
+    const offload::RecordShape planned = first.blocks().shape(first.tiles_on_drive());
+    CHECK(std::tie(shape.tiles, shape.payload_bytes, shape.first_bytes) ==
+          std::tie(planned.tiles, planned.payload_bytes, planned.first_bytes));
+    const auto names = names_in_runs(model);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      options.rank = rank;
+      const CompiledPlan plan(model, options);
+      const std::size_t shard = shard_of(options.placement, rank);
+      for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+        for (std::size_t i = 0; i < model.units[unit].tensors.size(); ++i) {
+          const Tensor& tensor = model.units[unit].tensors[i];
+          if (tensor.frozen) continue;
+          std::size_t elements = 0;
+          for (const RecordedState::Part& part : state->parts_of(names[unit][i], {0, tensor.elements()})) {
+            CHECK(part.range.first == elements);
+            elements += part.range.count;
+            if (part.shard != shard) continue;
+            const auto [of_unit, tile] = plan.tile_of(part.record);
+            CHECK(of_unit == unit);
+            const auto home = std::ranges::find_if(plan.program().homes, [&, tile = tile](const Home& each) {
+              return each.on_drive && each.unit == unit && each.tile == tile;
+            });
+            REQUIRE(home != plan.program().homes.end());
+            CHECK(home->range.first + part.in_tile == plan.layout().units[unit].tensor_begin[i] + part.range.first);
+            CHECK(part.in_tile + part.range.count <= home->range.count);
+          }
+          CHECK(elements == tensor.elements());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a range of a tensor is found in the records that have it") {
+  PlanOptions options{.placement = placement_of_stage(3, 2), .tile_elements = 128, .rule = "AdamW"};
+  const auto state = RecordedState::of(describe(CompiledPlan(plain_model(2), options)), options.names);
+  REQUIRE(state.has_value());
+  CHECK(state->trained() == std::vector<std::string>{"h.0.weight", "h.1.weight"});
+  const auto parts = state->parts_of("h.1.weight", {100, 100});  // shards of 256 elements, in tiles of 128
+  REQUIRE(parts.size() == 2);
+  CHECK(std::tie(parts[0].shard, parts[0].record, parts[0].in_tile) == std::tuple(0u, 2u, 100u));
+  CHECK(parts[0].range == Range{100, 28});
+  CHECK(std::tie(parts[1].shard, parts[1].record, parts[1].in_tile) == std::tuple(0u, 3u, 0u));
+  CHECK(parts[1].range == Range{128, 72});
+}
+
+TEST_CASE("a description whose tiles are not those of its layout is not used") {
+  PlanOptions options{.placement = placement_of_stage(3, 2), .tile_elements = 128, .rule = "AdamW"};
+  std::vector<std::string> lines = describe(CompiledPlan(plain_model(2), options));
+  lines.back() = "tiles of 256 elements of unit 2 h.1";
+  CHECK_FALSE(RecordedState::of(lines, options.names).has_value());
+  lines.back() = "tiles of 100 elements of unit 2 h.1";
+  CHECK_FALSE(RecordedState::of(lines, options.names).has_value());
+}

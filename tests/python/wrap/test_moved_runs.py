@@ -1,0 +1,62 @@
+"""Tests of runs that other ranks continue, another stage or format: they have the bits of a checkpoint that was loaded."""
+
+import shutil
+
+import ballast
+import pytest
+import torch
+from python.wrap.support import kept_runs, moved_runs
+from python.wrap.support.kept_runs import Layers, kept_in, train
+from python.wrap.support.moved_runs import Seen
+from python.wrap.support.ranks import run_ranks
+from python.wrap.support.stored import check_same_state
+
+
+def check_same(run: Seen, checkpoint: Seen, step: int = 3) -> None:
+    assert run[0] == checkpoint[0] == step
+    check_same_state(run[1], checkpoint[1])
+    assert run[2] == checkpoint[2]
+
+
+def test_a_run_continues_on_fewer_ranks_and_on_more(tmp_path):
+    ended = run_ranks(3, moved_runs.on_other_ranks, str(tmp_path), [torch.optim.AdamW, torch.optim.NAdam])
+    for rank, pairs in enumerate(ended):
+        on_two, on_three = (pairs[::2], pairs[1::2]) if rank < 2 else ([], pairs)
+        assert (len(on_two), len(on_three)) == (2 if rank < 2 else 0, 2)
+        for pair in on_two:
+            check_same(*pair)
+        for pair in on_three:
+            check_same(*pair, step=5)
+    folders = sorted(path.name for path in (tmp_path / "AdamW").iterdir())
+    assert folders == ["checkpoint", "mine-rank-0", "mine-rank-1", "mine-rank-2"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"stage": 2}, {"stage": 3}),
+        ({"stage": 3, "dtype": torch.bfloat16}, {"stage": 2, "dtype": torch.bfloat16, "state_format": "compact"}),
+        ({"dtype": torch.bfloat16, "state_format": "4bit"}, {"dtype": torch.float32, "tile": 128}),
+        ({"stage": 2, "kind": torch.optim.NAdam}, {"stage": 3, "kind": torch.optim.NAdam, "tile": 128}),
+    ],
+    ids=["stage", "format", "dtype", "own step"],
+)
+def test_a_run_continues_in_another_stage_or_format(before, after, tmp_path):
+    moved_runs.begin(tmp_path, **before)
+    check_same(*moved_runs.continued(tmp_path, **after))
+
+
+def test_layers_in_another_order_are_the_same_run(tmp_path):
+    _, whole = train(Layers(), 0, 4, stage=3)
+    train(Layers(), 0, 3, **kept_in(tmp_path))
+    assert train(Layers(("two", "one")), 0, 4, **kept_in(tmp_path)) == (3, whole[3:])
+
+
+def test_a_run_of_which_records_are_missing_is_refused(tmp_path):
+    for rank in run_ranks(2, kept_runs.begun_on_ranks, str(tmp_path)):
+        assert rank == 0
+    shutil.rmtree(tmp_path / "mine-rank-1")
+    with pytest.raises(ballast.UsageError, match="B1009 (.*)no rank finds the records of rank 1") as refused:
+        train(Layers(), 0, 3, **kept_in(tmp_path))
+    assert "mine-rank-1" in refused.value.where
+    assert "load a checkpoint" in refused.value.remedy

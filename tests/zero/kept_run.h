@@ -1,0 +1,137 @@
+// Trainings of a named run, on threads as ranks, for the tests of resuming.
+#pragma once
+
+#include <ballast/tensor_state.h>
+
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "kernels/state_access.h"
+#include "tests/temporary_directory.h"
+#include "tests/zero/training_rig.h"
+
+namespace ballast::testing {
+
+inline Model two_layers() {
+  return {{{.name = "h",
+            .tensors = {{"first", {20, 16}}, {"second", {20, 16}}, {"kept", {256}, 0, true}, {"adapter", {256}}}}}};
+}
+
+// A training of a run, some steps long.
+struct KeptRun {
+  std::filesystem::path directory{};
+  std::filesystem::path second{};  // on another drive
+  Model model = two_layers();
+  std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.02}};
+  std::size_t ranks = 2;
+  std::vector<std::string>
+      hosts{};  // by rank: the folder that only ranks of this host see; empty: all see the directory
+  bool shows_values = false;
+  std::size_t data = 0;  // which data it trains on
+  TrainingOptions options = {.stage = 3, .state = all_in(Tier::nvme), .tile_elements = 128};
+};
+
+// The state of all elements of a tensor, in fp32.
+struct TensorValues {
+  std::vector<float> master{};
+  std::vector<float> momentum{};
+  std::vector<float> variance{};
+  bool operator==(const TensorValues&) const = default;
+
+  explicit TensorValues(std::size_t elements = 0) : master(elements), momentum(elements), variance(elements) {}
+
+  TileMemory memory() {
+    const auto bytes = [](std::vector<float>& values) { return reinterpret_cast<std::byte*>(values.data()); };
+    return {.format = StateFormat::fp32,
+            .parameter_dtype = DType::fp32,
+            .parameter = bytes(master),
+            .momentum = bytes(momentum),
+            .variance = bytes(variance),
+            .count = master.size()};
+  }
+};
+using AllValues = std::map<std::string, TensorValues>;  // by tensor
+
+struct Ended {  // by rank
+  std::vector<std::string> failures{};
+  std::vector<std::uint64_t> began_at{};  // step
+  std::vector<std::vector<std::byte>> parameters{};
+  AllValues values{};  // of trained tensors, of all ranks
+};
+
+// Adds the values of this rank's elements.
+inline void add_values(Training& training, AllValues& values, std::mutex& mutex) {
+  TensorState(training).visit([&](const StatePart& part) {
+    if (part.frozen) return;
+    const Tensor& tensor = training.model().units[part.unit].tensors[part.tensor];
+    const std::lock_guard lock(mutex);
+    TensorValues& all = values.try_emplace(tensor.name, tensor.elements()).first->second;
+    kernels::copy_state(part.memory, kernels::part(all.memory(), part.first, part.memory.count));
+  });
+}
+
+inline Ended train(KeptRun run, std::size_t steps) {
+  run.options.drives.directories = {run.directory};
+  if (!run.second.empty()) run.options.drives.directories.push_back(run.second);
+  run.options.drives.run = "mine";
+  std::mutex mutex;
+  Ended ended{.began_at = std::vector<std::uint64_t>(run.ranks),
+              .parameters = std::vector<std::vector<std::byte>>(run.ranks)};
+  ended.failures = failures_of_ranks(run.ranks, [&](Communicator& world) {
+    TrainingOptions options = run.options;
+    if (!run.hosts.empty()) options.drives.directories = {run.directory / run.hosts[world.rank()]};
+    Training training(run.model, world, run.rules, options);
+    training.start(initial_parameters());
+    ended.began_at[world.rank()] = training.steps();
+    SyntheticTrainer trainer(run.model, world.rank());
+    for (std::size_t step = 0; step < steps; ++step) {
+      trainer.run(training, 1000 * run.data + training.steps());
+      training.step();
+    }
+    training.finish();
+    if (run.shows_values) add_values(training, ended.values, mutex);
+    for (std::size_t unit = 0; unit < run.model.units.size(); ++unit)
+      add_bytes(run.model.units[unit], training.forward(unit), nullptr, ended.parameters[world.rank()]);
+  });
+  return ended;
+}
+
+inline std::filesystem::path directory_of(const KeptRun& run, std::size_t rank) {
+  return run.directory / fmt::format("mine-rank-{}", rank);
+}
+
+inline void replace(const std::filesystem::path& directory, const std::filesystem::path& by) {
+  std::filesystem::remove_all(directory);
+  std::filesystem::copy(by, directory, std::filesystem::copy_options::recursive);
+}
+
+// Returns the contents of all files but the locks, which name their holders.
+inline std::map<std::string, std::string> contents(const std::filesystem::path& directory) {
+  std::map<std::string, std::string> contents;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+    if (!entry.is_regular_file() || entry.path().filename() == "ballast.lock") continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    contents[entry.path().string()] = {std::istreambuf_iterator<char>(file), {}};
+  }
+  return contents;
+}
+
+// Checks that all ranks fail with the same error, and that the run is as it was.
+template <class Matcher>
+void check_refused(const KeptRun& run, const Matcher& as_it_should) {
+  const auto before = contents(run.directory);
+  const Ended ended = train(run, 1);
+  for (const std::string& failure : ended.failures) {
+    CHECK_THAT(failure, as_it_should);
+    CHECK(failure == ended.failures.front());
+  }
+  CHECK(contents(run.directory) == before);
+}
+
+}  // namespace ballast::testing

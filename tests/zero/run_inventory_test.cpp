@@ -1,0 +1,113 @@
+// Tests which records of a run count, wherever they are.
+#include "zero/run_inventory.h"
+
+#include <catch2/catch.hpp>
+
+using namespace ballast;
+using Catch::Contains;
+
+namespace {
+
+struct Commit {
+  std::uint64_t incarnation = 1;
+  std::uint64_t number = 1;
+  std::uint64_t step = 1;
+};
+
+// The records of a rank of a run of `ranks`.
+SeenRecords seen(std::size_t seen_by, std::size_t rank, std::size_t ranks, std::uint64_t made_in,
+                 const std::vector<Commit>& commits) {
+  SeenRecords records{.seen_by = seen_by,
+                      .files = {rank, made_in},
+                      .run_id = 7,
+                      .digest = 100 + ranks,
+                      .is_described = true,
+                      .placement = {.shards = ranks}};
+  for (const Commit& each : commits)
+    records.commits.push_back({{each.incarnation, each.number}, each.step});
+  return records;
+}
+
+}  // namespace
+
+TEST_CASE("what a rank sees is told to others as it is") {
+  std::vector<SeenRecords> all{seen(3, 0, 2, 0, {{1, 5, 4}, {1, 4, 3}}), seen(3, 1, 2, 9, {})};
+  all[1].lacks_records = true;
+  all[1].placement.parameter_replicas = 2;
+  all[0].is_described = false;
+  const auto read = seen_from(to_text(all), 3);
+  REQUIRE(read.size() == 2);
+  CHECK(to_text(read) == to_text(all));
+  CHECK(read[1].seen_by == 3);
+  CHECK(read[0].commits.size() == 2);
+  CHECK(read[1].commits.empty());
+  CHECK(read[1].placement.parameter_replicas == 2);
+  CHECK(read[1].lacks_records);
+}
+
+TEST_CASE("the newest step that all ranks of a run have counts") {
+  const std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{1, 6, 5}, {1, 5, 4}}),
+                                     seen(0, 1, 2, 0, {{1, 5, 4}, {1, 4, 3}})};
+  const auto run = newest_whole_run(all, "mine");
+  REQUIRE(run.has_value());
+  CHECK(run->step == 4);
+  CHECK(run->ranks() == 2);
+  CHECK(next_incarnation(all) == 2);
+}
+
+TEST_CASE("new records count when all of their ranks have committed them, even at the same step") {
+  std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{1, 6, 5}}), seen(0, 1, 2, 0, {{1, 6, 5}}),
+                               seen(0, 0, 3, 2, {{2, 7, 5}}), seen(0, 1, 3, 2, {{2, 7, 5}}), seen(0, 2, 3, 2, {})};
+  CHECK(newest_whole_run(all, "mine")->ranks() == 2);
+  CHECK(next_incarnation(all) == 3);
+  all[4].commits.push_back({{2, 7}, 5});
+  CHECK(newest_whole_run(all, "mine")->ranks() == 3);
+  all.erase(all.begin());  // the old ones are partly removed
+  CHECK(newest_whole_run(all, "mine")->made_in == 2);
+}
+
+TEST_CASE("a rank reads the records that it sees itself, else those of the lowest rank that sees some") {
+  const std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{}}), seen(1, 0, 2, 0, {{}}), seen(1, 1, 2, 0, {{}}),
+                                     seen(2, 1, 2, 0, {{}})};
+  const auto run = newest_whole_run(all, "mine");
+  REQUIRE(run.has_value());
+  const auto source = [&](std::size_t shard, std::size_t reader) { return run->nearest(shard, reader).seen_by; };
+  CHECK(source(0, 0) == 0);
+  CHECK(source(0, 1) == 1);
+  CHECK(source(0, 2) == 0);
+  CHECK(source(1, 0) == 1);
+  CHECK(source(1, 2) == 2);
+}
+
+TEST_CASE("one copy of each shard is enough") {
+  std::vector<SeenRecords> all{seen(0, 1, 2, 0, {{1, 6, 5}})};
+  CHECK_THROWS_WITH(newest_whole_run(all, "mine"),
+                    Contains("B1009") && Contains("no rank finds the records of rank 0"));
+  all[0].placement = {.shards = 1, .replicas = 2};
+  CHECK(newest_whole_run(all, "mine")->step == 5);
+}
+
+TEST_CASE("a run that has made no step begins again, unless its records are damaged") {
+  std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{1, 1, 0}})};
+  CHECK_FALSE(newest_whole_run(all, "mine").has_value());
+  CHECK_FALSE(newest_whole_run({}, "mine").has_value());
+  all[0].commits.clear();
+  all[0].lacks_records = true;
+  all.push_back(seen(0, 1, 2, 0, {}));
+  CHECK_THROWS_WITH(newest_whole_run(all, "mine"),
+                    Contains("B3202") && Contains("rank 0 has no commit, and records that"));
+}
+
+TEST_CASE("records whose description is missing are not taken over") {
+  std::vector<SeenRecords> all{seen(0, 0, 1, 0, {{}})};
+  all[0].is_described = false;
+  CHECK_THROWS_WITH(newest_whole_run(all, "mine"),
+                    Contains("another training began it") && Contains("state.description is missing or damaged"));
+}
+
+TEST_CASE("records of two runs are told apart") {
+  std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{}}), seen(1, 1, 2, 0, {{}})};
+  CHECK_NOTHROW(require_one_run(all, "mine"));
+  all[1].run_id = 8;
+  CHECK_THROWS_WITH(require_one_run(all, "mine"), Contains("rank 1, which rank 1 finds, are of run 0x8"));
+}

@@ -1,0 +1,326 @@
+// Tests of runs that other ranks continue, another stage, format or tile: with the same bits, and after a crash at any moment.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <random>
+#include <thread>
+
+#include "offload/record_store.h"
+#include "tests/sanitizer.h"
+#include "tests/zero/kept_run.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+constexpr std::size_t steps_before = 3;
+
+// Units of different formats, with padding, a tensor of no elements, and names that several units have.
+Model several_units() {
+  return {{{.name = "embedding", .tensors = {{"weight", {30, 29}}}},
+           {.name = "h.0", .tensors = {{"w", {700}}, {"fixed", {450}, 0, true}, {"b", {3}}}},
+           {.name = "norm", .dtype = DType::fp32, .tensors = {{"gain", {50}}}},
+           {.name = "nothing", .tensors = {{"empty", {0}}}}}};
+}
+
+// The same parameters in one unit for each format, in another order.
+Model in_two_units() {
+  return {{{.name = "half",
+            .tensors = {{"b", {3}}, {"w", {700}}, {"weight", {30, 29}}, {"fixed", {450}, 0, true}, {"empty", {0}}}},
+           {.name = "single", .dtype = DType::fp32, .tensors = {{"gain", {50}}}}}};
+}
+
+KeptRun run_of(std::size_t ranks, int stage = 3) {
+  return {.model = several_units(),
+          .ranks = ranks,
+          .shows_values = true,
+          .options = {.stage = stage, .state = all_in(Tier::nvme), .tile_elements = 256}};
+}
+
+// What a training of this format keeps of values.
+AllValues rounded_to(const AllValues& values, StateFormat format, const Model& model) {
+  AllValues rounded = values;
+  for (const Unit& unit : model.units) {
+    for (const Tensor& tensor : unit.tensors) {
+      const auto found = rounded.find(tensor.name);
+      if (found == rounded.end()) continue;
+      const std::size_t count = tensor.elements();
+      const ChunkKind kind{unit.dtype, unit.dtype == DType::bf16 ? format : StateFormat::fp32, true, true};
+      std::vector<std::byte> chunk(kind.bytes(count));
+      kernels::copy_state(found->second.memory(), kind.tile(chunk.data(), count));
+      kernels::copy_state(kind.tile(chunk.data(), count), found->second.memory());
+    }
+  }
+  return rounded;
+}
+
+const std::vector<std::string> no_failures(std::size_t ranks) { return std::vector<std::string>(ranks); }
+
+Ended begun(KeptRun& run, const TemporaryDirectory& directory, std::size_t steps = steps_before) {
+  run.directory = directory.path();
+  Ended ended = train(run, steps);
+  REQUIRE(ended.failures == no_failures(run.ranks));
+  return ended;
+}
+
+// Checks that the run resumes at a step with these values, and that nothing is left of other ranks.
+void check_resumes(const KeptRun& run, const AllValues& values, std::size_t step = steps_before) {
+  const Ended resumed = train(run, 0);
+  CHECK(resumed.failures == no_failures(run.ranks));
+  CHECK(resumed.began_at == std::vector<std::uint64_t>(run.ranks, step));
+  CHECK((resumed.values == values));
+  if (!run.hosts.empty()) return;
+  std::size_t files = 0;
+  for (const auto& [path, content] : contents(run.directory))
+    files += path.ends_with(".records") ? 1u : 0u;
+  CHECK(files == run.ranks);
+}
+
+std::string names_in(const std::filesystem::path& directory) {
+  std::string names;
+  for (const auto& [path, content] : contents(directory))
+    names += std::filesystem::path(path).filename().string() + " ";
+  return names;
+}
+
+struct Change {
+  std::string what;
+  KeptRun before;
+  KeptRun after;
+};
+
+std::vector<Change> changes() {
+  std::vector<Change> changes{
+      {"fewer ranks", run_of(3), run_of(2)},    {"more ranks", run_of(2), run_of(3)},
+      {"one rank", run_of(2), run_of(1)},       {"many ranks", run_of(1), run_of(5)},
+      {"from 2 to 3", run_of(3, 2), run_of(2)}, {"from 3 to 2", run_of(2), run_of(3, 2)},
+      {"to stage 0", run_of(3), run_of(2, 0)},  {"from stage 0", run_of(2, 0), run_of(3)},
+      {"other tiles", run_of(2), run_of(2)},    {"other units", run_of(3, 2), run_of(2)},
+      {"parameters too", run_of(3), run_of(2)}, {"copies of the parameters", run_of(2), run_of(4)},
+      {"no more copies", run_of(4), run_of(3)},
+  };
+  const auto named = [&](std::string_view what) -> Change& { return *std::ranges::find(changes, what, &Change::what); };
+  named("other tiles").after.options.tile_elements = 128;
+  named("other units").after.model = in_two_units();
+  named("parameters too").after.options.parameters = all_in(Tier::nvme);
+  named("copies of the parameters").after.options.parameter_replicas = 2;
+  named("no more copies").before.options.parameter_replicas = 2;
+  return changes;
+}
+
+}  // namespace
+
+TEST_CASE("a run continues on other ranks, in other stages, units and tiles, with the same bits") {
+  for (Change& change : changes()) {
+    INFO(change.what);
+    const TemporaryDirectory directory;
+    const Ended before = begun(change.before, directory);
+    change.after.directory = directory.path();
+    check_resumes(change.after, before.values);
+    CHECK_FALSE(std::filesystem::exists(directory_of(change.after, change.after.ranks)));
+    check_resumes(change.after, before.values);  // in place
+    const Ended there = train(change.after, 1);
+    change.before.data = 1;
+    const Ended back = train(change.before, 0);
+    CHECK(back.began_at == std::vector<std::uint64_t>(change.before.ranks, steps_before + 1));
+    CHECK((back.values == there.values));
+  }
+}
+
+TEST_CASE("a run continues in other state formats as a checkpoint does") {
+  for (const auto& [before, after] :
+       {std::pair(StateFormat::split, StateFormat::compact), std::pair(StateFormat::four_bit, StateFormat::fp32),
+        std::pair(StateFormat::compact, StateFormat::four_bit)}) {
+    CAPTURE(name(before), name(after));
+    const TemporaryDirectory directory;
+    KeptRun run = run_of(3);
+    run.options.format = before;
+    const Ended ended = begun(run, directory);
+    run.ranks = 2;
+    run.options.format = after;
+    check_resumes(run, rounded_to(ended.values, after, run.model));
+  }
+}
+
+TEST_CASE("a run on two drives moves on both") {
+  const TemporaryDirectory first;
+  const TemporaryDirectory second;
+  KeptRun run = run_of(3);
+  run.second = second.path();
+  const Ended before = begun(run, first);
+  run.ranks = 2;
+  check_resumes(run, before.values);
+  CHECK(names_in(second.path()) == "state-2.records state-2.records ");
+}
+
+// Each rank sees the drives of its host only. A launcher may number the hosts in another order each time.
+TEST_CASE("ranks read records on other hosts through the ranks there") {
+  const TemporaryDirectory directory;
+  KeptRun run = run_of(3);
+  run.hosts = {"a", "a", "b"};
+  const Ended before = begun(run, directory);
+  for (const std::vector<std::string>& hosts : {std::vector<std::string>{"b", "a"},
+                                                {"b", "a", "a", "b"},
+                                                {"a", "b", "b", "a"},
+                                                {"b", "a", "c"},
+                                                {"c", "b", "a"},
+                                                {"a", "b", "c", "c"}}) {
+    CAPTURE(hosts);
+    run.hosts = hosts;
+    run.ranks = hosts.size();
+    check_resumes(run, before.values);
+    check_resumes(run, before.values);
+  }
+}
+
+TEST_CASE("a run of which a host is gone is refused with the ranks whose records are missing") {
+  const TemporaryDirectory directory;
+  KeptRun run = run_of(4);
+  run.hosts = {"a", "a", "b", "b"};
+  const Ended before = begun(run, directory);
+  run.ranks = 2;
+  run.hosts = {"a", "a"};
+  check_refused(run, Contains("B1009 cannot resume run \"mine\": no rank finds the records of ranks 2; 3") &&
+                         Contains("the records of all 4 ranks that trained together") && Contains("load a checkpoint"));
+  run.hosts = {"a", "b"};
+  check_resumes(run, before.values);
+}
+
+TEST_CASE("in stage 0 the records of any rank are enough") {
+  const TemporaryDirectory directory;
+  KeptRun run = run_of(3, 0);
+  const Ended before = begun(run, directory);
+  for (const std::size_t rank : {0u, 2u})
+    std::filesystem::remove_all(directory_of(run, rank));
+  run.ranks = 2;
+  check_resumes(run, before.values);
+}
+
+TEST_CASE("a run that moves keeps its notes") {
+  const TemporaryDirectory directory;
+  KeptRun run = run_of(3);
+  begun(run, directory, 1);
+  const auto text_of = [](const std::vector<std::byte>& note) {
+    return std::string(reinterpret_cast<const char*>(note.data()), note.size());
+  };
+  run.options.drives = {.directories = {run.directory}, .run = "mine"};
+  const auto on_ranks = [&](std::size_t ranks, const std::function<void(Training & training, std::size_t rank)>& look) {
+    CHECK(failures_of_ranks(ranks, [&](Communicator& world) {
+            Training training(run.model, world, run.rules, run.options);
+            training.start(initial_parameters());
+            look(training, world.rank());
+          }) == no_failures(ranks));
+  };
+  on_ranks(3, [&](Training& training, std::size_t rank) {
+    const std::string note = fmt::format("of rank {}", rank);
+    training.set_note(std::as_bytes(std::span(note)));
+    training.change_state([](const LocalTile&) {});
+  });
+  on_ranks(2, [&](Training& training, std::size_t rank) {
+    CHECK(text_of(training.note()) == fmt::format("of rank {}", rank));
+  });
+  run.model = in_two_units();
+  run.options.drives.join_notes = [&](const EarlierNotes& notes) {
+    CHECK(notes.places == std::vector<std::size_t>{2, 1, 0, 4, 3});
+    CHECK(notes.of_ranks.size() == 2);
+    return notes.of_ranks.back();
+  };
+  on_ranks(1, [&](Training& training, std::size_t) { CHECK(text_of(training.note()) == "of rank 1"); });
+}
+
+TEST_CASE("the newest step that all earlier ranks have, with all its records, is taken over") {
+  const TemporaryDirectory directory;
+  const TemporaryDirectory elsewhere;
+  KeptRun run = run_of(3);
+  const Ended at_3 = begun(run, directory);
+  replace(elsewhere.path() / "rank 1", directory_of(run, 1));
+  train(run, 1);
+  replace(directory_of(run, 1), elsewhere.path() / "rank 1");  // it has not committed step 4
+  SECTION("as one rank lacks the last one") {
+    run.ranks = 2;
+    check_resumes(run, at_3.values);
+  }
+  SECTION("but not if its records are damaged, and there is no other one") {
+    const auto queue = offload::open_queue();
+    const offload::Drive drives[] = {{directory_of(run, 0), queue.get()}};
+    const offload::RecordPlaces places(offload::RecordStore::look(drives)->shape, 1);
+    std::fstream file(directory_of(run, 0) / "state.records", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(places.offset_of(1, steps_before + 2) + 100));
+    file.put('!');
+    file.close();
+    run.ranks = 2;
+    check_refused(run, Contains("B3202 cannot resume run \"mine\": its ranks have no commit in common") &&
+                           Contains("rank 0 has step 4 (commit 5 of incarnation 2), and records that are damaged"));
+  }
+}
+
+// --- Crashes: the old records are there and the new ones, as a whole or in part.
+
+TEST_CASE("new records count once all ranks have committed them, whatever is left of the old ones") {
+  const TemporaryDirectory directory;
+  const TemporaryDirectory old;
+  const TemporaryDirectory both;
+  KeptRun run = run_of(3);
+  const Ended before = begun(run, directory);
+  std::filesystem::copy(directory.path(), old.path(), std::filesystem::copy_options::recursive);
+  run.ranks = 2;
+  check_resumes(run, before.values);
+  const auto restore = [&](std::size_t rank, std::string_view file) {
+    std::filesystem::create_directories(directory_of(run, rank));
+    std::filesystem::copy_file(old.path() / directory_of(run, rank).filename() / file, directory_of(run, rank) / file);
+  };
+  for (const std::size_t rank : {0u, 1u, 2u})
+    restore(rank, "state.records");
+  const auto remove_new = [&](std::size_t rank) {
+    for (const auto& entry : std::filesystem::directory_iterator(directory_of(run, rank))) {
+      if (entry.path().filename().string().starts_with("state-")) std::filesystem::remove(entry.path());
+    }
+  };
+  const std::size_t ranks = GENERATE(2u, 3u, 1u);
+  run.ranks = ranks;
+  CAPTURE(ranks);
+  SECTION("all of both are there") {
+    for (const std::size_t rank : {0u, 1u, 2u})
+      restore(rank, "state.description");
+    check_resumes(run, before.values);
+  }
+  SECTION("the old ones are partly removed") {
+    std::filesystem::remove(directory_of(run, 1) / "state.records");
+    check_resumes(run, before.values);
+  }
+  SECTION("one new rank has not committed") {
+    for (const std::size_t rank : {0u, 1u, 2u})
+      restore(rank, "state.description");
+    remove_new(1);
+    check_resumes(run, before.values);
+  }
+}
+
+TEST_CASE("a run that is killed while other ranks take it over has the old records or the new ones") {
+  std::mt19937 random(11);
+  const TemporaryDirectory original;
+  KeptRun begins = run_of(3);
+  const Ended before = begun(begins, original);
+  for (int attempt = 0; attempt < (sanitized ? 2 : 12); ++attempt) {
+    CAPTURE(attempt);
+    const TemporaryDirectory directory;
+    std::filesystem::copy(original.path(), directory.path(), std::filesystem::copy_options::recursive);
+    KeptRun run = run_of(2);
+    run.directory = directory.path();
+    for (int kill = 0; kill < 3; ++kill) {
+      run.ranks = 1 + random() % 4;
+      const pid_t child = ::fork();
+      if (child == 0) {
+        train(run, 0);
+        ::_exit(0);
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
+    }
+    run.ranks = 1 + random() % 4;
+    check_resumes(run, before.values);
+  }
+}

@@ -1,0 +1,103 @@
+#include "zero/run_files.h"
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <sstream>
+#include <string_view>
+
+#include "offload/directory_lock.h"
+#include "offload/file.h"
+#include "offload/sealed_text.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::string_view description_title = "Ballast run description, version 1";
+constexpr std::string_view before_number = "state-";
+constexpr std::string_view records_end = ".records";
+
+std::optional<std::uint64_t> number_in(std::string_view text) {
+  std::uint64_t number = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool is_whole = failure == std::errc{} && end == text.data() + text.size();
+  return is_whole ? std::optional(number) : std::nullopt;
+}
+
+// Returns the incarnation that made the records of this name.
+std::optional<std::uint64_t> made_in(std::string_view file) {
+  if (!file.ends_with(records_end)) return {};
+  file.remove_suffix(records_end.size());
+  if (file == RecordFiles{}.name()) return 0;
+  return file.starts_with(before_number) ? number_in(file.substr(before_number.size())) : std::nullopt;
+}
+
+}  // namespace
+
+std::filesystem::path RecordFiles::directory(const std::filesystem::path& drive, const std::string& run) const {
+  return drive / fmt::format("{}-rank-{}", run, rank);
+}
+
+std::string RecordFiles::name() const { return made_in == 0 ? "state" : fmt::format("{}{}", before_number, made_in); }
+std::string RecordFiles::description_name() const { return name() + ".description"; }
+
+std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run) {
+  const std::string begin = run + "-rank-";
+  std::vector<RecordFiles> found;
+  if (!std::filesystem::exists(drive)) return found;
+  for (const auto& directory : std::filesystem::directory_iterator(drive)) {
+    const std::string name = directory.path().filename().string();
+    const auto rank = name.starts_with(begin) ? number_in(std::string_view(name).substr(begin.size())) : std::nullopt;
+    if (!rank || !directory.is_directory()) continue;
+    for (const auto& file : std::filesystem::directory_iterator(directory.path())) {
+      if (const auto made = made_in(file.path().filename().string())) found.push_back({*rank, *made});
+    }
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+void remove_records(const std::filesystem::path& drive, const std::string& run, const RecordFiles& files) {
+  const std::filesystem::path directory = files.directory(drive, run);
+  const std::filesystem::path records = directory / fmt::format("{}{}", files.name(), records_end);
+  std::error_code failed;
+  std::filesystem::remove(records, failed);
+  require(!std::filesystem::exists(records), Code::file_call, [&] {
+    return Problem{
+        .what = fmt::format("cannot remove records that this run does not need any more: {}", failed.message()),
+        .where = records.string()};
+  });
+  std::filesystem::remove(directory / files.description_name(), failed);
+  if (std::filesystem::exists(directory)) offload::flush_directory(directory);
+}
+
+void remove_empty_directory(const std::filesystem::path& drive, const std::string& run, const RecordFiles& files) {
+  const std::filesystem::path directory = files.directory(drive, run);
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, failed)) {
+    if (entry.path().filename() != offload::lock_name) return;
+  }
+  std::filesystem::remove(directory / offload::lock_name, failed);
+  std::filesystem::remove(directory, failed);
+}
+
+void write_run_description(const std::filesystem::path& file, const std::vector<std::string>& lines) {
+  offload::write_sealed_text(file, fmt::format("{}\n{}\n", description_title, fmt::join(lines, "\n")));
+}
+
+std::vector<std::string> read_run_description(const std::filesystem::path& file) {
+  std::istringstream text(offload::read_sealed_text(file).value_or(""));
+  std::string line;
+  if (!std::getline(text, line) || line != description_title) return {};
+  std::vector<std::string> lines;
+  while (std::getline(text, line))
+    lines.push_back(line);
+  return lines;
+}
+
+}  // namespace ballast

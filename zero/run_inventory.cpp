@@ -1,0 +1,224 @@
+#include "zero/run_inventory.h"
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "zero/plan/layout.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::size_t most_ranks_listed = 16;
+
+using Seen = std::span<const SeenRecords>;
+using Commit = offload::FoundRecords::Found;
+using Group = std::pair<std::uint64_t, std::uint64_t>;  // ranks that trained together: made_in and digest
+
+Group group_of(const SeenRecords& records) { return {records.files.made_in, records.digest}; }
+
+bool has(const SeenRecords& records, const Commit& wanted) {
+  return std::ranges::any_of(records.commits, [&](const Commit& commit) {
+    return commit.point == wanted.point && commit.step == wanted.step;
+  });
+}
+
+std::vector<SeenRecords> members_of(Seen seen, const Group& group) {
+  std::vector<SeenRecords> members;
+  std::ranges::copy_if(seen, std::back_inserter(members),
+                       [&](const SeenRecords& each) { return group_of(each) == group; });
+  return members;
+}
+
+// Returns the newest first.
+std::vector<Commit> commits_of(Seen members) {
+  std::map<offload::CommitPoint, std::uint64_t, std::greater<>> steps;
+  for (const SeenRecords& records : members) {
+    for (const Commit& commit : records.commits)
+      steps.emplace(commit.point, commit.step);
+  }
+  std::vector<Commit> commits;
+  for (const auto& [point, step] : steps)
+    commits.push_back({point, step});
+  return commits;
+}
+
+std::vector<std::vector<WholeRun::Copy>> copies_at(const Commit& commit, Seen members) {
+  const Placement& placement = members.front().placement;
+  std::vector<std::vector<WholeRun::Copy>> copies(placement.shards);
+  for (const SeenRecords& records : members) {
+    if (records.files.rank < records.ranks() && has(records, commit)) {
+      copies[shard_of(placement, records.files.rank)].push_back({records.files.rank, records.seen_by});
+    }
+  }
+  for (auto& of_shard : copies)
+    std::ranges::sort(of_shard, {}, [](const WholeRun::Copy& copy) { return std::pair(copy.rank, copy.seen_by); });
+  return copies;
+}
+
+std::optional<WholeRun> newest_of(Seen members) {
+  if (members.empty() || !members.front().is_described) return {};
+  for (const Commit& commit : commits_of(members)) {
+    auto copies = copies_at(commit, members);
+    if (std::ranges::any_of(copies, [](const auto& of_shard) { return of_shard.empty(); })) continue;
+    const auto [made_in, digest] = group_of(members.front());
+    return WholeRun{made_in, digest, members.front().placement, commit.point, commit.step, std::move(copies)};
+  }
+  return {};
+}
+
+std::string joined(std::vector<std::string> lines) {
+  if (lines.size() > most_ranks_listed) {
+    const std::size_t more = lines.size() - most_ranks_listed;
+    lines.resize(most_ranks_listed);
+    lines.push_back(fmt::format("and {} more", more));
+  }
+  return fmt::format("{}", fmt::join(lines, "; "));
+}
+
+std::string text_of(const SeenRecords& records) {
+  std::vector<std::string> commits;
+  for (const auto& [point, step] : records.commits)
+    commits.push_back(fmt::format("step {} (commit {} of incarnation {})", step, point.number, point.incarnation));
+  return fmt::format("rank {} has {}{}", records.files.rank,
+                     commits.empty() ? "no commit" : fmt::format("{}", fmt::join(commits, " and ")),
+                     records.lacks_records ? ", and records that are damaged" : "");
+}
+
+std::vector<std::string> ranks_without(Seen members) {
+  std::set<std::size_t> seen;
+  for (const SeenRecords& records : members)
+    seen.insert(records.files.rank);
+  std::vector<std::string> missing;
+  for (std::size_t rank = 0; rank < members.front().ranks(); ++rank) {
+    if (!seen.contains(rank)) missing.push_back(std::to_string(rank));
+  }
+  return missing;
+}
+
+std::string texts_of(Seen members) {
+  std::set<std::string> texts;  // ranks that share a drive see the same
+  for (const SeenRecords& records : members)
+    texts.insert(text_of(records));
+  return joined({texts.begin(), texts.end()});
+}
+
+// `members` are those with the newest commit.
+[[noreturn]] void fail_without_whole_run(Seen members, const std::string& run) {
+  const SeenRecords& first = members.front();
+  if (!first.is_described) {
+    fail(Code::run_mismatch,
+         {.what = fmt::format("cannot resume run \"{}\": another training began it", run),
+          .where = fmt::format("the records of rank {} (the difference is unknown: {} is missing or damaged)",
+                               first.files.rank, first.files.description_name()),
+          .remedy = "Resume with the training that began the run, on as many ranks; or give the run another name. "
+                    "Nothing was changed."});
+  }
+  if (const std::vector<std::string> missing = ranks_without(members); !missing.empty()) {
+    fail(Code::run_mismatch,
+         {.what = fmt::format("cannot resume run \"{}\": no rank finds the records of rank{} {}", run,
+                              missing.size() == 1 ? "" : "s", joined(missing)),
+          .where = fmt::format("{}-rank-{} in the directories of this job's ranks", run, missing.front()),
+          .needed = fmt::format("the records of all {} ranks that trained together", first.ranks()),
+          .available = texts_of(members),
+          .remedy = "Start a rank on each machine that has some of them, or move their directories to one of these; "
+                    "else load a checkpoint in a run of another name. Nothing was changed."});
+  }
+  const bool is_damaged = std::ranges::any_of(members, &SeenRecords::lacks_records);
+  fail(is_damaged ? Code::bad_record : Code::run_mismatch,
+       {.what = fmt::format("cannot resume run \"{}\": its ranks have no commit in common", run),
+        .available = texts_of(members),
+        .remedy = "Give every rank its own directories of one moment, load a checkpoint in a run of another name, or "
+                  "begin such a run. Nothing was changed."});
+}
+
+}  // namespace
+
+const WholeRun::Copy& WholeRun::nearest(std::size_t shard, std::size_t reader) const {
+  const std::vector<Copy>& known = copies.at(shard);
+  const auto own = std::ranges::find(known, reader, &Copy::seen_by);
+  return own == known.end() ? known.front() : *own;
+}
+
+std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run) {
+  std::set<Group> groups;
+  for (const SeenRecords& records : seen)
+    groups.insert(group_of(records));
+  std::optional<WholeRun> newest;
+  for (const Group& group : groups) {
+    auto found = newest_of(members_of(seen, group));
+    if (found && (!newest || newest->point < found->point)) newest = std::move(found);
+  }
+  if (newest) return newest;
+  const std::vector<Commit> commits = commits_of(seen);
+  const bool has_begun = std::ranges::any_of(commits, [](const Commit& commit) { return commit.step > 0; });
+  const auto begun = std::ranges::find_if(seen, [&](const SeenRecords& records) {
+    return has_begun ? has(records, commits.front()) : records.lacks_records;
+  });
+  if (begun == seen.end()) return {};
+  fail_without_whole_run(members_of(seen, group_of(*begun)), run);
+}
+
+std::uint64_t next_incarnation(Seen seen) {
+  std::uint64_t newest = 0;
+  for (const SeenRecords& records : seen) {
+    newest = std::max(newest, records.files.made_in);
+    for (const Commit& commit : records.commits)
+      newest = std::max(newest, commit.point.incarnation);
+  }
+  return newest + 1;
+}
+
+void require_one_run(Seen seen, const std::string& run) {
+  const auto other =
+      std::ranges::find_if(seen, [&](const SeenRecords& each) { return each.run_id != seen.front().run_id; });
+  require(other == seen.end(), Code::run_mismatch, [&] {
+    const auto text = [](const SeenRecords& each) {
+      return fmt::format("the records of rank {}, which rank {} finds, are of run {:#x}", each.files.rank, each.seen_by,
+                         each.run_id);
+    };
+    return Problem{
+        .what = fmt::format("cannot resume run \"{}\": its directories belong to different runs", run),
+        .where = fmt::format("{}; {}", text(seen.front()), text(*other)),
+        .remedy = "Give every rank its own directories of one run, or give the run another name. Nothing was changed."};
+  });
+}
+
+// One line for each, of numbers.
+std::string to_text(Seen seen) {
+  std::string text;
+  for (const SeenRecords& each : seen) {
+    const Placement& placement = each.placement;
+    text += fmt::format("{} {} {} {} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in, each.run_id,
+                        each.digest, each.lacks_records, each.is_described, placement.shards, placement.replicas,
+                        placement.parameter_replicas, each.commits.size());
+    for (const auto& [point, step] : each.commits)
+      text += fmt::format(" {} {} {}", point.incarnation, point.number, step);
+    text += '\n';
+  }
+  return text;
+}
+
+std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by) {
+  std::vector<SeenRecords> seen;
+  std::istringstream numbers(text);
+  SeenRecords each{.seen_by = seen_by};
+  std::size_t commits = 0;
+  while (numbers >> each.files.rank >> each.files.made_in >> each.run_id >> each.digest >> each.lacks_records >>
+         each.is_described >> each.placement.shards >> each.placement.replicas >> each.placement.parameter_replicas >>
+         commits) {
+    each.commits.resize(commits);
+    for (auto& [point, step] : each.commits)
+      numbers >> point.incarnation >> point.number >> step;
+    seen.push_back(each);
+  }
+  return seen;
+}
+
+}  // namespace ballast

@@ -1,0 +1,63 @@
+// Finds the newest step of a run that the drives of a job hold as a whole, wherever each rank's records are. A pure function of
+// what each rank sees on its drives, so every rank finds the same.
+#pragma once
+
+#include <ballast/placement.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zero/run_files.h"
+#include "zero/run_history.h"
+
+namespace ballast {
+
+// One rank's records of a run, as a rank of this job sees them. Ranks that share a drive see the same records.
+struct SeenRecords {
+  std::size_t seen_by = 0;  // rank of this job
+  RecordFiles files{};      // files.rank: of the run
+  std::uint64_t run_id = 0;
+  std::uint64_t digest = 0;  // of the description
+  // Of the run's ranks, as its description says: without tiers. `is_described` is false if that is missing or damaged.
+  bool is_described = false;
+  Placement placement{};
+  std::vector<offload::FoundRecords::Found> commits{};  // two at most
+  bool lacks_records = false;                           // commits or records are missing or damaged
+
+  std::size_t ranks() const { return placement.shards * placement.replicas; }
+};
+
+std::string to_text(std::span<const SeenRecords> seen);
+std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by);
+
+// The records of the ranks that trained together, at one commit.
+struct WholeRun {
+  struct Copy {
+    std::size_t rank = 0;  // of the run
+    std::size_t seen_by = 0;
+  };
+  std::uint64_t made_in = 0;
+  std::uint64_t digest = 0;
+  Placement placement{};
+  offload::CommitPoint point{};
+  std::uint64_t step = 0;
+  std::vector<std::vector<Copy>> copies{};  // by shard, all of them at this commit; in order
+
+  std::size_t ranks() const { return placement.shards * placement.replicas; }
+  // The records of a shard that a rank reads: those that it sees itself if there are any, else those that another one sees.
+  const Copy& nearest(std::size_t shard, std::size_t reader) const;
+};
+
+// The newest one. None if no rank has made a step. Else throws B1009 if a shard has no records, or if the shards have no commit
+// in common; B3202 if they may have had one before records were damaged.
+std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, const std::string& run);
+
+// Greater than that of every commit that is seen, and of all files.
+std::uint64_t next_incarnation(std::span<const SeenRecords> seen);
+
+// Throws B1009 if the records belong to several runs.
+void require_one_run(std::span<const SeenRecords> seen, const std::string& run);
+
+}  // namespace ballast

@@ -1,0 +1,310 @@
+#include "zero/run_takeover.h"
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <ranges>
+#include <sstream>
+
+#include "offload/directory_lock.h"
+#include "zero/comm/on_all_ranks.h"
+#include "zero/comm/texts.h"
+#include "zero/reshard.h"
+#include "zero/run_inventory.h"
+
+namespace ballast {
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);)
+    lines.push_back(line);
+  return lines;
+}
+
+class Takeover {
+ public:
+  Takeover(const OwnRun& own, Communicator& world)
+      : own_(own), world_(world), first_drive_(own.options.directories.front()) {}
+
+  RecordFiles settle() {
+    on_all_ranks(world_, [&] { files_ = record_files_on(first_drive_, own_.name()); });
+    RecordFiles opened{.rank = own_.rank()};
+    if (all_in_place(opened)) return opened;
+    lock_others();
+    find_all();
+    std::optional<WholeRun> run = newest_whole_run(seen_, own_.name());
+    if (!run) {
+      remove_all_but(std::nullopt);
+      return {.rank = own_.rank()};
+    }
+    if (!is_in_place(*run)) run = take_over(*run);
+    remove_all_but(run->made_in);
+    return {own_.rank(), run->made_in};
+  }
+
+ private:
+  // --- The usual case: each rank finds its own records, or no rank finds any.
+
+  bool all_in_place(RecordFiles& opened) {
+    std::vector<std::int64_t> made_in(world_.size());  // plus 2; 0: nothing; 1: elsewhere
+    on_all_ranks(world_, [&] {
+      std::vector<RecordFiles> here;  // its own, and those of ranks that this job does not have
+      std::ranges::copy_if(files_, std::back_inserter(here), [&](const RecordFiles& files) {
+        return files.rank == own_.rank() || files.rank >= world_.size();
+      });
+      const bool is_own = here.size() == 1 && here[0].rank == own_.rank() &&
+                          found_in(here[0])->shape.content_digest == own_.shape.content_digest;
+      made_in[own_.rank()] = files_.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
+      opened.made_in = is_own ? here[0].made_in : 0;
+    });
+    world_.all_reduce(made_in);
+    return std::ranges::all_of(made_in, [&](std::int64_t each) { return each != 1 && each == made_in[0]; });
+  }
+
+  // --- Which records there are.
+
+  // The lock of rank 0 alone keeps other jobs on these drives out; this keeps out those that still end.
+  void lock_others() {
+    on_all_ranks(world_, [&] {
+      for (const RecordFiles& files : files_) {
+        const bool is_mine_to_lock = files.rank >= world_.size() && files.rank % world_.size() == own_.rank();
+        if (is_mine_to_lock) locks_.try_emplace(files.rank, files.directory(first_drive_, own_.name()));
+      }
+    });
+  }
+
+  std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const {
+    const auto found = offload::RecordStore::look(own_.drives(files), own_.files_of(files));
+    require(!found || found->shape.rank == files.rank, Code::run_mismatch, [&] {
+      return Problem{.what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", own_.name(),
+                                         found->shape.rank),
+                     .where = files.directory(first_drive_, own_.name()).string(),
+                     .needed = fmt::format("that of rank {}", files.rank),
+                     .remedy = "Give every rank its own directories. Nothing was changed."};
+    });
+    return found;
+  }
+
+  SeenRecords seen_in(const RecordFiles& files) const {
+    const auto found = found_in(files);
+    SeenRecords seen{.seen_by = own_.rank(), .files = files};
+    if (!found) return seen;
+    seen.run_id = found->shape.run_id;
+    seen.digest = found->shape.content_digest;
+    seen.commits = found->commits;
+    seen.lacks_records = seen.commits.empty();
+    std::erase_if(seen.commits, [](const auto& commit) { return commit.point.incarnation == 0; });
+    if (seen.digest == own_.shape.content_digest) {
+      seen.is_described = true;
+      seen.placement = own_.plan.placement();
+    } else if (const auto lines = description_of(files, seen.digest); !lines.empty()) {
+      const auto described = read_description(lines);
+      seen.is_described = described.has_value();
+      if (described) seen.placement = described->placement;
+    }
+    return seen;
+  }
+
+  // No lines if they are missing, damaged or of other records.
+  std::vector<std::string> description_of(const RecordFiles& files, std::uint64_t digest) const {
+    const auto lines = read_run_description(own_.description_file(files));
+    return digest_of(lines) == digest ? lines : std::vector<std::string>{};
+  }
+
+  void find_all() {
+    std::vector<SeenRecords> mine;
+    on_all_ranks(world_, [&] {
+      for (const RecordFiles& files : files_)
+        mine.push_back(seen_in(files));
+    });
+    const std::vector<std::string> texts = texts_of_all(world_, to_text(mine));
+    for (std::size_t rank = 0; rank < texts.size(); ++rank)
+      std::ranges::move(seen_from(texts[rank], rank), std::back_inserter(seen_));
+    require_one_run(seen_, own_.name());
+  }
+
+  bool is_in_place(const WholeRun& run) const {
+    if (run.digest != own_.shape.content_digest) return false;
+    for (std::size_t rank = 0; rank < world_.size(); ++rank) {
+      const bool has_own = std::ranges::any_of(seen_, [&](const SeenRecords& each) {
+        return each.seen_by == rank && each.files == RecordFiles{rank, run.made_in} && each.digest == run.digest;
+      });
+      if (!has_own) return false;
+    }
+    return true;
+  }
+
+  // --- From the records of others to this training's own.
+
+  // Returns the run as this training keeps it.
+  WholeRun take_over(WholeRun run) {
+    while (true) {
+      const RecordedState state = state_of(run);
+      const offload::RecordShape shape = shape_of(run, state);
+      EarlierRecords records(own_, run, shape);
+      if (!drop_damaged(run, records)) {
+        rewrite(run, state, records);
+        return run;
+      }
+      auto next = newest_whole_run(seen_, own_.name());
+      require(next.has_value(), Code::internal, [] { return Problem{.what = "a run lost all of its commits"}; });
+      run = std::move(*next);
+    }
+  }
+
+  // What the description of the run says of its records. Throws B1009 if they are not those of this model and rule.
+  RecordedState state_of(const WholeRun& run) const {
+    const WholeRun::Copy& copy = run.copies.front().front();
+    std::string text;
+    on_all_ranks(world_, [&] {
+      if (copy.seen_by != own_.rank()) return;
+      const auto lines = run.digest == own_.shape.content_digest ? own_.description
+                                                                 : description_of({copy.rank, run.made_in}, run.digest);
+      text = fmt::format("{}", fmt::join(lines, "\n"));
+    });
+    const std::vector<std::string> lines = lines_of(broadcast_text(world_, text, copy.seen_by));
+    const auto described = read_description(lines);
+    require(described.has_value(), Code::run_mismatch, [&] { return unreadable(); });
+    const auto difference = first_obstacle(*described, own_.plan.model(), own_.plan.rule());
+    require(!difference, Code::run_mismatch, [&] {
+      return Problem{.what = fmt::format("cannot resume run \"{}\": it has {}, but this training has {}", own_.name(),
+                                         difference->one, difference->other),
+                     .remedy =
+                         "Resume with the model and the optimizer that began the run; or give the run another "
+                         "name. Nothing was changed."};
+    });
+    auto state = RecordedState::of(lines, own_.plan.names());
+    require(state.has_value(), Code::run_mismatch, [&] { return unreadable(); });
+    return std::move(*state);
+  }
+
+  Problem unreadable() const {
+    return {
+        .what = fmt::format("cannot resume run \"{}\" on other ranks: its description is not as this version of "
+                            "Ballast writes it",
+                            own_.name()),
+        .remedy = "Resume with the training that began the run; or give the run another name. Nothing was changed."};
+  }
+
+  offload::RecordShape shape_of(const WholeRun& run, const RecordedState& state) const {
+    offload::RecordShape shape = state.shape();
+    shape.run_id = seen_.front().run_id;
+    shape.content_digest = run.digest;
+    return shape;
+  }
+
+  // A commit can exist without all of its records. Returns whether that is so, and forgets such commits.
+  bool drop_damaged(const WholeRun& run, EarlierRecords& records) {
+    std::string mine;
+    on_all_ranks(world_, [&] {
+      for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
+        const WholeRun::Copy& copy = run.nearest(shard, own_.rank());
+        if (copy.seen_by == own_.rank() && !records.has_records_of(copy.rank)) mine += fmt::format("{}\n", copy.rank);
+      }
+    });
+    const std::vector<std::string> texts = texts_of_all(world_, mine);
+    bool is_any = false;
+    for (std::size_t seer = 0; seer < texts.size(); ++seer) {
+      for (const std::string& rank : lines_of(texts[seer])) {
+        is_any = true;
+        drop({std::stoul(rank), run.made_in}, seer, run.point);
+      }
+    }
+    return is_any;
+  }
+
+  void drop(const RecordFiles& files, std::size_t seer, offload::CommitPoint point) {
+    for (SeenRecords& each : seen_) {
+      if (each.files != files || each.seen_by != seer) continue;
+      std::erase_if(each.commits, [&](const auto& commit) { return commit.point == point; });
+      each.lacks_records = true;
+    }
+  }
+
+  // The new records get a commit that is newer than all others, so that the next start finds them even if it finds the old
+  // ones too.
+  void rewrite(WholeRun& run, const RecordedState& state, EarlierRecords& records) {
+    const RecordFiles files{own_.rank(), next_incarnation(seen_)};
+    offload::RecordShape shape = own_.shape;
+    shape.run_id = seen_.front().run_id;
+    Resharding resharding(own_, run, state, records, world_);
+    const std::vector<std::byte> note = resharding.note();
+    log_takeover(run, state.described());
+    std::optional<offload::RecordStore> store;
+    bool is_committed = false;  // then another rank may have removed the old records already
+    try {
+      on_all_ranks(world_, [&] {
+        write_run_description(own_.description_file(files), own_.description);
+        store.emplace(offload::RecordStore::create(shape, own_.drives(files), own_.files_of(files)));
+        store->count_from({files.made_in, run.point.number});
+      });
+      resharding.write(*store);
+      on_all_ranks(world_, [&] {
+        store->commit(run.step, note);
+        is_committed = true;
+      });
+    } catch (...) {
+      store.reset();
+      if (!is_committed) remove_made(files);
+      throw;
+    }
+    run.made_in = files.made_in;
+  }
+
+  // After a failure, which is the error that counts.
+  void remove_made(const RecordFiles& files) const {
+    for (const std::filesystem::path& drive : own_.options.directories | std::views::reverse) {
+      try {
+        remove_records(drive, own_.name(), files);
+      } catch (const Error&) {  // the next start removes them
+      }
+    }
+  }
+
+  void log_takeover(const WholeRun& run, const Described& described) const {
+    if (own_.options.log == nullptr || own_.rank() > 0) return;
+    own_.options.log->info(
+        fmt::format("takes over run \"{}\" ({:#x}) after step {} from {} rank{}, with state format {}", own_.name(),
+                    seen_.front().run_id, run.step, run.ranks(), run.ranks() == 1 ? "" : "s", name(described.format)));
+  }
+
+  // --- The end.
+
+  // Before the training makes a step: from then on old records would be another history.
+  void remove_all_but(std::optional<std::uint64_t> made_in) {
+    const auto each_other = [&](auto remove) {
+      on_all_ranks(world_, [&] {
+        for (const RecordFiles& files : files_) {
+          if (files.made_in == made_in) continue;
+          for (const std::filesystem::path& drive : own_.options.directories | std::views::reverse)
+            remove(drive, files);  // from the first drive last: files are looked for there
+        }
+      });
+    };
+    each_other([&](const auto& drive, const RecordFiles& files) { remove_records(drive, own_.name(), files); });
+    locks_.clear();
+    each_other([&](const auto& drive, const RecordFiles& files) {
+      if (files.rank >= world_.size()) remove_empty_directory(drive, own_.name(), files);
+    });
+  }
+
+  const OwnRun& own_;
+  Communicator& world_;
+  const std::filesystem::path& first_drive_;
+  std::vector<RecordFiles> files_{};                       // that this rank sees
+  std::vector<SeenRecords> seen_{};                        // by all ranks
+  std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
+};
+
+}  // namespace
+
+RecordFiles settle_run(const OwnRun& own, Communicator& world) { return Takeover(own, world).settle(); }
+
+}  // namespace ballast
