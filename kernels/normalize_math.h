@@ -17,9 +17,4 @@ constexpr float divisor(const ExactSum& squares, const NormBound& bound) {
   return norm < bound.least ? bound.least : norm;
 }
 
-template <class F>
-constexpr BitsOf<F> divided(BitsOf<F> bf16, F by) {
-  return to_bf16(from_bf16(bf16) / by);
-}
-
 }  // namespace ballast::kernels
