@@ -24,13 +24,13 @@ Halves random_halves(std::size_t count, std::uint32_t seed) {
   return halves;
 }
 
-struct Sizes {
+struct Dimensions {
   std::size_t rows, inner, columns, count;
 };
 
 // The memory of a product, with a guard behind the result.
 struct ProductCase {
-  Sizes sizes;
+  Dimensions sizes;
   bool left_transposed = false;
   bool right_transposed = false;
   Halves left = random_halves(sizes.count * sizes.rows * sizes.inner, 1);
@@ -107,8 +107,9 @@ void check_everywhere(const Product& product, Halves& to) {
 }  // namespace
 
 TEST_CASE("products of matrices have the bits of their definition") {
-  const std::vector<Sizes> all{{1, 1, 1, 1},    {0, 3, 2, 1},     {2, 0, 3, 1},   {5, 7, 3, 2},     {12, 32, 31, 3},
-                               {97, 20, 33, 2}, {13, 300, 40, 1}, {200, 9, 5, 1}, {3, 257, 210, 1}, {193, 40, 193, 1}};
+  const std::vector<Dimensions> all{{1, 1, 1, 1},     {0, 3, 2, 1},     {2, 0, 3, 1},     {5, 7, 3, 2},
+                                    {12, 32, 31, 3},  {97, 20, 33, 2},  {13, 300, 40, 1}, {200, 9, 5, 1},
+                                    {3, 257, 210, 1}, {193, 40, 193, 1}};
   for (std::size_t i = 0; i < all.size(); i += testing::every(3)) {
     for (const bool left_transposed : {false, true}) {
       for (const bool right_transposed : {false, true}) {
