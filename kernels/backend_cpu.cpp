@@ -8,9 +8,7 @@ namespace {
 
 class CpuBackend : public Backend {
  public:
-  explicit CpuBackend(CpuOptions options)
-      : cpu_{walks_for(options.isa),
-             Threads(options.threads > 0 ? options.threads : oneapi::tbb::info::default_concurrency())} {}
+  explicit CpuBackend(const CpuOptions& options) : cpu_(cpu_of(options)) {}
 
   void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
     kernels::update(cpu_, tile, runs, groups);
@@ -43,6 +41,11 @@ class CpuBackend : public Backend {
 };
 
 }  // namespace
+
+Cpu cpu_of(const CpuOptions& options) {
+  return {walks_for(options.isa),
+          Threads(options.threads > 0 ? options.threads : oneapi::tbb::info::default_concurrency())};
+}
 
 std::unique_ptr<Backend> cpu_backend(CpuOptions options) { return std::make_unique<CpuBackend>(options); }
 

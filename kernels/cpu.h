@@ -9,10 +9,14 @@
 
 namespace ballast::kernels {
 
+struct CpuOptions;
+
 struct Cpu {
   const Walks& walks;
   Threads threads;
 };
+
+Cpu cpu_of(const CpuOptions& options);
 
 constexpr std::size_t arrays_in_a_pass = 32;  // of a sum; the CPU's prefetchers follow as many
 
@@ -29,5 +33,8 @@ void copy_pieces(const Cpu& cpu, std::span<const CopyPiece> pieces);
 void quantize(const Cpu& cpu, const ConstView& from, const Quantized& to, const CodeRounding& rounding);
 void dequantize(const Cpu& cpu, const ConstQuantized& from, const View& to);
 void sum_quantized(const Cpu& cpu, std::span<const ConstView> from, CodeBits bits, const View& into);
+
+// A thread at a time works in each memory.
+void multiply(const Cpu& cpu, const Product& product, std::span<BlockMemory> memory);
 
 }  // namespace ballast::kernels

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/exact_sum_math.h"
+#include "kernels/normalize_math.h"
 #include "kernels/numbers.h"
 #include "kernels/quantize_pieces.h"
 #include "kernels/runtime/device.h"
@@ -36,5 +37,9 @@ void first_non_finite(const Cuda& cuda, const ConstNumbers& values, std::uint64_
 void quantize(const Cuda& cuda, const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);
 void dequantize(const Cuda& cuda, const ConstQuantizedPiece& from, const Numbers& to);
 void sum_quantized(const Cuda& cuda, const QuantizedSummands& from, const Numbers& into);
+
+// to = from / divisor(squares, bound)
+void normalize(const Cuda& cuda, const ConstNumbers& from, const ExactSum* squares, const NormBound& bound,
+               const Numbers& to);
 
 }  // namespace ballast::kernels

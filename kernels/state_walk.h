@@ -6,6 +6,8 @@
 //   bf16             SplitMaster      Bf16Moments
 //   compact, 4bit    CompactMaster    CodedMoments
 //
+// A rule that makes a direction has a Direction in place of the master.
+//
 // Each object serves the group that begins at element `first` of the tile. If both master and moments round, they use
 // different bits of an element's random bits.
 #pragma once
@@ -118,6 +120,25 @@ class CompactMaster {
   std::uint16_t* parameter_;
   std::uint8_t* remainder_;
   const std::uint32_t* random_;
+};
+
+// A direction in place of a parameter. Nothing is read.
+template <class S>
+class Direction {
+  using F = typename S::F;
+
+ public:
+  static constexpr bool rounds = false;
+
+  Direction(const TileMemory& tile, std::size_t first, const Scratch&)
+      : direction_(at<std::uint16_t>(tile.parameter, first)) {}
+
+  F read(std::size_t) const { return F(0.0f); }
+
+  void write(std::size_t i, F direction) { S::store(direction_ + i, to_bf16(direction)); }
+
+ private:
+  std::uint16_t* direction_;
 };
 
 // --- Moments ---

@@ -37,10 +37,21 @@ void check_formats(const TileMemory& tile) {
   });
 }
 
+void check_direction(const TileMemory& tile) {
+  require(tile.parameter_dtype == DType::bf16 && tile.master == nullptr, Code::bad_argument, [&] {
+    return Problem{
+        .what = "cannot make a direction: it takes the place of the parameter, without a master",
+        .needed = "bf16, and no master",
+        .available = fmt::format("{}, and {} master", name(tile.parameter_dtype), tile.master == nullptr ? "no" : "a")};
+  });
+}
+
 void check_memory(const TileMemory& tile, const Rule& rule) {
   need(tile.parameter, byte_size(tile.parameter_dtype), "parameter", tile.format);
   need(tile.gradient, byte_size(tile.gradient_dtype), "gradient", tile.format);
-  if (tile.parameter_dtype != DType::fp32) {
+  if (std::visit([](const auto& r) { return MakesDirection<std::decay_t<decltype(r)>>; }, rule)) {
+    check_direction(tile);
+  } else if (tile.parameter_dtype != DType::fp32) {
     need(tile.master, master_bytes(tile.format), "master", tile.format);
   }
   const auto [momentum, variance] =

@@ -71,9 +71,11 @@ constexpr StoredOctet read_stored(const TileMemory& tile, const OctetPlace& plac
   StoredOctet stored{};
   stored.gradient = tile.gradient_dtype == DType::fp32 ? load_octet<std::uint32_t, Whole>(tile.gradient, place)
                                                        : load_octet<std::uint16_t, Whole>(tile.gradient, place);
-  stored.master = load_octet<typename Types::Master, Whole>(master_of(tile), place);
-  if constexpr (format != StateFormat::fp32) {
-    stored.parameter = load_octet<std::uint16_t, Whole>(tile.parameter, place);
+  if constexpr (!MakesDirection<Rule>) {
+    stored.master = load_octet<typename Types::Master, Whole>(master_of(tile), place);
+    if constexpr (format != StateFormat::fp32) {
+      stored.parameter = load_octet<std::uint16_t, Whole>(tile.parameter, place);
+    }
   }
   if constexpr (Rule::has_momentum) {
     stored.momentum = load_octet<typename Types::Moment, Whole>(tile.momentum, place);
@@ -87,7 +89,9 @@ constexpr StoredOctet read_stored(const TileMemory& tile, const OctetPlace& plac
 template <class Rule, StateFormat format, bool Whole>
 constexpr void write_stored(const TileMemory& tile, const OctetPlace& place, const StoredOctet& stored) {
   using Types = StateTypes<format>;
-  store_octet<typename Types::Master, Whole>(master_of(tile), place, stored.master);
+  if constexpr (!MakesDirection<Rule>) {
+    store_octet<typename Types::Master, Whole>(master_of(tile), place, stored.master);
+  }
   if (format != StateFormat::fp32 || tile.parameter_dtype != DType::fp32) {
     store_octet<std::uint16_t, Whole>(tile.parameter, place, stored.parameter);
   }
@@ -166,7 +170,9 @@ constexpr NewOctet update_octet(const StoredOctet& stored, const RunStep<Rule> s
   NewOctet updated{};
   for (std::size_t i = 0; i < octet_size; ++i) {
     const float gradient = decode_gradient(stored.gradient.at[i], gradient_dtype, step.gradient_factor);
-    updated.master[i] = decode_master<format>(stored.parameter.at[i], stored.master.at[i]);
+    if constexpr (!MakesDirection<Rule>) {
+      updated.master[i] = decode_master<format>(stored.parameter.at[i], stored.master.at[i]);
+    }
     if constexpr (Rule::has_momentum) {
       updated.momentum[i] = decode_momentum<format>(stored.momentum.at[i], scales.momentum);
     }
@@ -229,22 +235,25 @@ constexpr StoredOctet encode_octet(const NewOctet& updated, const TileMemory& ti
     const float momentum = updated.momentum[i];
     const SecondMoment<float>& variance = updated.variance[i];
     [[maybe_unused]] const std::uint32_t random = random_bits(static_cast<std::uint32_t>(index + i), key);
-    if constexpr (has_scales(format)) {
+    if constexpr (MakesDirection<Rule>) {
+      stored.parameter.at[i] = to_bf16(master);
+    } else if constexpr (has_scales(format)) {
       const auto parts = split8(master, random);
       stored.parameter.at[i] = shift_right<16>(parts.parameter);
       stored.master.at[i] = parts.remainder;
-      stored.momentum.at[i] = MomentCodes<format>::Momentum::encode(momentum, factors.momentum, random);
-      stored.variance.at[i] = MomentCodes<format>::Root::encode(variance.root, factors.root, random);
     } else {
       stored.parameter.at[i] = tile.parameter_dtype == DType::fp16 ? to_fp16(master) : to_bf16_parameter(master);
       stored.master.at[i] = format == StateFormat::fp32 ? bits(master) : split16(master);
-      if constexpr (format == StateFormat::bf16) {
-        stored.momentum.at[i] = shift_right<16>(to_bf16_stochastic(flush(momentum), random & 0xffffu));
-        stored.variance.at[i] = shift_right<16>(to_bf16_stochastic(variance.value, shift_right<16>(random)));
-      } else {
-        stored.momentum.at[i] = bits(flush(momentum));
-        stored.variance.at[i] = bits(variance.value);
-      }
+    }
+    if constexpr (has_scales(format)) {
+      stored.momentum.at[i] = MomentCodes<format>::Momentum::encode(momentum, factors.momentum, random);
+      stored.variance.at[i] = MomentCodes<format>::Root::encode(variance.root, factors.root, random);
+    } else if constexpr (format == StateFormat::bf16) {
+      stored.momentum.at[i] = shift_right<16>(to_bf16_stochastic(flush(momentum), random & 0xffffu));
+      stored.variance.at[i] = shift_right<16>(to_bf16_stochastic(variance.value, shift_right<16>(random)));
+    } else {
+      stored.momentum.at[i] = bits(flush(momentum));
+      stored.variance.at[i] = bits(variance.value);
     }
   }
   return stored;

@@ -72,15 +72,17 @@ void update_each_group(const TileMemory& tile, const Rule rule, float gradient_f
 
 template <class S, class Rule>
 void update_groups(const TileMemory& tile, const Rule& rule, float gradient_factor) {
+  const auto with = [&]<class Master, class Moments>() {
+    using Written = std::conditional_t<MakesDirection<Rule>, Direction<S>, Master>;
+    update_each_group<S, Written, Moments>(tile, rule, gradient_factor);
+  };
+  using enum StateFormat;
   switch (tile.format) {
-    case StateFormat::fp32: return update_each_group<S, Fp32Master<S>, Fp32Moments<S>>(tile, rule, gradient_factor);
-    case StateFormat::split: return update_each_group<S, SplitMaster<S>, Fp32Moments<S>>(tile, rule, gradient_factor);
-    case StateFormat::bf16: return update_each_group<S, SplitMaster<S>, Bf16Moments<S>>(tile, rule, gradient_factor);
-    case StateFormat::compact:
-      return update_each_group<S, CompactMaster<S>, CodedMoments<S, StateFormat::compact>>(tile, rule, gradient_factor);
-    case StateFormat::four_bit:
-      return update_each_group<S, CompactMaster<S>, CodedMoments<S, StateFormat::four_bit>>(tile, rule,
-                                                                                            gradient_factor);
+    case fp32: return with.template operator()<Fp32Master<S>, Fp32Moments<S>>();
+    case split: return with.template operator()<SplitMaster<S>, Fp32Moments<S>>();
+    case bf16: return with.template operator()<SplitMaster<S>, Bf16Moments<S>>();
+    case compact: return with.template operator()<CompactMaster<S>, CodedMoments<S, compact>>();
+    case four_bit: return with.template operator()<CompactMaster<S>, CodedMoments<S, four_bit>>();
   }
 }
 

@@ -2,6 +2,7 @@
 // walks_avx512.cpp. A walk works on the calling thread, on one piece of memory.
 #pragma once
 
+#include "kernels/multiply.h"
 #include "kernels/numbers.h"
 #include "kernels/quantize_pieces.h"
 #include "kernels/simd/isa.h"
@@ -22,6 +23,8 @@ struct Walks {
   void (*quantize)(const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);
   void (*dequantize)(const ConstQuantizedPiece& from, const Numbers& to, Stores stores);
   void (*sum_quantized)(const QuantizedSummands& from, const Numbers& into);
+  void (*multiply_block)(const Product& product, const ProductBlock& block, BlockMemory& memory);
+  void (*divide)(const std::uint16_t* from, float divisor, std::uint16_t* to, std::size_t count);
 };
 
 const Walks& walks_for(simd::Isa isa);

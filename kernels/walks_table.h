@@ -6,6 +6,8 @@
 #include "kernels/cast_walk.h"
 #include "kernels/fill_walk.h"
 #include "kernels/first_non_finite_walk.h"
+#include "kernels/multiply_walk.h"
+#include "kernels/normalize_walk.h"
 #include "kernels/quantize_walk.h"
 #include "kernels/sum_of_squares_walk.h"
 #include "kernels/update_walk.h"
@@ -25,7 +27,9 @@ constexpr Walks walks_of() {
           .first_non_finite = &first_non_finite_walk<S>,
           .quantize = &quantize_walk<S>,
           .dequantize = &dequantize_walk<S>,
-          .sum_quantized = &sum_quantized_walk<S>};
+          .sum_quantized = &sum_quantized_walk<S>,
+          .multiply_block = &multiply_block<S>,
+          .divide = &divide_walk<S>};
 }
 
 }  // namespace ballast::kernels

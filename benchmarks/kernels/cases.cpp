@@ -4,6 +4,7 @@
 
 #include "benchmarks/kernels/adamw.h"
 #include "benchmarks/kernels/elementwise.h"
+#include "benchmarks/kernels/matrices.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -67,10 +68,34 @@ void elementwise(std::vector<Case>& all) {
   versus_copy(all, "dequantize 8 bits to bf16", [](const Setting& s) { return dequantize(CodeBits::eight, bf16, s); });
 }
 
+void versus_library(std::vector<Case>& cases, const std::string& name, const ProductSizes& sizes) {
+  for (const DType dtype : {DType::bf16, DType::fp32}) {
+    cases.push_back({.name = name,
+                     .against = fmt::format("library, {}", ballast::name(dtype)),
+                     .make = [=](const Setting&) { return product(sizes); },
+                     .make_against = [=](const Setting&, double) { return product_by_library(sizes, dtype); },
+                     .unit = "GFLOP/s"});
+  }
+}
+
+void matrices(std::vector<Case>& all) {
+  versus_library(all, "multiply 1024 x 1024 x 1024", {1024, 1024, 1024});
+  versus_library(all, "multiply by the transpose, 1024 x 1024", {1024, 1024, 1024, true});
+  for (const auto& [rows, columns] : {std::pair(1024, 1024), std::pair(1024, 4096)}) {
+    const kernels::MatrixShape shape{static_cast<std::size_t>(rows), static_cast<std::size_t>(columns)};
+    all.push_back({.name = fmt::format("orthogonalize {} x {}", rows, columns),
+                   .against = "library, bf16",
+                   .make = [=](const Setting&) { return orthogonalization(shape); },
+                   .make_against = [=](const Setting&, double) { return orthogonalization_by_library(shape); },
+                   .unit = "GFLOP/s"});
+  }
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   optimizer_steps(all);
   elementwise(all);
+  matrices(all);
   return all;
 }
 

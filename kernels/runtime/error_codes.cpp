@@ -50,6 +50,9 @@ constexpr std::array codes{
              "Build again with nvcc on the PATH, or choose the CPU."},
     CodeInfo{Code::no_cuda_device, "no_cuda_device", "This process sees no usable GPU.",
              "Check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or choose the CPU."},
+    CodeInfo{Code::no_cublas, "no_cublas", "The build or the process has no cuBLAS, which multiplies matrices on GPUs.",
+             "Install the package nvidia-cublas, which a torch for CUDA brings, or put the toolkit's libraries on the "
+             "path of the loader."},
     CodeInfo{Code::no_io_uring, "no_io_uring", "The kernel, the container or this build has no io_uring.",
              "No action is needed: threads read and write instead. To save CPU time, allow io_uring in the container."},
     CodeInfo{Code::drive_full, "drive_full", "A drive has too little free space.",

@@ -47,14 +47,19 @@ struct Sizes {
   std::ptrdiff_t rows, columns, inner;
 };
 
-void multiply(const Sizes& sizes, const Matrix& a, const Matrix& b, const Matrix& to, float begin) {
+struct Factors {
+  float alpha, beta;
+};
+
+void multiply(const Sizes& sizes, const Factors& factors, const Matrix& a, const Matrix& b, const Matrix& to) {
   for (std::ptrdiff_t column = 0; column < sizes.columns; ++column) {
     for (std::ptrdiff_t row = 0; row < sizes.rows; ++row) {
       float sum = 0;
       for (std::ptrdiff_t i = 0; i < sizes.inner; ++i) {
         sum += a.get(row, i) * b.get(i, column);
       }
-      to.set(row, column, begin == 0 ? sum : begin * to.get(row, column) + sum);
+      sum *= factors.alpha;
+      to.set(row, column, factors.beta == 0 ? sum : factors.beta * to.get(row, column) + sum);
     }
   }
 }
@@ -83,6 +88,16 @@ cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
   return begin("cublasSetStream", emulated::Context::none);
 }
 
+// Its memory is left alone: these products need none.
+cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, std::size_t) {
+  return begin("cublasSetWorkspace", emulated::Context::none);
+}
+
+// Sums are always in fp32.
+cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) {
+  return begin("cublasSetMathMode", emulated::Context::none);
+}
+
 cublasStatus_t cublasGetVersion(cublasHandle_t, int* version) {
   *version = 130100;
   return begin("cublasGetVersion", emulated::Context::none);
@@ -101,18 +116,17 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
                                           cublasGemmAlgo_t) {
   const cublasStatus_t status = begin("cublasGemmStridedBatchedEx", emulated::Context::on_current);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  if (handle->gpu != emulated::current_gpu() || *static_cast<const float*>(alpha) != 1.0f)
-    return CUBLAS_STATUS_INVALID_VALUE;
+  if (handle->gpu != emulated::current_gpu()) return CUBLAS_STATUS_INVALID_VALUE;
   const Matrix first{const_cast<void*>(a), a_type, a_stride, a_operation == CUBLAS_OP_T};
   const Matrix second{const_cast<void*>(b), b_type, b_stride, b_operation == CUBLAS_OP_T};
   const Matrix to{c, c_type, c_stride};
-  const float begin_with = *static_cast<const float*>(beta);
+  const Factors factors{*static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
   emulated::stream_of(handle->stream).queue.add([=] {
     const emulated::MemoryAccess access{a, b, c};
     if (emulated::context_has_failed()) return;
     for (int i = 0; i < batch; ++i) {
-      multiply({rows, columns, inner}, first.moved(i * a_step), second.moved(i * b_step), to.moved(i * c_step),
-               begin_with);
+      multiply({rows, columns, inner}, factors, first.moved(i * a_step), second.moved(i * b_step),
+               to.moved(i * c_step));
     }
   });
   return CUBLAS_STATUS_SUCCESS;

@@ -32,6 +32,12 @@ class Options(ctypes.Structure):
     _fields_ += [("nesterov", ctypes.c_int), ("maximize", ctypes.c_int)]
 
 
+class MuonOptions(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in ("lr", "momentum", "weight_decay", "eps")]
+    _fields_ += [("ns_coefficients", ctypes.c_double * 3)]
+    _fields_ += [(name, ctypes.c_int) for name in ("nesterov", "ns_steps", "match_rms_adamw", "polar_express")]
+
+
 def library_path() -> Path:
     root = Path(__file__).resolve().parents[2]
     build = Path(os.environ.get("BALLAST_BUILD", root / "build" / "release"))
@@ -43,6 +49,10 @@ def load() -> ctypes.CDLL:
     library.ballast_step.restype = ctypes.c_char_p
     library.ballast_step.argtypes = [
         ctypes.POINTER(Tensor), ctypes.POINTER(Options), ctypes.c_uint64, ctypes.c_uint64
+    ]
+    library.ballast_muon_step.restype = ctypes.c_char_p
+    library.ballast_muon_step.argtypes = [
+        ctypes.POINTER(Tensor), ctypes.POINTER(MuonOptions), ctypes.c_uint64, ctypes.c_uint64
     ]
     return library
 
@@ -91,5 +101,27 @@ class Optimizer:
         for unit, (state, gradient) in enumerate(zip(self.states, gradients)):
             tensor = state.tensor(gradient)
             error = self.library.ballast_step(tensor, self.options, unit, self.steps)
+            if error:
+                raise RuntimeError(error.decode())
+
+
+class Muon:
+    """A torch-like Muon of matrices. Options have the names and defaults of torch.optim.Muon, and `polar_express`."""
+
+    def __init__(self, parameters, format: str = "fp32", **options):
+        self.library = load()
+        coefficients = options.pop("ns_coefficients", (3.4445, -4.7750, 2.0315))
+        match = options.pop("adjust_lr_fn", None) == "match_rms_adamw"
+        defaults = dict(lr=1e-3, momentum=0.95, weight_decay=0.1, eps=1e-7, nesterov=True, ns_steps=5)
+        self.options = MuonOptions(
+            ns_coefficients=(ctypes.c_double * 3)(*coefficients), match_rms_adamw=match, **(defaults | options)
+        )
+        self.states = [State(parameter, format) for parameter in parameters]
+        self.steps = 0
+
+    def step(self, gradients):
+        self.steps += 1
+        for state, gradient in zip(self.states, gradients):
+            error = self.library.ballast_muon_step(state.tensor(gradient), self.options, gradient.shape[0], self.steps)
             if error:
                 raise RuntimeError(error.decode())

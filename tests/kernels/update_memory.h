@@ -128,7 +128,7 @@ class UpdateMemory {
   std::mt19937 random_;
 };
 
-// Returns one step of each rule, with every coefficient in use.
+// Returns one step of each rule that updates a master, with every coefficient in use.
 inline std::vector<Rule> sample_rules() {
   const AdamW adamw{.decay = 0.999f,
                     .one_minus_beta1 = 0.1f,
@@ -150,7 +150,8 @@ inline std::vector<Rule> sample_rules() {
                       .from_gradient = 1.0f},
           Lion{.lr = 1e-3f, .decay = 0.999f, .one_minus_beta1 = 0.1f, .one_minus_beta2 = 0.01f},
           Adagrad{.step_size = 0.01f, .l2 = 0.1f, .eps = 1e-10f},
-          External{}};
+          External{},
+          MuonStep{.decay = 0.999f, .step_size = 0.02f}};
 }
 
 // Returns every allowed pair of parameter and gradient format.

@@ -118,6 +118,23 @@ ExactStep step(const Adagrad& rule, const Element& old, double g) {
   return next;
 }
 
+// Its parameter is the direction.
+ExactStep step(const MuonMomentum& rule, const Element& old, double g) {
+  ExactStep next;
+  next.value.momentum = old.momentum + rule.one_minus_momentum * (g - old.momentum);
+  next.size.momentum = size_of(old.momentum, rule.one_minus_momentum * (std::abs(g) + std::abs(old.momentum)));
+  next.value.parameter = rule.from_momentum * next.value.momentum + rule.from_gradient * g;
+  next.size.parameter = size_of(rule.from_momentum * next.size.momentum, rule.from_gradient * g);
+  return next;
+}
+
+ExactStep step(const MuonStep& rule, const Element& old, double direction) {
+  ExactStep next;
+  next.value.parameter = old.parameter * rule.decay - rule.step_size * direction;
+  next.size.parameter = size_of(old.parameter, rule.step_size * direction);
+  return next;
+}
+
 ExactStep step(const External&, const Element& old, double) { return {.value = old, .size = {}}; }
 
 double ulp(double size, int mantissa_bits) {

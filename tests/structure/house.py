@@ -141,7 +141,7 @@ VENDORS = [
     Vendor("libnuma", r"numa(if)?\.h", ["kernels/runtime/*.cpp"], one_file=True),
     Vendor("NCCL", r"nccl.*\.h", ["zero/comm/*nccl*"]),
     Vendor("Gloo", r"gloo/.*", ["zero/comm/*gloo*.cpp"], one_file=True),
-    Vendor("cuBLAS", r"cublas.*", ["examples/gpt/*", "optim/*.cpp", "optim/*.cu"]),
+    Vendor("cuBLAS", r"cublas.*", ["examples/gpt/*", "kernels/*cublas*"]),
     Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["examples/gpt/*.cpp"], one_file=True),
     Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp"]),
     Vendor("CUDA", r"(cuda|cub/|cooperative_groups|nvtx|nvml).*", ["*.cu", "*.cuh", "kernels/runtime/*cuda*"]),

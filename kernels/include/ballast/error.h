@@ -27,6 +27,7 @@ enum class Code : int {
   memory_budget = 2004,
   no_cuda_build = 2101,
   no_cuda_device = 2102,
+  no_cublas = 2103,
   no_io_uring = 2201,
   drive_full = 2202,
   network_drive = 2203,

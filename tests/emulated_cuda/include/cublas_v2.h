@@ -1,4 +1,4 @@
-// The part of cuBLAS that the GPT trainer calls. tests/emulated_cuda implements it in plain C++.
+// The part of cuBLAS that Ballast calls. tests/emulated_cuda implements it in plain C++.
 #pragma once
 
 #include "tests/emulated_cuda/include/cuda_runtime_api.h"
@@ -10,11 +10,14 @@ enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED =
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
 enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1 };
+enum cublasMath_t { CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16 };
 enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 
 cublasStatus_t cublasCreate(cublasHandle_t* handle);
 cublasStatus_t cublasDestroy(cublasHandle_t handle);
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream);
+cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, std::size_t bytes);
+cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
 cublasStatus_t cublasGetVersion(cublasHandle_t handle, int* version);
 const char* cublasGetStatusString(cublasStatus_t status);
 cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t a_operation,

@@ -1,0 +1,21 @@
+// The functions of cuBLAS that the kernels call. Only sources of the CUDA backend may include this header.
+#pragma once
+
+#include <cublas_v2.h>
+
+namespace ballast::kernels {
+
+struct Cublas {
+  decltype(&cublasCreate) create;
+  decltype(&cublasDestroy) destroy;
+  decltype(&cublasSetStream) set_stream;
+  decltype(&cublasSetWorkspace) set_workspace;
+  decltype(&cublasSetMathMode) set_math_mode;
+  decltype(&cublasGetStatusString) status_string;
+  decltype(&cublasGemmStridedBatchedEx) multiply;
+};
+
+// Loads the library at the first call, or finds the one that the process has loaded. Throws B2103 if there is none.
+const Cublas& cublas();
+
+}  // namespace ballast::kernels

@@ -1,0 +1,57 @@
+// Products of bf16 matrices, and how a CPU divides them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ballast::kernels {
+
+// A factor of a product, in bf16. One of the steps is 1.
+struct Factor {
+  const std::uint16_t* data = nullptr;
+  std::size_t row_step = 0;
+  std::size_t column_step = 1;
+};
+
+constexpr Factor part(const Factor& factor, std::size_t row, std::size_t column) {
+  return {factor.data + row * factor.row_step + column * factor.column_step, factor.row_step, factor.column_step};
+}
+
+constexpr Factor transposed(const Factor& factor) { return {factor.data, factor.column_step, factor.row_step}; }
+
+// to = alpha * left * right + beta * added for each of `count` matrices, summed in fp32 and rounded once to bf16. The matrices
+// of each argument lie one after the other, without gaps; `to` and `added` by rows. The memory of `to` is apart from the rest.
+struct Product {
+  std::size_t rows = 0;
+  std::size_t inner = 0;
+  std::size_t columns = 0;
+  std::size_t count = 1;
+  Factor left;
+  Factor right;
+  std::uint16_t* to = nullptr;
+  const std::uint16_t* added = nullptr;  // not read if beta is zero
+  float alpha = 1.0f;
+  float beta = 0.0f;
+  bool symmetric = false;  // the product and `added` equal their transposes: a CPU computes one half
+};
+
+// What a task of a CPU computes: the rows and columns of one matrix from these on, `size` of them, or those that are left.
+struct ProductBlock {
+  std::size_t row = 0;
+  std::size_t column = 0;
+  std::size_t size = 0;
+};
+
+// Multiples of the tiles that any instruction set keeps in registers. No bits depend on these.
+inline constexpr std::size_t block_size = 192;       // the largest
+inline constexpr std::size_t small_block_size = 96;  // of few matrices, so that each thread has work
+inline constexpr std::size_t block_depth = 256;      // the part of the inner dimension that is packed at once
+
+// What a task keeps in the caches: parts of both factors in fp32, and its sums.
+struct BlockMemory {
+  alignas(64) float left[block_size * block_depth];
+  alignas(64) float right[block_size * block_depth];
+  alignas(64) float sums[block_size * block_size];
+};
+
+}  // namespace ballast::kernels

@@ -1,0 +1,36 @@
+// The steps of an orthogonalization, for any device: which products in which order, and where their matrices lie.
+#pragma once
+
+#include "kernels/multiply.h"
+#include "kernels/normalize_math.h"
+#include "kernels/orthogonalize.h"
+
+namespace ballast::kernels {
+
+// The matrices that an orthogonalization keeps in its workspace, each as many as `count` of the shape.
+struct NewtonSchulzMemory {
+  std::uint16_t* other = nullptr;   // as large as the matrices: a step reads the one and writes the other
+  std::uint16_t* gram = nullptr;    // X X^T of the shorter side
+  std::uint16_t* update = nullptr;  // b gram + c gram^2
+  ExactSum* squares = nullptr;      // of the norms
+  std::byte* rest = nullptr;        // what the device adds
+};
+
+NewtonSchulzMemory newton_schulz_memory(const MatrixShape& shape, std::byte* workspace);
+std::size_t newton_schulz_bytes(const MatrixShape& shape);  // without the rest
+
+// What a device does.
+class MatrixWork {
+ public:
+  virtual ~MatrixWork() = default;
+
+  // to = from / its norm, of each matrix, also in place. `squares` is memory for one sum of each matrix.
+  virtual void normalize(const std::uint16_t* from, const MatrixShape& shape, const NormBound& bound, ExactSum* squares,
+                         std::uint16_t* to) = 0;
+  virtual void multiply(const Product& product) = 0;
+};
+
+void newton_schulz(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how,
+                   const NewtonSchulzMemory& memory, MatrixWork& work);
+
+}  // namespace ballast::kernels

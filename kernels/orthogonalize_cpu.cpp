@@ -1,0 +1,65 @@
+#include <algorithm>
+
+#include "kernels/cpu.h"
+#include "kernels/newton_schulz.h"
+#include "kernels/pieces.h"
+
+namespace ballast::kernels {
+namespace {
+
+class CpuMatrixWork : public MatrixWork {
+ public:
+  CpuMatrixWork(const Cpu& cpu, std::span<BlockMemory> blocks) : cpu_(cpu), blocks_(blocks) {}
+
+  void normalize(const std::uint16_t* from, const MatrixShape& shape, const NormBound& bound, ExactSum* squares,
+                 std::uint16_t* to) override {
+    const std::size_t elements = shape.rows * shape.columns;
+    for (std::size_t i = 0; i < shape.count; ++i, from += elements, to += elements) {
+      squares[i] = {};
+      sum_of_squares(cpu_, {reinterpret_cast<const std::byte*>(from), elements, DType::bf16}, &squares[i]);
+      const float by = divisor(squares[i], bound);
+      each_piece(cpu_.threads, elements,
+                 [&](std::size_t first, std::size_t count) { cpu_.walks.divide(from + first, by, to + first, count); });
+    }
+  }
+
+  void multiply(const Product& product) override { kernels::multiply(cpu_, product, blocks_); }
+
+ private:
+  const Cpu& cpu_;
+  std::span<BlockMemory> blocks_;
+};
+
+// How many blocks of the largest product are worked on at once.
+std::size_t blocks_at_once(const Cpu& cpu, const MatrixShape& shape) {
+  const auto blocks = [](std::size_t count) { return (count + small_block_size - 1) / small_block_size; };
+  return std::min(static_cast<std::size_t>(cpu.threads.count()),
+                  shape.count * blocks(shape.rows) * blocks(shape.columns));
+}
+
+class CpuOrthogonalizer : public Orthogonalizer {
+ public:
+  explicit CpuOrthogonalizer(const CpuOptions& options) : cpu_(cpu_of(options)) {}
+
+  std::size_t workspace_bytes(const MatrixShape& shape) const override {
+    return newton_schulz_bytes(shape) + blocks_at_once(cpu_, shape) * sizeof(BlockMemory);
+  }
+
+ private:
+  void run(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how, std::byte* workspace) override {
+    const NewtonSchulzMemory memory = newton_schulz_memory(shape, workspace);
+    auto* const blocks = reinterpret_cast<BlockMemory*>(memory.rest);
+    CpuMatrixWork work(cpu_, {blocks, blocks_at_once(cpu_, shape)});
+    newton_schulz(matrices, shape, how, memory, work);
+  }
+
+  Cpu cpu_;
+};
+
+}  // namespace
+
+std::unique_ptr<Orthogonalizer> cpu_orthogonalizer(CpuOptions options) {
+  return std::make_unique<CpuOrthogonalizer>(options);
+}
+
+}  // namespace ballast::kernels

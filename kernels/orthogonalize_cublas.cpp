@@ -1,0 +1,107 @@
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+
+#include "kernels/cublas.h"
+#include "kernels/cuda.h"
+#include "kernels/newton_schulz.h"
+#include "kernels/runtime/current_gpu.h"
+
+namespace ballast::kernels {
+namespace {
+
+// What cuBLAS recommends for Hopper; older GPUs need less. Given by the caller, it is part of the planned memory, and the
+// kernels that cuBLAS chooses do not depend on what its own pool has left.
+constexpr std::size_t cublas_workspace_bytes = std::size_t{32} << 20;
+
+void check(cublasStatus_t status, std::string_view what) {
+  require(status == CUBLAS_STATUS_SUCCESS, Code::cuda_call,
+          [&] { return Problem{.what = fmt::format("{} failed: {}", what, cublas().status_string(status))}; });
+}
+
+int whole(std::size_t count) {
+  require(count <= INT32_MAX, Code::wrong_size, [&] {
+    return Problem{.what = "cannot multiply with cuBLAS: a matrix is too large",
+                   .needed = fmt::format("{} rows or columns", count),
+                   .available = std::to_string(INT32_MAX)};
+  });
+  return static_cast<int>(count);
+}
+
+// cuBLAS stores matrices by columns, so it reads a factor that is stored by rows as its transpose.
+cublasOperation_t operation(const Factor& factor) { return factor.column_step == 1 ? CUBLAS_OP_N : CUBLAS_OP_T; }
+int stride(const Factor& factor) { return whole(factor.column_step == 1 ? factor.row_step : factor.column_step); }
+
+class CudaMatrixWork : public MatrixWork {
+ public:
+  CudaMatrixWork(const Cuda& cuda, cublasHandle_t handle) : cuda_(cuda), handle_(handle) {}
+
+  void normalize(const std::uint16_t* from, const MatrixShape& shape, const NormBound& bound, ExactSum* squares,
+                 std::uint16_t* to) override {
+    device::fill(squares, 0, shape.count * sizeof(ExactSum), cuda_.stream);
+    const std::size_t elements = shape.rows * shape.columns;
+    for (std::size_t i = 0; i < shape.count; ++i, from += elements, to += elements) {
+      const ConstNumbers matrix{reinterpret_cast<const std::byte*>(from), elements, DType::bf16};
+      sum_of_squares(cuda_, matrix, &squares[i]);
+      kernels::normalize(cuda_, matrix, &squares[i], bound, {reinterpret_cast<std::byte*>(to), elements, DType::bf16});
+    }
+  }
+
+  // It computes the transposes: to^T = right^T left^T.
+  void multiply(const Product& product) override {
+    const auto& [rows, inner, columns, count, left, right, to, added, alpha, beta, symmetric] = product;
+    if (beta != 0.0f) device::copy(to, added, rows * columns * count * sizeof *to, cuda_.stream);
+    const auto step = [](std::size_t a, std::size_t b) { return static_cast<long long>(a * b); };
+    check(cublas().multiply(handle_, operation(right), operation(left), whole(columns), whole(rows), whole(inner),
+                            &alpha, right.data, CUDA_R_16BF, stride(right), step(inner, columns), left.data,
+                            CUDA_R_16BF, stride(left), step(rows, inner), &beta, to, CUDA_R_16BF, whole(columns),
+                            step(rows, columns), whole(count), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+          "a product of matrices");
+  }
+
+ private:
+  const Cuda& cuda_;
+  cublasHandle_t handle_;
+};
+
+class CudaOrthogonalizer : public Orthogonalizer {
+ public:
+  explicit CudaOrthogonalizer(const Cuda& cuda) : cuda_(cuda) {
+    const CurrentGpu current(cuda_.gpu);
+    check(cublas().create(&handle_), "starting cuBLAS");
+  }
+  ~CudaOrthogonalizer() override {
+    const CurrentGpu current(cuda_.gpu);
+    cublas().destroy(handle_);
+  }
+  CudaOrthogonalizer(const CudaOrthogonalizer&) = delete;
+  CudaOrthogonalizer& operator=(const CudaOrthogonalizer&) = delete;
+
+  std::size_t workspace_bytes(const MatrixShape& shape) const override {
+    return newton_schulz_bytes(shape) + cublas_workspace_bytes;
+  }
+
+ private:
+  void run(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how, std::byte* workspace) override {
+    const CurrentGpu current(cuda_.gpu);
+    const NewtonSchulzMemory memory = newton_schulz_memory(shape, workspace);
+    check(cublas().set_stream(handle_, cuda_.stream), "giving cuBLAS a stream");  // takes its workspace away
+    check(cublas().set_workspace(handle_, memory.rest, cublas_workspace_bytes), "giving cuBLAS a workspace");
+    // Else parts of a sum may be added up in bf16.
+    check(cublas().set_math_mode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION), "asking for sums in fp32");
+    CudaMatrixWork work(cuda_, handle_);
+    newton_schulz(matrices, shape, how, memory, work);
+  }
+
+  Cuda cuda_;
+  cublasHandle_t handle_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Orthogonalizer> cuda_orthogonalizer(StreamHandle stream, int gpu) {
+  device::require_gpu(gpu);
+  return std::make_unique<CudaOrthogonalizer>(cuda_on(stream, gpu));
+}
+
+}  // namespace ballast::kernels
