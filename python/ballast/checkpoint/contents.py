@@ -76,6 +76,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     indexes: list[dict[str, Any]]  # the name and the seal of each rank's file
     own_step: bool = False  # the optimizer's own step makes the updates, with state of its own
+    converted_from: str = ""  # what `ballast convert` has read. Then there are no groups, and untrained tensors may be missing
     written_by: str = _core.version
     format: int = VERSION
     extras: list[Extra] = field(default_factory=list)  # by rank; the ranks' own files describe them

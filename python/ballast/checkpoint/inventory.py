@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from ballast.wrapper.partition import Partition
 from ballast.wrapper.ungathered import plain
 from ballast.wrapper.units import Member, names_of
 from ballast.wrapper.unwrap import unwrapped, unwrapped_name
+
+log = logging.getLogger("ballast")
 
 
 def access_of(optimizer: Any) -> CheckpointAccess:
@@ -71,6 +74,12 @@ def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             if name not in module._non_persistent_buffers_set:
                 found[unwrapped_name(f"{path}.{name}" if path else name)] = buffer
     return found
+
+
+def warn_of_left(names: Sequence[str], access: CheckpointAccess) -> None:
+    """Name the tensors that a checkpoint of another program lacks."""
+    if names and access.group.rank == 0:
+        log.warning("these tensors stay as they are, because the checkpoint does not hold them: %s", ", ".join(sorted(names)))
 
 
 def torch_tensors(model: torch.nn.Module, access: CheckpointAccess, partition: Partition) -> Iterator[TorchTensor]:

@@ -14,7 +14,7 @@ import torch
 from ballast import _core
 from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
-from ballast.checkpoint.compatibility import require_compatible, use_model_names
+from ballast.checkpoint.compatibility import leave_out, require_compatible, use_model_names
 from ballast.checkpoint.contents import Checkpoint
 from ballast.checkpoint.custom_state import CustomState
 from ballast.checkpoint.inventory import (
@@ -23,6 +23,7 @@ from ballast.checkpoint.inventory import (
     parameter_names,
     parameters_by_name,
     require_all_partitioned,
+    warn_of_left,
 )
 from ballast.checkpoint.outer_state import OuterLoading
 from ballast.checkpoint.pieces import Cut, cover
@@ -79,6 +80,7 @@ class Loading:
             self._checkpoint = manifest.parse(directory, text)
             use_model_names(self._checkpoint, {**self._parameters, **self._buffers})
             self._files = manifest.data_files(directory, self._checkpoint)
+            self._left = leave_out(self._checkpoint, self._parameters, self._buffers)
             require_compatible(self._checkpoint, access, self._parameters, self._buffers, self._names)
             require_expected(model, self._buffers.values())
             self._custom = CustomState(access, self._checkpoint.tensors, self._names)
@@ -88,6 +90,7 @@ class Loading:
             self._extra = read_extra(directory, self._checkpoint, access.group.rank)
         self._agreement.settle()
         self._tensors = self._checkpoint.tensors
+        warn_of_left(self._left, access)
 
     def run(self) -> Any:
         """Load the checkpoint, and return this rank's `extra`."""
@@ -100,7 +103,8 @@ class Loading:
         made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
         expect(self._parameters.values())
         expect_buffers(self._model)
-        self._buffers = buffers_by_name(self._model)
+        buffers = buffers_by_name(self._model)
+        self._buffers = {name: buffers[name] for name in self._buffers}
         partition = self._access.begin_from(made, self._checkpoint.step, frozen_state)
         moments = {} if self._access.has_own_step else {**frozen_state, **thawed}
         self._fill(partition, self._targets(partition, moments) + self._outer.targets(partition))
@@ -125,6 +129,8 @@ class Loading:
         thawed: State = {}
         for _, parameter in self._access.parameters():
             name = self._names[id(parameter)]
+            if name not in self._tensors:
+                continue
             entry = self._tensors[name]
             kept = [moment for _, moment in self._access.names_of_moments() if moment_name(name, moment) in self._tensors]
             if not parameter.requires_grad and entry.role == "trained":
@@ -160,6 +166,7 @@ class Loading:
         """Read everything in this order: the optimizer's own state, which a run commits with the shards, the shards, and the
         rest."""
         parts = [(partition.member_of(part), part) for part in partition.local_shards()]
+        parts = [(member, part) for member, part in parts if self._name_of(member) in self._tensors]
         own = self._custom.targets(partition)
         wanted = [cut for target in own for cut in cuts_of(target)]
         wanted += [cut for member, part in parts for cut, _ in self._cuts(member, part)]
@@ -201,6 +208,8 @@ class Loading:
 
     def _change(self, part: _core.StatePart, member: Member, stream: Stream) -> None:
         name = self._name_of(member)
+        if name not in self._tensors:
+            return
         entry, values = self._tensors[name], dict(self._custom.stored(name))
         kind, width = OPAQUE if member.is_opaque else entry.kind(), member.width
         for cut, number in self._cuts(member, part):

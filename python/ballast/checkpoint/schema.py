@@ -73,6 +73,7 @@ def checkpoint_of(content: Json) -> Checkpoint:
         tensors=tensors,
         indexes=indexes,
         own_step=content.get("own_step", False).flag(),
+        converted_from=content.get("converted_from", "").text(),
         written_by=content.get("written_by", "").text(),
     )
 
