@@ -13,7 +13,7 @@ from ballast.checkpoint.plain_torch import plain_torch, plain_torch_alone
 from ballast.checkpoint.source import Source
 from ballast.checkpoint.universal import Universal
 from ballast.checkpoint.zero import Zero
-from ballast.checkpoint.zero_files import folder_of
+from ballast.checkpoint.zero_files import STAGE_0, folder_of, is_sharded
 from ballast.checks import refuse
 
 
@@ -33,14 +33,16 @@ def source_of(path: Path, names: Names | None = None) -> Source:
         folder = folder_of(path)
         if kind_of(folder) == "universal":
             return Universal(folder, names and names.shapes)
-        return Zero(folder, () if names is None else names.shapes.keys())
+        if is_sharded(folder):
+            return Zero(folder, () if names is None else names.shapes.keys())
+        return _of_torch(folder / STAGE_0, names)  # the file of torch.save() with the model
     if kind == "universal":
         return Universal(path, names and names.shapes)
     if kind == "distributed":
         content = content_of(path)
         return of_only_model(content) if names is None else Keyed(content, names.trained, names.shapes)
     if kind == "torch":
-        return plain_torch_alone(path) if names is None else plain_torch(path, names.trained, names.shapes, names.groups)
+        return _of_torch(path, names)
     if kind == "safetensors":
         refuse(
             "cannot load a training from safetensors files: they hold no optimizer state",
@@ -49,3 +51,7 @@ def source_of(path: Path, names: Names | None = None) -> Source:
             remedy="ballast.load(model, files) reads parameters.",
         )
     raise AssertionError(kind)
+
+
+def _of_torch(path: Path, names: Names | None) -> Keyed:
+    return plain_torch_alone(path) if names is None else plain_torch(path, names.trained, names.shapes, names.groups)

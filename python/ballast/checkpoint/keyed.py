@@ -14,6 +14,7 @@ from ballast.checkpoint.source import STEP
 from ballast.checkpoint.unpickling import number_in
 from ballast.checks import refuse
 from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.wrapper.unwrap import COMPILED, PARALLEL, names_in_model
 
 NUMBERED = re.compile(r"((?:.*\.)?)state\.(\d+)\.\w+")
 OF_OPTIMIZERS = {"state", "param_groups"}  # keys of an optimizer's state_dict()
@@ -110,9 +111,9 @@ class Keyed:
         numbers = [list(group["params"]) for group in groups] if _are_groups(groups) else None
         if numbers is None or groups is None:
             self._refuse_numbers(prefix, "the parameter groups are not in it, or not as torch saves them")
-        names: Sequence[Sequence[str]] | None = [group.get("param_names") for group in groups]
-        if any(each is None for each in names):
-            names = self._order
+        names = self._order
+        if all(isinstance(group.get("param_names"), list) for group in groups):
+            names = [[*names_in_model(group["param_names"], self._known).values()] for group in groups]
         if names is None:
             self._refuse_numbers(prefix, "nothing says which parameter each number is")
         if [len(each) for each in names] != [len(each) for each in numbers]:
@@ -156,7 +157,11 @@ def of_only_model(content: Content) -> Keyed:
             remedy="ballast.load(model, directory) chooses by the names of a model.",
         )
     [(around, names)] = models.items()
-    return Keyed(content, names, names, model="".join(f"{word}." for word in around))
+    prefix = "".join(f"{word}." for word in around)
+    for wrapper in (f"{PARALLEL}.", f"{COMPILED}."):
+        if all(name.startswith(wrapper) for name in names):
+            prefix, names = prefix + wrapper, [name.removeprefix(wrapper) for name in names]
+    return Keyed(content, names, names, model=prefix)
 
 
 def prefixes(keys: Iterable[str], names: Sequence[str]) -> Counter[str]:

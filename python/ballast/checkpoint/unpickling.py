@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import pickle
 import re
@@ -67,6 +68,8 @@ def load_without_code(
         with torch.serialization.safe_globals([(kind, name) for name, kind in classes.items()]):
             return torch.load(file, map_location="cpu", mmap=isinstance(file, Path), weights_only=True)
     except OSError as error:
+        if error.errno == errno.EINVAL:  # torch's reader has looked for the directory of the zip file before its first byte
+            fail_unreadable(path, "it is cut off")
         fail_file(path, error)
     except Exception as error:
         fail_unreadable(path, str(error))

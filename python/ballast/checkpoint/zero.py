@@ -55,7 +55,7 @@ class Zero:
     def __init__(self, folder: Path, known: Collection[str] = ()):
         self._folder = folder
         self._ranks = rank_states(self._folder)
-        self._model = model_state(self._folder, len(self._ranks))
+        self._model = model_state(self._folder)
         self._shapes = {name: shape for group in self._model.shapes for name, shape in group.items()}
         self._parts = _parts(self._ranks, self._model)
         _require_each_once(self._folder, self._parts, self._shapes)
@@ -103,7 +103,7 @@ class Zero:
         """Return frozen parameters and buffers."""
         model = self._model
         left_out = {*self._shapes, *model.aliases}
-        in_parts = bool(self._ranks) and self._ranks[0].mappings is None  # the module of stage 3 has empty parameters
+        in_parts = self._ranks[0].is_of_stage_3  # whose module has empty parameters
         kept = {name for name in model.module if name in model.buffers or not in_parts} - left_out
         found = {name: model.module[name] for name in model.module if name in kept}
         for name, shape in model.frozen.items() if in_parts else ():
@@ -114,7 +114,7 @@ class Zero:
         ranges, elements = [], math.prod(shape)
         for rank in range(len(self._ranks)):
             count = _share(elements, len(self._ranks), rank)
-            stored = self._model.fragments[rank].get(name)
+            stored = self._model.fragments.get(rank, {}).get(name)
             if not isinstance(stored, StoredTensor) or stored.elements < count:
                 fail_malformed(str(self._folder), f"rank {rank} lacks its part of {name}", needed=f"{count} elements")
             ranges.append((stored, 0, count))
@@ -124,36 +124,81 @@ class Zero:
 def _parts(ranks: list[RankState], model: ModelState) -> dict[str, list[Part]]:
     """Return the parts of each parameter, in the order of its elements."""
     found: dict[str, list[Part]] = {}
-    for number, rank in enumerate(ranks):
-        for group, master in enumerate(rank.masters):
-            end = 0
-            for name, part in sorted(_in_group(number, group, rank, model), key=lambda each: each[1].start):
-                if part.start < end or part.start + part.count > master.elements:
-                    why = "overlaps with another parameter" if part.start < end else "is not in the rank's flat tensor"
-                    available = f"elements {part.start} to {part.start + part.count} of {master.elements}"
-                    fail_malformed(str(rank.path), f"{name} {why}", available=available)
-                end = part.start + part.count
-                found.setdefault(name, []).append(part)
+    for group in range(len(ranks[0].masters)):
+        if len(model.shapes) != len(ranks[0].masters):
+            needed = f"{len(model.shapes)}, as in {model.path.name}"
+            fail_malformed(str(ranks[0].path), f"it has {len(ranks[0].masters)} groups", needed=needed)
+        divided = _divided_parameters if ranks[0].is_of_stage_3 else _divided_group
+        for name, part in divided(ranks, group, model.shapes[group]):
+            found.setdefault(name, []).append(part)
     return found
 
 
-def _in_group(number: int, group: int, rank: RankState, model: ModelState) -> Iterator[tuple[str, Part]]:
-    """Yield the parts of parameters in the flat tensor of a group."""
-    if rank.mappings is not None:
-        for name, address in rank.mappings[group].items():
-            yield name, Part(number, group, address.start, address.numel)
-        return
-    if len(model.shapes) != len(rank.masters):
-        needed = f"{len(model.shapes)}, as in {model.path.name}"
-        fail_malformed(str(rank.path), f"it has {len(rank.masters)} groups", needed=needed)
-    start = 0
-    for name, shape in model.shapes[group].items():
-        elements = math.prod(shape)
-        yield name, Part(number, group, start, _share(elements, rank.ranks, number))
-        start += -(-elements // rank.ranks)
-    if start != rank.masters[group].elements:
-        needed, available = f"{start} elements in group {group}", f"{rank.masters[group].elements}"
-        fail_malformed(str(rank.path), "it has parts of other parameters", needed=needed, available=available)
+def _divided_parameters(
+    ranks: list[RankState], group: int, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, Part]]:
+    """Yield the parts of a group in stage 3."""
+    for number, rank in enumerate(ranks):
+        start = 0
+        for name, shape in shapes.items():
+            elements = math.prod(shape)
+            yield name, Part(number, group, start, _share(elements, len(ranks), number))
+            start += -(-elements // len(ranks))
+        _require_elements(rank, group, needed=start, alignment=1)
+
+
+def _divided_group(
+    ranks: list[RankState], group: int, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, Part]]:
+    """Yield the parts of a group in stages 1 and 2. The ranks' flat tensors, one after the other, hold the parameters one after
+    the other, as zero_to_fp32.py reads them. With round_robin_gradients, param_slice_mappings of DeepSpeed 0.19 lacks the
+    paddings between them."""
+    paddings = [0] * len(shapes) if ranks[0].paddings is None else ranks[0].paddings[group]
+    if len(paddings) != len(shapes):
+        fail_malformed(str(ranks[0].path), f"it has {len(paddings)} paddings", needed=f"{len(shapes)} in group {group}")
+    places, end = {}, 0
+    for (name, shape), padding in zip(shapes.items(), paddings):
+        places[name] = (end, math.prod(shape))
+        end += math.prod(shape) + padding
+    begin = 0
+    for number, rank in enumerate(ranks):
+        found = dict(_in_range(places, begin, rank.masters[group].elements))
+        if rank.paddings is None and rank.mappings is not None:
+            _require_mapped(rank, group, found)
+        for name, (start, count) in found.items():
+            yield name, Part(number, group, start, count)
+        begin += rank.masters[group].elements
+    if ranks[0].paddings is not None or ranks[0].mappings is None:
+        _require_elements(ranks[-1], group, end, 2 * len(ranks), available=begin)
+
+
+def _in_range(places: Mapping[str, tuple[int, int]], begin: int, count: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield what a range of a flat tensor holds of each parameter: the first element in the range, and how many."""
+    for name, (first, elements) in places.items():
+        low, high = max(first, begin), min(first + elements, begin + count)
+        if low < high:
+            yield name, (low - begin, high - low)
+
+
+def _require_mapped(rank: RankState, group: int, found: Mapping[str, tuple[int, int]]) -> None:
+    """Compare the places with those that an older version of DeepSpeed has written down."""
+    assert rank.mappings is not None
+    mapped = {name: (each.start, each.numel) for name, each in rank.mappings[group].items() if each.numel}
+    if others := sorted(name for name in {*mapped, *found} if mapped.get(name) != found.get(name)):
+        fail_malformed(
+            str(rank.path),
+            f"it has {others[0]} in another place than its order says",
+            needed=f"(first element, elements) {found.get(others[0])}",
+            available=f"{mapped.get(others[0])}",
+        )
+
+
+def _require_elements(rank: RankState, group: int, needed: int, alignment: int, available: int | None = None) -> None:
+    """Refuse flat tensors of another size than the parameters and the alignment explain."""
+    found = rank.masters[group].elements if available is None else available
+    if -(-needed // alignment) != -(-found // alignment):
+        why = f"the flat tensors of group {group} are not those of its parameters"
+        fail_malformed(str(rank.path), why, needed=f"{needed} elements", available=f"{found}")
 
 
 def _share(elements: int, ranks: int, rank: int) -> int:

@@ -3,10 +3,11 @@ checked before a tensor is read."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
 from typing import Any
 
 from ballast.checkpoint.source import STEP
@@ -19,6 +20,7 @@ from ballast.wrapper.stored_tensor import StoredTensor
 
 OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
 MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_00_model_states\.pt")
+STAGE_0 = "mp_rank_00_model_states.pt"
 MASTERS = {"single_partition_of_fp32_groups": "base_optimizer_state", "fp32_flat_groups": "optimizer_state_dict"}
 MOST_NAME = 4096  # characters of a path
 
@@ -45,7 +47,9 @@ class RankState:
     masters: list[StoredTensor]
     moments: list[dict[str, StoredTensor]]
     steps: list[int | None]  # of each group
-    mappings: list[Mapping[str, FragmentAddress]] | None  # in stages 1 and 2
+    is_of_stage_3: bool
+    mappings: list[Mapping[str, FragmentAddress]] | None  # where each parameter is, in stages 1 and 2
+    paddings: list[list[int]] | None  # elements after each parameter, by group; older versions say nothing of them
     ranks: int  # that the parameters are divided over
 
 
@@ -59,7 +63,7 @@ class ModelState:
     buffers: set[str]
     aliases: set[str]  # further names of shared parameters
     frozen: dict[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of frozen parameters that are sharded
-    fragments: list[dict[str, StoredTensor]] = field(default_factory=list)  # their parts, by rank
+    fragments: dict[int, dict[str, StoredTensor]] = field(default_factory=dict)  # their parts, by rank
 
 
 def folder_of(directory: Path) -> Path:
@@ -68,11 +72,12 @@ def folder_of(directory: Path) -> Path:
     if any(directory.glob("*_states.pt")):
         return directory
     for file in ("latest", "latest_universal"):
-        if (path := directory / file).exists():
+        if (path := directory / file).is_file():
             with open(path, errors="replace") as text:
-                found = directory / text.read(MOST_NAME).strip().partition("\n")[0].replace("\0", "")
-            if found != directory and found.is_dir():
-                return found
+                tag = PurePath(text.read(MOST_NAME).strip().partition("\n")[0].replace("\0", ""))
+            is_inside = tag.parts and not tag.is_absolute() and ".." not in tag.parts
+            if is_inside and os.path.isdir(directory / tag):  # which no name is too long for
+                return directory / tag
     found_in = sorted({path.parent for path in directory.glob("*/*_states.pt")})
     if len(found_in) != 1:
         refuse(
@@ -84,13 +89,18 @@ def folder_of(directory: Path) -> Path:
     return found_in[0]
 
 
+def is_sharded(folder: Path) -> bool:
+    """Return whether the ranks have files of their own: in stage 0 there is only one, with the model."""
+    return [path.name for path in folder.glob("*_states.pt")] != [STAGE_0]
+
+
 def rank_states(folder: Path) -> list[RankState]:
-    """Return the state of all ranks, in their order; an empty list in stage 0, which has no such files."""
+    """Return the state of all ranks, in their order."""
     paths = _by_rank(folder, OPTIMIZER_FILE)
+    if not paths:
+        fail_malformed(str(folder), "the checkpoint lacks the files of the ranks", needed="*_optim_states.pt")
     states = [_rank_state(path) for _, path in sorted(paths.items())]
-    if not states:
-        return []
-    _require_all(folder, paths, states[0].ranks, "*_optim_states.pt")
+    _require_all(folder, paths, states[0].ranks)
     first = states[0]
     for state in states[1:]:
         for what in ("ranks", "steps"):
@@ -106,17 +116,17 @@ def rank_states(folder: Path) -> list[RankState]:
     return states
 
 
-def model_state(folder: Path, ranks: int) -> ModelState:
+def model_state(folder: Path) -> ModelState:
     """Return what the files with the model say: one in stages 0 to 2, and one of each rank in stage 3."""
     found = _by_rank(folder, MODEL_FILE)
     if not found:
         fail_malformed(str(folder), "the checkpoint lacks the file with the model", needed="*mp_rank_00_model_states.pt")
-    contents = {rank: _of_model(path) for rank, path in sorted(found.items())}
-    state = contents[min(contents)]
-    if state.frozen and len(found) > 1:
-        _require_all(folder, found, ranks, "*_model_states.pt")
-    state.fragments = [each.fragments[0] for each in contents.values()]
-    return state
+    contents = {rank: contents_of(path) for rank, path in found.items()}
+    first = min(contents)
+    return replace(
+        _of_model(contents[first], found[first]),
+        fragments={rank: _fragments(content, found[rank]) for rank, content in contents.items()},
+    )
 
 
 def _by_rank(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
@@ -139,12 +149,12 @@ def _by_rank(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
     return found
 
 
-def _require_all(folder: Path, found: Mapping[int, Path], ranks: int, files: str) -> None:
+def _require_all(folder: Path, found: Mapping[int, Path], ranks: int) -> None:
     if other := sorted(set(range(min(ranks, len(found) + 1))) ^ set(found)):
         fail_malformed(
             str(folder),
             f"the checkpoint lacks the file of rank {other[0]}" if other[0] not in found else f"it has no rank {other[0]}",
-            needed=f"{files} of {ranks} ranks",
+            needed=f"*_optim_states.pt of {ranks} ranks",
             available=f"{len(found)}",
         )
 
@@ -171,7 +181,9 @@ def _rank_state(path: Path) -> RankState:
         masters=masters,
         moments=moments,
         steps=[_steps({"state": {0: each}}, {}, path) or common for each in of_groups],
-        mappings=_mappings(own, len(masters), path) if key == "single_partition_of_fp32_groups" else None,
+        is_of_stage_3=key == "fp32_flat_groups",
+        mappings=_mappings(own, len(masters), path),
+        paddings=_paddings(own, len(masters), path),
         ranks=_ranks(own.get("partition_count"), path),
     )
 
@@ -198,18 +210,29 @@ def _steps(optimizer: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> 
     return number_in(later, path) if found is None and later is not None else found
 
 
-def _mappings(own: Mapping[str, Any], groups: int, path: Path) -> list[Mapping[str, FragmentAddress]]:
+def _mappings(own: Mapping[str, Any], groups: int, path: Path) -> list[Mapping[str, FragmentAddress]] | None:
     found = own.get("param_slice_mappings")
+    if found is None:
+        return None
     if not isinstance(found, list) or len(found) != groups or not all(isinstance(each, dict) for each in found):
-        fail_malformed(
-            str(path), "it does not say where each parameter is", needed=f"param_slice_mappings of {groups} groups"
-        )
+        fail_malformed(str(path), "param_slice_mappings is no list with the parameters of each group")
     for group in found:
         for name, each in group.items():
             counts = (getattr(each, "start", None), getattr(each, "numel", None))
             if not isinstance(name, str) or not all(type(count) is int and 0 <= count < 1 << 62 for count in counts):
                 fail_malformed(str(path), f"param_slice_mappings does not say where {name} is")
     return found
+
+
+def _paddings(own: Mapping[str, Any], groups: int, path: Path) -> list[list[int]] | None:
+    found = own.get("param_alignment_paddings")
+    if found is None:
+        return None
+    of_groups = found if isinstance(found, list) else []
+    counts = [count for each in of_groups for count in (each if isinstance(each, list) else [None])]
+    if len(of_groups) != groups or not all(type(count) is int and 0 <= count < 1 << 32 for count in counts):
+        fail_malformed(str(path), "param_alignment_paddings is no list with the paddings of each group")
+    return of_groups
 
 
 def _ranks(found: Any, path: Path) -> int:
@@ -224,8 +247,12 @@ def _ranks(found: Any, path: Path) -> int:
     return int(found)
 
 
-def _of_model(path: Path) -> ModelState:
-    content = contents_of(path)
+def _fragments(content: Any, path: Path) -> dict[str, StoredTensor]:
+    has_any = isinstance(content, dict) and content.get("frozen_param_fragments")
+    return _dict(content, "frozen_param_fragments", path) if has_any else {}
+
+
+def _of_model(content: Any, path: Path) -> ModelState:
     module = _dict(content, "module", path)
     shapes = content.get("param_shapes") or []
     if not isinstance(shapes, list):
@@ -237,7 +264,6 @@ def _of_model(path: Path) -> ModelState:
         buffers=_names(content, "buffer_names", path),
         aliases=_names(content, "shared_params", path),
         frozen=_shapes(content.get("frozen_param_shapes") or {}, path),
-        fragments=[_dict(content, "frozen_param_fragments", path) if content.get("frozen_param_fragments") else {}],
     )
 
 
