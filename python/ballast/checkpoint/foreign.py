@@ -28,16 +28,16 @@ class Names:
 
 def source_of(path: Path, names: Names | None = None) -> Source:
     """Return the reader of a checkpoint of another program. Without `names`, it must hold one model."""
-    kind = kind_of(path)
+    kind, shapes = kind_of(path), None if names is None else names.shapes
     if kind == "deepspeed":
         folder = folder_of(path)
         if kind_of(folder) == "universal":
-            return Universal(folder, names and names.shapes)
+            return Universal(folder, shapes)
         if is_sharded(folder):
-            return Zero(folder, () if names is None else names.shapes.keys())
+            return Zero(folder, shapes or {})
         return _of_torch(folder / STAGE_0, names)  # the file of torch.save() with the model
     if kind == "universal":
-        return Universal(path, names and names.shapes)
+        return Universal(path, shapes)
     if kind == "distributed":
         content = content_of(path)
         return of_only_model(content) if names is None else Keyed(content, names.trained, names.shapes)

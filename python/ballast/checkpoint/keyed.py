@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ballast.checkpoint.source import STEP
 from ballast.checkpoint.unpickling import number_in
@@ -108,9 +108,9 @@ class Keyed:
     def _numbered(self, prefix: str) -> list[tuple[str, int]]:
         """Return the number of each parameter, as torch gives them: by position in the parameter groups."""
         groups = self._content.groups.get(prefix)
-        numbers = [list(group["params"]) for group in groups] if _are_groups(groups) else None
-        if numbers is None or groups is None:
+        if groups is None or not _are_groups(groups):
             self._refuse_numbers(prefix, "the parameter groups are not in it, or not as torch saves them")
+        numbers = [group["params"] for group in groups]
         names = self._order
         if all(isinstance(group.get("param_names"), list) for group in groups):
             names = [[*names_in_model(group["param_names"], self._known).values()] for group in groups]
@@ -125,7 +125,7 @@ class Keyed:
             )
         return [pair for here, there in zip(names, numbers) for pair in zip(here, there)]
 
-    def _refuse_numbers(self, prefix: str, why: str) -> Any:
+    def _refuse_numbers(self, prefix: str, why: str) -> NoReturn:
         refuse(
             f"cannot load optimizer state by number: {why}",
             where=next(key for key in (*self._content.tensors, *self._content.numbers) if key.startswith(f"{prefix}state.")),
@@ -139,7 +139,8 @@ def of_only_model(content: Content) -> Keyed:
     """Return the Source of a checkpoint with one model, without knowing its names. Refuse several models."""
     models: dict[tuple[str, ...], list[str]] = {}
     for key in content.tensors:
-        *around, name = content.paths.get(key) or (key,)
+        path = content.paths.get(key) or (key,)
+        around, name = path[:-1], path[-1]
         if not around and OF_OPTIMIZERS.intersection(key.split(".")[:-1]):
             refuse(
                 "cannot choose the weights in a checkpoint: it does not say which tensors are an optimizer's",
@@ -147,7 +148,7 @@ def of_only_model(content: Content) -> Keyed:
                 remedy="ballast.load(model, directory) chooses by the names of a model.",
             )
         if not OF_OPTIMIZERS.intersection(around):
-            models.setdefault(tuple(around), []).append(name)
+            models.setdefault(around, []).append(name)
     if len(models) != 1:
         refuse(
             "cannot choose the weights in a checkpoint" if models else "the checkpoint holds no weights",

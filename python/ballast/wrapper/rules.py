@@ -154,11 +154,10 @@ def moments_by_name() -> dict[str, str]:
     >>> moments_by_name()
     {'exp_avg': 'momentum', 'exp_avg_sq': 'variance', 'momentum_buffer': 'momentum', 'sum': 'variance'}
     """
-    options = {"lr": 1.0, "weight_decay": 0.0}
     rules: list[Rule] = [
-        _core.AdamW(beta1=0.9, beta2=0.9, eps=1.0, **options),
-        _core.SgdMomentum(momentum=0.9, dampening=0.0, **options),
-        _core.Adagrad(lr_decay=0.0, eps=1.0, **options),
+        _core.AdamW(lr=1.0, beta1=0.9, beta2=0.9, eps=1.0, weight_decay=0.0),
+        _core.SgdMomentum(lr=1.0, momentum=0.9, dampening=0.0, weight_decay=0.0),
+        _core.Adagrad(lr=1.0, lr_decay=0.0, weight_decay=0.0, eps=1.0),
     ]
     kinds = ("momentum", "variance")
     return {name: kind for rule in rules for kind, name in zip(kinds, _core.state_names(rule)) if name}

@@ -36,6 +36,7 @@ KINDS = {
     "torch.save": (others.as_torch_dict, "last.pt"),
     "lightning": (others.as_lightning, "last.ckpt"),
     "transformers": (others.as_transformers, ""),
+    "safetensors": (others.as_safetensors, ""),
 }
 
 

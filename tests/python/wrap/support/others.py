@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 import torch
+from python.wrap.support.checkpoints import save_in_parts
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
@@ -187,6 +188,14 @@ def as_lightning(folder, run, named=True):
         content = {"state_dict": run.model.state_dict(), "optimizer_states": [optimizer_state(run, named)]}
         content |= {"hyper_parameters": {"settings": settings()}, "callbacks": {"best": {"score": torch.tensor(0.5)}}}
         torch.save(content, folder / "last.ckpt")
+
+
+def as_safetensors(folder, run):
+    """Write the folder of Accelerate without FSDP, which has shared parameters under one name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = dict(run.model.named_parameters()).keys() | {name for name, _ in run.model.named_buffers()}
+    save_in_parts(folder, {name: each for name, each in run.model.state_dict().items() if name in kept}, 1)
+    torch.save(optimizer_state(run, True), folder / "optimizer.bin")
 
 
 def as_transformers(folder, run, named=True):
