@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ballast.checkpoint.distributed import content_of
@@ -23,7 +23,7 @@ class Names:
 
     trained: Sequence[str]  # the names that the checkpoint must have
     shapes: Mapping[str, tuple[int, ...]]  # of all tensors of the model
-    groups: Sequence[Sequence[str]] | None = field(default=None)  # the names in each group of the live optimizer
+    groups: Sequence[Sequence[str]] | None = None  # the names in each group of the live optimizer
 
 
 def source_of(path: Path, names: Names | None = None) -> Source:

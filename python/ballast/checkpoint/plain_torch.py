@@ -3,6 +3,7 @@ several files, and the optimizer's state in a file of its own, as transformers a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,11 @@ from ballast.json_reader import Json, fail_malformed, read_json
 from ballast.wrapper.safetensors_reader import tensors_in
 from ballast.wrapper.stored_tensor import StoredTensor
 
+log = logging.getLogger("ballast")
+
 # The keys of a model, where a file has other dictionaries with tensors too, such as the state of Lightning's callbacks.
 OF_MODELS = ("state_dict", "model", "module", "model_state_dict")
+OF_MASTERS = ("optimizer.fp32_groups.", "optimizer.fp32_groups_flat.")
 
 
 def plain_torch(
@@ -50,6 +54,7 @@ def content_of(path: Path) -> Content:
             found.add(stored, (name,), path)
     if optimizer is not None:
         found.add({"optimizer": contents_of(optimizer)}, (), optimizer)
+    found.leave_out_state_with_masters(path)
     return Content(path, found.tensors, found.paths, found.numbers, found.groups, of_training=bool(found.groups))
 
 
@@ -72,6 +77,14 @@ class _Collected:
         self.paths: dict[str, tuple[str, ...]] = {}
         self.numbers: dict[str, Any] = {}
         self.groups: dict[str, Any] = {}
+
+    def leave_out_state_with_masters(self, path: Path) -> None:
+        """Leave the state of DeepSpeed's 16-bit training without ZeRO out. Its masters are in a list, and the model has them
+        rounded: with the moments next to those, a training would go on from other values."""
+        if any(key.startswith(OF_MASTERS) for key in self.tensors):
+            log.warning("%s: the optimizer's state is left out, because its masters are not read", path)
+            self.tensors = {key: each for key, each in self.tensors.items() if not key.startswith("optimizer.")}
+            self.numbers, self.groups = {}, {}
 
     def add(self, found: Any, around: tuple[str, ...], file: Path) -> None:
         key = ".".join(around)

@@ -127,7 +127,10 @@ def test_the_weights_alone_are_read(kind, run, places, tmp_path):
         assert saved.same(exported.state_dict(), run.model.state_dict())
 
 
-@pytest.mark.parametrize("writes", [others.as_torch_dict, others.as_lightning, others.as_transformers])
+BY_NUMBER = [others.as_torch_dict, others.as_lightning, others.as_transformers, others.as_zero_0]
+
+
+@pytest.mark.parametrize("writes", BY_NUMBER)
 def test_numbers_of_parameters_are_those_of_the_optimizer(writes, run, tmp_path, capsys):
     """A state_dict() without names gives numbers, in the order of the groups: load_checkpoint() knows the groups, and refuses
     others. A conversion has no optimizer."""
@@ -191,6 +194,8 @@ def test_the_command_says_what_it_has_written(places, run, tmp_path, capsys):
         assert main(["convert", str(path), str(tmp_path / "no")]) == 2, path
         assert re.search(said, capsys.readouterr().err), path
         assert not (tmp_path / "no").exists()
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "no"), "--to", "distributed"]) == 2
+    assert "it has no parameter groups" in capsys.readouterr().err
     assert main(["convert", str(places["zero 2"]), str(tmp_path / "out")]) == 2
     assert "there is a checkpoint already" in capsys.readouterr().err
 
@@ -217,6 +222,19 @@ def test_a_conversion_needs_memory_for_a_few_tensors(kind, tmp_path):
     before = peak_resident(begin=True)
     assert main(["convert", str(tmp_path / "large" / place), str(tmp_path / "out")]) == 0
     assert peak_resident() - before < 10 * model[0].weight.nbytes + (16 << 20)
+
+
+def test_state_without_its_masters_is_left_out(run, tmp_path, caplog):
+    """DeepSpeed's 16-bit training without ZeRO has the masters in a list of its own."""
+    path = tmp_path / "mp_rank_00_model_states.pt"
+    optimizer = {"optimizer_state_dict": others.optimizer_state(run, named=True), "fp32_groups": [[torch.zeros(3)]]}
+    torch.save({"module": run.model.state_dict(), "optimizer": optimizer}, path)
+    ballast.load(saved.Buffered(), tmp_path)
+    model = saved.Buffered()
+    wrapped = ballast.wrap(torch.optim.AdamW(saved.groups_of(model)), model)
+    with caplog.at_level(logging.WARNING, "ballast"), pytest.raises(ballast.UsageError, match="lacks the optimizer's exp_avg"):
+        ballast.load_checkpoint(tmp_path, model, wrapped)
+    assert "its masters are not read" in caplog.text
 
 
 def test_names_of_wrappers_are_left_out(run, tmp_path):

@@ -181,6 +181,13 @@ def optimizer_state(run, named):
     return found
 
 
+def as_zero_0(folder, run, named=True):
+    """Write a checkpoint of DeepSpeed's engine without ZeRO, in fp32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"module": run.model.state_dict(), "optimizer": optimizer_state(run, named), "global_steps": 3}
+    torch.save(content, folder / "mp_rank_00_model_states.pt")
+
+
 def as_lightning(folder, run, named=True):
     """Write a .ckpt, with an object of the script and the state of a callback."""
     folder.mkdir(parents=True, exist_ok=True)
