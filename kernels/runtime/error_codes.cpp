@@ -79,8 +79,10 @@ constexpr std::array codes{
              "The message carries CUDA's own reason; an earlier kernel may be the cause."},
     CodeInfo{Code::file_call, "file_call", "A file operation failed.",
              "The message carries the system's own reason; check space, permissions and the drive's health."},
-    CodeInfo{Code::bad_record, "bad_record", "Bytes on a drive differ from those that were written there.",
-             "No training step has used them. Resume from the last intact generation, and check the drive."},
+    CodeInfo{
+        Code::bad_record, "bad_record", "A file has other bytes than were written, or breaks the rules of its format.",
+        "No training step has used it. Of a run or a checkpoint of Ballast: resume from the last intact one, and check "
+        "the drive. Of another program's file: get it again from its source, or use an earlier one."},
     CodeInfo{Code::peer_failed, "peer_failed", "Another rank failed, or left while this one needed it.",
              "Find out why that rank ended: it may have failed, or have had fewer batches than other ranks."},
     CodeInfo{Code::peer_late, "peer_late", "Another rank did not arrive within the timeout.",

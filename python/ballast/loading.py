@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
     """Read parameters and buffers from a checkpoint of any kind, without an optimizer.
 
-    `files` is a directory of `ballast.save()`, of `torch.distributed.checkpoint` (of a model alone, too) or of DeepSpeed's
-    universal checkpoints; or safetensors: a file, a pattern, a directory, an index, or several of them.
+    `files` is a directory of `ballast.save()`, of `torch.distributed.checkpoint` (of a model alone, too) or of DeepSpeed; a
+    file of `torch.save()`, or a folder or an index of such files; or safetensors: a file, a pattern, a directory, an index, or
+    several of them.
 
     All ranks call this together, before or after `ballast.wrap()`. Of values that it does not keep, a rank never holds more
     than a piece, and in the checkpoint of a training no more than one tensor with its state. Names and shapes must be those
-    of the model, and so must the formats in safetensors files: all are checked before anything changes. What a training has
+    of the model, and so must the formats in files with weights alone: all are checked before anything changes. What a training
+    has
     saved is rounded to the format of the model; a model in fp32 gets the masters. Universal checkpoints lack frozen
     parameters and buffers, which stay as they are.
 

@@ -78,8 +78,10 @@ def load_checkpoint(
 
     With another number of ranks, `extra` is that of rank `rank % saved_ranks`. Its tensors are on the host.
 
-    Directories of `torch.distributed.checkpoint` and universal checkpoints of DeepSpeed are read too: the parameters,
-    and the moments and steps of those that are trained. The result is None then.
+    Checkpoints of other programs are read too: directories of `torch.distributed.checkpoint` (FSDP2, Accelerate, Lightning),
+    of DeepSpeed (ZeRO stages 1 to 3, and universal), and files of `torch.save()`, or folders with them, that hold a model and
+    its optimizer. The parameters, and the moments and steps of those that are trained, are loaded. The options of parameter
+    groups do not change, and the result is None.
     """
     from ballast.checkpoint.foreign_import import ForeignImport
     from ballast.checkpoint.host_folders import folder_to_load

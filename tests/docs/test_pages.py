@@ -20,6 +20,7 @@ NOT_RUN = {
     "get-started/install.md": 4,  # installation, compilation, and output that depends on the machine
     "guides/clusters.md": 4,  # Slurm, Kubernetes and several machines
     "guides/frameworks.md": 3,  # TRL, Ray, Megatron: tests/python/wrap has tests of these
+    "guides/from-deepspeed.md": 2,  # DeepSpeed's files
     "guides/from-fsdp2.md": 1,
     "guides/hangs.md": 1,  # a mistake
     "guides/measure.md": 2,  # takes minutes

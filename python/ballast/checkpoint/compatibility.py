@@ -23,6 +23,25 @@ def use_model_names(checkpoint: Checkpoint, known: Container[str]) -> None:
             group["parameters"] = [names.get(name, name) for name in group["parameters"]]
 
 
+def leave_out(
+    checkpoint: Checkpoint, parameters: dict[str, torch.nn.Parameter], buffers: dict[str, torch.Tensor]
+) -> list[str]:
+    """Leave tensors of the model that a converted checkpoint lacks out of the loading, and its further tensors too, as an
+    import of the other program's checkpoint does. Return the names of the model's tensors that stay as they are."""
+    if not checkpoint.converted_from:
+        return []
+    saved = checkpoint.tensors
+    checkpoint.tensors = {name: entry for name, entry in saved.items() if name in parameters or name in buffers}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and name not in saved:
+            refuse("the checkpoint lacks a parameter that is trained", where=name, needed="all of them, under these names")
+    left = [name for name in (*parameters, *buffers) if name not in saved]
+    for name in left:
+        parameters.pop(name, None)
+        buffers.pop(name, None)
+    return left
+
+
 def require_compatible(
     checkpoint: Checkpoint,
     accesses: Sequence[CheckpointAccess],
@@ -32,8 +51,9 @@ def require_compatible(
 ) -> None:
     """Raise B1001 where names, shapes, optimizer or parameter groups differ."""
     saved = checkpoint.tensors
-    _require_names("parameter", parameters, [name for name, entry in saved.items() if entry.is_parameter()])
-    _require_names("buffer", buffers, [name for name, entry in saved.items() if entry.role == "buffer"])
+    if not checkpoint.converted_from:  # else nothing says which tensors are buffers
+        _require_names("parameter", parameters, [name for name, entry in saved.items() if entry.is_parameter()])
+        _require_names("buffer", buffers, [name for name, entry in saved.items() if entry.role == "buffer"])
     for name, tensor in {**parameters, **buffers}.items():
         entry = saved[name]
         if entry.shape != list(tensor.shape):
@@ -55,7 +75,8 @@ def require_compatible(
         )
     for each, access in zip(checkpoint.optimizers, accesses):
         _require_optimizer(each, access)
-        _require_groups(each, access, names)
+        if not checkpoint.converted_from:
+            _require_groups(each, access, names)
 
 
 def _counted(optimizers: int) -> str:

@@ -89,6 +89,7 @@ class Checkpoint:
     optimizers: list[SavedOptimizer]  # at least one
     tensors: dict[str, Tensor]
     indexes: list[dict[str, Any]]  # the name and the seal of each rank's file
+    converted_from: str = ""  # what `ballast convert` has read. Then there are no groups, and untrained tensors may be missing
     written_by: str = _core.version
     extras: list[Extra] = field(default_factory=list)  # by rank; the ranks' own files describe them
 

@@ -46,6 +46,13 @@ def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, Stor
     content: dict[str, Any] = {MODEL: {name: _planned(tensor) for name, tensor in weights.items()}}
     if kind_of(checkpoint) == "ballast":
         saved = manifest.read(checkpoint)
+        if saved.converted_from:
+            refuse(
+                "cannot export a converted checkpoint to torch.distributed.checkpoint: it has no parameter groups",
+                where=str(checkpoint),
+                needed="a checkpoint of ballast.save(), for the options of the optimizer",
+                remedy="Load it with ballast.load_checkpoint(), save with ballast.save(), and export that.",
+            )
         state = state_in(checkpoint, saved)
         content[OPTIMIZER] = _of_optimizer(saved, state)
         for name, values in state.items():

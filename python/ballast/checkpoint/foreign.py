@@ -1,79 +1,57 @@
-"""Recognise checkpoints of other programs by the names of their files."""
+"""Recognise checkpoints of other programs by the names of their files, and choose the reader."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
 
-import torch
-
-from ballast.checkpoint.distributed import Distributed
+from ballast.checkpoint.distributed import content_of
+from ballast.checkpoint.keyed import Keyed, of_only_model
 from ballast.checkpoint.kinds import kind_of
+from ballast.checkpoint.plain_torch import plain_torch, plain_torch_alone
+from ballast.checkpoint.source import Source
 from ballast.checkpoint.universal import Universal
+from ballast.checkpoint.zero import Zero
+from ballast.checkpoint.zero_files import STAGE_0, folder_of, is_sharded
 from ballast.checks import refuse
 
-MOST_NAME = 4096  # characters of a path
+
+@dataclass(frozen=True)
+class Names:
+    """What a reader may know of the model and its optimizer, which a checkpoint may have under any keys."""
+
+    trained: Sequence[str]  # the names that the checkpoint must have
+    shapes: Mapping[str, tuple[int, ...]]  # of all tensors of the model
+    groups: Sequence[Sequence[str]] | None = None  # the names in each group of the live optimizer
 
 
-class Source(Protocol):
-    """Reads full parameters and moments, one at a time. Methods return None for values that the checkpoint lacks."""
-
-    may_be_flat: bool  # a tensor may be stored flat, whatever its shape
-
-    def shape(self, name: str, moment: str = "") -> tuple[int, ...] | None: ...
-    def has_state(self, name: str) -> bool:
-        """Return whether there is any optimizer state of this parameter."""
-
-    def parameter(self, name: str) -> torch.Tensor: ...
-    def moment(self, name: str, moment: str) -> torch.Tensor: ...
-    def steps(self, name: str) -> int | None: ...
-
-
-def source_of(directory: Path, trained: Sequence[str], known: Collection[str]) -> Source:
-    """Return the reader of a checkpoint, or refuse it with the command that converts it. `known` are all names in the
-    model, `trained` those that the checkpoint must have."""
-    kind = kind_of(directory)
-    if kind == "universal":
-        return Universal(directory)
-    if kind == "distributed":
-        return Distributed(directory, trained, known)
+def source_of(path: Path, names: Names | None = None) -> Source:
+    """Return the reader of a checkpoint of another program. Without `names`, it must hold one model."""
+    kind, shapes = kind_of(path), None if names is None else names.shapes
     if kind == "deepspeed":
-        refuse_deepspeed(directory)
+        folder = folder_of(path)
+        if kind_of(folder) == "universal":
+            return Universal(folder, shapes)
+        if is_sharded(folder):
+            return Zero(folder, shapes or {})
+        return _of_torch(folder / STAGE_0, names)  # the file of torch.save() with the model
+    if kind == "universal":
+        return Universal(path, shapes)
+    if kind == "distributed":
+        content = content_of(path)
+        return of_only_model(content) if names is None else Keyed(content, names.trained, names.shapes)
+    if kind == "torch":
+        return _of_torch(path, names)
     if kind == "safetensors":
-        _refuse(
+        refuse(
             "cannot load a training from safetensors files: they hold no optimizer state",
-            directory,
-            "ballast.load(model, files) reads parameters.",
+            where=str(path),
+            needed="a checkpoint with the optimizer's state, such as the folder with an optimizer.pt too",
+            remedy="ballast.load(model, files) reads parameters.",
         )
     raise AssertionError(kind)
 
 
-def refuse_deepspeed(directory: Path) -> NoReturn:
-    """Name the universal checkpoint, or the command that makes one. DeepSpeed keeps several checkpoints in a directory,
-    by tag, and files that name the newest one and the newest universal one."""
-    universal = _named(directory, "latest_universal")
-    if (universal / "zero").exists():
-        _refuse("cannot load several DeepSpeed checkpoints at once", directory, f"The newest universal one is {universal}.")
-    newest = _named(directory, "latest")
-    command = ["python", "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
-    command += ["--input_folder", str(newest), "--output_folder", f"{newest}-universal"]
-    _refuse(
-        "cannot load this DeepSpeed checkpoint: it is sharded for the ranks that wrote it",
-        directory,
-        f"Make it universal, and load {newest}-universal: {shlex.join(command)}",
-    )
-
-
-def _refuse(what: str, directory: Path, remedy: str) -> NoReturn:
-    refuse(what, where=str(directory), needed="a checkpoint that any number of ranks can read", remedy=remedy)
-
-
-def _named(directory: Path, file: str) -> Path:
-    """Return the folder that a file of the directory names, or the directory itself without that file."""
-    path = directory / file
-    if not path.exists():
-        return directory
-    with open(path, errors="replace") as text:
-        return directory / text.read(MOST_NAME).strip().partition("\n")[0].replace("\0", "")
+def _of_torch(path: Path, names: Names | None) -> Keyed:
+    return plain_torch_alone(path) if names is None else plain_torch(path, names.trained, names.shapes, names.groups)

@@ -9,20 +9,24 @@ import torch
 
 from ballast import _core
 from ballast.agreement import Agreement
-from ballast.checkpoint.foreign import Source, source_of
-from ballast.checkpoint.inventory import buffers_by_name, parameter_names, parameters_by_name
+from ballast.checkpoint.foreign import Names, source_of
+from ballast.checkpoint.inventory import buffers_by_name, parameter_names, parameters_by_name, warn_of_left
+from ballast.checkpoint.source import Source, steps_made
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.deferred_params import expect, expect_buffers, require_expected
 from ballast.wrapper.partition import Partition
+from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.units import BYTES, Member
 
 log = logging.getLogger("ballast")
 
+ZERO = torch.zeros(1, dtype=torch.float32, device="cpu")
+
 
 class ForeignImport:
-    """One import into one model and optimizer. All ranks do this together, and each reads one full tensor at a time.
-    The options of the parameter groups do not change."""
+    """One import into one model and optimizer. All ranks do this together. Each reads its shards, or one full tensor at a time
+    where the format has only those. The options of the parameter groups do not change."""
 
     def __init__(self, directory: Path, model: torch.nn.Module, access: CheckpointAccess):
         self._access = access
@@ -32,7 +36,7 @@ class ForeignImport:
         self._names = parameter_names(model, [access])
         self._buffers = buffers_by_name(model)
         self._moments = {kind.name: name for kind, name in access.names_of_moments()}
-        self._current: tuple[str, dict[str, torch.Tensor]] = ("", {})
+        self._current: tuple[str, dict[str, StoredTensor]] = ("", {})
         with self._agreement.attempt():
             access.require_not_gathered("cannot load a checkpoint")
             if access.has_own_step:
@@ -41,7 +45,7 @@ class ForeignImport:
                     needed="an optimizer that the library has a rule for, such as AdamW",
                 )
             trained = self._trained()
-            self._source: Source = source_of(directory, trained, {**self._parameters, **self._buffers})
+            self._source: Source = source_of(directory, self._names_for_the_reader(trained))
             self._require_tensors(trained)
             require_expected(model, (each for name, each in self._buffers.items() if self._has(name)))
             self._fresh = self._without_state(trained)
@@ -72,8 +76,13 @@ class ForeignImport:
     def _trained(self) -> list[str]:
         return [self._names[id(each)] for _, each in self._access.parameters() if each.requires_grad]
 
+    def _names_for_the_reader(self, trained: list[str]) -> Names:
+        shapes = {name: tuple(each.shape) for name, each in {**self._parameters, **self._buffers}.items()}
+        groups = [[self._names[id(each)] for each in group["params"]] for group in self._access.optimizer.param_groups]
+        return Names(trained, shapes, groups)
+
     def _has(self, name: str) -> bool:
-        return self._source.shape(name) is not None
+        return self._source.tensor(name) is not None
 
     # --- Before anything changes ---
 
@@ -87,12 +96,12 @@ class ForeignImport:
                 self._require_shape(name, tensor)
             else:
                 kept.append(name)
-        self._warn("these tensors stay as they are, because the checkpoint does not hold them: %s", kept)
+        warn_of_left(kept, self._access)
 
     def _without_state(self, trained: list[str]) -> set[str]:
         """Return the parameters without optimizer state: torch has none for a parameter that never got a gradient. If
         all of them lack it, the state itself is missing."""
-        without = [name for name in trained if not self._source.has_state(name)] if self._moments else []
+        without = [name for name in trained if not self._source.state(name)] if self._moments else []
         if len(without) == len(trained):
             return set()
         self._warn("the optimizer state of these parameters begins at zero, because the checkpoint has none: %s", without)
@@ -101,30 +110,20 @@ class ForeignImport:
     def _require_moments(self, names: list[str]) -> None:
         for name in names:
             for moment in self._moments.values():
-                if self._source.shape(name, moment) is None:
+                if self._source.tensor(name, moment) is None:
                     refuse(f"the checkpoint lacks the optimizer's {moment}", where=name, needed="one of the same optimizer")
                 self._require_shape(name, self._parameters[name], moment)
 
     def _require_shape(self, name: str, tensor: torch.Tensor, moment: str = "") -> None:
-        found, expected = self._source.shape(name, moment), tuple(tensor.shape)
+        stored, expected = self._source.tensor(name, moment), tuple(tensor.shape)
+        found = None if stored is None else stored.shape
         if found != expected and not (self._source.may_be_flat and found == (tensor.numel(),)):
             what = f"the checkpoint holds {moment or 'a tensor'} of shape {found}"
             refuse(what, where=name, needed=f"{expected}, the shape in the model")
 
     def _steps(self, name: str) -> int:
-        """Return the number of steps that have trained the parameter. Without it, bias correction would take the second
-        moments for those of the first step."""
-        if name in self._fresh:
-            return 0
-        found = self._source.steps(name)
-        if found is None and "variance" in self._moments:
-            refuse(
-                "the checkpoint holds moments, but not the number of steps that made them",
-                where=name,
-                needed="both: the next step corrects the moments by that number",
-                remedy="DeepSpeed's ds_to_universal writes it to zero/optimizer_state.pt, torch next to the moments.",
-            )
-        return found or 0
+        """Return the number of steps that have trained the parameter."""
+        return 0 if name in self._fresh else steps_made(self._source, name, needed="variance" in self._moments)
 
     def _warn(self, words: str, names: list[str]) -> None:
         if names and self._access.group.rank == 0:
@@ -134,14 +133,16 @@ class ForeignImport:
 
     def _change(self, part: _core.StatePart, member: Member) -> None:
         """Copy this shard from the source, in fp32. A frozen parameter that the source lacks stays as it is."""
-        name, end = self._names[id(member.parameter)], part.first + part.count
-        if not self._has(name):
+        tensors = self._tensors_of(self._names[id(member.parameter)])
+        if not tensors:
             return
-        tensors = self._tensors_of(name, part.frozen)
         if member.is_opaque:
-            self._copy_bytes(part, tensors["parameter"], member)
+            self._copy_bytes(part, tensors["parameter"].read_all(), member)
             return
-        shard = {kind: values[part.first : end].to(torch.float32).contiguous() for kind, values in tensors.items()}
+        shard = {}
+        for kind in ("parameter", *(() if part.frozen else self._moments)):
+            values = tensors[kind].read_part(part.first, part.count) if kind in tensors else ZERO.repeat(part.count)
+            shard[kind] = values.to(torch.float32)
         at = {kind: values.data_ptr() for kind, values in shard.items()}
         part.copy_from(
             _core.StatePart(
@@ -162,20 +163,19 @@ class ForeignImport:
             _core.StatePart(dtype=_core.DType.u8, parameter=shard.data_ptr(), momentum=0, variance=0, count=part.count)
         )
 
-    def _tensors_of(self, name: str, frozen: bool) -> dict[str, torch.Tensor]:
-        """Return the flat tensors of a parameter. The shards of a parameter come one after the other, so the
-        tensors of the last parameter are kept."""
+    def _tensors_of(self, name: str) -> dict[str, StoredTensor]:
+        """Return a parameter and the moments that the source has of it. The shards of a parameter come one after the other, so
+        those of the last one are kept."""
         if self._current[0] != name:
-            tensors = {"parameter": self._source.parameter(name).reshape(-1)}
-            for kind, moment in () if frozen else self._moments.items():
-                nothing = torch.zeros((), dtype=torch.float32, device="cpu").expand_as(tensors["parameter"])
-                tensors[kind] = nothing if name in self._fresh else self._source.moment(name, moment).reshape(-1)
-            self._current = (name, tensors)
+            moments = {} if name in self._fresh else self._moments
+            found = {kind: self._source.tensor(name, moment) for kind, moment in {"parameter": "", **moments}.items()}
+            self._current = (name, {kind: stored for kind, stored in found.items() if stored is not None})
         return self._current[1]
 
     def _fill_the_rest(self, partition: Partition) -> None:
         partitioned = {id(member.parameter) for member in partition.all_members}
         outside = {name: each for name, each in self._parameters.items() if id(each) not in partitioned}
         for name, tensor in {**outside, **self._buffers}.items():
-            if self._has(name):
-                tensor.data.copy_(self._source.parameter(name).view(tensor.shape))
+            stored = self._source.tensor(name)
+            if stored is not None:
+                tensor.data.copy_(stored.read_all().view(tensor.shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAcces
             needed="optimizers of one model with the same process group",
         )
     return accesses
+
+log = logging.getLogger("ballast")
 
 
 def access_of(optimizer: Any) -> CheckpointAccess:
@@ -104,6 +107,12 @@ def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             if name not in module._non_persistent_buffers_set:
                 found[unwrapped_name(f"{path}.{name}" if path else name)] = buffer
     return found
+
+
+def warn_of_left(names: Sequence[str], access: CheckpointAccess) -> None:
+    """Name the tensors that a checkpoint of another program lacks."""
+    if names and access.group.rank == 0:
+        log.warning("these tensors stay as they are, because the checkpoint does not hold them: %s", ", ".join(sorted(names)))
 
 
 def torch_tensors(

@@ -13,39 +13,71 @@ RUN_FOLDER = re.compile(r"(.+)-rank-\d+")  # of wrap(run=...)
 RECORDS = "state*.records"  # in it
 HOST_FOLDER = re.compile(r"host-(\d+)")  # of wrap(outer=...)
 
+PART_OF_ACCELERATE = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")  # folders of torch.distributed.checkpoint
+
+# Files of torch.save() in a folder: weights, an index of several, and the optimizer's state next to them.
+TORCH_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt"}
+TORCH_INDEX = "pytorch_model.bin.index.json"
+TORCH_WEIGHTS = re.compile(r"(pytorch_model(_fsdp)?|model|pytorch_model-\d+-of-\d+)\.bin")
+OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
+
 # What others write, and what reads it here.
 FOREIGN = {
     "distributed": "a directory of torch.distributed.checkpoint",
     "universal": "a universal checkpoint of DeepSpeed",
-    "deepspeed": "a checkpoint of DeepSpeed, sharded for the ranks that wrote it",
+    "deepspeed": "a checkpoint of DeepSpeed",
+    "torch": "files of torch.save()",
     "safetensors": "safetensors files",
 }
 READERS = {
-    "distributed": "ballast.load_checkpoint() and ballast.load() read it, and `ballast export` writes its parameters to "
-    "safetensors files.",
-    "deepspeed": "DeepSpeed's ds_to_universal makes it universal; load_checkpoint() shows the command.",
+    "distributed": "ballast.load_checkpoint() and ballast.load() read it, `ballast convert` makes a checkpoint of Ballast from "
+    "it, and `ballast export` writes its parameters to safetensors files.",
     "safetensors": "ballast.load() reads them.",
 }
-READERS["universal"] = READERS["distributed"]
+READERS |= dict.fromkeys(("universal", "deepspeed", "torch"), READERS["distributed"])
 
 
-def kind_of(directory: Path) -> str:
-    """Return the kind of checkpoint: "universal" and "deepspeed" are DeepSpeed's, "distributed" is torch's. An empty
-    string means unknown."""
+def kind_of(path: Path) -> str:
+    """Return the kind of checkpoint: "universal" and "deepspeed" are DeepSpeed's, "distributed" is torch's, and "torch" is what
+    torch.save() writes. An empty string means unknown."""
+    if path.is_file():
+        is_index = path.name.endswith(".bin.index.json")
+        return "torch" if is_index or path.suffix in TORCH_SUFFIXES else ""
     found = {
-        "ballast": directory / MANIFEST,
-        "universal": directory / "zero",
-        "distributed": directory / ".metadata",
-        "deepspeed": directory / "latest_universal",
+        "ballast": path / MANIFEST,
+        "universal": path / "zero",
+        "distributed": path / ".metadata",
+        "deepspeed": path / "latest_universal",
     }
-    for kind, path in found.items():
-        if path.exists():
+    for kind, file in found.items():
+        if file.exists():
             return kind
-    patterns = {"deepspeed": "*_states.pt", "safetensors": "*.safetensors"}
-    for kind, pattern in patterns.items():
-        if any(directory.glob(pattern)) or any(directory.glob(f"*/{pattern}")):
-            return kind
-    return ""
+    if parts_of_distributed(path) != [path]:
+        return "distributed"
+    if any(path.glob("*_states.pt")) or any(path.glob("*/*_states.pt")):
+        return "deepspeed"
+    weights, optimizer = torch_files_in(path)
+    if weights or optimizer is not None:
+        return "torch"
+    is_safetensors = any(path.glob("*.safetensors")) or any(path.glob("*/*.safetensors"))
+    return "safetensors" if is_safetensors else ""
+
+
+def parts_of_distributed(directory: Path) -> list[Path]:
+    """Return the directories of torch.distributed.checkpoint that together are one checkpoint: those of Accelerate's model and
+    optimizer, or the directory itself."""
+    if (directory / ".metadata").exists():
+        return [directory]
+    parts = [path.parent for path in directory.glob("*/.metadata") if PART_OF_ACCELERATE.fullmatch(path.parent.name)]
+    return sorted(parts) or [directory]
+
+
+def torch_files_in(directory: Path) -> tuple[list[Path], Path | None]:
+    """Return the files of torch.save() in a directory: the weights, or their index, and the optimizer's state."""
+    index = directory / TORCH_INDEX
+    named = sorted(path for path in directory.glob("*.bin") if TORCH_WEIGHTS.fullmatch(path.name))
+    optimizer = next((path for name in OPTIMIZER_FILES if (path := directory / name).is_file()), None)
+    return ([index] if index.is_file() else named), optimizer
 
 
 def runs_in(directory: Path) -> list[str]:
@@ -54,12 +86,16 @@ def runs_in(directory: Path) -> list[str]:
     return sorted({match[1] for match in found if match})
 
 
-def refuse_without_checkpoint(directory: Path) -> NoReturn:
-    """Raise B1001 for a directory without a checkpoint of Ballast, and say what it is."""
+def refuse_without_checkpoint(
+    directory: Path,
+    what: str = "cannot load a checkpoint",
+    needed: str = f"a directory of ballast.save(), which holds a {MANIFEST}",
+) -> NoReturn:
+    """Raise B1001 for a directory without a checkpoint, and say what it is."""
     available, remedy = _described(directory)
     refuse(
-        f"cannot load a checkpoint: there is none in {directory}",
-        needed=f"a directory of ballast.save(), which holds a {MANIFEST}",
+        f"{what}: there is none in {directory}",
+        needed=needed,
         available=available,
         remedy=remedy,
     )
@@ -72,6 +108,8 @@ def _described(directory: Path) -> tuple[str, str]:
     if not directory.is_dir():
         remedy = f"Name its directory: {directory.parent}" if directory.name == MANIFEST else READERS["safetensors"]
         is_known = directory.name == MANIFEST or directory.suffix == ".safetensors"
+        if kind_of(directory) == "torch":
+            return "a file of torch.save()", READERS["torch"]
         return "a file, which is no directory", remedy if is_known else ""
     own = RUN_FOLDER.fullmatch(directory.absolute().name) if any(directory.glob(RECORDS)) else None
     of_runs = directory.absolute().parent if own else directory
@@ -83,5 +121,10 @@ def _described(directory: Path) -> tuple[str, str]:
         of_hosts = " Or load them all in a training with wrap(outer=...)." if HOST_FOLDER.fullmatch(below[0]) else ""
         remedy = f"Name one of them, such as {directory / below[0]}.{of_hosts}"
         return f"checkpoints in folders of it: {', '.join(below[:5])}", remedy
-    kind = kind_of(directory)
+    if not (kind := kind_of(directory)) and (files := _files_of_torch(directory)):
+        return f"files of torch.save(): {', '.join(files[:5])}", f"Name one of them, such as {directory / files[0]}."
     return FOREIGN.get(kind, ""), READERS.get(kind, "")
+
+
+def _files_of_torch(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.suffix in TORCH_SUFFIXES)

@@ -14,7 +14,7 @@ import torch
 from ballast import _core
 from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
-from ballast.checkpoint.compatibility import require_compatible, use_model_names
+from ballast.checkpoint.compatibility import leave_out, require_compatible, use_model_names
 from ballast.checkpoint.contents import Checkpoint
 from ballast.checkpoint.inventory import (
     buffers_by_name,
@@ -22,6 +22,7 @@ from ballast.checkpoint.inventory import (
     parameter_names,
     parameters_by_name,
     require_all_partitioned,
+    warn_of_left,
 )
 from ballast.checkpoint.loading_part import LOADING, LoadingPart, Source
 from ballast.checkpoint.unpickling import load_without_code
@@ -68,13 +69,16 @@ class Loading:
             self._checkpoint = manifest.parse(directory, text)
             use_model_names(self._checkpoint, {**self._parameters, **buffers})
             files = manifest.data_files(directory, self._checkpoint)
+            left = leave_out(self._checkpoint, self._parameters, buffers)
             require_compatible(self._checkpoint, accesses, self._parameters, buffers, names)
             require_expected(model, buffers.values())
+            self._buffers = [*buffers]
             self._source = Source(files, self._checkpoint.tensors, names, agreement)
             saved = zip(accesses, self._checkpoint.optimizers)
             self._parts = [LoadingPart(self._source, access, optimizer) for access, optimizer in saved]
             self._extra = read_extra(directory, self._checkpoint, accesses[0].group.rank)
         self._agreement.settle()
+        warn_of_left(left, accesses[0])
 
     def run(self) -> Any:
         """Load the checkpoint, and return this rank's `extra`."""
@@ -87,7 +91,8 @@ class Loading:
         expect_buffers(self._model)
         for part in self._parts:
             part.begin()
-        self._parts[0].fill(self._rest(), buffers_by_name(self._model))
+        buffers = buffers_by_name(self._model)
+        self._parts[0].fill(self._rest(), {name: buffers[name] for name in self._buffers})
         for part in self._parts[1:]:
             part.fill([], {})
         for access in self._accesses:

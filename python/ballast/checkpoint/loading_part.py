@@ -63,7 +63,7 @@ class LoadingPart:
             self._frozen_state = self._custom.frozen()
         else:
             self._frozen_state, self._thawed = self._empty_moments()
-        made = {id(each): self._tensors[self._names[id(each)]].steps for _, each in self._access.parameters()}
+        made = {id(each): self._tensors[self._name(each)].steps for each in self._saved_parameters()}
         self._partition = self._access.begin_from(made, self._saved.step, self._frozen_state)
         self.partitioned = {id(member.parameter) for member in self._partition.all_members}
 
@@ -81,8 +81,8 @@ class LoadingPart:
         that stay with frozen parameters, and those that return to parameters that are trained now."""
         frozen_state: State = {}
         thawed: State = {}
-        for _, parameter in self._access.parameters():
-            name = self._names[id(parameter)]
+        for parameter in self._saved_parameters():
+            name = self._name(parameter)
             entry = self._tensors[name]
             kept = [moment for _, moment in self._access.names_of_moments() if moment_name(name, moment) in self._tensors]
             if not parameter.requires_grad and entry.role == "trained":
@@ -98,8 +98,8 @@ class LoadingPart:
         """Return the targets of the tensors that are not sharded. Each rank fills all of them."""
         moments = {} if self._access.has_own_step else {**self._frozen_state, **self._thawed}
         targets: list[Target] = []
-        for parameter in [*(each for _, each in self._access.parameters()), *rest]:
-            name = self._names[id(parameter)]
+        for parameter in [*self._saved_parameters(), *rest]:
+            name = self._name(parameter)
             entry, own = self._tensors[name], moments.get(id(parameter), {})
             outside = None if id(parameter) in self.partitioned else plain(parameter)
             if entry.role != "trained":
@@ -119,6 +119,7 @@ class LoadingPart:
         """Read everything in this order: the optimizer's own state, which a run commits with the shards, the shards, and the
         rest."""
         parts = [(partition.member_of(part), part) for part in partition.local_shards()]
+        parts = [(member, part) for member, part in parts if self._name(member.parameter) in self._tensors]
         own = self._custom.targets(partition)
         wanted = [cut for target in own for cut in cuts_of(target)]
         wanted += [cut for member, part in parts for cut, _ in self._cuts(member, part)]
@@ -151,7 +152,7 @@ class LoadingPart:
     def _cuts(self, member: Member, part: _core.StatePart) -> Iterator[tuple[Cut, int | None]]:
         """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
         of the value."""
-        name, (first, count) = self._name_of(member), member.of_parameter(part.first, part.count)
+        name, (first, count) = self._name(member.parameter), member.of_parameter(part.first, part.count)
         for cut in cover(self._tensors[name].pieces, first, count):
             yield cut, None
         for number, entry in [] if part.frozen else self._custom.stored(name):
@@ -159,7 +160,7 @@ class LoadingPart:
                 yield cut, number
 
     def _change(self, part: _core.StatePart, member: Member, stream: Stream) -> None:
-        name = self._name_of(member)
+        name = self._name(member.parameter)
         entry, values = self._tensors[name], dict(self._custom.stored(name))
         kind, width = OPAQUE if member.is_opaque else entry.kind(), member.width
         for cut, number in self._cuts(member, part):
@@ -170,8 +171,12 @@ class LoadingPart:
             else:
                 take_values(reader, cut, getattr(torch, values[number].dtype), part.own(number))
 
-    def _name_of(self, member: Member) -> str:
-        return self._names[id(member.parameter)]
+    def _saved_parameters(self) -> list[torch.nn.Parameter]:
+        """Return the optimizer's parameters, but for those that a converted checkpoint lacks."""
+        return [each for _, each in self._access.parameters() if self._name(each) in self._tensors]
+
+    def _name(self, parameter: torch.nn.Parameter) -> str:
+        return self._names[id(parameter)]
 
 
 def cuts_of(target: Target) -> Iterator[Cut]:

@@ -163,13 +163,9 @@ class Saving:
                     add(chunks, held.name, held.begin + first, count, written)
                 bytes_written = writer.finish()
                 write_file(folder / contents.extra_name(rank), self._extra)
-                write_file(folder / contents.index_name(rank), self._index(chunks, bytes_written))
+                write_file(folder / contents.index_name(rank), sealed_index(chunks, bytes_written, self._extra))
                 flush_folder(folder)
         self._agreement.settle()
-
-    def _index(self, chunks: Chunks, bytes_written: int) -> bytes:
-        extra = {"bytes": len(self._extra), "seal": manifest.seal_of(self._extra)}
-        return manifest.sealed({"chunks": chunks, "data_bytes": bytes_written, "extra": extra})
 
     def _manifest(self, folder: str) -> bytes:
         """Return the manifest, with the seals of all ranks' indexes as they are on the drive."""
@@ -183,6 +179,12 @@ class Saving:
             indexes=[{"file": file, "seal": seal} for file, seal in zip(files, seals)],
         )
         return manifest.sealed(checkpoint.to_json())
+
+
+def sealed_index(chunks: Chunks, bytes_written: int, extra: bytes) -> bytes:
+    """Return the content of a rank's index."""
+    of_extra = {"bytes": len(extra), "seal": manifest.seal_of(extra)}
+    return manifest.sealed({"chunks": chunks, "data_bytes": bytes_written, "extra": of_extra})
 
 
 def add(chunks: Chunks, name: str, first: int, count: int, written: tuple[int, int]) -> None:

@@ -75,6 +75,7 @@ def checkpoint_of(content: Json) -> Checkpoint:
         optimizers=saved,
         tensors=tensors,
         indexes=indexes,
+        converted_from=content.get("converted_from", "").text(),
         written_by=content.get("written_by", "").text(),
     )
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ballast.checkpoint.source import STEP, Latest, WholeTensor
 from ballast.checkpoint.unpickling import fail_unreadable, load_without_code, number_in, require_plain
 from ballast.errors import Error
+from ballast.wrapper.stored_tensor import StoredTensor
 
 log = logging.getLogger("ballast")
 
@@ -21,39 +26,35 @@ ANY = ("",)
 
 
 class Universal:
-    """A Source for one directory."""
+    """A Source for one directory. `shapes` are those of a model, for tensors that are flat and have no shape elsewhere."""
 
     may_be_flat = True  # stage 3 writes flat tensors
+    trained_only = True
+    of_training = True
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, shapes: Mapping[str, tuple[int, ...]] | None = None):
         self._directory = directory
         self._folder = directory / "zero"
-
-    def shape(self, name: str, moment: str = "") -> tuple[int, ...] | None:
-        if not self._path(name, moment).exists():
-            return None
-        found = tuple(self._tensor(name, moment).shape)
-        full = self._shapes.get(name, found)
-        return full if len(found) == 1 and math.prod(full) == found[0] else found
+        self._shapes_of_model = shapes or {}
+        self._latest: dict[str, Latest] = defaultdict(Latest)
 
     def names(self) -> list[str]:
-        return sorted(path.parent.name for path in self._folder.glob("*/fp32.pt"))
+        return sorted(str(path.parent.relative_to(self._folder)) for path in self._folder.glob("*/fp32.pt"))
 
-    def may_be_flattened(self, name: str) -> bool:
-        """Return whether the parameter is flat here, and no file says which shape it has."""
-        return len(self._tensor(name, "").shape) == 1 and name not in self._shapes
+    def tensor(self, name: str, moment: str = "") -> StoredTensor | None:
+        path = self._folder / name / f"{moment or 'fp32'}.pt"
+        if not path.exists():
+            return None
+        found = self._read(path)
+        shape = self._shape_of(name, tuple(found.shape))
+        return WholeTensor(partial(self._read, path), found.dtype, shape, path, self._latest[moment])
 
-    def has_state(self, name: str) -> bool:
-        return any(file.stem != "fp32" for file in (self._folder / name).glob("*.pt"))
-
-    def parameter(self, name: str) -> torch.Tensor:
-        return self._tensor(name, "")
-
-    def moment(self, name: str, moment: str) -> torch.Tensor:
-        return self._tensor(name, moment)
+    def state(self, name: str) -> Collection[str]:
+        kept = {file.stem for file in (self._folder / name).glob("*.pt")} - {"fp32"}
+        return kept | ({STEP} if kept and self._steps_of_all is not None else set())
 
     def steps(self, name: str) -> int | None:
-        path = self._path(name, "step")
+        path = self._folder / name / f"{STEP}.pt"
         if not path.exists():
             return self._steps_of_all
         return number_in(load_without_code(path, path, ITS_OWN), path)
@@ -67,13 +68,9 @@ class Universal:
             return None
         found = load_without_code(path, path, ANY)
         try:
-            states = found.get("optimizer_state_dict", {}).get("state", {}).values()
-            counts = [number_in(state["step"], path) for state in states if "step" in state]
-            # Older versions of FusedAdam count in the groups. Newer ones always leave a 0 there.
-            of_groups = [number_in(group.get("step", 0), path) for group in found.get("param_groups", [])]
+            return steps_of(found.get("optimizer_state_dict", {}), path)
         except (AttributeError, TypeError, KeyError):
             fail_unreadable(path, "it does not hold the state_dict() of an optimizer")
-        return counts[0] if counts else max(of_groups, default=0) or None
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -86,10 +83,19 @@ class Universal:
             log.info("shapes of flat tensors are not compared: %s", error)
             return {}
 
-    def _path(self, name: str, what: str) -> Path:
-        return self._folder / name / f"{what or 'fp32'}.pt"
+    def _shape_of(self, name: str, found: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a tensor that may be flat in its file."""
+        full = self._shapes.get(name) or self._shapes_of_model.get(name, found)
+        return full if len(found) == 1 and math.prod(full) == found[0] else found
 
-    def _tensor(self, name: str, moment: str) -> torch.Tensor:
-        path = self._path(name, moment)
+    def _read(self, path: Path) -> torch.Tensor:
         found = load_without_code(path, path, ITS_OWN)
         return require_plain(found.get("param") if isinstance(found, dict) else found, path)
+
+
+def steps_of(optimizer: Mapping[str, Any], path: Path) -> int | None:
+    """Return the steps in the state_dict() of an optimizer whose parameters all have the same."""
+    counts = [number_in(state[STEP], path) for state in optimizer.get("state", {}).values() if STEP in state]
+    # Older versions of FusedAdam count in the groups. Newer ones always leave a 0 there.
+    of_groups = [number_in(group.get(STEP, 0), path) for group in optimizer.get("param_groups", [])]
+    return counts[0] if counts else max(of_groups, default=0) or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import pickle
 import re
@@ -19,6 +20,7 @@ log = logging.getLogger("ballast")
 
 # Finds the reason in an error of torch.load(weights_only=True), and leaves out its advice to run the code of the file.
 REASON = re.compile(r"WeightsUnpickler error:\s*(.+)|(Trying to load unsupported .+)")
+NO_ZIP = "it is no zip file, as torch.save() writes since 1.6: it is damaged, or much older"
 
 
 class StandIn:
@@ -48,21 +50,26 @@ class Unpickler(pickle.Unpickler):
         fail_unreadable(self._path, "it refers to objects outside of it")
 
 
-def load_without_code(file: Path | IO[bytes], path: Path, passed_over: tuple[str, ...] = ()) -> Any:
+def load_without_code(
+    file: Path | IO[bytes], path: Path, passed_over: tuple[str, ...] = (), kept: Mapping[str, type] | None = None
+) -> Any:
     """Read a file of torch.save() with tensors, numbers, text and containers. Tensors of a Path are read when they are
     used.
 
-    Objects of classes whose names begin with one of `passed_over` become StandIns. Others are refused. Errors name
-    `path`."""
+    Objects of classes whose names begin with one of `passed_over` become StandIns, or objects of the classes that `kept` has
+    for these names. Others are refused. Errors name `path`."""
     names = _foreign_names(file)
+    classes = {name: (kept or {}).get(name, StandIn) for name in names}
     if refused := [name for name in names if not name.startswith(passed_over)]:
         refuse_names(path, refused)
-    if names:
-        log.info("%s: passed over %s", path, ", ".join(names))
+    if over := [name for name, kind in classes.items() if kind is StandIn]:
+        log.info("%s: passed over %s", path, ", ".join(over))
     try:
-        with torch.serialization.safe_globals([(StandIn, name) for name in names]):
+        with torch.serialization.safe_globals([(kind, name) for name, kind in classes.items()]):
             return torch.load(file, map_location="cpu", mmap=isinstance(file, Path), weights_only=True)
     except OSError as error:
+        if error.errno == errno.EINVAL:  # torch's reader has looked for the directory of the zip file before its first byte
+            fail_unreadable(path, "it is cut off")
         fail_file(path, error)
     except Exception as error:
         fail_unreadable(path, str(error))
@@ -112,4 +119,5 @@ def fail_file(path: Path, error: OSError) -> NoReturn:
 def fail_unreadable(path: Path, why: str) -> NoReturn:
     found = REASON.search(why)
     reason = (found[1] or found[2]) if found else why.strip().partition("\n")[0]
+    reason = NO_ZIP if "mmap can only be used" in reason else reason
     fail("bad_record", _core.Problem(what=f"cannot unpickle a file of a checkpoint: {reason}", where=str(path)))

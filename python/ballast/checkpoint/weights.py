@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +13,12 @@ import torch
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.contents import Checkpoint, Tensor
-from ballast.checkpoint.distributed import Distributed, entries_of_only_model, read_entry
-from ballast.checkpoint.foreign import refuse_deepspeed
+from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.pieces import Piece, cover
 from ballast.checkpoint.schema import MOMENTS
+from ballast.checkpoint.source import Latest
 from ballast.checkpoint.stream import Stream
-from ballast.checkpoint.universal import Universal
-from ballast.checkpoint.unpickling import fail_unreadable
 from ballast.wrapper.memory import tensor_at
 from ballast.wrapper.safetensors_reader import Files, tensors_in
 from ballast.wrapper.stored_tensor import StoredTensor
@@ -35,49 +32,6 @@ class Weights:
     tensors: Mapping[str, StoredTensor]
     of_training: bool = True  # it may be cast to the model's formats, because it holds the masters of a training
     trained_only: bool = False  # frozen parameters and buffers are not in it
-
-
-class Latest:
-    """Keeps what was read last, because the pieces of a tensor are read one after the other."""
-
-    def __init__(self) -> None:
-        self._key: object = None
-        self._values = torch.empty(0, device="cpu")
-
-    def get(self, key: object, read: Callable[[], torch.Tensor]) -> torch.Tensor:
-        if self._key != key:
-            self._key, self._values = None, torch.empty(0, device="cpu")  # free the last one before the next is read
-            self._values = read()
-            self._key = key
-        return self._values
-
-
-@dataclass(frozen=True)
-class Whole:
-    """How to read a tensor that its file gives only as a whole."""
-
-    name: str
-    read: Callable[[], torch.Tensor]
-    latest: Latest  # of the checkpoint
-
-
-class WholeTensor(StoredTensor):
-    """A tensor that its file gives only as a whole."""
-
-    def __init__(self, whole: Whole, dtype: torch.dtype, shape: tuple[int, ...], where: Path):
-        super().__init__(dtype, shape, str(where))
-        self._whole = whole
-
-    def read(self, first: int, count: int, into: int) -> None:
-        values = self._whole.latest.get(self._whole.name, self._flat)
-        if count > 0:
-            tensor_at(into, count, self.dtype).copy_(values[first : first + count])
-
-    def _flat(self) -> torch.Tensor:
-        values = self._whole.read().reshape(-1)
-        if values.numel() != self.elements:
-            fail_unreadable(Path(self.where), f"{self._whole.name} has {values.numel()} elements, and not {self.shape}")
-        return values
 
 
 class CheckpointTensor(StoredTensor):
@@ -136,21 +90,26 @@ class MomentTensor(CheckpointTensor):
 
 
 def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
-    """Return the weights in a checkpoint of Ballast, torch.distributed.checkpoint or DeepSpeed (universal), or in
-    safetensors files. Reads no values. A model says which of several sets of weights is meant."""
-    directory = Path(files) if isinstance(files, (str, os.PathLike)) else None
-    kind = kind_of(directory) if directory is not None and directory.is_dir() else ""
-    if directory is None or kind in ("", "safetensors"):
+    """Return the weights in a checkpoint of any kind, or in files of safetensors or torch.save(). Reads no values. A model says
+    which of several sets of weights is meant."""
+    path = Path(files) if isinstance(files, (str, os.PathLike)) else None
+    kind = kind_of(path) if path is not None else ""
+    if path is None or kind in ("", "safetensors"):
         return Weights(tensors_in(files), of_training=False)
-    if kind == "deepspeed":
-        refuse_deepspeed(directory)
-    if kind == "universal":
-        return Weights(_of_universal(directory, model), trained_only=True)
-    return Weights(_of_ballast(directory) if kind == "ballast" else _of_distributed(directory, model))
+    if kind == "ballast":
+        checkpoint = manifest.read(path)
+        return Weights(_of_ballast(path, checkpoint), trained_only=bool(checkpoint.converted_from))
+    source = source_of(path, None if model is None else _names_in(model))
+    found = {name: stored for name in source.names() if (stored := source.tensor(name)) is not None}
+    return Weights(found, of_training=source.of_training, trained_only=source.trained_only)
 
 
-def _of_ballast(directory: Path) -> dict[str, StoredTensor]:
-    checkpoint = manifest.read(directory)
+def _names_in(model: torch.nn.Module) -> Names:
+    parameters = {name: tuple(each.shape) for name, each in named_parameters(model)}
+    return Names([*parameters], {**parameters, **{name: tuple(each.shape) for name, each in named_buffers(model)}})
+
+
+def _of_ballast(directory: Path, checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     files, latest = manifest.data_files(directory, checkpoint), Latest()
     return {
         name: CheckpointTensor(name, entry, files, latest)
@@ -173,30 +132,4 @@ def state_in(directory: Path, checkpoint: Checkpoint) -> dict[str, dict[str, Sto
                     found.setdefault(name, {})[of_torch] = MomentTensor(kind, name, entry, files, latest)
         elif colon and not entry.is_parameter() and entry.role != "buffer":
             found.setdefault(parameter, {})[key] = CheckpointTensor(name, entry, files, latest)
-    return found
-
-
-def _of_distributed(directory: Path, model: torch.nn.Module | None) -> dict[str, StoredTensor]:
-    if model is None:
-        found = entries_of_only_model(directory)
-    else:
-        known = {name for name, _ in (*named_parameters(model), *named_buffers(model))}
-        found = Distributed(directory, [name for name, _ in named_parameters(model)], known).entries_like(known)
-    latest = Latest()
-    return {
-        name: WholeTensor(Whole(name, partial(read_entry, entry), latest), entry.dtype, entry.shape, directory)
-        for name, entry in found.items()
-    }
-
-
-def _of_universal(directory: Path, model: torch.nn.Module | None) -> dict[str, StoredTensor]:
-    source, latest = Universal(directory), Latest()
-    shapes = {} if model is None else {name: tuple(each.shape) for name, each in named_parameters(model)}
-    found: dict[str, StoredTensor] = {}
-    for name in source.names():
-        values, shape = source.parameter(name), source.shape(name) or ()
-        if source.may_be_flattened(name) and math.prod(shapes.get(name, (-1,))) == values.numel():
-            shape = shapes[name]
-        whole = Whole(name, partial(source.parameter, name), latest)
-        found[name] = WholeTensor(whole, values.dtype, shape, directory)
     return found

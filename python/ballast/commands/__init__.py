@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ballast import _core
-from ballast.commands import bench, doctor, export, inspect, plan, report, verify
+from ballast.commands import bench, convert, doctor, export, inspect, plan, report, verify
 from ballast.commands.parser import Parser
 from ballast.errors import Error, UsageError
 
-COMMANDS = (plan, bench, doctor, report, inspect, verify, export)
+COMMANDS = (plan, bench, doctor, report, inspect, verify, export, convert)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,8 +22,8 @@ def add_to(commands: Any) -> None:
     """Add this command to the command line."""
     about = (
         "Write the weights of a checkpoint to safetensors files, as Hugging Face does. Reads checkpoints of Ballast, of\n"
-        "torch.distributed.checkpoint and of DeepSpeed (universal), and safetensors. Needs no GPU, no ranks and no model,\n"
-        "and memory for a few tensors."
+        "torch.distributed.checkpoint and of DeepSpeed, and files of torch.save() and safetensors. Needs no GPU, no ranks\n"
+        "and no model, and memory for a few tensors."
     )
     parser = commands.add_parser(
         "export", help="write the weights of a checkpoint to safetensors files", description=about, epilog=EXAMPLE

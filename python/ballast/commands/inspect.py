@@ -47,8 +47,11 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _summary(checkpoint: Checkpoint) -> list[str]:
+    made = f"written by Ballast {checkpoint.written_by} on {_counted(checkpoint.ranks, 'rank')}"
+    if checkpoint.converted_from:
+        made = f"converted by Ballast {checkpoint.written_by} from {checkpoint.converted_from}"
     lines = [
-        f"step        {checkpoint.step}, written by Ballast {checkpoint.written_by} on {_counted(checkpoint.ranks, 'rank')}",
+        f"step        {checkpoint.step}, {made}",
         *(f"optimizer   {saved.optimizer}; {_state_kept(saved, checkpoint.tensors)}" for saved in checkpoint.optimizers),
     ]
     for role in ROLES:

@@ -146,3 +146,18 @@ def _common(group: Group) -> dict[str, Any]:
         "weight_decay": float(group["weight_decay"]),
         "maximize": bool(group.get("maximize", False)),
     }
+
+
+def moments_by_name() -> dict[str, str]:
+    """Return which moment of the library each name of torch is: "momentum" or "variance".
+
+    >>> moments_by_name()
+    {'exp_avg': 'momentum', 'exp_avg_sq': 'variance', 'momentum_buffer': 'momentum', 'sum': 'variance'}
+    """
+    rules: list[Rule] = [
+        _core.AdamW(lr=1.0, beta1=0.9, beta2=0.9, eps=1.0, weight_decay=0.0),
+        _core.SgdMomentum(lr=1.0, momentum=0.9, dampening=0.0, weight_decay=0.0),
+        _core.Adagrad(lr=1.0, lr_decay=0.0, weight_decay=0.0, eps=1.0),
+    ]
+    kinds = ("momentum", "variance")
+    return {name: kind for rule in rules for kind, name in zip(kinds, _core.state_names(rule)) if name}

@@ -34,6 +34,12 @@ class StoredTensor(ABC):
         """Return the tensor in another format."""
         return CastTensor(self, dtype)
 
+    def read_part(self, first: int, count: int) -> torch.Tensor:
+        """Return elements in a flat tensor."""
+        values = torch.empty(count, dtype=self.dtype, device="cpu")
+        self.read(first, count, values.data_ptr())
+        return values
+
     def read_all(self) -> torch.Tensor:
         values = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.read(0, values.numel(), values.data_ptr())
@@ -49,6 +55,4 @@ class CastTensor(StoredTensor):
 
     def read(self, first: int, count: int, into: int) -> None:
         if count > 0:
-            values = torch.empty(count, dtype=self._stored.dtype, device="cpu")
-            self._stored.read(first, count, values.data_ptr())
-            tensor_at(into, count, self.dtype).copy_(values)
+            tensor_at(into, count, self.dtype).copy_(self._stored.read_part(first, count))

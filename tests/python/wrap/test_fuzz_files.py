@@ -13,9 +13,12 @@ import ballast
 import pytest
 import torch
 from ballast.checkpoint import manifest
+from ballast.checkpoint.conversion import Conversion
 from ballast.checkpoint.offline_export import OfflineExport
 from ballast.checkpoint.verifying import problems_of
+from python.wrap.support import others
 from python.wrap.support.checkpoints import save_in_parts
+from python.wrap.support.loops import Run
 from torch.distributed import checkpoint as dcp
 
 CASES = int(os.environ.get("BALLAST_FUZZ_CASES", "50"))
@@ -51,7 +54,29 @@ def as_safetensors(folder, model):
     save_in_parts(folder, model.state_dict(), 2)
 
 
+def trained(model):
+    """Return the model after a step of torch's AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    return Run(model, optimizer, [])
+
+
+def as_zero_2(folder, model):
+    others.as_zero(folder, trained(model))
+
+
+def as_zero_3(folder, model):
+    others.as_zero(folder, trained(model), stage=3)
+
+
+def as_transformers(folder, model):
+    others.as_transformers(folder, trained(model))
+
+
 KINDS = {"ballast": as_ballast, "distributed": as_distributed, "universal": as_universal, "safetensors": as_safetensors}
+TRAININGS = {"zero 2": as_zero_2, "zero 3": as_zero_3, "torch": as_transformers}
+KINDS |= TRAININGS
 
 
 def damaged(rng, content):
@@ -145,6 +170,13 @@ def reads(kind, folder, expected):
         assert kind != "ballast" or torch.equal(value, expected[name]), name
 
 
+def converts(folder, out):
+    """Convert the checkpoint. What is written has its checksums, whatever was read."""
+    shutil.rmtree(out, ignore_errors=True)
+    Conversion(folder, out).run()
+    assert problems_of(out) == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files_are_refused_or_read_right(kind, tmp_path):
     genuine, model, folder = tmp_path / "genuine", make_model(), tmp_path / "damaged"
@@ -153,6 +185,7 @@ def test_damaged_files_are_refused_or_read_right(kind, tmp_path):
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     readers = [lambda: reads(kind, folder, expected), OfflineExport(folder, tmp_path / "out").run]
     readers += [lambda: problems_of(folder)] if kind == "ballast" else []
+    readers += [lambda: converts(folder, tmp_path / "converted")] if kind in TRAININGS else []
     shutil.copytree(genuine, folder)
     readers[0]()
     shutil.rmtree(folder)

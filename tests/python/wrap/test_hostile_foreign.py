@@ -168,11 +168,3 @@ def test_steps_that_are_no_count_are_refused(run, tmp_path):
         torch.save({"optimizer_state_dict": {"state": state}}, tmp_path / "flat" / "zero" / "optimizer_state.pt")
         with pytest.raises(ballast.FailureError, match="B3202(.|\n)*optimizer_state.pt"):
             ballast.load_checkpoint(tmp_path / "flat", *training)
-
-
-def test_a_file_that_should_name_a_folder_may_hold_anything(tmp_path):
-    (tmp_path / "mp_rank_00_model_states.pt").touch()
-    for content in (b"\xff\xfe\0", b"x" * 1_000_000, b"a\nb"):
-        (tmp_path / "latest").write_bytes(content)
-        with pytest.raises(ballast.UsageError, match="B1001(.|\n)*ds_to_universal"):
-            ballast.load_checkpoint(tmp_path, *fresh())

@@ -137,12 +137,6 @@ def test_weights_of_another_model_are_refused(kind, runs):
         ballast.load(less, folders[kind])
 
 
-def test_a_sharded_deepspeed_checkpoint_is_refused_with_its_conversion(tmp_path):
-    (tmp_path / "mp_rank_00_model_states.pt").touch()
-    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*ds_to_universal"):
-        ballast.load(torch.nn.Linear(2, 2), tmp_path)
-
-
 def test_ranks_load_their_shards_of_what_other_ranks_saved(tmp_path):
     [values, _] = run_ranks(2, saved.train_and_save, str(tmp_path), [{"stage": 3}])
     for everything in run_ranks(3, saved.loads_weights, str(tmp_path / "0")):

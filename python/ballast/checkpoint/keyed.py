@@ -1,0 +1,216 @@
+"""Find a model and its optimizer among the tensors of a checkpoint, under any keys."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ballast.checkpoint.source import STEP
+from ballast.checkpoint.unpickling import number_in
+from ballast.checks import refuse
+from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.wrapper.unwrap import COMPILED, PARALLEL, names_in_model
+
+NUMBERED = re.compile(r"((?:.*\.)?)state\.(\d+)\.\w+")
+OF_OPTIMIZERS = {"state", "param_groups"}  # keys of an optimizer's state_dict()
+ONE_OF_EACH = "one model and one optimizer, as in dcp.save({'model': ..., 'optim': ...})"
+
+
+@dataclass(frozen=True)
+class Content:
+    """The tensors of a checkpoint, by the keys on the path to each, joined with dots."""
+
+    where: Path
+    tensors: Mapping[str, StoredTensor]
+    paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the keys themselves, as far as they are known
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # counts of steps that are no tensors
+    groups: Mapping[str, Any] = field(default_factory=dict)  # param_groups, by the prefix of their optimizer
+    of_training: bool = True
+
+
+class Keyed:
+    """A Source that chooses the model and the optimizer's state by their names. The checkpoint must have the names `trained`;
+    `known` are all names of the model. `order` has the names in each group of the live optimizer: it says which parameter each
+    number is in the state of optimizer.state_dict(), as in torch."""
+
+    may_be_flat = False
+    trained_only = False
+
+    def __init__(
+        self,
+        content: Content,
+        trained: Sequence[str],
+        known: Collection[str],
+        order: Sequence[Sequence[str]] | None = None,
+        model: str | None = None,
+    ):
+        self._content, self._trained, self._known, self._order = content, trained, known, order
+        self.of_training = content.of_training
+        self._states: dict[str, set[str]] = {}  # what there is of each parameter's state, by prefix
+        for key in (*content.tensors, *content.numbers):
+            holder, _, what = key.rpartition(".")
+            self._states.setdefault(holder, set()).add(what)
+        models = [model] if model is not None else _of_models(prefixes(content.tensors, trained), trained, known)
+        self._model = self._only("parameters", models) or ""
+
+    @cached_property
+    def _optimizer(self) -> str | None:
+        """The prefix of the optimizer's state. A caller that only reads parameters does not need it."""
+        return self._only("optimizer's state", _of_most(prefixes(self._states, [f"state.{name}" for name in self._trained])))
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, str]:
+        """The prefix of the state of each parameter whose state has a number instead of a name."""
+        if self._optimizer is not None:
+            return {}
+        found = {match[1] for key in (*self._content.tensors, *self._content.numbers) if (match := NUMBERED.fullmatch(key))}
+        prefix = self._only("optimizer's state", sorted(found))
+        return {} if prefix is None else {name: f"{prefix}state.{number}" for name, number in self._numbered(prefix)}
+
+    def names(self) -> list[str]:
+        """Return the tensors of the model by name: those that are known, and others that are next to them."""
+        words = {name.partition(".")[0] for name in self._known}
+        below = [key.removeprefix(self._model) for key in self._content.tensors if key.startswith(self._model)]
+        return [name for name in below if name in self._known or name.partition(".")[0] in words]
+
+    def tensor(self, name: str, moment: str = "") -> StoredTensor | None:
+        key = f"{self._holder(name)}.{moment}" if moment else self._model + name
+        return self._content.tensors.get(key)
+
+    def state(self, name: str) -> Collection[str]:
+        return self._states.get(self._holder(name), ())
+
+    def steps(self, name: str) -> int | None:
+        key = f"{self._holder(name)}.{STEP}"
+        stored = self._content.tensors.get(key)
+        found = self._content.numbers.get(key) if stored is None else stored.read_all()
+        return None if found is None else number_in(found, self._content.where)
+
+    def _holder(self, name: str) -> str:
+        return self._numbers.get(name, f"{self._optimizer or ''}state.{name}")
+
+    def _only(self, what: str, found: list[str]) -> str | None:
+        if len(found) > 1:
+            refuse(
+                f"cannot choose {what} from a checkpoint: it holds these names {len(found)} times",
+                where=str(self._content.where),
+                needed=ONE_OF_EACH,
+                available=", ".join(f"{prefix}*" for prefix in sorted(found)[:6]),
+                remedy="Read it with torch, and save only the model and the optimizer to train.",
+            )
+        return found[0] if found else None
+
+    def _numbered(self, prefix: str) -> list[tuple[str, int]]:
+        """Return the number of each parameter, as torch gives them: by position in the parameter groups."""
+        groups = self._content.groups.get(prefix)
+        if groups is None or not _are_groups(groups):
+            self._refuse_numbers(prefix, "the parameter groups are not in it, or not as torch saves them")
+        numbers = [group["params"] for group in groups]
+        names = self._order
+        if all(isinstance(group.get("param_names"), list) for group in groups):
+            names = [[*names_in_model(group["param_names"], self._known).values()] for group in groups]
+        if names is None:
+            self._refuse_numbers(prefix, "nothing says which parameter each number is")
+        if [len(each) for each in names] != [len(each) for each in numbers]:
+            refuse(
+                "cannot load optimizer state by number: the checkpoint has other parameter groups than the optimizer",
+                where=f"{prefix}param_groups in {self._content.where}",
+                needed=f"groups of {_lengths(names)} parameters, in the same order",
+                available=f"groups of {_lengths(numbers)}",
+            )
+        return [pair for here, there in zip(names, numbers) for pair in zip(here, there)]
+
+    def _refuse_numbers(self, prefix: str, why: str) -> NoReturn:
+        refuse(
+            f"cannot load optimizer state by number: {why}",
+            where=next(key for key in (*self._content.tensors, *self._content.numbers) if key.startswith(f"{prefix}state.")),
+            needed=ONE_OF_EACH,
+            remedy="ballast.load_checkpoint() of a file of torch.save() numbers the parameters as the optimizer does. Or save "
+            "the result of torch.distributed.checkpoint.state_dict.get_state_dict(model, optimizer).",
+        )
+
+
+def of_only_model(content: Content) -> Keyed:
+    """Return the Source of a checkpoint with one model, without knowing its names. Refuse several models."""
+    models: dict[tuple[str, ...], list[str]] = {}
+    for key in content.tensors:
+        path = content.paths.get(key) or (key,)
+        around, name = path[:-1], path[-1]
+        if not around and OF_OPTIMIZERS.intersection(key.split(".")[:-1]):
+            refuse(
+                "cannot choose the weights in a checkpoint: it does not say which tensors are an optimizer's",
+                where=f"{key} in {content.where}",
+                remedy="ballast.load(model, directory) chooses by the names of a model.",
+            )
+        if not OF_OPTIMIZERS.intersection(around):
+            models.setdefault(around, []).append(name)
+    if len(models) != 1:
+        refuse(
+            "cannot choose the weights in a checkpoint" if models else "the checkpoint holds no weights",
+            where=str(content.where),
+            needed="one model",
+            available=", ".join(sorted(".".join(around) or "tensors without a key" for around in models)),
+            remedy="ballast.load(model, directory) chooses by the names of a model.",
+        )
+    [(around, names)] = models.items()
+    prefix = "".join(f"{word}." for word in around)
+    for wrapper in (f"{PARALLEL}.", f"{COMPILED}."):
+        if all(name.startswith(wrapper) for name in names):
+            prefix, names = prefix + wrapper, [name.removeprefix(wrapper) for name in names]
+    return Keyed(content, names, names, model=prefix)
+
+
+def prefixes(keys: Iterable[str], names: Sequence[str]) -> Counter[str]:
+    """Count the prefixes that turn a name into a key.
+
+    >>> prefixes(["model.a.b", "ema.a.b", "model.c"], ["a.b", "c"])
+    Counter({'model.': 2, 'ema.': 1})
+    """
+    wanted = set(names)
+    found: Counter[str] = Counter()
+    for key in keys:
+        words = key.split(".")
+        for first in range(len(words)):
+            if ".".join(words[first:]) in wanted:
+                found["".join(f"{word}." for word in words[:first])] += 1
+    return found
+
+
+def _are_groups(found: Any) -> bool:
+    """Return whether these are the param_groups of a state_dict()."""
+    if not isinstance(found, list) or not all(isinstance(group, dict) for group in found):
+        return False
+    numbers = [group.get("params") for group in found]
+    names = [group.get("param_names") or [] for group in found]
+    return all(
+        isinstance(each, list) and isinstance(own, list) and all(type(number) is int for number in each)
+        for each, own in zip(numbers, names)
+    ) and all(isinstance(name, str) for own in names for name in own)
+
+
+def _lengths(groups: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(str(len(group)) for group in groups)
+
+
+def _of_most(counts: Counter[str]) -> list[str]:
+    """Return the prefixes with the highest count."""
+    most = max(counts.values(), default=0)
+    return [prefix for prefix, count in counts.items() if count == most]
+
+
+def _of_models(counts: Counter[str], trained: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return the prefixes of complete models. A model may contain a copy of itself, whose names are below the model's
+    prefix: that copy is not counted."""
+    most = _of_most(counts)
+    if not most or counts[most[0]] < len(trained):
+        return most[:1]  # the caller reports the missing names
+
+    def is_inside(inner: str, outer: str) -> bool:
+        return inner != outer and inner.startswith(outer) and inner[len(outer) :] + trained[0] in known
+
+    return [each for each in most if not any(is_inside(each, other) for other in most)]
