@@ -315,9 +315,9 @@ def test_a_manifest_can_be_read_by_people(tmp_path):
         "variance": True,
         "steps": 4,
     }
-    content["format"] = 2
+    content["format"] = 3
     (tmp_path / "0" / "checkpoint.json").write_bytes(manifest.sealed(content))
-    with pytest.raises(ballast.UsageError, match="B1008(.|\n)*format 2"):
+    with pytest.raises(ballast.UsageError, match="B1008(.|\n)*format 3"):
         manifest.read(tmp_path / "0")
 
 
