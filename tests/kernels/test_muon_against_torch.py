@@ -3,7 +3,7 @@
 Both round each product to bf16, in different orders of sums. Five steps enlarge the errors of small singular values up to 485
 times. So an update (the parameter's change by one step, without the weight decay) differs from Newton-Schulz in fp64 by 1 to 2%
 of its norm if all directions of a gradient are equally large, and by up to 7% if a few of them are much larger: ours as much as
-torch's. The two differ by as much from each other; of small matrices by up to 4%, where the directions are equally large.
+torch's. The two differ by as much from each other; of small matrices by up to 4% where the directions are equally large.
 """
 
 import math
