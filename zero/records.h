@@ -18,6 +18,9 @@ namespace ballast {
 
 inline constexpr std::string_view description_name = "state.description";  // of the file that describes a run
 
+// Throws B1001 for a name that cannot be part of the name of a directory.
+void require_run_name(const std::string& run);
+
 // The largest tile of a run that the drives hold, the same on all ranks; 0 where there is none. All ranks call together.
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options);
 

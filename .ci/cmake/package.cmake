@@ -25,6 +25,7 @@ install(FILES
   ${PROJECT_BINARY_DIR}/ballastConfig.cmake
   ${PROJECT_BINARY_DIR}/ballastConfigVersion.cmake
   .ci/cmake/FindNccl.cmake
+  .ci/cmake/FindSodium.cmake
   .ci/cmake/FindUring.cmake
   .ci/cmake/nvidia_packages.cmake
   DESTINATION ${config_folder})
