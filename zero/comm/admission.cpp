@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "kernels/runtime/system_limits.h"
-#include "zero/comm/socket_owner.h"
 
 namespace ballast {
 namespace {
@@ -50,6 +49,7 @@ Admission::Admission(const Descriptor& listener, AdmissionOptions options)
 
 std::vector<Arrival> Admission::serve() {
   std::vector<Arrival> arrived;
+  shortage_.reset();
   const Clock::time_point now = Clock::now();
   for (auto caller = callers_.begin(); caller != callers_.end();) {
     const bool stays = now < caller->end && hear(*caller, arrived);
@@ -60,7 +60,6 @@ std::vector<Arrival> Admission::serve() {
 }
 
 void Admission::accept_all() {
-  shortage_.reset();
   std::size_t accepted = 0;
   while (accepted < accepted_at_once && accept_one()) {
     ++accepted;
@@ -107,7 +106,10 @@ bool Admission::hear(Caller& caller, std::vector<Arrival>& arrived) {
     if (!said) return is_open;
     if (said->kind != Message::Kind::hello) return false;
     std::optional<Message> hello = caller.handshake->read(*said, options_.secret);
-    const std::string reason = reason_of_refusal(hello, *said, connection);
+    const OtherEnd end =
+        hello && options_.secret.is_known_to_all() ? other_end_of(connection.socket()) : OtherEnd::accepted;
+    if (end == OtherEnd::gone) return false;
+    const std::string reason = reason_of_refusal(hello, *said, end);
     if (reason.empty()) {
       connection.allow(max_message_bytes);
       listen_for(connection, EPOLL_CTL_DEL);
@@ -118,19 +120,20 @@ bool Admission::hear(Caller& caller, std::vector<Arrival>& arrived) {
     caller.handshake.reset();
     caller.end = Clock::now() + time_to_read_answer;
     return true;
-  } catch (const std::exception&) {  // these are no bytes of a Ballast process, or of another version's
-    return false;
+  } catch (const Error& error) {  // else these are no bytes of a Ballast process, or of another version's
+    if (error.code() == Code::system_limit) shortage_ = EMFILE;
+  } catch (const std::exception&) {  // there is no memory for them
   }
+  return false;
 }
 
 // Empty if the caller may come in.
-std::string Admission::reason_of_refusal(const std::optional<Message>& proved, const Message& said,
-                                         const Connection& caller) const {
+std::string Admission::reason_of_refusal(const std::optional<Message>& proved, const Message& said, OtherEnd end) const {
   if (!proved && said.key != options_.name) {
     return fmt::format("job \"{}\" uses this address, not job \"{}\"", options_.name, printable(said.key));
   }
   if (!proved) return "it does not know the secret of the job: BALLAST_SECRET differs, or is set on some ranks only";
-  if (options_.secret.is_known_to_all() && is_of_other_user(caller.socket())) {
+  if (end == OtherEnd::foreign) {
     return "it is a process of another user, and the job has no secret: set BALLAST_SECRET on all ranks";
   }
   return {};

@@ -14,6 +14,7 @@
 #include "kernels/runtime/descriptor.h"
 #include "zero/comm/handshake.h"
 #include "zero/comm/socket.h"
+#include "zero/comm/socket_owner.h"
 
 namespace ballast {
 
@@ -42,7 +43,7 @@ class Admission {
   // Keeps the connection until the other end has read the answer, for a second or two.
   void see_off(std::unique_ptr<Connection> connection);
 
-  // The descriptor limit's error, if serve() could not accept a connection although it had ended all others.
+  // The descriptor limit's error, if serve() lacked a descriptor although it had ended all other calls.
   std::optional<int> shortage() const { return shortage_; }
   void turn_away(const std::string& reason);  // the next connection, for which there is no descriptor
 
@@ -64,7 +65,7 @@ class Admission {
   void add(std::unique_ptr<Connection> connection, std::optional<ListenersHandshake> handshake);
   void listen_for(const Connection& connection, int operation) const;
   bool hear(Caller& caller, std::vector<Arrival>& arrived);
-  std::string reason_of_refusal(const std::optional<Message>& proved, const Message& said, const Connection& caller) const;
+  std::string reason_of_refusal(const std::optional<Message>& proved, const Message& said, OtherEnd end) const;
   void refuse(Connection& connection, const std::string& reason);
   Callers::iterator end_call(Callers::iterator caller);
 

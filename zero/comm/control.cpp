@@ -69,7 +69,10 @@ bool Control::join_job() {
   CallersHandshake handshake;
   std::optional<Message> answer = answer_within(end);
   if (answer && answer->kind == Message::Kind::challenge) {
-    require(!options_.secret.is_known_to_all() || !is_of_other_user(connection_->socket()), Code::no_meeting, [&] {
+    const auto end_of_hub =
+        options_.secret.is_known_to_all() ? other_end_of(connection_->socket()) : OtherEnd::accepted;
+    if (end_of_hub == OtherEnd::gone) return false;
+    require(end_of_hub == OtherEnd::accepted, Code::no_meeting, [&] {
       return Problem{.what = "cannot connect to rank 0: the process at its address belongs to another user",
                      .where = described_hub(),
                      .remedy = "Choose another MASTER_PORT, or set BALLAST_SECRET on all ranks."};

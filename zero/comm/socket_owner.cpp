@@ -74,13 +74,16 @@ std::optional<uid_t> owner_in(std::string_view table, std::string_view local, st
   return error == std::errc() && end == word.data() + word.size() ? std::optional(user) : std::nullopt;
 }
 
-bool is_of_other_user(const Descriptor& socket) {
+OtherEnd other_end_of(const Descriptor& socket) {
   const auto mine = end_of(socket, ::getsockname);
   const auto theirs = end_of(socket, ::getpeername);
-  if (!mine || !theirs) return true;  // the connection is lost already
-  if (!mine->is_loopback && mine->host != theirs->host) return false;
+  if (!mine || !theirs) return OtherEnd::gone;
+  if (!mine->is_loopback && mine->host != theirs->host) return OtherEnd::accepted;
   const auto table = read_text(mine->host.size() == 8 ? "/proc/net/tcp" : "/proc/net/tcp6");
-  return table && owner_in(*table, theirs->host + theirs->port, mine->host + mine->port) != ::geteuid();
+  if (!table) return OtherEnd::accepted;
+  const auto owner = owner_in(*table, theirs->host + theirs->port, mine->host + mine->port);
+  if (!owner) return OtherEnd::gone;
+  return *owner == ::geteuid() ? OtherEnd::accepted : OtherEnd::foreign;
 }
 
 }  // namespace ballast

@@ -10,9 +10,13 @@
 
 namespace ballast {
 
-// Returns true if the other end is on this machine and is no socket of this process's user. False if this machine has no
-// table of its sockets.
-bool is_of_other_user(const Descriptor& socket);
+enum class OtherEnd {
+  accepted,  // it is of this process's user, or on another machine, or this machine has no table of its sockets
+  foreign,   // it is of another user of this machine
+  gone,      // its process has closed it
+};
+
+OtherEnd other_end_of(const Descriptor& socket);
 
 // The user of the socket `local` that is connected with `remote`. The table is the text of /proc/net/tcp, and the addresses have
 // its form. None for a socket that its process has closed, whose user the kernel has forgotten.
