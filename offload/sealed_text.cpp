@@ -16,7 +16,8 @@
 namespace ballast::offload {
 namespace {
 
-constexpr std::uintmax_t most_bytes = std::uintmax_t{256} << 20;  // of a text that is read; a description has a few KiB a unit
+constexpr std::uintmax_t most_bytes = std::uintmax_t{256}
+                                      << 20;  // of a text that is read; a description has a few KiB a unit
 
 std::string seal_of(std::string_view text) {
   return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));

@@ -42,8 +42,8 @@ Failures connect_with_limit(std::size_t limited, HostTransport transport, const 
 void check_every_limit_of(std::size_t limited, HostTransport transport,
                           const std::function<void(std::size_t more)>& allow, const std::string& limit) {
   for (std::size_t more = 0; more < enough; ++more) {
-    CAPTURE(limited, static_cast<int>(transport), more);
     const Failures failures = connect_with_limit(limited, transport, [&] { allow(more); });
+    CAPTURE(limited, static_cast<int>(transport), more, failures);
     if (failures == Failures(2)) {
       CHECK(more > 0);
       return;

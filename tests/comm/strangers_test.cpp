@@ -29,9 +29,9 @@ const std::string of_launcher = "a secret of the launcher's environment";
 std::uint16_t unused_port() { return local_endpoint(listen_at({"127.0.0.1", 0})).port; }
 
 // Connects a rank with the secret that its environment gives.
-void join_job(std::uint16_t port, std::size_t rank, std::size_t size, const std::string& words,
-                  const RankBody& body = [](Communicator& ranks) { ranks.barrier(); },
-                  std::chrono::milliseconds timeout = patient) {
+void join_job(
+    std::uint16_t port, std::size_t rank, std::size_t size, const std::string& words,
+    const RankBody& body = [](Communicator& ranks) { ranks.barrier(); }, std::chrono::milliseconds timeout = patient) {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
   const Environment environment([&](const std::string& name) -> std::optional<std::string> {
@@ -127,7 +127,8 @@ TEST_CASE("300 strangers with half a message, who never read, keep no rank out")
           }
         }) == Failures(2));
   for (Connection& each : strangers) {
-    CHECK((answer(each).kind == Kind::goodbye || answer(each).kind == Kind::goodbye));  // at most a challenge comes before it
+    CHECK((answer(each).kind == Kind::goodbye ||
+           answer(each).kind == Kind::goodbye));  // at most a challenge comes before it
   }
 }
 
@@ -152,7 +153,8 @@ TEST_CASE("a hello that another connection has sent is of no use") {
   CHECK(run_during(of_launcher, [](std::uint16_t port) {
           Connection genuine = call(port);
           CallersHandshake handshake;
-          const Message hello = handshake.answer(answer(genuine), {Kind::hello, "job", line_of_rank(1, 2)}, Secret(of_launcher));
+          const Message hello =
+              handshake.answer(answer(genuine), {Kind::hello, "job", line_of_rank(1, 2)}, Secret(of_launcher));
           Connection replay = call(port);
           CHECK(answer(replay).kind == Kind::challenge);
           replay.send(hello);  // which `genuine` has not sent: as if it were recorded on the way
@@ -166,8 +168,8 @@ TEST_CASE("rank 0 names processes that it refused if ranks are missing") {
     join_job(port, rank, 2, rank == 0 ? of_launcher : "another secret of 16 letters", {}, soon);
   });
   CHECK_THAT(ranks.failure(1), Contains("B3303") && Contains("does not know the secret"));
-  CHECK_THAT(ranks.failure(0), Contains("B3303") && Contains("rank 1 did not connect") && Contains("a process at 127.0.0.1") &&
-                                   Contains("does not know the secret"));
+  CHECK_THAT(ranks.failure(0), Contains("B3303") && Contains("rank 1 did not connect") &&
+                                   Contains("a process at 127.0.0.1") && Contains("does not know the secret"));
 }
 
 TEST_CASE("strangers that hang up at once do not disturb ranks that connect with each other through Gloo") {
@@ -206,12 +208,12 @@ TEST_CASE("a rank does not join a process at the port of rank 0 that does not kn
 }
 
 TEST_CASE("a member's malformed message ends its job with its name, and not rank 0's process") {
-  for (const Message& malformed : {Message{Kind::late, "", "zz"}, Message{Kind::late, "", "7"}, Message{Kind::share, "x", "zz"},
-                                   Message{Kind::failed, "9", "reason"}, Message{Kind::welcome, "", ""}}) {
+  for (const Message& malformed :
+       {Message{Kind::late, "", "zz"}, Message{Kind::late, "", "7"}, Message{Kind::share, "x", "zz"},
+        Message{Kind::failed, "9", "reason"}, Message{Kind::welcome, "", ""}}) {
     const std::uint16_t port = unused_port();
-    Processes first(1, [&](std::size_t) {
-      join_job(port, 0, 2, of_launcher, [](Communicator& ranks) { ranks.barrier(); });
-    });
+    Processes first(
+        1, [&](std::size_t) { join_job(port, 0, 2, of_launcher, [](Communicator& ranks) { ranks.barrier(); }); });
     Connection member = call(port);
     CallersHandshake handshake;
     member.send(handshake.answer(answer(member), {Kind::hello, "job", line_of_rank(1, 2)}, Secret(of_launcher)));
@@ -251,7 +253,8 @@ TEST_CASE("the kernel's table names the user of a connected socket, and of no ot
       "   1: 0100007F:C350 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1000        0 121974 1 0 20 4 30 10 -1\n"
       "   2: 0100007F:C351 0100007F:1F90 05 00000000:00000000 00:00000000 00000000     0        0 0 1 0 20 4 30 10 -1\n";
   CHECK(owner_in(table, "0100007F:C350", "0100007F:1F90") == 1000);
-  CHECK(owner_in(table, "0100007F:C351", "0100007F:1F90") == std::nullopt);  // closed: the kernel has forgotten its user
+  CHECK(owner_in(table, "0100007F:C351", "0100007F:1F90") ==
+        std::nullopt);  // closed: the kernel has forgotten its user
   CHECK(owner_in(table, "0100007F:1F90", "0100007F:C350") == std::nullopt);
   CHECK(owner_in("", "0100007F:C350", "0100007F:1F90") == std::nullopt);
 }

@@ -8,7 +8,8 @@ using namespace ballast::offload;
 using namespace ballast::testing;
 
 TEST_CASE("forged blocks of record files with right seals are refused, or read right") {
-  const RecordShape shape{.run_id = 7, .rank = 1, .tiles = 3, .payload_bytes = 9000, .first_bytes = 4000, .content_digest = 5};
+  const RecordShape shape{
+      .run_id = 7, .rank = 1, .tiles = 3, .payload_bytes = 9000, .first_bytes = 4000, .content_digest = 5};
   const std::vector<std::byte> note(100, std::byte{1});
   std::vector<std::byte> commit(commit_bytes);
   write_commit(shape, {.generation = 2, .step = 9, .seals_hash = 4, .point = {1, 2}, .user = note}, commit);

@@ -44,7 +44,8 @@ TEST_CASE("a lock does not follow a link, and does not truncate what it leads to
   const fs::path target = make_precious(folder.path());
   const fs::path lock = folder.path() / "ballast.lock";
   fs::create_symlink(target, lock);
-  CHECK_THROWS_WITH(DirectoryLock(folder.path()), Contains("B2206") && Contains("it is a link") && Contains("ballast.lock"));
+  CHECK_THROWS_WITH(DirectoryLock(folder.path()),
+                    Contains("B2206") && Contains("it is a link") && Contains("ballast.lock"));
   fs::remove(lock);
   fs::create_symlink(folder.path() / "nothing there", lock);
   CHECK_THROWS_WITH(DirectoryLock(folder.path()), Contains("B2206"));

@@ -3,6 +3,7 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -18,10 +19,10 @@
 namespace ballast {
 namespace {
 
-constexpr std::size_t strangers = 64;           // that may connect in addition to the expected callers
-constexpr std::size_t accepted_at_once = 64;    // before the owner's other connections have their turn
-constexpr std::size_t most_refusals = 8;        // that are kept
-constexpr std::size_t most_printed = 100;       // letters of a name that a stranger says
+constexpr std::size_t strangers = 64;         // that may connect in addition to the expected callers
+constexpr std::size_t accepted_at_once = 64;  // before the owner's other connections have their turn
+constexpr std::size_t most_refusals = 8;      // that are kept
+constexpr std::size_t most_printed = 100;     // letters of a name that a stranger says
 constexpr auto time_to_read_answer = std::chrono::seconds(2);
 
 Descriptor make_spare() { return Descriptor(::eventfd(0, EFD_CLOEXEC)); }
@@ -32,7 +33,8 @@ Descriptor accept_from(const Descriptor& listener) {
 
 std::string printable(const std::string& said) {
   std::string text = said.substr(0, most_printed);
-  std::ranges::replace_if(text, [](unsigned char letter) { return std::isprint(letter) == 0; }, '?');
+  std::ranges::replace_if(
+      text, [](unsigned char letter) { return std::isprint(letter) == 0; }, '?');
   return text;
 }
 
@@ -68,6 +70,9 @@ void Admission::accept_all() {
 
 // Returns false if none waits, or there is no descriptor for it.
 bool Admission::accept_one() {
+  pollfd waiting{listener_.get(), POLLIN, 0};
+  if (::poll(&waiting, 1, 0) <= 0)
+    return false;  // accept() would say that there is no descriptor, even for no connection
   Descriptor socket = accept_from(listener_);
   while (!socket && is_descriptor_limit(errno) && !callers_.empty()) {
     end_call(callers_.begin());
@@ -128,7 +133,8 @@ bool Admission::hear(Caller& caller, std::vector<Arrival>& arrived) {
 }
 
 // Empty if the caller may come in.
-std::string Admission::reason_of_refusal(const std::optional<Message>& proved, const Message& said, OtherEnd end) const {
+std::string Admission::reason_of_refusal(const std::optional<Message>& proved, const Message& said,
+                                         OtherEnd end) const {
   if (!proved && said.key != options_.name) {
     return fmt::format("job \"{}\" uses this address, not job \"{}\"", options_.name, printable(said.key));
   }

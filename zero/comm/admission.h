@@ -19,9 +19,9 @@
 namespace ballast {
 
 struct AdmissionOptions {
-  std::string name{};          // callers say it: that of the job, or of what they connect
+  std::string name{};  // callers say it: that of the job, or of what they connect
   Secret secret{};
-  std::size_t expected = 1;    // callers that may come at once
+  std::size_t expected = 1;                                       // callers that may come at once
   std::chrono::milliseconds patience = std::chrono::seconds(10);  // with a caller that has proved nothing
 };
 

@@ -13,6 +13,7 @@
 namespace ballast {
 
 // Starts Gloo's thread. `links` are connected sockets, by rank.
-std::unique_ptr<gloo::Context> gloo_context(std::size_t rank, std::vector<Descriptor> links, std::chrono::milliseconds timeout);
+std::unique_ptr<gloo::Context> gloo_context(std::size_t rank, std::vector<Descriptor> links,
+                                            std::chrono::milliseconds timeout);
 
 }  // namespace ballast

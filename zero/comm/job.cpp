@@ -36,8 +36,9 @@ Meeting find_in(KeyValueStore& store) {
   stream >> port >> meeting.secret >> meeting.hub.host;
   const std::size_t number = number_from(port).value_or(0);
   require(stream && number > 0 && number <= std::numeric_limits<std::uint16_t>::max(), Code::no_meeting, [&] {
-    return Problem{.what = fmt::format("cannot find rank 0: {} is not its address in the store", key_of_hub),
-                   .remedy = "Use the same version of Ballast on all ranks, and a store that no other program writes to."};
+    return Problem{
+        .what = fmt::format("cannot find rank 0: {} is not its address in the store", key_of_hub),
+        .remedy = "Use the same version of Ballast on all ranks, and a store that no other program writes to."};
   });
   meeting.hub.port = static_cast<std::uint16_t>(number);
   if (meeting.secret == no_secret) meeting.secret.clear();

@@ -6,12 +6,16 @@
 #include <poll.h>
 
 #include <chrono>
+#include <cstdint>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "kernels/runtime/system_limits.h"
 #include "zero/comm/admission.h"
 #include "zero/comm/deadline.h"
 #include "zero/comm/socket.h"
@@ -72,6 +76,7 @@ class Links {
     for (Arrival& arrival : admission_.serve()) {
       admit(std::move(arrival));
     }
+    if (const auto error = admission_.shortage()) fail_limit("cannot accept a connection of another rank", *error);
     for (auto call = calls_.begin(); call != calls_.end();) {
       const bool is_over = answer(call->first, call->second);
       call = is_over ? calls_.erase(call) : std::next(call);

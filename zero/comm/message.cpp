@@ -70,9 +70,7 @@ std::optional<std::size_t> number_from(std::string_view word) {
   return error == std::errc() && stopped == end ? std::optional(number) : std::nullopt;
 }
 
-void fail_malformed() {
-  fail(Code::no_meeting, {.what = "cannot read a message of another process: it is malformed"});
-}
+void fail_malformed() { fail(Code::no_meeting, {.what = "cannot read a message of another process: it is malformed"}); }
 
 std::string to_wire(const Message& message) {
   const Header header{magic, static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.key.size()),

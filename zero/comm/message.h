@@ -43,8 +43,8 @@ struct Share {
 };
 
 std::string to_line(const Share& share);
-std::optional<Share> share_from(const std::string& line);  // none for a line that is no share
-std::string join(const std::vector<std::string>& values);  // values may have any bytes
+std::optional<Share> share_from(const std::string& line);   // none for a line that is no share
+std::string join(const std::vector<std::string>& values);   // values may have any bytes
 std::vector<std::string> split(const std::string& joined);  // throws B3303 for other text
 
 std::optional<std::size_t> number_from(std::string_view word);  // none for a word that is no number from 0 on

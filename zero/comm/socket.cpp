@@ -65,8 +65,7 @@ bool wait_for(const Descriptor& socket, short events, std::chrono::milliseconds 
 ssize_t send_now(const Descriptor& socket, std::string_view bytes) {
   std::size_t sent = 0;
   while (sent < bytes.size()) {
-    const ssize_t result =
-        ::send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t result = ::send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (result < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (result < 0 && errno != EINTR) return -1;
     sent += static_cast<std::size_t>(std::max<ssize_t>(result, 0));
@@ -122,7 +121,8 @@ Descriptor listen_at(const Endpoint& endpoint) {
 
 Endpoint local_endpoint(const Descriptor& socket) {
   const auto endpoint = endpoint_of(socket, ::getsockname);
-  require(endpoint.has_value(), Code::no_meeting, [] { return Problem{.what = "cannot read the address of a socket"}; });
+  require(endpoint.has_value(), Code::no_meeting,
+          [] { return Problem{.what = "cannot read the address of a socket"}; });
   return *endpoint;
 }
 
