@@ -1,6 +1,7 @@
 """Tests that links which another user has left where Ballast writes are not followed: what they lead to stays as it is."""
 
 import os
+from pathlib import Path
 
 import ballast
 import pytest
@@ -90,15 +91,16 @@ def test_a_run_has_a_name_and_no_path(run, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_user_does_not_save_to_the_folder_of_another(tmp_path):
+def test_a_user_does_not_save_to_the_folder_of_another(tmp_path, monkeypatch):
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     require_own_folder(tmp_path)
     os.chown(tmp_path, ANOTHER_USER, ANOTHER_USER)
     require_own_folder(tmp_path)  # root may
+    monkeypatch.chdir(tmp_path)  # below folders that only root may enter
     os.seteuid(ANOTHER_USER + 1)
     try:
         with pytest.raises(ballast.Error, match=f"B2206.*belongs to user {ANOTHER_USER}"):
-            require_own_folder(tmp_path)
+            require_own_folder(Path("."))
     finally:
         os.seteuid(0)
