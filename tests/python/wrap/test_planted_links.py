@@ -96,6 +96,7 @@ def test_a_user_does_not_save_to_the_folder_of_another(tmp_path, monkeypatch):
         pytest.skip("becoming another user needs root")
     require_own_folder(tmp_path)
     os.chown(tmp_path, ANOTHER_USER, ANOTHER_USER)
+    tmp_path.chmod(0o755)
     require_own_folder(tmp_path)  # root may
     monkeypatch.chdir(tmp_path)  # below folders that only root may enter
     os.seteuid(ANOTHER_USER + 1)
