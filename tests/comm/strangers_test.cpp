@@ -11,6 +11,7 @@
 
 #include "tests/comm/process_groups.h"
 #include "tests/skip.h"
+#include "zero/comm/admission.h"
 #include "zero/comm/handshake.h"
 #include "zero/comm/member.h"
 #include "zero/comm/socket.h"
@@ -58,6 +59,16 @@ Connection call(std::uint16_t port) { return Connection(connected(port)); }
 Message answer(Connection& connection) {
   while (true) {
     const bool is_open = connection.receive(std::chrono::seconds(20));
+    if (const auto message = connection.next()) return *message;
+    if (!is_open) return {.kind = Kind::goodbye};
+  }
+}
+
+// The same, of a listener that this thread serves.
+Message answer_of(Connection& connection, Admission& admission) {
+  while (true) {
+    admission.serve();
+    const bool is_open = connection.receive(std::chrono::milliseconds(5));
     if (const auto message = connection.next()) return *message;
     if (!is_open) return {.kind = Kind::goodbye};
   }
@@ -130,6 +141,54 @@ TEST_CASE("300 strangers with half a message, who never read, keep no rank out")
     CHECK((answer(each).kind == Kind::goodbye ||
            answer(each).kind == Kind::goodbye));  // at most a challenge comes before it
   }
+}
+
+TEST_CASE("if too many strangers hold connections open, the oldest ones end") {
+  const Descriptor listener = listen_at({"127.0.0.1", 0});
+  const std::uint16_t port = local_endpoint(listener).port;
+  constexpr std::size_t allowed = 2 + 64;
+  Admission admission(listener, {.name = "job", .expected = 2, .patience = std::chrono::hours(1)});
+  std::list<Connection> strangers;
+  for (std::size_t i = 0; i < allowed + 20; ++i) {
+    strangers.emplace_back(connected(port));
+    REQUIRE(answer_of(strangers.back(), admission).kind == Kind::challenge);
+  }
+  std::size_t ended = 0;
+  for (Connection& each : strangers) {
+    if (!each.receive(std::chrono::milliseconds(0))) ++ended;
+  }
+  CHECK(ended == 20);
+  CHECK_FALSE(strangers.front().receive(std::chrono::milliseconds(0)));
+  CHECK(strangers.back().receive(std::chrono::milliseconds(0)));
+}
+
+TEST_CASE("a stranger that says nothing has a time to do so") {
+  const Descriptor listener = listen_at({"127.0.0.1", 0});
+  Admission admission(listener, {.name = "job", .patience = std::chrono::milliseconds(1)});
+  Connection stranger(connected(local_endpoint(listener).port));
+  CHECK(answer_of(stranger, admission).kind == Kind::challenge);
+  CHECK(answer_of(stranger, admission).kind == Kind::goodbye);
+}
+
+TEST_CASE("a message waits for no reader: it is kept, and sent when the other end reads") {
+  const Descriptor listener = listen_at({"127.0.0.1", 0});
+  Connection reader(connected(local_endpoint(listener).port));
+  Connection writer(Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+  const Message large{Kind::set, "key", std::string(1 << 20, 'v')};
+  std::size_t posted = 0;
+  for (; !writer.is_stuck() && posted < 200; ++posted) {
+    writer.post(large);
+  }
+  CHECK(posted < 100);  // the system takes a few MiB, and the connection keeps 64
+  for (std::size_t received = 0; received < posted;) {
+    writer.flush();
+    REQUIRE(reader.receive(std::chrono::milliseconds(100)));
+    while (const auto message = reader.next()) {
+      REQUIRE(*message == large);
+      ++received;
+    }
+  }
+  CHECK_FALSE(writer.has_unsent());
 }
 
 TEST_CASE("a process without the secret is refused, and its messages change nothing") {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint32_t magic = 0x34544C42;  // "BLT4", the number being the protocol's version
 
-struct Header {
+struct WireHeader {
   std::uint32_t magic;
   std::uint32_t kind;
   std::uint32_t key_bytes;
@@ -73,7 +73,7 @@ std::optional<std::size_t> number_from(std::string_view word) {
 void fail_malformed() { fail(Code::no_meeting, {.what = "cannot read a message of another process: it is malformed"}); }
 
 std::string to_wire(const Message& message) {
-  const Header header{magic, static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.key.size()),
+  const WireHeader header{magic, static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.key.size()),
                       static_cast<std::uint32_t>(message.value.size())};
   std::string bytes(sizeof header, '\0');
   std::memcpy(bytes.data(), &header, sizeof header);
@@ -81,7 +81,7 @@ std::string to_wire(const Message& message) {
 }
 
 std::optional<Message> Inbox::next() {
-  Header header{};
+  WireHeader header{};
   if (bytes_.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes_.data(), sizeof header);
   require(

@@ -9,7 +9,7 @@
 namespace ballast {
 namespace {
 
-constexpr std::size_t most_refusals = 8;  // that are kept
+constexpr std::size_t most_named = 8;  // refused processes that an error names
 
 }  // namespace
 
@@ -39,7 +39,7 @@ void Rendezvous::hello(std::size_t connection, const Message& message) {
   const Member member = member_from(message.value);
   if (message.key == job_ && has_left(member.rank)) return send_(connection, {.kind = Message::Kind::later});
   if (const auto reason = refusal(message, member)) {
-    if (refused_.size() < most_refusals) refused_.push_back(fmt::format("{}: {}", text(member), *reason));
+    if (refused_.size() < most_named) refused_.push_back(fmt::format("{}: {}", text(member), *reason));
     send_(connection, {.kind = Message::Kind::refused, .value = *reason});
     return;
   }

@@ -14,7 +14,7 @@ void begin_sodium() {
   require(::sodium_init() >= 0, Code::internal, [] { return Problem{.what = "cannot start libsodium"}; });
 }
 
-const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
+const unsigned char* octets_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
 
 }  // namespace
 
@@ -28,7 +28,7 @@ std::string random_bytes(std::size_t count) {
 std::string random_secret() {
   const std::string bytes = random_bytes(32);
   std::string letters(2 * bytes.size() + 1, '\0');
-  ::sodium_bin2hex(letters.data(), letters.size(), bytes_of(bytes), bytes.size());
+  ::sodium_bin2hex(letters.data(), letters.size(), octets_of(bytes), bytes.size());
   letters.pop_back();
   return letters;
 }
@@ -36,18 +36,18 @@ std::string random_secret() {
 Secret::Secret(std::string_view words) : is_known_to_all_(words.empty()) {
   static_assert(sizeof key_ == crypto_auth_KEYBYTES);
   begin_sodium();
-  ::crypto_generichash(key_.data(), key_.size(), bytes_of(words), words.size(), nullptr, 0);
+  ::crypto_generichash(key_.data(), key_.size(), octets_of(words), words.size(), nullptr, 0);
 }
 
 std::string Secret::proof(std::string_view statement) const {
   std::string proof(proof_bytes, '\0');
-  ::crypto_auth(reinterpret_cast<unsigned char*>(proof.data()), bytes_of(statement), statement.size(), key_.data());
+  ::crypto_auth(reinterpret_cast<unsigned char*>(proof.data()), octets_of(statement), statement.size(), key_.data());
   return proof;
 }
 
 bool Secret::proves(std::string_view proof, std::string_view statement) const {
   return proof.size() == proof_bytes &&
-         ::crypto_auth_verify(bytes_of(proof), bytes_of(statement), statement.size(), key_.data()) == 0;
+         ::crypto_auth_verify(octets_of(proof), octets_of(statement), statement.size(), key_.data()) == 0;
 }
 
 }  // namespace ballast
