@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "offload/file.h"
+#include "offload/own_files.h"
 
 namespace ballast::offload {
 namespace {
@@ -61,8 +62,7 @@ void lock(int file, const std::filesystem::path& directory) {
 DirectoryLock::DirectoryLock(const std::filesystem::path& directory) : holder_(::getpid()) {
   const auto name = directory / lock_name;
   // Opened for writing, because NFS gives no exclusive lock on a read-only descriptor.
-  file_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file_ < 0) fail_file("open", name, 0, errno);
+  file_ = open_own_file(name, O_RDWR | O_CREAT);
   try {
     kept_from_children_ = std::make_unique<NotInChildren>(file_);
     lock(file_, directory);

@@ -17,8 +17,8 @@ inline constexpr const char* lock_name = "ballast.lock";
 // descriptor.
 class DirectoryLock {
  public:
-  // The directory must exist. Throws B2204, with the holder's name, if it is in use, and B2205 on a file system without
-  // locks.
+  // The directory must exist. Throws B2204, with the holder's name, if it is in use, B2205 on a file system without locks,
+  // and B2206 if the lock's file may be another user's.
   explicit DirectoryLock(const std::filesystem::path& directory);
   DirectoryLock(DirectoryLock&& other) noexcept;
   DirectoryLock& operator=(DirectoryLock&&) = delete;

@@ -20,6 +20,8 @@ namespace {
 
 int open_or_fail(const std::filesystem::path& path, int flags) {
   const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
+  const bool is_link = descriptor < 0 && errno == ELOOP && (flags & O_NOFOLLOW) != 0;
+  if (is_link) fail(Code::foreign_file, {.what = "cannot write there: it is a link", .where = path.string()});
   if (descriptor < 0) fail_file("open", path, 0, errno);
   return descriptor;
 }
@@ -32,7 +34,9 @@ void check_place(const std::filesystem::path& directory, const FileOptions& opti
 
 int open_file(const std::filesystem::path& path, const FileOptions& options) {
   check_place(path.parent_path(), options);
-  return open_or_fail(path, (options.writable ? O_RDWR : O_RDONLY) | (options.create ? O_CREAT | O_EXCL : 0));
+  const int flags = options.create ? O_CREAT | O_EXCL : 0;
+  // A link may lead to a file that is not the caller's.
+  return open_or_fail(path, flags | (options.writable ? O_RDWR | O_NOFOLLOW : O_RDONLY));
 }
 
 // Returns why the file does not support direct I/O in blocks of block_bytes; empty if it does.

@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "offload/file.h"
+#include "offload/own_files.h"
 
 namespace ballast::offload {
 namespace {
@@ -14,6 +15,7 @@ const std::filesystem::path& made(const std::filesystem::path& path) {
   std::filesystem::create_directories(path.parent_path(), failed);
   const bool is_new = ::mkdir(path.c_str(), 0700) == 0;
   if (!is_new && errno != EEXIST) fail_file("mkdir", path, 0, errno);
+  require_own_directory(path);
   if (is_new)
     flush_directory(path.has_parent_path() ? path.parent_path() : ".");  // else a crash could lose the directory
   return path;

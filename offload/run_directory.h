@@ -10,7 +10,8 @@ namespace ballast::offload {
 // Holds the directory's lock from construction to destruction.
 class RunDirectory {
  public:
-  // Creates a missing directory, accessible to its user only, and locks it as DirectoryLock does.
+  // Creates a missing directory, accessible to its user only, and locks it as DirectoryLock does. Throws
+  // B2206 if it may be another user's.
   explicit RunDirectory(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }

@@ -4,15 +4,20 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <span>
+#include <system_error>
 
 #include "offload/checksum.h"
 #include "offload/file.h"
 
 namespace ballast::offload {
 namespace {
+
+constexpr std::uintmax_t most_bytes = std::uintmax_t{256}
+                                      << 20;  // of a text that is read; a description has a few KiB a unit
 
 std::string seal_of(std::string_view text) {
   return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));
@@ -42,6 +47,8 @@ void write_sealed_text(const std::filesystem::path& path, std::string_view text)
 }
 
 std::optional<std::string> read_sealed_text(const std::filesystem::path& path) {
+  std::error_code missing;
+  if (std::filesystem::file_size(path, missing) > most_bytes || missing) return {};
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), {}};
   const std::size_t seal_bytes = seal_of("").size();

@@ -47,7 +47,7 @@ std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory
   for (std::size_t at = 0; at < words_of_ranks.size(); at += words) {
     RankHistory& rank = ranks.emplace_back(RankHistory{
         .has_files = words_of_ranks[at] != 0, .run_id = number(at + 1), .lacks_records = words_of_ranks[at + 2] != 0});
-    for (std::size_t commit = 0; commit < number(at + 3); ++commit) {
+    for (std::size_t commit = 0; commit < std::min<std::uint64_t>(number(at + 3), most_commits); ++commit) {
       const std::size_t begin = at + 4 + 3 * commit;
       rank.commits.push_back({.point = {number(begin), number(begin + 1)}, .step = number(begin + 2)});
     }
@@ -69,7 +69,20 @@ bool is_true_on_any(Communicator& world, bool mine) {
 
 }  // namespace
 
+// The name becomes part of the name of a directory, which lies in the one that the caller names.
+void require_run_name(const std::string& run) {
+  constexpr std::size_t most = 200;  // bytes: file systems allow 255, and the rank follows
+  const bool is_name = run.size() <= most && !run.empty() && run.front() != '.' &&
+                       std::ranges::none_of(run, [](unsigned char letter) { return letter == '/' || letter < ' '; });
+  require(is_name, Code::bad_argument, [&] {
+    return Problem{.what = "cannot keep a run of this name: it is no name of a directory",
+                   .where = fmt::format("run \"{}\"", run.substr(0, most)),
+                   .needed = fmt::format("at most {} bytes without /, not beginning with a dot", most)};
+  });
+}
+
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
+  require_run_name(options.run);
   std::vector<std::int64_t> of_ranks(world.size());
   const std::filesystem::path& drive = options.directories.front();
   on_all_ranks(world, [&] {
@@ -98,6 +111,7 @@ Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOpti
       add_drive(directory, options);
     store_.emplace(offload::RecordStore::scratch(shape, drives_, files));
   } else {
+    require_run_name(options.run);
     OwnRun run{.plan = plan, .options = options, .description = describe(plan), .shape = shape, .files = files};
     run.shape.content_digest = digest_of(run.description);
     open_run(std::move(run), world);

@@ -15,6 +15,9 @@
 
 namespace ballast {
 
+// Throws B1001 for a name that cannot be part of the name of a directory.
+void require_run_name(const std::string& run);
+
 // The largest tile of a run that the drives hold, the same on all ranks; 0 where there is none. All ranks call together.
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options);
 

@@ -24,5 +24,6 @@ write_basic_package_version_file(ballastConfigVersion.cmake COMPATIBILITY SameMi
 install(FILES
   ${PROJECT_BINARY_DIR}/ballastConfig.cmake
   ${PROJECT_BINARY_DIR}/ballastConfigVersion.cmake
+  .ci/cmake/FindSodium.cmake
   .ci/cmake/FindUring.cmake
   DESTINATION ${config_folder})

@@ -64,6 +64,9 @@ constexpr std::array codes{
              "Wait for the process that the message names, or stop it, or use another directory."},
     CodeInfo{Code::no_file_locks, "no_file_locks", "A file system has no file locks.",
              "Mount it with locks (Lustre: `-o flock`; NFS: with its lock service), or use a directory elsewhere."},
+    CodeInfo{Code::foreign_file, "foreign_file",
+             "A file or directory to write to is a link, belongs to another user, or can be changed by all users.",
+             "Remove it if no program needs it, or name a directory that only you can write to."},
     CodeInfo{Code::no_transport, "no_transport", "This build or this machine lacks a transport between ranks.",
              "Install what the message names and build again, or choose another transport."},
     CodeInfo{

@@ -12,6 +12,7 @@ from typing import Any
 from ballast.checks import is_number, refuse
 
 VERSION = 1
+MOST = 1e21  # of a figure
 WRITER = "a file of ballast bench --output"
 RATES_MEASURED = ("peers", "upload", "download", "device_memory", "host_memory", "read", "write")
 
@@ -44,7 +45,7 @@ def read_measured(given: str | os.PathLike[str]) -> Measured:
         refuse(f"cannot read {path}: it does not exist", needed=WRITER)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         refuse(f"cannot read {path}: it is not JSON", where=str(problem), needed=WRITER)
     if not isinstance(found, dict) or found.get("ballast_bench") != VERSION:
         refuse(f"cannot read {path}: it has no figures of this version of ballast bench", needed=f"{WRITER}, version {VERSION}")
@@ -58,6 +59,6 @@ def read_measured(given: str | os.PathLike[str]) -> Measured:
 
 
 def _positive(figure: Any, name: str, path: Path) -> float:
-    if not is_number(figure) or figure <= 0:
+    if not is_number(figure) or not 0 < figure <= MOST:  # NaN is neither
         refuse(f"cannot read {path}: {name} is {figure!r}", where="measured", needed="a number above 0")
     return float(figure)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ballast import _core
 from ballast.checks import fail
+from ballast.new_files import require_no_link
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,8 @@ class StepLog:
         self._is_described = False
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a+b")
+            require_no_link(self._path)
+            self._file = open(self._path, "a+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
             if ends_inside_a_line(self._path):
                 self._file.write(b"\n")
         except OSError as error:

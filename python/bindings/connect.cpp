@@ -76,6 +76,7 @@ Group::Group(const Rendezvous& where) : open_(std::make_unique<OpenGroup>()) {
   ConnectOptions options{.launch = launch_of(where)};
   std::optional<PythonStore> store;
   if (!where.store.is_none()) options.store = &store.emplace(where.store, options.launch->job);
+  options.log = &open_->warnings();
   if (where.timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*where.timeout * 1e3));
   const py::gil_scoped_release released;
   open_->begin(ballast::connect(options, {.backend = open_->backend(), .accounts = open_->accounts()}));

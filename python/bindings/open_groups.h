@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ballast/comm.h>
+#include <ballast/log.h>
 #include <ballast/memory.h>
 
 #include <sys/types.h>
@@ -22,6 +23,7 @@ class OpenGroup {
   OpenGroup();
   kernels::Backend& backend() { return *backend_; }
   MemoryAccounts& accounts() { return accounts_; }
+  Log& warnings() { return warnings_; }  // on stderr: threads that log must not wait for Python's lock
   Communicator& communicator() { return *communicator_; }
   bool is_of_this_process() const;  // not of the process that this one was forked from
 
@@ -38,6 +40,7 @@ class OpenGroup {
 
   std::unique_ptr<kernels::Backend> backend_;
   MemoryAccounts accounts_;
+  Log warnings_{Log::to_stderr, Level::warning};
   std::unique_ptr<Communicator> communicator_;
   pid_t process_;
   std::atomic<std::uint64_t> steps_ = no_optimizer;

@@ -5,6 +5,7 @@
 
 #include "python/bindings/by_name.h"
 #include "python/bindings/training_binding.h"
+#include "zero/records.h"
 
 namespace ballast::python {
 namespace {
@@ -196,6 +197,7 @@ void bind_training(py::module_& module) {
   bind_options(module);
   bind_result(module);
   module.attr("MAX_NOTE_BYTES") = max_note_bytes;
+  module.def("require_run_name", &require_run_name, py::arg("run"));
   py::native_enum<Moment> moments(module, "Moment", "enum.Enum");
   moments.value("momentum", Moment::momentum).value("variance", Moment::variance);
   for (std::size_t number = 0; number < max_own_values; ++number) {

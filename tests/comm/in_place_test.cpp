@@ -133,7 +133,7 @@ TEST_CASE("a process locates its shared pages, and its peer reads their current 
   const std::size_t descriptors = offload::open_descriptors();
   {
     const SharedMemory local = SharedMemory::make(1, "local");
-    const SharedMemory peer = SharedMemory::open(local.invitation());
+    const SharedMemory peer = SharedMemory::open(local.invitation(), 1);
     SharedPages pages;
     PeerPages seen;
     constexpr std::size_t bytes = 3 << 20;
@@ -143,12 +143,13 @@ TEST_CASE("a process locates its shared pages, and its peer reads their current 
       memory[bytes - 1] = value;
       const auto place = pages.find({memory + bytes - 10, 10});
       REQUIRE(place.has_value());
-      CHECK(seen.at(*place, peer)[9] == value);
+      CHECK(seen.at(*place, 10, peer)[9] == value);
+      CHECK_THROWS_WITH(seen.at(*place, 11, peer), Contains("beyond the end"));
       CHECK(!pages.find({memory + bytes - 10, 11}));
       CHECK(!pages.find({memory - 1, 2}));
       CHECK(!pages.find({memory, std::size_t{0}}));
       files.push_back(place->file);
-      const std::byte* const looked_at = seen.at(*place, peer);
+      const std::byte* const looked_at = seen.at(*place, 10, peer);
       pages.release(memory, bytes);
       CHECK(!pages.find({memory, 1}));
       CHECK(looked_at[9] == std::byte{0});  // the pages are gone, though they are still mapped here

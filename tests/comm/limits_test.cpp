@@ -23,8 +23,12 @@ Failures connect_with_limit(std::size_t limited, HostTransport transport, const 
     const auto backend = kernels::cpu_backend({.threads = 1});
     MemoryAccounts accounts;
     const Launch launch{.rank = rank, .size = 2, .hub = {"127.0.0.1", port}, .job = "job"};
+    // Ranks of two users, one of which has so few threads, need a secret.
+    const Environment environment([](const std::string& name) -> std::optional<std::string> {
+      return name == "BALLAST_SECRET" ? std::optional<std::string>("a secret of both users") : std::nullopt;
+    });
     const auto ranks = connect({.launch = launch, .timeout = patient, .transport = transport},
-                               {.backend = *backend, .accounts = accounts});
+                               {.backend = *backend, .accounts = accounts, .environment = environment});
     ranks->split(0)->barrier();
   });
   Failures failures(2);
@@ -38,8 +42,8 @@ Failures connect_with_limit(std::size_t limited, HostTransport transport, const 
 void check_every_limit_of(std::size_t limited, HostTransport transport,
                           const std::function<void(std::size_t more)>& allow, const std::string& limit) {
   for (std::size_t more = 0; more < enough; ++more) {
-    CAPTURE(limited, static_cast<int>(transport), more);
     const Failures failures = connect_with_limit(limited, transport, [&] { allow(more); });
+    CAPTURE(limited, static_cast<int>(transport), more, failures);
     if (failures == Failures(2)) {
       CHECK(more > 0);
       return;

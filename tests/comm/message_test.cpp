@@ -30,3 +30,22 @@ TEST_CASE("bytes of another program are refused") {
   inbox.add("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
   CHECK_THROWS_WITH(inbox.next(), Catch::Contains("B3303"));
 }
+
+TEST_CASE("a message of more bytes than expected is refused when its first bytes arrive") {
+  Inbox inbox(max_hello_bytes);
+  inbox.add(to_wire({Message::Kind::hello, "job", std::string(max_hello_bytes + 1, 'x')}).substr(0, 16));
+  CHECK_THROWS_WITH(inbox.next(), Catch::Contains("B3303"));
+}
+
+TEST_CASE("malformed values of other processes are refused") {
+  const std::vector<std::string> values{"", std::string("1:\0 2", 5), "x"};
+  CHECK(split(join(values)) == values);
+  for (const std::string joined : {"3", "3:ab", "x:ab", "-1:a", "18446744073709551615:a", ":", "1:a2:b"}) {
+    CAPTURE(joined);
+    CHECK_THROWS_WITH(split(joined), Catch::Contains("B3303") && Catch::Contains("malformed"));
+  }
+  CHECK(number_from("12") == 12);
+  for (const std::string word : {"", "zz", "-1", "1 ", "0x1", "99999999999999999999"}) {
+    CHECK(number_from(word) == std::nullopt);
+  }
+}

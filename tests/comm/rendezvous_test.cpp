@@ -70,8 +70,9 @@ TEST_CASE("the ranks of a group get the values of all of them, with one answer e
   CHECK(rig.sent.empty());
   rig.rendezvous.take(12, {Kind::share, "group", to_line(Share{1, 2, "again"})});
   rig.rendezvous.take(11, {Kind::share, "other", to_line(Share{0, 2, ""})});
-  rig.rendezvous.take(10, {Kind::share, "group", "no share"});
-  rig.rendezvous.take(10, {Kind::share, "group", to_line(Share{0, 1000, "of a larger group than the job"})});
+  CHECK_THROWS_WITH(rig.rendezvous.take(10, {Kind::share, "group", "no share"}), Contains("malformed"));
+  const std::string too_large = to_line(Share{0, 1000, "of a larger group than the job"});
+  CHECK_THROWS_WITH(rig.rendezvous.take(10, {Kind::share, "group", too_large}), Contains("malformed"));
   CHECK(rig.sent.empty());
   rig.rendezvous.take(10, {Kind::share, "group", to_line(Share{0, 2, ""})});
   REQUIRE(rig.sent.size() == 2);

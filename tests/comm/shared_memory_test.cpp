@@ -1,8 +1,14 @@
 #include "zero/comm/shared_memory.h"
 
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 
 #include "tests/offload/descriptors.h"
+#include "tests/skip.h"
+#include "zero/comm/member.h"
 
 using namespace ballast;
 using Catch::Contains;
@@ -12,7 +18,7 @@ TEST_CASE("bytes written through one mapping of shared memory are read through t
   const std::size_t descriptors = offload::open_descriptors();
   {
     SharedMemory made = SharedMemory::make(bytes, "buffers");
-    const SharedMemory opened = SharedMemory::open(made.invitation());
+    const SharedMemory opened = SharedMemory::open(made.invitation(), bytes);
     made.close_file();
     CHECK(opened.data() != made.data());
     CHECK(opened.data()[bytes - 1] == std::byte{0});
@@ -25,8 +31,29 @@ TEST_CASE("bytes written through one mapping of shared memory are read through t
 TEST_CASE("opening shared memory that cannot be reached fails with the reason") {
   SharedMemory made = SharedMemory::make(100, "buffers");
   const std::string invitation = made.invitation();
-  CHECK_THROWS_WITH(SharedMemory::open("x" + invitation),
+  CHECK_THROWS_WITH(SharedMemory::open("x" + invitation, 100),
                     Contains("B2301") && Contains("not all ranks are on one machine"));
   made.close_file();
-  CHECK_THROWS_WITH(SharedMemory::open(invitation), Contains("B2301") && Contains("cannot share the memory"));
+  CHECK_THROWS_WITH(SharedMemory::open(invitation, 100), Contains("B2301") && Contains("cannot share the memory"));
+}
+
+TEST_CASE("memory that no rank has made for others is not mapped") {
+  const auto open = [](int file, std::size_t bytes) {
+    SharedMemory::open(fmt::format("{} {} {}", this_machine(), ::getpid(), file), bytes);
+  };
+  const SharedMemory genuine = SharedMemory::make(100, "buffers");
+  open(genuine.file(), 100);
+  CHECK_THROWS_WITH(open(genuine.file(), 101), Contains("B2301") && Contains("100 bytes instead of 101"));
+  const Descriptor unsealed(::memfd_create("mine", MFD_CLOEXEC));
+  REQUIRE(::ftruncate(unsealed.get(), 100) == 0);
+  CHECK_THROWS_WITH(open(unsealed.get(), 100), Contains("B2301") && Contains("no shared memory of Ballast"));
+  if (::geteuid() != 0) return skip("giving memory to another user needs root");
+  REQUIRE(::fchown(genuine.file(), 1234, 1234) == 0);
+  CHECK_THROWS_WITH(open(genuine.file(), 100), Contains("B2301") && Contains("belongs to user 1234"));
+}
+
+TEST_CASE("the size of shared memory stays: no process can take pages away under another") {
+  const SharedMemory made = SharedMemory::make(8192, "buffers");
+  CHECK(::ftruncate(made.file(), 4096) != 0);
+  CHECK(::ftruncate(made.file(), 16384) != 0);
 }

@@ -20,11 +20,12 @@ EXTENSION = re.compile(r"ballast/_core\.[\w.-]+\.so")
 # A wheel for each version of Python: pybind11 uses more than the stable ABI.
 NAME = re.compile(r"ballast-[\d.]+-(cp3\d+)-\1-((?:many)?linux[\w.]+)\.whl")
 # What a wheel that is not repaired takes from the system: its libraries, and those of Gloo.
-OF_SYSTEM = {"libfmt", "libtbb", "liburing", "libgloo", "libhiredis", "libibverbs", "libnl-3", "libnl-route-3"}
+OF_SYSTEM = {"libfmt", "libtbb", "liburing", "libsodium", "libgloo", "libhiredis", "libibverbs", "libnl-3", "libnl-route-3"}
 LIBRARIES = """
 import ballast, re
 assert ballast.connect(rank=0, size=1).all_reduce([1]) == [1]
-print(*{line.split()[-1] for line in open("/proc/self/maps") if re.search(r"/lib(fmt|tbb|uring|gloo)\\b", line)}, sep="\\n")
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if re.search(r"/lib(fmt|tbb|uring|sodium|gloo)\\b", line)}
+print(*mapped, sep="\\n")
 """
 
 

@@ -54,7 +54,7 @@ PYTHON_PACKAGE = "python/ballast"
 PYTHON_LAYERS = {
     "foundation": [
         *("_core", "errors", "store", "checks", "keywords", "leaving", "agreement", "connecting", "sizes"),
-        *("safetensors_format", "json_reader"),
+        *("safetensors_format", "json_reader", "new_files"),
     ],
     "planning": [
         *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
@@ -140,7 +140,8 @@ VENDORS = [
     Vendor("xxHash", r"xxhash\.h|xxh3\.h", ["offload/checksum_walk.h"]),
     Vendor("libnuma", r"numa(if)?\.h", ["kernels/runtime/*.cpp"], one_file=True),
     Vendor("NCCL", r"nccl.*\.h", ["zero/comm/*nccl*"]),
-    Vendor("Gloo", r"gloo/.*", ["zero/comm/*gloo*.cpp"], one_file=True),
+    Vendor("Gloo", r"gloo/.*", ["zero/comm/*gloo*"]),
+    Vendor("libsodium", r"sodium(\.h|/.*)", ["zero/comm/secret.cpp"]),
     Vendor("cuBLAS", r"cublas.*", ["examples/gpt/*", "kernels/*cublas*"]),
     Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["examples/gpt/*.cpp"], one_file=True),
     Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp"]),

@@ -68,6 +68,7 @@ PLANTED = [
     ("vendor", "offload/record.cpp", 1, "#include <liburing.h>\n"),  # a second home
     ("vendor", "offload/io_uring.h", 1, "#include <liburing.h>\n"),  # a public header
     ("vendor", "zero/hash.cpp", 1, "#include <xxhash.h>\n"),
+    ("vendor", "zero/hash.cpp", 1, "#include <sodium.h>\n"),
     ("vendor", "offload/pages.cpp", 1, "#include <numaif.h>\n"),
     ("vendor", "zero/engine.cpp", 1, "#include <nccl.h>\n"),
     ("vendor", "zero/engine.cpp", 1, '#include "gloo/context.h"\n'),

@@ -39,6 +39,18 @@ std::size_t ranks_per_host_of(const ConnectOptions& options, const Environment& 
   return static_cast<std::size_t>(given.value_or(0));
 }
 
+std::string secret_of(const Environment& environment) {
+  constexpr std::size_t fewest = 16;  // letters: a shorter one can be found by trying
+  const std::string secret = environment.text("BALLAST_SECRET").value_or("");
+  require(secret.empty() || secret.size() >= fewest, Code::bad_environment, [&] {
+    return Problem{.what = "cannot use BALLAST_SECRET: it is too short",
+                   .needed = fmt::format("at least {} letters that cannot be predicted", fewest),
+                   .available = fmt::format("{}", secret.size()),
+                   .remedy = "Set it to the output of `openssl rand -hex 32`, the same on all ranks."};
+  });
+  return secret;
+}
+
 // What all transports of a job are made with.
 struct Materials {
   HostTransport transport;
@@ -83,8 +95,13 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options, const Conne
                                       std::shared_ptr<void> owned) {
   const Launch launch = options.launch ? *options.launch : launch_from(parts.environment);
   if (launch.size == 1) return lone_communicator(parts.backend, std::move(owned));
-  const auto job = std::make_shared<Job>(JobOptions{launch, options.store, timeout_of(options, parts.environment),
+  const auto job = std::make_shared<Job>(JobOptions{launch, options.store, secret_of(parts.environment),
+                                                    timeout_of(options, parts.environment),
                                                     ranks_per_host_of(options, parts.environment)});
+  if (job->is_open() && options.log != nullptr && launch.rank == 0) {
+    options.log->warning(
+        "any process that can reach rank 0 can join this job: set BALLAST_SECRET to the same unpredictable text on all ranks");
+  }
   const Materials materials{options.transport, options.log, parts.accounts};
   return make_collectives(make_transport(ProcessGroup(job, launch.rank), materials, std::nullopt), parts.backend,
                           std::move(owned));

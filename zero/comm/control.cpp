@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/runtime/system_limits.h"
+#include "zero/comm/socket_owner.h"
 
 namespace ballast {
 namespace {
@@ -20,12 +21,14 @@ constexpr auto answer_time = std::chrono::seconds(5);    // a hub that has not a
 constexpr auto poll_interval = std::chrono::milliseconds(5);
 constexpr std::size_t max_reason_bytes = 4096;  // bytes of a reason: an exception's text may be as long as a batch
 
-std::vector<Member> members_from(const std::string& lines) {
+std::vector<Member> members_from(const std::string& lines, std::size_t size) {
   std::vector<Member> members;
   std::istringstream stream(lines);
   for (std::string line; std::getline(stream, line);) {
     members.push_back(member_from(line));
+    if (members.back().rank != members.size() - 1) fail_malformed();
   }
+  if (members.size() != size) fail_malformed();
   return members;
 }
 
@@ -60,25 +63,51 @@ std::string Control::described_hub() const {
   return fmt::format("rank {}, at {}", options_.self.rank, text(options_.hub));
 }
 
-// Returns false if an earlier job of the same name has not ended yet.
+// Returns false if an earlier job of the same name has not ended yet, or if rank 0 ended the connection.
 bool Control::join_job() {
-  send({.kind = Message::Kind::hello, .key = options_.job, .value = to_line(options_.self)});
   const auto end = Clock::now() + options_.timeout + delivery_time;
-  std::optional<Message> answer;
-  while (!answer) {
+  CallersHandshake handshake;
+  std::optional<Message> answer = answer_within(end);
+  if (answer && answer->kind == Message::Kind::challenge) {
+    const auto end_of_hub =
+        options_.secret.is_known_to_all() ? other_end_of(connection_->socket()) : OtherEnd::accepted;
+    if (end_of_hub == OtherEnd::gone) return false;
+    require(end_of_hub == OtherEnd::accepted, Code::no_meeting, [&] {
+      return Problem{.what = "cannot connect to rank 0: the process at its address belongs to another user",
+                     .where = described_hub(),
+                     .remedy = "Choose another MASTER_PORT, or set BALLAST_SECRET on all ranks."};
+    });
+    const Message hello{.kind = Message::Kind::hello, .key = options_.job, .value = to_line(options_.self)};
+    send(handshake.answer(*answer, hello, options_.secret));
+    answer = answer_within(end);
+  }
+  if (!answer || answer->kind == Message::Kind::later) return false;
+  require(answer->kind == Message::Kind::welcome, Code::no_meeting,
+          [&] { return Problem{.what = answer->value, .where = described_hub()}; });
+  require_known(*answer, handshake);
+  members_ = members_from(answer->value, options_.self.size);
+  return true;
+}
+
+// Returns nothing if the connection ended without an answer.
+std::optional<Message> Control::answer_within(Clock::time_point end) {
+  while (true) {
     const bool open = connection_->receive(retry_interval);
-    answer = connection_->next();
-    if (!answer && !open) return false;
-    require(answer || Clock::now() < end, Code::no_meeting, [&] {
+    std::optional<Message> answer = connection_->next();
+    if (answer || !open) return answer;
+    require(Clock::now() < end, Code::no_meeting, [&] {
       return Problem{.what = "cannot connect to rank 0: the process at its address does not answer",
                      .where = described_hub()};
     });
   }
-  if (answer->kind == Message::Kind::later) return false;
-  require(answer->kind == Message::Kind::welcome, Code::no_meeting,
-          [&] { return Problem{.what = answer->value, .where = described_hub()}; });
-  members_ = members_from(answer->value);
-  return true;
+}
+
+void Control::require_known(const Message& welcome, const CallersHandshake& handshake) const {
+  require(handshake.proves(welcome, options_.secret), Code::no_meeting, [&] {
+    return Problem{.what = "cannot connect to rank 0: the process at its address does not know the secret of the job",
+                   .where = described_hub(),
+                   .remedy = "Another process may listen there: choose another MASTER_PORT."};
+  });
 }
 
 Control::~Control() {
@@ -115,9 +144,11 @@ void Control::take(const Message& message) {
     changed_.notify_all();
   }
   if (message.kind == Message::Kind::left) {
+    const auto rank = number_from(message.key);
+    if (!rank || *rank >= members_.size()) fail_malformed();
     {
       const std::lock_guard lock(mutex_);
-      left_.emplace(std::stoul(message.key), message.value);
+      left_.emplace(*rank, message.value);
     }
     error_.wake();
   }
@@ -139,7 +170,9 @@ std::string Control::get(const std::string& key) {
 
 std::vector<std::string> Control::share(const std::string& key, const Share& mine) {
   send({.kind = Message::Kind::share, .key = key, .value = to_line(mine)});
-  return split(await_value(key, "a rank that takes part in " + key));
+  std::vector<std::string> values = split(await_value(key, "a rank that takes part in " + key));
+  if (values.size() != mine.size) fail_malformed();
+  return values;
 }
 
 std::string Control::await_value(const std::string& key, const std::string& whose) {

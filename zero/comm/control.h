@@ -9,11 +9,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "zero/comm/deadline.h"
 #include "zero/comm/first_error.h"
+#include "zero/comm/handshake.h"
 #include "zero/comm/member.h"
 #include "zero/comm/message.h"
 #include "zero/comm/socket.h"
@@ -23,6 +25,7 @@ namespace ballast {
 struct ControlOptions {
   Endpoint hub{};
   std::string job{};
+  Secret secret{};
   Member self{};
   std::chrono::milliseconds timeout = default_timeout;
 };
@@ -63,6 +66,8 @@ class Control : public KeyValueStore {
  private:
   std::string described_hub() const;
   bool join_job();
+  std::optional<Message> answer_within(Clock::time_point end);
+  void require_known(const Message& welcome, const CallersHandshake& handshake) const;
   bool is_answered(const std::string& question);
   std::string await_value(const std::string& key, const std::string& whose);
   void listen();

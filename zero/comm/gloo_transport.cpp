@@ -4,8 +4,7 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
-#include <gloo/rendezvous/context.h>
-#include <gloo/transport/tcp/device.h>
+#include <gloo/context.h>
 #include <gloo/transport/unbound_buffer.h>
 
 #include <algorithm>
@@ -19,6 +18,8 @@
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/system_limits.h"
 #include "zero/comm/broken_pipes.h"
+#include "zero/comm/gloo_context.h"
+#include "zero/comm/links.h"
 
 namespace ballast {
 namespace {
@@ -32,8 +33,6 @@ constexpr std::size_t min_chunk_size = std::size_t{32} << 10;
 constexpr std::size_t max_chunk_size = std::size_t{2} << 20;
 constexpr std::size_t max_received_bytes = std::size_t{16} << 20;
 
-constexpr int times_gloo_waits_to_connect = 5;  // its timeout, during which it does not notice errors of the job
-
 // Bytes that a rank sent before it left may arrive after the hub's news that it left. Its connections may stay open for
 // longer, if its process or a child of it is still running.
 constexpr auto time_to_arrive = std::chrono::seconds(3);
@@ -43,28 +42,6 @@ std::size_t chunk_bytes_of(std::size_t size) {
   return std::clamp(max_received_bytes / expected_ahead / peers, min_chunk_size, max_chunk_size) / 64 * 64;
 }
 
-// The store in which Gloo's ranks exchange their addresses.
-class Store : public gloo::rendezvous::Store {
- public:
-  explicit Store(const ProcessGroup& group) : control_(group.job().control()), prefix_(group.name() + "/gloo/") {}
-
-  void set(const std::string& key, const std::vector<char>& data) override {
-    control_.set(prefix_ + key, {data.begin(), data.end()});
-  }
-  std::vector<char> get(const std::string& key) override {
-    const std::string value = control_.get(prefix_ + key);
-    return {value.begin(), value.end()};
-  }
-  void wait(const std::vector<std::string>& keys) override {
-    std::ranges::for_each(keys, [&](const std::string& key) { get(key); });
-  }
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override { wait(keys); }
-
- private:
-  Control& control_;
-  std::string prefix_;
-};
-
 // Gloo reports errors only as text.
 void require_descriptors(std::string_view gloo_says) {
   if (gloo_says.find(std::generic_category().message(EMFILE)) == std::string_view::npos) return;
@@ -73,9 +50,10 @@ void require_descriptors(std::string_view gloo_says) {
 }
 
 // Starts Gloo's thread.
-std::shared_ptr<gloo::transport::Device> make_device(const gloo::transport::tcp::attr& attributes) {
+std::unique_ptr<gloo::Context> make_context(std::size_t rank, std::vector<Descriptor> links,
+                                            std::chrono::milliseconds timeout) {
   try {
-    return gloo::transport::tcp::CreateDevice(attributes);
+    return gloo_context(rank, std::move(links), timeout);
   } catch (const std::system_error& refused) {
     fail_limit("cannot start a thread for Gloo", refused.code().value());
   } catch (const std::exception& failed) {
@@ -101,8 +79,7 @@ class GlooTransport : public ProcessTransport {
         chunk_bytes_(chunk_bytes_of(size())),
         received_(allocate(accounts, {.bytes = (size() - 1) * expected_ahead * chunk_bytes_,
                                       .owner = "gloo, group " + group().name(),
-                                      .resident = Resident::when_written})),
-        context_(static_cast<int>(rank()), static_cast<int>(size())) {
+                                      .resident = Resident::when_written})) {
     connect();
     error_.when_set(this, [this] { abort_wait(); });
   }
@@ -204,7 +181,7 @@ class GlooTransport : public ProcessTransport {
 
   void detach() noexcept {
     try {
-      context_.closeConnections();
+      if (context_) context_->closeConnections();
     } catch (const std::exception&) {
       // The other end has closed it.
     }
@@ -213,22 +190,15 @@ class GlooTransport : public ProcessTransport {
 
   void connect() {
     const NoSignalOfBrokenPipes no_signal;  // here because Gloo's thread inherits it
-    gloo::transport::tcp::attr attributes(group().job().control().local_endpoint().host.c_str());
-    std::shared_ptr<gloo::transport::Device> device = make_device(attributes);
-    Store store(group());
-    context_.setTimeout(group().job().timeout() / times_gloo_waits_to_connect);
-    guarded(next(), [&] { context_.connectFullMesh(store, device); });
+    context_ = make_context(rank(), connect_links(group()), group().job().timeout());
     incoming_.resize(size());
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) make_buffers(peer);
     }
-    mine_ = context_.createUnboundBuffer(&call_, sizeof(Call));
+    mine_ = context_->createUnboundBuffer(&call_, sizeof(Call));
     // Others must not try to connect to a rank that has failed, nor leave before all receives of their calls are pending.
     group().exchange_strings("connected", "");
   }
-
-  // Gloo does not report which connection failed while it made all of them.
-  std::size_t next() { return (rank() + 1) % size(); }
 
   static std::uint64_t slot_of_call(std::uint64_t exchange) { return 2 * exchange; }
   static std::uint64_t slot_of_chunk(std::uint64_t number) { return 2 * number + 1; }
@@ -241,10 +211,10 @@ class GlooTransport : public ProcessTransport {
   void make_buffers(std::size_t peer) {
     Incoming& from = incoming_[peer];
     for (std::size_t i = 0; i < from.calls.size(); ++i) {
-      from.call_buffers[i] = context_.createUnboundBuffer(&from.calls[i], sizeof(Call));
+      from.call_buffers[i] = context_->createUnboundBuffer(&from.calls[i], sizeof(Call));
     }
     for (std::size_t i = 0; i < from.chunks.size(); ++i) {
-      from.chunks[i] = context_.createUnboundBuffer(memory(peer, i), chunk_bytes_);
+      from.chunks[i] = context_->createUnboundBuffer(memory(peer, i), chunk_bytes_);
     }
     guarded(peer, [&] { expect_call(peer, 1); });
   }
@@ -270,7 +240,7 @@ class GlooTransport : public ProcessTransport {
       if (peer == rank()) continue;
       auto* const data =
           const_cast<std::byte*>(chunk.piece(peer).data()) + first;  // Gloo has one type for both directions
-      sending_.push_back({peer, context_.createUnboundBuffer(data, bytes)});
+      sending_.push_back({peer, context_->createUnboundBuffer(data, bytes)});
       guarded(peer, [&] { sending_.back().buffer->send(static_cast<int>(peer), slot_of_chunk(sent_)); });
     }
     ++sent_;
@@ -369,7 +339,7 @@ class GlooTransport : public ProcessTransport {
   Call call_;  // of this rank
   std::uint64_t exchanges_ = 0;
   std::uint64_t sent_ = 0;  // chunks, to each peer
-  gloo::rendezvous::Context context_;
+  std::unique_ptr<gloo::Context> context_;
   std::vector<Incoming> incoming_;  // by rank
   std::unique_ptr<UnboundBuffer> mine_;
   std::vector<Sending> sending_;

@@ -5,10 +5,8 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 
-#include <algorithm>
-#include <cerrno>
+#include <iterator>
 #include <system_error>
 #include <vector>
 
@@ -20,7 +18,6 @@ namespace {
 
 constexpr auto error_delivery_time = std::chrono::seconds(2);
 constexpr auto late_report_time = std::chrono::seconds(1);
-constexpr auto hello_time = std::chrono::seconds(1);
 constexpr int poll_interval_ms = 100;
 
 Descriptor make_event() {
@@ -33,13 +30,10 @@ Hub::Hub(Descriptor listener, const HubOptions& options)
     : listener_(std::move(listener)),
       options_(options),
       rendezvous_(options.job, options.size,
-                  [this](std::size_t connection, const Message& message) {
-                    const auto to = connections_.find(connection);
-                    if (to != connections_.end()) to->second->send(message);
-                  }),
+                  [this](std::size_t connection, const Message& message) { send(connection, message); }),
+      admission_(listener_, {.name = options.job, .secret = options.secret, .expected = options.size}),
       end_(Clock::now() + options.timeout),
       closing_(make_event()),
-      spare_(make_event()),
       thread_(start_thread("the hub of a job", [this] {
         run();
         const std::unique_ptr<Hub> self = std::move(self_);
@@ -69,6 +63,7 @@ void Hub::run() {
   while (!is_over()) {
     wait();
     check_deadlines();
+    end_stuck_connections();
     if (!has_seen_goodbye_ && rendezvous_.has_left(0)) {
       has_seen_goodbye_ = true;
       goodbye_seen_.set_value();
@@ -78,7 +73,9 @@ void Hub::run() {
 
 void Hub::check_deadlines() {
   const Clock::time_point now = Clock::now();
-  if (!leaving_ && !rendezvous_.complete() && now >= end_) rendezvous_.fail_without_missing(seconds(options_.timeout));
+  if (!leaving_ && !rendezvous_.complete() && now >= end_) {
+    rendezvous_.fail_without_missing(seconds(options_.timeout), admission_.refused());
+  }
   if (!rendezvous_.has_late_ranks()) return;
   if (!verdict_at_) verdict_at_ = now + late_report_time;
   if (now >= *verdict_at_) rendezvous_.fail_with_late_ranks(seconds(options_.timeout));
@@ -93,14 +90,15 @@ bool Hub::is_over() {
 
 // Waits for any event, and handles it.
 void Hub::wait() {
-  std::vector<pollfd> waiting{{listener_.get(), POLLIN, 0}, {leaving_ ? -1 : closing_.get(), POLLIN, 0}};
+  std::vector<pollfd> waiting{{admission_.events(), POLLIN, 0}, {leaving_ ? -1 : closing_.get(), POLLIN, 0}};
   std::vector<std::size_t> numbers;
-  for (const auto& [number, connection] : connections_) {
-    waiting.push_back({connection->socket().get(), POLLIN, 0});
+  for (const auto& [number, of_rank] : connections_) {
+    const int unsent = of_rank.connection->has_unsent() ? POLLOUT : 0;
+    waiting.push_back({of_rank.connection->socket().get(), static_cast<short>(POLLIN | unsent), 0});
     numbers.push_back(number);
   }
   ::poll(waiting.data(), waiting.size(), poll_interval_ms);
-  if (waiting[0].revents != 0) accept();
+  admit();
   if (waiting[1].revents != 0) {
     leaving_ = true;
     std::uint64_t written = 0;  // what came before it is over
@@ -109,47 +107,65 @@ void Hub::wait() {
     end_ = Clock::now() + options_.timeout;
   }
   for (std::size_t i = 0; i < numbers.size(); ++i) {
-    if (waiting[i + 2].revents != 0) read(numbers[i]);
+    const int events = waiting[i + 2].revents;
+    if ((events & POLLOUT) != 0) connections_.at(numbers[i]).connection->flush();
+    if ((events & ~POLLOUT) != 0) read(numbers[i]);
   }
 }
 
-void Hub::accept() {
-  Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (socket) {
-    connections_.emplace(next_++, std::make_unique<Connection>(std::move(socket)));
-  } else if (is_descriptor_limit(errno)) {
-    refuse_connection(errno);
+void Hub::admit() {
+  for (Arrival& arrival : admission_.serve()) {
+    const std::size_t number = next_++;
+    const Message hello = std::move(arrival.hello);
+    connections_.insert_or_assign(number, OfRank{std::move(arrival.connection), std::move(arrival.handshake)});
+    try {
+      rendezvous_.take(number, hello);
+    } catch (const Error&) {
+      // It knows the secret, and says something that no rank says.
+    }
+    if (rendezvous_.is_member(number)) continue;
+    admission_.see_off(std::move(connections_.at(number).connection));
+    connections_.erase(number);
   }
+  if (const auto error = admission_.shortage()) refuse_connection(*error);
 }
 
-// Without an answer the process, and all other ranks, would wait until the timeout.
+void Hub::send(std::size_t number, const Message& message) {
+  const auto to = connections_.find(number);
+  if (to == connections_.end()) return;
+  const bool is_welcome = message.kind == Message::Kind::welcome;
+  to->second.connection->post(is_welcome ? to->second.handshake.welcome(message.value, options_.secret) : message);
+}
+
 void Hub::refuse_connection(int error) {
   const std::string reason =
       fmt::format("rank 0 cannot accept more than {} connections of {} ranks: {}; {}: raise it where rank 0 runs",
                   connections_.size(), options_.size, std::generic_category().message(error), limits_behind(error));
   if (!rendezvous_.complete()) rendezvous_.fail(reason);
-  spare_ = Descriptor();
-  if (Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); socket) {
-    Connection connection(std::move(socket));
-    connection.receive(hello_time);  // unread bytes in a closed connection would discard the answer
-    connection.send({.kind = Message::Kind::refused, .value = reason});
-  }
-  spare_ = Descriptor(::eventfd(0, EFD_CLOEXEC));
+  admission_.turn_away(reason);
 }
 
 void Hub::read(std::size_t number) {
-  Connection& connection = *connections_.at(number);
+  Connection& connection = *connections_.at(number).connection;
   try {
     const bool open = connection.receive(std::chrono::milliseconds(0));
     while (const auto message = connection.next()) {
       rendezvous_.take(number, *message);
     }
     if (open) return;
-  } catch (const Error&) {
-    // The process is no rank of a Ballast job.
+  } catch (const std::exception&) {
+    // The message is none that ranks send, or no memory is left for it. The connection ends, and with it the job.
   }
   rendezvous_.ended(number);
   connections_.erase(number);
+}
+
+void Hub::end_stuck_connections() {
+  for (auto each = connections_.begin(); each != connections_.end();) {
+    const bool is_stuck = each->second.connection->is_stuck();
+    if (is_stuck) rendezvous_.ended(each->first);
+    each = is_stuck ? connections_.erase(each) : std::next(each);
+  }
 }
 
 }  // namespace ballast

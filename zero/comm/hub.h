@@ -1,5 +1,5 @@
 // The rendezvous of a job: a thread of rank 0 to which every process, rank 0 included, has a connection. rendezvous.h
-// has its decisions.
+// has its decisions. admission.h keeps other processes out. The thread waits for no process, and no message ends it.
 #pragma once
 
 #include <chrono>
@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "kernels/runtime/not_in_children.h"
+#include "zero/comm/admission.h"
 #include "zero/comm/rendezvous.h"
 #include "zero/comm/socket.h"
 
@@ -18,6 +19,7 @@ namespace ballast {
 struct HubOptions {
   std::string job{};
   std::size_t size = 1;
+  Secret secret{};
   std::chrono::milliseconds timeout{};  // for all ranks to connect, and at the end for the others to leave
 };
 
@@ -40,21 +42,29 @@ class Hub {
   bool is_over();
   void check_deadlines();
   void wait();
-  void accept();
+  void admit();
   void refuse_connection(int error);
   void read(std::size_t connection);
+  void send(std::size_t connection, const Message& message);
+  void end_stuck_connections();
 
   Descriptor listener_;
   NotInChildren parents_{listener_.get()};
   HubOptions options_;
   Rendezvous rendezvous_;
-  std::map<std::size_t, std::unique_ptr<Connection>> connections_;
+  // A connection of a rank.
+  struct OfRank {
+    std::unique_ptr<Connection> connection;
+    ListenersHandshake handshake;
+  };
+
+  Admission admission_;
+  std::map<std::size_t, OfRank> connections_;
   std::size_t next_ = 0;
   Clock::time_point end_;                          // of the time to connect; later, of the time to leave
   std::optional<Clock::time_point> verdict_at_{};  // when all waiting ranks have had time to report
   bool leaving_ = false;
   Descriptor closing_;               // an eventfd: the owner has asked the thread to end
-  Descriptor spare_;                 // closed to accept a last connection when descriptors run out
   std::promise<void> goodbye_seen_;  // set when the goodbye of rank 0 arrives
   bool has_seen_goodbye_ = false;
   std::unique_ptr<Hub> self_;  // set by detach()

@@ -5,23 +5,44 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <limits>
+#include <sstream>
+#include <string_view>
 
 namespace ballast {
 namespace {
 
 const std::string key_of_hub = "ballast/hub";
 
-void publish_hub(KeyValueStore& store, const Endpoint& hub) {
-  store.set(key_of_hub, fmt::format("{} {}", hub.port, hub.host));
+const std::string key_of_links = "ballast/secret of links";
+constexpr std::string_view no_secret = "-";  // the environment has one, which the store need not know
+
+// How a rank finds the hub of its job.
+struct Meeting {
+  Endpoint hub{};
+  std::string secret{};
+};
+
+void publish(KeyValueStore& store, const Meeting& meeting) {
+  const std::string_view secret = meeting.secret.empty() ? no_secret : meeting.secret;
+  store.set(key_of_hub, fmt::format("{} {} {}", meeting.hub.port, secret, meeting.hub.host));
 }
 
-Endpoint find_hub(KeyValueStore& store) {
-  const std::string word = store.get(key_of_hub);
-  const std::size_t space = word.find(' ');
-  require(space != std::string::npos, Code::no_meeting, [&] {
-    return Problem{.what = fmt::format("cannot find rank 0: {} is \"{}\" in the store", key_of_hub, word)};
+Meeting find_in(KeyValueStore& store) {
+  const std::string words = store.get(key_of_hub);
+  std::istringstream stream(words);
+  std::string port;
+  Meeting meeting;
+  stream >> port >> meeting.secret >> meeting.hub.host;
+  const std::size_t number = number_from(port).value_or(0);
+  require(stream && number > 0 && number <= std::numeric_limits<std::uint16_t>::max(), Code::no_meeting, [&] {
+    return Problem{
+        .what = fmt::format("cannot find rank 0: {} is not its address in the store", key_of_hub),
+        .remedy = "Use the same version of Ballast on all ranks, and a store that no other program writes to."};
   });
-  return {word.substr(space + 1), static_cast<std::uint16_t>(std::stoi(word))};
+  meeting.hub.port = static_cast<std::uint16_t>(number);
+  if (meeting.secret == no_secret) meeting.secret.clear();
+  return meeting;
 }
 
 // With a store, the address is the caller's, or loopback: no other address is known to be reachable by all ranks.
@@ -38,17 +59,26 @@ Job::Job(const JobOptions& options)
       timeout_(options.timeout),
       ranks_per_host_(options.ranks_per_host),
       exceptions_(std::uncaught_exceptions()) {
-  Endpoint hub = address_of_hub(options);
+  Meeting meeting{.hub = address_of_hub(options)};
+  const bool store_tells = options.store != nullptr && options.secret.empty();
   if (launch_.rank == 0) {
-    Descriptor listener = listen_at(hub);
-    hub = local_endpoint(listener);
-    hub_ = std::make_unique<Hub>(std::move(listener), HubOptions{launch_.job, launch_.size, options.timeout});
-    if (options.store != nullptr) publish_hub(*options.store, hub);
-  } else if (options.store != nullptr) {
-    hub = find_hub(*options.store);
+    Descriptor listener = listen_at(meeting.hub);
+    meeting.hub = local_endpoint(listener);
+    if (store_tells) meeting.secret = random_secret();
+    if (options.store != nullptr) publish(*options.store, meeting);
+    secret_ = Secret(store_tells ? meeting.secret : options.secret);
+    hub_ = std::make_unique<Hub>(std::move(listener), HubOptions{launch_.job, launch_.size, secret_, options.timeout});
+  } else {
+    if (options.store != nullptr) meeting = find_in(*options.store);
+    secret_ = Secret(store_tells ? meeting.secret : options.secret);
   }
-  control_.emplace(ControlOptions{hub, launch_.job, this_process(launch_.rank, launch_.size), options.timeout}, error_);
+  is_open_ = secret_.is_known_to_all() && !is_loopback(meeting.hub.host);
+  const Member self = this_process(launch_.rank, launch_.size);
+  control_.emplace(ControlOptions{meeting.hub, launch_.job, secret_, self, options.timeout}, error_);
+  if (secret_.is_known_to_all() && launch_.rank == 0) control_->set(key_of_links, random_secret());
 }
+
+Secret Job::secret_of_links() { return secret_.is_known_to_all() ? Secret(control_->get(key_of_links)) : secret_; }
 
 Job::~Job() {
   if (std::uncaught_exceptions() > exceptions_ && !error_.is_set()) {

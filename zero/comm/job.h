@@ -15,7 +15,8 @@ namespace ballast {
 
 struct JobOptions {
   Launch launch{};
-  KeyValueStore* store = nullptr;  // tells the ranks the address of rank 0; replaces launch.hub
+  KeyValueStore* store = nullptr;  // tells the ranks the address of rank 0, which replaces launch.hub, and the secret
+  std::string secret{};            // that the environment gives to all ranks; without it, that of the store
   std::chrono::milliseconds timeout = default_timeout;
   std::size_t ranks_per_host = 0;  // in the order of sums; 0: as many as there are
 };
@@ -29,6 +30,10 @@ class Job {
 
   FirstError& error() { return error_; }
   Control& control() { return *control_; }
+  // Whether other processes that can reach rank 0 may join: there is no secret, and rank 0 is not on loopback.
+  bool is_open() const { return is_open_; }
+  // The secret of connections between ranks. If the job has none, rank 0 has made one, which the hub tells to its ranks only.
+  Secret secret_of_links();
   // Ends the job because of this rank. `ranks` as in FirstError.
   void fail(std::string_view reason, const std::vector<std::size_t>& ranks = {});
   // Leaves without waiting for other ranks: on rank 0 the hub's thread stays until all have left. Any thread may call.
@@ -38,6 +43,8 @@ class Job {
 
  private:
   Launch launch_;
+  Secret secret_;
+  bool is_open_ = false;
   FirstError error_;
   std::chrono::milliseconds timeout_;
   std::size_t ranks_per_host_;

@@ -8,13 +8,14 @@
 #include <sstream>
 
 #include "kernels/runtime/system_files.h"
+#include "zero/comm/message.h"
 
 namespace ballast {
 
 Member this_process(std::size_t rank, std::size_t size) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
-  return {rank, size, host.data(), ::getpid(), this_machine()};
+  return {rank, size, host[0] == '\0' ? "?" : host.data(), ::getpid(), this_machine()};
 }
 
 // Within a PID namespace, process numbers have the same meaning.
@@ -42,6 +43,7 @@ Member member_from(const std::string& line) {
   Member member;
   std::istringstream words(line);
   words >> member.rank >> member.size >> member.pid >> member.host >> member.machine;
+  if (words.fail() || member.pid <= 0) fail_malformed();
   return member;
 }
 

@@ -5,17 +5,18 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <charconv>
 #include <cstring>
 #include <iterator>
 #include <sstream>
+#include <system_error>
 
 namespace ballast {
 namespace {
 
-constexpr std::uint32_t magic = 0x33544C42;  // "BLT3", the number being the protocol's version
-constexpr std::uint32_t max_bytes = 1 << 20;
+constexpr std::uint32_t magic = 0x34544C42;  // "BLT4", the number being the protocol's version
 
-struct Header {
+struct WireHeader {
   std::uint32_t magic;
   std::uint32_t kind;
   std::uint32_t key_bytes;
@@ -53,28 +54,40 @@ std::vector<std::string> split(const std::string& joined) {
   std::vector<std::string> values;
   for (std::size_t begin = 0; begin < joined.size();) {
     const std::size_t colon = joined.find(':', begin);
-    const std::size_t bytes = std::stoul(joined.substr(begin, colon - begin));
-    values.push_back(joined.substr(colon + 1, bytes));
-    begin = colon + 1 + bytes;
+    if (colon == std::string::npos) fail_malformed();
+    const auto bytes = number_from(std::string_view(joined).substr(begin, colon - begin));
+    if (!bytes || *bytes > joined.size() - colon - 1) fail_malformed();
+    values.push_back(joined.substr(colon + 1, *bytes));
+    begin = colon + 1 + *bytes;
   }
   return values;
 }
 
+std::optional<std::size_t> number_from(std::string_view word) {
+  std::size_t number = 0;
+  const char* const end = word.data() + word.size();
+  const auto [stopped, error] = std::from_chars(word.data(), end, number);
+  return error == std::errc() && stopped == end ? std::optional(number) : std::nullopt;
+}
+
+void fail_malformed() { fail(Code::no_meeting, {.what = "cannot read a message of another process: it is malformed"}); }
+
 std::string to_wire(const Message& message) {
-  const Header header{magic, static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.key.size()),
-                      static_cast<std::uint32_t>(message.value.size())};
+  const WireHeader header{magic, static_cast<std::uint32_t>(message.kind),
+                          static_cast<std::uint32_t>(message.key.size()),
+                          static_cast<std::uint32_t>(message.value.size())};
   std::string bytes(sizeof header, '\0');
   std::memcpy(bytes.data(), &header, sizeof header);
   return bytes + message.key + message.value;
 }
 
 std::optional<Message> Inbox::next() {
-  Header header{};
+  WireHeader header{};
   if (bytes_.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes_.data(), sizeof header);
   require(
       header.magic == magic && header.kind <= static_cast<std::uint32_t>(Message::Kind::goodbye) &&
-          header.key_bytes <= max_bytes && header.value_bytes <= max_bytes,
+          header.key_bytes <= most_ && header.value_bytes <= most_,
       Code::no_meeting, [] {
         return Problem{
             .what = "cannot connect to rank 0: the process at its address is no Ballast job, or has another version"};

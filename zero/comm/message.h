@@ -11,12 +11,13 @@ namespace ballast {
 
 struct Message {
   enum class Kind : std::uint8_t {
-    hello,    // to the hub: the job, and the sender's identity
-    welcome,  // to all ranks, when all are connected: their identities
-    later,    // to a rank that has left already: this job is ending, and the next has not begun
-    refused,  // to a process that cannot join: the reason
-    set,      // a key and its value
-    get,      // a key; the answer is a `set`, as soon as the key has a value
+    challenge,  // of the listener to each caller, at once: random bytes (handshake.h)
+    hello,      // to the hub: the job, a proof of its secret, and the sender's identity
+    welcome,    // to all ranks, when all are connected: a proof of the secret, and their identities
+    later,      // to a rank that has left already: this job is ending, and the next has not begun
+    refused,    // to a process that cannot join: the reason
+    set,        // a key and its value
+    get,        // a key; the answer is a `set`, as soon as the key has a value
     share,  // a key, and the sender's Share; the answer is a `set` of all values, when all ranks of the group have shared
     late,     // to the hub: the rank that the sender has waited for until the timeout
     failed,   // to the hub: the reason for which the sender fails. To all ranks: the first error. The key names ranks
@@ -42,19 +43,30 @@ struct Share {
 };
 
 std::string to_line(const Share& share);
-std::optional<Share> share_from(const std::string& line);  // none for a line that is no share
-std::string join(const std::vector<std::string>& values);  // values may have any bytes
-std::vector<std::string> split(const std::string& joined);
+std::optional<Share> share_from(const std::string& line);   // none for a line that is no share
+std::string join(const std::vector<std::string>& values);   // values may have any bytes
+std::vector<std::string> split(const std::string& joined);  // throws B3303 for other text
+
+std::optional<std::size_t> number_from(std::string_view word);  // none for a word that is no number from 0 on
+
+[[noreturn]] void fail_malformed();  // throws B3303 for a message that no rank sends
 
 std::string to_wire(const Message& message);
 
-// Assembles messages from bytes as they arrive.
+inline constexpr std::size_t max_message_bytes = std::size_t{1} << 20;  // of a key, and of a value
+inline constexpr std::size_t max_hello_bytes = std::size_t{4} << 10;
+
+// Assembles messages from bytes as they arrive. It keeps no more bytes than one message and one add() have.
 class Inbox {
  public:
+  explicit Inbox(std::size_t most = max_message_bytes) : most_(most) {}
+
+  void allow(std::size_t most) { most_ = most; }  // bytes of a key, and of a value, from now on
   void add(std::string_view bytes) { bytes_ += bytes; }
-  std::optional<Message> next();  // throws B3303 for bytes of another protocol
+  std::optional<Message> next();  // throws B3303 for bytes of another protocol, and for a message that is too large
 
  private:
+  std::size_t most_;
   std::string bytes_;
 };
 

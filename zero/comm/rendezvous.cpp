@@ -7,26 +7,39 @@
 #include <iterator>
 
 namespace ballast {
+namespace {
+
+constexpr std::size_t most_named = 8;  // refused processes that an error names
+
+}  // namespace
 
 void Rendezvous::take(std::size_t connection, const Message& message) {
-  if (message.kind == Message::Kind::hello) return hello(connection, message);
-  if (!members_.contains(connection)) return;
+  if (!members_.contains(connection)) {
+    if (message.kind == Message::Kind::hello) hello(connection, message);
+    return;
+  }
   switch (message.kind) {
     case Message::Kind::set: return set(message);
     case Message::Kind::get: return get(connection, message.key);
     case Message::Kind::share: return share(connection, message);
     case Message::Kind::late: return late(connection, message.value);
-    case Message::Kind::failed: return fail(message.value, ranks_from(message.key));
+    case Message::Kind::failed: return fail(message.value, ranks_of_job(message.key));
     case Message::Kind::goodbye: return leave(connection, message);
-    default: return;
+    default: fail_malformed();
   }
+}
+
+std::vector<std::size_t> Rendezvous::ranks_of_job(const std::string& words) const {
+  std::vector<std::size_t> ranks = ranks_from(words);
+  if (std::ranges::any_of(ranks, [&](std::size_t rank) { return rank >= size_; })) fail_malformed();
+  return ranks;
 }
 
 void Rendezvous::hello(std::size_t connection, const Message& message) {
   const Member member = member_from(message.value);
   if (message.key == job_ && has_left(member.rank)) return send_(connection, {.kind = Message::Kind::later});
   if (const auto reason = refusal(message, member)) {
-    refused_.push_back(fmt::format("{}: {}", text(member), *reason));
+    if (refused_.size() < most_named) refused_.push_back(fmt::format("{}: {}", text(member), *reason));
     send_(connection, {.kind = Message::Kind::refused, .value = *reason});
     return;
   }
@@ -85,7 +98,7 @@ void Rendezvous::get(std::size_t connection, const std::string& key) {
 // One answer for each rank: if each asked for each other's value, questions would grow with the square of the ranks.
 void Rendezvous::share(std::size_t connection, const Message& message) {
   const auto mine = share_from(message.value);
-  if (!mine || mine->size > size_) return;
+  if (!mine || mine->size > size_) fail_malformed();
   Shared& shared = shared_[message.key];
   if (!shared.by_rank.emplace(mine->rank, mine->value).second) return;
   shared.connections.push_back(connection);
@@ -107,7 +120,7 @@ void Rendezvous::ended(std::size_t connection) {
   fail(died(found->second), {found->second.rank});
 }
 
-void Rendezvous::fail_without_missing(const std::string& after) {
+void Rendezvous::fail_without_missing(const std::string& after, std::vector<std::string> refused) {
   std::vector<std::size_t> missing;
   for (std::size_t rank = 0; rank < size_; ++rank) {
     if (std::ranges::none_of(members_, [&](const auto& entry) { return entry.second.rank == rank; })) {
@@ -115,13 +128,16 @@ void Rendezvous::fail_without_missing(const std::string& after) {
     }
   }
   if (missing.empty()) return;
+  refused.insert(refused.begin(), refused_.begin(), refused_.end());
   fail(fmt::format("rank {} did not connect within {}{}", fmt::join(missing, ", "), after,
-                   refused_.empty() ? "" : fmt::format("; refused: {}", fmt::join(refused_, "; "))),
+                   refused.empty() ? "" : fmt::format("; refused: {}", fmt::join(refused, "; "))),
        missing);
 }
 
 void Rendezvous::late(std::size_t connection, const std::string& rank) {
-  waited_for_[members_.at(connection).rank].insert(std::stoul(rank));
+  const auto waited_for = number_from(rank);
+  if (!waited_for || !complete() || *waited_for >= size_) fail_malformed();
+  waited_for_[members_.at(connection).rank].insert(*waited_for);
 }
 
 // A rank that waits is itself late for the ranks behind it. The late ranks are those at the ends of such chains.

@@ -21,10 +21,13 @@ class Rendezvous {
   Rendezvous(std::string job, std::size_t size, Send send)
       : job_(std::move(job)), size_(size), send_(std::move(send)) {}
 
+  // Throws B3303 for a message that no rank sends.
   void take(std::size_t connection, const Message& message);
+  bool is_member(std::size_t connection) const { return members_.contains(connection); }
   void ended(std::size_t connection);  // a connection is lost; a member that has not left has died
   bool has_left(std::size_t rank) const;
-  void fail_without_missing(const std::string& after);  // names the ranks that have not connected
+  // Names the ranks that have not connected, and the processes that were `refused` before they said who they are.
+  void fail_without_missing(const std::string& after, std::vector<std::string> refused = {});
   bool has_late_ranks() const { return !waited_for_.empty(); }
   void fail_with_late_ranks(const std::string& after);  // names the late ranks that wait for no other rank
   // Tells all members, later ones included; only the first reason counts. `ranks` as in FirstError.
@@ -41,6 +44,7 @@ class Rendezvous {
   void get(std::size_t connection, const std::string& key);
   void share(std::size_t connection, const Message& message);
   void late(std::size_t connection, const std::string& rank);
+  std::vector<std::size_t> ranks_of_job(const std::string& words) const;
   const Member& member(std::size_t rank) const;
   void send_to_all(const Message& message);
 

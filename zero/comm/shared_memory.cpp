@@ -34,6 +34,19 @@ bool take_pages(int file, std::size_t bytes) {
   return true;
 }
 
+// The size of sealed memory stays: a process that maps it never finds that pages are gone.
+constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// Returns why this is no memory that a rank has made for others; empty if it is.
+std::string reason_against(int file, std::size_t bytes) {
+  struct stat status {};
+  if (::fstat(file, &status) != 0) return reason();
+  if (status.st_uid != ::geteuid()) return fmt::format("it belongs to user {}", status.st_uid);
+  if (::fcntl(file, F_GET_SEALS) != seals) return "it is no shared memory of Ballast";
+  const auto size = static_cast<std::size_t>(status.st_size);
+  return size < bytes ? fmt::format("it has {} bytes instead of {}", size, bytes) : "";
+}
+
 // Returns null on failure.
 HostPages map(int file, std::size_t bytes, int protection, int flags) {
   void* const memory = ::mmap(nullptr, bytes, protection, MAP_SHARED | flags, file, 0);
@@ -46,10 +59,11 @@ SharedMemory::SharedMemory(pid_t maker, Descriptor file, HostPages memory)
     : maker_(maker), file_(std::move(file)), memory_(std::move(memory)) {}
 
 SharedMemory SharedMemory::make(std::size_t bytes, const std::string& owner) {
-  Descriptor file(::memfd_create("ballast", MFD_CLOEXEC));
+  Descriptor file(::memfd_create("ballast", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file && is_descriptor_limit(errno)) fail_limit("cannot make shared memory", errno);
   HostPages memory;
-  if (file && take_pages(file.get(), bytes)) memory = map(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_POPULATE);
+  const bool is_whole = file && take_pages(file.get(), bytes) && ::fcntl(file.get(), F_ADD_SEALS, seals) == 0;
+  if (is_whole) memory = map(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_POPULATE);
   require(memory != nullptr, Code::host_memory, [&] {
     return Problem{.what = "cannot get shared memory",
                    .where = owner,
@@ -63,7 +77,7 @@ void SharedMemory::empty() { ::madvise(data(), bytes(), MADV_REMOVE); }
 
 std::string SharedMemory::invitation() const { return fmt::format("{} {} {}", this_machine(), maker_, file_.get()); }
 
-SharedMemory SharedMemory::open(const std::string& invitation) {
+SharedMemory SharedMemory::open(const std::string& invitation, std::size_t bytes) {
   std::istringstream words(invitation);
   std::string names;
   pid_t pid = 0;
@@ -71,22 +85,27 @@ SharedMemory SharedMemory::open(const std::string& invitation) {
   words >> names >> pid >> descriptor;
   require(names == this_machine(), Code::no_transport,
           [] { return Problem{.what = "not all ranks are on one machine, or they are in containers of their own"}; });
-  return open(pid, descriptor, PROT_READ | PROT_WRITE);
+  return open(pid, descriptor, bytes, PROT_READ | PROT_WRITE);
 }
 
-SharedMemory SharedMemory::open_file_of_same_process(int file) const { return open(maker_, file, PROT_READ); }
+SharedMemory SharedMemory::open_file_of_same_process(int file, std::size_t bytes) const {
+  return open(maker_, file, bytes, PROT_READ);
+}
 
-SharedMemory SharedMemory::open(pid_t maker, int file, int protection) {
+SharedMemory SharedMemory::open(pid_t maker, int file, std::size_t bytes, int protection) {
   const int access = (protection & PROT_WRITE) != 0 ? O_RDWR : O_RDONLY;
   Descriptor opened(::open(fmt::format("/proc/{}/fd/{}", maker, file).c_str(), access | O_CLOEXEC));
   if (!opened && is_descriptor_limit(errno)) fail_limit("cannot open the shared memory of another rank", errno);
-  struct stat status {};
+  std::string problem = opened ? reason_against(opened.get(), bytes) : reason();
   HostPages memory;
-  if (opened && ::fstat(opened.get(), &status) == 0) {
+  if (problem.empty()) {
+    struct stat status {};
+    ::fstat(opened.get(), &status);
     memory = map(opened.get(), static_cast<std::size_t>(status.st_size), protection, 0);
+    if (memory == nullptr) problem = reason();
   }
   require(memory != nullptr, Code::no_transport, [&] {
-    return Problem{.what = fmt::format("cannot share the memory of process {}", maker), .available = reason()};
+    return Problem{.what = fmt::format("cannot share the memory of process {}", maker), .available = problem};
   });
   return {maker, Descriptor(), std::move(memory)};
 }

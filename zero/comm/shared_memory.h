@@ -16,9 +16,9 @@ class SharedMemory {
   // Returns zeroed, resident memory. Throws B2001 if too little is available.
   static SharedMemory make(std::size_t bytes, const std::string& owner);
 
-  // Maps the memory of another process by its invitation. Throws B2301 if the process is on another machine, in another
-  // container, or of another user.
-  static SharedMemory open(const std::string& invitation);
+  // Maps the memory of another process, of at least `bytes`, by its invitation. Throws B2301 if the process is on another machine,
+  // in another container, or of another user, or if the invitation names something else than such memory.
+  static SharedMemory open(const std::string& invitation, std::size_t bytes);
 
   std::byte* data() const { return memory_.get(); }
   std::size_t bytes() const { return memory_.get_deleter().bytes; }
@@ -27,13 +27,13 @@ class SharedMemory {
   std::string invitation() const;           // for open() in other processes
   // Maps another file of the process that made this memory, read-only. A page counts as resident here, too, after the
   // first read.
-  SharedMemory open_file_of_same_process(int file) const;
+  SharedMemory open_file_of_same_process(int file, std::size_t bytes) const;
   void close_file() { file_ = Descriptor(); }  // after that, no other process can open it
   void empty();                                // frees the pages in all processes; they read zeros then
 
  private:
   SharedMemory(pid_t maker, Descriptor file, HostPages memory);
-  static SharedMemory open(pid_t maker, int file, int protection);
+  static SharedMemory open(pid_t maker, int file, std::size_t bytes, int protection);
 
   pid_t maker_;
   Descriptor file_;

@@ -106,7 +106,7 @@ class SharedMemoryTransport : public ProcessTransport {
   std::string open_all(const std::vector<std::string>& invitations, SharedMemory& mine) {
     try {
       for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) memories_.push_back(SharedMemory::open(invitations[peer]));
+        if (peer != rank()) memories_.push_back(SharedMemory::open(invitations[peer], booked_.bytes()));
       }
       memories_.insert(memories_.begin() + static_cast<std::ptrdiff_t>(rank()), std::move(mine));
     } catch (const Error& error) {
@@ -135,7 +135,7 @@ class SharedMemoryTransport : public ProcessTransport {
     announce({.call = chunk.call, .location = location_of(chunk)});
     std::vector<const std::byte*> from(size(), chunk.data);
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) from[peer] = map_peer(peer, wait_sent(peer, chunk.call, true));
+      if (peer != rank()) from[peer] = map_peer(peer, wait_sent(peer, chunk.call, true), chunk.all(size()).size());
       from[peer] += rank() * chunk.stride;
     }
     const std::size_t most = chunk.piece_bytes(buffer_bytes_);
@@ -153,9 +153,9 @@ class SharedMemoryTransport : public ProcessTransport {
     }
   }
 
-  const std::byte* map_peer(std::size_t peer, const SharedLocation& location) {
+  const std::byte* map_peer(std::size_t peer, const SharedLocation& location, std::size_t bytes) {
     try {
-      return peers_[peer].at(location, memories_[peer]);
+      return peers_[peer].at(location, bytes, memories_[peer]);
     } catch (const Error&) {
       group().wait_for_reason(peer);  // the memory of an ended process cannot be mapped
       throw;

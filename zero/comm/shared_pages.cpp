@@ -1,5 +1,7 @@
 #include "zero/comm/shared_pages.h"
 
+#include <ballast/error.h>
+
 #include <iterator>
 #include <string>
 
@@ -35,13 +37,17 @@ std::optional<SharedLocation> SharedPages::find(std::span<const std::byte> bytes
   return SharedLocation{memory.file(), releases_, begin};
 }
 
-const std::byte* PeerPages::at(const SharedLocation& location, const SharedMemory& any_memory) {
+const std::byte* PeerPages::at(const SharedLocation& location, std::size_t bytes, const SharedMemory& any_memory) {
   if (location.releases != releases_) memories_.clear();
   releases_ = location.releases;
   auto memory = memories_.find(location.file);
   if (memory == memories_.end()) {
-    memory = memories_.emplace(location.file, any_memory.open_file_of_same_process(location.file)).first;
+    memory = memories_.emplace(location.file, any_memory.open_file_of_same_process(location.file, bytes)).first;
   }
+  const std::size_t available = memory->second.bytes();
+  require(location.begin <= available && bytes <= available - location.begin, Code::no_transport, [&] {
+    return Problem{.what = "cannot read the memory of another rank: its announcement names bytes beyond the end"};
+  });
   return memory->second.data() + location.begin;
 }
 

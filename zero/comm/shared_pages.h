@@ -36,8 +36,9 @@ class SharedPages : public Allocator {
 // The pages of one other process. Used by one thread at a time.
 class PeerPages {
  public:
-  // `any_memory` is any mapped memory of that process. Memory that it has released is unmapped at the next call.
-  const std::byte* at(const SharedLocation& location, const SharedMemory& any_memory);
+  // Returns `bytes` at a location. `any_memory` is any mapped memory of that process. Memory that it has released is unmapped at
+  // the next call. Throws B2301 if the location is no such memory.
+  const std::byte* at(const SharedLocation& location, std::size_t bytes, const SharedMemory& any_memory);
 
  private:
   std::map<int, SharedMemory> memories_;

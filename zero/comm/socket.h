@@ -16,8 +16,10 @@ namespace ballast {
 std::string text(const Endpoint& endpoint);  // "host:port"
 
 // Throws B3303 for a port in use or an address of another machine. Port 0 means any free port.
+// accept() of the socket does not wait.
 Descriptor listen_at(const Endpoint& endpoint);
 Endpoint local_endpoint(const Descriptor& socket);  // numeric
+std::string other_end(const Descriptor& socket);    // of a connection: "10.0.0.7:4242"; "?" if it is lost
 bool is_loopback(const std::string& host);
 
 // Makes one attempt. Returns an empty descriptor if no process listens there; throws B3303 for an unknown host name.
@@ -26,22 +28,33 @@ Descriptor try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeo
 // One end of a connection. One thread may send while another receives.
 class Connection {
  public:
-  explicit Connection(Descriptor socket);
+  explicit Connection(Descriptor socket, std::size_t max_message = max_message_bytes);
 
   // Returns false if the other end is gone, or has not read for five seconds.
   bool send(const Message& message);
+
+  // Sends without waiting. Keeps bytes for which the other end has no room, until flush(). If the other end is gone, does
+  // nothing: receive() says so, after what it has sent.
+  void post(const Message& message);
+  void flush();
+  bool has_unsent() const { return !unsent_.empty(); }
+  bool is_stuck() const;  // the other end has let too many bytes lie unread
 
   // Reads what has arrived, and waits up to `timeout` for it. Returns false when the other end is gone.
   bool receive(std::chrono::milliseconds timeout);
   std::optional<Message> next() { return inbox_.next(); }
 
+  void allow(std::size_t max_message) { inbox_.allow(max_message); }
+
   void shut_down();  // ends a receive() of another thread
+  Descriptor release() && { return std::move(socket_); }
   const Descriptor& socket() const { return socket_; }
 
  private:
   Descriptor socket_;
   NotInChildren parents_{socket_.get()};
   Inbox inbox_;
+  std::string unsent_;
 };
 
 }  // namespace ballast

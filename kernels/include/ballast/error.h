@@ -33,6 +33,7 @@ enum class Code : int {
   network_drive = 2203,
   directory_in_use = 2204,
   no_file_locks = 2205,
+  foreign_file = 2206,
   no_transport = 2301,
   system_limit = 2401,
   wrong_bits = 3001,

@@ -18,6 +18,7 @@ from ballast.checkpoint.dcp_metadata import METADATA
 from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.weights import state_in
 from ballast.checks import refuse
+from ballast.new_files import require_no_link
 from ballast.wrapper.stored_tensor import StoredTensor
 
 MODEL, OPTIMIZER = "model", "optim"
@@ -42,6 +43,8 @@ def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, Stor
             f"cannot export to {folder}: there is a checkpoint of torch.distributed.checkpoint already",
             needed="another folder, or none",
         )
+    for path in folder.glob("*"):
+        require_no_link(path)  # torch would follow it
     stored = {f"{MODEL}.{name}": tensor for name, tensor in weights.items()}
     content: dict[str, Any] = {MODEL: {name: _planned(tensor) for name, tensor in weights.items()}}
     if kind_of(checkpoint) == "ballast":

@@ -16,6 +16,7 @@ from ballast.checkpoint.kinds import MANIFEST
 from ballast.checkpoint.manifest import content_in, folder_in
 from ballast.checks import fail, refuse
 from ballast.errors import Error
+from ballast.new_files import require_own_folder
 from ballast.sizes import human_size
 from ballast.wrapper.unwrap import names_in_model
 
@@ -27,6 +28,7 @@ class CheckpointDirectory:
 
     def __init__(self, directory: Path):
         directory.mkdir(parents=True, exist_ok=True)
+        require_own_folder(directory)
         flush_folder(directory.parent)
         self._directory = directory
         self._lock = lock_of(directory)

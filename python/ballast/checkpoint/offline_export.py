@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ballast.checkpoint.safetensors_writer import SLICE, SafetensorsWriter, item
 from ballast.checkpoint.weights import weights_in
 from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import read_json
+from ballast.new_files import write_new
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.stored_tensor import StoredTensor
 
@@ -54,7 +54,7 @@ class OfflineExport:
         try:
             files = self._write_distributed(tensors) if self.to == "distributed" else self._write_safetensors(tensors)
             if config is not None:
-                shutil.copyfile(config, self.folder / CONFIG)
+                write_new(self.folder / CONFIG, config.read_bytes())
                 files.append(CONFIG)
         except OSError as error:
             fail_of_system(error)

@@ -11,6 +11,7 @@ import torch
 
 from ballast.checkpoint.folder import flush_folder, require_space
 from ballast.checks import refuse
+from ballast.new_files import create
 from ballast.safetensors_format import DTYPES, Item, are_files_for, files_for, index_name, index_of
 
 SLICE = 4 << 20  # elements that are copied to the host at once
@@ -60,7 +61,7 @@ class SafetensorsWriter:
     def _create(self, name: str, at_the_end: ExitStack) -> int:
         path = self._unfinished(name)
         at_the_end.callback(path.unlink, missing_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        handle = create(path, 0o666)
         at_the_end.callback(os.close, handle)
         self._created[name] = handle
         return handle

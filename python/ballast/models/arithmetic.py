@@ -15,6 +15,10 @@ from ballast.checks import refuse
 Shapes = dict[str, list[int]]
 Config = Mapping[str, Any]
 
+LAYERS = ("num_hidden_layers", "n_layer")
+MOST_LAYERS = 1 << 14  # each of them is a unit of the plan
+MOST_SIZE = 1 << 24
+
 
 @dataclass(frozen=True)
 class Transformer:
@@ -172,8 +176,9 @@ def _layer_norms(*names: str, width: int) -> Shapes:
 
 def _number(config: Config, key: str) -> int:
     value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        refuse(f"{key} is {value!r} in the configuration", needed="a whole number from 1 on")
+    most = MOST_LAYERS if key in LAYERS else MOST_SIZE
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        refuse(f"{key} is {value!r} in the configuration", needed=f"a whole number from 1 to {most}")
     return value
 
 

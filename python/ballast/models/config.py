@@ -9,7 +9,7 @@ from typing import Any
 from ballast import _core
 from ballast.checks import refuse
 from ballast.models.arithmetic import EXACT, Shapes, is_exact
-from ballast.models.description import Activations, Attention, Description, dtype_named, matrix_flops
+from ballast.models.description import Activations, Attention, Description, dtype_named, matrix_flops, possible
 from ballast.models.transformers_class import from_transformers
 
 
@@ -66,7 +66,8 @@ def _by_arithmetic(config: Mapping[str, Any], *, name: str, dtype: str) -> Descr
     shape, kind = exact.shapes(config), dtype_named(dtype)
 
     def unit(name: str, shapes: Shapes, ties: list[_core.Tie] | None = None) -> _core.Unit:
-        return _core.Unit(name, dtype=kind, tensors=[_core.Tensor(n, s) for n, s in shapes.items()], ties=ties or [])
+        tensors = [_core.Tensor(n, possible(s, n)) for n, s in shapes.items()]
+        return _core.Unit(name, dtype=kind, tensors=tensors, ties=ties or [])
 
     blocks = [unit(f"layers.{i}", shape.block) for i in range(shape.layers)]
     head = [shape.vocabulary, shape.hidden]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ballast import _core
-from ballast.checks import one_of
+from ballast.checks import one_of, refuse
+
+MOST_ELEMENTS = 1 << 40  # of a tensor
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,13 @@ def dtype_named(name: str) -> _core.DType:
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     short = names.get(name.removeprefix("torch."), name)
     return _core.DType[one_of("dtype", short, names.values())]
+
+
+def possible(shape: Sequence[int], where: str) -> list[int]:
+    """Return a shape of which a tensor can exist. Sums of the bytes of larger ones would overflow."""
+    if math.prod(shape) > MOST_ELEMENTS:
+        refuse(f"{list(shape)} is not the shape of a tensor", where=where, needed=f"at most {MOST_ELEMENTS:,} elements")
+    return list(shape)
 
 
 def matrix_flops(shape: Sequence[int]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ballast import _core
 from ballast.checks import refuse
-from ballast.models.description import Description, dtype_named, matrix_flops
+from ballast.models.description import Description, dtype_named, matrix_flops, possible
 
 
 def from_shapes(shapes: Mapping[str, Any], *, dtype: str | None = None) -> Description:
@@ -46,9 +46,9 @@ def _unit_and_tensor(name: str) -> tuple[str, str]:
 
 def _checked(shape: object, name: str) -> list[int]:
     if isinstance(shape, Sequence) and not isinstance(shape, str):
-        lengths = [length for length in shape if isinstance(length, int) and length >= 0]
+        lengths = [length for length in shape if type(length) is int and length >= 0]
         if len(lengths) == len(shape):
-            return lengths
+            return possible(lengths, name)
     refuse(f"{shape!r} is not a shape", where=name, needed="whole numbers from 0 on, such as (4096, 4096)")
 
 

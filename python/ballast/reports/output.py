@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ballast import _core
 from ballast.checks import fail, refuse
+from ballast.new_files import write_new
 
 
 def output_path(option: str, given: str, suffix: str) -> Path:
@@ -27,10 +28,7 @@ def output_path(option: str, given: str, suffix: str) -> Path:
 def write(path: Path, text: str) -> None:
     """Replace a file atomically."""
     target = Path(os.path.realpath(path))  # a link stays, and what it names is replaced
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, target)
+        write_new(target, text.encode())
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         fail("file_call", _core.Problem(what=f"cannot write {path}: {error.strerror}", where=str(target)))

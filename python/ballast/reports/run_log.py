@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import fail, is_number, refuse
 
 FORMAT = 1  # the newest one that is read here
 NAME = re.compile(r"rank-(\d+)\.jsonl")
 NEEDED = {"step", "seconds", "at"}  # of each step
+MOST = 1e18  # of a figure of a step
 
 Step = dict[str, Any]
 
@@ -74,13 +75,24 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _object(text: str) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and ("format" in found or found.keys() >= NEEDED) else None
+    return found if isinstance(found, dict) and (_is_description(found) or _is_step(found)) else None
+
+
+def _is_description(found: dict[str, Any]) -> bool:
+    return "format" in found and is_number(found.get("rank", 0))
+
+
+def _is_step(found: dict[str, Any]) -> bool:
+    """Return whether the line has the figures of a step: all values are numbers that a page can show, or null."""
+    numbers = [float(value) for value in found.values() if isinstance(value, bool) or is_number(value)]
+    are_known = len(numbers) == sum(value is not None for value in found.values())
+    return are_known and all(found.get(name) is not None for name in NEEDED) and all(abs(each) <= MOST for each in numbers)
 
 
 def _require_known(number: object, path: Path) -> None:
-    if not isinstance(number, int) or number > FORMAT:
+    if not isinstance(number, int) or not 0 <= number <= FORMAT:
         fail(
             "newer_format",
             _core.Problem(

@@ -219,6 +219,8 @@ def _narrowed(options: WrapOptions) -> WrapOptions:
 def _check_offload(options: WrapOptions) -> None:
     if not (options.offload is None or isinstance(options.offload, (str, Mapping))):
         refuse(f"offload={options.offload!r} is not possible", needed='a tier such as "host", or tiers by kind; or None')
+    if options.run:
+        _core.require_run_name(options.run)
     if options.run and options.chooses:
         refuse(f'run="{options.run}" and "{AUTO}" exclude each other: a run resumes where it was', needed="a stage and tiers")
     if options.chooses_tiers:

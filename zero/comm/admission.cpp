@@ -1,0 +1,182 @@
+#include "zero/comm/admission.h"
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <iterator>
+#include <utility>
+
+#include "kernels/runtime/system_limits.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::size_t strangers = 64;         // that may connect in addition to the expected callers
+constexpr std::size_t accepted_at_once = 64;  // before the owner's other connections have their turn
+constexpr std::size_t most_refusals = 8;      // that are kept
+constexpr std::size_t most_printed = 100;     // letters of a name that a stranger says
+constexpr auto time_to_read_answer = std::chrono::seconds(2);
+
+Descriptor make_spare() { return Descriptor(::eventfd(0, EFD_CLOEXEC)); }
+
+Descriptor accept_from(const Descriptor& listener) {
+  return Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+}
+
+std::string printable(const std::string& said) {
+  std::string text = said.substr(0, most_printed);
+  std::ranges::replace_if(
+      text, [](unsigned char letter) { return std::isprint(letter) == 0; }, '?');
+  return text;
+}
+
+}  // namespace
+
+Admission::Admission(const Descriptor& listener, AdmissionOptions options)
+    : listener_(listener),
+      options_(std::move(options)),
+      events_(require_descriptor(::epoll_create1(EPOLL_CLOEXEC), "cannot wait for connections of ranks")),
+      spare_(require_descriptor(::eventfd(0, EFD_CLOEXEC), "cannot wait for connections of ranks")) {
+  epoll_event event{.events = EPOLLIN, .data = {}};
+  ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, listener.get(), &event);
+}
+
+std::vector<Arrival> Admission::serve() {
+  std::vector<Arrival> arrived;
+  shortage_.reset();
+  const Clock::time_point now = Clock::now();
+  for (auto caller = callers_.begin(); caller != callers_.end();) {
+    const bool stays = now < caller->end && hear(*caller, arrived);
+    caller = stays ? std::next(caller) : end_call(caller);
+  }
+  accept_all();
+  return arrived;
+}
+
+void Admission::accept_all() {
+  std::size_t accepted = 0;
+  while (accepted < accepted_at_once && accept_one()) {
+    ++accepted;
+  }
+}
+
+// Returns false if none waits, or there is no descriptor for it.
+bool Admission::accept_one() {
+  pollfd waiting{listener_.get(), POLLIN, 0};
+  if (::poll(&waiting, 1, 0) <= 0)
+    return false;  // accept() would say that there is no descriptor, even for no connection
+  Descriptor socket = accept_from(listener_);
+  while (!socket && is_descriptor_limit(errno) && !callers_.empty()) {
+    end_call(callers_.begin());
+    socket = accept_from(listener_);
+  }
+  if (!socket) {
+    if (is_descriptor_limit(errno)) shortage_ = errno;
+    return errno == ECONNABORTED;
+  }
+  auto connection = std::make_unique<Connection>(std::move(socket), max_hello_bytes);
+  ListenersHandshake handshake;
+  connection->post(handshake.challenge());
+  add(std::move(connection), std::move(handshake));
+  return true;
+}
+
+void Admission::add(std::unique_ptr<Connection> connection, std::optional<ListenersHandshake> handshake) {
+  const auto time = handshake ? options_.patience : std::chrono::milliseconds(time_to_read_answer);
+  listen_for(*connection, EPOLL_CTL_ADD);
+  callers_.push_back({std::move(connection), std::move(handshake), Clock::now() + time});
+  if (callers_.size() > options_.expected + strangers) end_call(callers_.begin());
+}
+
+void Admission::listen_for(const Connection& connection, int operation) const {
+  epoll_event event{.events = EPOLLIN, .data = {}};
+  ::epoll_ctl(events_.get(), operation, connection.socket().get(), &event);
+}
+
+// Returns false if the call is over: the caller has arrived, is gone, or sends something else.
+bool Admission::hear(Caller& caller, std::vector<Arrival>& arrived) {
+  Connection& connection = *caller.connection;
+  try {
+    const bool is_open = connection.receive(std::chrono::milliseconds(0));
+    std::optional<Message> said = connection.next();
+    if (!caller.handshake) return is_open && !said;
+    if (!said) return is_open;
+    if (said->kind != Message::Kind::hello) return false;
+    std::optional<Message> hello = caller.handshake->read(*said, options_.secret);
+    const OtherEnd end =
+        hello && options_.secret.is_known_to_all() ? other_end_of(connection.socket()) : OtherEnd::accepted;
+    if (end == OtherEnd::gone) return false;
+    const std::string reason = reason_of_refusal(hello, *said, end);
+    if (reason.empty()) {
+      connection.allow(max_message_bytes);
+      listen_for(connection, EPOLL_CTL_DEL);
+      arrived.push_back({std::move(caller.connection), std::move(*caller.handshake), std::move(*hello)});
+      return false;
+    }
+    refuse(connection, reason);
+    caller.handshake.reset();
+    caller.end = Clock::now() + time_to_read_answer;
+    return true;
+  } catch (const Error& error) {  // else these are no bytes of a Ballast process, or of another version's
+    if (error.code() == Code::system_limit) shortage_ = EMFILE;
+  } catch (const std::exception&) {  // there is no memory for them
+  }
+  return false;
+}
+
+// Empty if the caller may come in.
+std::string Admission::reason_of_refusal(const std::optional<Message>& proved, const Message& said,
+                                         OtherEnd end) const {
+  if (!proved && said.key != options_.name) {
+    return fmt::format("job \"{}\" uses this address, not job \"{}\"", options_.name, printable(said.key));
+  }
+  if (!proved) return "it does not know the secret of the job: BALLAST_SECRET differs, or is set on some ranks only";
+  if (end == OtherEnd::foreign) {
+    return "it is a process of another user, and the job has no secret: set BALLAST_SECRET on all ranks";
+  }
+  return {};
+}
+
+void Admission::refuse(Connection& connection, const std::string& reason) {
+  connection.post({.kind = Message::Kind::refused, .value = reason});
+  ++refusals_;
+  if (refused_.size() < most_refusals) {
+    refused_.push_back(fmt::format("a process at {}: {}", other_end(connection.socket()), reason));
+  }
+}
+
+std::vector<std::string> Admission::refused() const {
+  std::vector<std::string> texts = refused_;
+  if (refusals_ > texts.size()) texts.push_back(fmt::format("and {} more", refusals_ - texts.size()));
+  return texts;
+}
+
+Admission::Callers::iterator Admission::end_call(Callers::iterator caller) {
+  if (caller->connection) listen_for(*caller->connection, EPOLL_CTL_DEL);
+  return callers_.erase(caller);
+}
+
+void Admission::see_off(std::unique_ptr<Connection> connection) {
+  connection->allow(max_hello_bytes);
+  add(std::move(connection), std::nullopt);
+}
+
+// Without an answer the process, and all other ranks, would wait until the timeout.
+void Admission::turn_away(const std::string& reason) {
+  spare_ = Descriptor();
+  if (Descriptor socket = accept_from(listener_); socket) {
+    Connection connection(std::move(socket));
+    connection.post({.kind = Message::Kind::refused, .value = reason});
+  }
+  spare_ = make_spare();
+}
+
+}  // namespace ballast

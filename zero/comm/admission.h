@@ -1,0 +1,82 @@
+// The door of a listening socket: admits processes that prove that they know the job's secret, and bounds what all others
+// can use of this process. A connection that has not proved it may hold a few KiB for a few seconds. If there are too many
+// of them, the oldest one ends, so that connections which are held open keep no rank out. Used by one thread, which never
+// waits here.
+#pragma once
+
+#include <chrono>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/runtime/descriptor.h"
+#include "zero/comm/handshake.h"
+#include "zero/comm/socket.h"
+#include "zero/comm/socket_owner.h"
+
+namespace ballast {
+
+struct AdmissionOptions {
+  std::string name{};  // callers say it: that of the job, or of what they connect
+  Secret secret{};
+  std::size_t expected = 1;                                       // callers that may come at once
+  std::chrono::milliseconds patience = std::chrono::seconds(10);  // with a caller that has proved nothing
+};
+
+// A caller that knows the secret.
+struct Arrival {
+  std::unique_ptr<Connection> connection;
+  ListenersHandshake handshake;
+  Message hello;
+};
+
+class Admission {
+ public:
+  // The listener outlives this object.
+  Admission(const Descriptor& listener, AdmissionOptions options);
+
+  int events() const { return events_.get(); }  // a descriptor that is readable when serve() has work
+  std::vector<Arrival> serve();
+
+  // Keeps the connection until the other end has read the answer, for a second or two.
+  void see_off(std::unique_ptr<Connection> connection);
+
+  // The descriptor limit's error, if serve() lacked a descriptor although it had ended all other calls.
+  std::optional<int> shortage() const { return shortage_; }
+  void turn_away(const std::string& reason);  // the next connection, for which there is no descriptor
+
+  // The callers that were refused, with the reasons: the first few, and how many more.
+  std::vector<std::string> refused() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Caller {
+    std::unique_ptr<Connection> connection;
+    std::optional<ListenersHandshake> handshake;  // none: it has its answer
+    Clock::time_point end;
+  };
+  using Callers = std::list<Caller>;
+
+  void accept_all();
+  bool accept_one();
+  void add(std::unique_ptr<Connection> connection, std::optional<ListenersHandshake> handshake);
+  void listen_for(const Connection& connection, int operation) const;
+  bool hear(Caller& caller, std::vector<Arrival>& arrived);
+  std::string reason_of_refusal(const std::optional<Message>& proved, const Message& said, OtherEnd end) const;
+  void refuse(Connection& connection, const std::string& reason);
+  Callers::iterator end_call(Callers::iterator caller);
+
+  const Descriptor& listener_;
+  AdmissionOptions options_;
+  Descriptor events_;
+  Descriptor spare_;  // closed to accept a last connection when descriptors run out
+  Callers callers_;   // the oldest first
+  std::optional<int> shortage_{};
+  std::vector<std::string> refused_;
+  std::size_t refusals_ = 0;
+};
+
+}  // namespace ballast

@@ -1,0 +1,140 @@
+#include "zero/comm/links.h"
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <chrono>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "kernels/runtime/system_limits.h"
+#include "zero/comm/admission.h"
+#include "zero/comm/deadline.h"
+#include "zero/comm/socket.h"
+
+namespace ballast {
+namespace {
+
+// Each rank calls the ranks below it, and admits those above it. All handshakes go on at the same time.
+class Links {
+ public:
+  explicit Links(ProcessGroup& group)
+      : group_(group),
+        secret_(group.job().secret_of_links()),
+        name_("links of group " + group.name()),
+        listener_(listen_at({group.job().control().local_endpoint().host, 0})),
+        admission_(listener_, {.name = name_, .secret = secret_, .expected = group.size()}),
+        sockets_(group.size()) {}
+
+  std::vector<Descriptor> connect() {
+    call_ranks_below(group_.exchange_strings("links", text_of(local_endpoint(listener_))));
+    const Deadline deadline(group_.job().error(), group_.job().timeout());
+    deadline.wait([&](auto pause) { return are_complete_within(pause); }, [&] { group_.fail_late(missing()); });
+    // No rank sends more before all have read the last message of each handshake: a socket has nothing else to read.
+    group_.exchange_strings("linked", "");
+    return std::move(sockets_);
+  }
+
+ private:
+  struct Call {
+    std::unique_ptr<Connection> connection;
+    CallersHandshake handshake{};
+    bool has_answered = false;
+  };
+
+  static std::string text_of(const Endpoint& endpoint) { return fmt::format("{} {}", endpoint.port, endpoint.host); }
+
+  static Endpoint endpoint_from(const std::string& text) {
+    const std::size_t space = text.find(' ');
+    const auto port = number_from(text.substr(0, space));
+    if (space == std::string::npos || !port || *port > std::numeric_limits<std::uint16_t>::max()) fail_malformed();
+    return {text.substr(space + 1), static_cast<std::uint16_t>(*port)};
+  }
+
+  void call_ranks_below(const std::vector<std::string>& addresses) {
+    for (std::size_t peer = 0; peer < group_.rank(); ++peer) {
+      Descriptor socket = try_connect(endpoint_from(addresses[peer]), group_.job().timeout());
+      if (!socket) fail_call(peer);
+      calls_[peer].connection = std::make_unique<Connection>(std::move(socket), max_hello_bytes);
+    }
+  }
+
+  bool are_complete_within(std::chrono::nanoseconds pause) {
+    std::vector<pollfd> waiting{{admission_.events(), POLLIN, 0}};
+    for (const auto& [peer, call] : calls_) {
+      waiting.push_back({call.connection->socket().get(), POLLIN, 0});
+    }
+    ::poll(waiting.data(), waiting.size(), static_cast<int>(pause / std::chrono::milliseconds(1)));
+    for (Arrival& arrival : admission_.serve()) {
+      admit(std::move(arrival));
+    }
+    if (const auto error = admission_.shortage()) fail_limit("cannot accept a connection of another rank", *error);
+    for (auto call = calls_.begin(); call != calls_.end();) {
+      const bool is_over = answer(call->first, call->second);
+      call = is_over ? calls_.erase(call) : std::next(call);
+    }
+    return missing() == group_.size();
+  }
+
+  void admit(Arrival arrival) {
+    const auto peer = number_from(arrival.hello.value);
+    const bool is_expected = peer && *peer > group_.rank() && *peer < group_.size() && !sockets_[*peer];
+    if (!is_expected) return admission_.see_off(std::move(arrival.connection));
+    arrival.connection->post(arrival.handshake.welcome({}, secret_));
+    sockets_[*peer] = std::move(*arrival.connection).release();
+  }
+
+  // Returns true when the other end has proved that it is the rank.
+  bool answer(std::size_t peer, Call& call) {
+    const bool is_open = call.connection->receive(std::chrono::milliseconds(0));
+    const std::optional<Message> message = call.connection->next();
+    if (!message) {
+      if (!is_open) fail_call(peer);
+      return false;
+    }
+    if (message->kind == Message::Kind::challenge && !std::exchange(call.has_answered, true)) {
+      const Message hello{.kind = Message::Kind::hello, .key = name_, .value = std::to_string(group_.rank())};
+      call.connection->post(call.handshake.answer(*message, hello, secret_));
+      return false;
+    }
+    if (message->kind != Message::Kind::welcome || !call.handshake.proves(*message, secret_)) fail_call(peer);
+    sockets_[peer] = std::move(*call.connection).release();
+    return true;
+  }
+
+  // The first rank without a connection; the group's size if there is none.
+  std::size_t missing() const {
+    std::size_t peer = 0;
+    while (peer < group_.size() && (peer == group_.rank() || sockets_[peer])) {
+      ++peer;
+    }
+    return peer;
+  }
+
+  [[noreturn]] void fail_call(std::size_t peer) {
+    group_.wait_for_reason(peer);
+    fail(Code::peer_failed, {.what = fmt::format("cannot connect to {}", group_.member(peer))});
+  }
+
+  ProcessGroup& group_;
+  Secret secret_;
+  std::string name_;
+  Descriptor listener_;
+  Admission admission_;
+  std::map<std::size_t, Call> calls_;  // by rank: those whose end has yet to prove itself
+  std::vector<Descriptor> sockets_;    // by rank
+};
+
+}  // namespace
+
+std::vector<Descriptor> connect_links(ProcessGroup& group) { return Links(group).connect(); }
+
+}  // namespace ballast
