@@ -2,42 +2,95 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import importlib
 import multiprocessing
+import os
 import pickle
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Collection
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+IMPORTED = ["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"]  # takes seconds, once for all ranks
+FRAMEWORKS = [
+    *("accelerate", "peft", "datasets", "transformers.models.llama.modeling_llama", "ballast.integrations.transformers"),
+    *("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer", "trl.trainer.grpo_trainer", "lightning", "bitsandbytes"),
+]
+COMPILER = ["torch._inductor.compile_fx"]
+
 
 def run_ranks(
-    size: int, body: Callable[..., Any], *args: Any, lost: Collection[int] = (), store: str = "file"
+    size: int,
+    body: Callable[..., Any],
+    *args: Any,
+    lost: Collection[int] = (),
+    store: str = "file",
+    imported: Collection[str] = (),
 ) -> list[Any]:
     """Return what body(rank, *args) returns on each rank. Fails with the failures of all ranks, except those of ranks that
-    are to be lost. The store is a file, or in the memory of rank 0 with "tcp"."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"])  # seconds, once
+    are to be lost. The store is a file, or in the memory of rank 0 with "tcp". The ranks are forks of a process that has
+    imported these modules, so that later calls with the same ones are quick."""
     with TemporaryDirectory() as folder:
         where = f"file://{Path(folder) / 'store'}" if store == "file" else f"tcp://127.0.0.1:{free_port()}"
-        ends = [context.Pipe(duplex=False) for _ in range(size)]
-        ranks = [
-            context.Process(target=_run, args=(rank, size, where, ends[rank][1], body, args), daemon=True)
-            for rank in range(size)
-        ]
-        for rank in ranks:
-            rank.start()
-        for _, sender in ends:
-            sender.close()
-        answers = [_answer(receiver) for receiver, _ in ends]
-        for rank in ranks:
-            rank.join()
+        launch = (size, where, body, args)
+        if imported:
+            server = server_with(tuple(imported))
+            server.send(launch)
+            answers = [pickle.loads(answer) for answer in server.recv()]
+        else:
+            answers = [pickle.loads(answer) for answer in _answers(fork_server(), *launch)]
     failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(answers) if failure and rank not in lost]
     assert not failures, "\n".join(failures)
     assert all(answers[rank][0] for rank in lost), f"not all of the ranks {lost} were lost"
     return [value for _, value in answers]
+
+
+def fork_server() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+@cache
+def server_with(imported: tuple[str, ...]) -> Any:
+    """Return the connection to a process that has imported these modules, and forks ranks."""
+    context = fork_server()
+    mine, its = context.Pipe()
+    context.Process(target=_serve, args=(its, imported)).start()
+    its.close()
+    atexit.register(mine.close)  # this ends the process; multiprocessing waits for it afterwards
+    return mine
+
+
+def _serve(requests: Any, imported: Collection[str]) -> None:
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
+    for name in imported:
+        with contextlib.suppress(ModuleNotFoundError):  # tests are skipped where one is not installed
+            importlib.import_module(name)
+    with contextlib.suppress(EOFError):
+        while True:
+            requests.send(_answers(multiprocessing.get_context("fork"), *requests.recv()))
+
+
+def _answers(context: Any, size: int, where: str, body: Callable[..., Any], args: tuple[Any, ...]) -> list[bytes]:
+    """Start the ranks, and return what each of them has sent."""
+    ranks, receivers = [], []
+    for rank in range(size):
+        receiver, sender = context.Pipe(duplex=False)
+        ranks.append(context.Process(target=_run, args=(rank, size, where, sender, body, args), daemon=True))
+        ranks[-1].start()
+        sender.close()  # before the next rank is forked, which would hold it open
+        receivers.append(receiver)
+    answers = [_answer(receiver) for receiver in receivers]
+    for rank in ranks:
+        rank.join()
+    return answers
 
 
 def free_port() -> int:
@@ -47,12 +100,12 @@ def free_port() -> int:
         return port
 
 
-def _answer(receiver: Any) -> tuple[str, Any]:
+def _answer(receiver: Any) -> bytes:
     try:
-        answer: tuple[str, Any] = pickle.loads(receiver.recv_bytes())
+        answer: bytes = receiver.recv_bytes()
         return answer
     except EOFError:
-        return "it died", None
+        return pickle.dumps(("it died", None))
 
 
 def _run(rank: int, size: int, store: str, sender: Any, body: Callable[..., Any], args: tuple[Any, ...]) -> None:
