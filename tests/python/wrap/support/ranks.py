@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -17,12 +18,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-IMPORTED = ["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"]  # takes seconds, once for all ranks
-FRAMEWORKS = [
+PRELOADED = ["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"]  # takes seconds, once for all ranks
+FRAMEWORKS = (
     *("accelerate", "peft", "datasets", "transformers.models.llama.modeling_llama", "ballast.integrations.transformers"),
     *("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer", "trl.trainer.grpo_trainer", "lightning", "bitsandbytes"),
-]
-COMPILER = ["torch._inductor.compile_fx"]
+)
+COMPILER = ("torch._inductor.compile_fx",)
 
 
 def run_ranks(
@@ -31,36 +32,27 @@ def run_ranks(
     *args: Any,
     lost: Collection[int] = (),
     store: str = "file",
-    imported: Collection[str] = (),
+    imported: tuple[str, ...] = (),
 ) -> list[Any]:
     """Return what body(rank, *args) returns on each rank. Fails with the failures of all ranks, except those of ranks that
     are to be lost. The store is a file, or in the memory of rank 0 with "tcp". The ranks are forks of a process that has
-    imported these modules, so that later calls with the same ones are quick."""
+    imported these modules, and lives until the tests end."""
     with TemporaryDirectory() as folder:
         where = f"file://{Path(folder) / 'store'}" if store == "file" else f"tcp://127.0.0.1:{free_port()}"
-        launch = (size, where, body, args)
-        if imported:
-            server = server_with(tuple(imported))
-            server.send(launch)
-            answers = [pickle.loads(answer) for answer in server.recv()]
-        else:
-            answers = [pickle.loads(answer) for answer in _answers(fork_server(), *launch)]
+        server = server_with(imported)
+        server.send((size, where, pickle.dumps((body, args))))
+        answers = [pickle.loads(answer) for answer in server.recv()]
     failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(answers) if failure and rank not in lost]
     assert not failures, "\n".join(failures)
     assert all(answers[rank][0] for rank in lost), f"not all of the ranks {lost} were lost"
     return [value for _, value in answers]
 
 
-def fork_server() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
-    return context
-
-
 @cache
 def server_with(imported: tuple[str, ...]) -> Any:
     """Return the connection to a process that has imported these modules, and forks ranks."""
-    context = fork_server()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     mine, its = context.Pipe()
     context.Process(target=_serve, args=(its, imported)).start()
     its.close()
@@ -68,28 +60,30 @@ def server_with(imported: tuple[str, ...]) -> Any:
     return mine
 
 
-def _serve(requests: Any, imported: Collection[str]) -> None:
+def _serve(requests: Any, imported: tuple[str, ...]) -> None:
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
     for name in imported:
         with contextlib.suppress(ModuleNotFoundError):  # tests are skipped where one is not installed
             importlib.import_module(name)
+    gc.freeze()  # the ranks' collections of garbage leave all of this alone
     with contextlib.suppress(EOFError):
         while True:
-            requests.send(_answers(multiprocessing.get_context("fork"), *requests.recv()))
+            requests.send(_answers(*requests.recv()))
 
 
-def _answers(context: Any, size: int, where: str, body: Callable[..., Any], args: tuple[Any, ...]) -> list[bytes]:
+def _answers(size: int, where: str, call: bytes) -> list[bytes]:
     """Start the ranks, and return what each of them has sent."""
+    context = multiprocessing.get_context("fork")
     ranks, receivers = [], []
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)
-        ranks.append(context.Process(target=_run, args=(rank, size, where, sender, body, args), daemon=True))
+        ranks.append(context.Process(target=_run, args=(rank, size, where, sender, call), daemon=True))
         ranks[-1].start()
         sender.close()  # before the next rank is forked, which would hold it open
         receivers.append(receiver)
     answers = [_answer(receiver) for receiver in receivers]
-    for rank in ranks:
-        rank.join()
+    for each in ranks:
+        each.join()
     return answers
 
 
@@ -108,12 +102,13 @@ def _answer(receiver: Any) -> bytes:
         return pickle.dumps(("it died", None))
 
 
-def _run(rank: int, size: int, store: str, sender: Any, body: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _run(rank: int, size: int, store: str, sender: Any, call: bytes) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     try:
+        body, args = pickle.loads(call)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
         answer = pickle.dumps(("", body(rank, *args)))  # a connection would share the memory of tensors instead
         sender.send_bytes(answer)

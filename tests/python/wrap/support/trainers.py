@@ -229,4 +229,3 @@ def generated_on_ranks(rank: int) -> tuple[list[int], list[int], list[int]]:
 def resumed_on_ranks(rank: int, folder: str, cases: dict[int, Case]) -> list[tuple[list[tuple[str, float]], bool]]:
     as_launched(rank)
     return [resume(case, there := Path(folder) / str(number), there / "resumed") for number, case in cases.items()]
-
