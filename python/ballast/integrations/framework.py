@@ -79,6 +79,18 @@ def require_unprepared(model: torch.nn.Module) -> None:
         )
 
 
+def shard_frozen(model: torch.nn.Module, options: Mapping[str, Any]) -> WrappedOptimizer:
+    """Freeze a model, and partition it as `ballast.wrap()` partitions the trained one with these options. The result owns the
+    values: the model can be called as long as it is there. All ranks call this together."""
+    model.requires_grad_(False)
+    kept = {name: options[name] for name in ("units", "process_group", "threads", "timeout") if name in options}
+    if isinstance(offload := options.get("offload"), Mapping):  # else it is that of the state, of which there is none
+        kept["offload"] = {kind: tier for kind, tier in offload.items() if kind in ("parameters", "state")}
+    owner = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, stage=3, **kept)
+    owner._ballast.partition_now()
+    return owner
+
+
 def refuse_other_backend(name: str, remedy: str) -> NoReturn:
     refuse(f"cannot train with Ballast and {name}: both shard the model", needed="one of them", remedy=remedy)
 

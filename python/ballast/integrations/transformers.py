@@ -19,6 +19,7 @@ from ballast.gathering import gather
 from ballast.integrations.framework import (
     FOLDER,
     is_deferred,
+    is_wrapped,
     let_place,
     place,
     read_options,
@@ -26,6 +27,7 @@ from ballast.integrations.framework import (
     refuse_other_backend,
     require_framework,
     require_unprepared,
+    shard_frozen,
     wrapped_in,
 )
 from ballast.loading import load
@@ -56,16 +58,18 @@ class BallastTrainerMixin(Base):
     def __init__(self, *args: Any, ballast: Mapping[str, Any] | None = None, **kwargs: Any):
         self.ballast_options = None if ballast is None else read_options(ballast)
         self._wrapped_here = False
+        self._owners: list[WrappedOptimizer] = []  # of the values of models that are not trained
         super().__init__(*args, **kwargs)
 
     # --- The training ---
 
     def create_accelerator_and_postprocess(self) -> None:
         require_one_backend(self.args)
+        require_unwritten_reference(self.args, self.ballast_options or {})
         super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # by the launcher's configuration
             refuse_other_backend("FSDP" if self.is_fsdp_enabled else "DeepSpeed", "Choose no backend in `accelerate config`.")
-        self.accelerator.prepare_model = functools.partial(prepare_model, weakref.ref(self.accelerator))
+        self.accelerator.prepare_model = functools.partial(prepare_model, weakref.ref(self))
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer as the Trainer does, and wrap it."""
@@ -97,6 +101,13 @@ class BallastTrainerMixin(Base):
         if (self.ballast_options or {}).get("update_in_backward"):
             return grad_norm  # None, without max_grad_norm: gradients are gone
         return super()._get_grad_norm(model, grad_norm=grad_norm)
+
+    def _shard_reference(self, model: torch.nn.Module) -> None:
+        """Partition a model that is only evaluated, in stage 3, unless it shares parameters with the trained one."""
+        options = self.ballast_options or {}
+        trained = {id(parameter) for parameter in self.model.parameters()}
+        if options.get("stage") == 3 and not any(id(parameter) in trained for parameter in model.parameters()):
+            self._owners.append(shard_frozen(model, options))
 
     def _begin_deferred(self) -> None:
         """Wrap a deferred model that is used before train(): only then it has values."""
@@ -203,14 +214,19 @@ def gathering_to_generate(model: torch.nn.Module) -> Iterator[None]:
 
 
 def prepare_model(
-    accelerator: weakref.ref[Any], model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = True
+    trainer: weakref.ref[Any], model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
 ) -> torch.nn.Module:
-    """Prepare a model as an Accelerator does, without DistributedDataParallel, which would keep all gradients. The Accelerator
-    has this function in place of its own, and must not keep itself alive with it: it has the model."""
-    mine = accelerator()
-    assert mine is not None  # it makes this call
-    placement = let_place(model, mine.device, device_placement)
-    prepared: torch.nn.Module = type(mine).prepare_model(mine, model, placement, evaluation_mode=True)
+    """Prepare a model as the Trainer's Accelerator does, without DistributedDataParallel, which would keep all gradients. In
+    stage 3, a model that is only evaluated, such as the reference model of DPO, is partitioned. The Accelerator has this
+    function in place of its own, and must not keep itself alive with it: the Trainer has the Accelerator."""
+    mine = trainer()
+    assert mine is not None  # its Accelerator makes this call
+    accelerator = mine.accelerator
+    is_new = not is_wrapped(model)
+    placement = let_place(model, accelerator.device, device_placement)
+    prepared: torch.nn.Module = type(accelerator).prepare_model(accelerator, model, placement, evaluation_mode=True)
+    if evaluation_mode and is_new:
+        mine._shard_reference(model)
     return prepared
 
 
@@ -223,6 +239,15 @@ def require_one_backend(args: transformers.TrainingArguments) -> None:
         refuse(
             f"cannot train with Ballast: this process would use {args.n_gpu} GPUs",
             needed="a process for each GPU: torchrun --nproc-per-node=gpu script.py",
+        )
+
+
+def require_unwritten_reference(args: transformers.TrainingArguments, options: Mapping[str, Any]) -> None:
+    """Refuse to write to the reference model, whose parameters stage 3 partitions."""
+    if getattr(args, "sync_ref_model", False) and options.get("stage") in (3, "auto"):
+        refuse(
+            "cannot train with sync_ref_model=True in stage 3: it writes to parameters that are partitioned over ranks",
+            needed="ballast=dict(stage=2); or sync_ref_model=False",
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from ballast.wrapper.autotune import PartitionRequest, settled
 from ballast.wrapper.deferred_params import make_unpartitioned
 from ballast.wrapper.full_params import FullParameters
-from ballast.wrapper.gpu import stream_on
+from ballast.wrapper.gpu import gpu_of_tensors, stream_on
 from ballast.wrapper.modules import outside_of, units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.overlapped_gathers import OverlappedGathers
@@ -51,7 +51,7 @@ class Planner:
         if (model := self._wrapped.model) is not None:
             partitioned = (member.parameter for unit in units for member in unit.members)
             make_unpartitioned(model, partitioned, self._wrapped.keeps())
-        gpu = gpu_of(members)
+        gpu = self._gpu(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
         options.set_join_notes(self.updates.join_notes)
         group = self.ranks.of_data
@@ -88,13 +88,19 @@ class Planner:
                     number=numbers[id(parameter)],
                 )
             )
+        if not members:
+            self.groups.number(0, steps)  # the library needs a rule, which updates nothing
         return members
 
     def _settled(self, members: list[Member]) -> WrapOptions:
         rule = self.updates.rule(self._wrapped.optimizer.param_groups[0])
-        requested = without_gpu(self._requested) if gpu_of(members) is None else self._requested
+        requested = without_gpu(self._requested) if self._gpu(members) is None else self._requested
         has_model = self._wrapped.model is not None
         return settled(requested, PartitionRequest(self.ranks.of_data, rule, members, has_model, partial(self.units, members)))
+
+    def _gpu(self, members: list[Member]) -> int | None:
+        """Return the GPU of the parameters that are trained, or of the optimizer's if none is."""
+        return gpu_of(members) if members else gpu_of_tensors(each for _, each in self._wrapped.parameters())
 
     def units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
         if stage == 3:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from python.wrap.support import accelerators
-from python.wrap.support.ranks import run_ranks
+from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 
 if find_spec("accelerate") is None:  # only the ranks import it
     pytest.skip("accelerate is not installed: .ci/bootstrap venv frameworks", allow_module_level=True)
@@ -14,11 +14,13 @@ if find_spec("accelerate") is None:  # only the ranks import it
 CONFIGURATIONS = [
     (None, False),
     ({"stage": 0}, False),
+    ({"stage": 1}, False),
     ({"stage": 2}, True),
     ({"stage": 3, "offload": "host"}, True),
     ({"stage": 3}, False),
 ]
 WITH_BALLAST = range(1, len(CONFIGURATIONS))
+LAST = slice(-7, None)  # of two steps: two losses and a norm each, and the loss of an evaluation
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder):
-    return run_ranks(2, accelerators.trained_on_ranks, str(folder), CONFIGURATIONS)
+    return run_ranks(2, accelerators.trained_on_ranks, str(folder), CONFIGURATIONS, imported=FRAMEWORKS)
 
 
 def close(mine, theirs):
@@ -65,12 +67,11 @@ def test_a_state_has_a_checkpoint_of_ballast_instead_of_the_model_and_the_optimi
 def test_it_resumes_with_the_same_bits(trained):
     for outcomes in trained:
         for number in WITH_BALLAST:
-            assert outcomes[number].resumed == outcomes[number].losses[-6:]  # of two steps: two losses and a norm each
+            assert outcomes[number].resumed == outcomes[number].losses[LAST]
 
 
 def test_it_resumes_on_another_number_of_ranks(trained, folder):
-    numbers = (1, 2, 3)
-    configurations = {number: CONFIGURATIONS[number] for number in numbers}
-    [resumed] = run_ranks(1, accelerators.resumed_on_ranks, str(folder), configurations)
-    for number, losses in zip(numbers, resumed):
-        assert close(losses, trained[0][number].losses[-6:])
+    configurations = {number: CONFIGURATIONS[number] for number in WITH_BALLAST}
+    [resumed] = run_ranks(1, accelerators.resumed_on_ranks, str(folder), configurations, imported=FRAMEWORKS)
+    for number, losses in zip(WITH_BALLAST, resumed):
+        assert close(losses, trained[0][number].losses[LAST])

@@ -2,39 +2,49 @@
 
 import pytest
 from python.wrap.support import compiled
-from python.wrap.support.ranks import run_ranks
+from python.wrap.support.compiled import Case
+from python.wrap.support.ranks import COMPILER, run_ranks
+
+OVERLAPPING = {"stage": 2, "overlap_gathers": True}
+# No hook cuts a graph below stage 3, or in a block that is compiled in stage 3: `whole` refuses a cut.
+CASES = [
+    *(Case({"stage": 0}, what) for what in ("before", "after", "blocks before", "blocks after")),
+    Case({"stage": 1}, "blocks after", whole=True),
+    Case({"stage": 2}, "before", whole=True),
+    *(Case({"stage": 2}, what) for what in ("after", "blocks before", "blocks after")),
+    *(Case(OVERLAPPING, what) for what in ("before", "after", "blocks before", "blocks after")),
+    *(Case({"stage": 3}, what) for what in ("before", "after")),
+    *(Case({"stage": 3}, what, whole=True) for what in ("blocks before", "blocks after", "layers before")),
+]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Return the losses and graphs of each case, on each of two ranks."""
+    return run_ranks(2, compiled.train_all, CASES, imported=COMPILER)
 
 
 @pytest.fixture(scope="module")
 def by_torch():
-    losses, _ = compiled.train(0, None, "not")
-    return losses
+    """Return the same of a model that torch alone trains, by what is compiled."""
+    [plain] = run_ranks(1, compiled.train_by_torch, ("nothing", "after", "blocks after"), imported=COMPILER)
+    return plain
 
 
-OPTIONS = [{"stage": 0}, {"stage": 2}, {"stage": 2, "overlap_gathers": True}, {"stage": 3}]
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case) for case in CASES])
+def test_a_compiled_model_is_trained_as_a_plain_one(by_torch, trained, number):
+    expected, _ = by_torch["nothing"]
+    for rank in trained:
+        losses, graphs = rank[number]
+        assert losses == pytest.approx(expected, rel=1e-4)
+        assert graphs > 0
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_compiled_model_is_trained_as_a_plain_one(by_torch, options):
-    for trained in run_ranks(2, compiled.train_in_all_configurations, options):
-        for configuration, (losses, graphs) in zip(compiled.CONFIGURATIONS, trained):
-            assert losses == pytest.approx(by_torch, rel=1e-4), configuration
-            assert graphs > 0, configuration
-
-
-def test_graphs_are_whole(by_torch):
-    """No hook cuts a graph below stage 3, or in a block that is compiled in stage 3. `fullgraph` refuses a cut."""
-    blocks = [({"stage": 3}, configuration) for configuration in ("blocks before", "blocks after", "layers before")]
-    every = [({"stage": 2}, "before"), ({"stage": 1}, "blocks after"), *blocks]
-    for trained in run_ranks(2, compiled.train_in_whole_graphs, every):
-        for (options, configuration), (losses, graphs) in zip(every, trained):
-            assert losses == pytest.approx(by_torch, rel=1e-4), (options, configuration)
-            assert graphs > 0
-
-
-@pytest.mark.parametrize("configuration", ["after", "blocks after"])
-def test_the_library_is_not_compiled_with_it(configuration):
+@pytest.mark.parametrize("what", ["after", "blocks after"])
+def test_the_library_is_not_compiled_with_it(by_torch, trained, what):
     """A wrapped model compiles to as many graphs as a plain one."""
-    every = (None, {"stage": 2}, {"stage": 2, "overlap_gathers": True})
-    [(_, plain)], *wrapped = (run_ranks(1, compiled.train, options, configuration) for options in every)
-    assert [graphs for [(_, graphs)] in wrapped] == [plain, plain]
+    _, plain = by_torch[what]
+    for rank in trained:
+        for options in ({"stage": 2}, OVERLAPPING):
+            _, graphs = rank[CASES.index(Case(options, what))]
+            assert graphs == plain

@@ -1,10 +1,12 @@
 """Tests with Accelerate, Hugging Face's Trainer and PEFT: results agree with those of the plain optimizer."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from python.wrap.support import frameworks
 from python.wrap.support.loops import mean_square
-from python.wrap.support.ranks import run_ranks
+from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 
 CANNOT_RESUME = "rank 0's alone cannot be resumed. Call ballast.save()"
 WHY = "is not installed: .ci/bootstrap venv frameworks"
@@ -30,7 +32,7 @@ def test_accelerate_trains_as_before(mixed_precision, tmp_path):
 
 def test_accelerate_on_two_ranks_trains_as_its_data_parallelism_does():
     configurations = [None, {"stage": 0}, {"stage": 2}, {"stage": 3, "offload": "host"}]
-    for plain, first, *others in run_ranks(2, frameworks.accelerated_ranks, configurations):
+    for plain, first, *others in run_ranks(2, frameworks.accelerated_ranks, configurations, imported=FRAMEWORKS):
         check_close(plain, first)
         for other in others:
             assert other[0] == first[0]
@@ -52,7 +54,7 @@ def test_accelerate_saves_a_training_and_resumes(tmp_path):
 
 
 def test_accelerate_on_two_ranks_warns_that_its_checkpoint_cannot_be_resumed(tmp_path):
-    for before, saving in run_ranks(2, frameworks.saves_with_accelerate, str(tmp_path)):
+    for before, saving in run_ranks(2, frameworks.saves_with_accelerate, str(tmp_path), imported=FRAMEWORKS):
         assert before == []
         assert [CANNOT_RESUME in line for line in saving] == [True]
 
@@ -91,9 +93,11 @@ def test_trainer_trains_as_before_and_resumes_from_its_own_checkpoint(tmp_path):
 
 
 def test_peft_merges_adapters_as_before(tmp_path):
-    pytest.importorskip("peft", reason=f"peft {WHY}")
+    if find_spec("peft") is None:  # only the ranks import it
+        pytest.skip(f"peft {WHY}")
     on_drives = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
     configurations = [None, {"stage": 2}, {"stage": 3}, {"stage": 3, "offload": on_drives}]
-    plain, *others = frameworks.merged_adapters_of_ranks(0, configurations)
-    for other in (*others, *run_ranks(2, frameworks.merged_adapters_of_ranks, configurations[1:])[0]):
+    [[plain, *alone]] = run_ranks(1, frameworks.merged_adapters_of_ranks, configurations, imported=FRAMEWORKS)
+    together, _ = run_ranks(2, frameworks.merged_adapters_of_ranks, configurations[1:], imported=FRAMEWORKS)
+    for other in (*alone, *together):
         check_close(plain, other)

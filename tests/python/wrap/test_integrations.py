@@ -6,7 +6,7 @@ import sys
 import ballast
 import pytest
 import torch
-from ballast.integrations.framework import require_framework
+from ballast.integrations.framework import require_framework, shard_frozen
 from python.wrap.support.trainers import tiny_model
 
 WHY = "is not installed: .ci/bootstrap venv frameworks"
@@ -50,6 +50,27 @@ def test_another_backend_is_refused():
         trainer(arguments=arguments, ballast_options={"stage": 3})
     with pytest.raises(ballast.UsageError, match="cannot train with Ballast and fsdp_plugin="):
         accelerator(ballast={}, fsdp_plugin=accelerate.utils.FullyShardedDataParallelPlugin())
+
+
+def test_a_reference_model_that_is_written_to_is_refused_in_stage_3():
+    arguments = transformers.TrainingArguments(use_cpu=True, report_to="none")
+    arguments.sync_ref_model = True  # as in the arguments of DPO and GRPO
+    with pytest.raises(ballast.UsageError, match="cannot train with sync_ref_model=True in stage 3"):
+        trainer(arguments=arguments, ballast_options={"stage": 3})
+
+
+def test_a_model_that_is_not_trained_is_partitioned_in_the_tiers_of_the_other(tmp_path):
+    words = torch.arange(8).view(1, 8)
+    expected = tiny_model()(input_ids=words).logits
+    with ballast.deferred():
+        model = tiny_model()
+    drive = f"nvme:{tmp_path}"
+    tiers = {"parameters": drive, "gradients": "host", "state": drive}
+    owner = shard_frozen(model, {"stage": 3, "offload": tiers, "max_grad_norm": 1.0})
+    assert torch.equal(model(input_ids=words).logits, expected)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert any(tmp_path.iterdir())
+    owner.close()
 
 
 def test_a_model_that_is_prepared_already_is_refused():

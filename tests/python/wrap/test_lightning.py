@@ -2,29 +2,41 @@
 
 import pytest
 import torch
-from python.wrap.support.ranks import run_ranks
+from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 
 pytest.importorskip("lightning", reason="lightning is not installed: .ci/bootstrap venv frameworks")
 from python.wrap.support import lightning_runs  # noqa: E402
 
 
+def check_close(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def same_bits(one, other):
+    return len(one) == len(other) and all(torch.equal(mine, theirs) for mine, theirs in zip(one, other))
+
+
 def test_lightning_trains_saves_and_resumes_as_with_its_data_parallelism(tmp_path):
-    """Accumulation, clipping, a schedule, validation and checkpoints, on two ranks."""
-    for rank in run_ranks(2, lightning_runs.everything, str(tmp_path)):
-        for stage in (2, 3):
-            for one, other in zip(rank["plain"], rank[stage]):
-                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    """Accumulation, clipping, a schedule, validation, checkpoints and exported files, on two ranks and then on one."""
+    ranks = run_ranks(2, lightning_runs.everything, str(tmp_path), imported=FRAMEWORKS)
+    for rank in ranks:
+        for name in (0, 1, 2, "deferred", "saved"):
+            check_close(rank["plain"], rank[name])
         steps = len(rank["plain"][0]) // 2  # of one epoch
         assert rank["resumed"][0] == rank["saved"][0][steps:]
-        for one, other, evaluated in zip(rank["saved"][1], rank["resumed"][1], rank["evaluated"][1]):
-            assert torch.equal(one, other)
-            assert torch.equal(one, evaluated)
+        for name in ("exported", "evaluated", "resumed"):
+            parameters = rank[name] if name == "exported" else rank[name][1]
+            assert same_bits(rank["saved"][1], parameters), name
         assert rank["files"] == ["epoch=0.ckpt", "epoch=1.ckpt"]
-        unknown, without, failed = rank["failures"]
+        assert rank["parts"] == 1
+        unknown, without, several, failed = rank["failures"]
         assert 'no option "stages"' in unknown
         assert "without an optimizer" in without
+        assert "cannot train with 2 optimizers" in several
         assert failed == "the step fails"
-    saved = rank["saved"]
-    [(evaluated, resumed)] = run_ranks(1, lightning_runs.on_another_number_of_ranks, str(tmp_path))
-    assert all(torch.equal(one, other) for one, other in zip(saved[1], evaluated[1]))
-    assert len(resumed[0]) == lightning_runs.SAMPLES // lightning_runs.BATCH  # the batches of one epoch
+    saved = ranks[0]["saved"]
+    [(evaluated, resumed)] = run_ranks(1, lightning_runs.on_another_number_of_ranks, str(tmp_path), imported=FRAMEWORKS)
+    assert same_bits(saved[1], evaluated[1])
+    of_all = [sum(losses) / len(ranks) for losses in zip(*(rank["saved"][0] for rank in ranks))]
+    check_close([resumed[0], resumed[1]], [of_all[steps:], saved[1]])

@@ -4,7 +4,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import packed
-from python.wrap.support.ranks import run_ranks
+from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 from torch.testing._internal.two_tensor import TwoTensor  # a class that keeps its values in other tensors
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: .ci/bootstrap venv frameworks")
@@ -19,7 +19,7 @@ def configurations(folder):
 def test_adapters_over_packed_parameters_train_as_with_torch(tmp_path):
     """Packed parameters keep their bits on each rank, in every tier, in another plan, and at the end."""
     every = [*configurations(tmp_path), {"stage": 3, "wire": {"gather": "int8"}}]
-    ranks = run_ranks(2, packed.trainings, LAYERS, every)
+    ranks = run_ranks(2, packed.trainings, LAYERS, every, imported=FRAMEWORKS)
     for number, layer in enumerate(LAYERS):
         plain = packed.trained(layer, None)
         for rank in ranks:
@@ -35,11 +35,11 @@ def test_adapters_over_packed_parameters_train_as_with_torch(tmp_path):
 
 
 def test_packed_parameters_in_checkpoints_and_files(tmp_path):
-    for layer in (packed.Quantized, packed.in_bfloat16_storage):
+    layers = (packed.Quantized, packed.in_bfloat16_storage)
+    for results in run_ranks(2, packed.files_of, layers, str(tmp_path), imported=FRAMEWORKS):
+        assert all(all(result.values()) for result in results), results
+    for layer in layers:
         folder = tmp_path / layer.__name__
-        folder.mkdir()
-        for result in run_ranks(2, packed.files, layer, str(folder)):
-            assert all(result.values()), result
         assert packed.equal(packed.frozen(packed.model_of(layer)), packed.loaded(layer, f"{folder}/saved", {"stage": 3}))
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from python.wrap.support import trainers
-from python.wrap.support.ranks import run_ranks
+from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 from python.wrap.support.trainers import Case
 
 if any(find_spec(name) is None for name in ("datasets", "peft", "transformers", "trl")):  # only the ranks import them
@@ -17,10 +17,12 @@ GENERATES = {
     "eval_strategy": "no",
     "num_generations": 2,
     "max_completion_length": 4,
-    "beta": 0.0,
+    "beta": 0.1,  # with a reference model
 }
 CASES = [
     Case("trainer"),
+    Case("trainer", {"stage": 0}),
+    Case("trainer", {"stage": 1}),
     Case("trainer", {"stage": 2}),
     Case("trainer", {"stage": 3, "offload": "host"}, deferred=True, plain=0),
     Case("trainer", has_adapters=True),
@@ -30,7 +32,7 @@ CASES = [
     Case("sft", {"stage": 3}),
     Case("dpo"),
     Case("dpo", {"stage": 2}),
-    Case("dpo", {"stage": 3}),
+    Case("dpo", {"stage": 3}, deferred=True),
     Case("grpo", changes=GENERATES),
     Case("grpo", {"stage": 2}, changes=GENERATES),
     Case("grpo", {"stage": 3}, changes=GENERATES),
@@ -44,7 +46,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_ranks(folder):
-    return run_ranks(2, trainers.trained_on_ranks, str(folder), CASES)
+    return run_ranks(2, trainers.trained_on_ranks, str(folder), CASES, imported=FRAMEWORKS)
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +98,22 @@ def test_ranks_generate_different_numbers_of_tokens(of_ranks):
         assert len(sharded) == 3 + 2 + 3 * number
 
 
+def test_reference_models_are_sharded_in_stage_3(trained):
+    for case, mine in zip(CASES, trained):
+        expected = case.kind in ("dpo", "grpo") and case.options == {"stage": 3}
+        assert mine.shares_reference is expected, case
+
+
 def test_trainers_resume_on_another_number_of_ranks(trained, folder):
-    numbers = (2, 6)
-    [resumed] = run_ranks(1, trainers.resumed_on_ranks, str(folder), {number: CASES[number] for number in numbers})
-    for number, (logged, has_exported) in zip(numbers, resumed):
-        check_close(logged, trained[number].logged)
+    """Their losses are those of two ranks; but there GRPO samples other tokens."""
+    cases = {number: case for number, case in enumerate(CASES) if case.options is not None and case.options["stage"] > 0}
+    [resumed] = run_ranks(1, trainers.resumed_on_ranks, str(folder), cases, imported=FRAMEWORKS)
+    for (number, case), (logged, has_exported) in zip(cases.items(), resumed):
+        keys = ("learning_rate",) if case.kind == "grpo" else trainers.LOGGED
+        check_close(*([line for line in lines if line[0] in keys] for lines in (logged, trained[number].logged)))
         assert has_exported
 
 
 def test_a_trainer_resumes_from_a_plain_checkpoint(trained):
-    check_close(trained[2].resumed_plain, trained[0].logged)
+    [number] = [number for number, case in enumerate(CASES) if case.plain is not None]
+    check_close(trained[number].resumed_plain, trained[CASES[number].plain].logged)

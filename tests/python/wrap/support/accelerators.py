@@ -46,7 +46,7 @@ class Loop:
         self.model, self.optimizer, self.loader, self.scheduler = prepared
 
     def run(self, first: int = 0, saving_into: Path | None = None) -> list[float]:
-        """Return losses over all ranks, and norms. Save the state after the second step."""
+        """Return losses over all ranks, norms, and the loss of an evaluation. Save the state after the second step."""
         logged = []
         for number, batch in enumerate(self.accelerator.skip_first_batches(self.loader, 2 * first)):
             with self.accelerator.accumulate(self.model):
@@ -61,6 +61,8 @@ class Loop:
                 self.optimizer.zero_grad()
             if number == 3 and saving_into is not None:
                 self.accelerator.save_state(str(saving_into))
+        with torch.no_grad():
+            logged.append(mean_square(self.model.eval(), torch.ones(4, 20)).item())
         return logged
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import ballast
-import peft
 import torch
 from python.wrap.support.frameworks import tiny_model
+from python.wrap.support.packed import without_compiler
 from safetensors.torch import load_file
 
 Options = dict[str, Any] | None
@@ -17,6 +17,8 @@ WORDS = torch.arange(16).view(2, 8)
 
 def two_adapters(bits: bool) -> Any:
     """Return a model with a trained head, and with two adapters. With `bits`, its layers are bitsandbytes' of 4 bits."""
+    import peft
+
     model = tiny_model()
     if bits:
         in_four_bits(model)
@@ -52,6 +54,7 @@ def steps(model: Any, optimizer: torch.optim.Optimizer, adapter: str) -> list[fl
     return losses
 
 
+@without_compiler
 def trained(options: Options, folder: Path, *, bits: bool = False) -> dict[str, Any]:
     """Train both adapters in turns, save them, and merge the last one."""
     model = two_adapters(bits)
@@ -81,6 +84,8 @@ def saved(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def of_ranks(rank: int, folder: str, every: list[tuple[Options, bool]]) -> list[dict[str, Any]]:
+    """Return the results of all trainings. The first rank trains the plain ones."""
     return [
-        trained(options, Path(folder) / f"ballast {number}", bits=bits) for number, (options, bits) in enumerate(every)
+        trained(options, Path(folder) / str(number), bits=bits) if options is not None or rank == 0 else {}
+        for number, (options, bits) in enumerate(every)
     ]

@@ -1,5 +1,9 @@
-"""A training whose model is compiled by torch."""
+"""Trainings whose models are compiled by torch."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import ballast
@@ -7,51 +11,64 @@ import torch
 from python.wrap.support.loops import Tower, mean_square
 from torch._dynamo.utils import counters
 
-CONFIGURATIONS = ("before", "after", "blocks before", "blocks after")  # what is compiled, and when relative to wrap()
+Result = tuple[list[float], int]  # the losses, and the number of graphs
 
 
-def train_in_all_configurations(rank: int, options: dict[str, Any]) -> list[tuple[list[float], int]]:
-    return [train(rank, options, configuration) for configuration in CONFIGURATIONS]
+@dataclass(frozen=True)
+class Case:
+    """A training with wrap(). Without options, torch alone trains on all ranks' batches."""
+
+    options: dict[str, Any] | None
+    what: str  # is compiled, and when relative to wrap()
+    whole: bool = False  # whether a graph may not be cut
+
+    def __str__(self) -> str:
+        options = ",".join(f"{name}={value}" for name, value in (self.options or {}).items())
+        return f"{options} {self.what}{' whole' if self.whole else ''}"
 
 
-def train(rank: int, options: dict[str, Any] | None, configuration: str) -> tuple[list[float], int]:
-    """Return the losses and the number of graphs. Without options, torch alone trains on all ranks' batches."""
+def train_all(rank: int, cases: list[Case]) -> list[Result]:
+    return [train(rank, case) for case in cases]
+
+
+def train_by_torch(rank: int, every: Iterable[str]) -> dict[str, Result]:
+    return {what: train(rank, Case(None, what)) for what in every}
+
+
+def train(rank: int, case: Case) -> Result:
     torch._dynamo.reset()
     counters.clear()
-    model = Tower()
-    called = compiled(model, configuration) if configuration.endswith("before") else model
+    model = Tower(depth=3)
+    called = compiled(model, case) if case.what.endswith("before") else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if options is not None:
-        optimizer = ballast.wrap(optimizer, model, **options)
-    if configuration.endswith("after"):
-        called = compiled(model, configuration)
+    if case.options is not None:
+        optimizer = ballast.wrap(optimizer, model, **case.options)
+    if case.what.endswith("after"):
+        called = compiled(model, case)
     losses = []
-    for step in range(4):
+    for step in range(3):
         batch = torch.randn(8, 20, generator=torch.Generator().manual_seed(step))
-        loss = mean_square(called, batch if options is None else batch[4 * rank : 4 * rank + 4])
+        loss = mean_square(called, batch if case.options is None else batch[4 * rank : 4 * rank + 4])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
             losses.append(mean_square(called, batch).item())
-    if options is not None:
+    if case.options is not None:
         optimizer.close()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # the hooks are gone
+        losses.append(mean_square(called, batch).item())
     return losses, counters["stats"]["unique_graphs"]
 
 
-def compiled(model: Tower, configuration: str) -> torch.nn.Module:
-    fullgraph = configuration.startswith("whole")
-    configuration = configuration.removeprefix("whole ")
-    if configuration.startswith("blocks"):
+def compiled(model: Tower, case: Case) -> torch.nn.Module:
+    options: dict[str, Any] = {"backend": "aot_eager", "fullgraph": case.whole}
+    if case.what.startswith("blocks"):
         for block in model.blocks:
-            block.compile(backend="aot_eager", fullgraph=fullgraph)
+            block.compile(**options)
         return model
-    if configuration.startswith("layers"):  # torchtitan's recipe
+    if case.what.startswith("layers"):  # torchtitan's recipe
         for number, block in enumerate(model.blocks):
-            model.blocks[number] = torch.compile(block, backend="aot_eager", fullgraph=fullgraph)
+            model.blocks[number] = torch.compile(block, **options)
         return model
-    return torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
-
-
-def train_in_whole_graphs(rank: int, every: list[tuple[dict[str, Any], str]]) -> list[tuple[list[float], int]]:
-    return [train(rank, options, f"whole {configuration}") for options, configuration in every]
+    return torch.compile(model, **options)

@@ -18,9 +18,10 @@ Configuration = dict[str, Any] | None  # None: the plain optimizer
 
 
 def as_launched(rank: int) -> None:
-    """Set the environment variables in which frameworks look for the rank."""
+    """Set the environment variables in which frameworks look for the rank, and for the number of threads."""
     ranks = str(dist.get_world_size())
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # one rank alone would use all cores, and wait in a loop
 
 
 def accelerated(configuration: Configuration, *, mixed_precision: str = "no", steps: int = 4) -> tuple[Any, Any, Run]:

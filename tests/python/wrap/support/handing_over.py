@@ -60,5 +60,6 @@ def generated(options: Options | None) -> list[int]:
     return [token for row in tokens for token in row]
 
 
-def all_of_them(rank: int, every: list[Options]) -> list[dict[str, Any]]:
-    return [{**handed_over(rank, options), "tokens": generated(options)} for options in every]
+def all_of_them(rank: int, every: list[Options]) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return the tokens of the plain model, and the results with each of these options."""
+    return generated(None), [{**handed_over(rank, options), "tokens": generated(options)} for options in every]

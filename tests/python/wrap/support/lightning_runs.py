@@ -2,33 +2,62 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import warnings
 from typing import Any
 
+import ballast
 import lightning as L
 import torch
 from ballast.integrations.lightning import BallastStrategy
 from lightning.pytorch.callbacks import ModelCheckpoint
 from python.wrap.support.frameworks import as_launched
+from safetensors.torch import load_file
+from torch.nn.parallel import DistributedDataParallel
 
-SAMPLES, BATCH = 32, 4
+SAMPLES, BATCH = 32, 8  # of all ranks
 
 Options = dict[str, Any] | None  # of the strategy; None: Lightning's data parallelism
 
 
 class Module(L.LightningModule):
-    """A model with a parameter that no inner module has, which logs its losses."""
+    """A model with a parameter that no inner module has, which logs its losses. It is deferred, or exported at the end, on
+    request."""
 
-    def __init__(self, width: int = 24):
+    layers: torch.nn.Module
+
+    def __init__(self, width: int = 64, deferred: bool = False, export_to: str | None = None):
         super().__init__()
-        torch.manual_seed(0)
         self.save_hyperparameters()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(20, width), torch.nn.Tanh(), torch.nn.Linear(width, 5))
+        self.width, self.export_to = width, export_to
+        if not deferred:
+            self.make_layers()
         self.scale = torch.nn.Parameter(torch.ones(5))
         self.losses: list[float] = []
         self.validated: list[float] = []
+
+    def make_layers(self) -> None:
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(20, self.width), torch.nn.Tanh(), torch.nn.Linear(self.width, 5)
+        self.layers = torch.nn.Sequential(*layers)
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "layers"):
+            with ballast.deferred():
+                self.make_layers()
+            assert self.layers[0].weight.is_meta
+
+    def on_train_start(self) -> None:
+        strategy = self.trainer.strategy
+        assert isinstance(strategy.model, DistributedDataParallel) is not isinstance(strategy, BallastStrategy)
+
+    def on_train_end(self) -> None:
+        if self.export_to is not None:
+            ballast.export(self, self.export_to)
+            for _ in range(2):  # the second one replaces the first
+                self.trainer.save_checkpoint(f"{self.export_to}.ckpt")
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return self.layers(batch) * self.scale
@@ -53,10 +82,9 @@ class Module(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
-def loader() -> torch.utils.data.DataLoader[torch.Tensor]:
-    return torch.utils.data.DataLoader(
-        torch.randn(SAMPLES, 20, generator=torch.Generator().manual_seed(0)), batch_size=BATCH
-    )
+def loader(ranks: int) -> torch.utils.data.DataLoader[torch.Tensor]:
+    samples = torch.randn(SAMPLES, 20, generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.DataLoader(samples, batch_size=BATCH // ranks)
 
 
 def trainer(ranks: int, options: Options, **settings: Any) -> L.Trainer:
@@ -72,21 +100,21 @@ Outcome = tuple[list[float], list[torch.Tensor], list[float]]
 
 
 def outcome(module: Module) -> Outcome:
-    """Return the losses of the training, the parameters, and the losses of validations."""
-    return module.losses, [each.detach().clone() for each in module.parameters()], module.validated
+    """Return the losses of the training, the parameters by name, and the losses of validations."""
+    return module.losses, [each.detach().clone() for _, each in sorted(module.named_parameters())], module.validated
 
 
-def fitted(ranks: int, options: Options, **settings: Any) -> Outcome:
-    module = Module()
+def fitted(ranks: int, options: Options, module: Module | None = None, **settings: Any) -> Outcome:
+    module = module or Module()
     settings = {"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.1, **settings}
     path = settings.pop("path", None)
-    trainer(ranks, options, **settings).fit(module, loader(), loader(), ckpt_path=path)
+    trainer(ranks, options, **settings).fit(module, loader(ranks), loader(ranks), ckpt_path=path)
     return outcome(module)
 
 
 def evaluated(ranks: int, path: str, options: Options) -> Outcome:
     module = Module()
-    trainer(ranks, options).validate(module, loader(), ckpt_path=path, verbose=False)
+    trainer(ranks, options).validate(module, loader(ranks), ckpt_path=path, verbose=False)
     return outcome(module)
 
 
@@ -97,17 +125,23 @@ def everything(rank: int, folder: str) -> dict[Any, Any]:
 
     saving = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     first, last = f"{folder}/epoch=0.ckpt", f"{folder}/epoch=1.ckpt"
+    exported = f"{folder}-exported.safetensors"
     return {
         "plain": launched(fitted, None),
+        0: launched(fitted, {"stage": 0}),
+        1: launched(fitted, {"stage": 1}),
         2: launched(fitted, {"stage": 2}),
-        3: launched(fitted, {"stage": 3}),
-        "saved": launched(fitted, {"stage": 3}, callbacks=[saving]),
+        "deferred": launched(fitted, {"stage": 3}, Module(deferred=True)),
+        "saved": launched(fitted, {"stage": 3}, Module(export_to=exported), callbacks=[saving]),
+        "exported": [each for _, each in sorted(load_file(exported).items())],
         "files": sorted(os.listdir(folder)),
+        "parts": len(glob.glob(f"{exported}.ckpt/lightning-*.ckpt")),
         "resumed": launched(fitted, {"stage": 2}, path=first),
         "evaluated": launched(evaluated, last, {"stage": 3}),
         "failures": [
             failure(lambda: BallastStrategy(stages=3)),
-            failure(lambda: launched(fails, configure_optimizers=lambda: None)),
+            failure(lambda: launched(fails, configure_optimizers=lambda _: None)),
+            failure(lambda: launched(fails, configure_optimizers=two_optimizers, automatic_optimization=False)),
             failure(lambda: launched(fails, training_step=raises)),
         ],
     }
@@ -121,11 +155,15 @@ def on_another_number_of_ranks(rank: int, folder: str) -> tuple[Outcome, Outcome
 
 
 def fails(ranks: int, **replaced: Any) -> None:
-    """Train a module with other methods."""
+    """Train a module with other attributes."""
     module = Module()
     for name, method in replaced.items():
-        setattr(module, name, method)
-    trainer(ranks, {"stage": 3}, max_epochs=1).fit(module, loader())
+        setattr(module, name, method.__get__(module) if callable(method) else method)
+    trainer(ranks, {"stage": 3}, max_epochs=1).fit(module, loader(ranks))
+
+
+def two_optimizers(module: Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(module.layers.parameters()), torch.optim.SGD([module.scale])]
 
 
 def raises(*_: Any) -> None:

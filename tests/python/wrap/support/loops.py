@@ -141,13 +141,13 @@ class Block(torch.nn.Module):
 class Tower(torch.nn.Module):
     """A model with a block that is used twice, a parameter of its own, and tied, frozen and unused parameters."""
 
-    def __init__(self, checkpointing: str = "none", width: int = 16):
+    def __init__(self, checkpointing: str = "none", width: int = 16, depth: int = 4):
         super().__init__()
         torch.manual_seed(0)
         self.checkpointing = checkpointing
         self.first = torch.nn.Linear(20, width)
         self.position = torch.nn.Parameter(torch.randn(width) * 0.1)
-        self.blocks = torch.nn.ModuleList([Block(width) for _ in range(4)])
+        self.blocks = torch.nn.ModuleList([Block(width) for _ in range(depth)])
         self.blocks[1].requires_grad_(False)
         self.blocks[2].up.bias.requires_grad_(False)
         self.unused = torch.nn.Linear(3, 3)

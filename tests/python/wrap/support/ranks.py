@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
+import importlib
 import multiprocessing
+import os
 import pickle
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Collection
+from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+PRELOADED = ["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"]  # takes seconds, once for all ranks
+FRAMEWORKS = (
+    *("accelerate", "peft", "datasets", "transformers.models.llama.modeling_llama", "ballast.integrations.transformers"),
+    *("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer", "trl.trainer.grpo_trainer", "lightning", "bitsandbytes"),
+)
+COMPILER = ("torch._inductor.compile_fx",)
+
 
 def run_ranks(
-    size: int, body: Callable[..., Any], *args: Any, lost: Collection[int] = (), store: str = "file"
+    size: int,
+    body: Callable[..., Any],
+    *args: Any,
+    lost: Collection[int] = (),
+    store: str = "file",
+    imported: tuple[str, ...] = (),
 ) -> list[Any]:
     """Return what body(rank, *args) returns on each rank. Fails with the failures of all ranks, except those of ranks that
-    are to be lost. The store is a file, or in the memory of rank 0 with "tcp"."""
-    context = from_fork_server()
+    are to be lost. The store is a file, or in the memory of rank 0 with "tcp". The ranks are forks of a process that has
+    imported these modules, and lives until the tests end."""
     with TemporaryDirectory() as folder:
         where = f"file://{Path(folder) / 'store'}" if store == "file" else f"tcp://127.0.0.1:{free_port()}"
-        ends = [context.Pipe(duplex=False) for _ in range(size)]
-        ranks = [
-            context.Process(target=_run, args=(rank, size, where, ends[rank][1], body, args), daemon=True)
-            for rank in range(size)
-        ]
-        for rank in ranks:
-            rank.start()
-        for _, sender in ends:
-            sender.close()
-        answers = [_answer(receiver) for receiver, _ in ends]
-        for rank in ranks:
-            rank.join()
+        server = server_with(imported)
+        server.send((size, where, pickle.dumps((body, args))))
+        answers = [pickle.loads(answer) for answer in server.recv()]
     failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(answers) if failure and rank not in lost]
     assert not failures, "\n".join(failures)
     assert all(answers[rank][0] for rank in lost), f"not all of the ranks {lost} were lost"
@@ -41,10 +50,23 @@ def run_ranks(
 
 
 def from_fork_server() -> ForkServerContext:
-    """Return the context of processes that begin with torch and Ballast, which take seconds to import."""
+    """Return the context of processes that begin with torch and Ballast."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"])
+    context.set_forkserver_preload(PRELOADED)
     return context
+
+
+@cache
+def server_with(imported: tuple[str, ...]) -> Any:
+    """Return the connection to a process that has imported these modules, and forks ranks."""
+    context = from_fork_server()
+    mine, its = context.Pipe()
+    context.Process(target=_serve, args=(its, imported)).start()
+    its.close()
+    atexit.register(mine.close)  # this ends the process; multiprocessing waits for it afterwards
+    return mine
+
+
 
 
 def free_port() -> int:
@@ -54,20 +76,21 @@ def free_port() -> int:
         return port
 
 
-def _answer(receiver: Any) -> tuple[str, Any]:
+def _answer(receiver: Any) -> bytes:
     try:
-        answer: tuple[str, Any] = pickle.loads(receiver.recv_bytes())
+        answer: bytes = receiver.recv_bytes()
         return answer
     except EOFError:
-        return "it died", None
+        return pickle.dumps(("it died", None))
 
 
-def _run(rank: int, size: int, store: str, sender: Any, body: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _run(rank: int, size: int, store: str, sender: Any, call: bytes) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     try:
+        body, args = pickle.loads(call)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
         answer = pickle.dumps(("", body(rank, *args)))  # a connection would share the memory of tensors instead
         sender.send_bytes(answer)

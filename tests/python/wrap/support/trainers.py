@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
+from ballast.wrapper.managed_parameter import managed
+from ballast.wrapper.parameter_state import ParameterState
 from python.wrap.support.frameworks import as_launched
 
 WORDS = [f"w{number}" for number in range(60)]
@@ -23,7 +24,7 @@ class Case:
 
     kind: str  # "trainer", "sft", "dpo" or "grpo"
     options: dict[str, Any] | None = None  # of ballast.wrap()
-    deferred: bool = False
+    deferred: bool = False  # with the reference model
     has_adapters: bool = False
     plain: int | None = None  # the number of a plain case, from whose checkpoint it resumes too
     changes: dict[str, Any] = field(default_factory=dict)  # of the Trainer's arguments
@@ -40,6 +41,7 @@ class Trained:
     has_exported: bool = False
     has_best: bool = False
     model: str = ""  # the class of the model that the Trainer calls
+    shares_reference: bool = False  # whether each rank keeps a shard of the reference model
 
 
 def tiny_model() -> Any:
@@ -74,6 +76,7 @@ def arguments(folder: Path, ranks: int, **changes: Any) -> dict[str, Any]:
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 4 // ranks,
         "learning_rate": 1e-2,
+        "adam_epsilon": 1e-3,  # so that clipping changes the update, and rounding errors of small gradients do not
         "max_grad_norm": 0.5,
         "logging_steps": 1,
         "save_steps": 2,
@@ -112,7 +115,7 @@ def classes_of(kind: str) -> tuple[Any, Any, dict[str, Any]]:
     if kind == "sft":
         return trl.SFTTrainer, trl.SFTConfig, tokens
     if kind == "dpo":
-        return trl.DPOTrainer, trl.DPOConfig, {**tokens, "ref_model": tiny_model()}
+        return trl.DPOTrainer, trl.DPOConfig, tokens
     return trl.GRPOTrainer, trl.GRPOConfig, {**tokens, "reward_funcs": longest_words}
 
 
@@ -141,6 +144,12 @@ def trainer_of(case: Case, folder: Path) -> Any:
     given = Arguments(**arguments(folder, dist.get_world_size(), **case.changes))
     with ballast.deferred() if case.deferred else contextlib.nullcontext():
         model = with_adapters(tiny_model()) if case.has_adapters else tiny_model()
+        if case.kind == "dpo":
+            more["ref_model"] = tiny_model()
+    if case.kind == "grpo":  # it reads the reference model from there
+        model.config._name_or_path = f"{folder}-base"
+        model.save_pretrained(model.config._name_or_path)  # rank 0 writes
+        dist.barrier()
     assert any(each.is_meta for each in model.parameters()) is case.deferred
     return Mine(model=model, args=given, train_dataset=split[0], eval_dataset=split[1], **more, **options)
 
@@ -174,6 +183,9 @@ def train(case: Case, folder: Path) -> Trained:
     trainer = trainer_of(case, folder)
     trainer.train()
     trained = Trained(logged(trainer), model=type(trainer.model_wrapped).__name__)
+    if (reference := getattr(trainer, "ref_model", None)) is not None:
+        states = {None if (mine := managed(each)) is None else mine.state for each in reference.parameters()}
+        trained.shares_reference = states == {ParameterState.SHARDED, ParameterState.GATHERED}  # the unit of the last call
     if case.options is not None:
         best = trainer.state.best_model_checkpoint
         trained.has_best = best is None or is_exported(trainer, Path(best))
@@ -193,7 +205,7 @@ def resume(case: Case, folder: Path, into: Path) -> tuple[list[tuple[str, float]
 
 def trained_on_ranks(rank: int, folder: str, cases: list[Case]) -> tuple[list[Trained], tuple[list[int], ...]]:
     """Return what each case has trained, and what a model has generated."""
-    offline(rank)
+    as_launched(rank)
     return [train(case, Path(folder) / str(number)) for number, case in enumerate(cases)], generated_on_ranks(rank)
 
 
@@ -215,10 +227,5 @@ def generated_on_ranks(rank: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def resumed_on_ranks(rank: int, folder: str, cases: dict[int, Case]) -> list[tuple[list[tuple[str, float]], bool]]:
-    offline(rank)
-    return [resume(case, Path(folder) / str(number), Path(folder) / "resumed") for number, case in cases.items()]
-
-
-def offline(rank: int) -> None:
     as_launched(rank)
-    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
+    return [resume(case, there := Path(folder) / str(number), there / "resumed") for number, case in cases.items()]
