@@ -67,6 +67,31 @@ def server_with(imported: tuple[str, ...]) -> Any:
     return mine
 
 
+def _serve(requests: Any, imported: tuple[str, ...]) -> None:
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
+    for name in imported:
+        with contextlib.suppress(ModuleNotFoundError):  # tests are skipped where one is not installed
+            importlib.import_module(name)
+    gc.freeze()  # the ranks' collections of garbage leave all of this alone
+    with contextlib.suppress(EOFError):
+        while True:
+            requests.send(_answers(*requests.recv()))
+
+
+def _answers(size: int, where: str, call: bytes) -> list[bytes]:
+    """Start the ranks, and return what each of them has sent."""
+    context = multiprocessing.get_context("fork")
+    ranks, receivers = [], []
+    for rank in range(size):
+        receiver, sender = context.Pipe(duplex=False)
+        ranks.append(context.Process(target=_run, args=(rank, size, where, sender, call), daemon=True))
+        ranks[-1].start()
+        sender.close()  # before the next rank is forked, which would hold it open
+        receivers.append(receiver)
+    answers = [_answer(receiver) for receiver in receivers]
+    for each in ranks:
+        each.join()
+    return answers
 
 
 def free_port() -> int:
