@@ -39,10 +39,12 @@ def save(
     """
     from ballast.checkpoint.host_folders import folder_to_save, remove_folders_of_others
     from ballast.checkpoint.inventory import access_of
+    from ballast.checkpoint.run_notice import tell_run
     from ballast.checkpoint.saving import Saving
 
     access = access_of(optimizer)
     Saving(folder_to_save(Path(directory), access), model, access, extra).run()
+    tell_run(access, Path(directory))
     remove_folders_of_others(Path(directory), access)
 
 
@@ -79,10 +81,13 @@ def load_checkpoint(
     from ballast.checkpoint.inventory import access_of
     from ballast.checkpoint.kinds import kind_of
     from ballast.checkpoint.loading import LOADING, load_current
+    from ballast.checkpoint.run_notice import tell_run
     from ballast.wrapper.collectives import by_first_rank
 
     access = access_of(optimizer)
     path = folder_to_load(Path(directory), access)
     if by_first_rank(access.group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
-        return load_current(path, model, access)
+        extra = load_current(path, model, access)
+        tell_run(access, path)
+        return extra
     return ForeignImport(path, model, access).run()

@@ -83,7 +83,7 @@ def joined(kept: str, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
         return b""
     for note in notes:
         require_kept(kept, note)
-    of_all = [next(filter(None, of_ranks), {}) for of_ranks in zip(*map(decoded, notes))]
+    of_all: list[Numbers] = [next(filter(None, of_ranks), {}) for of_ranks in zip(*map(decoded, notes))]
     return encoded(kept, [of_all[place] for place in places])
 
 
