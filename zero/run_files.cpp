@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -21,6 +22,7 @@ namespace {
 constexpr std::string_view description_title = "Ballast run description, version 1";
 constexpr std::string_view before_number = "state-";
 constexpr std::string_view records_end = ".records";
+constexpr std::string_view checkpoint_name = "newest-checkpoint";
 
 std::optional<std::uint64_t> number_in(std::string_view text) {
   std::uint64_t number = 0;
@@ -80,10 +82,20 @@ void remove_empty_directory(const std::filesystem::path& drive, const std::strin
   const std::filesystem::path directory = files.directory(drive, run);
   std::error_code failed;
   for (const auto& entry : std::filesystem::directory_iterator(directory, failed)) {
-    if (entry.path().filename() != offload::lock_name) return;
+    if (entry.path().filename() != offload::lock_name && entry.path().filename() != checkpoint_name) return;
   }
+  std::filesystem::remove(directory / checkpoint_name, failed);
   std::filesystem::remove(directory / offload::lock_name, failed);
   std::filesystem::remove(directory, failed);
+}
+
+KnownCheckpoint newest_checkpoint_of(const std::filesystem::path& directory) {
+  std::ifstream file(directory / checkpoint_name);
+  KnownCheckpoint found;
+  file >> found.step;
+  file.ignore();
+  if (!std::getline(file, found.path)) return {};
+  return found;
 }
 
 void write_run_description(const std::filesystem::path& file, const std::vector<std::string>& lines) {

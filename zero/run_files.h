@@ -27,8 +27,17 @@ std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, con
 // returns. Throws B3201 if records stay.
 void remove_records(const std::filesystem::path& drive, const std::string& run, const RecordFiles& files);
 
-// Removes the rank's directory from this drive, if nothing but a lock is in it.
+// Removes the rank's directory from this drive, if it has no other records.
 void remove_empty_directory(const std::filesystem::path& drive, const std::string& run, const RecordFiles& files);
+
+// A checkpoint that a training of the run has saved or loaded.
+struct KnownCheckpoint {
+  std::uint64_t step = 0;
+  std::string path{};  // empty: none is known
+};
+
+// The newest one of which a text file in the rank's directory tells: `newest-checkpoint`, with the step, a space and the path.
+KnownCheckpoint newest_checkpoint_of(const std::filesystem::path& directory);
 
 void write_run_description(const std::filesystem::path& file, const std::vector<std::string>& lines);
 std::vector<std::string> read_run_description(const std::filesystem::path& file);  // no lines: it is missing or damaged

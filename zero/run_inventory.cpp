@@ -110,7 +110,10 @@ std::string texts_of(Seen members) {
 }
 
 // `members` are those with the newest commit.
-[[noreturn]] void fail_without_whole_run(Seen members, const std::string& run) {
+[[noreturn]] void fail_without_whole_run(Seen members, const std::string& run, const KnownCheckpoint& checkpoint) {
+  const std::string load = checkpoint.path.empty() ? "load a checkpoint"
+                                                   : fmt::format("load the run's newest checkpoint, {} of step {},",
+                                                                 checkpoint.path, checkpoint.step);
   const SeenRecords& first = members.front();
   if (!first.is_described) {
     fail(Code::run_mismatch,
@@ -127,15 +130,19 @@ std::string texts_of(Seen members) {
           .where = fmt::format("{}-rank-{} in the directories of this job's ranks", run, missing.front()),
           .needed = fmt::format("the records of all {} ranks that trained together", first.ranks()),
           .available = texts_of(members),
-          .remedy = "Start a rank on each machine that has some of them, or move their directories to one of these; "
-                    "else load a checkpoint in a run of another name. Nothing was changed."});
+          .remedy =
+              fmt::format("Start a rank on each machine that has some of them, or move their directories to one of "
+                          "these; else {} in a run of another name. Nothing was changed.",
+                          load)});
   }
   const bool is_damaged = std::ranges::any_of(members, &SeenRecords::lacks_records);
-  fail(is_damaged ? Code::bad_record : Code::run_mismatch,
-       {.what = fmt::format("cannot resume run \"{}\": its ranks have no commit in common", run),
-        .available = texts_of(members),
-        .remedy = "Give every rank its own directories of one moment, load a checkpoint in a run of another name, or "
-                  "begin such a run. Nothing was changed."});
+  fail(
+      is_damaged ? Code::bad_record : Code::run_mismatch,
+      {.what = fmt::format("cannot resume run \"{}\": its ranks have no commit in common", run),
+       .available = texts_of(members),
+       .remedy = fmt::format("Give every rank its own directories of one moment, {} in a run of another name, or begin "
+                             "such a run. Nothing was changed.",
+                             load)});
 }
 
 }  // namespace
@@ -146,7 +153,7 @@ const WholeRun::Copy& WholeRun::nearest(std::size_t shard, std::size_t reader) c
   return own == known.end() ? known.front() : *own;
 }
 
-std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run) {
+std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run, const KnownCheckpoint& checkpoint) {
   std::set<Group> groups;
   for (const SeenRecords& records : seen)
     groups.insert(group_of(records));
@@ -162,7 +169,7 @@ std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run) {
     return has_begun ? has(records, commits.front()) : records.lacks_records;
   });
   if (begun == seen.end()) return {};
-  fail_without_whole_run(members_of(seen, group_of(*begun)), run);
+  fail_without_whole_run(members_of(seen, group_of(*begun)), run, checkpoint);
 }
 
 std::uint64_t next_incarnation(Seen seen) {

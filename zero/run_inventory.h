@@ -51,8 +51,9 @@ struct WholeRun {
 };
 
 // The newest one. None if no rank has made a step. Else throws B1009 if a shard has no records, or if the shards have no commit
-// in common; B3202 if they may have had one before records were damaged.
-std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, const std::string& run);
+// in common; B3202 if they may have had one before records were damaged. The error names the run's newest checkpoint.
+std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, const std::string& run,
+                                         const KnownCheckpoint& checkpoint = {});
 
 // Greater than that of every commit that is seen, and of all files.
 std::uint64_t next_incarnation(std::span<const SeenRecords> seen);

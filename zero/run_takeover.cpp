@@ -39,7 +39,7 @@ class Takeover {
     if (all_in_place(opened)) return opened;
     lock_others();
     find_all();
-    std::optional<WholeRun> run = newest_whole_run(seen_, own_.name());
+    std::optional<WholeRun> run = newest_whole_run(seen_, own_.name(), checkpoint_);
     if (!run) {
       remove_all_but(std::nullopt);
       return {.rank = own_.rank()};
@@ -128,6 +128,25 @@ class Takeover {
     for (std::size_t rank = 0; rank < texts.size(); ++rank)
       std::ranges::move(seen_from(texts[rank], rank), std::back_inserter(seen_));
     require_one_run(seen_, own_.name());
+    find_checkpoint();
+  }
+
+  // Every rank that has saved one knows it, and some of them may be lost.
+  void find_checkpoint() {
+    std::string mine;
+    on_all_ranks(world_, [&] {
+      for (const RecordFiles& files : files_) {
+        const KnownCheckpoint found = newest_checkpoint_of(files.directory(first_drive_, own_.name()));
+        if (!found.path.empty()) mine += fmt::format("{} {}\n", found.step, found.path);
+      }
+    });
+    for (const std::string& text : texts_of_all(world_, mine)) {
+      for (const std::string& line : lines_of(text)) {
+        const std::size_t space = line.find(' ');
+        const std::uint64_t step = std::stoull(line);
+        if (checkpoint_.path.empty() || step > checkpoint_.step) checkpoint_ = {step, line.substr(space + 1)};
+      }
+    }
   }
 
   bool is_in_place(const WholeRun& run) const {
@@ -153,7 +172,7 @@ class Takeover {
         rewrite(run, state, records);
         return run;
       }
-      auto next = newest_whole_run(seen_, own_.name());
+      auto next = newest_whole_run(seen_, own_.name(), checkpoint_);
       require(next.has_value(), Code::internal, [] { return Problem{.what = "a run lost all of its commits"}; });
       run = std::move(*next);
     }
@@ -298,8 +317,9 @@ class Takeover {
   const OwnRun& own_;
   Communicator& world_;
   const std::filesystem::path& first_drive_;
-  std::vector<RecordFiles> files_{};                       // that this rank sees
-  std::vector<SeenRecords> seen_{};                        // by all ranks
+  std::vector<RecordFiles> files_{};  // that this rank sees
+  std::vector<SeenRecords> seen_{};   // by all ranks
+  KnownCheckpoint checkpoint_{};
   std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
 };
 

@@ -46,10 +46,13 @@ def save(
     """
     from ballast.checkpoint.host_folders import folder_to_save, remove_folders_of_others
     from ballast.checkpoint.inventory import accesses_of
+    from ballast.checkpoint.run_notice import tell_run
     from ballast.checkpoint.saving import Saving
 
     accesses = accesses_of(optimizer, model)
     Saving(folder_to_save(Path(directory), accesses[0]), model, accesses, extra).run()
+    for access in accesses:
+        tell_run(access, Path(directory))
     remove_folders_of_others(Path(directory), accesses[0])
 
 
@@ -89,12 +92,16 @@ def load_checkpoint(
     from ballast.checkpoint.kinds import kind_of
     from ballast.checkpoint.loading import load_current
     from ballast.checkpoint.loading_part import LOADING
+    from ballast.checkpoint.run_notice import tell_run
     from ballast.wrapper.collectives import by_first_rank
 
     accesses = accesses_of(optimizer, model)
     path = folder_to_load(Path(directory), accesses[0])
     if by_first_rank(accesses[0].group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
-        return load_current(path, model, accesses)
+        extra = load_current(path, model, accesses)
+        for access in accesses:
+            tell_run(access, path)
+        return extra
     if len(accesses) > 1:
         refuse(
             "cannot load another program's checkpoint into several optimizers: it names the state of one",

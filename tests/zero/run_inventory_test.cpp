@@ -83,6 +83,9 @@ TEST_CASE("one copy of each shard is enough") {
   std::vector<SeenRecords> all{seen(0, 1, 2, 0, {{1, 6, 5}})};
   CHECK_THROWS_WITH(newest_whole_run(all, "mine"),
                     Contains("B1009") && Contains("no rank finds the records of rank 0"));
+  CHECK_THROWS_WITH(
+      newest_whole_run(all, "mine", {12, "/saved here"}),
+      Contains("else load the run's newest checkpoint, /saved here of step 12, in a run of another name"));
   all[0].placement = {.shards = 1, .replicas = 2};
   CHECK(newest_whole_run(all, "mine")->step == 5);
 }

@@ -5,7 +5,7 @@ import shutil
 import ballast
 import pytest
 import torch
-from python.wrap.support import kept_runs, moved_runs
+from python.wrap.support import moved_runs
 from python.wrap.support.kept_runs import Layers, kept_in, train
 from python.wrap.support.moved_runs import Seen
 from python.wrap.support.ranks import run_ranks
@@ -52,11 +52,13 @@ def test_layers_in_another_order_are_the_same_run(tmp_path):
     assert train(Layers(("two", "one")), 0, 4, **kept_in(tmp_path)) == (3, whole[3:])
 
 
-def test_a_run_of_which_records_are_missing_is_refused(tmp_path):
-    for rank in run_ranks(2, kept_runs.begun_on_ranks, str(tmp_path)):
-        assert rank == 0
+def test_a_run_of_which_records_are_missing_is_refused_with_its_newest_checkpoint(tmp_path):
+    run_ranks(2, moved_runs.begun_on_ranks, str(tmp_path))
     shutil.rmtree(tmp_path / "mine-rank-1")
     with pytest.raises(ballast.UsageError, match="B1009 (.*)no rank finds the records of rank 1") as refused:
         train(Layers(), 0, 3, **kept_in(tmp_path))
     assert "mine-rank-1" in refused.value.where
-    assert "load a checkpoint" in refused.value.remedy
+    assert f"load the run's newest checkpoint, {tmp_path / 'checkpoint'} of step 3, in a run of" in refused.value.remedy
+    (tmp_path / "mine-rank-0" / "newest-checkpoint").unlink()
+    with pytest.raises(ballast.UsageError, match="else load a checkpoint in a run of another name"):
+        train(Layers(), 0, 3, **kept_in(tmp_path))

@@ -83,11 +83,6 @@ def replace(directory: Path, by: Path) -> None:
     shutil.copytree(by, directory)
 
 
-def begun_on_ranks(rank: int, folder: str) -> int:
-    """Return the step from which a run of two steps begins."""
-    return train(Layers(), rank, 2, **kept_in(Path(folder)))[0]
-
-
 def refused_and_resumed(rank: int, folder: str) -> tuple[str, int]:
     """Return the error of resuming with another layer, and the step at which the run itself resumes afterwards."""
     options = kept_in(Path(folder))

@@ -49,6 +49,10 @@ def begin(folder: Path, rank: int = 0, steps: int = 3, **options: Any) -> None:
     wrapped.optimizer.close()
 
 
+def begun_on_ranks(rank: int, folder: str) -> None:
+    begin(Path(folder), rank)
+
+
 def continued(folder: Path, rank: int = 0, **options: Any) -> tuple[Seen, Seen]:
     """Return what the run and what a training that loads the checkpoint have, with these options."""
     options = {**kept_in(folder), **options}

@@ -1,0 +1,30 @@
+"""Tell a run where its newest checkpoint is: an error names it if records of the run are lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from ballast.checkpoint.folder import flush_folder, write_file
+from ballast.wrapper.checkpoint_access import CheckpointAccess
+
+log = logging.getLogger("ballast")
+
+NAME = "newest-checkpoint"  # offload/FORMAT.md describes the file
+
+
+def tell_run(access: CheckpointAccess, directory: Path) -> None:
+    """Write the step and the directory to this rank's folder of the run, if there is a run."""
+    options = access.options
+    if not options.run:
+        return
+    folder = Path(options.directories[0], f"{options.run}-rank-{access.group.rank}")
+    unfinished = folder / f"{NAME}.unfinished"
+    try:
+        unfinished.unlink(missing_ok=True)  # left by a killed process
+        write_file(unfinished, f"{access.steps} {os.path.realpath(directory)}\n".encode())
+        os.replace(unfinished, folder / NAME)
+        flush_folder(folder)
+    except OSError as error:  # the checkpoint is there all the same
+        log.warning("the run does not know its newest checkpoint: %s", error)
