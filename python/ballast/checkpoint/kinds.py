@@ -73,11 +73,13 @@ def parts_of_distributed(directory: Path) -> list[Path]:
 
 
 def torch_files_in(directory: Path) -> tuple[list[Path], Path | None]:
-    """Return the files of torch.save() in a directory: the weights, or their index, and the optimizer's state."""
+    """Return the files of torch.save() in a directory: the weights, or their index, and the optimizer's state. Weights that are
+    there as safetensors too are read from those."""
     index = directory / TORCH_INDEX
     named = sorted(path for path in directory.glob("*.bin") if TORCH_WEIGHTS.fullmatch(path.name))
     optimizer = next((path for name in OPTIMIZER_FILES if (path := directory / name).is_file()), None)
-    return ([index] if index.is_file() else named), optimizer
+    weights = [] if any(directory.glob("*.safetensors")) else [index] if index.is_file() else named
+    return weights, optimizer
 
 
 def runs_in(directory: Path) -> list[str]:

@@ -198,10 +198,11 @@ def as_lightning(folder, run, named=True):
 
 
 def as_safetensors(folder, run):
-    """Write the folder of Accelerate without FSDP, which has shared parameters under one name."""
+    """Write the folder of Accelerate without FSDP. Shared parameters have one name; pytorch_model.bin has other weights."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = dict(run.model.named_parameters()).keys() | {name for name, _ in run.model.named_buffers()}
     save_in_parts(folder, {name: each for name, each in run.model.state_dict().items() if name in kept}, 1)
+    torch.save({"position": torch.zeros(16)}, folder / "pytorch_model.bin")
     torch.save(optimizer_state(run, True), folder / "optimizer.bin")
 
 
