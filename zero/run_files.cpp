@@ -12,6 +12,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "kernels/runtime/system_limits.h"
 #include "offload/directory_lock.h"
 #include "offload/file.h"
 #include "offload/sealed_text.h"
@@ -39,6 +40,17 @@ std::optional<std::uint64_t> made_in(std::string_view file) {
   return file.starts_with(before_number) ? number_in(file.substr(before_number.size())) : std::nullopt;
 }
 
+std::filesystem::directory_iterator entries_of(const std::filesystem::path& directory) {
+  std::error_code failed;
+  std::filesystem::directory_iterator entries(directory, failed);
+  if (is_descriptor_limit(failed.value())) fail_limit("cannot look for the records of a run", failed.value());
+  require(!failed, Code::file_call, [&] {
+    return Problem{.what = fmt::format("cannot look for the records of a run: {}", failed.message()),
+                   .where = directory.string()};
+  });
+  return entries;
+}
+
 }  // namespace
 
 std::filesystem::path RecordFiles::directory(const std::filesystem::path& drive, const std::string& run) const {
@@ -52,11 +64,11 @@ std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, con
   const std::string begin = run + "-rank-";
   std::vector<RecordFiles> found;
   if (!std::filesystem::exists(drive)) return found;
-  for (const auto& directory : std::filesystem::directory_iterator(drive)) {
+  for (const auto& directory : entries_of(drive)) {
     const std::string name = directory.path().filename().string();
     const auto rank = name.starts_with(begin) ? number_in(std::string_view(name).substr(begin.size())) : std::nullopt;
     if (!rank || !directory.is_directory()) continue;
-    for (const auto& file : std::filesystem::directory_iterator(directory.path())) {
+    for (const auto& file : entries_of(directory.path())) {
       if (const auto made = made_in(file.path().filename().string())) found.push_back({*rank, *made});
     }
   }
