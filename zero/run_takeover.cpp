@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <ranges>
 #include <sstream>
 
 #include "offload/directory_lock.h"
@@ -279,9 +278,10 @@ class Takeover {
 
   // After a failure, which is the error that counts.
   void remove_made(const RecordFiles& files) const {
-    for (const std::filesystem::path& drive : own_.options.directories | std::views::reverse) {
+    const auto& drives = own_.options.directories;
+    for (auto drive = drives.rbegin(); drive != drives.rend(); ++drive) {
       try {
-        remove_records(drive, own_.name(), files);
+        remove_records(*drive, own_.name(), files);
       } catch (const Error&) {  // the next start removes them
       }
     }
@@ -302,8 +302,10 @@ class Takeover {
       on_all_ranks(world_, [&] {
         for (const RecordFiles& files : files_) {
           if (files.made_in == made_in) continue;
-          for (const std::filesystem::path& drive : own_.options.directories | std::views::reverse)
+          const auto& drives = own_.options.directories;
+          std::for_each(drives.rbegin(), drives.rend(), [&](const auto& drive) {
             remove(drive, files);  // from the first drive last: files are looked for there
+          });
         }
       });
     };
