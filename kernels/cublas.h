@@ -12,7 +12,11 @@ struct Cublas {
   decltype(&cublasSetWorkspace) set_workspace;
   decltype(&cublasSetMathMode) set_math_mode;
   decltype(&cublasGetStatusString) status_string;
-  decltype(&cublasGemmStridedBatchedEx) multiply;
+  // cublasGemmStridedBatchedEx. Its name is overloaded, so its type is written out.
+  cublasStatus_t (*multiply)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void*,
+                             const void*, cudaDataType, int, long long, const void*, cudaDataType, int, long long,
+                             const void*, void*, cudaDataType, int, long long, int, cublasComputeType_t,
+                             cublasGemmAlgo_t);
 };
 
 // Loads the library at the first call, or finds the one that the process has loaded. Throws B2103 if there is none.
