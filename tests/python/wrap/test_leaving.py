@@ -90,6 +90,8 @@ OUTCOMES = {
     "global end": (0, "left: it ended after 3 steps, while rank {other} is in step 4"),
     "global thread": (0, "left: ValueError: this batch is bad"),
 }
+# The ranks share no memory then. They need a secret: processes of other users are strangers.
+OTHER_USER = {"AS_OTHER_USER": "1", "BALLAST_SECRET": "what the ranks of these tests know"}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run one rank as another user")
 RANKS = [(1, 2, 1, "waiting"), (3, 2, 0, "later"), (3, 3, 2, "waiting"), (1, 3, 0, "later")]
 # Each way to leave waits once and comes later once, with different ranks.
@@ -105,15 +107,14 @@ def test_a_rank_that_leaves_ends_the_others_at_once(how, stage, ranks, leaver, m
 @pytest.mark.parametrize(("stage", "ranks", "leaver", "moment"), [(1, 3, 0, "waiting"), (3, 2, 1, "later")])
 @pytest.mark.parametrize("how", ["raise", "exit", "kill", "end", "delete"])
 def test_a_rank_that_leaves_ends_the_others_through_gloo(how, stage, ranks, leaver, moment, programs):
-    user = {"AS_OTHER_USER": "1"}
-    check(programs.run("leaves.py", how, stage, leaver, moment, ranks=ranks, leaver=leaver, environment=user), how, leaver)
+    check(programs.run("leaves.py", how, stage, leaver, moment, ranks=ranks, leaver=leaver, environment=OTHER_USER), how, leaver)
 
 
 @pytest.mark.parametrize("as_other_user", [False, pytest.param(True, marks=needs_root)])
 @pytest.mark.parametrize("how", ["all end", "global all end"])
 @pytest.mark.parametrize(("stage", "leaver"), [(1, 0), (3, 1), (1, 2)])
 def test_ranks_that_end_one_after_the_other_after_training_print_nothing(stage, leaver, how, as_other_user, programs):
-    environment = {"AS_OTHER_USER": "1"} if as_other_user else {}
+    environment = OTHER_USER if as_other_user else {}
     ended = programs.run("leaves.py", how, stage, leaver, "", ranks=3, leaver=leaver, environment=environment)
     assert ended == [(0, "")] * 3
 
