@@ -33,7 +33,7 @@ def ranks_of_machine() -> Ranks:
     found = ballast.this_machine()
     if not found["gpus"]:
         return Ranks(2, "2 ranks, each a process on this machine's CPUs", {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
-    if len(found["gpus"]) > 1 and found["nccl"]:
+    if len(found["gpus"]) > 1 and not found["no_nccl_because"]:
         return Ranks(2, "2 ranks, each with a GPU", {**os.environ})
     return Ranks(1, "1 rank with a GPU (two ranks need two GPUs and NCCL)", {**os.environ})
 

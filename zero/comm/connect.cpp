@@ -41,7 +41,7 @@ std::size_t ranks_per_host_of(const ConnectOptions& options, const Environment& 
 
 std::string secret_of(const Environment& environment) {
   constexpr std::size_t fewest = 16;  // letters: a shorter one can be found by trying
-  const std::string secret = environment.text("BALLAST_SECRET").value_or("");
+  std::string secret = environment.text("BALLAST_SECRET").value_or("");
   require(secret.empty() || secret.size() >= fewest, Code::bad_environment, [&] {
     return Problem{.what = "cannot use BALLAST_SECRET: it is too short",
                    .needed = fmt::format("at least {} letters that cannot be predicted", fewest),

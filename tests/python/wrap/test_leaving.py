@@ -107,7 +107,8 @@ def test_a_rank_that_leaves_ends_the_others_at_once(how, stage, ranks, leaver, m
 @pytest.mark.parametrize(("stage", "ranks", "leaver", "moment"), [(1, 3, 0, "waiting"), (3, 2, 1, "later")])
 @pytest.mark.parametrize("how", ["raise", "exit", "kill", "end", "delete"])
 def test_a_rank_that_leaves_ends_the_others_through_gloo(how, stage, ranks, leaver, moment, programs):
-    check(programs.run("leaves.py", how, stage, leaver, moment, ranks=ranks, leaver=leaver, environment=OTHER_USER), how, leaver)
+    ended = programs.run("leaves.py", how, stage, leaver, moment, ranks=ranks, leaver=leaver, environment=OTHER_USER)
+    check(ended, how, leaver)
 
 
 @pytest.mark.parametrize("as_other_user", [False, pytest.param(True, marks=needs_root)])
