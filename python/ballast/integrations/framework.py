@@ -86,7 +86,7 @@ def shard_frozen(model: torch.nn.Module, options: Mapping[str, Any]) -> WrappedO
     kept = {name: options[name] for name in ("units", "process_group", "threads", "timeout") if name in options}
     if isinstance(offload := options.get("offload"), Mapping):  # else it is that of the state, of which there is none
         kept["offload"] = {kind: tier for kind, tier in offload.items() if kind in ("parameters", "state")}
-    owner = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, stage=3, **kept)
+    owner: WrappedOptimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, stage=3, **kept)
     owner._ballast.partition_now()
     return owner
 
