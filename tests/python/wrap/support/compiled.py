@@ -28,7 +28,13 @@ class Case:
 
 
 def train_all(rank: int, cases: list[Case]) -> list[Result]:
-    return [train(rank, case) for case in cases]
+    results = []
+    for case in cases:
+        try:
+            results.append(train(rank, case))
+        except Exception as error:
+            raise AssertionError(f"{case} failed") from error
+    return results
 
 
 def train_by_torch(rank: int, every: Iterable[str]) -> dict[str, Result]:
@@ -45,6 +51,7 @@ def train(rank: int, case: Case) -> Result:
         optimizer = ballast.wrap(optimizer, model, **case.options)
     if case.what.endswith("after"):
         called = compiled(model, case)
+    calls = calls_of(model)
     losses = []
     for step in range(3):
         batch = torch.randn(8, 20, generator=torch.Generator().manual_seed(step))
@@ -56,9 +63,14 @@ def train(rank: int, case: Case) -> Result:
             losses.append(mean_square(called, batch).item())
     if case.options is not None:
         optimizer.close()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # the hooks are gone
-        losses.append(mean_square(called, batch).item())
+        assert calls_of(model) == calls
+        assert not any(module._forward_pre_hooks or module._forward_hooks for module in called.modules())
     return losses, counters["stats"]["unique_graphs"]
+
+
+def calls_of(model: torch.nn.Module) -> list[Any]:
+    """Return the compiled code of each module, which stage 3 replaces until the end."""
+    return [module._compiled_call_impl for module in model.modules()]
 
 
 def compiled(model: Tower, case: Case) -> torch.nn.Module:
