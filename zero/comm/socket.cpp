@@ -171,16 +171,23 @@ bool Connection::send(const Message& message) {
 
 void Connection::post(const Message& message) {
   if (is_stuck()) return;
-  unsent_ += to_wire(message);
+  unsent_.push_back(to_wire(message));
+  unsent_bytes_ += unsent_.back().size();
   flush();
 }
 
 void Connection::flush() {
-  const ssize_t sent = send_now(socket_, unsent_);
-  unsent_.erase(0, sent < 0 ? unsent_.size() : static_cast<std::size_t>(sent));
+  while (!unsent_.empty()) {
+    std::string& first = unsent_.front();
+    const ssize_t taken = send_now(socket_, first);
+    const std::size_t sent = taken < 0 ? first.size() : static_cast<std::size_t>(taken);
+    unsent_bytes_ -= sent;
+    if (sent < first.size()) return static_cast<void>(first.erase(0, sent));
+    unsent_.pop_front();
+  }
 }
 
-bool Connection::is_stuck() const { return unsent_.size() > max_unsent_bytes; }
+bool Connection::is_stuck() const { return unsent_bytes_ > max_unsent_bytes; }
 
 bool Connection::receive(std::chrono::milliseconds timeout) {
   if (!wait_for(socket_, POLLIN, timeout)) return true;

@@ -4,6 +4,7 @@
 #include <ballast/comm.h>
 
 #include <chrono>
+#include <deque>
 #include <optional>
 #include <string>
 
@@ -54,7 +55,8 @@ class Connection {
   Descriptor socket_;
   NotInChildren parents_{socket_.get()};
   Inbox inbox_;
-  std::string unsent_;
+  std::deque<std::string> unsent_;  // messages, the first one without what the system has taken
+  std::size_t unsent_bytes_ = 0;
 };
 
 }  // namespace ballast
