@@ -31,6 +31,15 @@ std::optional<std::uint64_t> number_in(std::string_view text) {
   return is_whole ? std::optional(number) : std::nullopt;
 }
 
+// Returns what is in a directory; nothing if it is not there.
+std::filesystem::directory_iterator entries_of(const std::filesystem::path& directory) {
+  std::error_code failed;
+  const std::filesystem::directory_iterator entries(directory, failed);
+  if (failed && failed != std::errc::no_such_file_or_directory)
+    offload::fail_file("list", directory, 0, failed.value());
+  return failed ? std::filesystem::directory_iterator() : entries;
+}
+
 // Returns the incarnation that made the records of this name.
 std::optional<std::uint64_t> made_in(std::string_view file) {
   if (!file.ends_with(records_end)) return {};
@@ -51,12 +60,11 @@ std::string RecordFiles::description_name() const { return name() + ".descriptio
 std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run) {
   const std::string begin = run + "-rank-";
   std::vector<RecordFiles> found;
-  if (!std::filesystem::exists(drive)) return found;
-  for (const auto& directory : std::filesystem::directory_iterator(drive)) {
+  for (const auto& directory : entries_of(drive)) {
     const std::string name = directory.path().filename().string();
     const auto rank = name.starts_with(begin) ? number_in(std::string_view(name).substr(begin.size())) : std::nullopt;
     if (!rank || !directory.is_directory()) continue;
-    for (const auto& file : std::filesystem::directory_iterator(directory.path())) {
+    for (const auto& file : entries_of(directory.path())) {
       if (const auto made = made_in(file.path().filename().string())) found.push_back({*rank, *made});
     }
   }
