@@ -12,7 +12,6 @@
 #include <sstream>
 #include <string_view>
 
-#include "kernels/runtime/system_limits.h"
 #include "offload/directory_lock.h"
 #include "offload/file.h"
 #include "offload/sealed_text.h"
@@ -32,23 +31,21 @@ std::optional<std::uint64_t> number_in(std::string_view text) {
   return is_whole ? std::optional(number) : std::nullopt;
 }
 
+// Returns what is in a directory; nothing if it is not there.
+std::filesystem::directory_iterator entries_of(const std::filesystem::path& directory) {
+  std::error_code failed;
+  const std::filesystem::directory_iterator entries(directory, failed);
+  if (failed && failed != std::errc::no_such_file_or_directory)
+    offload::fail_file("list", directory, 0, failed.value());
+  return failed ? std::filesystem::directory_iterator() : entries;
+}
+
 // Returns the incarnation that made the records of this name.
 std::optional<std::uint64_t> made_in(std::string_view file) {
   if (!file.ends_with(records_end)) return {};
   file.remove_suffix(records_end.size());
   if (file == RecordFiles{}.name()) return 0;
   return file.starts_with(before_number) ? number_in(file.substr(before_number.size())) : std::nullopt;
-}
-
-std::filesystem::directory_iterator entries_of(const std::filesystem::path& directory) {
-  std::error_code failed;
-  std::filesystem::directory_iterator entries(directory, failed);
-  if (is_descriptor_limit(failed.value())) fail_limit("cannot look for the records of a run", failed.value());
-  require(!failed, Code::file_call, [&] {
-    return Problem{.what = fmt::format("cannot look for the records of a run: {}", failed.message()),
-                   .where = directory.string()};
-  });
-  return entries;
 }
 
 }  // namespace
@@ -63,7 +60,6 @@ std::string RecordFiles::description_name() const { return name() + ".descriptio
 std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run) {
   const std::string begin = run + "-rank-";
   std::vector<RecordFiles> found;
-  if (!std::filesystem::exists(drive)) return found;
   for (const auto& directory : entries_of(drive)) {
     const std::string name = directory.path().filename().string();
     const auto rank = name.starts_with(begin) ? number_in(std::string_view(name).substr(begin.size())) : std::nullopt;

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
+#include <csignal>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -14,6 +15,7 @@
 
 #include "kernels/state_access.h"
 #include "tests/temporary_directory.h"
+#include "tests/zero/forwarding_communicator.h"
 #include "tests/zero/training_rig.h"
 
 namespace ballast::testing {
@@ -22,6 +24,24 @@ inline Model two_layers() {
   return {{{.name = "h",
             .tensors = {{"first", {20, 16}}, {"second", {20, 16}}, {"kept", {256}, 0, true}, {"adapter", {256}}}}}};
 }
+
+// Kills the process when this rank comes to its nth agreement with the others.
+class KillingCommunicator final : public ForwardingCommunicator {
+ public:
+  KillingCommunicator(Communicator& inner, std::size_t agreements) : ForwardingCommunicator(inner), left_(agreements) {}
+
+  using ForwardingCommunicator::all_reduce;
+  void all_reduce(std::span<std::int64_t> values, Purpose purpose) override {
+    if (--left_ == 0) std::raise(SIGKILL);
+    ForwardingCommunicator::all_reduce(values, purpose);
+  }
+  std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
+    return part(color, channel);
+  }
+
+ private:
+  std::size_t left_;
+};
 
 // A training of a run, some steps long.
 struct KeptRun {
@@ -33,7 +53,8 @@ struct KeptRun {
   std::vector<std::string>
       hosts{};  // by rank: the folder that only ranks of this host see; empty: all see the directory
   bool shows_values = false;
-  std::size_t data = 0;  // which data it trains on
+  std::size_t killed_at = SIZE_MAX;  // the agreement of the last rank at which the process is killed
+  std::size_t data = 0;              // which data it trains on
   TrainingOptions options = {.stage = 3, .state = all_in(Tier::nvme), .tile_elements = 128};
 };
 
@@ -86,7 +107,9 @@ inline Ended train(KeptRun run, std::size_t steps) {
   ended.failures = failures_of_ranks(run.ranks, [&](Communicator& world) {
     TrainingOptions options = run.options;
     if (!run.hosts.empty()) options.drives.directories = {run.directory / run.hosts[world.rank()]};
-    Training training(run.model, world, run.rules, options);
+    const bool is_last = world.rank() + 1 == run.ranks;
+    KillingCommunicator group(world, is_last ? run.killed_at : SIZE_MAX);
+    Training training(run.model, group, run.rules, options);
     training.start(initial_parameters());
     ended.began_at[world.rank()] = training.steps();
     SyntheticTrainer trainer(run.model, world.rank());
