@@ -31,7 +31,7 @@ std::optional<std::uint64_t> number_in(std::string_view text) {
   return is_whole ? std::optional(number) : std::nullopt;
 }
 
-// Returns what is in a directory; nothing if it is not there.
+// Returns the entries of a directory; none if it is missing.
 std::filesystem::directory_iterator entries_of(const std::filesystem::path& directory) {
   std::error_code failed;
   const std::filesystem::directory_iterator entries(directory, failed);

@@ -22,6 +22,8 @@ from ballast.wrapper.ungathered import plain
 from ballast.wrapper.units import Member, names_of
 from ballast.wrapper.unwrap import named_parameters, unwrapped, unwrapped_name
 
+log = logging.getLogger("ballast")
+
 
 def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAccess]:
     """Return the view of each optimizer: of one, or of all in a list. Refuse to leave out one that trains the model."""
@@ -44,8 +46,6 @@ def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAcces
             needed="optimizers of one model with the same process group",
         )
     return accesses
-
-log = logging.getLogger("ballast")
 
 
 def access_of(optimizer: Any) -> CheckpointAccess:

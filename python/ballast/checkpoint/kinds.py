@@ -82,6 +82,15 @@ def torch_files_in(directory: Path) -> tuple[list[Path], Path | None]:
     return weights, optimizer
 
 
+def run_folder(run: str, rank: int) -> str:
+    """Return the name of a rank's directory of a run.
+
+    >>> bool(RUN_FOLDER.fullmatch(run_folder("mine", 2)))
+    True
+    """
+    return f"{run}-rank-{rank}"
+
+
 def runs_in(directory: Path) -> list[str]:
     """Return the names of the runs whose state is in this directory; offload/FORMAT.md describes it."""
     found = [RUN_FOLDER.fullmatch(path.parent.name) for path in directory.glob(f"*-rank-*/{RECORDS}")]

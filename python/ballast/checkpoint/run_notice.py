@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ballast.checkpoint.folder import flush_folder, write_file
+from ballast.checkpoint.kinds import run_folder
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 
 log = logging.getLogger("ballast")
@@ -19,7 +20,7 @@ def tell_run(access: CheckpointAccess, directory: Path) -> None:
     options = access.options
     if not options.run:
         return
-    folder = Path(options.directories[0], f"{options.run}-rank-{access.group.rank}")
+    folder = Path(options.directories[0], run_folder(options.run, access.group.rank))
     unfinished = folder / f"{NAME}.unfinished"
     try:
         unfinished.unlink(missing_ok=True)  # left by a killed process

@@ -122,7 +122,7 @@ def reads(kind, folder, expected):
 
 
 def converts(folder, out):
-    """Convert the checkpoint. What is written has its checksums, whatever was read."""
+    """Convert the checkpoint. The result has valid checksums, also for wrong values."""
     shutil.rmtree(out, ignore_errors=True)
     Conversion(folder, out).run()
     assert problems_of(out) == []

@@ -235,7 +235,7 @@ def test_copies_and_pickles_of_the_model_have_no_optimizer(stage):
     assert len(optimizers_of(model)) == 2
 
 
-# --- What is refused ---
+# --- Refused calls ---
 
 
 def halves(model):
