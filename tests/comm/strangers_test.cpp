@@ -284,7 +284,7 @@ TEST_CASE("a member's malformed message ends its job with its name, and not rank
   }
 }
 
-TEST_CASE("without a of_launcher, a process of another user does not join over loopback") {
+TEST_CASE("without a secret, a process of another user does not join over loopback") {
   if (::geteuid() != 0) return skip("becoming another user needs root");
   CHECK(run_during("", [](std::uint16_t port) {
           Processes other(1, [&](std::size_t) {
