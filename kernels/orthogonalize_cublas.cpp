@@ -51,7 +51,9 @@ class CudaMatrixWork : public MatrixWork {
   void multiply(const Product& product) override {
     const auto& [rows, inner, columns, count, left, right, to, added, alpha, beta, symmetric] = product;
     if (beta != 0.0f) device::copy(to, added, rows * columns * count * sizeof *to, cuda_.stream);
-    const auto step = [](std::size_t a, std::size_t b) { return static_cast<long long>(a * b); };
+    const auto step = [](auto height, auto width) {
+      return static_cast<long long>(height) * static_cast<long long>(width);
+    };
     check(cublas().multiply(handle_, operation(right), operation(left), whole(columns), whole(rows), whole(inner),
                             &alpha, right.data, CUDA_R_16BF, stride(right), step(inner, columns), left.data,
                             CUDA_R_16BF, stride(left), step(rows, inner), &beta, to, CUDA_R_16BF, whole(columns),

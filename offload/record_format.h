@@ -34,7 +34,7 @@ struct CommitPoint {
   std::uint64_t incarnation = 0;  // 0 in records that belong to no run, or to none yet
   std::uint64_t number = 0;
 
-  auto operator<=>(const CommitPoint&) const = default;
+  auto operator<=>(const CommitPoint&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
 
 // The offsets of records. Each tile has two places, for even and for odd generations; in scratch files it has one, for

@@ -17,7 +17,7 @@ struct RecordFiles {
   std::string name() const;              // "state", or "state-7"
   std::string description_name() const;  // of the file, in the first directory
 
-  auto operator<=>(const RecordFiles&) const = default;
+  auto operator<=>(const RecordFiles&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
 
 // The files that have records on this drive, of any rank, in order.

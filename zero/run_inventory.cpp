@@ -44,6 +44,7 @@ std::vector<Commit> commits_of(Seen members) {
       steps.emplace(commit.point, commit.step);
   }
   std::vector<Commit> commits;
+  commits.reserve(steps.size());
   for (const auto& [point, step] : steps)
     commits.push_back({point, step});
   return commits;

@@ -80,7 +80,7 @@ class Takeover {
   }
 
   std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const {
-    const auto found = offload::RecordStore::look(own_.drives(files), own_.files_of(files));
+    auto found = offload::RecordStore::look(own_.drives(files), own_.files_of(files));
     require(!found || found->shape.rank == files.rank, Code::run_mismatch, [&] {
       return Problem{.what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", own_.name(),
                                          found->shape.rank),

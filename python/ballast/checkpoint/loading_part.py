@@ -134,8 +134,9 @@ class LoadingPart:
 
         def change(part: _core.StatePart) -> None:
             with self._agreement.attempt():
-                if self._agreement.error is None:
-                    self._change(part, partition.member_of(part), stream)
+                member = partition.member_of(part)
+                if self._agreement.error is None and self._name(member.parameter) in self._tensors:
+                    self._change(part, member, stream)
 
         partition.change_shards(change, self._saved.step, self._agreement.settle)
         self._fill_targets(targets, stream)
