@@ -92,6 +92,7 @@ PYTHON_LAYERS = {
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),
         *("wrapper.updates", "wrapper.partition", "wrapper.state_migration", "wrapper.kept_state", "wrapper.note_format"),
         *("wrapper.rule_updates", "wrapper.custom_optimizer", "wrapper.stored_updates", "wrapper.update_kinds"),
+        *("wrapper.matrix_window", "wrapper.rank_sums", "wrapper.adafactor"),
     ],
     "plan": [
         *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),

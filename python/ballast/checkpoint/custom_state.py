@@ -59,7 +59,9 @@ def _of_this_rank(
 
     def add(name: str, values: Mapping[str, Any], shape: torch.Size, first: int) -> None:
         tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
-        by_element = {key: value for key, value in tensors.items() if value.shape == shape}
+        by_element = {
+            key: value for key, value in tensors.items() if value.shape == shape and key not in access.whole_values
+        }
         mine[name] = {key: _description(moment_name(name, key), value, key in by_element) for key, value in values.items()}
         shards[name] = (first, by_element)
 

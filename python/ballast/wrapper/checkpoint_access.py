@@ -60,6 +60,11 @@ class CheckpointAccess:
         return [name for _, name in self._plans.planner.updates.moments(self.optimizer)] if self.has_own_step else []
 
     @property
+    def whole_values(self) -> frozenset[str]:
+        """Names of the optimizer's own state that is never by element, whatever its shape is."""
+        return self._plans.planner.updates.whole_values
+
+    @property
     def has_own_step(self) -> bool:
         """Whether the optimizer's own step makes the updates, and its own state."""
         return self._plans.planner.updates.own_step is not None

@@ -13,6 +13,7 @@ from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.memory import tensor_of
+from ballast.wrapper.note_format import copied
 from ballast.wrapper.own_step import OwnStep, Piece, group_of, moved, shape_of
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
@@ -25,6 +26,8 @@ Part = tuple[int, int]  # a range of a parameter's elements: first, count
 class CustomUpdates:
     """Updates by the optimizer's own step. The state that the step makes lives in optimizer.state. It is that of the
     full parameter if this rank keeps all of it, else that of its shard, which is one-dimensional."""
+
+    whole_values: frozenset[str] = frozenset()
 
     def __init__(self, kind: type[torch.optim.Optimizer]):
         self._step = OwnStep(kind)
@@ -72,7 +75,8 @@ class CustomUpdates:
             values = state.get(id(member.parameter))
             if values and part[1] > 0:
                 optimizer.state[member.parameter] = {
-                    name: shard_of_value(member, part, value) for name, value in values.items()
+                    name: copied(value) if name in self.whole_values else shard_of_value(member, part, value)
+                    for name, value in values.items()
                 }
 
     def keep_note(self, kept: ShardedState, state: State) -> None:
@@ -97,7 +101,7 @@ class CustomUpdates:
         of_all = from_all_ranks(kept.ranks, mine)
         state = {}
         for number, member in enumerate(kept.members):
-            if values := full_state(member, [of_rank[number] for of_rank in of_all]):
+            if values := full_state(member, [of_rank[number] for of_rank in of_all], self.whole_values):
                 state[id(member.parameter)] = values
         return state
 
@@ -142,14 +146,16 @@ def to_host(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
 
-def full_state(member: Member, kept: Sequence[tuple[Part, dict[str, Any]]]) -> dict[str, Any]:
+def full_state(
+    member: Member, kept: Sequence[tuple[Part, dict[str, Any]]], whole_values: frozenset[str]
+) -> dict[str, Any]:
     """Return the full state of a parameter. Values by element are joined from all shards; others are the first rank's."""
     kept = [(part, values) for part, values in kept if values]
     if not kept:
         return {}
     state = {}
     for name, value in kept[0][1].items():
-        by_element = all(
+        by_element = name not in whole_values and all(
             isinstance(values.get(name), torch.Tensor) and values[name].shape == shape_of(member, part[1])
             for part, values in kept
         )

@@ -21,6 +21,8 @@ MOMENTS = (_core.Moment.momentum, _core.Moment.variance)
 class RuleUpdates:
     """Updates by a rule of the library, which keeps up to two moments of each parameter, and counts steps."""
 
+    whole_values: frozenset[str] = frozenset()
+
     def __init__(self, make_rule: MakeRule):
         self._make_rule = make_rule
 

@@ -51,6 +51,8 @@ class StoredUpdates:
     """Updates by the optimizer's own step. The library keeps the values of each element, and optimizer.state shows them
     beside the numbers: other values, such as a count of steps."""
 
+    whole_values: frozenset[str] = frozenset()
+
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._kind = type(optimizer)  # which is another one once it is wrapped
         self._step = OwnStep(self._kind)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ballast import _core
+from ballast.checks import fail
+from ballast.wrapper.adafactor import AdafactorUpdates
 from ballast.wrapper.custom_optimizer import CustomUpdates
 from ballast.wrapper.rule_updates import RuleUpdates
 from ballast.wrapper.rules import require_elementwise, rule_of
@@ -17,5 +20,20 @@ def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool, stored: bool
     make_rule = rule_of(optimizer)
     if make_rule is not None:
         return RuleUpdates(make_rule)
+    if type(optimizer) is torch.optim.Adafactor:
+        if stored:
+            refuse_parts_of_matrices()
+        return AdafactorUpdates(torch.optim.Adafactor)
     require_elementwise(optimizer, declared)
     return StoredUpdates(optimizer) if stored else CustomUpdates(type(optimizer))
+
+
+def refuse_parts_of_matrices() -> None:
+    fail(
+        "unsupported",
+        _core.Problem(
+            what="cannot update the matrices of Adafactor part by part: its step needs the sums of a whole matrix first",
+            needed='state on the device or on the host alone, without tile=, memory= and "auto"',
+            remedy='Wrap it with offload={"state": "host"}, or without offload.',
+        ),
+    )

@@ -30,6 +30,9 @@ CustomStep = Callable[[torch.optim.Optimizer, ShardedState, StepCall], None]
 class Updates(Protocol):
     """The differences between optimizers."""
 
+    # Names of state that a rank keeps in full for each parameter of which it has elements, whatever its shape is.
+    whole_values: frozenset[str]
+
     @property
     def own_step(self) -> CustomStep | None:
         """The step of the optimizer's own class; None if the library makes updates by a rule."""

@@ -278,12 +278,15 @@ def test_optimizers_that_need_full_parameters_are_refused_with_the_reason(elemen
     class MyMuon(torch.optim.Muon):
         pass
 
+    class Adafactor(UserOptimizer):
+        pass
+
     class Shampoo(UserOptimizer):
         pass
 
     for kind, reason in [
         (torch.optim.LBFGS, "again and again"),
-        (torch.optim.Adafactor, "rows and columns"),
+        (Adafactor, "rows and columns"),
         (torch.optim.Muon, "orthogonalizes"),
         (MyMuon, "orthogonalizes"),
         (Shampoo, "whole matrices"),

@@ -1,0 +1,123 @@
+"""Updates by torch's Adafactor. Its step needs sums over the rows and columns of full matrices: each rank makes those of its
+shards, and the ranks add them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ballast import _core
+from ballast.wrapper.custom_optimizer import CustomUpdates, move_state_to
+from ballast.wrapper.gpu import wait_for_current_streams
+from ballast.wrapper.matrix_window import MatrixWindow
+from ballast.wrapper.memory import tensor_of
+from ballast.wrapper.own_step import group_of
+from ballast.wrapper.rank_sums import RankSums
+from ballast.wrapper.sharded_state import ShardedState
+from ballast.wrapper.units import TORCH_DTYPES, Member
+from ballast.wrapper.updates import StepCall
+
+
+class AdafactorUpdates(CustomUpdates):
+    """The state is that of torch.optim.Adafactor. A rank with elements of a matrix keeps the means of all rows and columns."""
+
+    whole_values = frozenset({"row_var", "col_var"})
+
+    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
+        shards = [shard for tile in call.tiles for shard in shards_in(tile, optimizer, kept, call.factor)]
+        sums = RankSums({member: [1, *rows_and_columns(member.parameter.shape)] for member in kept.members})
+        for shard in shards:
+            shard.add_squares(*sums.of(shard.member))
+        sums.add_up(kept.sharing)
+        updates = RankSums({member: [1] for member in kept.members})
+        for shard in shards:
+            move_state_to(optimizer, shard.member.parameter, shard.masters)
+            shard.make_update(optimizer.state[shard.member.parameter], *sums.of(shard.member)[1:])
+            shard.add_squares_of_update(*updates.of(shard.member))
+        updates.add_up(kept.sharing)
+        for shard in shards:
+            shard.apply(float(sums.of(shard.member)[0]), float(updates.of(shard.member)[0]))
+        wait_for_current_streams([shard.masters for shard in shards])  # the library continues in streams of its own
+
+
+def shards_in(tile: _core.TileToUpdate, optimizer: torch.optim.Optimizer, kept: ShardedState, factor: float) -> Iterator[Shard]:
+    gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
+    masters = tensor_of(tile.masters, torch.float32)
+    for member, begin, count in kept.in_tile(tile):
+        mine = masters[begin:][:count]
+        group = group_of(optimizer, member.parameter)
+        yield Shard(member, kept.part(member)[0], mine, gradients[begin:][:count].to(mine.device), group)
+
+
+def rows_and_columns(shape: torch.Size) -> tuple[int, int]:
+    """Return how many rows and columns the matrices of a parameter have together; none if it has less than two dimensions."""
+    return (shape[:-1].numel(), shape[:-2].numel() * shape[-1]) if len(shape) > 1 else (0, 0)
+
+
+class Shard:
+    """This rank's elements of a parameter, from the element `first` on. A step calls the methods in their order here."""
+
+    def __init__(self, member: Member, first: int, masters: torch.Tensor, gradients: torch.Tensor, group: dict[str, Any]):
+        shape = member.parameter.shape
+        self.member, self.masters = member, masters
+        self._shape, self._group = shape, group
+        self._update = gradients.neg_() if group["maximize"] else gradients  # in place of the gradients
+        self._window = MatrixWindow(shape, first, len(masters)) if len(shape) > 1 else None
+        self._steps = 0.0
+
+    def add_squares(self, values: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> None:
+        """Add the squares of the parameter, and of the gradient's rows and columns."""
+        values += self.masters.square().sum().cpu()
+        if self._window is not None:
+            squares = self._window.fill(self._update).square_()
+            self._window.rows_in(self._by_row(rows)).add_(squares.sum(-1).cpu())
+            self._window.matrices_in(self._by_column(columns)).add_(squares.sum(-2).cpu())
+
+    def make_update(self, state: dict[str, Any], rows: torch.Tensor, columns: torch.Tensor) -> None:
+        """Change the state by the sums of all ranks, and make the update from the gradient, before it is clipped."""
+        if not state:
+            self._begin(state)
+        state["step"] += 1
+        self._steps = float(state["step"])
+        weight = self._steps ** self._group["beta2_decay"]
+        eps = self._group["eps"][0]
+        eps = torch.finfo(torch.float32).eps if eps is None else eps
+        if self._window is None:
+            variance = state["variance"].lerp_(self._update.view(state["variance"].shape).square(), weight).flatten().clone()
+        else:
+            row_var, col_var = self._by_row(state["row_var"]), self._by_column(state["col_var"])
+            row_var.lerp_(self._by_row(rows).to(row_var.device) / self._shape[-1], weight)
+            col_var.lerp_(self._by_column(columns).to(col_var.device) / self._shape[-2], weight)
+            estimate = self._window.rows_in(row_var)[..., None] * self._window.matrices_in(col_var)[:, None]
+            estimate.div_(self._window.matrices_in(row_var.mean(-1).clamp_(min=eps))[:, None, None])
+            variance = self._window.elements_in(estimate)
+        self._update.mul_(variance.clamp_(min=eps * eps).rsqrt_())
+
+    def add_squares_of_update(self, squares: torch.Tensor) -> None:
+        squares += self._update.square().sum().cpu()
+
+    def apply(self, squares_of_values: float, squares_of_update: float) -> None:
+        elements, group = self._shape.numel(), self._group
+        lr = float(group["lr"])
+        size = max(group["eps"][1], (squares_of_values / elements) ** 0.5) * min(lr, 1 / self._steps**0.5)
+        clipped_by = max(1.0, (squares_of_update / elements) ** 0.5 / group["d"])
+        if group["weight_decay"] != 0:
+            self.masters.mul_(1 - lr * group["weight_decay"])
+        self.masters.add_(self._update, alpha=-size / clipped_by)
+
+    def _begin(self, state: dict[str, Any]) -> None:
+        zeros = torch.zeros_like(self.masters)
+        state["step"] = torch.tensor(0.0, device="cpu")
+        if self._window is None:
+            state["variance"] = zeros if len(zeros) < self._shape.numel() else zeros.view(self._shape)
+        else:
+            state["row_var"] = zeros.new_zeros([*self._shape[:-1], 1])
+            state["col_var"] = zeros.new_zeros([*self._shape[:-2], 1, self._shape[-1]])
+
+    def _by_row(self, values: torch.Tensor) -> torch.Tensor:
+        return values.view(-1, self._shape[-2])  # by matrix and row
+
+    def _by_column(self, values: torch.Tensor) -> torch.Tensor:
+        return values.view(-1, self._shape[-1])
