@@ -203,28 +203,34 @@ TEST_CASE("a run that moves keeps its notes") {
     return std::string(reinterpret_cast<const char*>(note.data()), note.size());
   };
   run.options.drives = {.directories = {run.directory}, .run = "mine"};
-  const auto on_ranks = [&](std::size_t ranks, const std::function<void(Training & training, std::size_t rank)>& look) {
+  using Look = std::function<void(Training & training, std::size_t rank)>;
+  // Returns the notes that the ranks begin with.
+  const auto on_ranks = [&](std::size_t ranks, const Look& look) {
+    std::vector<std::string> notes(ranks);
     CHECK(failures_of_ranks(ranks, [&](Communicator& world) {
             Training training(run.model, world, run.rules, run.options);
             training.start(initial_parameters());
+            notes[world.rank()] = text_of(training.note());
             look(training, world.rank());
           }) == no_failures(ranks));
+    return notes;
   };
+  const Look nothing = [](Training&, std::size_t) {};
   on_ranks(3, [&](Training& training, std::size_t rank) {
     const std::string note = fmt::format("of rank {}", rank);
     training.set_note(std::as_bytes(std::span(note)));
     training.change_state([](const LocalTile&) {});
   });
-  on_ranks(2, [&](Training& training, std::size_t rank) {
-    CHECK(text_of(training.note()) == fmt::format("of rank {}", rank));
-  });
+  CHECK(on_ranks(2, nothing) == std::vector<std::string>{"of rank 0", "of rank 1"});
   run.model = in_two_units();
+  EarlierNotes earlier;
   run.options.drives.join_notes = [&](const EarlierNotes& notes) {
-    CHECK(notes.places == std::vector<std::size_t>{2, 1, 0, 4, 3});
-    CHECK(notes.of_ranks.size() == 2);
+    earlier = notes;
     return notes.of_ranks.back();
   };
-  on_ranks(1, [&](Training& training, std::size_t) { CHECK(text_of(training.note()) == "of rank 1"); });
+  CHECK(on_ranks(1, nothing) == std::vector<std::string>{"of rank 1"});
+  CHECK(earlier.places == std::vector<std::size_t>{2, 1, 0, 4, 3});
+  CHECK(earlier.of_ranks.size() == 2);
 }
 
 TEST_CASE("the newest step that all earlier ranks have, with all its records, is taken over") {
