@@ -26,11 +26,9 @@ std::vector<Op> all_of(OpKind kind, const CompiledPlan& plan) {
 }
 
 double seconds_across(const CompiledPlan& plan, OpKind kind) {
-  Machine machine = two_hosts_of_8;
-  machine.gather = machine.reduce = 1e300;
   double seconds = 0;
   for (const Op& op : all_of(kind, plan))
-    seconds += seconds_on_links(op, plan.placement(), machine);
+    seconds += seconds_on_links(op, plan.placement(), two_hosts_of_8).across;
   return seconds;
 }
 
@@ -41,18 +39,18 @@ TEST_CASE("each byte comes to a host through one of its links, and is passed on 
   const CompiledPlan plan = plan_of(setup);
   for (const Op& gather : all_of(OpKind::gather, plan)) {
     const auto all = static_cast<double>(gather.to.bytes);
-    CHECK(seconds_on_links(gather, plan.placement(), two_hosts_of_8) ==
+    CHECK(seconds_on_links(gather, plan.placement(), two_hosts_of_8).sum() ==
           Approx(all * 7 / 8 / 400e9 + all / 8 / 2 / 50e9));
   }
   for (const Op& reduce : all_of(OpKind::reduce, plan)) {
     const auto all = static_cast<double>(reduce.from.bytes);
-    CHECK(seconds_on_links(reduce, plan.placement(), two_hosts_of_8) ==
+    CHECK(seconds_on_links(reduce, plan.placement(), two_hosts_of_8).sum() ==
           Approx(all * 7 / 8 / 200e9 + 2 * all / 8 / 2 / 50e9));  // sums of bf16 values are in fp32
   }
   Machine one_host = two_hosts_of_8;
   one_host.ranks_per_host = 0;
   const Op gather = all_of(OpKind::gather, plan)[0];
-  CHECK(seconds_on_links(gather, plan.placement(), one_host) ==
+  CHECK(seconds_on_links(gather, plan.placement(), one_host).sum() ==
         Approx(static_cast<double>(gather.to.bytes) * 15 / 16 / 400e9));
 }
 
@@ -72,4 +70,25 @@ TEST_CASE("codes of sums that are half as large take half of the time between ho
   const double int8 = seconds_across(plan_of(setup), OpKind::reduce);
   setup.wire.across = WireFormat::int4;
   CHECK(seconds_across(plan_of(setup), OpKind::reduce) == Approx(int8 / 2));
+}
+
+TEST_CASE("gathers and reductions take turns on the same links, but not inside of hosts and between them") {
+  Machine machine = two_hosts_of_8;
+  machine.upload = machine.download = machine.read = machine.write = machine.device_memory = machine.host_memory = 1e15;
+  machine.collective_latency = 0;
+  const std::vector<UnitWork> no_work(units);
+  const auto seconds_of_step = [&](const CompiledPlan& plan) {
+    return simulate({plan.program(), plan.placement(), machine, no_work}).seconds;
+  };
+  const CompiledPlan of_shared = plan_of(on_16_ranks(1)), of_copies = plan_of(on_16_ranks(2));
+  machine.gather = machine.reduce = 1e15;
+  CHECK(seconds_of_step(of_shared) ==
+        Approx(seconds_across(of_shared, OpKind::gather) + seconds_across(of_shared, OpKind::reduce)).epsilon(0.01));
+  machine.gather = 1e9;  // of copies, only the reductions and one gather of a unit pass between hosts
+  const double across = seconds_across(of_copies, OpKind::gather) + seconds_across(of_copies, OpKind::reduce);
+  double inside = 0;
+  for (const Op& op : all_of(OpKind::gather, of_copies))
+    inside += seconds_on_links(op, of_copies.placement(), machine).inside;
+  CHECK(seconds_of_step(of_copies) >= inside);
+  CHECK(seconds_of_step(of_copies) < inside + across * 0.9);
 }

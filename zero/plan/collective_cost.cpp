@@ -34,17 +34,17 @@ double size_of_sums(const Op& op) {
 
 double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
 
-double seconds_on_links(const Op& op, const Placement& placement, const Machine& machine) {
+LinkSeconds seconds_on_links(const Op& op, const Placement& placement, const Machine& machine) {
   const GroupOnHosts group = group_on_hosts(op.ranks, placement, machine);
-  if (group.ranks == 1) return 0;
+  if (group.ranks == 1) return {};
   const double inside = op.kind == OpKind::gather ? machine.gather : machine.reduce;
   const double all = static_cast<double>(bytes_moved(op, placement)) / part_of_others(group.ranks);
   const double in_host = all * part_of_others(group.ranks_of_host) / inside;
-  if (group.hosts() == 1) return in_host;
+  if (group.hosts() == 1) return {.inside = in_host};
   const bool has_sums = op.kind == OpKind::reduce && group.ranks_of_host > 1;
   const double of_host = all * (has_sums ? size_of_sums(op) : 1.0);
   const double of_a_link = of_host / static_cast<double>(group.ranks_of_host) * part_of_others(group.hosts());
-  return in_host + of_a_link / machine.across;
+  return {.inside = in_host, .across = of_a_link / machine.across};
 }
 
 }  // namespace ballast

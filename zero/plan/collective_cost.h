@@ -9,8 +9,16 @@ namespace ballast {
 
 double part_of_others(std::size_t ranks);  // what a rank gets from the other ones, of all that it gets
 
-// The seconds that a gather or a reduction takes to move its bytes. Each byte comes to a host once, through the link of one of
-// its ranks, and is passed on inside of the host.
-double seconds_on_links(const Op& op, const Placement& placement, const Machine& machine);
+// The seconds that a collective takes of the links inside of a host, and of those between hosts.
+struct LinkSeconds {
+  double inside = 0;
+  double across = 0;
+
+  double sum() const { return inside + across; }
+};
+
+// What a gather or a reduction takes to move its bytes. Each byte comes to a host once, through the link of one of its ranks,
+// and is passed on inside of the host.
+LinkSeconds seconds_on_links(const Op& op, const Placement& placement, const Machine& machine);
 
 }  // namespace ballast

@@ -58,7 +58,7 @@ double seconds_of(const Op& op, const SimulationInput& input) {
     case OpKind::download: return bytes / machine.download;
     case OpKind::gather:
     case OpKind::reduce:
-      return machine.collective_latency + seconds_on_links(op, input.placement, machine) +
+      return machine.collective_latency + seconds_on_links(op, input.placement, machine).sum() +
              coding / machine.device_memory;
     case OpKind::clear: return bytes / memory(op.to);
     case OpKind::norm:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "zero/plan/collective_cost.h"
 #include "zero/plan/shared_time.h"
 
 namespace ballast {
@@ -22,6 +23,7 @@ struct Span {
 };
 
 bool needs_cores(const Op& op) { return !is_of_drives(op.lane) && op.kind != OpKind::agree; }
+bool needs_links(const Op& op) { return op.kind == OpKind::gather || op.kind == OpKind::reduce; }
 
 class Walk {
  public:
@@ -78,8 +80,13 @@ class Walk {
       if (wait.of_last_step && begin_of_step_ > 0) after(begin_of_step_ - size_ + wait.op);
     }
     span.busy = seconds_of(op, in_);
-    span.end = span.begin + span.busy;
-    if (in_.machine.shares_cores && needs_cores(op)) take_turns(span, self);
+    if (in_.machine.shares_cores && needs_cores(op)) {
+      span.end = span.begin;
+      take_turn(cores_, span.busy, span, self);
+    } else {
+      span.end = span.begin + span.busy;
+      if (needs_links(op)) use_links(op, span, self);
+    }
     if (op.lane == Lane::fetch) fetched_ += span.busy;
     if (op.lane == Lane::disk) span.end += std::exchange(fetched_, 0.0);
     spans_.push_back(span);
@@ -87,11 +94,20 @@ class Walk {
     if (op.kind == OpKind::use || op.kind == OpKind::agree) trainer_waits(op, self);
   }
 
-  void take_turns(Span& span, std::size_t self) {
-    const SharedTime::Taken taken = cores_.take(self, span.begin, span.busy);
-    span.begin = taken.begin;
+  // Lets the operation go on with `seconds` of what it shares with others, when it is free.
+  static void take_turn(SharedTime& shared, double seconds, Span& span, std::size_t self) {
+    const SharedTime::Taken taken = shared.take(self, span.end, seconds);
     span.end = taken.end;
-    if (taken.after != SharedTime::no_task) span.held_up_by = taken.after;
+    if (taken.after == SharedTime::no_task) return;
+    span.begin = taken.begin;
+    span.held_up_by = taken.after;
+  }
+
+  void use_links(const Op& op, Span& span, std::size_t self) {
+    const LinkSeconds needed = seconds_on_links(op, in_.placement, in_.machine);
+    span.end -= needed.sum();
+    take_turn(links_inside_, needed.inside, span, self);
+    take_turn(links_across_, needed.across, span, self);
   }
 
   // All later operations begin when the trainer has passed this one.
@@ -124,6 +140,8 @@ class Walk {
   std::size_t size_;
   std::vector<Span> spans_;  // of all steps
   SharedTime cores_;
+  SharedTime links_inside_;  // of a host; gathers and reductions have lanes of their own, and the same links
+  SharedTime links_across_;
   std::array<std::size_t, lane_count> lane_last_{};
   std::array<double, phase_count> exposed_{};
   std::size_t begin_of_step_ = 0;

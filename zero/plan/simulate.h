@@ -1,6 +1,6 @@
 // Predicts the time of a step on any machine. An operation begins when the trainer has come to it, its lane is free,
-// and the operations that it waits for are done; on a CPU it takes turns with all others. Three steps are walked and
-// the last one counts, because steps overlap.
+// and the operations that it waits for are done; on a CPU it takes turns with all others, and on GPUs gathers and reductions
+// take turns on the links between ranks. Three steps are walked and the last one counts, because steps overlap.
 #pragma once
 
 #include <vector>
@@ -11,8 +11,8 @@ namespace ballast {
 
 Simulation simulate(const SimulationInput& input);
 
-// When an operation runs, in seconds from the beginning of the trainer's step. If the operation takes turns with others
-// on a CPU, this is its last turn.
+// When an operation runs, in seconds from the beginning of the trainer's step. If the operation takes turns with
+// others, this is its last turn.
 struct SimulatedOp {
   std::size_t op = 0;  // of the program
   bool of_earlier_step = false;
