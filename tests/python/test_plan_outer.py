@@ -5,6 +5,7 @@ import json
 import ballast
 import pytest
 from ballast import DiLoCo, OutOfMemoryError
+from ballast.commands import main
 
 MACHINE = {"gpus_per_machine": 2, "gpu": "h100", "host_memory": "64GiB", "stage": 2, "tokens": 1024}
 SLOTS = 16 << 20  # for two pieces of gradients, and two that arrive
@@ -74,3 +75,27 @@ def test_ranks_that_hosts_cannot_share_are_refused():
         planned(ranks=5, outer=DiLoCo(every=8))
     with pytest.raises(ballast.UsageError, match="cannot use outer=64"):
         planned(outer=64)
+
+
+def test_the_command_line_has_the_options_of_the_outer_optimizer(capsys):
+    arguments = ["gpt2", "--ranks", "4", "--gpus-per-machine", "2", "--gpu", "h100", "--host-memory", "64GiB", "--stage", "2"]
+    assert main(["plan", *arguments, "--tokens", "1024", "--outer", "every=8,wire=int8,momentum=0,nesterov=false", "--json"]) == 0
+    outer = DiLoCo(every=8, wire="int8", momentum=0, nesterov=False)
+    printed = json.loads(capsys.readouterr().out)["plan"]
+    assert printed == json.loads(json.dumps(planned(outer=outer).to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("wire=int8", "it has no every="),
+        ("every=8,every=9", "names every twice"),
+        ("every=8,steps=2", "steps"),
+        ("every=two", "every"),
+        ("8", "8"),
+    ],
+)
+def test_wrong_options_on_the_command_line_are_named(text, said, capsys):
+    assert main(["plan", "gpt2", "--outer", text]) != 0
+    error = capsys.readouterr().err
+    assert "B1001" in error and said in error

@@ -12,6 +12,7 @@ from ballast import _core
 from ballast.checks import refuse
 from ballast.hardware import GPUS, Rates
 from ballast.models.known import KNOWN
+from ballast.outer.options import outer_from_text
 from ballast.plan_request import request_plan
 from ballast.planning import best, searched, unbeaten
 from ballast.reports.front import draw_front
@@ -45,6 +46,11 @@ WORDS = {
     "format": ("NAMES", "format of the optimizer's state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
     "gradient-format": ("NAMES", "format of the reduced gradients of bf16 parameters: fp32 (default) or bf16; auto for both"),
     "wire": ("FORMATS", "what ranks send: exact (default), int8, or formats by kind: gather=int8,reduce=int8,across=int4"),
+    "outer": (
+        "OPTIONS",
+        "the machines train on their own, and combine their parameters every N steps: options of ballast.DiLoCo, such as "
+        "every=64,wire=int8",
+    ),
     "replicas": ("N", "copies of the parameters in stage 3: host for one in each machine, or a number"),
     "dtype": ("NAME", "format of the parameters: bf16, fp16 or fp32; default: that of the model"),
 }
@@ -106,6 +112,8 @@ def run(chosen: argparse.Namespace) -> int:
     given = {name: value for name, value in given.items() if value is not None}
     if chosen.rates:
         given["rates"] = dict(_rate(word) for word in chosen.rates)
+    if "outer" in given:
+        given["outer"] = outer_from_text(given["outer"])
     request = request_plan(chosen.model, **given).on_command_line()
     plan = best(request)
     if chosen.program:

@@ -137,6 +137,32 @@ def read_outer(outer: Any) -> DiLoCo | None:
     return outer
 
 
+def outer_from_text(text: str) -> DiLoCo:
+    """Return the options that a command line has given.
+
+    >>> outer_from_text("every=64,wire=int8").call()
+    'ballast.DiLoCo(every=64, wire="int8")'
+    """
+    given: dict[str, Any] = {}
+    for word in text.split(","):
+        name, _, value = (part.strip() for part in word.partition("="))
+        one_of("option of DiLoCo", name, [option.name for option in fields(DiLoCo)])
+        if name in given:
+            refuse(f"cannot use {text!r}: it names {name} twice", where="--outer", needed="each option once")
+        given[name] = _value_of(value)
+    if "every" not in given:
+        refuse(f"cannot use {text!r}: it has no every=", where="--outer", needed="steps between two exchanges, such as every=64")
+    return DiLoCo(**given)
+
+
+def _value_of(text: str) -> Any:
+    """Return a number or a truth value as such; other words are text."""
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text
+
+
 def _require_count(name: str, value: Any, needed: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         _refuse(name, value, needed)
