@@ -79,7 +79,8 @@ def test_ranks_that_hosts_cannot_share_are_refused():
 
 def test_the_command_line_has_the_options_of_the_outer_optimizer(capsys):
     arguments = ["gpt2", "--ranks", "4", "--gpus-per-machine", "2", "--gpu", "h100", "--host-memory", "64GiB", "--stage", "2"]
-    assert main(["plan", *arguments, "--tokens", "1024", "--outer", "every=8,wire=int8,momentum=0,nesterov=false", "--json"]) == 0
+    options = "every=8,wire=int8,momentum=0,nesterov=false"
+    assert main(["plan", *arguments, "--tokens", "1024", "--outer", options, "--json"]) == 0
     outer = DiLoCo(every=8, wire="int8", momentum=0, nesterov=False)
     printed = json.loads(capsys.readouterr().out)["plan"]
     assert printed == json.loads(json.dumps(planned(outer=outer).to_dict()))

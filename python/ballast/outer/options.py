@@ -151,7 +151,7 @@ def outer_from_text(text: str) -> DiLoCo:
             refuse(f"cannot use {text!r}: it names {name} twice", where="--outer", needed="each option once")
         given[name] = _value_of(value)
     if "every" not in given:
-        refuse(f"cannot use {text!r}: it has no every=", where="--outer", needed="steps between two exchanges, such as every=64")
+        refuse(f"cannot use {text!r}: it has no every=", where="--outer", needed="steps between exchanges, such as every=64")
     return DiLoCo(**given)
 
 
