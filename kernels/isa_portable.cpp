@@ -16,6 +16,8 @@ std::string_view name(Isa) { return "scalar"; }
 
 }  // namespace simd
 
+std::vector<MultiplyBlock> multiply_blocks(simd::Isa) { return {walks_scalar.multiply_block}; }
+
 const Walks& walks_for(simd::Isa) { return walks_scalar; }
 
 }  // namespace ballast::kernels

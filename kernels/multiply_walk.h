@@ -1,122 +1,16 @@
-// The CPU walk of products of matrices, for any width of lanes S: one block of a product. It widens a part of both factors
-// into the caches, so that the innermost loop reads consecutive fp32 values, and keeps a tile of sums in registers.
+// The CPU walk of products of matrices, for any width of lanes S and any packing of factors: one block of a product. It packs a
+// part of both factors into the caches, so that the innermost loop reads consecutive values, and keeps a tile of sums in
+// registers.
 #pragma once
 
 #include <cstring>
 
 #include "kernels/multiply.h"
+#include "kernels/multiply_tile.h"
 #include "kernels/number_walk.h"
+#include "kernels/simd/subnormals.h"
 
 namespace ballast::kernels {
-
-// The sums that stay in registers: 12 of 16 registers with AVX2, 24 of 32 with AVX-512.
-template <class S>
-struct ProductTile {
-  static constexpr std::size_t vectors = S::width == 1 ? 16 : 2;
-  static constexpr std::size_t rows = S::width == 16 ? 12 : S::width == 8 ? 6 : 4;
-  static constexpr std::size_t columns = vectors * S::width;
-  static_assert(block_size % rows == 0 && block_size % columns == 0);
-};
-
-// Writes whole vectors up to `padded` elements. Those beyond `count` are zeros.
-template <class S>
-void widen_row(const std::uint16_t* from, std::size_t count, float* to, std::size_t padded) {
-  std::size_t i = 0;
-  for (; i + S::width <= count; i += S::width) {
-    S::store(to + i, as_float(S::load_high(from + i)));
-  }
-  for (; i < padded; i += S::width) {
-    const Padded<S, std::uint16_t> last(from + i, i < count ? count - i : 0);
-    S::store(to + i, as_float(S::load_high(last.at)));
-  }
-}
-
-// to[x * to_step + y] = from[y * from_step + x]
-struct Transposition {
-  const std::uint16_t* from;
-  std::size_t from_step;
-  float* to;
-  std::size_t to_step;
-};
-
-template <class S>
-void widen_transposed(const Transposition& t, std::size_t count_x, std::size_t count_y) {
-  constexpr std::size_t patch = 16;  // of both, so that a patch stays in the innermost cache
-  for (std::size_t x0 = 0; x0 < count_x; x0 += patch) {
-    const std::size_t x_end = x0 + patch < count_x ? x0 + patch : count_x;
-    for (std::size_t y0 = 0; y0 < count_y; y0 += patch) {
-      const std::size_t y_end = y0 + patch < count_y ? y0 + patch : count_y;
-      for (std::size_t y = y0; y < y_end; ++y) {
-        for (std::size_t x = x0; x < x_end; ++x) {
-          const std::uint32_t pattern = std::uint32_t{t.from[y * t.from_step + x]} << 16;
-          std::memcpy(t.to + x * t.to_step + y, &pattern, sizeof pattern);
-        }
-      }
-    }
-  }
-}
-
-// By rows, at a distance of block_depth.
-template <class S>
-void pack_left(const Factor& from, std::size_t rows, std::size_t depth, float* to) {
-  if (from.column_step == 1) {
-    for (std::size_t row = 0; row < rows; ++row) {
-      widen_row<S>(from.data + row * from.row_step, depth, to + row * block_depth, depth);
-    }
-  } else {
-    widen_transposed<S>({from.data, from.column_step, to, block_depth}, rows, depth);
-  }
-  const std::size_t unfilled = (ProductTile<S>::rows - rows % ProductTile<S>::rows) % ProductTile<S>::rows;
-  std::memset(to + rows * block_depth, 0, unfilled * block_depth * sizeof(float));
-}
-
-// In strips as wide as a tile, each by rows.
-template <class S>
-void pack_right(const Factor& from, std::size_t columns, std::size_t depth, float* to) {
-  constexpr std::size_t width = ProductTile<S>::columns;
-  for (std::size_t first = 0; first < columns; first += width, to += width * block_depth) {
-    const std::size_t count = columns - first < width ? columns - first : width;
-    const std::uint16_t* const strip = from.data + first * from.column_step;
-    if (from.column_step == 1) {
-      for (std::size_t k = 0; k < depth; ++k) {
-        widen_row<S>(strip + k * from.row_step, count, to + k * width, width);
-      }
-    } else {
-      if (count < width) std::memset(to, 0, depth * width * sizeof(float));
-      widen_transposed<S>({strip, from.column_step, to, width}, depth, count);
-    }
-  }
-}
-
-// Continues the sums of one tile.
-template <class S>
-void multiply_tile(const float* left, const float* right, std::size_t depth, float* sums) {
-  using F = typename S::F;
-  using Tile = ProductTile<S>;
-  F now[Tile::rows][Tile::vectors];
-  for (std::size_t row = 0; row < Tile::rows; ++row) {
-    for (std::size_t i = 0; i < Tile::vectors; ++i) {
-      now[row][i] = S::load(sums + row * block_size + i * S::width);
-    }
-  }
-  for (std::size_t k = 0; k < depth; ++k, ++left, right += Tile::columns) {
-    F of_right[Tile::vectors];
-    for (std::size_t i = 0; i < Tile::vectors; ++i) {
-      of_right[i] = S::load(right + i * S::width);
-    }
-    for (std::size_t row = 0; row < Tile::rows; ++row) {
-      const F of_left(left[row * block_depth]);
-      for (std::size_t i = 0; i < Tile::vectors; ++i) {
-        now[row][i] = fma(of_left, of_right[i], now[row][i]);
-      }
-    }
-  }
-  for (std::size_t row = 0; row < Tile::rows; ++row) {
-    for (std::size_t i = 0; i < Tile::vectors; ++i) {
-      S::store(sums + row * block_size + i * S::width, now[row][i]);
-    }
-  }
-}
 
 struct BlockShape {
   std::size_t rows;
@@ -124,14 +18,19 @@ struct BlockShape {
   bool upper_half;  // of a block on the diagonal of a symmetric product
 };
 
-template <class S>
-void multiply_packed(BlockMemory& memory, const BlockShape& shape, std::size_t depth) {
+// Continues the sums of a block.
+template <class S, class Packing>
+[[gnu::noinline]] void multiply_packed(BlockMemory& memory, const BlockShape& shape, std::size_t depth) {
   using Tile = ProductTile<S>;
+  using Value = typename Packing::Value;
+  const auto* const left = reinterpret_cast<const Value*>(memory.left);
+  const auto* const right = reinterpret_cast<const Value*>(memory.right);
+  const std::size_t values = Packing::values(block_depth);  // of a row or a column
   for (std::size_t column = 0; column < shape.columns; column += Tile::columns) {
     for (std::size_t row = 0; row < shape.rows; row += Tile::rows) {
       if (shape.upper_half && row >= column + Tile::columns) break;
-      multiply_tile<S>(memory.left + row * block_depth, memory.right + column * block_depth, depth,
-                       memory.sums + row * block_size + column);
+      Packing::multiply_tile(left + row * values, right + column * values, Packing::values(depth),
+                             memory.sums + row * block_size + column);
     }
   }
 }
@@ -176,7 +75,7 @@ void mirror_block(const Product& product, const ProductBlock& block, const Block
 }
 
 // Computes a block of one matrix. Of a symmetric product, its column is at or after its row.
-template <class S>
+template <class S, class Packing>
 void multiply_block(const Product& product, const ProductBlock& block, BlockMemory& memory) {
   const auto within = [](std::size_t most, std::size_t left) { return left < most ? left : most; };
   const BlockShape shape{within(block.size, product.rows - block.row),
@@ -185,9 +84,12 @@ void multiply_block(const Product& product, const ProductBlock& block, BlockMemo
   std::memset(memory.sums, 0, sizeof memory.sums);
   for (std::size_t k = 0; k < product.inner; k += block_depth) {
     const std::size_t depth = within(block_depth, product.inner - k);
-    pack_left<S>(part(product.left, block.row, k), shape.rows, depth, memory.left);
-    pack_right<S>(part(product.right, k, block.column), shape.columns, depth, memory.right);
-    multiply_packed<S>(memory, shape, depth);
+    using Value = typename Packing::Value;
+    Packing::pack_left(part(product.left, block.row, k), shape.rows, depth, reinterpret_cast<Value*>(memory.left));
+    Packing::pack_right(part(product.right, k, block.column), shape.columns, depth,
+                        reinterpret_cast<Value*>(memory.right));
+    const simd::SubnormalsAreZero in_sums;
+    multiply_packed<S, Packing>(memory, shape, depth);
   }
   for (std::size_t row = 0; row < shape.rows; ++row) {
     const std::size_t first = shape.upper_half ? row : 0;

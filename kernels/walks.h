@@ -1,6 +1,8 @@
-// The table of CPU walks: one for each instruction set, defined in walks_scalar.cpp, walks_avx2.cpp and
-// walks_avx512.cpp. A walk works on the calling thread, on one piece of memory.
+// The table of CPU walks: one for each instruction set, defined in walks_scalar.cpp, walks_avx2.cpp and walks_avx512.cpp. Only
+// products of matrices use AVX512-BF16, in walks_avx512_bf16.cpp. A walk works on the calling thread, on one piece of memory.
 #pragma once
+
+#include <vector>
 
 #include "kernels/multiply.h"
 #include "kernels/numbers.h"
@@ -9,6 +11,8 @@
 #include "kernels/update.h"
 
 namespace ballast::kernels {
+
+using MultiplyBlock = void (*)(const Product& product, const ProductBlock& block, BlockMemory& memory);
 
 struct Walks {
   void (*update)(const TileMemory& tile, const GroupStep& step);
@@ -23,10 +27,12 @@ struct Walks {
   void (*quantize)(const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);
   void (*dequantize)(const ConstQuantizedPiece& from, const Numbers& to, Stores stores);
   void (*sum_quantized)(const QuantizedSummands& from, const Numbers& into);
-  void (*multiply_block)(const Product& product, const ProductBlock& block, BlockMemory& memory);
+  MultiplyBlock multiply_block;
   void (*divide)(const std::uint16_t* from, float divisor, std::uint16_t* to, std::size_t count);
 };
 
 const Walks& walks_for(simd::Isa isa);
+std::vector<MultiplyBlock> multiply_blocks(
+    simd::Isa isa);  // that this machine can run, best first; walks_for() has the best
 
 }  // namespace ballast::kernels

@@ -7,6 +7,7 @@
 #include "kernels/fill_walk.h"
 #include "kernels/first_non_finite_walk.h"
 #include "kernels/multiply_walk.h"
+#include "kernels/multiply_widened.h"
 #include "kernels/normalize_walk.h"
 #include "kernels/quantize_walk.h"
 #include "kernels/sum_of_squares_walk.h"
@@ -28,7 +29,7 @@ constexpr Walks walks_of() {
           .quantize = &quantize_walk<S>,
           .dequantize = &dequantize_walk<S>,
           .sum_quantized = &sum_quantized_walk<S>,
-          .multiply_block = &multiply_block<S>,
+          .multiply_block = &multiply_block<S, WidenedFactors<S>>,
           .divide = &divide_walk<S>};
 }
 

@@ -1,4 +1,5 @@
-// Tests that a product of matrices has the bits of its definition: chains of fused multiply-adds, in order.
+// Tests that a product of matrices has the bits of its definition: chains of fused multiply-adds in a given order, in which
+// subnormal numbers are zeros.
 #include "kernels/multiply.h"
 
 #include <catch2/catch.hpp>
@@ -59,6 +60,26 @@ float value_at(const Factor& factor, std::size_t row, std::size_t column) {
   return from_bf16(std::uint32_t{factor.data[row * factor.row_step + column * factor.column_step]});
 }
 
+float no_subnormal(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+
+struct Element {
+  std::size_t row, column, inner;
+};
+
+float sum_by_definition(const Factor& left, const Factor& right, const Element& of) {
+  float sum = 0.0f;
+  const auto add = [&](std::size_t k) {
+    const bool exists = k < of.inner;
+    const float one = exists ? value_at(left, of.row, k) : 0.0f, other = exists ? value_at(right, k, of.column) : 0.0f;
+    sum = no_subnormal(std::fma(no_subnormal(one), no_subnormal(other), sum));
+  };
+  for (std::size_t k = 0; k < of.inner; k += 2) {
+    add(k + 1);
+    add(k);
+  }
+  return sum;
+}
+
 Halves by_definition(const Product& product) {
   Halves expected;
   for (std::size_t n = 0; n < product.count; ++n) {
@@ -68,10 +89,7 @@ Halves by_definition(const Product& product) {
                        product.right.column_step};
     for (std::size_t row = 0; row < product.rows; ++row) {
       for (std::size_t column = 0; column < product.columns; ++column) {
-        float sum = 0.0f;
-        for (std::size_t k = 0; k < product.inner; ++k) {
-          sum = std::fma(value_at(left, row, k), value_at(right, k, column), sum);
-        }
+        float sum = sum_by_definition(left, right, {row, column, product.inner});
         sum *= product.alpha;
         if (product.beta != 0.0f) {
           sum = std::fma(product.beta, from_bf16(std::uint32_t{product.added[expected.size()]}), sum);
@@ -83,23 +101,29 @@ Halves by_definition(const Product& product) {
   return expected;
 }
 
-void check_on(const CpuOptions& options, const Product& product, Halves& to, const Halves& expected) {
-  const Cpu cpu = cpu_of(options);
-  std::vector<BlockMemory> memory(static_cast<std::size_t>(options.threads));
+void check_on(const Cpu& cpu, const Product& product, Halves& to, const Halves& expected) {
+  const auto threads = static_cast<std::size_t>(cpu.threads.count());
+  std::vector<BlockMemory> memory(threads);
   std::fill(to.begin(), to.end(), std::uint16_t{0x1234});
   multiply(cpu, product, memory);
   CHECK(to.back() == 0x1234);
   if (!std::equal(expected.begin(), expected.end(), to.begin())) {
-    FAIL("other bits on " << simd::name(options.isa) << ", " << options.threads << " threads: " << product.rows << " x "
-                          << product.inner << " x " << product.columns << ", " << product.count << " matrices");
+    FAIL("other bits on " << threads << " threads: " << product.rows << " x " << product.inner << " x "
+                          << product.columns << ", " << product.count << " matrices");
   }
 }
 
 void check_everywhere(const Product& product, Halves& to) {
   const Halves expected = by_definition(product);
   for (const simd::Isa isa : simd::usable_isas()) {
-    for (const int threads : {1, 3}) {
-      check_on({.threads = threads, .isa = isa}, product, to, expected);
+    for (const MultiplyBlock block : multiply_blocks(isa)) {
+      Walks walks = walks_for(isa);
+      walks.multiply_block = block;
+      for (const int threads : {1, 3}) {
+        INFO(simd::name(isa) << ", "
+                             << (block == multiply_blocks(isa).front() ? "the best" : "without bf16 instructions"));
+        check_on({walks, Threads(threads)}, product, to, expected);
+      }
     }
   }
 }
@@ -118,6 +142,22 @@ TEST_CASE("products of matrices have the bits of their definition") {
       }
     }
   }
+}
+
+TEST_CASE("subnormal numbers are zeros in the sums of a product") {
+  const std::vector<int> exponents{-126, -66, -65, -64, -63};
+  ProductCase with{.sizes = {23, 71, 41, 1}};
+  std::mt19937 random(4);
+  for (Halves* halves : {&with.left, &with.right}) {
+    for (auto& half : *halves) {
+      const float value = std::ldexp(from_bf16(std::uint32_t{half}), exponents[random() % exponents.size()]);
+      half = static_cast<std::uint16_t>(simd::bits(value) >> 16);
+    }
+  }
+  Product product = with.product();
+  product.beta = 0.0f;
+  product.alpha = 0x1p60f;  // so that bf16 shows the last bits of small sums
+  check_everywhere(product, with.to);
 }
 
 TEST_CASE("a symmetric product has the bits of both of its halves") {
