@@ -81,26 +81,15 @@ def save(
     Raises B2204 on all ranks while another job saves to the directory, or if another job has saved there since this
     training last saved or loaded. The training can continue, and save to another directory or later.
     """
-    from ballast.checkpoint.host_folders import folder_to_save, others_remover
     from ballast.checkpoint.inventory import accesses_of
-    from ballast.checkpoint.pending_save import PendingSave
-    from ballast.checkpoint.run_notice import notice_for_run
-    from ballast.checkpoint.saving import SAVING, Saving
+    from ballast.checkpoint.pending_save import save_in_background, save_now
 
     accesses = accesses_of(optimizer, model)
     for access in accesses:
         access.finish_pending()
-    path = Path(directory) if wait else Path(directory).absolute()  # the program may go to another folder meanwhile
-    saving = Saving(folder_to_save(path, accesses[0]), model, accesses, extra)
-    last_steps = [*(notice_for_run(access, path) for access in accesses), others_remover(path, accesses[0])]
     if not wait:
-        pending = PendingSave(path, accesses[0].group, SAVING, saving.copy(), last_steps)
-        for access in accesses:
-            access.pending = pending
-        return pending
-    saving.run()
-    for do in last_steps:
-        do()
+        return save_in_background(Path(directory), model, accesses, extra)
+    save_now(Path(directory), model, accesses, extra)
     return None
 
 

@@ -24,7 +24,8 @@ log = logging.getLogger("ballast")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two looks at the folder
 
-# At exit rank 0 waits for the files of other ranks, which write about as long as it did. One that was killed writes none.
+# Rank 0 waits so long for the files of other ranks when it exits, or when the group is broken: they write about as long as it
+# did, and a rank that was killed writes none.
 LEAST_PATIENCE = 30.0  # seconds
 
 
@@ -50,6 +51,7 @@ class BackgroundSave:
         self._has_written = threading.Event()
         self._decision: bool | None = None  # of all ranks: whether their files are complete
         self._is_decided = threading.Event()
+        self._has_lost_ranks = False
         self._is_exiting = False
         self._thread = threading.Thread(target=self._run, name="ballast-save")
 
@@ -80,6 +82,10 @@ class BackgroundSave:
             self._conclude(began=time.monotonic())
         else:
             self._thread.join()
+
+    def lose_ranks(self) -> None:
+        """Tell rank 0 that the ranks cannot decide any more. What they write still counts, if it is there soon."""
+        self._has_lost_ranks = True
 
     def raise_error(self) -> None:
         """Raise the error of the thread, if there is one that was not raised yet."""
@@ -143,8 +149,10 @@ class BackgroundSave:
         while self._decision is None:
             if self._error is None and commit.is_complete():
                 return True
-            if self._look_for_exit():
-                deadline = deadline or time.monotonic() + patience
+            if self._look_for_exit() or self._has_lost_ranks:
+                if deadline is None:
+                    deadline = time.monotonic() + patience
+                    log.info("waiting for the files of other ranks in %s, for at most %.0f s", commit.folder, patience)
                 if self._error is not None or time.monotonic() > deadline:
                     log.warning("%s stays incomplete: not all ranks have written their files", commit.folder)
                     return False
