@@ -46,9 +46,17 @@ std::span<std::byte> Snapshot::next(std::size_t bytes) {
   return {pages_.get() + begins_[appended_++], bytes};
 }
 
+void Snapshot::release() {
+  appended_ = 0;
+  is_reused_ = true;
+  if (pages_) release_when_short(pages_);
+}
+
 void Snapshot::append(const StatePart& part) {
   const py::gil_scoped_release released;
-  copy_part(part, next(bytes_of(part)));
+  const std::span<std::byte> chunk = next(bytes_of(part));
+  if (is_reused_) std::ranges::fill(chunk, std::byte{0});  // new pages are zero
+  copy_part(part, chunk);
 }
 
 void Snapshot::append_memory(std::uintptr_t address, std::size_t bytes) {
@@ -171,6 +179,8 @@ void bind_files(py::module_& module) {
       .def(py::init<const std::vector<std::size_t>&, int>(), py::arg("sizes"), py::kw_only(), py::arg("threads"))
       .def("append", &Snapshot::append, py::arg("part"))
       .def("append_memory", &Snapshot::append_memory, py::arg("address"), py::arg("bytes"))
+      .def("release", &Snapshot::release, py::call_guard<py::gil_scoped_release>())
+      .def("has_sizes", &Snapshot::has_sizes, py::arg("sizes"))
       .def_property_readonly("bytes", &Snapshot::bytes);
   py::class_<CheckpointWriter>(module, "CheckpointWriter")
       .def(py::init<const std::string&>(), py::arg("path"))

@@ -14,8 +14,8 @@ namespace ballast::python {
 // The offset in the file, and the seal.
 using Appended = std::pair<std::uint64_t, std::uint64_t>;
 
-// Chunks in host memory, for a training that changes their sources before they are written. One thread appends all of them;
-// afterwards any thread may read them.
+// Chunks in host memory, for a training that changes their sources before they are written. One thread appends all of them,
+// then any thread may read them, and after release() the same chunks may be appended anew.
 class Snapshot {
  public:
   // The bytes of each chunk. Throws B2001 if the host has too little memory.
@@ -26,6 +26,11 @@ class Snapshot {
   void append_memory(std::uintptr_t address, std::size_t bytes);
 
   std::span<const std::byte> chunk(std::size_t number) const;
+
+  // Forgets the chunks. The memory stays, for the next ones, until the kernel needs it.
+  void release();
+
+  bool has_sizes(const std::vector<std::size_t>& sizes) const { return sizes == sizes_; }
   std::size_t bytes() const { return begins_.back(); }
 
  private:
@@ -35,6 +40,7 @@ class Snapshot {
   std::vector<std::size_t> begins_;  // of each chunk, and the end of the last one
   HostPages pages_;
   std::size_t appended_ = 0;
+  bool is_reused_ = false;
 };
 
 class CheckpointWriter {

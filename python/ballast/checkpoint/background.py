@@ -63,6 +63,7 @@ class BackgroundSave:
             self._thread.start()
         except RuntimeError as error:  # the system has no thread for it
             self._error = error
+            self._release_snapshot()
             self._has_written.set()
 
     @property
@@ -102,7 +103,7 @@ class BackgroundSave:
         began = time.monotonic()
         with self._keeping_error():
             self._write()
-        self._files = None  # with the snapshot
+        self._release_snapshot()
         self._has_written.set()
         self._conclude(began)
 
@@ -116,6 +117,11 @@ class BackgroundSave:
             log.error("saving a checkpoint failed: %s", error, exc_info=unknown)
             if self._error is None:
                 self._error = error.with_traceback(None)
+
+    def _release_snapshot(self) -> None:
+        assert self._files is not None
+        self._files.snapshot.release()
+        self._files = None
 
     def _write(self) -> None:
         assert self._files is not None

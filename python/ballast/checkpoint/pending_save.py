@@ -110,5 +110,5 @@ def save_in_background(
 
 
 def last_steps_of(directory: Path, accesses: Sequence[CheckpointAccess]) -> list[Callable[[], None]]:
-    """Return what each rank does when the directory has the checkpoint of the present step. It holds nothing of the training."""
+    """Return what each rank does when the directory has the checkpoint of this step. It holds nothing of the training."""
     return [*(notice_for_run(access, directory) for access in accesses), others_remover(directory, accesses[0])]

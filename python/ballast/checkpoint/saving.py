@@ -36,7 +36,7 @@ from ballast.checkpoint.outer_state import outer_tensors
 from ballast.checkpoint.pieces import slices
 from ballast.checkpoint.rank_files import Chunk, RankFiles
 from ballast.checkpoint.saving_part import SavingPart
-from ballast.checkpoint.snapshot_memory import require_memory
+from ballast.checkpoint.snapshot_memory import has_much_memory, require_memory
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
@@ -213,13 +213,18 @@ class Saving:
         self._agreement.settle()
 
     def _snapshot(self) -> _core.Snapshot:
-        sizes = self._sizes()
+        """Copy what this rank saves, into the memory of the last copy if that is still there."""
+        sizes, keeper = self._sizes(), self._accesses[0]
+        last, keeper.snapshot = keeper.snapshot, None
+        if last is not None and not (last.has_sizes(sizes) and has_much_memory(self._group, last.bytes)):
+            last = None
         require_memory(self._group, sum(sizes))
         with self._agreement.attempt():
-            snapshot = _core.Snapshot(sizes, threads=self._accesses[0].options.threads)
+            snapshot = last or _core.Snapshot(sizes, threads=keeper.options.threads)
         self._agreement.settle()
         self._give_to(snapshot)
         self._agreement.settle()
+        keeper.snapshot = snapshot
         return snapshot
 
 

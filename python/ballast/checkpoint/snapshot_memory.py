@@ -12,6 +12,11 @@ from ballast.sizes import human_size
 from ballast.wrapper.collectives import from_all_ranks
 
 
+def has_much_memory(group: Group, needed: int) -> bool:
+    """Return whether this machine has memory for another snapshot on each rank, besides those that are there."""
+    return available_memory(this_machine()) > group.size * needed
+
+
 def require_memory(group: Group, needed: int) -> None:
     """Raise B2001 on all ranks if a machine has too little memory for the snapshots of its ranks. `needed` is in bytes, of this
     rank. All ranks call this together."""

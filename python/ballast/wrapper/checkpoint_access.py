@@ -35,6 +35,7 @@ class CheckpointAccess:
         self.outer = outer
         self.checkpoints: dict[str, set[str]] = {}  # by directory: the folders that this training has saved or loaded
         self.pending: Pending | None = None  # the last save in the background
+        self.snapshot: _core.Snapshot | None = None  # the memory of its copy, for the next one
 
     @property
     def group(self) -> Group:

@@ -263,6 +263,7 @@ class Session:
             if together:
                 self.checkpoint.finish_pending()
         finally:
+            self.checkpoint.snapshot = None
             self._end(together)
 
     def _end(self, together: bool) -> None:

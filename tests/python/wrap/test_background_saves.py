@@ -43,12 +43,14 @@ def test_a_save_in_the_background_has_the_bytes_of_the_moment_of_the_call(tmp_pa
     answers = run_ranks(2, background.saves_both_ways, str(tmp_path), configurations(tmp_path))
     for number, configuration in enumerate(configurations(tmp_path)):
         hosts = ("host-0", "host-1") if "outer" in configuration else ("",)
-        written = 0
-        for host in hosts:
-            waits, continues = (content_in(tmp_path / str(number) / way / host) for way in ("waits", "continues"))
-            assert sorted(waits[1]) == (FILES if host == "" else FILES[:3])
-            assert waits == continues, configuration
-            written += sum(len(content) for name, content in waits[1].items() if name.endswith(".data"))
+        for save in range(2):
+            written = 0
+            for host in hosts:
+                ways = (f"waits-{save}", f"continues-{save}")
+                waits, continues = (content_in(tmp_path / str(number) / way / host) for way in ways)
+                assert sorted(waits[1]) == (FILES if host == "" else FILES[:3])
+                assert waits == continues, configuration
+                written += sum(len(content) for name, content in waits[1].items() if name.endswith(".data"))
         taken = [answer[number][0] for answer in answers]
         assert not any(answer[number][1] for answer in answers)
         assert written - 4096 * 2 < sum(taken) <= written  # a file ends with a whole block
