@@ -39,7 +39,8 @@ class PendingSave:
 
     @property
     def snapshot_bytes(self) -> int:
-        """The host memory that the copy of this rank's shards takes until it is written."""
+        """The bytes of host memory for the copy of this rank's shards. It is kept for the next copy, but the kernel may take it
+        as soon as this one is written."""
         return self._save.bytes
 
     @property
