@@ -98,6 +98,8 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
 
 void clear_and_release(const HostPages& pages) { madvise(pages.get(), pages.get_deleter().bytes, MADV_DONTNEED); }
 
+void release_when_short(const HostPages& pages) { madvise(pages.get(), pages.get_deleter().bytes, MADV_FREE); }
+
 void hide_from_children(const HostPages& pages) { madvise(pages.get(), pages.get_deleter().bytes, MADV_DONTFORK); }
 
 }  // namespace ballast

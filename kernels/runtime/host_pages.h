@@ -29,6 +29,10 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
 // Makes pages zero and not resident, until each is written again.
 void clear_and_release(const HostPages& pages);
 
+// Lets the kernel take pages that are idle when memory gets short, each with its content: it is then zero. Until then, pages are
+// used again without a page fault for each. A write ends this for its page.
+void release_when_short(const HostPages& pages);
+
 // Excludes pages that a device writes from forked children: else a fork would copy each of them.
 void hide_from_children(const HostPages& pages);
 

@@ -30,6 +30,7 @@ from ballast.syncing import sync_weights
 from ballast.wrapping import wrap
 
 if TYPE_CHECKING:
+    from ballast.checkpoint.pending_save import PendingSave as PendingSave
     from ballast.wrapper.optimizer import WrappedOptimizer as WrappedOptimizer
 
 __all__ = [
@@ -67,9 +68,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the class of wrapped optimizers when it is first used: it needs torch."""
+    """Import the classes of what wrap() and save() return when they are first used: they need torch."""
     if name == "WrappedOptimizer":
         from ballast.wrapper.optimizer import WrappedOptimizer
 
         return WrappedOptimizer
+    if name == "PendingSave":
+        from ballast.checkpoint.pending_save import PendingSave
+
+        return PendingSave
     raise AttributeError(f"module 'ballast' has no attribute {name!r}")

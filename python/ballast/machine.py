@@ -20,3 +20,9 @@ def this_machine(*, root: str = "/") -> MachineFound:
     True
     """
     return _core.this_machine(root=root)
+
+
+def available_memory(machine: MachineFound) -> int:
+    """Return the bytes of host memory that this process may still allocate."""
+    memory, limits = machine["memory"], machine["memory"]["cgroup"]
+    return memory["available_bytes"] if limits is None else min(memory["available_bytes"], limits["available_bytes"])

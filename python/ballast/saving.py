@@ -5,19 +5,50 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from ballast.checks import refuse
 
 if TYPE_CHECKING:
     import torch
 
+    from ballast.checkpoint.pending_save import PendingSave
+
     Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
+@overload
 def save(
-    directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizers, *, extra: Any = None
-) -> None:
+    directory: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    *,
+    extra: Any = None,
+    wait: Literal[True] = True,
+) -> None: ...
+@overload
+def save(
+    directory: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    *,
+    extra: Any = None,
+    wait: Literal[False],
+) -> PendingSave: ...
+@overload
+def save(
+    directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizers, *, extra: Any = None, wait: bool
+) -> PendingSave | None: ...
+
+
+def save(
+    directory: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    *,
+    extra: Any = None,
+    wait: bool = True,
+) -> PendingSave | None:
     """Save the model and the optimizer's state to a directory. All ranks call this together; each writes its local
     shards.
 
@@ -41,19 +72,25 @@ def save(
     Each rank saves its own `extra`: anything that `torch.load(weights_only=True)` can read, such as a scheduler's
     state_dict(), the position in the data, or the state of random generators. Buffers are those of rank 0.
 
+    With `wait=False`, each rank copies what it saves to the host's memory, and the call returns a PendingSave. The training
+    continues while a thread writes the copy. The checkpoint becomes the current one when all ranks have written their files.
+    The next save(), load_checkpoint() and close() wait for it first, and raise its error unless `wait()` of the PendingSave
+    has raised it. The end of the program waits for it too. The copy includes what is kept on drives: B2001 says on all ranks
+    that a host has too little memory for it.
+
     Raises B2204 on all ranks while another job saves to the directory, or if another job has saved there since this
     training last saved or loaded. The training can continue, and save to another directory or later.
     """
-    from ballast.checkpoint.host_folders import folder_to_save, remove_folders_of_others
     from ballast.checkpoint.inventory import accesses_of
-    from ballast.checkpoint.run_notice import tell_run
-    from ballast.checkpoint.saving import Saving
+    from ballast.checkpoint.pending_save import save_in_background, save_now
 
     accesses = accesses_of(optimizer, model)
-    Saving(folder_to_save(Path(directory), accesses[0]), model, accesses, extra).run()
     for access in accesses:
-        tell_run(access, Path(directory))
-    remove_folders_of_others(Path(directory), accesses[0])
+        access.finish_pending()
+    if not wait:
+        return save_in_background(Path(directory), model, accesses, extra)
+    save_now(Path(directory), model, accesses, extra)
+    return None
 
 
 def load_checkpoint(
@@ -96,6 +133,8 @@ def load_checkpoint(
     from ballast.wrapper.collectives import by_first_rank
 
     accesses = accesses_of(optimizer, model)
+    for access in accesses:
+        access.finish_pending()
     path = folder_to_load(Path(directory), accesses[0])
     if by_first_rank(accesses[0].group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
         extra = load_current(path, model, accesses)

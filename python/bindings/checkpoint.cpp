@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "kernels/runtime/round_up.h"
 #include "kernels/state_access.h"
 #include "offload/checksum.h"
@@ -9,18 +11,82 @@
 
 namespace ballast::python {
 
+namespace {
+
+// `chunk` is zero, and has the size of the part's chunk.
+void copy_part(const StatePart& part, std::span<std::byte> chunk) {
+  const ChunkKind kind = kind_of(part.memory, part.frozen);
+  kernels::copy_state(part.memory, kind.tile(chunk.data(), part.memory.count));
+}
+
+std::size_t bytes_of(const StatePart& part) { return kind_of(part.memory, part.frozen).bytes(part.memory.count); }
+
+std::span<const std::byte> memory_at(std::uintptr_t address, std::size_t bytes) {
+  return {reinterpret_cast<const std::byte*>(address), bytes};
+}
+
+std::vector<std::size_t> begins_of(const std::vector<std::size_t>& sizes) {
+  std::vector<std::size_t> begins{0};
+  for (const std::size_t size : sizes) {
+    begins.push_back(begins.back() + round_up(size, offload::chunk_alignment));
+  }
+  return begins;
+}
+
+}  // namespace
+
+Snapshot::Snapshot(const std::vector<std::size_t>& sizes, int threads) : sizes_(sizes), begins_(begins_of(sizes)) {
+  const py::gil_scoped_release released;
+  pages_ = map_host_pages(bytes(), "the snapshot of a checkpoint", {}, Resident::at_once, threads);
+}
+
+std::span<std::byte> Snapshot::next(std::size_t bytes) {
+  require(appended_ < sizes_.size() && sizes_[appended_] == bytes, Code::internal,
+          [] { return Problem{.what = "a chunk of a snapshot has another size than was announced"}; });
+  return {pages_.get() + begins_[appended_++], bytes};
+}
+
+void Snapshot::release() {
+  appended_ = 0;
+  is_reused_ = true;
+  if (pages_) release_when_short(pages_);
+}
+
+void Snapshot::append(const StatePart& part) {
+  const py::gil_scoped_release released;
+  const std::span<std::byte> chunk = next(bytes_of(part));
+  if (is_reused_) std::ranges::fill(chunk, std::byte{0});  // new pages are zero
+  copy_part(part, chunk);
+}
+
+void Snapshot::append_memory(std::uintptr_t address, std::size_t bytes) {
+  const py::gil_scoped_release released;
+  std::ranges::copy(memory_at(address, bytes), next(bytes).begin());
+}
+
+std::span<const std::byte> Snapshot::chunk(std::size_t number) const {
+  return {pages_.get() + begins_.at(number), sizes_.at(number)};
+}
+
 Appended CheckpointWriter::append(const StatePart& part) {
   const py::gil_scoped_release released;
-  const ChunkKind kind = kind_of(part.memory, part.frozen);
-  chunk_.assign(kind.bytes(part.memory.count), std::byte{0});
-  kernels::copy_state(part.memory, kind.tile(chunk_.data(), part.memory.count));
-  const offload::Chunk chunk = file_.append(chunk_);
-  return {chunk.offset, chunk.seal};
+  chunk_.assign(bytes_of(part), std::byte{0});
+  copy_part(part, chunk_);
+  return append_bytes(chunk_);
 }
 
 Appended CheckpointWriter::append_memory(std::uintptr_t address, std::size_t bytes) {
   const py::gil_scoped_release released;
-  const offload::Chunk chunk = file_.append({reinterpret_cast<const std::byte*>(address), bytes});
+  return append_bytes(memory_at(address, bytes));
+}
+
+Appended CheckpointWriter::append_chunk(const Snapshot& snapshot, std::size_t number) {
+  const py::gil_scoped_release released;
+  return append_bytes(snapshot.chunk(number));
+}
+
+Appended CheckpointWriter::append_bytes(std::span<const std::byte> bytes) {
+  const offload::Chunk chunk = file_.append(bytes);
   return {chunk.offset, chunk.seal};
 }
 
@@ -109,10 +175,18 @@ void bind_parts(py::module_& module) {
 }
 
 void bind_files(py::module_& module) {
+  py::class_<Snapshot>(module, "Snapshot")
+      .def(py::init<const std::vector<std::size_t>&, int>(), py::arg("sizes"), py::kw_only(), py::arg("threads"))
+      .def("append", &Snapshot::append, py::arg("part"))
+      .def("append_memory", &Snapshot::append_memory, py::arg("address"), py::arg("bytes"))
+      .def("release", &Snapshot::release, py::call_guard<py::gil_scoped_release>())
+      .def("has_sizes", &Snapshot::has_sizes, py::arg("sizes"))
+      .def_property_readonly("bytes", &Snapshot::bytes);
   py::class_<CheckpointWriter>(module, "CheckpointWriter")
       .def(py::init<const std::string&>(), py::arg("path"))
       .def("append", &CheckpointWriter::append, py::arg("part"))
       .def("append_memory", &CheckpointWriter::append_memory, py::arg("address"), py::arg("bytes"))
+      .def("append_chunk", &CheckpointWriter::append_chunk, py::arg("snapshot"), py::arg("number"))
       .def("finish", &CheckpointWriter::finish);
   py::class_<CheckpointReader>(module, "CheckpointReader")
       .def(py::init<const std::vector<std::string>&, const std::vector<CheckpointReader::Place>&>(), py::arg("files"),

@@ -4,4 +4,5 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path += [str(BENCHMARKS / name) for name in ("harness", "hooks", "training", "peers-training", "formats", "hosts")]
+SUITES = ("hooks", "saving", "training", "peers-training", "formats", "hosts")
+sys.path += [str(BENCHMARKS / name) for name in ("harness", *SUITES)]

@@ -99,3 +99,13 @@ TEST_CASE("memory that cannot be pinned becomes resident when it is written, if 
     CHECK(missing_pages(buffer.data(), buffer.bytes()) == expected);
   }
 }
+
+TEST_CASE("pages that the kernel may take keep what is written to them afterwards") {
+  const HostPages pages = map_host_pages(2 * slice, "test");
+  std::memset(pages.get(), 7, 2 * slice);
+  release_when_short(pages);
+  std::memset(pages.get() + slice, 9, page);
+  const std::span<const std::byte> written(pages.get() + slice, page);
+  REQUIRE(std::ranges::all_of(written, [](std::byte each) { return each == std::byte{9}; }));
+  REQUIRE((pages[0] == std::byte{7} || pages[0] == std::byte{0}));
+}

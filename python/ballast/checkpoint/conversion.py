@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from ballast import _core
-from ballast.checkpoint import contents, manifest
+from ballast.checkpoint.commit import Commit
 from ballast.checkpoint.contents import Checkpoint, SavedOptimizer, Tensor
-from ballast.checkpoint.folder import CheckpointDirectory, flush_folder, folder_name, require_space, write_file
+from ballast.checkpoint.folder import CheckpointDirectory, folder_name, require_space
 from ballast.checkpoint.foreign import source_of
 from ballast.checkpoint.kinds import FOREIGN, MANIFEST, kind_of, refuse_without_checkpoint
 from ballast.checkpoint.pieces import slices
-from ballast.checkpoint.saving import INDEX_BYTES, SLICE, Chunks, add, packed, sealed_index
+from ballast.checkpoint.rank_files import Chunk, RankFiles
+from ballast.checkpoint.saving import INDEX_BYTES, SLICE, packed
 from ballast.checkpoint.source import STEP, Source, steps_made
 from ballast.checks import fail_of_system, refuse
 from ballast.wrapper.rules import moments_by_name
@@ -117,16 +118,16 @@ class Conversion:
             _require_no_checkpoint(self._directory)
             place.create(folder)
             require_space(self._directory, self._bytes())
-            written, indexes = self._write_files(self._directory / folder)
+            written = self._write_files(self._directory / folder)
             checkpoint = Checkpoint(
                 ranks=1,
                 folder=folder,
                 optimizers=[SavedOptimizer(step=step, skipped=0, optimizer=OPTIMIZER, moments=self._moments, groups=[])],
                 tensors=self._entries,
-                indexes=indexes,
+                indexes=[],
                 converted_from=FOREIGN[self._kind],
             )
-            place.make_current(folder, manifest.sealed(checkpoint.to_json()))
+            Commit(place, folder, checkpoint.to_json()).make_current()
         except BaseException:
             place.discard(folder)
             raise
@@ -138,18 +139,15 @@ class Conversion:
         pieces = sum(entry.elements // SLICE + 1 for entry in self._entries.values())
         return sum(entry.chunk_bytes(entry.elements) for entry in self._entries.values()) + INDEX_BYTES * pieces
 
-    def _write_files(self, folder: Path) -> tuple[int, list[dict[str, str]]]:
-        """Write the files of the only rank. Return the bytes of its data, and the name and the seal of its index."""
-        writer, chunks = _core.CheckpointWriter(str(folder / contents.data_name(0))), Chunks()
+    def _write_files(self, folder: Path) -> int:
+        """Write the files of the only rank, and return the bytes of its data."""
+        files = RankFiles(folder, rank=0)
+        chunks, written = [], []
         for name, entry in self._entries.items():
             for first, count in slices(entry.elements, SLICE):
-                add(chunks, name, first, count, self._append(writer, name, entry, (first, count)))
-        written, extra = writer.finish(), packed(None)
-        index, file = sealed_index(chunks, written, extra), contents.index_name(0)
-        write_file(folder / contents.extra_name(0), extra)
-        write_file(folder / file, index)
-        flush_folder(folder)
-        return written, [{"file": file, "seal": manifest.seal_of(index)}]
+                written.append(self._append(files.writer, name, entry, (first, count)))
+                chunks.append(Chunk(name, first, count))
+        return files.finish(chunks, written, packed(None))
 
     def _append(
         self, writer: _core.CheckpointWriter, name: str, entry: Tensor, elements: tuple[int, int]

@@ -30,32 +30,32 @@ class CheckpointDirectory:
         directory.mkdir(parents=True, exist_ok=True)
         require_own_folder(directory)
         flush_folder(directory.parent)
-        self._directory = directory
+        self.path = directory
         self._lock = lock_of(directory)
         self._replaced = ""  # the folder of the checkpoint that the new one has replaced
 
     def create(self, folder: str) -> None:
         """Make the folder, and remove the folders of savings that were stopped."""
         self.remove_stale()
-        (self._directory / folder).mkdir(mode=0o700)
+        (self.path / folder).mkdir(mode=0o700)
 
     def make_current(self, folder: str, manifest: bytes) -> None:
         """Replace the manifest. Readers find the old checkpoint before, and the new one afterwards."""
-        self._replaced = folder_in(self._directory) or ""
-        flush_folder(self._directory / folder)
-        flush_folder(self._directory)
-        written = self._directory / folder / MANIFEST
+        self._replaced = folder_in(self.path) or ""
+        flush_folder(self.path / folder)
+        flush_folder(self.path)
+        written = self.path / folder / MANIFEST
         write_file(written, manifest)
-        os.replace(written, self._directory / MANIFEST)
-        flush_folder(self._directory)
+        os.replace(written, self.path / MANIFEST)
+        flush_folder(self.path)
 
     def remove_stale(self) -> None:
         """Remove the folders that the manifest does not name. Without a lock, another job may be writing one of them,
         so only the folder that was replaced is removed."""
-        current = folder_in(self._directory)
+        current = folder_in(self.path)
         if current is None:
             return  # the manifest cannot be read; everything stays until a saving has replaced it
-        for path in self._directory.iterdir():
+        for path in self.path.iterdir():
             is_stale = self._lock is not None or path.name == self._replaced
             if FOLDER.fullmatch(path.name) and path.name != current and is_stale:
                 shutil.rmtree(path, ignore_errors=True)
@@ -63,8 +63,8 @@ class CheckpointDirectory:
     def discard(self, folder: str) -> None:
         """Remove the files of a saving that failed, unless the manifest names them, or may name them: then no other
         checkpoint is complete."""
-        if folder_in(self._directory) not in (folder, None):
-            shutil.rmtree(self._directory / folder, ignore_errors=True)
+        if folder_in(self.path) not in (folder, None):
+            shutil.rmtree(self.path / folder, ignore_errors=True)
 
     def release(self) -> None:
         if self._lock is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,14 +25,19 @@ def folder_to_save(directory: Path, access: CheckpointAccess) -> Path:
     return directory if access.outer is None else directory / f"host-{access.outer.hosts.own.host}"
 
 
-def remove_folders_of_others(directory: Path, access: CheckpointAccess) -> None:
-    """Remove the folders of hosts that do not take part, after a save: they are of an earlier training with more hosts, or of
-    a host that was lost, and may have a later step than the folders of this training."""
-    if access.outer is not None and access.group.rank == 0:
-        for path in directory.glob("host-*"):
-            found = HOST_FOLDER.fullmatch(path.name)
-            if found and int(found[1]) not in access.outer.hosts.members:
-                shutil.rmtree(path, ignore_errors=True)  # all hosts do this, perhaps at the same time
+def others_remover(directory: Path, access: CheckpointAccess) -> Callable[[], None]:
+    """Return what removes the folders of hosts that do not take part now, after a save: they are of an earlier training with
+    more hosts, or of a host that was lost, and may have a later step than the folders of this training."""
+    if access.outer is None or access.group.rank != 0:
+        return lambda: None
+    return partial(_remove_others, directory, frozenset(access.outer.hosts.members))
+
+
+def _remove_others(directory: Path, members: Collection[int]) -> None:
+    for path in directory.glob("host-*"):
+        found = HOST_FOLDER.fullmatch(path.name)
+        if found and int(found[1]) not in members:
+            shutil.rmtree(path, ignore_errors=True)  # all hosts do this, perhaps at the same time
 
 
 def folder_to_load(directory: Path, access: CheckpointAccess) -> Path:

@@ -7,22 +7,22 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ballast import _core
 from ballast.agreement import Agreement
-from ballast.checkpoint import contents, manifest
+from ballast.checkpoint import manifest
+from ballast.checkpoint.background import BackgroundSave, SnapshotFiles
+from ballast.checkpoint.commit import Commit
 from ballast.checkpoint.contents import Checkpoint, Tensor
 from ballast.checkpoint.folder import (
     CheckpointDirectory,
-    flush_folder,
     folder_name,
     require_same_history,
     require_same_model,
     require_space,
-    write_file,
 )
 from ballast.checkpoint.inventory import (
     checkpoints_in,
@@ -34,7 +34,9 @@ from ballast.checkpoint.inventory import (
 )
 from ballast.checkpoint.outer_state import outer_tensors
 from ballast.checkpoint.pieces import slices
+from ballast.checkpoint.rank_files import Chunk, RankFiles
 from ballast.checkpoint.saving_part import SavingPart
+from ballast.checkpoint.snapshot_memory import has_much_memory, require_memory
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
@@ -45,7 +47,14 @@ SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the ele
 INDEX_BYTES = 128  # of a chunk's entry in a rank's index
 SAVING = "saving a checkpoint"
 
-Chunks = dict[str, list[tuple[int, int, int, str]]]  # by tensor: first element, count, offset, seal
+Result = TypeVar("Result", covariant=True)
+
+
+class Sink(Protocol[Result]):
+    """Takes the chunks of a rank, one after the other: the writer of a file, or a snapshot."""
+
+    def append(self, part: _core.StatePart) -> Result: ...
+    def append_memory(self, address: int, bytes: int) -> Result: ...
 
 
 class Saving:
@@ -72,27 +81,59 @@ class Saving:
             part.look()
             self._entries.update(part.entries)
         self._entries.update((held.name, entry_of(held)) for held in self._torch_tensors)
+        self._chunks: list[Chunk] = []  # that this rank has given to a sink
         self._locked: CheckpointDirectory | None = None  # on rank 0, which locks the directory for all ranks
 
     def run(self) -> None:
-        folder = folder_name(max(access.steps for access in self._accesses), self._token())
+        """Save, and return when the checkpoint is the current one."""
+        folder = self._name_folder(waits=True)
         try:
-            by_first_rank(self._group, SAVING, lambda: self._enter(folder))
             self._begin(folder)
             self._write(self._directory / folder)
             with self._agreement.attempt():
-                if self._locked is not None:
-                    self._locked.make_current(folder, self._manifest(folder))
+                if (commit := self._commit(folder)) is not None:
+                    commit.make_current()
             self._agreement.settle()
             if self._locked is not None:
                 self._locked.remove_stale()
         except BaseException:
-            if self._locked is not None:
-                self._locked.discard(folder)
+            self._abandon(folder)
             raise
-        finally:
+        if self._locked is not None:
+            self._locked.release()
+
+    def copy(self) -> BackgroundSave:
+        """Copy what this rank saves to the host's memory. Return what writes it, and makes the checkpoint the current one."""
+        folder = self._name_folder(waits=False)
+        try:
+            self._begin(folder)
+            snapshot = self._snapshot()
+            files = SnapshotFiles(self._directory / folder, self._group.rank, snapshot, self._chunks, self._extra)
+            return BackgroundSave(files, self._commit(folder))
+        except BaseException:
+            self._abandon(folder)
+            raise
+
+    def _name_folder(self, waits: bool) -> str:
+        """Return the same name on all ranks, and another one in every saving."""
+        mine = int.from_bytes(os.urandom(4), "little") if self._group.rank == 0 else 0
+        token, waiting = self._group.all_reduce([mine, int(waits)])
+        if 0 < waiting < self._group.size:
+            refuse("cannot save a checkpoint: some ranks wait for it, and others do not", needed="the same wait= on all ranks")
+        return folder_name(max(access.steps for access in self._accesses), token)
+
+    def _begin(self, folder: str) -> None:
+        by_first_rank(self._group, SAVING, lambda: self._enter(folder))
+        with self._agreement.attempt():
             if self._locked is not None:
-                self._locked.release()
+                self._locked.create(folder)
+        self._agreement.settle()
+        sizes = self._sizes()
+        [needed] = self._group.all_reduce([sum(sizes) + INDEX_BYTES * len(sizes) + len(self._extra)])
+        with self._agreement.attempt():
+            require_shared(self._directory / folder)
+            require_space(self._directory, needed)
+        self._agreement.settle()
 
     def _enter(self, folder: str) -> None:
         """Lock the directory, and refuse to replace the checkpoint of another training."""
@@ -104,21 +145,21 @@ class Saving:
         also_known = [name for name in (folder, manifest.folder_in(self._directory)) if name]
         know_checkpoints(self._accesses, self._directory, known.union(also_known))
 
-    def _token(self) -> int:
-        """Return a number that is the same on all ranks, and another one in every saving."""
-        mine = int.from_bytes(os.urandom(4), "little") if self._group.rank == 0 else 0
-        return self._group.all_reduce([mine])[0]
+    def _abandon(self, folder: str) -> None:
+        if self._locked is not None:
+            try:
+                self._locked.discard(folder)
+            finally:
+                self._locked.release()
 
-    def _begin(self, folder: str) -> None:
-        with self._agreement.attempt():
-            if self._locked is not None:
-                self._locked.create(folder)
-        self._agreement.settle()
-        [needed] = self._group.all_reduce([self._bytes()])
-        with self._agreement.attempt():
-            require_shared(self._directory / folder)
-            require_space(self._directory, needed)
-        self._agreement.settle()
+    def _commit(self, folder: str) -> Commit | None:
+        """Return what makes the folder the current checkpoint; nothing on other ranks than 0. It has a copy of all that it
+        needs."""
+        if self._locked is None:
+            return None
+        optimizers = [part.saved() for part in self._parts]
+        checkpoint = Checkpoint(self._group.size, folder, optimizers, self._entries, indexes=[])
+        return Commit(self._locked, folder, checkpoint.to_json())
 
     # --- The part of this rank ---
 
@@ -132,23 +173,21 @@ class Saving:
                 if held.writers is Writers.each or turn == self._group.rank:
                     yield held, first, count
 
-    def _bytes(self) -> int:
+    def _sizes(self) -> list[int]:
+        """Return the bytes of each chunk that this rank writes, in their order."""
         sizes = [size for part in self._parts for size in part.sizes()]
-        chunks = len(sizes)
-        sizes += [held.tensor.element_size() * count for held, _, count in self._local_slices()]
-        return sum(sizes) + INDEX_BYTES * chunks + len(self._extra)
+        return sizes + [held.tensor.element_size() * count for held, _, count in self._local_slices()]
 
-    def _write(self, folder: Path) -> None:
-        rank = self._group.rank
-        chunks: Chunks = {}
-        with self._agreement.attempt():
-            writer = _core.CheckpointWriter(str(folder / contents.data_name(rank)))
-        self._agreement.settle()
+    def _give_to(self, sink: Sink[Result]) -> list[Result]:
+        """Read what this rank saves, and return what the sink returns for each chunk. All ranks call this together; a rank with
+        an error, which the next agreement finds, reads on with the others."""
+        results: list[Result] = []
 
         def append(part: _core.StatePart, name: str, elements: tuple[int, int]) -> None:
             with self._agreement.attempt():
                 if self._agreement.error is None:
-                    add(chunks, name, *elements, writer.append(part))
+                    results.append(sink.append(part))
+                    self._chunks.append(Chunk(name, *elements))
 
         for saving in self._parts:
             saving.visit(append)
@@ -159,37 +198,34 @@ class Saving:
                     if held is not read:
                         read, tensor = held, held.read()
                     values = slice_on_host(tensor, first, count)
-                    written = writer.append_memory(values.data_ptr(), values.nbytes)
-                    add(chunks, held.name, held.begin + first, count, written)
-                bytes_written = writer.finish()
-                write_file(folder / contents.extra_name(rank), self._extra)
-                write_file(folder / contents.index_name(rank), sealed_index(chunks, bytes_written, self._extra))
-                flush_folder(folder)
+                    results.append(sink.append_memory(values.data_ptr(), values.nbytes))
+                    self._chunks.append(Chunk(held.name, held.begin + first, count))
+        return results
+
+    def _write(self, folder: Path) -> None:
+        with self._agreement.attempt():
+            files = RankFiles(folder, self._group.rank)
+        self._agreement.settle()
+        written = self._give_to(files.writer)
+        with self._agreement.attempt():
+            if self._agreement.error is None:
+                files.finish(self._chunks, written, self._extra)
         self._agreement.settle()
 
-    def _manifest(self, folder: str) -> bytes:
-        """Return the manifest, with the seals of all ranks' indexes as they are on the drive."""
-        files = [contents.index_name(rank) for rank in range(self._group.size)]
-        seals = [manifest.seal_of(manifest.read_bytes(self._directory / folder / file)) for file in files]
-        checkpoint = Checkpoint(
-            ranks=self._group.size,
-            folder=folder,
-            optimizers=[part.saved() for part in self._parts],
-            tensors=self._entries,
-            indexes=[{"file": file, "seal": seal} for file, seal in zip(files, seals)],
-        )
-        return manifest.sealed(checkpoint.to_json())
-
-
-def sealed_index(chunks: Chunks, bytes_written: int, extra: bytes) -> bytes:
-    """Return the content of a rank's index."""
-    of_extra = {"bytes": len(extra), "seal": manifest.seal_of(extra)}
-    return manifest.sealed({"chunks": chunks, "data_bytes": bytes_written, "extra": of_extra})
-
-
-def add(chunks: Chunks, name: str, first: int, count: int, written: tuple[int, int]) -> None:
-    offset, seal = written
-    chunks.setdefault(name, []).append((first, count, offset, f"{seal:016x}"))
+    def _snapshot(self) -> _core.Snapshot:
+        """Copy what this rank saves, into the memory of the last copy if that is still there."""
+        sizes, keeper = self._sizes(), self._accesses[0]
+        last, keeper.snapshot = keeper.snapshot, None
+        if last is not None and not (last.has_sizes(sizes) and has_much_memory(self._group, last.bytes)):
+            last = None
+        require_memory(self._group, sum(sizes))
+        with self._agreement.attempt():
+            snapshot = last or _core.Snapshot(sizes, threads=keeper.options.threads)
+        self._agreement.settle()
+        self._give_to(snapshot)
+        self._agreement.settle()
+        keeper.snapshot = snapshot
+        return snapshot
 
 
 def slice_on_host(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,6 +18,14 @@ from ballast.wrapper.plans import Plans
 from ballast.wrapper.updates import State
 
 
+class Pending(Protocol):
+    """The part of a PendingSave that a training needs."""
+
+    @property
+    def is_settled(self) -> bool: ...
+    def wait(self) -> None: ...
+
+
 class CheckpointAccess:
     """Reads and changes a training, and knows the checkpoints that it has saved or loaded."""
 
@@ -26,6 +34,8 @@ class CheckpointAccess:
         self._history = history
         self.outer = outer
         self.checkpoints: dict[str, set[str]] = {}  # by directory: the folders that this training has saved or loaded
+        self.pending: Pending | None = None  # the last save in the background
+        self.snapshot: _core.Snapshot | None = None  # the memory of its copy, for the next one
 
     @property
     def group(self) -> Group:
@@ -95,6 +105,11 @@ class CheckpointAccess:
 
     def partition_now(self) -> Partition:
         return self._plans.now()
+
+    def finish_pending(self) -> None:
+        """Wait for the save in the background, unless the caller did so, and raise its error. All ranks call this together."""
+        if self.pending is not None and not self.pending.is_settled:
+            self.pending.wait()
 
     # --- Loading ---
 

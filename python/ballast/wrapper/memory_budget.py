@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ballast import _core
 from ballast.connecting import Group
 from ballast.hardware import RATES, Budget, Rates, gpu_like, machine, rates_of, rates_of_cpus
-from ballast.machine import this_machine
+from ballast.machine import available_memory, this_machine
 from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.gpu import free_bytes, name_and_bytes, return_cached_memory
 from ballast.wrapper.managed_parameter import is_without_values
@@ -49,8 +49,6 @@ def budget_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[Me
 
 def _available_machine(options: WrapOptions, members: Sequence[Member]) -> AvailableMachine:
     found, gpu = this_machine(), gpu_of(members)
-    memory, limits = found["memory"], found["memory"]["cgroup"]
-    free = memory["available_bytes"] if limits is None else min(memory["available_bytes"], limits["available_bytes"])
     device = None if options.memory is None else int(options.memory)
     if device is None and gpu is not None:  # torch holds parameters there until all is reserved: they are not free
         return_cached_memory(gpu)
@@ -63,7 +61,7 @@ def _available_machine(options: WrapOptions, members: Sequence[Member]) -> Avail
         ranks=int(local) if local.isdigit() else 1,
         device=device,
         parameter_bytes=sum(parameter.nbytes for parameter in on_host),
-        free=free,
+        free=available_memory(found),
         drives=sum(by_drive.values()),
         rates=rates_of_cpus(found["cores"]) if gpu is None else _rates_of_gpu(gpu),
         on_gpu=gpu is not None,

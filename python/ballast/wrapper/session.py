@@ -259,6 +259,14 @@ class Session:
             return
         if together and self.plans.current is not None:
             self.plans.current.require_not_gathered("cannot close the optimizer")
+        try:
+            if together:
+                self.checkpoint.finish_pending()
+        finally:
+            self.checkpoint.snapshot = None
+            self._end(together)
+
+    def _end(self, together: bool) -> None:
         self._hooks.remove()
         self._wrapped.leave()
         if self._activations is not None:

@@ -49,6 +49,9 @@ class WrappedASGD(WrappedOptimizer, torch.optim.ASGD): ...
 class WrappedRprop(WrappedOptimizer, torch.optim.Rprop): ...
 
 
+class WrappedAdafactor(WrappedOptimizer, torch.optim.Adafactor): ...
+
+
 class Wrap(Protocol[Options]):
     """`ballast.wrap()`. `Options` are its parameters after the optimizer."""
 
@@ -77,6 +80,9 @@ class Wrap(Protocol[Options]):
 
     @overload
     def __call__(self, optimizer: torch.optim.RAdam, /, *_: Options.args, **__: Options.kwargs) -> WrappedRAdam: ...
+
+    @overload
+    def __call__(self, optimizer: torch.optim.Adafactor, /, *_: Options.args, **__: Options.kwargs) -> WrappedAdafactor: ...
 
     @overload
     def __call__(self, optimizer: torch.optim.Adamax, /, *_: Options.args, **__: Options.kwargs) -> WrappedAdamax: ...

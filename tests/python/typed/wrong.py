@@ -13,3 +13,4 @@ ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stag=3)  # erro
 ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, verify="always")  # error
 ballast.wrap(model)  # error
 adam: torch.optim.Adam = optimizer  # error
+ballast.save("checkpoints", model, optimizer).wait()  # error

@@ -130,7 +130,7 @@ def test_the_default_device_of_torch_is_only_for_the_caller(device, configuratio
     with torch.device(device):
         first, again = Training(device, **configuration), Training(device, **configuration)
         first.step()
-        ballast.save(tmp_path / "saved", first.model, first.optimizer)
+        ballast.save(tmp_path / "saved", first.model, first.optimizer, wait=False).wait()
         ballast.load_checkpoint(tmp_path / "saved", again.model, again.optimizer)
         assert first.step() == again.step()
         torch.save(first.optimizer.state_dict(), tmp_path / "state")

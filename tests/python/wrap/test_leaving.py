@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from ballast.checkpoint import manifest
 
 SUPPORT = Path(__file__).parent / "support"
 LIMIT = int(os.environ.get("LIMIT", 120))  # seconds, after which ranks count as hanging
@@ -132,3 +133,11 @@ def check(ended, how, leaver):
     any_of_them = [words.format(other=other) for other in others]  # all report what the first one has noticed
     for rank in others:
         assert any(each in ended[rank][1] for each in any_of_them), ended[rank][1]
+
+
+def test_others_hear_of_an_exception_before_a_save_in_the_background_has_ended(programs, tmp_path):
+    """The save of rank 0 needs the files of rank 1, which is told before it writes them. The checkpoint is complete."""
+    (failed, said), (other, its) = programs.run("fails_while_saving.py", tmp_path, ranks=2)
+    assert (failed, other) == (1, 1)
+    assert said.rstrip().endswith("ValueError: this batch is bad") and "left: ValueError: this batch is bad" in its, its
+    assert manifest.read(tmp_path).step == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ WORDS = {"mkdir", "open", "fsync", "replace", "write", "unlink", "rmdir", "scand
 EVERY = {"append": 16, "open": 3, "unlink": 2}  # of these frequent calls, only every n-th is a moment
 
 
-def stopped_while_saving(rank: int, folder: str, stop: Callable[[], None]) -> list[int]:
-    """Return for each moment how far the saved step has advanced. The last entry is that of a save that was not stopped."""
+def stopped_while_saving(rank: int, folder: str, stop: Callable[[], None], waits: bool = True) -> list[int]:
+    """Return for each moment how far the saved step has advanced. The last entry is that of a save that was not stopped. Saves
+    in the background are stopped at every third moment."""
     gained: list[int] = []
-    in_a_child(lambda: save_next(folder, None, stop))
+    every = 1 if waits else 3
+    in_a_child(lambda: save_next(folder, None, stop, waits))
     while True:
         before = manifest.read(folder).step
-        moment = len(gained) + 1
-        stopped = in_a_child(lambda: save_next(folder, moment, stop))
+        moment = every * len(gained) + 1
+        stopped = in_a_child(lambda: save_next(folder, moment, stop, waits))
         gained.append(manifest.read(folder).step - before)
         if not stopped:
             return gained
@@ -57,8 +60,9 @@ def in_a_child(do: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def save_next(folder: str, moment: int | None, stop: Callable[[], None]) -> None:
-    """Resume from the checkpoint, train a step and save. The checkpoint must equal the state that a save was given."""
+def save_next(folder: str, moment: int | None, stop: Callable[[], None], waits: bool) -> None:
+    """Resume from the checkpoint, train a step and save. The checkpoint must equal the state that a save was given. A save that
+    does not wait is stopped in its thread, while the next step is trained."""
     training = Training({"stage": 3, "offload": "host"}, other_parameters(named()))
     if moment is not None:
         ballast.load_checkpoint(folder, training.model, training.optimizer)
@@ -66,9 +70,13 @@ def save_next(folder: str, moment: int | None, stop: Callable[[], None]) -> None
     training.train(training.optimizer.steps, 1)
     Path(f"{folder}-{training.optimizer.steps}").write_text(digest(training))
     if moment is not None:
-        sys.setprofile(stopper(moment, stop))
-    ballast.save(folder, training.model, training.optimizer)
+        (sys if waits else threading).setprofile(stopper(moment, stop))
+    pending = ballast.save(folder, training.model, training.optimizer, wait=waits)
+    if pending is not None:
+        training.train(training.optimizer.steps, 1)
+        pending.wait()
     sys.setprofile(None)
+    threading.setprofile(None)
     if moment is not None:
         there = {"ballast.lock", "checkpoint.json", manifest.read(folder).folder}
         assert set(os.listdir(folder)) == there, "files of stopped saves are left"

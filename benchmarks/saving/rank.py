@@ -1,0 +1,109 @@
+"""Train and save with both systems on one rank: rank.py DIRECTORY ROUNDS WIDTH. Rank 0 writes the seconds of the slowest rank
+to standard output, in JSON."""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ballast
+import gpt
+import torch
+import torch.distributed as dist
+from saving import OURS, THEIRS, Seconds
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.fsdp import fully_shard
+
+LAYERS, CONTEXT, SEQUENCES = 8, 64, 2
+
+
+class Ballast:
+    def __init__(self, model: torch.nn.Module):
+        self.model = model
+        self.optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+
+    def save(self, folder: Path) -> None:
+        ballast.save(folder, self.model, self.optimizer)
+
+    def begin(self, folder: Path) -> Callable[[], Any]:
+        return ballast.save(folder, self.model, self.optimizer, wait=False).wait
+
+
+class Fsdp2:
+    def __init__(self, model: torch.nn.Module):
+        for block in model.blocks:
+            fully_shard(block)
+        self.model = fully_shard(model)
+        self.optimizer = torch.optim.AdamW(model.parameters())
+        self._group = dist.new_group(backend="gloo")  # its threads exchange while the training does
+
+    def save(self, folder: Path) -> None:
+        checkpoint.save(self._state(), checkpoint_id=folder)
+
+    def begin(self, folder: Path) -> Callable[[], Any]:
+        return checkpoint.async_save(self._state(), checkpoint_id=folder, process_group=self._group).result
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+
+def step(system: Any) -> None:
+    text = torch.randint(256, (SEQUENCES, CONTEXT + 1))
+    system.model(text[:, :-1], text[:, 1:]).backward()
+    system.optimizer.step()
+    system.optimizer.zero_grad()
+
+
+def timed(do: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds of the slowest rank, when all begin together, and what this rank gets."""
+    dist.barrier()
+    begin = time.perf_counter()
+    result = do()
+    seconds = torch.tensor(time.perf_counter() - begin)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return seconds.item(), result
+
+
+def saves(system: Any, folder: Path) -> dict[str, float]:
+    """Save once in the background and once without it."""
+    plain, _ = timed(lambda: step(system))
+    begin = time.perf_counter()
+    call, finish = timed(lambda: system.begin(folder / "background"))
+    first, _ = timed(lambda: step(system))
+    finish()
+    dist.barrier()
+    total = time.perf_counter() - begin
+    waits, _ = timed(lambda: system.save(folder / "waits"))
+    return {"call": call, "step": first, "total": total, "waits": waits, "plain step": plain}
+
+
+def main() -> None:
+    folder, rounds, width = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    systems = {OURS: Ballast, THEIRS: Fsdp2}
+    made = {name: kind(gpt.GPT(LAYERS, width, width // 64, CONTEXT)) for name, kind in systems.items()}
+    found: Seconds = {name: {} for name in made}
+    for number in range(-1, rounds):
+        for name, system in made.items():
+            here = folder / name
+            for measure, seconds in saves(system, here).items():
+                if number >= 0:  # the first round warms up
+                    found[name].setdefault(measure, []).append(seconds)
+            dist.barrier()
+            if dist.get_rank() == 0:
+                shutil.rmtree(here)
+            dist.barrier()
+    if dist.get_rank() == 0:
+        print(json.dumps(found), flush=True)
+    made[OURS].optimizer.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
