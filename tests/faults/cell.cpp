@@ -1,7 +1,8 @@
 // Trains on three ranks, of which one has a fault in one phase:
 //   fault_cell TRANSPORT PHASE FAULT VICTIM FOLDER
+// The environment says where ranks as processes meet.
 // Rank N writes its number of the process to FOLDER/N.pid, and to FOLDER/N.err its error, if any, or what it has trained. The
-// exit statuses of all ranks are printed. A run in FOLDER/records resumes.
+// exit statuses of all ranks are printed. FOLDER/N.planted is there once rank N has its fault. A run in FOLDER/records resumes.
 #include <ballast/error.h>
 
 #include <fmt/format.h>
@@ -18,7 +19,6 @@
 #include <vector>
 
 #include "offload/checksum.h"
-#include "tests/comm/process_groups.h"
 #include "tests/faults/planted.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/zero/synthetic.h"
@@ -52,9 +52,11 @@ class Faults {
   void come_to(std::string_view phase) {
     if (!is_victim_ || phase != cell_.phase) return;
     is_victim_ = false;
+    if (cell_.fault == "none") return;
+    cell_.file(cell_.victim, "planted") << phase;
     if (cell_.fault == "exception") throw std::runtime_error("planted");
     if (cell_.fault == "sys.exit") std::exit(3);
-    if (cell_.fault != "none") plant(cell_.fault);
+    plant(cell_.fault);
   }
 
  private:
@@ -118,6 +120,7 @@ std::string train(const Cell& cell, Communicator& world, Faults& faults) {
 
 // Returns whether the rank has trained to the end.
 bool run_rank(const Cell& cell, std::size_t rank, Faults& faults, const std::function<std::string()>& body) {
+  std::ofstream log = cell.file(rank, "err");  // before there is a limit
   std::string said;
   bool is_done = false;
   try {
@@ -127,7 +130,7 @@ bool run_rank(const Cell& cell, std::size_t rank, Faults& faults, const std::fun
   } catch (const std::exception& failure) {
     said = failure.what();
   }
-  cell.file(rank, "err") << said << std::endl;
+  log << said << std::endl;
   return is_done;
 }
 
@@ -137,16 +140,13 @@ int run_threads(const Cell& cell) {
   std::vector<int> statuses(size);
   for (std::size_t rank = 0; rank < size; ++rank) {
     cell.file(rank, "pid") << ::getpid();
+  }
+  for (std::size_t rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       Faults faults(cell, rank);
       const bool is_done = run_rank(cell, rank, faults, [&] {
-        try {
-          const auto backend = kernels::cpu_backend({.threads = 1});
-          return train(cell, *thread_communicator(group, rank, *backend), faults);
-        } catch (const std::exception& failure) {
-          group.abort(failure.what());
-          throw;
-        }
+        const auto backend = kernels::cpu_backend({.threads = 1});
+        return train(cell, *thread_communicator(group, rank, *backend), faults);
       });
       statuses[rank] = is_done ? 0 : 1;
     });
@@ -162,16 +162,7 @@ int run_process(const Cell& cell, std::size_t rank) {
   const auto transport = cell.transport == "gloo" ? HostTransport::gloo : HostTransport::shared_memory;
   Faults faults(cell, rank);
   return run_rank(cell, rank, faults, [&] {
-    const auto backend = kernels::cpu_backend({.threads = 1});
-    MemoryAccounts accounts;
-    FileStore store(cell.folder / "store");
-    const auto world = connect({.launch = Launch{.rank = rank, .size = size},
-                                .store = &store,
-                                .timeout = timeout,
-                                .transport = transport,
-                                .ranks_per_host = 1},
-                               {.backend = *backend, .accounts = accounts});
-    return train(cell, *world, faults);
+    return train(cell, *connect({.timeout = timeout, .transport = transport, .threads = 1}), faults);
   })
              ? 0
              : 1;
@@ -181,7 +172,10 @@ int run_processes(const Cell& cell) {
   std::vector<pid_t> children;
   for (std::size_t rank = 0; rank < size; ++rank) {
     const pid_t child = ::fork();
-    if (child == 0) std::exit(run_process(cell, rank));
+    if (child == 0) {
+      ::setenv("RANK", std::to_string(rank).c_str(), 1);
+      std::exit(run_process(cell, rank));
+    }
     cell.file(rank, "pid") << child;
     children.push_back(child);
   }
