@@ -32,13 +32,13 @@ namespace {
 constexpr std::size_t size = 3;
 constexpr std::uint64_t all_steps = 4;
 constexpr std::uint64_t faulty_step = 2;
-constexpr std::chrono::seconds timeout(2);
 
 struct Cell {
   std::string transport, phase, fault;
   std::size_t victim;
   std::filesystem::path folder;
 
+  std::chrono::seconds timeout() const { return std::chrono::seconds(fault == "none" ? 60 : 3); }
   std::ofstream file(std::size_t rank, const char* kind) const {
     return std::ofstream(folder / fmt::format("{}.{}", rank, kind));
   }
@@ -135,7 +135,7 @@ bool run_rank(const Cell& cell, std::size_t rank, Faults& faults, const std::fun
 }
 
 int run_threads(const Cell& cell) {
-  ThreadGroup group(size, timeout);
+  ThreadGroup group(size, cell.timeout());
   std::vector<std::thread> threads;
   std::vector<int> statuses(size);
   for (std::size_t rank = 0; rank < size; ++rank) {
@@ -161,9 +161,11 @@ int run_threads(const Cell& cell) {
 int run_process(const Cell& cell, std::size_t rank) {
   const auto transport = cell.transport == "gloo" ? HostTransport::gloo : HostTransport::shared_memory;
   Faults faults(cell, rank);
-  return run_rank(cell, rank, faults, [&] {
-    return train(cell, *connect({.timeout = timeout, .transport = transport, .threads = 1}), faults);
-  })
+  return run_rank(cell, rank, faults,
+                  [&] {
+                    return train(cell, *connect({.timeout = cell.timeout(), .transport = transport, .threads = 1}),
+                                 faults);
+                  })
              ? 0
              : 1;
 }

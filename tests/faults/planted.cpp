@@ -46,7 +46,7 @@ void refuse(std::initializer_list<long> calls, int error, int flags = -1) {
   const sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
   require_planted(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "new privileges cannot be refused");
   require_planted(::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0,
-         "the kernel takes no filter of system calls");
+                  "the kernel takes no filter of system calls");
 }
 
 void limit(decltype(RLIMIT_AS) what, rlim_t value) {
@@ -85,11 +85,20 @@ const std::map<std::string_view, std::function<void()>>& all_faults() {
       {"kill", [] { ::raise(SIGKILL); }},
       {"stop", [] { ::kill(::getpid(), SIGSTOP); }},
       {"SIGTERM", [] { ::kill(::getpid(), SIGTERM); }},
-      {"full drive", [] { refuse({SYS_pwrite64, SYS_pwritev, SYS_pwritev2}, ENOSPC); }},
-      {"EIO", [] { refuse({SYS_pread64, SYS_pwrite64, SYS_pwritev, SYS_fdatasync, SYS_fsync}, EIO); }},
+      {"full drive",
+       [] {
+         refuse({SYS_pwrite64, SYS_pwritev, SYS_pwritev2}, ENOSPC);
+       }},
+      {"EIO",
+       [] {
+         refuse({SYS_pread64, SYS_pwrite64, SYS_pwritev, SYS_fdatasync, SYS_fsync}, EIO);
+       }},
       {"cut link", cut_connections},
       {"no memory", allow_no_memory},
-      {"thread limit", [] { refuse({SYS_clone, SYS_clone3}, EAGAIN); }},
+      {"thread limit",
+       [] {
+         refuse({SYS_clone, SYS_clone3}, EAGAIN);
+       }},
       {"descriptor limit", allow_no_descriptors}};
   return faults;
 }

@@ -16,6 +16,7 @@ import ballast
 import torch
 
 transport, phase, fault, victim, at = sys.argv[1:6]
+timeout = 60 if fault == "none" else 3  # seconds
 folder = Path(at)
 rank = int(os.environ["RANK"])
 planted = ctypes.CDLL(os.environ["PLANTED"])
@@ -77,7 +78,7 @@ def check_checkpoint(checkpoints: Path) -> None:
     """Print what an earlier job has saved."""
     global optimizer
     model = make_model()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, timeout=2)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, timeout=timeout)
     ballast.load_checkpoint(checkpoints, model, optimizer)
     print(f"checkpoint of step {optimizer.steps} holds {digest(model, optimizer)}", file=sys.stderr)
     optimizer.close()
@@ -94,7 +95,7 @@ if (checkpoints / "checkpoint.json").exists():
 model = make_model()
 records = {"state": f"nvme:{folder / 'records'}", "parameters": f"nvme:{folder / 'records'}"}
 wrapped = torch.optim.AdamW(model.parameters(), lr=1e-2)
-optimizer = ballast.wrap(wrapped, model, stage=3, offload=records, run="cell", timeout=2)
+optimizer = ballast.wrap(wrapped, model, stage=3, offload=records, run="cell", timeout=timeout)
 began_at = optimizer.steps
 while optimizer.steps < 4:
     batch = torch.randn(8, 20, generator=torch.Generator().manual_seed(10 * optimizer.steps + rank), device="cpu")
@@ -114,6 +115,8 @@ while optimizer.steps < 4:
     if optimizer.steps == 2:
         watch("load")
         ballast.load_checkpoint(checkpoints, model, optimizer)
+if fault == "none":
+    ballast.save(checkpoints, model, optimizer)  # removes what a save has left that could not
 come_to("close")
 ended = digest(model, optimizer)
 optimizer.close()

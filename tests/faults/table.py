@@ -46,4 +46,4 @@ def written(page: str) -> dict[Cell, str]:
 
 
 def is_outcome(words: str) -> bool:
-    return re.fullmatch(r"continues|all end|only that rank ends|B\d{4}(/B\d{4})*", words) is not None
+    return re.fullmatch(r"continues|continues or ends|all end|only that rank ends|B\d{4}(/B\d{4})*", words) is not None

@@ -11,6 +11,7 @@ from statistics import median
 
 PLANTED = ("planted by the soak", "SystemExit", "Too many open files", "File too large", "No space left")
 MEBIBYTE = 1 << 20
+BEGIN, END = "<!-- the soak: written by tests/soak/run --record -->", "<!-- end of the soak -->"
 CALM = 32  # MiB by which a rank's memory may differ between the first and the last part of a soak
 
 
@@ -94,3 +95,10 @@ class Outcome:
             ("failures", str(len(self.failures))),
         ]
         return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows)
+
+
+def renewed(page: str, table: str) -> str:
+    """Return the page with the table of a soak."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table}\n{END}{after}"

@@ -1,0 +1,43 @@
+"""Tests of the fault matrix: a part of its cells, and that the documentation has all of them."""
+
+import re
+
+import pytest
+
+from faults.checks import judge
+from faults.jobs import BUILD, Ranks
+from faults.matrix import FAULTS, PHASES, TRANSPORTS, cells, impossible, quick
+from faults.table import PAGE, is_outcome, written
+
+is_built = (BUILD / "tests" / "fault_cell").exists() and any((BUILD / "python" / "ballast").glob("_core*.so"))
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks() as started:
+        yield started
+
+
+@pytest.mark.skipif(not is_built, reason="needs a build with the tests and the Python package")
+@pytest.mark.parametrize("cell", quick(), ids=str)
+def test_the_others_name_the_culprit_and_nothing_is_lost_or_left(cell, ranks):
+    assert judge(cell, ranks).problems == []
+
+
+def test_each_run_has_every_fault_in_every_phase_and_every_transport():
+    assert {(cell.fault, cell.phase) for cell in quick()} >= {(cell.fault, cell.phase) for cell in cells() if not impossible(cell)}
+    assert {cell.transport for cell in quick()} == set(TRANSPORTS)
+
+
+def test_the_documentation_has_the_cells_of_the_matrix():
+    found = written(PAGE.read_text())
+    assert set(found) == set(cells())
+    for cell, words in found.items():
+        reason = impossible(cell)
+        assert words == f"({reason})" if reason else is_outcome(words), (cell, words)
+
+
+def test_the_documentation_explains_all_faults_and_phases():
+    page = PAGE.read_text()
+    assert set(re.findall(r"^\| ([\w. ]+?) \| (?:SIG|an exception|`sys|every|all conn|the process)", page, re.MULTILINE)) == set(FAULTS)
+    assert set(re.findall(r"\*(\w+)\*", page)) >= set(PHASES) - {"forward", "backward"}
