@@ -3,7 +3,6 @@
 import re
 
 import pytest
-
 from faults.checks import judge
 from faults.jobs import BUILD, Ranks
 from faults.matrix import FAULTS, PHASES, TRANSPORTS, cells, impossible, quick
@@ -25,7 +24,8 @@ def test_the_others_name_the_culprit_and_nothing_is_lost_or_left(cell, ranks):
 
 
 def test_each_run_has_every_fault_in_every_phase_and_every_transport():
-    assert {(cell.fault, cell.phase) for cell in quick()} >= {(cell.fault, cell.phase) for cell in cells() if not impossible(cell)}
+    possible = {(cell.fault, cell.phase) for cell in cells() if not impossible(cell)}
+    assert {(cell.fault, cell.phase) for cell in quick()} == possible
     assert {cell.transport for cell in quick()} == set(TRANSPORTS)
 
 
@@ -39,5 +39,6 @@ def test_the_documentation_has_the_cells_of_the_matrix():
 
 def test_the_documentation_explains_all_faults_and_phases():
     page = PAGE.read_text()
-    assert set(re.findall(r"^\| ([\w. ]+?) \| (?:SIG|an exception|`sys|every|all conn|the process)", page, re.MULTILINE)) == set(FAULTS)
+    described = page.partition("The faults are:")[2].partition("A rank comes to")[0]
+    assert re.findall(r"^\| (\w[\w. ]*?) \|", described, re.MULTILINE) == list(FAULTS)
     assert set(re.findall(r"\*(\w+)\*", page)) >= set(PHASES) - {"forward", "backward"}

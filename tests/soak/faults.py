@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from soak.records import flip_idle_bit
@@ -26,8 +26,6 @@ class Job:
     folder: Path
     process: subprocess.Popen[bytes]
     random: random.Random
-    is_small: bool  # the checkpoints are on a drive that can be filled
-    waits: Callable[[float], None] = field(default=time.sleep)
 
     def pids(self) -> dict[int, int]:
         """Return the processes of the ranks that live."""
@@ -56,7 +54,7 @@ def terminate(job: Job) -> str:
 def stop(job: Job) -> str:
     rank, pid = job.random.choice(sorted(job.pids().items()))
     os.kill(pid, signal.SIGSTOP)
-    job.waits(TIMEOUT + 3)
+    time.sleep(TIMEOUT + 3)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
     return f"rank {rank}"
@@ -100,7 +98,7 @@ def fill_drive(job: Job) -> str:
     ranks = job.pids()
     until = time.monotonic() + 10
     while job.pids() == ranks and time.monotonic() < until:
-        job.waits(0.1)
+        time.sleep(0.1)
     filler.unlink()
     return "the drive of the checkpoints"
 
@@ -118,7 +116,7 @@ def flip_bit(job: Job) -> str:
     lose_host(job)
     job.process.wait()
     while job.pids():
-        job.waits(0.05)
+        time.sleep(0.05)
     return flip_idle_bit(job.folder / "records", job.random)
 
 

@@ -66,8 +66,8 @@ class Soak:
         self.outcome.jobs += 1
         self.outcome.ranks[ranks] += 1
         with (self.folder / "torchrun.log").open("wb") as log:
-            process = subprocess.Popen(self.command(ranks), env=self.environment(), stdout=log, stderr=log, start_new_session=True)
-        job = Job(self.folder, process, self.random, self.is_small)
+            process = subprocess.Popen(self.command(ranks), env=self.environment(), stdout=log, stderr=subprocess.STDOUT)
+        job = Job(self.folder, process, self.random)
         try:
             while process.poll() is None:
                 self.disturb(job, ranks, end)

@@ -15,7 +15,6 @@ from typing import Any
 
 import ballast
 import torch
-
 from soak.faults import TIMEOUT
 
 SAVES_EVERY = 20  # steps

@@ -10,7 +10,6 @@ from typing import Any
 
 import ballast
 import torch
-
 from soak.training import Soaked, soaked, train_step
 
 
