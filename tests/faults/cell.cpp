@@ -12,7 +12,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iostream>
+#include <latch>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -118,14 +120,17 @@ std::string train(const Cell& cell, Communicator& world, Faults& faults) {
   return fmt::format("began after step {} and ended with {:x}\n", began_at, offload::checksum(parameters));
 }
 
-// Returns whether the rank has trained to the end.
-bool run_rank(const Cell& cell, std::size_t rank, Faults& faults, const std::function<std::string()>& body) {
+// Returns whether the rank has trained to the end. `meet` returns when all ranks of this process have begun.
+bool run_rank(const Cell& cell, std::size_t rank, const std::function<void()>& meet,
+              const std::function<std::string(Faults&)>& body) {
   std::ofstream log = cell.file(rank, "err");  // before there is a limit
+  meet();
+  Faults faults(cell, rank);
   std::string said;
   bool is_done = false;
   try {
     faults.come_to("start");
-    said = body();
+    said = body(faults);
     is_done = true;
   } catch (const std::exception& failure) {
     said = failure.what();
@@ -138,13 +143,14 @@ int run_threads(const Cell& cell) {
   ThreadGroup group(size, cell.timeout());
   std::vector<std::thread> threads;
   std::vector<int> statuses(size);
+  std::latch begun(size);
   for (std::size_t rank = 0; rank < size; ++rank) {
     cell.file(rank, "pid") << ::getpid();
   }
   for (std::size_t rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      Faults faults(cell, rank);
-      const bool is_done = run_rank(cell, rank, faults, [&] {
+      const auto meet = [&] { begun.arrive_and_wait(); };
+      const bool is_done = run_rank(cell, rank, meet, [&](Faults& faults) {
         const auto backend = kernels::cpu_backend({.threads = 1});
         return train(cell, *thread_communicator(group, rank, *backend), faults);
       });
@@ -160,12 +166,11 @@ int run_threads(const Cell& cell) {
 
 int run_process(const Cell& cell, std::size_t rank) {
   const auto transport = cell.transport == "gloo" ? HostTransport::gloo : HostTransport::shared_memory;
-  Faults faults(cell, rank);
-  return run_rank(cell, rank, faults,
-                  [&] {
-                    return train(cell, *connect({.timeout = cell.timeout(), .transport = transport, .threads = 1}),
-                                 faults);
-                  })
+  const auto body = [&](Faults& faults) {
+    return train(cell, *connect({.timeout = cell.timeout(), .transport = transport, .threads = 1}), faults);
+  };
+  return run_rank(
+             cell, rank, [] {}, body)
              ? 0
              : 1;
 }

@@ -5,30 +5,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from faults.checks import Outcome
 from faults.matrix import FAULTS, PHASES, REASONS, TRANSPORTS, Cell, impossible
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "failures.md"
 BEGIN, END = "<!-- the fault matrix: written by tests/faults/run --write -->", "<!-- end of the fault matrix -->"
 
 
-def tables(outcomes: dict[Cell, Outcome]) -> str:
+def tables(words_of: dict[Cell, str]) -> str:
     text = ""
     for transport, title in TRANSPORTS.items():
         text += f"\n### {title[0].upper()}{title[1:]}\n\n| | {' | '.join(PHASES)} |\n|{'---|' * (len(PHASES) + 1)}\n"
         for fault in FAULTS:
             row = [Cell(fault, phase, transport) for phase in PHASES]
-            words = [f"({impossible(cell)})" if impossible(cell) else outcomes[cell].words for cell in row]
+            words = [f"({impossible(cell)})" if impossible(cell) else words_of.get(cell, "not run") for cell in row]
             text += f"| {fault} | {' | '.join(words)} |\n"
     text += "\nImpossible cells:\n\n" + "".join(f"- ({letter}) {reason}.\n" for letter, reason in REASONS.items())
     return text
 
 
-def renewed(page: str, outcomes: dict[Cell, Outcome]) -> str:
-    """Return the page with the tables of these outcomes."""
+def renewed(page: str, words_of: dict[Cell, str]) -> str:
+    """Return the page with the outcomes of these cells, in words. Other cells stay as they are."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables(outcomes)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{tables(written(page) | words_of)}\n{END}{after}"
 
 
 def written(page: str) -> dict[Cell, str]:
