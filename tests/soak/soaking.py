@@ -129,9 +129,8 @@ class Soak:
             self.outcome.sample_rank(pid, ranks)
 
     def progress(self) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return (self.folder / "progress").read_text() or "0"
-        return "0"
+        file = self.folder / "progress"
+        return file.read_text() if file.exists() else "0"
 
     def last_words(self) -> str:
         logs = sorted((self.folder / "logs").rglob("stderr.log"))

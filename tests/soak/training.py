@@ -19,11 +19,11 @@ from soak.faults import TIMEOUT
 
 SAVES_EVERY = 20  # steps
 PAUSE = 0.02  # seconds a step, so that an hour of steps can be repeated in minutes
-SAMPLES = 12  # of a step, in which every number of ranks up to 4 goes
+SAMPLES = 12  # of a step, which one, two and three ranks share evenly
 
 
 class Soaked(torch.nn.Module):
-    """A model with the same gradients on any number of ranks.
+    """A model whose gradients have the same bits on one, two or three ranks.
 
     In the layers every rank has the same batch, so it has the same gradient in bf16. A few of these have an exact sum in fp32.
     `tilt` gets other integers on each rank, whose sums are exact too: a rank whose gradient is lost or counted twice shows."""
@@ -82,7 +82,8 @@ def train(folder: Path) -> None:
         if is_over or optimizer.steps % SAVES_EVERY == 0:
             ballast.save(checkpoints, model, optimizer)
         if rank == 0:
-            (folder / "progress").write_text(f"{optimizer.steps} {os.getpid()}")
+            (folder / "progress.new").write_text(f"{optimizer.steps} {os.getpid()}")
+            (folder / "progress.new").rename(folder / "progress")
         if optimizer.on_any_rank(told_to_end.is_set()):
             break
         time.sleep(PAUSE)

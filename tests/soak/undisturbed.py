@@ -16,8 +16,7 @@ from soak.training import Soaked, soaked, train_step
 def everything(model: Soaked, optimizer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters():
         yield name, parameter.detach()
-        state = optimizer.state_dict()["state"]
-    for number, values in state.items():
+    for number, values in optimizer.state_dict()["state"].items():
         for kind, value in values.items():
             yield f"{kind} of parameter {number}", torch.as_tensor(value)
 
