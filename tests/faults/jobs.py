@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -62,7 +63,7 @@ class Ranks:
         return in_cpp(arguments, folder)
 
     @contextlib.contextmanager
-    def _in_python(self, arguments: list[str], folder: Path):  # type: ignore[no-untyped-def]
+    def _in_python(self, arguments: list[str], folder: Path) -> Iterator[IO[str]]:
         server = self._python
         assert server.stdin is not None and server.stdout is not None
         environment = {"PLANTED": str(BUILD / "tests" / "libballast_planted.so"), **rendezvous(folder)}
@@ -82,7 +83,7 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def in_cpp(arguments: list[str], folder: Path):  # type: ignore[no-untyped-def]
+def in_cpp(arguments: list[str], folder: Path) -> Iterator[IO[str]]:
     command = [str(BUILD / "tests" / "fault_cell"), *arguments]
     environment = {**os.environ, **rendezvous(folder)}
     program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
