@@ -9,7 +9,6 @@
 #include <fstream>
 #include <iostream>
 #include <sstream>
-#include <stdexcept>
 #include <thread>
 
 #include "zero/comm/gloo_transport.h"
@@ -38,10 +37,6 @@ std::string read_all(int descriptor) {
 }
 
 }  // namespace
-
-void expect(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
 
 std::filesystem::path FileStore::path(std::string key) const {
   std::ranges::replace(key, '/', '-');

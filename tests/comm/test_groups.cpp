@@ -1,6 +1,7 @@
 #include "tests/comm/test_groups.h"
 
 #include <catch2/catch.hpp>
+#include <stdexcept>
 #include <thread>
 
 #include "tests/comm/process_groups.h"
@@ -51,6 +52,10 @@ void on_all_groups(GroupShape shape, const RankBody& body) {
     INFO(kind.name << ", " << shape.size << " ranks, " << shape.ranks_per_host << " for each host");
     CHECK(kind.run(shape, patient, body) == Failures(shape.size));
   }
+}
+
+void expect(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
 }
 
 }  // namespace ballast::testing

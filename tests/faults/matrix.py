@@ -89,11 +89,11 @@ REASONS = {
 
 
 def quick() -> list[Cell]:
-    """Return the cells of each run of the tests: every pair of a fault and a phase that exists, on transports in turn."""
+    """Return the cells of each run of the tests: half of the pairs of a fault and a phase, on transports in turn."""
     chosen = []
     for number, phase in enumerate(PHASES):
         for index, fault in enumerate(FAULTS):
             possible = [cell for cell in (Cell(fault, phase, each) for each in TRANSPORTS) if not impossible(cell)]
-            if possible:
-                chosen.append(possible[(number + index) % len(possible)])
+            if possible and (number + index) % 2 == 0:
+                chosen.append(possible[(number + index) // 2 % len(possible)])
     return chosen

@@ -23,9 +23,9 @@ def test_the_others_name_the_culprit_and_nothing_is_lost_or_left(cell, ranks):
     assert judge(cell, ranks).problems == []
 
 
-def test_each_run_has_every_fault_in_every_phase_and_every_transport():
-    possible = {(cell.fault, cell.phase) for cell in cells() if not impossible(cell)}
-    assert {(cell.fault, cell.phase) for cell in quick()} == possible
+def test_each_run_has_every_fault_every_phase_and_every_transport():
+    assert {cell.fault for cell in quick()} == set(FAULTS)
+    assert {cell.phase for cell in quick()} == set(PHASES)
     assert {cell.transport for cell in quick()} == set(TRANSPORTS)
 
 
@@ -40,5 +40,5 @@ def test_the_documentation_has_the_cells_of_the_matrix():
 def test_the_documentation_explains_all_faults_and_phases():
     page = PAGE.read_text()
     described = page.partition("The faults are:")[2].partition("A rank comes to")[0]
-    assert re.findall(r"^\| (\w[\w. ]*?) \|", described, re.MULTILINE) == list(FAULTS)
+    assert re.findall(r"^\| (\w[\w. ]*?) \|", described, re.MULTILINE) == ["fault", *FAULTS]
     assert set(re.findall(r"\*(\w+)\*", page)) >= set(PHASES) - {"forward", "backward"}
