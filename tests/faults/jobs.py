@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -137,6 +138,10 @@ def lives(pid: int) -> bool:
 
 
 def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """Return the first of three free ports: a rank that wraps twice needs two. Other connections get none below 32768."""
+    while True:
+        first = random.randrange(20000, 32000)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + 3):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return str(first)

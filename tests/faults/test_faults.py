@@ -20,7 +20,8 @@ def ranks():
 @pytest.mark.skipif(not is_built, reason="needs a build with the tests and the Python package")
 @pytest.mark.parametrize("cell", quick(), ids=str)
 def test_the_others_name_the_culprit_and_nothing_is_lost_or_left(cell, ranks):
-    assert judge(cell, ranks).problems == []
+    problems = judge(cell, ranks).problems
+    assert not problems, "\n".join(problems)
 
 
 def test_each_run_has_every_fault_every_phase_and_every_transport():

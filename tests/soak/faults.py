@@ -130,6 +130,6 @@ FAULTS: dict[str, Callable[[Job], str]] = {
     "no descriptors left": limit_descriptors,
     "a full drive of checkpoints": fill_drive,
     "all ranks and torchrun killed": lose_host,
-    "the same, and a flipped bit in an idle record": flip_bit,
+    "all of them killed, and a bit flipped in an idle record": flip_bit,
 }
 NEEDS_ROOT = "a full drive of checkpoints"
