@@ -19,6 +19,7 @@ LONG = {  # files that take a minute or more; they begin first, so that all proc
     "test_checkpoint.py",
     "test_compiled.py",
     "test_examples.py",
+    "test_faults.py",
     "test_gather_writes.py",
     "test_hooks.py",
     "test_launchers.py",
@@ -26,6 +27,7 @@ LONG = {  # files that take a minute or more; they begin first, so that all proc
     "test_packed.py",
     "test_pages.py",
     "test_ranks.py",
+    "test_soak.py",
     "test_trainers.py",
 }
 BUILT = any((PACKAGE / "ballast").glob("_core*.so"))

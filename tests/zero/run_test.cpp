@@ -283,7 +283,7 @@ TEST_CASE("state of a run is changed on all ranks or on none") {
   });
   CHECK(failures == std::vector<std::string>(2));
   for (const std::string& failure : refused[0])
-    CHECK_THAT(failure, Contains("B3301") && Contains("another rank cannot change the state"));
+    CHECK_THAT(failure, Contains("B3301") && Contains("rank 1 cannot change the state"));
   CHECK(refused[0].size() == 2);
   CHECK(refused[1] == std::vector<std::string>(2, "rank 1 has nothing to put there"));
   CHECK(train(run, 1).began_at == std::vector<std::uint64_t>(2, 1));

@@ -186,8 +186,10 @@ std::string Control::await_value(const std::string& key, const std::string& whos
   fail_after_leave(0);
 }
 
-void Control::fail_late(std::size_t rank) {
-  send({.kind = Message::Kind::late, .value = std::to_string(rank)});
+void Control::fail_late(std::span<const std::size_t> ranks) {
+  for (const std::size_t rank : ranks) {
+    send({.kind = Message::Kind::late, .value = std::to_string(rank)});
+  }
   const Deadline deadline(error_, verdict_time);
   while (!error_.is_set() && !deadline.is_over()) {
     std::this_thread::sleep_for(retry_interval);

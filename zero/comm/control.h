@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -47,7 +48,8 @@ class Control : public KeyValueStore {
   std::string get(const std::string& key) override;
   // Returns the values of all ranks of a group, in rank order. Each of them calls it with the same key, once.
   std::vector<std::string> share(const std::string& key, const Share& mine);
-  [[noreturn]] void fail_late(std::size_t rank);  // after a timeout; throws B3302, which names the rank that is late
+  // After a timeout in a wait for some of these ranks. Throws B3302, which names those that are late.
+  [[noreturn]] void fail_late(std::span<const std::size_t> ranks);
   // Ends the job. `ranks` are those that have died, left or not arrived.
   void fail(const std::string& reason, const std::vector<std::size_t>& ranks = {});
 

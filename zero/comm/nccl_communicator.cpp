@@ -18,7 +18,6 @@
 namespace ballast {
 namespace {
 
-constexpr std::string_view some_rank = "a rank of an NCCL group";
 constexpr auto patience_of_abort = std::chrono::seconds(1);
 
 ncclUniqueId exchange_id(ProcessGroup& group) {
@@ -174,7 +173,7 @@ void NcclCommunicator::connect(const GpuStream& stream) {
   try {
     const Deadline deadline(error_, timeout_);
     deadline.wait([&](auto pause) { return is_connected.wait_for(pause) == std::future_status::ready; },
-                  [&] { deadline.fail_late(some_rank); });
+                  [&] { group_.fail_late_of_others(); });
   } catch (const Error&) {
     thread.detach();
     throw;

@@ -12,7 +12,6 @@ namespace {
 
 constexpr auto look_again = std::chrono::milliseconds(100);
 constexpr auto time_to_arrive = std::chrono::seconds(3);  // for what a rank sent before it left
-constexpr std::string_view some_rank = "a rank of an NCCL group";
 
 }  // namespace
 
@@ -51,8 +50,8 @@ void NcclWatch::set_issuing(std::optional<Clock::time_point> since) {
 void NcclWatch::run() {
   try {
     device::choose_gpu(stream_.gpu());
-    if (is_late()) group_.job().error().set(late(some_rank, group_.job().timeout()));
-  } catch (const Error& failure) {  // the GPU failed, or a rank has left
+    if (is_late()) group_.fail_late_of_others();
+  } catch (const Error& failure) {  // the GPU failed, or a rank is late or has left
     group_.job().error().set(failure.what());
   }
 }

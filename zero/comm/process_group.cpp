@@ -22,6 +22,14 @@ ProcessGroup ProcessGroup::part(std::span<const std::size_t> ranks) {
   return group;
 }
 
+void ProcessGroup::fail_late_of_others() const {
+  std::vector<std::size_t> others;
+  for (std::size_t rank = 0; rank < size(); ++rank) {
+    if (rank != rank_) others.push_back(members_[rank].rank);
+  }
+  job_->control().fail_late(others);
+}
+
 std::vector<std::string> ProcessGroup::hosts() const {
   std::vector<std::string> names;
   std::ranges::transform(members_, std::back_inserter(names), [&](const Member& each) { return job_->host(each); });

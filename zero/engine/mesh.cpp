@@ -31,11 +31,16 @@ void Mesh::barrier() {
   replicas->barrier();
 }
 
-bool Mesh::is_any(bool is_so) {
-  std::int64_t count = is_so ? 1 : 0;
-  reduce->all_reduce({&count, 1});
-  replicas->all_reduce({&count, 1});
-  return count > 0;
+std::vector<std::size_t> Mesh::where(bool is_so) {
+  std::vector<std::int64_t> answers(ranks());
+  answers[rank()] = is_so ? 1 : 0;
+  reduce->all_reduce(answers);
+  replicas->all_reduce(answers);
+  std::vector<std::size_t> found;
+  for (std::size_t each = 0; each < answers.size(); ++each) {
+    if (answers[each] > 0) found.push_back(each);
+  }
+  return found;
 }
 
 void Mesh::abort(std::string_view reason) {

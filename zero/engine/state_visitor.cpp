@@ -2,6 +2,8 @@
 
 #include <ballast/error.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -29,15 +31,16 @@ void StateVisitor::do_on_all_ranks(const std::function<void()>& work) const {
   } catch (...) {
     own = std::current_exception();
   }
-  bool failed_elsewhere = false;
+  std::vector<std::size_t> failed;
   try {
-    failed_elsewhere = parts_.mesh.is_any(own != nullptr);
+    failed = parts_.mesh.where(own != nullptr);
   } catch (...) {
     if (!own) throw;
   }
   if (own) std::rethrow_exception(own);
-  require(!failed_elsewhere, Code::peer_failed, [] {
-    return Problem{.what = "another rank cannot change the state of the run, so no rank changes it",
+  require(failed.empty(), Code::peer_failed, [&] {
+    return Problem{.what = fmt::format("rank {} cannot change the state of the run, so no rank changes it",
+                                       fmt::join(failed, ", ")),
                    .remedy = "Look at the error of that rank. The last commit is as it was."};
   });
 }

@@ -1,0 +1,22 @@
+"""A short soak: random faults under torchrun end with the bits of an undisturbed training."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release"))
+is_built = any((BUILD / "python" / "ballast").glob("_core*.so")) and find_spec("torch") is not None
+
+
+@pytest.mark.skipif(not is_built, reason="needs a build of the Python package, and torch")
+def test_a_training_that_fails_again_and_again_has_the_bits_of_an_undisturbed_one():
+    command = [sys.executable, str(Path(__file__).with_name("run")), "20", "--seed", "7"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "the same bits" in ended.stdout
+    assert "fault: " in ended.stdout, "there was no fault"
