@@ -37,6 +37,7 @@ struct WholeRun {
   struct Copy {
     std::size_t rank = 0;  // of the run
     std::size_t seen_by = 0;
+    bool is_mirror = false;
   };
   std::uint64_t made_in = 0;
   std::uint64_t digest = 0;
@@ -48,6 +49,7 @@ struct WholeRun {
   std::size_t ranks() const { return placement.shards * placement.replicas; }
   // The records of a shard that a rank reads: those that it sees itself if there are any, else those that another one sees.
   const Copy& nearest(std::size_t shard, std::size_t reader) const;
+  RecordFiles files_of(const Copy& copy) const { return {copy.rank, made_in, copy.is_mirror}; }
 };
 
 // The newest one. None if no rank has made a step. Else throws B1009 if a shard has no records, or if the shards have no commit

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <sstream>
 
 #include "offload/directory_lock.h"
@@ -35,18 +36,24 @@ class Takeover {
   RecordFiles settle() {
     on_all_ranks(world_, [&] { files_ = record_files_on(first_drive_, own_.name()); });
     RecordFiles opened{.rank = own_.rank()};
-    if (all_in_place(opened)) return opened;
+    if (all_in_place(opened)) {
+      kept_ = opened.made_in;
+      return opened;
+    }
     lock_others();
     find_all();
     std::optional<WholeRun> run = newest_whole_run(seen_, own_.name(), checkpoint_);
-    if (!run) {
-      remove_all_but(std::nullopt);
-      return {.rank = own_.rank()};
+    if (!run) {  // begins again
+      remove_all_but(std::nullopt, {});
+      files_.clear();
+      return opened;
     }
     if (!is_in_place(*run)) run = take_over(*run);
-    remove_all_but(run->made_in);
+    kept_ = run->made_in;
     return {own_.rank(), run->made_in};
   }
+
+  void remove_others(std::span<const std::size_t> mirrored) { remove_all_but(kept_, mirrored); }
 
  private:
   // --- The usual case: each rank finds its own records, or no rank finds any.
@@ -56,10 +63,11 @@ class Takeover {
     on_all_ranks(world_, [&] {
       std::vector<RecordFiles> here;  // its own, and those of ranks that this job does not have
       std::ranges::copy_if(files_, std::back_inserter(here), [&](const RecordFiles& files) {
-        return files.rank == own_.rank() || files.rank >= world_.size();
+        return !files.is_mirror && (files.rank == own_.rank() || files.rank >= world_.size());
       });
       const bool is_own = here.size() == 1 && here[0].rank == own_.rank() &&
                           found_in(here[0])->shape.content_digest == own_.shape.content_digest;
+      // Mirrors of ranks whose records are in place do not count; but a rank of which there is nothing else has lost its own.
       made_in[own_.rank()] = files_.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
       opened.made_in = is_own ? here[0].made_in : 0;
     });
@@ -73,13 +81,25 @@ class Takeover {
   void lock_others() {
     on_all_ranks(world_, [&] {
       for (const RecordFiles& files : files_) {
-        const bool is_mine_to_lock = files.rank >= world_.size() && files.rank % world_.size() == own_.rank();
+        const bool is_mine_to_lock =
+            !files.is_mirror && files.rank >= world_.size() && files.rank % world_.size() == own_.rank();
         if (is_mine_to_lock) locks_.try_emplace(files.rank, files.directory(first_drive_, own_.name()));
       }
     });
   }
 
+  // A mirror that cannot be read is like one that is missing.
   std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const {
+    try {
+      return read_head(files);
+    } catch (const Error& error) {
+      if (!files.is_mirror || (error.code() != Code::bad_record && error.code() != Code::run_mismatch)) throw;
+      if (own_.options.log != nullptr) own_.options.log->warning(error.what());
+      return {};
+    }
+  }
+
+  std::optional<offload::FoundRecords> read_head(const RecordFiles& files) const {
     auto found = offload::RecordStore::look(own_.drives(files), own_.files_of(files));
     require(!found || found->shape.rank == files.rank, Code::run_mismatch, [&] {
       return Problem{.what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", own_.name(),
@@ -120,8 +140,10 @@ class Takeover {
   void find_all() {
     std::vector<SeenRecords> mine;
     on_all_ranks(world_, [&] {
-      for (const RecordFiles& files : files_)
-        mine.push_back(seen_in(files));
+      for (const RecordFiles& files : files_) {
+        const SeenRecords seen = seen_in(files);
+        if (!files.is_mirror || seen.run_id != 0) mine.push_back(seen);
+      }
     });
     const std::vector<std::string> texts = texts_of_all(world_, to_text(mine));
     for (std::size_t rank = 0; rank < texts.size(); ++rank)
@@ -184,7 +206,7 @@ class Takeover {
     on_all_ranks(world_, [&] {
       if (copy.seen_by != own_.rank()) return;
       const auto lines = run.digest == own_.shape.content_digest ? own_.description
-                                                                 : description_of({copy.rank, run.made_in}, run.digest);
+                                                                 : description_of(run.files_of(copy), run.digest);
       text = fmt::format("{}", fmt::join(lines, "\n"));
     });
     const std::vector<std::string> lines = lines_of(broadcast_text(world_, text, copy.seen_by));
@@ -218,21 +240,27 @@ class Takeover {
     return shape;
   }
 
-  // A commit can exist without all of its records. Returns whether that is so, and forgets such commits.
+  // A commit can exist without all of its records. Returns whether that is so, and forgets such commits. Where there is another
+  // copy to read, all bytes are checked, since later an error would end the takeover.
   bool drop_damaged(const WholeRun& run, EarlierRecords& records) {
     std::string mine;
     on_all_ranks(world_, [&] {
       for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
         const WholeRun::Copy& copy = run.nearest(shard, own_.rank());
-        if (copy.seen_by == own_.rank() && !records.has_records_of(copy.rank)) mine += fmt::format("{}\n", copy.rank);
+        if (copy.seen_by != own_.rank()) continue;
+        const bool has_others = run.copies[shard].size() > 1;
+        if (!(has_others ? records.are_intact(copy) : records.are_there(copy))) {
+          mine += fmt::format("{} {:d}\n", copy.rank, copy.is_mirror);
+        }
       }
     });
     const std::vector<std::string> texts = texts_of_all(world_, mine);
     bool is_any = false;
     for (std::size_t seer = 0; seer < texts.size(); ++seer) {
-      for (const std::string& rank : lines_of(texts[seer])) {
+      WholeRun::Copy copy{.seen_by = seer};
+      for (std::istringstream text(texts[seer]); text >> copy.rank >> copy.is_mirror;) {
         is_any = true;
-        drop({std::stoul(rank), run.made_in}, seer, run.point);
+        drop(run.files_of(copy), seer, run.point);
       }
     }
     return is_any;
@@ -296,12 +324,14 @@ class Takeover {
 
   // --- The end.
 
-  // Before the training makes a step: from then on old records would be another history.
-  void remove_all_but(std::optional<std::uint64_t> made_in) {
+  void remove_all_but(std::optional<std::uint64_t> made_in, std::span<const std::size_t> mirrored) {
+    const auto is_unused = [&](const RecordFiles& files) {
+      return files.is_mirror && std::ranges::find(mirrored, files.rank) == mirrored.end();
+    };
     const auto each_other = [&](auto remove) {
       on_all_ranks(world_, [&] {
         for (const RecordFiles& files : files_) {
-          if (files.made_in == made_in) continue;
+          if (files.made_in == made_in && !is_unused(files)) continue;
           const auto& drives = own_.options.directories;
           std::for_each(drives.rbegin(), drives.rend(), [&](const auto& drive) {
             remove(drive, files);  // from the first drive last: files are looked for there
@@ -312,8 +342,9 @@ class Takeover {
     each_other([&](const auto& drive, const RecordFiles& files) { remove_records(drive, own_.name(), files); });
     locks_.clear();
     each_other([&](const auto& drive, const RecordFiles& files) {
-      if (files.rank >= world_.size()) remove_empty_directory(drive, own_.name(), files);
+      if (files.rank >= world_.size() || is_unused(files)) remove_empty_directory(drive, own_.name(), files);
     });
+    files_.clear();
   }
 
   const OwnRun& own_;
@@ -322,11 +353,16 @@ class Takeover {
   std::vector<RecordFiles> files_{};  // that this rank sees
   std::vector<SeenRecords> seen_{};   // by all ranks
   KnownCheckpoint checkpoint_{};
+  std::optional<std::uint64_t> kept_{};  // made_in of the records that this training has
   std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
 };
 
 }  // namespace
 
-RecordFiles settle_run(const OwnRun& own, Communicator& world) { return Takeover(own, world).settle(); }
+SettledRun settle_run(const OwnRun& own, Communicator& world) {
+  const auto takeover = std::make_shared<Takeover>(own, world);
+  const RecordFiles files = takeover->settle();
+  return {files, [takeover](std::span<const std::size_t> mirrored) { takeover->remove_others(mirrored); }};
+}
 
 }  // namespace ballast

@@ -71,6 +71,7 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
                              .backend = *backend,
                              .accounts = accounts,
                              .records = records ? &records->store() : nullptr,
+                             .mirror = records ? records->mirror() : nullptr,
                              .timeline = timeline ? &*timeline : nullptr,
                              .queues = records ? records->queues() : std::vector<offload::IoQueue*>{},
                              .gpu = gpu ? &*gpu : nullptr,
