@@ -150,7 +150,7 @@ void Records::open_run(OwnRun run, Communicator& world) {
   const offload::CommitPoint next{incarnation, found_ ? point->number : 0};
   if (options.mirror) {
     mirror_.emplace(run, files, world);
-    found_ ? mirror_->catch_up(*store_, *point, next, world) : mirror_->files().store.count_from(next);
+    mirror_->catch_up(*store_, point, next, world);
   }
   settled.remove_others(mirror_ ? mirror_->ranks_on_host() : std::vector<std::size_t>{});
   store_->count_from(next);

@@ -86,8 +86,8 @@ void RunMirror::lock(const OwnRun& run, const RecordFiles& kept) {
 }
 
 // Without this, a rank whose drive fails would leave the others of its group waiting.
-void RunMirror::catch_up(const offload::RecordStore& own, offload::CommitPoint point, offload::CommitPoint next,
-                         Communicator& world) {
+void RunMirror::catch_up(const offload::RecordStore& own, const std::optional<offload::CommitPoint>& point,
+                         offload::CommitPoint next, Communicator& world) {
   try {
     const std::size_t bytes = RecordMirror::records_in_memory * own.record_bytes();
     const HostPages memory = map_host_pages(bytes, "records that are mirrored");

@@ -21,9 +21,10 @@ class RunMirror {
   MirrorFiles& files() { return *files_; }
   const std::vector<std::size_t>& ranks_on_host() const { return on_host_; }  // whose mirrors lie on drives of this host
 
-  // Brings mirrors to the commit with which the run continues. All ranks call it together; `next`: as count_from().
-  void catch_up(const offload::RecordStore& own, offload::CommitPoint point, offload::CommitPoint next,
-                Communicator& world);
+  // Brings mirrors to the commit with which the run continues, if it has begun. All ranks call it together; `next`: as
+  // count_from().
+  void catch_up(const offload::RecordStore& own, const std::optional<offload::CommitPoint>& point,
+                offload::CommitPoint next, Communicator& world);
 
  private:
   void lock(const OwnRun& run, const RecordFiles& kept);

@@ -324,6 +324,16 @@ class Takeover {
 
   // --- The end.
 
+  // Whether a rank of this job has locked the directory: its own.
+  bool is_in_use(const RecordFiles& files, const std::filesystem::path& drive) const {
+    try {
+      const offload::DirectoryLock lock(files.directory(drive, own_.name()));
+      return false;
+    } catch (const Error&) {
+      return true;
+    }
+  }
+
   void remove_all_but(std::optional<std::uint64_t> made_in, std::span<const std::size_t> mirrored) {
     const auto is_unused = [&](const RecordFiles& files) {
       return files.is_mirror && std::ranges::find(mirrored, files.rank) == mirrored.end();
@@ -342,7 +352,8 @@ class Takeover {
     each_other([&](const auto& drive, const RecordFiles& files) { remove_records(drive, own_.name(), files); });
     locks_.clear();
     each_other([&](const auto& drive, const RecordFiles& files) {
-      if (files.rank >= world_.size() || is_unused(files)) remove_empty_directory(drive, own_.name(), files);
+      const bool is_left = files.rank >= world_.size() || (is_unused(files) && !is_in_use(files, drive));
+      if (is_left) remove_empty_directory(drive, own_.name(), files);
     });
     files_.clear();
   }

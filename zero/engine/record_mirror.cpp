@@ -96,8 +96,8 @@ void RecordMirror::abandon() {
   added_ = 0;
 }
 
-void RecordMirror::catch_up(offload::CommitPoint point, offload::CommitPoint next) {
-  const bool is_here = files_.store.go_to(point);
+void RecordMirror::catch_up(const std::optional<offload::CommitPoint>& point, offload::CommitPoint next) {
+  const bool is_here = !point || files_.store.go_to(*point);
   const std::vector<std::string> states =
       texts_of_all(*files_.group, fmt::format("{:d} {}", is_here, own_.generation()));
   files_.generation = std::stoull(states[files_.mirrored].substr(2));
@@ -105,7 +105,7 @@ void RecordMirror::catch_up(offload::CommitPoint point, offload::CommitPoint nex
     const std::string note = note_of_mirrored(own_.user());
     copy_all(files_.generation);
     finish_writes();
-    files_.store.count_from({point.incarnation, point.number - 1});
+    files_.store.count_from({point->incarnation, point->number - 1});
     files_.store.commit(own_.step(), std::as_bytes(std::span(note)));
   }
   files_.store.count_from(next);

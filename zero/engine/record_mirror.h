@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "offload/record_store.h"
@@ -45,9 +46,9 @@ class RecordMirror {
   void commit(const CommittedState& own_state);
   void abandon();
 
-  // Copies the whole of the own commit `point` where a mirror in the group lacks it. All ranks of the group call it together. The
-  // next commit is counted from `next`.
-  void catch_up(offload::CommitPoint point, offload::CommitPoint next);
+  // Call it first, on all ranks of the group together. Copies the whole of the own commit `point` where a mirror in the group
+  // lacks it; without one, the run has not begun. The next commit is counted from `next`.
+  void catch_up(const std::optional<offload::CommitPoint>& point, offload::CommitPoint next);
 
   SentBytes sent() const { return files_.group->sent(); }  // any thread may call
 
