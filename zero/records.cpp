@@ -136,6 +136,7 @@ void Records::open_run(OwnRun run, Communicator& world) {
   run.queues = queues();
   const SettledRun settled = settle_run(run, world);
   const RecordFiles& files = settled.files;
+  lost_ = settled.lost;
   run.files.name = files.name();
   RankHistory mine;
   on_all_ranks(world, [&] { mine = look(run); });

@@ -34,6 +34,7 @@ class Records {
   MirrorFiles* mirror() { return mirror_ ? &mirror_->files() : nullptr; }
   std::vector<offload::IoQueue*> queues() const;
   bool found() const { return found_; }
+  const std::optional<LostRun>& lost() const { return lost_; }
 
  private:
   void add_drive(const std::filesystem::path& directory, const RecordOptions& options);
@@ -49,6 +50,7 @@ class Records {
   std::optional<offload::RecordStore> store_;
   std::optional<RunMirror> mirror_;
   bool found_ = false;
+  std::optional<LostRun> lost_{};
 };
 
 }  // namespace ballast

@@ -207,8 +207,8 @@ std::string to_text(Seen seen) {
   std::string text;
   for (const SeenRecords& each : seen) {
     const Placement& placement = each.placement;
-    text += fmt::format("{} {} {:d} {} {} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in,
-                        each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.is_described, placement.shards, placement.replicas,
+    text += fmt::format("{} {} {:d} {} {} {:d} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in,
+                        each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.is_described, each.is_of_model, placement.shards, placement.replicas,
                         placement.parameter_replicas, each.commits.size());
     for (const auto& [point, step] : each.commits)
       text += fmt::format(" {} {} {}", point.incarnation, point.number, step);
@@ -223,7 +223,7 @@ std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by)
   SeenRecords each{.seen_by = seen_by};
   std::size_t commits = 0;
   while (numbers >> each.files.rank >> each.files.made_in >> each.files.is_mirror >> each.run_id >> each.digest >> each.lacks_records >>
-         each.is_described >> each.placement.shards >> each.placement.replicas >> each.placement.parameter_replicas >>
+         each.is_described >> each.is_of_model >> each.placement.shards >> each.placement.replicas >> each.placement.parameter_replicas >>
          commits) {
     each.commits.resize(commits);
     for (auto& [point, step] : each.commits)

@@ -22,6 +22,7 @@ struct SeenRecords {
   std::uint64_t digest = 0;  // of the description
   // Of the run's ranks, as its description says: without tiers. `is_described` is false if that is missing or damaged.
   bool is_described = false;
+  bool is_of_model = false;  // of the same parameters and rule as this training, as it says
   Placement placement{};
   std::vector<offload::FoundRecords::Found> commits{};  // two at most
   bool lacks_records = false;                           // commits or records are missing or damaged

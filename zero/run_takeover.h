@@ -5,6 +5,7 @@
 #include <ballast/comm.h>
 
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "zero/own_run.h"
@@ -14,6 +15,7 @@ namespace ballast {
 // The records that a rank opens. Its directories hold these or none, and their description is that of the training.
 struct SettledRun {
   RecordFiles files{};
+  std::optional<LostRun> lost{};  // with RecordOptions::begins_again
   // Removes all other records of the run that this rank sees, except those that belong to the same training: of other ranks, and
   // mirrors of the ranks `mirrored`. All ranks call it together, once these are mirrored if they will be, and before a step:
   // from then on the others would be another history.
