@@ -40,8 +40,8 @@ void require_mirrors(const std::vector<RanksOfHost>& hosts) {
                    .needed = "a second rank, with directories of its own",
                    .remedy = "Leave out mirror, or train on several ranks."};
   });
-  const auto other = std::ranges::find_if(
-      hosts, [&](const RanksOfHost& ranks) { return ranks.size() != hosts.front().size(); });
+  const auto other =
+      std::ranges::find_if(hosts, [&](const RanksOfHost& ranks) { return ranks.size() != hosts.front().size(); });
   require(other == hosts.end(), Code::unsupported, [&] {
     return Problem{.what = "cannot mirror the run: hosts have different numbers of ranks",
                    .where = fmt::format("the hosts of rank {} and of rank {}", hosts.front().front(), other->front()),
@@ -74,9 +74,8 @@ MirrorGroup mirror_group_of(std::size_t rank, std::span<const std::string> names
       hosts.begin());
   const auto place = static_cast<std::size_t>(std::ranges::find(hosts[own], rank) - hosts[own].begin());
   const std::size_t group = group_of(own, hosts.size());
-  MirrorGroup found{.number = group * hosts[own].size() + place,
-                    .mirrored = mirrored_on(own)[place],
-                    .on_host = mirrored_on(own)};
+  MirrorGroup found{
+      .number = group * hosts[own].size() + place, .mirrored = mirrored_on(own)[place], .on_host = mirrored_on(own)};
   for (std::size_t host = 0; host < hosts.size(); ++host) {
     if (group_of(host, hosts.size()) == group) found.ranks.push_back(hosts[host][place]);
   }

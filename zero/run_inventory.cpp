@@ -61,9 +61,8 @@ std::vector<std::vector<WholeRun::Copy>> copies_at(const Commit& commit, Seen me
     }
   }
   for (auto& of_shard : copies)
-    std::ranges::sort(of_shard, {}, [](const WholeRun::Copy& copy) {
-      return std::tuple(copy.is_mirror, copy.rank, copy.seen_by);
-    });
+    std::ranges::sort(of_shard, {},
+                      [](const WholeRun::Copy& copy) { return std::tuple(copy.is_mirror, copy.rank, copy.seen_by); });
   return copies;
 }
 
@@ -208,8 +207,9 @@ std::string to_text(Seen seen) {
   for (const SeenRecords& each : seen) {
     const Placement& placement = each.placement;
     text += fmt::format("{} {} {:d} {} {} {:d} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in,
-                        each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.is_described, each.is_of_model, placement.shards, placement.replicas,
-                        placement.parameter_replicas, each.commits.size());
+                        each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.is_described,
+                        each.is_of_model, placement.shards, placement.replicas, placement.parameter_replicas,
+                        each.commits.size());
     for (const auto& [point, step] : each.commits)
       text += fmt::format(" {} {} {}", point.incarnation, point.number, step);
     text += '\n';
@@ -222,9 +222,9 @@ std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by)
   std::istringstream numbers(text);
   SeenRecords each{.seen_by = seen_by};
   std::size_t commits = 0;
-  while (numbers >> each.files.rank >> each.files.made_in >> each.files.is_mirror >> each.run_id >> each.digest >> each.lacks_records >>
-         each.is_described >> each.is_of_model >> each.placement.shards >> each.placement.replicas >> each.placement.parameter_replicas >>
-         commits) {
+  while (numbers >> each.files.rank >> each.files.made_in >> each.files.is_mirror >> each.run_id >> each.digest >>
+         each.lacks_records >> each.is_described >> each.is_of_model >> each.placement.shards >>
+         each.placement.replicas >> each.placement.parameter_replicas >> commits) {
     each.commits.resize(commits);
     for (auto& [point, step] : each.commits)
       numbers >> point.incarnation >> point.number >> step;

@@ -74,13 +74,14 @@ void RunMirror::lock(const OwnRun& run, const RecordFiles& kept) {
       directories_.emplace_back(directory);
     } catch (const Error& error) {
       if (error.code() != Code::directory_in_use) throw;
-      fail(Code::directory_in_use,
-           {.what = fmt::format("cannot mirror run \"{}\": rank {} itself uses the directory where its mirror would be, "
-                                "or another job does",
-                                run.name(), kept.rank),
-            .where = directory.string(),
-            .needed = "directories of their own for two ranks that mirror each other, which are not lost together",
-            .remedy = "Give each host a local drive (on one host: each rank a drive of its own), or leave out mirror."});
+      fail(
+          Code::directory_in_use,
+          {.what = fmt::format("cannot mirror run \"{}\": rank {} itself uses the directory where its mirror would be, "
+                               "or another job does",
+                               run.name(), kept.rank),
+           .where = directory.string(),
+           .needed = "directories of their own for two ranks that mirror each other, which are not lost together",
+           .remedy = "Give each host a local drive (on one host: each rank a drive of its own), or leave out mirror."});
     }
   }
 }

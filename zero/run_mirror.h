@@ -19,7 +19,9 @@ class RunMirror {
   RunMirror(const OwnRun& run, const RecordFiles& own, Communicator& world);
 
   MirrorFiles& files() { return *files_; }
-  const std::vector<std::size_t>& ranks_on_host() const { return on_host_; }  // whose mirrors lie on drives of this host
+  const std::vector<std::size_t>& ranks_on_host() const {
+    return on_host_;
+  }  // whose mirrors lie on drives of this host
 
   // Brings mirrors to the commit with which the run continues, if it has begun. All ranks call it together; `next`: as
   // count_from().

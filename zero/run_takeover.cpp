@@ -140,8 +140,9 @@ class Takeover {
     std::string text;
     on_all_ranks(world_, [&] {
       if (copy.seen_by != own_.rank()) return;
-      const auto lines = run.digest == own_.shape.content_digest ? own_.description
-                                                                 : search_.description_of(run.files_of(copy), run.digest);
+      const auto lines = run.digest == own_.shape.content_digest
+                             ? own_.description
+                             : search_.description_of(run.files_of(copy), run.digest);
       text = fmt::format("{}", fmt::join(lines, "\n"));
     });
     const std::vector<std::string> lines = lines_of(broadcast_text(world_, text, copy.seen_by));
@@ -301,7 +302,7 @@ class Takeover {
   std::vector<SeenRecords> seen_{};   // by all ranks
   KnownCheckpoint checkpoint_{};
   std::optional<LostRun> lost_{};
-  std::optional<std::uint64_t> kept_{};  // made_in of the records that this training has
+  std::optional<std::uint64_t> kept_{};                    // made_in of the records that this training has
   std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
 };
 
@@ -310,7 +311,8 @@ class Takeover {
 SettledRun settle_run(const OwnRun& own, Communicator& world) {
   const auto takeover = std::make_shared<Takeover>(own, world);
   const RecordFiles files = takeover->settle();
-  return {files, takeover->lost(), [takeover](std::span<const std::size_t> mirrored) { takeover->remove_others(mirrored); }};
+  return {files, takeover->lost(),
+          [takeover](std::span<const std::size_t> mirrored) { takeover->remove_others(mirrored); }};
 }
 
 }  // namespace ballast

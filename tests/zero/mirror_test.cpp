@@ -36,6 +36,20 @@ KeptRun on(KeptRun run, const Hosts& hosts, bool mirror = true) {
   return run;
 }
 
+// Flips a bit of each record on its way to another rank.
+class DamagingCommunicator final : public ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  void broadcast(View values, std::size_t root) override {
+    ForwardingCommunicator::broadcast(values, root);
+    if (root == rank() || values.count() <= offload::block_bytes) return;
+    values.data()[offload::block_bytes + 10] ^= std::byte{1};
+  }
+  std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
+    return std::unique_ptr<Communicator>(new DamagingCommunicator(part(color, channel)));
+  }
+};
+
 void check_resumes(const KeptRun& run, const AllValues& values, std::size_t step = steps_before) {
   const Ended resumed = train(run, 0);
   CHECK(resumed.failures == std::vector<std::string>(run.ranks));
@@ -128,12 +142,18 @@ TEST_CASE("without a mirror, or when both of two hosts are lost, a run is refuse
   const TemporaryDirectory directory;
   KeptRun run = mirrored_run({"a", "b", "c", "d"});
   const AllValues values = begun(run, directory);
-  lose(run, "a");
-  check_resumes(on(run, {"a", "b", "c", "d"}, false), values);
-  CHECK_FALSE(std::filesystem::exists(records_of(run, "c", 3, "mirror")));  // it would be of an older step
-  CHECK_FALSE(std::filesystem::exists(run.directory / "c" / "mine-rank-3"));
-  lose(run, "b");
-  check_refused(on(run, {"a", "c", "d"}), Contains("no rank finds the records of rank 1"));
+  SECTION("both are lost") {
+    lose(run, "a");
+    lose(run, "b");
+    check_refused(on(run, {"c", "d"}), Contains("no rank finds the records of ranks 0; 1"));
+  }
+  SECTION("the last start had no mirror") {
+    check_resumes(on(run, run.hosts, false), values);
+    CHECK(std::filesystem::exists(run.directory / "c" / "mine-rank-2"));
+    CHECK_FALSE(std::filesystem::exists(run.directory / "c" / "mine-rank-3"));  // it would be of an older step
+    lose(run, "a");
+    check_refused(on(run, {"b", "c", "d"}), Contains("no rank finds the records of rank 0"));
+  }
 }
 
 // What a rank finds in place is what it had; mirrors are made again where they are missing, old or damaged.
@@ -177,6 +197,21 @@ TEST_CASE("damage in the only copy is an error") {
   damage(records_of(run, "b", 0, "mirror"));
   lose(run, "a");
   check_refused(on(run, {"b"}, false), Contains("B3202") && Contains("mirror.records, tile 1"));
+}
+
+TEST_CASE("a record that is damaged on its way to the mirror is an error") {
+  const TemporaryDirectory directory;
+  const KeptRun run = mirrored_run({"a", "b"});
+  const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+    DamagingCommunicator damaging(world);
+    TrainingOptions options = run.options;
+    options.drives.directories = {directory.path() / run.hosts[world.rank()]};
+    options.drives.run = "mine";
+    Training training(run.model, damaging, run.rules, options);
+    training.start(initial_parameters());
+  });
+  CHECK_THAT(failures[0], Contains("B3202 cannot mirror a record: its first region is damaged"));
+  CHECK_THAT(failures[1], Contains("B3202 cannot mirror a record: its first region is damaged"));
 }
 
 TEST_CASE("a mirror holds the changes between steps, and the notes") {

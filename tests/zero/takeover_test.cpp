@@ -366,7 +366,8 @@ TEST_CASE("each start of a run commits with an incarnation that is higher than a
     std::uint64_t newest = 0;
     for (const RecordFiles& files : record_files_on(directory.path(), "mine")) {
       if (files.rank != rank) continue;
-      newest = std::max(newest, offload::RecordStore::look(drives, {.name = files.name()})->commits[0].point.incarnation);
+      newest =
+          std::max(newest, offload::RecordStore::look(drives, {.name = files.name()})->commits[0].point.incarnation);
     }
     return newest;
   };
