@@ -113,8 +113,8 @@ def wrap(
     run                 a name under which drives keep state and parameters: a training of the same model and optimizer
                         resumes after its last step, `optimizer.steps`, on any number of ranks, in any stage and format; another
                         one is refused
-    mirror              keeps the records of a run on a drive of another host's rank too, at every step: the run survives the loss
-                        of a host with its drives. On one host: on a drive of another rank
+    mirror              keeps the records of a run on a drive of another host's rank too, at every step: the run survives the
+                        loss of a host with its drives. On one host: on a drive of another rank
     checkpoint          a directory of `ballast.save()`, or a folder of such: a run whose records are lost, or that has none,
                         begins from the newest checkpoint there, with a warning that says how many steps are lost
     outer               lets each host train on its own, and exchange parameters with the others every N steps:

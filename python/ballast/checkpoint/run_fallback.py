@@ -22,7 +22,7 @@ def newest_checkpoint(group: Group, folder: str, model: torch.nn.Module | None) 
     """Return the directory of the newest checkpoint that rank 0 finds in `folder`: itself, or one right below. It is empty if
     there is none. All ranks call it together."""
     if model is None:
-        refuse(f"checkpoint={folder!r} needs the model: a checkpoint holds its parameters", needed="wrap(optimizer, model, ...)")
+        refuse(f"checkpoint={folder!r} needs the model, whose parameters it holds", needed="wrap(optimizer, model, ...)")
     return by_first_rank(group, "look for a checkpoint", lambda: _newest_in(Path(folder)))
 
 
