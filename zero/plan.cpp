@@ -51,6 +51,11 @@ std::string described(const optim::Rule& rule) {
 
 PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
                          const std::vector<optim::Rule>& groups) {
+  require(!options.drives.mirror || !options.drives.run.empty(), Code::bad_argument, [] {
+    return Problem{.what = "cannot mirror state on drives: it belongs to no run",
+                   .needed = "a name of the run",
+                   .remedy = "Name the run, or leave out mirror."};
+  });
   return {.placement = placement_of(options, position.ranks),
           .rank = position.rank,
           .tile_elements = options.tile_elements,
@@ -62,6 +67,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
           .trace = options.trace,
           .schedule = options.schedule,
           .wire = options.wire,
+          .mirror = options.drives.mirror,
           .full_records = !options.drives.run.empty(),
           .host_is_device = !options.gpu};
 }

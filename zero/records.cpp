@@ -9,6 +9,7 @@
 #include <bit>
 #include <cerrno>
 
+#include "offload/drive_space.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
 #include "zero/run_takeover.h"
@@ -133,7 +134,9 @@ void Records::open_run(OwnRun run, Communicator& world) {
     }
   });
   run.queues = queues();
-  const RecordFiles files = settle_run(run, world);
+  const SettledRun settled = settle_run(run, world);
+  const RecordFiles& files = settled.files;
+  lost_ = settled.lost;
   run.files.name = files.name();
   RankHistory mine;
   on_all_ranks(world, [&] { mine = look(run); });
@@ -145,7 +148,13 @@ void Records::open_run(OwnRun run, Communicator& world) {
   const auto point = go_to_common_point(run, mine, world);
   found_ = point.has_value();
   const std::uint64_t incarnation = next_incarnation(ranks);
-  store_->count_from({incarnation, found_ ? point->number : 0});
+  const offload::CommitPoint next{incarnation, found_ ? point->number : 0};
+  if (options.mirror) {
+    mirror_.emplace(run, files, world);
+    mirror_->catch_up(*store_, point, next, world);
+  }
+  settled.remove_others(mirror_ ? mirror_->ranks_on_host() : std::vector<std::size_t>{});
+  store_->count_from(next);
   if (options.log == nullptr || world.rank() > 0) return;
   options.log->info(
       found_ ? fmt::format("resumes run \"{}\" ({:#x}) after step {}: commit {} of incarnation {}; this is "
@@ -160,12 +169,21 @@ RankHistory Records::look(const OwnRun& run) const {
   return found ? history_of(found) : RankHistory{};
 }
 
+// Its own records, and those that it mirrors: a drive that is too small is found before anything is written.
+void Records::require_space_for_two(const OwnRun& run, const RecordFiles& files) const {
+  std::vector<std::filesystem::path> directories;
+  for (const offload::Drive& drive : run.drives(files))
+    directories.push_back(drive.directory);
+  offload::require_space(run.shape, directories, 2);
+}
+
 // Writes the description first: files without one would be refused without a reason.
 void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files) {
   const std::filesystem::path description = run.description_file(files);
   if (!has_files || read_run_description(description) != run.description) {
     write_run_description(description, run.description);
   }
+  if (!has_files && run.options.mirror) require_space_for_two(run, files);
   store_.emplace(has_files ? offload::RecordStore::open(run.shape, drives_, run.files)
                            : offload::RecordStore::create(run.shape, drives_, run.files));
 }

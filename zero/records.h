@@ -12,6 +12,7 @@
 #include "offload/run_directory.h"
 #include "zero/own_run.h"
 #include "zero/run_history.h"
+#include "zero/run_mirror.h"
 
 namespace ballast {
 
@@ -30,13 +31,16 @@ class Records {
   Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options);
 
   offload::RecordStore& store() { return *store_; }
+  MirrorFiles* mirror() { return mirror_ ? &mirror_->files() : nullptr; }
   std::vector<offload::IoQueue*> queues() const;
   bool found() const { return found_; }
+  const std::optional<LostRun>& lost() const { return lost_; }
 
  private:
   void add_drive(const std::filesystem::path& directory, const RecordOptions& options);
   void open_run(OwnRun run, Communicator& world);
   RankHistory look(const OwnRun& run) const;
+  void require_space_for_two(const OwnRun& run, const RecordFiles& files) const;
   void open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files);
   std::optional<offload::CommitPoint> go_to_common_point(const OwnRun& run, RankHistory mine, Communicator& world);
 
@@ -44,7 +48,9 @@ class Records {
   std::vector<std::unique_ptr<offload::IoQueue>> queues_;
   std::vector<offload::Drive> drives_;
   std::optional<offload::RecordStore> store_;
+  std::optional<RunMirror> mirror_;
   bool found_ = false;
+  std::optional<LostRun> lost_{};
 };
 
 }  // namespace ballast

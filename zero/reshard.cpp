@@ -24,12 +24,12 @@ std::vector<std::byte> bytes_of(const std::string& text) {
 
 }  // namespace
 
-offload::RecordStore* EarlierRecords::opened(std::size_t rank) {
-  const auto [found, is_new] = stores_.try_emplace(rank);
+offload::RecordStore* EarlierRecords::opened(const WholeRun::Copy& copy) {
+  const auto [found, is_new] = stores_.try_emplace(name_of(copy));
   if (is_new) {
-    const RecordFiles files{rank, run_.made_in};
+    const RecordFiles files = run_.files_of(copy);
     offload::RecordShape shape = shape_;
-    shape.rank = static_cast<std::uint32_t>(rank);
+    shape.rank = static_cast<std::uint32_t>(copy.rank);
     offload::StoreOptions unchanged = own_.files_of(files);
     unchanged.file.writable = false;
     offload::RecordStore store = offload::RecordStore::open(shape, own_.drives(files), unchanged);
@@ -38,22 +38,35 @@ offload::RecordStore* EarlierRecords::opened(std::size_t rank) {
   return found->second ? &*found->second : nullptr;
 }
 
-offload::RecordStore& EarlierRecords::store_of(std::size_t rank) {
-  offload::RecordStore* const store = opened(rank);
+offload::RecordStore& EarlierRecords::store_of(const WholeRun::Copy& copy) {
+  offload::RecordStore* const store = opened(copy);
   require(store != nullptr, Code::bad_record, [&] {
     return Problem{.what = "cannot take over records: some of them are missing or damaged",
-                   .where = RecordFiles{rank, run_.made_in}.directory(own_.options.directories.front(), own_.name())};
+                   .where = run_.files_of(copy).directory(own_.options.directories.front(), own_.name())};
   });
   return *store;
 }
 
-std::span<std::byte> EarlierRecords::read(std::size_t rank, std::size_t record) {
-  offload::RecordStore& store = store_of(rank);
-  if (in_memory_ == std::pair(rank, record)) return payload_;
+bool EarlierRecords::are_intact(const WholeRun::Copy& copy) {
+  try {
+    for (std::size_t record = 0; record < shape_.tiles; ++record)
+      read(copy, record);
+  } catch (const Error& error) {
+    if (error.code() != Code::bad_record) throw;
+    if (own_.options.log != nullptr) own_.options.log->warning(error.what());
+    return false;
+  }
+  return true;
+}
+
+std::span<std::byte> EarlierRecords::read(const WholeRun::Copy& copy, std::size_t record) {
+  offload::RecordStore& store = store_of(copy);
+  const std::pair wanted(name_of(copy), record);
+  if (in_memory_ == wanted) return payload_;
   if (!memory_) memory_ = map_host_pages(store.record_bytes(), "a record that is taken over");
-  in_memory_ = {SIZE_MAX, 0};  // until the record is there
+  in_memory_ = {{SIZE_MAX, false}, 0};  // until the record is there
   payload_ = store.read(record, {memory_.get(), store.record_bytes()}).payload();
-  in_memory_ = {rank, record};
+  in_memory_ = wanted;
   return payload_;
 }
 
@@ -71,24 +84,24 @@ bool Resharding::sees(std::size_t rank, std::size_t shard) const { return run_.n
 
 // A note may hold what only the rank knows that has written it. So each rank gets those of all.
 std::vector<std::byte> Resharding::note() {
-  const auto first_to_see = [&](std::size_t rank) {
-    std::size_t first = world_.size();
+  const auto copy_of = [&](std::size_t rank) -> const WholeRun::Copy* {
     for (const auto& copies : run_.copies) {
-      for (const WholeRun::Copy& copy : copies)
-        if (copy.rank == rank) first = std::min(first, copy.seen_by);
+      const auto found = std::ranges::find(copies, rank, &WholeRun::Copy::rank);
+      if (found != copies.end()) return &*found;
     }
-    return first;  // none, if the rank's records are missing, and another one has a copy of them
+    return nullptr;  // the rank's records are missing, and another one has the same shard
   };
   EarlierNotes notes;
   for (std::size_t rank = 0; rank < run_.ranks(); ++rank) {
-    const std::size_t from = first_to_see(rank);
+    const WholeRun::Copy* const copy = copy_of(rank);
+    if (copy == nullptr) continue;
     std::string note;
     on_all_ranks(world_, [&] {
-      if (from != world_.rank()) return;
-      const auto bytes = records_.note_of(rank);
+      if (copy->seen_by != world_.rank()) return;
+      const auto bytes = records_.note_of(*copy);
       note.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     });
-    if (from < world_.size()) notes.of_ranks.push_back(bytes_of(broadcast_text(world_, note, from)));
+    notes.of_ranks.push_back(bytes_of(broadcast_text(world_, note, copy->seen_by)));
   }
   if (!own_.options.join_notes) return notes.of_ranks[world_.rank() % notes.of_ranks.size()];
   const std::vector<std::string> before = state_.trained();
@@ -165,7 +178,7 @@ void Resharding::receive(std::size_t record, const TileMemory& into) {
       std::span<std::byte> payload;
       on_all_ranks(world_, [&] {
         if (copy_to_send.seen_by == world_.rank()) {
-          payload = records_.read(copy_to_send.rank, move.from.record);
+          payload = records_.read(copy_to_send, move.from.record);
         } else {
           if (!received_) received_ = map_host_pages(state_.shape().payload_bytes, "a record of another rank");
           payload = {received_.get(), state_.shape().payload_bytes};
@@ -183,7 +196,7 @@ void Resharding::copy_seen(const std::vector<Move>& moves, const TileMemory& int
     const std::pair source(move.from.shard, move.from.record);
     if (source == last || !sees(world_.rank(), move.from.shard)) continue;
     last = source;
-    copy(moves, source, records_.read(run_.nearest(source.first, world_.rank()).rank, source.second).data(), into);
+    copy(moves, source, records_.read(run_.nearest(source.first, world_.rank()), source.second).data(), into);
   }
 }
 

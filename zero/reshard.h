@@ -20,22 +20,26 @@ class EarlierRecords {
   EarlierRecords(const OwnRun& own, const WholeRun& run, const offload::RecordShape& shape)
       : own_(own), run_(run), shape_(shape) {}
 
-  // Whether the rank has all of its records, which this one sees.
-  bool has_records_of(std::size_t rank) { return opened(rank) != nullptr; }
-  std::span<const std::byte> note_of(std::size_t rank) { return store_of(rank).user(); }
+  // Whether a copy, which this rank sees, has the heads of all records; are_intact() reads all of their bytes, too.
+  bool are_there(const WholeRun::Copy& copy) { return opened(copy) != nullptr; }
+  bool are_intact(const WholeRun::Copy& copy);
+  std::span<const std::byte> note_of(const WholeRun::Copy& copy) { return store_of(copy).user(); }
   // A record's payload, until the next call.
-  std::span<std::byte> read(std::size_t rank, std::size_t record);
+  std::span<std::byte> read(const WholeRun::Copy& copy, std::size_t record);
 
  private:
-  offload::RecordStore* opened(std::size_t rank);
-  offload::RecordStore& store_of(std::size_t rank);
+  using Name = std::pair<std::size_t, bool>;  // rank, and whether it is its mirror
+  static Name name_of(const WholeRun::Copy& copy) { return {copy.rank, copy.is_mirror}; }
+
+  offload::RecordStore* opened(const WholeRun::Copy& copy);
+  offload::RecordStore& store_of(const WholeRun::Copy& copy);
 
   const OwnRun& own_;
   const WholeRun& run_;
   offload::RecordShape shape_;
-  std::map<std::size_t, std::optional<offload::RecordStore>> stores_{};  // by rank; none: records are damaged
+  std::map<Name, std::optional<offload::RecordStore>> stores_{};  // none: records are damaged
   HostPages memory_{};
-  std::pair<std::size_t, std::size_t> in_memory_{SIZE_MAX, 0};  // rank and record
+  std::pair<Name, std::size_t> in_memory_{{SIZE_MAX, false}, 0};  // and the record
   std::span<std::byte> payload_{};
 };
 

@@ -20,7 +20,8 @@ namespace ballast {
 namespace {
 
 constexpr std::string_view description_title = "Ballast run description, version 1";
-constexpr std::string_view before_number = "state-";
+constexpr std::string_view own_name = "state";
+constexpr std::string_view mirror_name = "mirror";
 constexpr std::string_view records_end = ".records";
 constexpr std::string_view checkpoint_name = "newest-checkpoint";
 
@@ -40,12 +41,19 @@ std::filesystem::directory_iterator entries_of(const std::filesystem::path& dire
   return failed ? std::filesystem::directory_iterator() : entries;
 }
 
-// Returns the incarnation that made the records of this name.
-std::optional<std::uint64_t> made_in(std::string_view file) {
+// Returns the records of a rank that have this name.
+std::optional<RecordFiles> files_named(std::string_view file, std::size_t rank) {
   if (!file.ends_with(records_end)) return {};
   file.remove_suffix(records_end.size());
-  if (file == RecordFiles{}.name()) return 0;
-  return file.starts_with(before_number) ? number_in(file.substr(before_number.size())) : std::nullopt;
+  for (const bool is_mirror : {false, true}) {
+    const std::string_view begin = is_mirror ? mirror_name : own_name;
+    if (!file.starts_with(begin)) continue;
+    const std::string_view rest = file.substr(begin.size());
+    if (rest.empty()) return RecordFiles{.rank = rank, .is_mirror = is_mirror};
+    const auto made_in = rest.front() == '-' ? number_in(rest.substr(1)) : std::nullopt;
+    if (made_in) return RecordFiles{rank, *made_in, is_mirror};
+  }
+  return {};
 }
 
 }  // namespace
@@ -54,7 +62,10 @@ std::filesystem::path RecordFiles::directory(const std::filesystem::path& drive,
   return drive / fmt::format("{}-rank-{}", run, rank);
 }
 
-std::string RecordFiles::name() const { return made_in == 0 ? "state" : fmt::format("{}{}", before_number, made_in); }
+std::string RecordFiles::name() const {
+  const std::string_view begin = is_mirror ? mirror_name : own_name;
+  return made_in == 0 ? std::string(begin) : fmt::format("{}-{}", begin, made_in);
+}
 std::string RecordFiles::description_name() const { return name() + ".description"; }
 
 std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run) {
@@ -65,7 +76,7 @@ std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, con
     const auto rank = name.starts_with(begin) ? number_in(std::string_view(name).substr(begin.size())) : std::nullopt;
     if (!rank || !directory.is_directory()) continue;
     for (const auto& file : entries_of(directory.path())) {
-      if (const auto made = made_in(file.path().filename().string())) found.push_back({*rank, *made});
+      if (const auto files = files_named(file.path().filename().string(), *rank)) found.push_back(*files);
     }
   }
   std::ranges::sort(found);

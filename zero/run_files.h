@@ -12,9 +12,10 @@ namespace ballast {
 struct RecordFiles {
   std::size_t rank = 0;
   std::uint64_t made_in = 0;  // the incarnation that took the run over from others to make them; 0: those it began with
+  bool is_mirror = false;     // kept by a peer of the rank, on its own drives
 
   std::filesystem::path directory(const std::filesystem::path& drive, const std::string& run) const;
-  std::string name() const;              // "state", or "state-7"
+  std::string name() const;              // "state", or "state-7"; of a mirror "mirror", or "mirror-7"
   std::string description_name() const;  // of the file, in the first directory
 
   auto operator<=>(const RecordFiles&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <tuple>
 
 #include "zero/plan/layout.h"
 
@@ -55,11 +56,13 @@ std::vector<std::vector<WholeRun::Copy>> copies_at(const Commit& commit, Seen me
   std::vector<std::vector<WholeRun::Copy>> copies(placement.shards);
   for (const SeenRecords& records : members) {
     if (records.files.rank < records.ranks() && has(records, commit)) {
-      copies[shard_of(placement, records.files.rank)].push_back({records.files.rank, records.seen_by});
+      const RecordFiles& files = records.files;
+      copies[shard_of(placement, files.rank)].push_back({files.rank, records.seen_by, files.is_mirror});
     }
   }
   for (auto& of_shard : copies)
-    std::ranges::sort(of_shard, {}, [](const WholeRun::Copy& copy) { return std::pair(copy.rank, copy.seen_by); });
+    std::ranges::sort(of_shard, {},
+                      [](const WholeRun::Copy& copy) { return std::tuple(copy.is_mirror, copy.rank, copy.seen_by); });
   return copies;
 }
 
@@ -87,7 +90,7 @@ std::string text_of(const SeenRecords& records) {
   std::vector<std::string> commits;
   for (const auto& [point, step] : records.commits)
     commits.push_back(fmt::format("step {} (commit {} of incarnation {})", step, point.number, point.incarnation));
-  return fmt::format("rank {} has {}{}", records.files.rank,
+  return fmt::format("{}rank {} has {}{}", records.files.is_mirror ? "the mirror of " : "", records.files.rank,
                      commits.empty() ? "no commit" : fmt::format("{}", fmt::join(commits, " and ")),
                      records.lacks_records ? ", and records that are damaged" : "");
 }
@@ -203,9 +206,10 @@ std::string to_text(Seen seen) {
   std::string text;
   for (const SeenRecords& each : seen) {
     const Placement& placement = each.placement;
-    text += fmt::format("{} {} {} {} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in, each.run_id,
-                        each.digest, each.lacks_records, each.is_described, placement.shards, placement.replicas,
-                        placement.parameter_replicas, each.commits.size());
+    text += fmt::format("{} {} {:d} {} {} {:d} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in,
+                        each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.is_described,
+                        each.is_of_model, placement.shards, placement.replicas, placement.parameter_replicas,
+                        each.commits.size());
     for (const auto& [point, step] : each.commits)
       text += fmt::format(" {} {} {}", point.incarnation, point.number, step);
     text += '\n';
@@ -218,9 +222,9 @@ std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by)
   std::istringstream numbers(text);
   SeenRecords each{.seen_by = seen_by};
   std::size_t commits = 0;
-  while (numbers >> each.files.rank >> each.files.made_in >> each.run_id >> each.digest >> each.lacks_records >>
-         each.is_described >> each.placement.shards >> each.placement.replicas >> each.placement.parameter_replicas >>
-         commits) {
+  while (numbers >> each.files.rank >> each.files.made_in >> each.files.is_mirror >> each.run_id >> each.digest >>
+         each.lacks_records >> each.is_described >> each.is_of_model >> each.placement.shards >>
+         each.placement.replicas >> each.placement.parameter_replicas >> commits) {
     each.commits.resize(commits);
     for (auto& [point, step] : each.commits)
       numbers >> point.incarnation >> point.number >> step;

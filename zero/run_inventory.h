@@ -22,6 +22,7 @@ struct SeenRecords {
   std::uint64_t digest = 0;  // of the description
   // Of the run's ranks, as its description says: without tiers. `is_described` is false if that is missing or damaged.
   bool is_described = false;
+  bool is_of_model = false;  // of the same parameters and rule as this training, as it says
   Placement placement{};
   std::vector<offload::FoundRecords::Found> commits{};  // two at most
   bool lacks_records = false;                           // commits or records are missing or damaged
@@ -37,6 +38,7 @@ struct WholeRun {
   struct Copy {
     std::size_t rank = 0;  // of the run
     std::size_t seen_by = 0;
+    bool is_mirror = false;
   };
   std::uint64_t made_in = 0;
   std::uint64_t digest = 0;
@@ -48,6 +50,7 @@ struct WholeRun {
   std::size_t ranks() const { return placement.shards * placement.replicas; }
   // The records of a shard that a rank reads: those that it sees itself if there are any, else those that another one sees.
   const Copy& nearest(std::size_t shard, std::size_t reader) const;
+  RecordFiles files_of(const Copy& copy) const { return {copy.rank, made_in, copy.is_mirror}; }
 };
 
 // The newest one. None if no rank has made a step. Else throws B1009 if a shard has no records, or if the shards have no commit

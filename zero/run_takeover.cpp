@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <sstream>
 
 #include "offload/directory_lock.h"
@@ -15,38 +16,39 @@
 #include "zero/comm/texts.h"
 #include "zero/reshard.h"
 #include "zero/run_inventory.h"
+#include "zero/run_search.h"
 
 namespace ballast {
 namespace {
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);)
-    lines.push_back(line);
-  return lines;
-}
-
 class Takeover {
  public:
   Takeover(const OwnRun& own, Communicator& world)
-      : own_(own), world_(world), first_drive_(own.options.directories.front()) {}
+      : own_(own), world_(world), first_drive_(own.options.directories.front()), search_(own, world) {}
 
   RecordFiles settle() {
     on_all_ranks(world_, [&] { files_ = record_files_on(first_drive_, own_.name()); });
     RecordFiles opened{.rank = own_.rank()};
-    if (all_in_place(opened)) return opened;
+    if (all_in_place(opened)) {
+      kept_ = opened.made_in;
+      return opened;
+    }
     lock_others();
     find_all();
-    std::optional<WholeRun> run = newest_whole_run(seen_, own_.name(), checkpoint_);
+    std::optional<WholeRun> run = newest_run();
+    if (run && !is_in_place(*run)) run = take_over(*run);
     if (!run) {
-      remove_all_but(std::nullopt);
-      return {.rank = own_.rank()};
+      remove_all_but(std::nullopt, {});
+      files_.clear();
+      return opened;
     }
-    if (!is_in_place(*run)) run = take_over(*run);
-    remove_all_but(run->made_in);
+    kept_ = run->made_in;
     return {own_.rank(), run->made_in};
   }
+
+  const std::optional<LostRun>& lost() const { return lost_; }
+
+  void remove_others(std::span<const std::size_t> mirrored) { remove_all_but(kept_, mirrored); }
 
  private:
   // --- The usual case: each rank finds its own records, or no rank finds any.
@@ -56,10 +58,11 @@ class Takeover {
     on_all_ranks(world_, [&] {
       std::vector<RecordFiles> here;  // its own, and those of ranks that this job does not have
       std::ranges::copy_if(files_, std::back_inserter(here), [&](const RecordFiles& files) {
-        return files.rank == own_.rank() || files.rank >= world_.size();
+        return !files.is_mirror && (files.rank == own_.rank() || files.rank >= world_.size());
       });
       const bool is_own = here.size() == 1 && here[0].rank == own_.rank() &&
-                          found_in(here[0])->shape.content_digest == own_.shape.content_digest;
+                          search_.found_in(here[0])->shape.content_digest == own_.shape.content_digest;
+      // Mirrors of ranks whose records are in place do not count; but a rank of which there is nothing else has lost its own.
       made_in[own_.rank()] = files_.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
       opened.made_in = is_own ? here[0].made_in : 0;
     });
@@ -73,79 +76,32 @@ class Takeover {
   void lock_others() {
     on_all_ranks(world_, [&] {
       for (const RecordFiles& files : files_) {
-        const bool is_mine_to_lock = files.rank >= world_.size() && files.rank % world_.size() == own_.rank();
+        const bool is_mine_to_lock =
+            !files.is_mirror && files.rank >= world_.size() && files.rank % world_.size() == own_.rank();
         if (is_mine_to_lock) locks_.try_emplace(files.rank, files.directory(first_drive_, own_.name()));
       }
     });
   }
 
-  std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const {
-    auto found = offload::RecordStore::look(own_.drives(files), own_.files_of(files));
-    require(!found || found->shape.rank == files.rank, Code::run_mismatch, [&] {
-      return Problem{.what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", own_.name(),
-                                         found->shape.rank),
-                     .where = files.directory(first_drive_, own_.name()).string(),
-                     .needed = fmt::format("that of rank {}", files.rank),
-                     .remedy = "Give every rank its own directories. Nothing was changed."};
-    });
-    return found;
-  }
-
-  SeenRecords seen_in(const RecordFiles& files) const {
-    const auto found = found_in(files);
-    SeenRecords seen{.seen_by = own_.rank(), .files = files};
-    if (!found) return seen;
-    seen.run_id = found->shape.run_id;
-    seen.digest = found->shape.content_digest;
-    seen.commits = found->commits;
-    seen.lacks_records = seen.commits.empty();
-    std::erase_if(seen.commits, [](const auto& commit) { return commit.point.incarnation == 0; });
-    if (seen.digest == own_.shape.content_digest) {
-      seen.is_described = true;
-      seen.placement = own_.plan.placement();
-    } else if (const auto lines = description_of(files, seen.digest); !lines.empty()) {
-      const auto described = read_description(lines);
-      seen.is_described = described.has_value();
-      if (described) seen.placement = described->placement;
-    }
-    return seen;
-  }
-
-  // No lines if they are missing, damaged or of other records.
-  std::vector<std::string> description_of(const RecordFiles& files, std::uint64_t digest) const {
-    const auto lines = read_run_description(own_.description_file(files));
-    return digest_of(lines) == digest ? lines : std::vector<std::string>{};
-  }
-
   void find_all() {
-    std::vector<SeenRecords> mine;
-    on_all_ranks(world_, [&] {
-      for (const RecordFiles& files : files_)
-        mine.push_back(seen_in(files));
-    });
-    const std::vector<std::string> texts = texts_of_all(world_, to_text(mine));
-    for (std::size_t rank = 0; rank < texts.size(); ++rank)
-      std::ranges::move(seen_from(texts[rank], rank), std::back_inserter(seen_));
-    require_one_run(seen_, own_.name());
-    find_checkpoint();
+    seen_ = search_.find_all(files_);
+    checkpoint_ = search_.newest_checkpoint(files_);
   }
 
-  // Every rank that has saved one knows it, and some of them may be lost.
-  void find_checkpoint() {
-    std::string mine;
-    on_all_ranks(world_, [&] {
-      for (const RecordFiles& files : files_) {
-        const KnownCheckpoint found = newest_checkpoint_of(files.directory(first_drive_, own_.name()));
-        if (!found.path.empty()) mine += fmt::format("{} {}\n", found.step, found.path);
-      }
-    });
-    for (const std::string& text : texts_of_all(world_, mine)) {
-      for (const std::string& line : lines_of(text)) {
-        const std::size_t space = line.find(' ');
-        const std::uint64_t step = std::stoull(line);
-        if (checkpoint_.path.empty() || step > checkpoint_.step) checkpoint_ = {step, line.substr(space + 1)};
-      }
+  // None if the run begins, or begins again: never in place of records that may be those of another training.
+  std::optional<WholeRun> newest_run() {
+    try {
+      return newest_whole_run(seen_, own_.name(), checkpoint_);
+    } catch (const Error& error) {
+      if (!own_.options.begins_again || !std::ranges::all_of(seen_, &SeenRecords::is_of_model)) throw;
+      const auto& [what, where, needed, available, remedy] = error.problem();
+      lost_.emplace(LostRun{.reason = where.empty() ? what : fmt::format("{} ({})", what, where)});
     }
+    for (const SeenRecords& seen : seen_) {
+      for (const auto& commit : seen.commits)
+        lost_->step = std::max(lost_->step, commit.step);
+    }
+    return {};
   }
 
   bool is_in_place(const WholeRun& run) const {
@@ -161,8 +117,8 @@ class Takeover {
 
   // --- From the records of others to this training's own.
 
-  // Returns the run as this training keeps it.
-  WholeRun take_over(WholeRun run) {
+  // Returns the run as this training keeps it; none if too many of its records are damaged, and it begins again.
+  std::optional<WholeRun> take_over(WholeRun run) {
     while (true) {
       const RecordedState state = state_of(run);
       const offload::RecordShape shape = shape_of(run, state);
@@ -171,8 +127,9 @@ class Takeover {
         rewrite(run, state, records);
         return run;
       }
-      auto next = newest_whole_run(seen_, own_.name(), checkpoint_);
-      require(next.has_value(), Code::internal, [] { return Problem{.what = "a run lost all of its commits"}; });
+      auto next = newest_run();
+      require(next || lost_, Code::internal, [] { return Problem{.what = "a run lost all of its commits"}; });
+      if (!next) return {};
       run = std::move(*next);
     }
   }
@@ -183,8 +140,9 @@ class Takeover {
     std::string text;
     on_all_ranks(world_, [&] {
       if (copy.seen_by != own_.rank()) return;
-      const auto lines = run.digest == own_.shape.content_digest ? own_.description
-                                                                 : description_of({copy.rank, run.made_in}, run.digest);
+      const auto lines = run.digest == own_.shape.content_digest
+                             ? own_.description
+                             : search_.description_of(run.files_of(copy), run.digest);
       text = fmt::format("{}", fmt::join(lines, "\n"));
     });
     const std::vector<std::string> lines = lines_of(broadcast_text(world_, text, copy.seen_by));
@@ -218,21 +176,27 @@ class Takeover {
     return shape;
   }
 
-  // A commit can exist without all of its records. Returns whether that is so, and forgets such commits.
+  // A commit can exist without all of its records. Returns whether that is so, and forgets such commits. Where there is another
+  // copy to read, all bytes are checked, since later an error would end the takeover.
   bool drop_damaged(const WholeRun& run, EarlierRecords& records) {
     std::string mine;
     on_all_ranks(world_, [&] {
       for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
         const WholeRun::Copy& copy = run.nearest(shard, own_.rank());
-        if (copy.seen_by == own_.rank() && !records.has_records_of(copy.rank)) mine += fmt::format("{}\n", copy.rank);
+        if (copy.seen_by != own_.rank()) continue;
+        const bool has_others = run.copies[shard].size() > 1;
+        if (!(has_others ? records.are_intact(copy) : records.are_there(copy))) {
+          mine += fmt::format("{} {:d}\n", copy.rank, copy.is_mirror);
+        }
       }
     });
     const std::vector<std::string> texts = texts_of_all(world_, mine);
     bool is_any = false;
     for (std::size_t seer = 0; seer < texts.size(); ++seer) {
-      for (const std::string& rank : lines_of(texts[seer])) {
+      WholeRun::Copy copy{.seen_by = seer};
+      for (std::istringstream text(texts[seer]); text >> copy.rank >> copy.is_mirror;) {
         is_any = true;
-        drop({std::stoul(rank), run.made_in}, seer, run.point);
+        drop(run.files_of(copy), seer, run.point);
       }
     }
     return is_any;
@@ -296,12 +260,24 @@ class Takeover {
 
   // --- The end.
 
-  // Before the training makes a step: from then on old records would be another history.
-  void remove_all_but(std::optional<std::uint64_t> made_in) {
+  // Whether a rank of this job has locked the directory: its own.
+  bool is_in_use(const RecordFiles& files, const std::filesystem::path& drive) const {
+    try {
+      const offload::DirectoryLock lock(files.directory(drive, own_.name()));
+      return false;
+    } catch (const Error&) {
+      return true;
+    }
+  }
+
+  void remove_all_but(std::optional<std::uint64_t> made_in, std::span<const std::size_t> mirrored) {
+    const auto is_unused = [&](const RecordFiles& files) {
+      return files.is_mirror && std::ranges::find(mirrored, files.rank) == mirrored.end();
+    };
     const auto each_other = [&](auto remove) {
       on_all_ranks(world_, [&] {
         for (const RecordFiles& files : files_) {
-          if (files.made_in == made_in) continue;
+          if (files.made_in == made_in && !is_unused(files)) continue;
           const auto& drives = own_.options.directories;
           std::for_each(drives.rbegin(), drives.rend(), [&](const auto& drive) {
             remove(drive, files);  // from the first drive last: files are looked for there
@@ -312,21 +288,31 @@ class Takeover {
     each_other([&](const auto& drive, const RecordFiles& files) { remove_records(drive, own_.name(), files); });
     locks_.clear();
     each_other([&](const auto& drive, const RecordFiles& files) {
-      if (files.rank >= world_.size()) remove_empty_directory(drive, own_.name(), files);
+      const bool is_left = files.rank >= world_.size() || (is_unused(files) && !is_in_use(files, drive));
+      if (is_left) remove_empty_directory(drive, own_.name(), files);
     });
+    files_.clear();
   }
 
   const OwnRun& own_;
   Communicator& world_;
   const std::filesystem::path& first_drive_;
+  RunSearch search_;
   std::vector<RecordFiles> files_{};  // that this rank sees
   std::vector<SeenRecords> seen_{};   // by all ranks
   KnownCheckpoint checkpoint_{};
+  std::optional<LostRun> lost_{};
+  std::optional<std::uint64_t> kept_{};                    // made_in of the records that this training has
   std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
 };
 
 }  // namespace
 
-RecordFiles settle_run(const OwnRun& own, Communicator& world) { return Takeover(own, world).settle(); }
+SettledRun settle_run(const OwnRun& own, Communicator& world) {
+  const auto takeover = std::make_shared<Takeover>(own, world);
+  const RecordFiles files = takeover->settle();
+  return {files, takeover->lost(),
+          [takeover](std::span<const std::size_t> mirrored) { takeover->remove_others(mirrored); }};
+}
 
 }  // namespace ballast

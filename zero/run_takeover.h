@@ -4,12 +4,25 @@
 
 #include <ballast/comm.h>
 
+#include <functional>
+#include <optional>
+#include <span>
+
 #include "zero/own_run.h"
 
 namespace ballast {
 
-// Returns which records this rank opens, after all ranks have agreed. Its directories then hold these or none, and no other
-// rank's records are left. The description of these is that of the training.
+// The records that a rank opens. Its directories hold these or none, and their description is that of the training.
+struct SettledRun {
+  RecordFiles files{};
+  std::optional<LostRun> lost{};  // with RecordOptions::begins_again
+  // Removes all other records of the run that this rank sees, except those that belong to the same training: of other ranks, and
+  // mirrors of the ranks `mirrored`. All ranks call it together, once these are mirrored if they will be, and before a step:
+  // from then on the others would be another history.
+  std::function<void(std::span<const std::size_t> mirrored)> remove_others{};
+};
+
+// Finds them, after all ranks have agreed.
 //
 // Other records of the run become those of this training at their newest common step. They are written to new files, and the
 // old ones are removed when all new ones are committed: a crash at any moment leaves the old ones or the new ones whole. Both
@@ -17,6 +30,6 @@ namespace ballast {
 //
 // All ranks call it together, while each holds the lock of its own directories. Throws the same on all ranks, and changes
 // nothing then: B1009 if the parameters or the rule differ, or if records are missing; B2202 without space for both.
-RecordFiles settle_run(const OwnRun& own, Communicator& world);
+SettledRun settle_run(const OwnRun& own, Communicator& world);
 
 }  // namespace ballast

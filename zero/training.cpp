@@ -71,6 +71,7 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
                              .backend = *backend,
                              .accounts = accounts,
                              .records = records ? &records->store() : nullptr,
+                             .mirror = records ? records->mirror() : nullptr,
                              .timeline = timeline ? &*timeline : nullptr,
                              .queues = records ? records->queues() : std::vector<offload::IoQueue*>{},
                              .gpu = gpu ? &*gpu : nullptr,
@@ -85,6 +86,10 @@ Training::Training(Model model, Communicator& world, std::vector<optim::Rule> gr
 Training::~Training() = default;
 
 bool Training::found() const { return impl_->records && impl_->records->found(); }
+const std::optional<LostRun>& Training::lost() const {
+  static const std::optional<LostRun> nothing;
+  return impl_->records ? impl_->records->lost() : nothing;
+}
 void Training::initialise(const ParameterSource& source) { impl_->engine->initialise(source); }
 void Training::resume(const ParameterSource& frozen) { impl_->engine->resume(frozen); }
 void Training::start(const ParameterSource& source) { found() ? resume(source) : initialise(source); }

@@ -32,6 +32,7 @@ RESIDENT = "stage 0"
 STAGE_3 = "stage 3"
 STATE_ON_HOST = "stage 3, state on the host"
 STATE_ON_DRIVE = "stage 3, state on the drive"
+RUN = "stage 3, a run on the drive"
 ALL_ON_DRIVE = "stage 3, all on host and drive"
 ALONE = "one rank, resident"
 
@@ -51,6 +52,8 @@ CASES = [
     case(f"{STATE_ON_DRIVE}, steps waited for", f"{_ON_DRIVE} --wait-for-updates", STATE_ON_DRIVE),
     case(f"{STATE_ON_DRIVE}, updated in backward", f"{_ON_DRIVE} --update-in-backward", STATE_ON_DRIVE),
     case(f"{STATE_ON_DRIVE}, compact", f"{_ON_DRIVE} --format compact", STATE_ON_DRIVE),
+    case(RUN, f"{_ON_DRIVE} --run kept", STATE_ON_DRIVE),
+    case(f"{RUN}, mirrored", f"{_ON_DRIVE} --run kept --mirror", RUN),
     case(ALL_ON_DRIVE, _ALL, STATE_ON_DRIVE),
     case(f"{ALL_ON_DRIVE}, without prefetching", f"{_LITTLE_RESIDENT} --prefetch 0", ALL_ON_DRIVE),
     case(f"{ALL_ON_DRIVE}, updated in backward", f"{_ALL} --update-in-backward", ALL_ON_DRIVE),

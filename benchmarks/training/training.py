@@ -44,6 +44,7 @@ def free_port() -> int:
 
 
 def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
+    """Return the command of a rank, whose drive is this folder."""
     shape = ["--layers", "--width", "--heads", "--context", "--batch", "--steps"]
     values = [options.layers, options.width, options.heads, options.context, options.batch, options.steps]
     values_of_shape = [text for name, value in zip(shape, values, strict=True) for text in (name, str(value))]
@@ -55,7 +56,10 @@ def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
 def run_once(case: Case, options: argparse.Namespace) -> Run:
     with tempfile.TemporaryDirectory(prefix="ballast-training-", dir=options.directory) as folder:
         lines = Path(folder) / "steps.jsonl"
-        start = command(case, options, Path(folder))
+        drives = [Path(folder, str(rank)) for rank in range(case.ranks)]
+        for each in drives:
+            each.mkdir()
+        starts = [command(case, options, each) for each in drives]
         rendezvous = {"WORLD_SIZE": case.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         ranks = [
             subprocess.Popen(
@@ -63,7 +67,7 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
                 env={**os.environ, **{name: str(value) for name, value in rendezvous.items()}, "RANK": str(rank)},
                 stdout=subprocess.DEVNULL,
             )
-            for rank in range(case.ranks)
+            for rank, start in enumerate(starts)
         ]
         resident = max(wait(rank, case) for rank in ranks)
         steps = [json.loads(line) for line in lines.read_text().splitlines()]

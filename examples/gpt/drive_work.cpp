@@ -15,6 +15,7 @@ DriveWork drive_work_of(const CompiledPlan& plan) {
     if (op.kind == OpKind::write) work.written_bytes += bytes;
   }
   if (work.read_bytes + work.written_bytes == 0) return work;
+  if (plan.input().mirror) work.written_bytes *= 2;  // those of another rank
   work.record_bytes = plan.blocks().records().record;
   const auto staging = std::ranges::find(plan.program().slots, SlotRole::staging, &Slot::role);
   if (staging != plan.program().slots.end()) work.records = staging->bytes / work.record_bytes;

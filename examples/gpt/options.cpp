@@ -128,6 +128,8 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
   app.add_option("--run", training.drives.run,
                  "Name of the run; an existing run of this name resumes after its last step")
       ->group("Memory");
+  app.add_flag("--mirror", training.drives.mirror, "Keep the run's records on a drive of another rank too")
+      ->group("Memory");
 }
 
 void describe_schedule(CLI::App& app, RunOptions& run) {

@@ -409,6 +409,8 @@ class TrainingOptions:
     state: Spread
     directories: list[str]
     run: str
+    mirror: bool
+    begins_again: bool
     format: StateFormat
     gradient_format: GradientFormat
     tile_elements: int
@@ -498,6 +500,8 @@ class Training:
     def take_log(self) -> list[tuple[int, str]]: ...
     @property
     def found(self) -> bool: ...
+    @property
+    def lost(self) -> tuple[str, int] | None: ...
     def start(self, fill: Callable[[int, int, int, int, int], bool]) -> None: ...
     @property
     def steps(self) -> int: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
@@ -56,6 +57,8 @@ def wrap(
     elementwise: bool = False,
     units: str | Iterable[str] = (),
     run: str = "",
+    mirror: bool = False,
+    checkpoint: str | os.PathLike[str] = "",
     outer: DiLoCo | None = None,
     process_group: ProcessGroup | None = None,
     norm_group: ProcessGroup | None = None,
@@ -110,6 +113,10 @@ def wrap(
     run                 a name under which drives keep state and parameters: a training of the same model and optimizer
                         resumes after its last step, `optimizer.steps`, on any number of ranks, in any stage and format; another
                         one is refused
+    mirror              keeps the records of a run on a drive of another host's rank too, at every step: the run survives the
+                        loss of a host with its drives. On one host: on a drive of another rank
+    checkpoint          a directory of `ballast.save()`, or a folder of such: a run whose records are lost, or that has none,
+                        begins from the newest checkpoint there, with a warning that says how many steps are lost
     outer               lets each host train on its own, and exchange parameters with the others every N steps:
                         `outer=ballast.DiLoCo(every=64)`. Its memory is part of `memory`
     process_group       the ranks that share this training
@@ -147,6 +154,8 @@ def wrap(
         wire=read_wire(wire, read_stage(stage)),
         replicas=read_replicas(replicas, read_stage(stage)),
         outer=read_outer(outer),
+        mirror=mirror,
+        checkpoint=os.fspath(checkpoint),
     )
     groups = Groups(process_group, norm_group, tuple(replicated))
     if isinstance(optimizer, (list, tuple)):
@@ -192,6 +201,7 @@ def _wrap(
 def _session_of(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups
 ) -> Session:
+    from ballast.checkpoint.run_fallback import begin_from_checkpoint, newest_checkpoint
     from ballast.wrapper.process_groups import with_copies_of
     from ballast.wrapper.session import Session
     from ballast.wrapper.update_kinds import updates_of
@@ -204,12 +214,15 @@ def _session_of(
         _core.check_rule(updates.rule(group))
     ranks, outer = _connect(groups, options)
     options = with_copies_of(ranks.of_data, options)
+    if options.checkpoint:
+        options = replace(options, checkpoint=newest_checkpoint(ranks.of_data, options.checkpoint, model))
     session = Session(Wrapped(optimizer, model, options), ranks, updates, options, outer)
     try:
         session.begin()
         session.load({id(parameter): values for parameter, values in optimizer.state.items()})
         if options.run:  # the optimizer shows the state of the run from now on
             session.partition_now()
+            begin_from_checkpoint(session, model)
     except BaseException:
         session.take_back()
         raise

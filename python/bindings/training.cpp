@@ -63,6 +63,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("state", &BindingOptions::state)
       .def_readwrite("directories", &BindingOptions::directories)
       .def_readwrite("run", &BindingOptions::run)
+      .def_readwrite("mirror", &BindingOptions::mirror)
+      .def_readwrite("begins_again", &BindingOptions::begins_again)
       .def(
           "set_join_notes", &set_join_notes, py::arg("join"),
           "Set what makes the note of a run that other ranks began, from the notes of all of them and the place of each "
@@ -150,6 +152,13 @@ void bind_life(py::class_<TrainingBinding>& training) {
            py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"), py::arg("options"))
       .def("take_log", take_log)
       .def_property_readonly("found", &TrainingBinding::found)
+      .def_property_readonly(
+          "lost",
+          [](const TrainingBinding& training) {
+            const auto& lost = training.lost();
+            return lost ? std::optional(std::pair(lost->reason, lost->step)) : std::nullopt;
+          },
+          "The reason why a run has begun again, and the newest step that it had; None if it has not.")
       .def("start", &TrainingBinding::start, py::arg("fill"))
       .def_property_readonly("steps", &TrainingBinding::steps)
       .def(

@@ -14,6 +14,8 @@ TrainingOptions training_options(const BindingOptions& request) {
       .state = request.state,
       .drives = {.directories = {request.directories.begin(), request.directories.end()},
                  .run = request.run,
+                 .mirror = request.mirror,
+                 .begins_again = request.begins_again,
                  .join_notes = request.join_notes},
       .format = request.format,
       .gradient_format = request.gradient_format,

@@ -29,6 +29,8 @@ struct BindingOptions {
   Spread state{};
   std::vector<std::string> directories{};
   std::string run;
+  bool mirror = false;
+  bool begins_again = false;
   std::function<std::vector<std::byte>(const EarlierNotes&)> join_notes{};  // acquires Python's lock itself
   StateFormat format = StateFormat::fp32;
   GradientFormat gradient_format = GradientFormat::fp32;
@@ -79,6 +81,7 @@ class TrainingBinding {
                   const BindingOptions& options);
 
   std::vector<std::pair<Level, std::string>> take_log();  // lines since the last call
+  const std::optional<LostRun>& lost() const { return training_->lost(); }
   bool found() const { return training_->found(); }  // a run to resume: start() then requests frozen parameters only
   void start(const Fill& fill);
   std::uint64_t steps() const { return training_->steps(); }

@@ -4,6 +4,7 @@
 #include <ballast/tensor_state.h>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <csignal>
@@ -43,6 +44,24 @@ class KillingCommunicator final : public ForwardingCommunicator {
   std::size_t left_;
 };
 
+// Fails on this rank when it has come to its nth agreement with the others.
+class FailingCommunicator final : public ForwardingCommunicator {
+ public:
+  FailingCommunicator(Communicator& inner, std::size_t agreements) : ForwardingCommunicator(inner), left_(agreements) {}
+
+  using ForwardingCommunicator::all_reduce;
+  void all_reduce(std::span<std::int64_t> values, Purpose purpose) override {
+    ForwardingCommunicator::all_reduce(values, purpose);
+    if (--left_ == 0) throw std::runtime_error("a failure of the test");
+  }
+  std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
+    return part(color, channel);
+  }
+
+ private:
+  std::size_t left_;
+};
+
 // A training of a run, some steps long.
 struct KeptRun {
   std::filesystem::path directory{};
@@ -54,6 +73,8 @@ struct KeptRun {
       hosts{};  // by rank: the folder that only ranks of this host see; empty: all see the directory
   bool shows_values = false;
   std::size_t killed_at = SIZE_MAX;  // the agreement of the last rank at which the process is killed
+  std::size_t fails_at = SIZE_MAX;   // the agreement of the last rank after which it fails
+  int progress = -1;                 // descriptor on which rank 0 writes a byte for each step; -1: nowhere
   std::size_t data = 0;              // which data it trains on
   TrainingOptions options = {.stage = 3, .state = all_in(Tier::nvme), .tile_elements = 128};
 };
@@ -106,9 +127,13 @@ inline Ended train(KeptRun run, std::size_t steps) {
               .parameters = std::vector<std::vector<std::byte>>(run.ranks)};
   ended.failures = failures_of_ranks(run.ranks, [&](Communicator& world) {
     TrainingOptions options = run.options;
-    if (!run.hosts.empty()) options.drives.directories = {run.directory / run.hosts[world.rank()]};
+    if (!run.hosts.empty()) {
+      options.drives.directories = {run.directory / run.hosts[world.rank()]};
+      options.drives.host = run.hosts[world.rank()].substr(0, 1);
+    }
     const bool is_last = world.rank() + 1 == run.ranks;
-    KillingCommunicator group(world, is_last ? run.killed_at : SIZE_MAX);
+    KillingCommunicator killing(world, is_last ? run.killed_at : SIZE_MAX);
+    FailingCommunicator group(killing, is_last ? run.fails_at : SIZE_MAX);
     Training training(run.model, group, run.rules, options);
     training.start(initial_parameters());
     ended.began_at[world.rank()] = training.steps();
@@ -116,6 +141,7 @@ inline Ended train(KeptRun run, std::size_t steps) {
     for (std::size_t step = 0; step < steps; ++step) {
       trainer.run(training, 1000 * run.data + training.steps());
       training.step();
+      if (run.progress >= 0 && world.rank() == 0) CHECK(::write(run.progress, "", 1) == 1);
     }
     training.finish();
     if (run.shows_values) add_values(training, ended.values, mutex);

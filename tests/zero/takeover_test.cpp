@@ -330,3 +330,65 @@ TEST_CASE("a run that is killed while other ranks take it over has the old recor
   }
   CHECK(kills >= 30 / every(7));
 }
+
+// A failure of one rank, where the others have heard that all ranks have committed, or have not: some of them may have removed
+// their old records, so the new ones stay.
+TEST_CASE("a run that fails on one rank while other ranks take it over has the old records or the new ones") {
+  const TemporaryDirectory original;
+  KeptRun begins = run_of(3);
+  const Ended before = begun(begins, original);
+  bool has_failed = true;
+  bool has_removed = false;
+  for (std::size_t agreement = 26; has_failed; ++agreement) {  // from a little before the commit
+    CAPTURE(agreement);
+    const TemporaryDirectory directory;
+    std::filesystem::copy(original.path(), directory.path(), std::filesystem::copy_options::recursive);
+    KeptRun run = run_of(2);
+    run.directory = directory.path();
+    run.fails_at = agreement;
+    has_failed = !train(run, 0).failures.back().empty();
+    has_removed = has_removed || (has_failed && !std::filesystem::exists(directory_of(run, 0) / "state.records"));
+    CHECK((agreement > 26 || (has_failed && !has_removed)));
+    run.fails_at = SIZE_MAX;
+    check_resumes(run, before.values);
+  }
+  CHECK(has_removed);
+}
+
+// Some ranks may have commits of the last incarnation that do not count, because another rank has none.
+TEST_CASE("each start of a run commits with an incarnation that is higher than all before it") {
+  const TemporaryDirectory directory;
+  const TemporaryDirectory elsewhere;
+  KeptRun run = run_of(3);
+  const auto newest_of = [&](std::size_t rank) {
+    const auto queue = offload::open_queue();
+    const offload::Drive drives[] = {{directory_of(run, rank), queue.get()}};
+    std::uint64_t newest = 0;
+    for (const RecordFiles& files : record_files_on(directory.path(), "mine")) {
+      if (files.rank != rank) continue;
+      newest =
+          std::max(newest, offload::RecordStore::look(drives, {.name = files.name()})->commits[0].point.incarnation);
+    }
+    return newest;
+  };
+  begun(run, directory, 1);
+  train(run, 1);
+  replace(elsewhere.path() / "rank 1", directory_of(run, 1));
+  std::uint64_t highest = 2;
+  CHECK(newest_of(0) == highest);
+  for (const std::size_t ranks : {3u, 2u, 2u, 3u}) {  // in place, and taken over
+    CAPTURE(ranks);
+    if (run.ranks == 3) {
+      train(run, 1);
+      highest = newest_of(0);
+      replace(directory_of(run, 1), elsewhere.path() / "rank 1");  // it has not committed that step
+    }
+    const std::size_t steps = ranks == run.ranks ? 1 : 0;  // a takeover commits without one
+    run.ranks = ranks;
+    CHECK(train(run, steps).failures == no_failures(ranks));
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      CHECK(newest_of(rank) > highest);
+    highest = newest_of(0);
+    replace(elsewhere.path() / "rank 1", directory_of(run, 1));
+  }
+}

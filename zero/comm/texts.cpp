@@ -1,5 +1,7 @@
 #include "zero/comm/texts.h"
 
+#include <sstream>
+
 namespace ballast {
 namespace {
 
@@ -28,6 +30,14 @@ std::string broadcast_text(Communicator& world, const std::string& mine, std::si
   std::string text = world.rank() == root ? mine : std::string(static_cast<std::size_t>(bytes), '\0');
   send(world, text, root);
   return text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);)
+    lines.push_back(line);
+  return lines;
 }
 
 }  // namespace ballast

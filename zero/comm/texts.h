@@ -14,4 +14,6 @@ std::vector<std::string> texts_of_all(Communicator& world, const std::string& mi
 // Returns the text of rank `root`. All ranks call it together.
 std::string broadcast_text(Communicator& world, const std::string& mine, std::size_t root);
 
+std::vector<std::string> lines_of(const std::string& text);
+
 }  // namespace ballast

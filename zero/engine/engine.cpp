@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace ballast {
 namespace {
 
@@ -22,8 +24,19 @@ const EngineParts& checked(const EngineParts& parts) {
   return parts;
 }
 
-std::unique_ptr<const RecordLane> record_lane(const EngineParts& parts, const Slots& slots) {
-  return parts.records != nullptr ? std::make_unique<const RecordLane>(parts.plan, slots, *parts.records) : nullptr;
+// Other programs of the training keep the slot in its memory.
+std::unique_ptr<RecordMirror> record_mirror(const EngineParts& parts, const Slots& slots) {
+  if (parts.mirror == nullptr) return nullptr;
+  const std::vector<Slot>& all = parts.plan.program().slots;
+  const auto slot = std::ranges::find(all, SlotRole::mirror, &Slot::role);
+  require(slot != all.end(), Code::internal, [] { return Problem{.what = "a mirrored program has no memory for it"}; });
+  const Piece memory{static_cast<std::size_t>(slot - all.begin()), 0, slot->bytes};
+  return std::make_unique<RecordMirror>(*parts.mirror, *parts.records, slots.bytes(memory));
+}
+
+std::unique_ptr<const RecordLane> record_lane(const EngineParts& parts, const Slots& slots, RecordMirror* mirror) {
+  if (parts.records == nullptr) return nullptr;
+  return std::make_unique<const RecordLane>(parts.plan, slots, *parts.records, mirror);
 }
 
 std::unique_ptr<CorruptionCheck> corruption_check(const EngineParts& parts) {
@@ -39,7 +52,8 @@ Engine::Engine(const EngineParts& parts)
       slots_(running_.program(), parts.accounts, device_memory(parts), parts.queues),
       trainer_(parts.backend, parts.gpu, parts.stream),
       arithmetic_(parts.plan, slots_, parts.backend, parts.gpu),
-      records_(record_lane(parts, slots_)),
+      mirror_(record_mirror(parts, slots_)),
+      records_(record_lane(parts, slots_, mirror_.get())),
       corruption_check_(corruption_check(parts)),
       exchanges_(parts.mesh.ranks()),
       failure_(parts.plan.model(), parts.mesh, sequencer_),
@@ -308,7 +322,7 @@ void Engine::parameters_changed() {
 Metrics Engine::metrics() const {
   Metrics metrics = counters_.totals();
   metrics.verified = corruption_check_ ? corruption_check_->places() : 0;
-  const SentBytes sent = parts_.mesh.sent();
+  const SentBytes sent = parts_.mesh.sent() + (mirror_ ? mirror_->sent() : SentBytes{});
   metrics.sent_inside = sent.inside;
   metrics.sent_across = sent.across;
   metrics.memory = running_.memory();

@@ -8,6 +8,7 @@
 #include "zero/engine/custom_update.h"
 #include "zero/engine/device_offload.h"
 #include "zero/engine/op_executor.h"
+#include "zero/engine/record_mirror.h"
 #include "zero/engine/startup.h"
 #include "zero/engine/state_visitor.h"
 
@@ -20,6 +21,7 @@ struct EngineParts {
   kernels::Backend& backend;  // the CPU's, called by several lanes at once
   MemoryAccounts& accounts;
   offload::RecordStore* records = nullptr;  // where the program reads and writes tiles; null: nowhere
+  MirrorFiles* mirror = nullptr;            // where they are written too, on another rank's drive; null: nowhere
   Timeline* timeline = nullptr;             // where to note which operation ran when; null: nowhere
   std::vector<offload::IoQueue*> queues{};  // of the records' drives
   GpuLanes* gpu = nullptr;                  // its memory is the device tier; null: the host's
@@ -120,6 +122,7 @@ class Engine {
   Slots slots_;
   TrainerStream trainer_;
   LaneArithmetic arithmetic_;
+  std::unique_ptr<RecordMirror> mirror_;               // null: records are not mirrored
   std::unique_ptr<const RecordLane> records_;          // null: no tile is on a drive
   std::unique_ptr<CorruptionCheck> corruption_check_;  // null: no update is checked
   Sequencer sequencer_;                                // of exchanges between GPUs

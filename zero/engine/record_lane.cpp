@@ -1,5 +1,7 @@
 #include "zero/engine/record_lane.h"
 
+#include "zero/engine/record_mirror.h"
+
 namespace ballast {
 
 offload::PendingRead RecordLane::read(const Op& op) const {
@@ -8,7 +10,22 @@ offload::PendingRead RecordLane::read(const Op& op) const {
   return op.kind == OpKind::read_first ? store_.read_first(record, memory) : store_.read(record, memory);
 }
 
-offload::Completion RecordLane::write(const Op& op) const { return write(op.unit, op.tile, slots_.bytes(op.from)); }
+// The record is sent while its own write is under way.
+offload::Completion RecordLane::write(const Op& op) const {
+  offload::Completion written = write(op.unit, op.tile, slots_.bytes(op.from));
+  if (mirror_ != nullptr) mirror_->add(plan_.record_of(op.unit, op.tile), slots_.bytes(op.from));
+  return written;
+}
+
+void RecordLane::commit(const CommittedState& state) const {
+  if (mirror_ != nullptr) mirror_->commit(state);
+  store_.commit(state.step, state.note);
+}
+
+void RecordLane::abandon() const {
+  if (mirror_ != nullptr) mirror_->abandon();
+  store_.abandon();
+}
 
 offload::PendingRead RecordLane::read(std::size_t unit, std::size_t tile, std::span<std::byte> record) const {
   return store_.read(plan_.record_of(unit, tile), record);

@@ -10,6 +10,8 @@
 
 namespace ballast {
 
+class RecordMirror;
+
 // The state that records hold at a commit.
 struct CommittedState {
   std::uint64_t step = 0;
@@ -18,13 +20,14 @@ struct CommittedState {
 
 class RecordLane {
  public:
-  RecordLane(const CompiledPlan& plan, const Slots& slots, offload::RecordStore& store)
-      : plan_(plan), slots_(slots), store_(store) {}
+  // `mirror`: that of the records on another rank's drive; null: there is none.
+  RecordLane(const CompiledPlan& plan, const Slots& slots, offload::RecordStore& store, RecordMirror* mirror)
+      : plan_(plan), slots_(slots), store_(store), mirror_(mirror) {}
 
   offload::PendingRead read(const Op& op) const;
   offload::Completion write(const Op& op) const;
-  void commit(const CommittedState& state) const { store_.commit(state.step, state.note); }
-  void abandon() const { store_.abandon(); }
+  void commit(const CommittedState& state) const;
+  void abandon() const;
   std::uint64_t step() const { return store_.step(); }
   std::span<const std::byte> note() const { return store_.user(); }  // of the last commit
   bool keeps_run() const { return store_.shape().run_id != 0; }
@@ -38,6 +41,7 @@ class RecordLane {
   const CompiledPlan& plan_;
   const Slots& slots_;
   offload::RecordStore& store_;
+  RecordMirror* mirror_;
 };
 
 }  // namespace ballast

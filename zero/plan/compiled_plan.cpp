@@ -38,6 +38,7 @@ CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
              .schedule = options.schedule,
              .gradient_format = options.gradient_format,
              .wire = options.wire,
+             .mirror = options.mirror,
              .host_is_device = options.host_is_device},
       program_(compile(input_)),
       rule_(options.rule),

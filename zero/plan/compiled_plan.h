@@ -17,6 +17,7 @@ struct PlanOptions {
   Trace trace{};
   Schedule schedule{};
   Wire wire{};
+  bool mirror = false;          // each record is written on a drive of another rank too
   bool full_records = false;    // records hold parameters too, so that a run resumes from them alone
   bool host_is_device = false;  // a CPU's
 };

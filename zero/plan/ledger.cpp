@@ -28,7 +28,10 @@ Ledger ledger_of(const Program& program, const RecordSizes& records) {
     add(ledger, slot.tier, name(slot.role), slot.bytes);
   }
   const auto tiles = static_cast<std::size_t>(std::ranges::count(program.homes, true, &Home::on_drive));
-  add(ledger, Tier::nvme, "records", tiles * records.places * records.record);
+  const std::size_t on_drive = tiles * records.places * records.record;
+  add(ledger, Tier::nvme, "records", on_drive);
+  const bool is_mirrored = std::ranges::find(program.slots, SlotRole::mirror, &Slot::role) != program.slots.end();
+  if (is_mirrored) add(ledger, Tier::nvme, "mirror", on_drive);  // of another rank's records
   std::ranges::stable_sort(ledger, [](const LedgerEntry& a, const LedgerEntry& b) {
     return a.tier != b.tier ? a.tier < b.tier : a.bytes > b.bytes;
   });

@@ -112,6 +112,7 @@ enum class SlotRole : std::uint8_t {
   first_regions,    // of records
   staging,          // records on their way to and from a drive
   kept,             // records that stay in memory
+  mirror,           // records of another rank on their way to a drive of this one
   gather_codes,     // encoded parameters of all ranks
   reduce_codes,     // encoded gradients that this rank sends, and sums of all ranks
 };

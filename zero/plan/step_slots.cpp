@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::size_t pieces_in_flight = 2;     // one is filled while the other is used
 constexpr std::size_t tiles_on_their_way = 4;   // from the device to updates on the host
+constexpr std::size_t mirrored_in_flight = 2;   // one arrives while the other is written
 constexpr std::size_t first_regions_ahead = 8;  // read for the gathers that come next
 
 }  // namespace
@@ -162,6 +163,7 @@ void StepSlots::add_records(const Needs& needs) {
   for (std::size_t i = 0; i < stay.slots(); ++i) {
     kept_.push_back(stay.at(i));
   }
+  if (in_.mirror && needs.records > 0) slots_.add_records(SlotRole::mirror, mirrored_in_flight, sizes.record);
 }
 
 void StepSlots::add_norms() {

@@ -37,6 +37,8 @@ class WrapOptions:
     elementwise: bool
     units: tuple[str, ...]  # classes of modules whose parameters are gathered together; empty: the repeated blocks
     run: str
+    mirror: bool  # whether each rank's records are on another rank's drive too
+    checkpoint: str  # from which a run without records begins; from the start on the newest one in the folder
     timeline: bool
     verify: int  # steps between two repeated updates
     tile: Size
@@ -55,6 +57,8 @@ class WrapOptions:
         options.format = _core.StateFormat[self.formats.state]
         options.gradient_format = _core.GradientFormat[self.formats.gradients]
         options.run = self.run
+        options.mirror = self.mirror
+        options.begins_again = bool(self.checkpoint)
         options.threads = self.threads
         options.gpu = gpu
         options.stream = stream
@@ -221,6 +225,9 @@ def _check_offload(options: WrapOptions) -> None:
         refuse(f"offload={options.offload!r} is not possible", needed='a tier such as "host", or tiers by kind; or None')
     if options.run:
         _core.require_run_name(options.run)
+    for name in ("mirror", "checkpoint"):
+        if getattr(options, name) and not options.run:
+            refuse(f"{name}={getattr(options, name)!r} needs a run", needed='run="NAME", with all state on drives')
     if options.run and options.chooses:
         refuse(f'run="{options.run}" and "{AUTO}" exclude each other: a run resumes where it was', needed="a stage and tiers")
     if options.chooses_tiers:

@@ -131,6 +131,11 @@ class ShardedState:
         return self._core.steps
 
     @property
+    def lost(self) -> tuple[str, int] | None:
+        """Why a run has begun again, and the newest step that it had."""
+        return self._core.lost
+
+    @property
     def found(self) -> bool:
         """Whether a run was resumed."""
         return self._core.found

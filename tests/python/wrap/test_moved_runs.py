@@ -6,7 +6,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import moved_runs
-from python.wrap.support.kept_runs import Layers, kept_in, train
+from python.wrap.support.kept_runs import Layers, kept_in, losses_until, train
 from python.wrap.support.moved_runs import Seen
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.stored import check_same_state
@@ -52,7 +52,7 @@ def test_layers_in_another_order_are_the_same_run(tmp_path):
     assert train(Layers(("two", "one")), 0, 4, **kept_in(tmp_path)) == (3, whole[3:])
 
 
-def test_a_run_of_which_records_are_missing_is_refused_with_its_newest_checkpoint(tmp_path):
+def test_a_run_of_which_records_are_missing_is_refused_or_begins_from_its_newest_checkpoint(tmp_path, caplog):
     run_ranks(2, moved_runs.begun_on_ranks, str(tmp_path))
     shutil.rmtree(tmp_path / "mine-rank-1")
     with pytest.raises(ballast.UsageError, match="B1009 (.*)no rank finds the records of rank 1") as refused:
@@ -62,3 +62,38 @@ def test_a_run_of_which_records_are_missing_is_refused_with_its_newest_checkpoin
     (tmp_path / "mine-rank-0" / "newest-checkpoint").unlink()
     with pytest.raises(ballast.UsageError, match="else load a checkpoint in a run of another name"):
         train(Layers(), 0, 3, **kept_in(tmp_path))
+    check_begins_from_checkpoint(tmp_path, caplog)
+
+
+def check_begins_from_checkpoint(folder, caplog):
+    options = {**kept_in(folder), "checkpoint": folder}
+    with pytest.raises(ballast.UsageError, match="no rank finds the records of rank 1"):  # they may be of another training
+        train(Layers(("one", "two", "three")), 0, 3, **options)
+    with pytest.raises(ballast.UsageError, match="no rank finds the records of rank 1"):  # there is no checkpoint
+        train(Layers(), 0, 3, **{**options, "checkpoint": folder / "mine-rank-0"})
+    model = Layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    ballast.load_checkpoint(folder / "checkpoint", model, optimizer)
+    loaded = losses_until(7, model, optimizer)
+    assert train(Layers(), 0, 6, **options) == (3, loaded[:-1])
+    assert 'run "mine" begins from checkpoint' in caplog.text
+    assert "its records were of step 5, so 2 steps are lost" in caplog.text
+    assert "no rank finds the records of rank 1 (mine-rank-1 in" in caplog.text
+    assert train(Layers(), 0, 7, **options) == (6, loaded[-1:])
+    for records in folder.glob("mine-rank-*"):
+        shutil.rmtree(records)
+    caplog.clear()
+    assert train(Layers(), 0, 4, **options) == (3, loaded[:1])
+    assert "of step 3: no rank has records of a step" in caplog.text
+
+
+def test_ranks_that_mirror_each_other_survive_the_loss_of_either_drive(tmp_path):
+    for refused, whole, starts in run_ranks(2, moved_runs.mirrored_on_ranks, str(tmp_path)):
+        assert 'B2204 cannot mirror run "mine"' in refused
+        assert starts == [(0, whole[:2]), (2, whole[2:4]), (4, whole[4:])]
+
+
+def test_mirror_and_checkpoint_need_a_run():
+    for option in ({"mirror": True}, {"checkpoint": "here"}):
+        with pytest.raises(ballast.UsageError, match="B1001 .* needs a run"):
+            train(Layers(), 0, 1, **option)

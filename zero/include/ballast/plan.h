@@ -13,6 +13,7 @@
 #include <ballast/wire.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -33,11 +34,25 @@ struct EarlierNotes {
   std::vector<std::size_t> places{};
 };
 
+// What a run has lost that begins again.
+struct LostRun {
+  std::string reason{};
+  std::uint64_t step = 0;  // the newest one of which any rank had records
+};
+
 // The records of a rank on its drives.
 struct RecordOptions {
   std::vector<std::filesystem::path> directories{};  // of one or several drives
   // The name of a run that is kept. Without one, the files are temporary, and hold only what is not in memory.
   std::string run{};
+  // Each record of the run is written on a drive of a rank of another host too, at every step, so that the run survives the loss
+  // of a host with its drives. Hosts mirror each other in pairs, and have as many ranks each. On one host, ranks mirror each
+  // other, which survives the loss of a drive. Two ranks that mirror each other have directories of their own.
+  bool mirror = false;
+  std::string host{};  // of this rank, to choose where it is mirrored; empty: this machine's name
+  // Where records of the run are missing or damaged, and no mirror has them: removes what is left and begins the run again; see
+  // Training::lost(). Without it, that is an error, and nothing is changed.
+  bool begins_again = false;
   // Returns the note with which a rank continues the run of other ranks: see Training::set_note(). It returns or throws the
   // same on all ranks. Without it, rank r gets the note of the earlier rank r, in turns.
   std::function<std::vector<std::byte>(const EarlierNotes& notes)> join_notes{};

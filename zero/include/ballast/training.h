@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -48,7 +49,8 @@ class Training {
   ~Training();  // waits for operations in flight, ignores failures; in the middle of a step it aborts the other ranks
 
   // --- Begin: one of the three comes first. Optimizer state begins at zero, or comes from the records of a run.
-  bool found() const;  // whether the drives hold a step of this run to resume from
+  bool found() const;                          // whether the drives hold a step of this run to resume from
+  const std::optional<LostRun>& lost() const;  // with RecordOptions::begins_again, if the run has lost its steps
   void initialise(const ParameterSource& source);
   void resume(const ParameterSource& frozen);
   void start(const ParameterSource& source);  // resume() if found(), else initialise()

@@ -40,16 +40,24 @@ def train(
     """Train up to step `until`. Return the step from which the run was resumed, and the losses from there on."""
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = ballast.wrap(kind(trained, lr=1e-2), model, **options)
-    began_at, losses = optimizer.steps, []
-    for step in range(began_at, until):
+    began_at = optimizer.steps
+    losses = losses_until(until, model, optimizer, rank, data)
+    optimizer.close()
+    return began_at, losses
+
+
+def losses_until(
+    until: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int = 0, data: int = 0
+) -> list[float]:
+    losses = []
+    for step in range(optimizer.steps, until):
         seed = torch.Generator().manual_seed(1000 * data + 10 * step + rank)
         loss = mean_square(model, torch.randn(8, 20, generator=seed))
         losses.append(loss.item())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    optimizer.close()
-    return began_at, losses
+    return losses
 
 
 class Stoppable(torch.optim.NAdam):

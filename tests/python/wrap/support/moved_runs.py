@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import ballast
 import torch
 import torch.distributed as dist
-from python.wrap.support.kept_runs import Layers, kept_in
+from python.wrap.support.kept_runs import Layers, kept_in, train
 from python.wrap.support.loops import mean_square
 from python.wrap.support.stored import state_of
 
@@ -50,7 +51,31 @@ def begin(folder: Path, rank: int = 0, steps: int = 3, **options: Any) -> None:
 
 
 def begun_on_ranks(rank: int, folder: str) -> None:
+    """Train a run for two more steps than its checkpoint has."""
     begin(Path(folder), rank)
+    train(Layers(), rank, 5, **kept_in(Path(folder)))
+
+
+def mirrored_on_ranks(rank: int, folder: str) -> tuple[str, list[float], list[tuple[int, list[float]]]]:
+    """Train a run whose ranks mirror each other, and lose each rank's drive once. Return the error where both have one drive,
+    the losses of a training without a run, and what each start has."""
+    shared, own = Path(folder, "shared"), Path(folder, f"drive-{rank}")
+    for drive in (shared, own):
+        drive.mkdir(exist_ok=True)
+    try:
+        train(Layers(), rank, 1, mirror=True, **kept_in(shared))
+        refused = ""
+    except ballast.ResourceError as error:
+        refused = str(error)
+    starts = []
+    for until in (2, 4, 6):
+        starts.append(train(Layers(), rank, until, mirror=True, **kept_in(own)))
+        dist.barrier()
+        if rank == until // 2 % 2:
+            shutil.rmtree(own)
+            own.mkdir()
+        dist.barrier()
+    return refused, train(Layers(), rank, 6, stage=3)[1], starts
 
 
 def continued(folder: Path, rank: int = 0, **options: Any) -> tuple[Seen, Seen]:

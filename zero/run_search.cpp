@@ -1,0 +1,102 @@
+#include "zero/run_search.h"
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "zero/comm/on_all_ranks.h"
+#include "zero/comm/texts.h"
+#include "zero/plan/description.h"
+
+namespace ballast {
+
+std::optional<offload::FoundRecords> RunSearch::found_in(const RecordFiles& files) const {
+  try {
+    return read_head(files);
+  } catch (const Error& error) {
+    if (!files.is_mirror || (error.code() != Code::bad_record && error.code() != Code::run_mismatch)) throw;
+    if (own_.options.log != nullptr) own_.options.log->warning(error.what());
+    return {};
+  }
+}
+
+std::optional<offload::FoundRecords> RunSearch::read_head(const RecordFiles& files) const {
+  auto found = offload::RecordStore::look(own_.drives(files), own_.files_of(files));
+  require(!found || found->shape.rank == files.rank, Code::run_mismatch, [&] {
+    return Problem{.what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", own_.name(),
+                                       found->shape.rank),
+                   .where = directory_of(files).string(),
+                   .needed = fmt::format("that of rank {}", files.rank),
+                   .remedy = "Give every rank its own directories. Nothing was changed."};
+  });
+  return found;
+}
+
+SeenRecords RunSearch::seen_in(const RecordFiles& files) const {
+  const auto found = found_in(files);
+  SeenRecords seen{.seen_by = own_.rank(), .files = files};
+  if (!found) return seen;
+  seen.run_id = found->shape.run_id;
+  seen.digest = found->shape.content_digest;
+  seen.commits = found->commits;
+  seen.lacks_records = seen.commits.empty();
+  std::erase_if(seen.commits, [](const auto& commit) { return commit.point.incarnation == 0; });
+  if (seen.digest == own_.shape.content_digest) {
+    seen.is_described = seen.is_of_model = true;
+    seen.placement = own_.plan.placement();
+  } else if (const auto lines = description_of(files, seen.digest); !lines.empty()) {
+    const auto described = read_description(lines);
+    seen.is_described = described.has_value();
+    if (described) {
+      seen.placement = described->placement;
+      seen.is_of_model = !first_obstacle(*described, own_.plan.model(), own_.plan.rule());
+    }
+  }
+  return seen;
+}
+
+std::vector<std::string> RunSearch::description_of(const RecordFiles& files, std::uint64_t digest) const {
+  const auto lines = read_run_description(own_.description_file(files));
+  return digest_of(lines) == digest ? lines : std::vector<std::string>{};
+}
+
+std::vector<SeenRecords> RunSearch::find_all(std::span<const RecordFiles> files) const {
+  std::vector<SeenRecords> mine;
+  on_all_ranks(world_, [&] {
+    for (const RecordFiles& each : files) {
+      const SeenRecords seen = seen_in(each);
+      if (!each.is_mirror || seen.run_id != 0) mine.push_back(seen);
+    }
+  });
+  const std::vector<std::string> texts = texts_of_all(world_, to_text(mine));
+  std::vector<SeenRecords> all;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank)
+    std::ranges::move(seen_from(texts[rank], rank), std::back_inserter(all));
+  require_one_run(all, own_.name());
+  return all;
+}
+
+// Every rank that has saved one knows it, and some of them may be lost.
+KnownCheckpoint RunSearch::newest_checkpoint(std::span<const RecordFiles> files) const {
+  std::string mine;
+  on_all_ranks(world_, [&] {
+    for (const RecordFiles& each : files) {
+      const KnownCheckpoint found = newest_checkpoint_of(directory_of(each));
+      if (!found.path.empty()) mine += fmt::format("{} {}\n", found.step, found.path);
+    }
+  });
+  KnownCheckpoint newest;
+  for (const std::string& text : texts_of_all(world_, mine)) {
+    for (const std::string& line : lines_of(text)) {
+      const std::size_t space = line.find(' ');
+      const std::uint64_t step = std::stoull(line);
+      if (newest.path.empty() || step > newest.step) newest = {step, line.substr(space + 1)};
+    }
+  }
+  return newest;
+}
+
+}  // namespace ballast
