@@ -19,6 +19,11 @@ const EngineParts& checked(const EngineParts& parts) {
     return Problem{.what = "cannot run a program that keeps state on a drive: there are no records",
                    .needed = "EngineParts::records"};
   });
+  require(parts.verify == 0 || !parts.plan.input().needs_matrices(), Code::unsupported, [] {
+    return Problem{.what = "cannot verify updates of whole matrices",
+                   .needed = "a rule of elements, such as AdamW",
+                   .remedy = "Leave verify out."};
+  });
   return parts;
 }
 
@@ -31,6 +36,11 @@ std::unique_ptr<CorruptionCheck> corruption_check(const EngineParts& parts) {
   return std::make_unique<CorruptionCheck>(parts.plan, parts.verify, parts.mesh.rank());
 }
 
+std::unique_ptr<const MatrixExecutor> matrix_executor(const EngineParts& parts, const Slots& slots) {
+  if (!parts.plan.input().needs_matrices()) return nullptr;
+  return std::make_unique<const MatrixExecutor>(parts.plan, parts.mesh, slots, parts.gpu, parts.threads);
+}
+
 }  // namespace
 
 Engine::Engine(const EngineParts& parts)
@@ -41,6 +51,7 @@ Engine::Engine(const EngineParts& parts)
       arithmetic_(parts.plan, slots_, parts.backend, parts.gpu),
       records_(record_lane(parts, slots_)),
       corruption_check_(corruption_check(parts)),
+      matrices_(matrix_executor(parts, slots_)),
       exchanges_(parts.mesh.ranks()),
       failure_(parts.plan.model(), parts.mesh, sequencer_),
       counters_(parts.plan.placement(), parts.timeline, trainer_.stream()),
@@ -56,7 +67,8 @@ Engine::Engine(const EngineParts& parts)
                  .sequencer = sequencer_,
                  .exchanges = exchanges_,
                  .records = records_.get(),
-                 .check = corruption_check_.get()}),
+                 .check = corruption_check_.get(),
+                 .matrices = matrices_.get()}),
       threads_(parts.gpu),
       scheduler_({.threads = threads_,
                   .trainer = trainer_,

@@ -122,6 +122,7 @@ class Engine {
   LaneArithmetic arithmetic_;
   std::unique_ptr<const RecordLane> records_;          // null: no tile is on a drive
   std::unique_ptr<CorruptionCheck> corruption_check_;  // null: no update is checked
+  std::unique_ptr<const MatrixExecutor> matrices_;     // null: the rule is of elements
   Sequencer sequencer_;                                // of exchanges between GPUs
   ExchangeOrder exchanges_;
   FirstFailure failure_;

@@ -47,4 +47,12 @@ double seconds_on_links(const Op& op, const Placement& placement, const Machine&
   return in_host + of_a_link / machine.across;
 }
 
+double seconds_of_exchange(double bytes, const Placement& placement, const Machine& machine) {
+  if (placement.shards == 1) return 0;
+  const std::size_t of_host =
+      machine.ranks_per_host == 0 ? placement.shards : std::min(machine.ranks_per_host, placement.shards);
+  const double inside = bytes * static_cast<double>(of_host - 1) / static_cast<double>(placement.shards - 1);
+  return inside / machine.gather + (inside < bytes ? (bytes - inside) / machine.across : 0);
+}
+
 }  // namespace ballast
