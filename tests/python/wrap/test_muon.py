@@ -11,16 +11,16 @@ from python.wrap.support.muons import OPTIONS, muon_of
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.several import Several, same
 
-# Relative to the largest value: products of bf16 matrices are added in another order than torch's, and both round to bf16.
-TOLERANCE = 0.02
+# Products of bf16 matrices are added in another order than torch's, and both round to bf16. Four steps move a value by up to 0.2.
+TOLERANCE = 0.006
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_one_rank_trains_as_torch_does(options, tmp_path):
     training = Several(muon_of(options), micro_steps=2, clip=0.5)
     plain, kept = training.run(), training.run(stage=0)
-    torch.testing.assert_close(kept[0], plain[0], atol=TOLERANCE, rtol=TOLERANCE)
-    torch.testing.assert_close(kept[1], plain[1], atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(kept[0], plain[0], atol=2e-4, rtol=0.0)
+    torch.testing.assert_close(kept[1], plain[1], atol=TOLERANCE, rtol=0.0)
     assert same(training.run(stage=3), kept)
     assert same(training.run(stage=3, offload="host"), kept)
     assert same(training.run(stage=3, offload=f"nvme:{tmp_path}"), kept)
@@ -70,7 +70,7 @@ def test_polar_express_brings_singular_values_closer_to_one():
         values = torch.linalg.svdvals((before - after) / 0.1)
         return float((values - 1).abs().max())
 
-    assert spread(orthogonalization="polar_express") < 0.05 < spread(orthogonalization="newton_schulz")
+    assert spread(orthogonalization="polar_express") < 0.15 < 0.25 < spread(orthogonalization="newton_schulz")
 
 
 def test_a_state_dict_goes_to_the_plain_optimizer_and_back():
@@ -103,7 +103,6 @@ def test_a_checkpoint_resumes(tmp_path):
     ids=str,
 )
 def test_options_that_it_does_not_have_are_refused(options, words):
-    rows = 16 if "blocks" not in options or options["blocks"] != [10, 6] else 16
-    with pytest.raises((Error, ValueError)) as raised:
-        stepped(matrix(rows, 24 if options.get("blocks") == [10, 6] else 32), [1.0], **options)
+    with pytest.raises(Error) as raised:
+        stepped(matrix(columns=24), [1.0], **options)
     assert words in str(raised.value)

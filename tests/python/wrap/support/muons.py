@@ -12,7 +12,7 @@ from python.wrap.support.several import Make, Several
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {"lr": 0.02},
-    "like AdamW": {"lr": 0.01, "adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.3, "momentum": 0.8},
+    "like AdamW": {"lr": 0.01, "adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.3, "momentum": 0.2},
     "original": {"lr": 0.02, "adjust_lr_fn": "original", "nesterov": False, "ns_steps": 4, "eps": 1e-6},
 }
 
