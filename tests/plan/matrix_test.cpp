@@ -1,4 +1,6 @@
 // Tests of the homes of whole matrices, of the parts that go there, and of what the verifier finds in their updates.
+#include <ballast/planner.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,6 +13,7 @@
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/without.h"
 #include "zero/plan/matrix_homes.h"
+#include "zero/plan/tiling.h"
 #include "zero/plan/verify.h"
 
 using namespace ballast;
@@ -165,4 +168,43 @@ TEST_CASE("the verifier finds an update with a direction that is not orthogonal,
                first(ops, OpKind::update)->from.slot = second.from.slot;
              }),
              Contains("needs orthogonal direction of unit 0") && Contains("finds direction of unit 1"));
+}
+
+TEST_CASE("the planner plans 70B matrices with Muon on 8 GPUs, and counts their products and memory") {
+  constexpr std::size_t gib = std::size_t{1} << 30;
+  const Model model = matrices_of_llama(llama_70b);
+  const std::vector<UnitWork> work(model.units.size(), {0.05, 0.1});
+  ChoiceInput question{.model = model,
+                       .machine = {.bytes = {75 * gib, 240 * gib, 1000 * gib},
+                                   .gather = 300e9,
+                                   .reduce = 300e9,
+                                   .upload = 50e9,
+                                   .download = 50e9,
+                                   .read = 3e9,
+                                   .write = 2e9,
+                                   .device_memory = 2.5e12,
+                                   .host_memory = 50e9},
+                       .work = work,
+                       .ranks = 8,
+                       .names = optim::Muon::state,
+                       .orthogonalization_steps = 5};
+  const Choice choice = choose(question);
+  CHECK(choice.placement.shards == 8);
+  for (const char* owner : {"directions", "matrices", "workspace"})
+    CHECK(std::ranges::find(choice.ledger, owner, &LedgerEntry::owner) != choice.ledger.end());
+  const auto busy = [&](Lane lane) {
+    return price(question, choice.placement).simulation.busy[static_cast<std::size_t>(lane)];
+  };
+  const double without = busy(Lane::update);
+  question.machine.products = 400e12;
+  double operations = 0;
+  for (const UnitMatrices& unit : home_matrices(model, lay_out(model, choice.placement, 0)))
+    operations += 5 * unit.operations;
+  CHECK(busy(Lane::update) - without == Approx(operations / 400e12).epsilon(1e-3));
+  CHECK(operations / 400e12 > 1.0);  // seconds
+  const double exchanges = busy(Lane::reduce);
+  question.orthogonalization_steps.reset();
+  const double elements = 80 * (2 * 8192.0 * 8192 + 2 * 1024.0 * 8192 + 3 * 28672.0 * 8192);
+  CHECK(exchanges - busy(Lane::reduce) ==
+        Approx(2 * 7.0 / 8 * elements / 8 * 2 / 300e9 + 160 * question.machine.collective_latency).epsilon(0.01));
 }

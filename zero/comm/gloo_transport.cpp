@@ -181,9 +181,8 @@ class GlooTransport : public ProcessTransport {
   }
 
   void receive_calls(const Call& call) {
-    for (std::size_t peer = 0; peer < size(); ++peer) {
+    for (std::size_t peer = 0; peer < size(); ++peer)
       if (peer != rank()) receive_call(peer, call);
-    }
   }
 
   // All at once: a peer takes them when it comes to them.

@@ -26,6 +26,7 @@ View MatrixExecutor::values(const Piece& piece, std::size_t begin, std::size_t c
 template <class Part>
 std::vector<Part> MatrixExecutor::parts(const std::vector<MatrixPart>& of, const Piece& piece) const {
   std::vector<Part> parts;
+  parts.reserve(of.size());
   for (const auto& [shard, begin, count] : of)
     parts.push_back({rank_of_shard_[shard], values(piece, begin, count)});
   return parts;

@@ -11,9 +11,7 @@ from ballast import _core
 from ballast.checks import fail, refuse
 
 Group = Mapping[str, Any]
-Rule = (
-    _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.Muon | _core.External
-)
+Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.Muon | _core.External
 MakeRule = Callable[[Group], Rule]
 
 
@@ -168,7 +166,8 @@ def blocks_of(group: Group, parameter: torch.Tensor) -> list[int]:
     """Return the rows of the blocks of a matrix that Muon orthogonalizes apart; none if it is one block. The option "blocks"
     of a group is their number, or a list of their rows.
 
-    >>> blocks_of({"blocks": 4}, torch.ones(12, 2)), blocks_of({"blocks": [6, 3, 3]}, torch.ones(12, 2)), blocks_of({}, torch.ones(2))
+    >>> matrix = torch.ones(12, 2)
+    >>> blocks_of({"blocks": 4}, matrix), blocks_of({"blocks": [6, 3, 3]}, matrix), blocks_of({}, matrix)
     ([3, 3, 3, 3], [6, 3, 3], [])
     """
     blocks = group.get("blocks")

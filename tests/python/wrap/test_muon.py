@@ -11,7 +11,8 @@ from python.wrap.support.muons import OPTIONS, muon_of
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.several import Several, same
 
-# Products of bf16 matrices are added in another order than torch's, and both round to bf16. Four steps move a value by up to 0.2.
+# Products of bf16 matrices are added in another order than torch's, and both round to bf16. Four steps move a
+# value by up to 0.2.
 TOLERANCE = 0.006
 
 
