@@ -96,6 +96,14 @@ TEST_CASE("what ranks send to homes is what those receive, in one order, and all
       std::vector<MatrixParts> parts;
       for (std::size_t rank = 0; rank < ranks; ++rank)
         parts.push_back(parts_of(model.units[unit], layout.units[unit], homes[unit], rank));
+      for (std::size_t home = 0; home < ranks; ++home) {  // no two parts of a home share memory
+        std::vector<std::size_t> uses(homes[unit].elements);
+        for (const MatrixPart& part : parts[home].in_matrices) {
+          for (std::size_t i = part.begin; i < part.begin + part.count; ++i)
+            ++uses.at(i);
+        }
+        CHECK(std::ranges::count_if(uses, [](std::size_t times) { return times > 1; }) == 0);
+      }
       std::size_t elements = 0;
       for (std::size_t from = 0; from < ranks; ++from) {
         for (std::size_t to = 0; to < ranks; ++to) {
