@@ -119,7 +119,8 @@ TEST_CASE("Muon trains the same in groups of ranks that have a copy of the state
   Placement mesh = placement_of_stage(3, 2);
   mesh.replicas = 2;
   Placement copies = placement_of_stage(3, 4);
-  const std::vector<Outcome> expected = train({.placement = copies, .muon = true, .ranks_per_host = 2});
+  const std::vector<Outcome> expected =
+      train({.placement = placement_of_stage(0, 4), .muon = true, .ranks_per_host = 2});
   copies.parameter_replicas = 2;
   for (Placement placement : {mesh, copies}) {
     for (const Tier tier : {Tier::device, Tier::host}) {
