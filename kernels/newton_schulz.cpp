@@ -100,6 +100,15 @@ NewtonSchulzMemory newton_schulz_memory(const MatrixShape& shape, std::byte* wor
 
 std::size_t newton_schulz_bytes(const MatrixShape& shape) { return parts_of(shape).rest; }
 
+std::size_t workspace_bytes(const MatrixShape& shape, bool on_gpu) {
+  return newton_schulz_bytes(shape) + (on_gpu ? cublas_workspace_bytes : 0);
+}
+
+double operations_of_step(const MatrixShape& shape) {
+  const auto side = static_cast<double>(std::min(shape.rows, shape.columns));
+  return 2 * side * (2 * static_cast<double>(shape.elements()) + side * side * static_cast<double>(shape.count));
+}
+
 void newton_schulz(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how,
                    const NewtonSchulzMemory& memory, MatrixWork& work) {
   const StepProducts products(shape, memory);

@@ -19,6 +19,10 @@ struct NewtonSchulzMemory {
 NewtonSchulzMemory newton_schulz_memory(const MatrixShape& shape, std::byte* workspace);
 std::size_t newton_schulz_bytes(const MatrixShape& shape);  // without the rest
 
+// What cuBLAS recommends for Hopper; older GPUs need less. Given by the caller, it is part of the planned memory, and the
+// kernels that cuBLAS chooses do not depend on what its own pool has left.
+inline constexpr std::size_t cublas_workspace_bytes = std::size_t{32} << 20;
+
 // What a device does.
 class MatrixWork {
  public:

@@ -12,18 +12,9 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/matrix_shape.h"
 
 namespace ballast::kernels {
-
-// Matrices of one shape that lie one after the other, each stored by rows, in bf16. A matrix whose heads are orthogonalized
-// apart is as many matrices of fewer rows.
-struct MatrixShape {
-  std::size_t rows = 0;
-  std::size_t columns = 0;
-  std::size_t count = 1;
-
-  std::size_t elements() const { return rows * columns * count; }
-};
 
 // One step of the iteration: each singular value s becomes a s + b s^3 + c s^5.
 struct Quintic {

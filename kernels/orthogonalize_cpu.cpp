@@ -1,4 +1,4 @@
-#include <algorithm>
+#include <memory>
 
 #include "kernels/cpu.h"
 #include "kernels/newton_schulz.h"
@@ -30,30 +30,25 @@ class CpuMatrixWork : public MatrixWork {
   std::span<BlockMemory> blocks_;
 };
 
-// How many blocks of the largest product are worked on at once.
-std::size_t blocks_at_once(const Cpu& cpu, const MatrixShape& shape) {
-  const auto blocks = [](std::size_t count) { return (count + small_block_size - 1) / small_block_size; };
-  return std::min(static_cast<std::size_t>(cpu.threads.count()),
-                  shape.count * blocks(shape.rows) * blocks(shape.columns));
-}
-
 class CpuOrthogonalizer : public Orthogonalizer {
  public:
-  explicit CpuOrthogonalizer(const CpuOptions& options) : cpu_(cpu_of(options)) {}
+  explicit CpuOrthogonalizer(const CpuOptions& options)
+      : cpu_(cpu_of(options)),
+        blocks_(std::make_unique_for_overwrite<BlockMemory[]>(static_cast<std::size_t>(cpu_.threads.count()))) {}
 
   std::size_t workspace_bytes(const MatrixShape& shape) const override {
-    return newton_schulz_bytes(shape) + blocks_at_once(cpu_, shape) * sizeof(BlockMemory);
+    return kernels::workspace_bytes(shape, false);
   }
 
  private:
   void run(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how, std::byte* workspace) override {
     const NewtonSchulzMemory memory = newton_schulz_memory(shape, workspace);
-    auto* const blocks = reinterpret_cast<BlockMemory*>(memory.rest);
-    CpuMatrixWork work(cpu_, {blocks, blocks_at_once(cpu_, shape)});
+    CpuMatrixWork work(cpu_, {blocks_.get(), static_cast<std::size_t>(cpu_.threads.count())});
     newton_schulz(matrices, shape, how, memory, work);
   }
 
   Cpu cpu_;
+  std::unique_ptr<BlockMemory[]> blocks_;  // of each thread; becomes resident when it is used
 };
 
 }  // namespace

@@ -10,10 +10,6 @@
 namespace ballast::kernels {
 namespace {
 
-// What cuBLAS recommends for Hopper; older GPUs need less. Given by the caller, it is part of the planned memory, and the
-// kernels that cuBLAS chooses do not depend on what its own pool has left.
-constexpr std::size_t cublas_workspace_bytes = std::size_t{32} << 20;
-
 void check(cublasStatus_t status, std::string_view what) {
   require(status == CUBLAS_STATUS_SUCCESS, Code::cuda_call,
           [&] { return Problem{.what = fmt::format("{} failed: {}", what, cublas().status_string(status))}; });
@@ -80,7 +76,7 @@ class CudaOrthogonalizer : public Orthogonalizer {
   CudaOrthogonalizer& operator=(const CudaOrthogonalizer&) = delete;
 
   std::size_t workspace_bytes(const MatrixShape& shape) const override {
-    return newton_schulz_bytes(shape) + cublas_workspace_bytes;
+    return kernels::workspace_bytes(shape, true);
   }
 
  private:

@@ -71,7 +71,7 @@ void Muon::check() const {
   check_coefficients(*this);
 }
 
-kernels::GroupStep momentum_at(const Muon& rule, const Step& step) {
+kernels::GroupStep at(const Muon& rule, const Step& step) {
   return {kernels::MuonMomentum{.one_minus_momentum = static_cast<float>(1.0 - rule.momentum),
                                 .from_momentum = rule.nesterov ? static_cast<float>(rule.momentum) : 1.0f,
                                 .from_gradient = rule.nesterov ? static_cast<float>(1.0 - rule.momentum) : 0.0f},

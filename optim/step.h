@@ -20,6 +20,7 @@ kernels::GroupStep at(const Sgd& rule, const Step& step);
 kernels::GroupStep at(const SgdMomentum& rule, const Step& step);
 kernels::GroupStep at(const Lion& rule, const Step& step);
 kernels::GroupStep at(const Adagrad& rule, const Step& step);
+kernels::GroupStep at(const Muon& rule, const Step& step);  // the first of its two updates: see muon.h
 kernels::GroupStep at(const External& rule, const Step& step);
 kernels::GroupStep at(const Rule& rule, const Step& step);
 

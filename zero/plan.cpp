@@ -49,6 +49,16 @@ std::string described(const optim::Rule& rule) {
   return fmt::format("{}{}", optim::name(rule), own == 0 ? "" : fmt::format(" with {} values of each element", own));
 }
 
+// The most of all groups: what it costs is planned for.
+std::optional<std::size_t> orthogonalization_steps(const std::vector<optim::Rule>& groups) {
+  std::optional<std::size_t> steps;
+  for (const optim::Rule& rule : groups) {
+    const auto* const muon = std::get_if<optim::Muon>(&rule);
+    if (muon != nullptr) steps = std::max(steps.value_or(0), static_cast<std::size_t>(std::max(muon->ns_steps, 0)));
+  }
+  return steps;
+}
+
 PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
                          const std::vector<optim::Rule>& groups) {
   require(!options.drives.mirror || !options.drives.run.empty(), Code::bad_argument, [] {
@@ -64,6 +74,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
           .gradient_format = options.gradient_format,
           .names = names_of(groups),
           .rule = described(groups[0]),
+          .orthogonalization_steps = orthogonalization_steps(groups),
           .trace = options.trace,
           .schedule = options.schedule,
           .wire = options.wire,

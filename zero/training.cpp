@@ -63,7 +63,7 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
   if (asked.keeps_timeline) timeline.emplace();
   if (compiled.tiles_on_drive() > 0) records.emplace(compiled, world, asked.drives);
   if (asked.gpu) gpu.emplace(*asked.gpu);
-  mesh = make_mesh(world, compiled.placement(), gpu ? &*gpu : nullptr);
+  mesh = make_mesh(world, compiled.placement(), gpu ? &*gpu : nullptr, compiled.input().needs_matrices());
   mesh.norm = asked.norm_group;
   check_across(asked.wire, mesh);
   engine.emplace(EngineParts{.plan = compiled,

@@ -71,6 +71,7 @@ class Tensor:
         frozen: bool = False,
         counted: bool = True,
         number: int | None = None,
+        blocks: Sequence[int] = ...,
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -84,6 +85,8 @@ class Tensor:
     def counted(self) -> bool: ...
     @property
     def number(self) -> int | None: ...
+    @property
+    def blocks(self) -> list[int]: ...
     @property
     def elements(self) -> int: ...
 
@@ -160,6 +163,7 @@ class Machine:
     write: float
     device_memory: float
     host_memory: float
+    products: float
     collective_latency: float
     commit_latency: float
     shares_cores: bool
@@ -381,13 +385,28 @@ class Adagrad:
         self, *, lr: float, lr_decay: float, weight_decay: float, eps: float, maximize: bool = False
     ) -> None: ...
 
+class Muon:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        momentum: float,
+        nesterov: bool,
+        weight_decay: float,
+        ns_coefficients: Sequence[float],
+        ns_steps: int,
+        eps: float,
+        matches_adamw: bool = False,
+        polar_express: bool = False,
+    ) -> None: ...
+
 MAX_OWN_VALUES: int
 MAX_NOTE_BYTES: int
 
 class External:
     def __init__(self, *, own_values: int = 0) -> None: ...
 
-_Rule = AdamW | Adam | Sgd | SgdMomentum | Lion | Adagrad | External
+_Rule = AdamW | Adam | Sgd | SgdMomentum | Lion | Adagrad | Muon | External
 
 def check_rule(rule: _Rule) -> None: ...
 def state_names(rule: _Rule) -> tuple[str, str]: ...

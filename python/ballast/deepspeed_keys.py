@@ -160,7 +160,7 @@ ZERO: Rows = {
     "leaf_module": Dropped("wrap(units=[...]) names the modules whose parameters are gathered together"),
     "log_trace_cache_warnings": DEBUGGING,
     "enable_sanity_checks": DEBUGGING,
-    "save_muon_momentum_buffer_in_memory": feature("wrap() does not take Muon"),
+    "save_muon_momentum_buffer_in_memory": feature('wrap(offload={"state": ...}) places it with the rest of the state'),
     "mics_shard_size": REMOVED,
     "mics_hierarchical_params_gather": REMOVED,
     "zeropp_loco_param": REMOVED,

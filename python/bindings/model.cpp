@@ -9,15 +9,17 @@ namespace ballast::python {
 
 void bind_model(py::module_& module) {
   py::class_<Tensor>(module, "Tensor")
-      .def(py::init<std::string, std::vector<std::size_t>, std::size_t, bool, bool, std::optional<std::uint64_t>>(),
+      .def(py::init<std::string, std::vector<std::size_t>, std::size_t, bool, bool, std::optional<std::uint64_t>,
+                    std::vector<std::size_t>>(),
            py::arg("name"), py::arg("shape"), py::kw_only(), py::arg("group") = 0, py::arg("frozen") = false,
-           py::arg("counted") = true, py::arg("number") = py::none())
+           py::arg("counted") = true, py::arg("number") = py::none(), py::arg("blocks") = std::vector<std::size_t>{})
       .def_readonly("name", &Tensor::name)
       .def_readonly("shape", &Tensor::shape)
       .def_readonly("group", &Tensor::group)
       .def_readonly("frozen", &Tensor::frozen)
       .def_readonly("counted", &Tensor::counted)
       .def_readonly("number", &Tensor::number)
+      .def_readonly("blocks", &Tensor::blocks)
       .def_property_readonly("elements", &Tensor::elements);
   py::class_<Tie>(module, "Tie")
       .def(py::init<std::string, std::size_t, std::size_t>(), py::arg("name"), py::kw_only(), py::arg("unit"),

@@ -37,6 +37,7 @@ struct Question {
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};
+  std::optional<std::size_t> orthogonalization_steps{};
   std::size_t tile_elements = 0;  // 0: the library chooses
   std::size_t micro_steps = 1;
   Schedule schedule{};
@@ -57,6 +58,7 @@ struct Question {
             .format = format,
             .gradient_format = gradient_format,
             .names = names,
+            .orthogonalization_steps = orthogonalization_steps,
             .tile_elements = tile_elements,
             .micro_steps = micro_steps,
             .schedule = schedule,
@@ -102,6 +104,7 @@ struct Question {
                                 .format = format,
                                 .gradient_format = gradient_format,
                                 .names = names,
+                                .orthogonalization_steps = orthogonalization_steps,
                                 .trace = trace(),
                                 .schedule = schedule,
                                 .wire = wire,
@@ -155,6 +158,13 @@ void set_optimizer(Question& question, const std::string& name) {
   require(found != optimizers.end(), Code::bad_argument,
           [&] { return Problem{.what = "no optimizer is called " + name}; });
   question.names = found->second;
+}
+
+void set_rule(Question& question, const optim::Rule& rule) {
+  question.names = optim::state_names(rule);
+  const auto* const muon = std::get_if<optim::Muon>(&rule);
+  question.orthogonalization_steps.reset();
+  if (muon != nullptr) question.orthogonalization_steps = static_cast<std::size_t>(std::max(muon->ns_steps, 0));
 }
 
 void set_work(Question& question, const std::vector<std::pair<double, double>>& seconds) {
@@ -221,9 +231,7 @@ void bind_question(py::module_& module) {
       .def("set_optimizer", set_optimizer, py::arg("name"))
       .def_readwrite("backward_order", &Question::backward_order)
       .def_readwrite("full_records", &Question::full_records)
-      .def(
-          "set_rule", [](Question& self, const optim::Rule& rule) { self.names = optim::state_names(rule); },
-          py::arg("rule"), "Instead of an optimizer's name.")
+      .def("set_rule", set_rule, py::arg("rule"), "Instead of an optimizer's name.")
       .def("set_work", set_work, py::arg("seconds"), "Forward and backward of each unit.")
       .def("set_activations", set_activations, py::arg("tier"), py::arg("bytes"),
            "Of each unit, that leave the device after forward and return for backward.")

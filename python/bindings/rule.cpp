@@ -30,6 +30,24 @@ void bind_rule(py::module_& module) {
   py::class_<Adagrad>(module, "Adagrad")
       .def(py::init<double, double, double, double, bool>(), py::kw_only(), py::arg("lr"), py::arg("lr_decay"),
            py::arg("weight_decay"), py::arg("eps"), py::arg("maximize") = false);
+  py::class_<Muon>(module, "Muon")
+      .def(py::init([](double lr, double momentum, bool nesterov, double weight_decay,
+                       const std::array<double, 3>& ns_coefficients, int ns_steps, double eps, bool matches_adamw,
+                       bool polar_express) {
+             return Muon{.lr = lr,
+                         .momentum = momentum,
+                         .nesterov = nesterov,
+                         .weight_decay = weight_decay,
+                         .ns_coefficients = ns_coefficients,
+                         .ns_steps = ns_steps,
+                         .eps = eps,
+                         .adjust_lr_fn = matches_adamw ? AdjustLr::match_rms_adamw : AdjustLr::original,
+                         .orthogonalization =
+                             polar_express ? Orthogonalization::polar_express : Orthogonalization::newton_schulz};
+           }),
+           py::kw_only(), py::arg("lr"), py::arg("momentum"), py::arg("nesterov"), py::arg("weight_decay"),
+           py::arg("ns_coefficients"), py::arg("ns_steps"), py::arg("eps"), py::arg("matches_adamw") = false,
+           py::arg("polar_express") = false);
   module.attr("MAX_OWN_VALUES") = max_own_values;
   py::class_<External>(module, "External")
       .def(py::init([](std::size_t own_values) { return External::with_values(own_values); }), py::kw_only(),

@@ -71,6 +71,54 @@ void adds_integers(Communicator& ranks, std::size_t count) {
   }
 }
 
+// Parts between two ranks: as many as `sender` + 1, longer the larger the receiver is; a rank sends none to the next one.
+std::size_t parts_between(std::size_t sender, std::size_t receiver, std::size_t ranks) {
+  return ranks > 1 && receiver == (sender + 1) % ranks ? 0 : sender + 1;
+}
+
+Values part_of(std::size_t sender, std::size_t receiver, std::size_t number, std::size_t count) {
+  return Values::of_rank(7 * sender + 5 * receiver + number, DType::bf16, receiver * count + number);
+}
+
+// In an order in which no two ranks' lists agree: only the order between each two ranks counts.
+void exchanges(Communicator& ranks, std::size_t count) {
+  const std::size_t size = ranks.size();
+  const std::size_t self = ranks.rank();
+  std::vector<Values> sent;
+  std::vector<Values> received;
+  std::vector<std::size_t> to;
+  std::vector<std::size_t> from;
+  for (std::size_t number = 0; number < size; ++number) {
+    for (std::size_t away = 0; away < size; ++away) {
+      const std::size_t peer = (self + away) % size;
+      if (number < parts_between(self, peer, size)) {
+        sent.push_back(part_of(self, peer, number, count));
+        to.push_back(peer);
+      }
+      if (number < parts_between(peer, self, size)) {
+        received.push_back(overwritten(self * count + number, DType::bf16));
+        from.push_back(peer);
+      }
+    }
+  }
+  std::vector<SentPart> of_sent;
+  std::vector<ReceivedPart> of_received;
+  for (std::size_t i = 0; i < sent.size(); ++i)
+    of_sent.push_back({to[i], sent[i].view()});
+  for (std::size_t i = 0; i < received.size(); ++i)
+    of_received.push_back({from[i], received[i].view()});
+  const SentBytes before = ranks.sent();
+  ranks.exchange(of_sent, of_received);
+  std::vector<std::size_t> next(size);
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < received.size(); ++i)
+    expect(received[i] == part_of(from[i], self, next[from[i]]++, count), fmt::format("exchange with {}", from[i]));
+  for (std::size_t i = 0; i < sent.size(); ++i)
+    bytes += to[i] == self ? 0 : sent[i].view().bytes();
+  const SentBytes after = ranks.sent();
+  expect(after.inside + after.across - before.inside - before.across == bytes, "the sent bytes of an exchange");
+}
+
 void check_all_collectives(Communicator& ranks, std::size_t count, std::size_t ranks_per_host = 1) {
   for (const DType dtype : all_dtypes) {
     gathers(ranks, dtype, count);
@@ -81,6 +129,7 @@ void check_all_collectives(Communicator& ranks, std::size_t count, std::size_t r
     if (dtype != DType::fp16) reduces(ranks, dtype, count, DType::bf16, ranks_per_host);
   }
   adds_integers(ranks, count);
+  exchanges(ranks, count);
 }
 
 }  // namespace
@@ -127,6 +176,7 @@ TEST_CASE("large collectives return the values of all ranks") {
       gathers(ranks, DType::bf16, large_count / ranks.size());
       reduces(ranks, DType::fp32, large_count / ranks.size(), DType::fp32);
       reduces(ranks, DType::bf16, large_count / ranks.size(), DType::bf16);
+      exchanges(ranks, large_count / ranks.size() / ranks.size());
     });
   }
   on_all_groups({4, 2}, [](Communicator& ranks) {

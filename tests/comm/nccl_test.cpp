@@ -70,6 +70,23 @@ void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accou
     expect(all.back() == expected, "all_gather");
     ranks.broadcast(all.view().part(0, count), 0);
   }
+  // Each rank sends as many values more to a rank as that one is higher, and none to itself.
+  OnGpu sent(Values::of_rank(ranks.rank(), DType::bf16, count), stream, accounts);
+  std::vector<std::unique_ptr<OnGpu>> received;
+  std::vector<SentPart> to;
+  std::vector<ReceivedPart> from;
+  for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
+    received.push_back(std::make_unique<OnGpu>(overwritten(1000 * ranks.rank() + 7, DType::bf16), stream, accounts));
+    if (peer != ranks.rank()) to.push_back({peer, sent.view().part(peer, 1000 * peer + 7)});
+    if (peer != ranks.rank()) from.push_back({peer, received[peer]->view()});
+  }
+  ranks.exchange(to, from);
+  for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
+    if (peer == ranks.rank()) continue;
+    const Values theirs = Values::of_rank(peer, DType::bf16, count);
+    const ConstView expected = theirs.view().part(ranks.rank(), 1000 * ranks.rank() + 7);
+    expect(std::ranges::equal(received[peer]->back().view().as_bytes(), expected.as_bytes()), "exchange");
+  }
 }
 
 void everything_encoded(Communicator& ranks, const Stream& stream, MemoryAccounts& accounts,

@@ -165,7 +165,7 @@ extern "C" const char* ballast_muon_step(const Tensor* tensor, const MuonOptions
     makes.parameter = reinterpret_cast<std::byte*>(direction.data());
     makes.parameter_dtype = DType::bf16;
     makes.master = nullptr;
-    const kernels::GroupStep momentum = optim::momentum_at(rule, {.number = number});
+    const kernels::GroupStep momentum = optim::at(rule, {.number = number});
     backend().update(makes, {&run, 1}, {&momentum, 1});
     orthogonalize(direction, shape, optim::orthogonalization_of(rule));
     tile.gradient = reinterpret_cast<const std::byte*>(direction.data());

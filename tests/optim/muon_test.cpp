@@ -33,7 +33,7 @@ Muon polar_express(int steps) { return {.ns_steps = steps, .orthogonalization = 
 
 TEST_CASE("Muon's coefficients are its options") {
   const Muon options{.lr = 0.02, .momentum = 0.9, .weight_decay = 0.3, .ns_steps = 3, .eps = 1e-5};
-  const auto momentum = momentum_at(options, {.number = 7, .gradient_factor = 0.25f});
+  const auto momentum = at(options, {.number = 7, .gradient_factor = 0.25f});
   CHECK(momentum.gradient_factor == 0.25f);
   CHECK(std::get<kernels::MuonMomentum>(momentum.rule).one_minus_momentum == static_cast<float>(1 - 0.9));
   CHECK(std::get<kernels::MuonMomentum>(momentum.rule).from_momentum == 0.9f);
@@ -50,7 +50,7 @@ TEST_CASE("Muon's coefficients are its options") {
 }
 
 TEST_CASE("without Nesterov's rule Muon's direction is its momentum") {
-  const auto rule = std::get<kernels::MuonMomentum>(momentum_at({.nesterov = false}, {}).rule);
+  const auto rule = std::get<kernels::MuonMomentum>(at(Muon{.nesterov = false}, {}).rule);
   CHECK(rule.from_momentum == 1.0f);
   CHECK(rule.from_gradient == 0.0f);
 }

@@ -90,7 +90,7 @@ class AnyStep {
 TEST_CASE("an off-plan step has no faults for any sequence of uses") {
   std::uint32_t seed = 0;
   Sweep sweep(5);
-  for (const Model& model : {plain_model(3), odd_model()}) {
+  for (const Model& model : {plain_model(3), odd_model(), matrix_model()}) {
     for (const auto& [shards, replicas] : {std::pair{1, 1}, std::pair{2, 1}, std::pair{1, 3}, std::pair{3, 2}}) {
       for (const Placement& placement :
            placements(static_cast<std::size_t>(shards), static_cast<std::size_t>(replicas))) {
@@ -100,14 +100,16 @@ TEST_CASE("an off-plan step has no faults for any sequence of uses") {
           for (const std::size_t micro_steps : {1u, 3u}) {
             if ((schedule.update_in_backward && micro_steps > 1) || !sweep.takes_next()) continue;
             const bool gathers_codes = !placement.full_parameters && shards > 1 && seed % 3 == 0;
-            const CompiledPlan plan(plan_of({.model = model,
-                                             .placement = placement,
-                                             .rank = static_cast<std::size_t>(shards - 1),
-                                             .micro_steps = micro_steps,
-                                             .schedule = schedule,
-                                             .wire = {.gather = gathers_codes ? WireFormat::int8 : WireFormat::exact},
-                                             .full_records = seed % 2 == 0,
-                                             .host_is_device = seed / 2 % 2 == 0}));
+            PlanSetup setup{.model = model,
+                            .placement = placement,
+                            .rank = static_cast<std::size_t>(shards - 1),
+                            .micro_steps = micro_steps,
+                            .schedule = schedule,
+                            .wire = {.gather = gathers_codes ? WireFormat::int8 : WireFormat::exact},
+                            .full_records = seed % 2 == 0,
+                            .host_is_device = seed / 2 % 2 == 0};
+            if (has_matrices(model)) setup = with_muon(setup);
+            const CompiledPlan plan = plan_of(setup);
             CAPTURE(model.units.size(), shards, replicas, placement.full_parameters,
                     static_cast<int>(placement.reduction), placement.parameters.fractions(),
                     placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,

@@ -19,6 +19,7 @@ struct PlanSetup {
   Trace trace{};
   bool full_records = false;
   bool host_is_device = false;
+  std::optional<std::size_t> orthogonalization_steps{};
 };
 
 inline CompiledPlan plan_of(const PlanSetup& setup) {
@@ -27,7 +28,8 @@ inline CompiledPlan plan_of(const PlanSetup& setup) {
                                     .tile_elements = setup.tile_elements,
                                     .micro_steps = setup.micro_steps,
                                     .gradient_format = setup.gradient_format,
-                                    .names = optim::AdamW::state,
+                                    .names = setup.orthogonalization_steps ? optim::Muon::state : optim::AdamW::state,
+                                    .orthogonalization_steps = setup.orthogonalization_steps,
                                     .trace = setup.trace,
                                     .schedule = setup.schedule,
                                     .wire = setup.wire,
@@ -54,6 +56,28 @@ inline Model plain_model(std::size_t units, std::size_t elements = 300) {
     model.units.push_back({.name = "h." + std::to_string(i), .tensors = {{"weight", {elements}}}});
   }
   return model;
+}
+
+// Matrices alone: of two groups, one with equal blocks, one of a transposed shape, and one frozen; and a unit that is tied.
+inline Model matrix_model() {
+  return {{
+      {.name = "h.0",
+       .tensors = {{"qkv", {16, 32}, 0, false, true, {}, {8, 4, 4}},
+                   {"frozen", {450}, 0, true},
+                   {"up", {20, 24}},
+                   {"down", {24, 20}, 1}}},
+      {.name = "h.1", .dtype = DType::fp32, .tensors = {{"w", {7, 9}}}},
+      {.name = "nothing", .tensors = {{"w", {0, 4}}}},
+      {.name = "h.2", .tensors = {{"w", {30, 29}}}, .ties = {{"up", 0, 2}}},
+  }};
+}
+
+inline bool has_matrices(const Model& model) { return !model.units[0].tensors[0].blocks.empty(); }
+
+// Sets up Muon for a model of matrices.
+inline PlanSetup with_muon(PlanSetup setup) {
+  setup.orthogonalization_steps = 5;
+  return setup;
 }
 
 }  // namespace ballast::testing

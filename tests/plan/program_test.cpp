@@ -53,6 +53,14 @@ PlanSetup encoded_mesh() {
   return setup;
 }
 
+PlanSetup muon_on_drives() {
+  PlanSetup setup = with_muon(state_on_drives(true));
+  setup.model = matrix_model();
+  setup.model.units.erase(setup.model.units.begin() + 1, setup.model.units.begin() + 3);
+  setup.model.units[1].ties.clear();
+  return setup;
+}
+
 PlanSetup copies_of_parameters() {
   PlanSetup setup = setup_of(3, 4, all_in(Tier::host));
   setup.placement.parameter_replicas = 2;
@@ -69,6 +77,7 @@ const std::map<std::string, PlanSetup> characteristic{
     {"mesh_on_host_two_micro_steps", mesh_on_host(GradientFormat::fp32)},
     {"mesh_on_host_gradients_in_bf16", mesh_on_host(GradientFormat::bf16)},
     {"mesh_encoded", encoded_mesh()},
+    {"stage3_nvme_muon", muon_on_drives()},
     {"copies_of_parameters", copies_of_parameters()},
 };
 
@@ -206,6 +215,19 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
                s.model.units[0].tensors.push_back({"weight", {1}});
              }),
              Contains("two tensors are called weight"));
+  CHECK_THAT(problem([](PlanSetup& s) { s = with_muon(s); }),
+             Contains("B1005") && Contains("not a matrix") && Contains("shape [300]") && Contains("such as AdamW"));
+  const auto blocks = [&](std::vector<std::size_t> rows) {
+    return problem([&](PlanSetup& s) {
+      s = with_muon(s);
+      s.model = matrix_model();
+      s.model.units[0].tensors[2].blocks = rows;
+    });
+  };
+  CHECK_THAT(blocks({20}), Contains("nothing is wrong"));
+  CHECK_THAT(blocks({10, 9}), Contains("up into blocks of 10, 9 rows"));
+  CHECK_THAT(blocks({20, 0}), Contains("at least one row"));
+  CHECK_THAT(blocks({12, 8}), Contains("a group of 128 elements"));
   CHECK_THAT(problem([](PlanSetup& s) { s.micro_steps = 0; }), Contains("no micro-steps"));
   CHECK_THAT(problem([](PlanSetup& s) { s.rank = 2; }), Contains("a rank below 2"));
   CHECK_THAT(problem([](PlanSetup& s) { s.schedule.staging_slots = 0; }), Contains("no slots"));

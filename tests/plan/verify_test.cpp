@@ -69,7 +69,7 @@ std::vector<std::string> problems_of(const PlanSetup& setup) {
 TEST_CASE("every model x placement x mesh x schedule compiles to a program without faults") {
   Sweep sweep(11);
   std::size_t programs = 0;
-  for (const Model& model : {plain_model(1), plain_model(4), odd_model()}) {
+  for (const Model& model : {plain_model(1), plain_model(4), odd_model(), matrix_model()}) {
     for (const Mesh& mesh : {Mesh{1, 1}, Mesh{2, 1}, Mesh{1, 3}, Mesh{3, 2}, Mesh{6, 1, 3}}) {
       for (const Placement& placement : placements(mesh)) {
         for (const Schedule& schedule :
@@ -84,6 +84,7 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             if (programs % 3 == 1) setup.wire = {.reduce = WireFormat::int8, .across = WireFormat::int4};
             if (programs % 3 == 1 && !placement.full_parameters && mesh.shards > 1)
               setup.wire.gather = WireFormat::int8;
+            if (has_matrices(model)) setup = with_muon(setup);
             for (const HostUpdates& updates : host_updates(placement)) {
               setup.full_records = updates.full_records;
               setup.host_is_device = updates.host_is_device;
@@ -127,7 +128,17 @@ std::vector<PlanSetup> samples() {
                       {0, Phase::backward}};
   PlanSetup copies{.model = odd_model(), .placement = placement_of_stage(3, 4), .rank = 1};
   copies.placement.parameter_replicas = 2;
-  return {nvme_state, on_host, full, in_backward, full_records, on_cpu, copies, exact_uses};
+  PlanSetup muon = with_muon(nvme_state);
+  muon.model = matrix_model();
+  PlanSetup muon_in_backward = with_muon(in_backward);
+  muon_in_backward.model = matrix_model();
+  muon_in_backward.model.units[0].tensors.erase(muon_in_backward.model.units[0].tensors.begin() + 1);  // the frozen one
+  muon_in_backward.model.units.back().ties.clear();
+  PlanSetup muon_alone{.model = matrix_model(), .placement = placement_of_stage(0, 1)};
+  muon_alone.placement.state = host;
+  return {nvme_state, on_host, full, in_backward,      full_records,
+          on_cpu,     copies,  muon, muon_in_backward, with_muon(muon_alone),
+          exact_uses};
 }
 
 }  // namespace

@@ -31,6 +31,9 @@ class ForwardingCommunicator : public Communicator {
   void all_reduce(std::span<std::int64_t> values, Purpose purpose) override { inner_.all_reduce(values, purpose); }
   std::size_t ranks_per_host() const override { return inner_.ranks_per_host(); }
   SentBytes sent() const override { return inner_.sent(); }
+  void exchange(std::span<const SentPart> sent, std::span<const ReceivedPart> received) override {
+    inner_.exchange(sent, received);
+  }
   void broadcast(View values, std::size_t root) override { inner_.broadcast(values, root); }
   void barrier() override { inner_.barrier(); }
   void abort(std::string_view reason) override { inner_.abort(reason); }

@@ -45,6 +45,17 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
           .stream = stream != nullptr ? stream->handle() : nullptr};
 }
 
+std::vector<optim::Rule> rules_of(const Setup& setup) {
+  if (!setup.muon) return {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}};
+  return {optim::Muon{.lr = 0.02}, optim::Muon{.lr = 0.01,
+                                               .momentum = 0.9,
+                                               .nesterov = false,
+                                               .weight_decay = 0.0,
+                                               .ns_steps = 4,
+                                               .adjust_lr_fn = optim::AdjustLr::match_rms_adamw,
+                                               .orthogonalization = optim::Orthogonalization::polar_express}};
+}
+
 std::vector<Trace> uses_of_step(const Setup& setup, const Model& model, std::size_t step) {
   if (setup.uses_by_step.empty()) return std::vector<Trace>(setup.micro_steps, plain_order(model));
   return setup.uses_by_step[step % setup.uses_by_step.size()];
@@ -86,12 +97,11 @@ void count_moves(const Training& training, std::size_t steps, Outcome& outcome) 
 }  // namespace
 
 Outcome train_rank(const Setup& setup, Communicator& world) {
-  const Model model = odd_model(setup.model_times);
+  const Model model = setup.muon ? matrix_model() : odd_model(setup.model_times);
   std::optional<Stream> own_stream;
   if (setup.gpu) own_stream.emplace(*setup.gpu);
   const Stream* const stream = own_stream ? &*own_stream : nullptr;
-  Training training(model, world, {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}},
-                    options_of(setup, stream));
+  Training training(model, world, rules_of(setup), options_of(setup, stream));
   training.start(initial_parameters());
   SyntheticTrainer trainer(model, world.rank(), stream);
   Outcome outcome{.began_at = training.steps(), .first_planned_bytes = planned_bytes(training)};

@@ -13,6 +13,7 @@ namespace ballast::testing {
 struct Setup {
   Placement placement{};
   std::size_t model_times = 1;  // odd_model()'s
+  bool muon = false;            // of matrix_model(), in place of AdamW of odd_model()
   std::size_t tile_elements = 256;
   std::size_t micro_steps = 1;
   Schedule schedule{};

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view name(Collective kind) {
   constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "all_reduce", "all_reduce of integers",
-                                        "broadcast",  "barrier",        "split"};
+                                        "broadcast",  "barrier",        "split",      "exchange of parts"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -21,6 +21,7 @@ constexpr std::string_view text(Purpose purpose) {
 std::string text_of_values(const Call& call) {
   switch (call.kind) {
     case Collective::barrier:
+    case Collective::exchange:
     case Collective::split: return std::string(name(call.kind));
     case Collective::sum: return fmt::format("{}{}, {} of them", name(call.kind), text(call.purpose), call.count);
     case Collective::broadcast:

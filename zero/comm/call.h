@@ -12,7 +12,16 @@
 
 namespace ballast {
 
-enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, sum, broadcast, barrier, split };
+enum class Collective : std::uint8_t {
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  sum,
+  broadcast,
+  barrier,
+  split,
+  exchange
+};
 
 struct Call {
   Collective kind = Collective::barrier;

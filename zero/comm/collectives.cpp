@@ -170,6 +170,36 @@ class Collectives : public Communicator {
     together([&] { exchange({.where = ChunkMemory::host}, [](std::size_t, const ConstView&, std::size_t) {}); });
   }
 
+  void exchange(std::span<const SentPart> sent, std::span<const ReceivedPart> received) override {
+    together([&] {
+      std::vector<SentPart> to_others;
+      std::vector<ConstView> to_self;
+      for (const SentPart& part : sent) {
+        require_rank(part.rank);
+        if (part.rank == rank()) {
+          to_self.push_back(part.values);
+        } else {
+          to_others.push_back(part);
+          transport_->count_sent_to(part.rank, part.values.bytes());
+        }
+      }
+      std::vector<ReceivedPart> from_others;
+      std::size_t of_self = 0;
+      for (const ReceivedPart& part : received) {
+        require_rank(part.rank);
+        if (part.rank != rank()) {
+          from_others.push_back(part);
+          continue;
+        }
+        require_counts(of_self + 1, std::min(of_self + 1, to_self.size()));
+        require_counts(part.values.bytes(), to_self[of_self].bytes());
+        copy(to_self[of_self++], part.values);
+      }
+      require_counts(of_self, to_self.size());
+      transport_->exchange_parts({{.kind = Collective::exchange}, to_others, from_others});
+    });
+  }
+
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
     std::unique_ptr<Transport> group;
     together([&] {
@@ -194,6 +224,13 @@ class Collectives : public Communicator {
       transport_->abort(error.what());
       throw;
     }
+  }
+
+  void require_rank(std::size_t peer) const {
+    require(peer < size(), Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("cannot exchange parts with rank {}: there is no such rank", peer),
+                     .needed = fmt::format("a rank below {}", size())};
+    });
   }
 
   template <class TakePiece>

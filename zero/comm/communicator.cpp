@@ -12,11 +12,18 @@ namespace {
                            .needed = "Wire without formats, or a communicator of connect()"});
 }
 
+[[noreturn]] void refuse_parts() {
+  fail(Code::unsupported, {.what = "cannot exchange parts of matrices: the communicator has no exchange()",
+                           .needed = "a rule other than Muon, or a communicator of connect()"});
+}
+
 }  // namespace
 
 void Communicator::all_gather(ConstView, View, const Encoding&) { refuse_encoding(); }
 void Communicator::reduce_scatter(ConstView, View, const Encoding&) { refuse_encoding(); }
 void Communicator::all_reduce(ConstView, View, const Encoding&) { refuse_encoding(); }
+
+void Communicator::exchange(std::span<const SentPart>, std::span<const ReceivedPart>) { refuse_parts(); }
 
 void Communicator::all_reduce(std::span<std::int64_t> values) { all_reduce(values, Purpose::values); }
 

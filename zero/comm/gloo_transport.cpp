@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <system_error>
@@ -20,6 +21,7 @@
 #include "zero/comm/broken_pipes.h"
 #include "zero/comm/gloo_context.h"
 #include "zero/comm/links.h"
+#include "zero/comm/parts.h"
 
 namespace ballast {
 namespace {
@@ -113,14 +115,27 @@ class GlooTransport : public ProcessTransport {
 
   void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override { stream(chunk, receive); }
 
+  void exchange_parts(const Parts& parts) override {
+    guarded_stream([&] {
+      begin(parts.call);
+      for (std::size_t peer = 0; peer < size(); ++peer)
+        send_parts(parts_of(parts.sent, peer), peer);
+      receive_calls(parts.call);
+      for (std::size_t peer = 0; peer < size(); ++peer)
+        receive_parts(parts_of(parts.received, peer), peer);
+      end();
+    });
+  }
+
  private:
   // A peer's calls and chunks arrive in turn in these buffers. Chunk n arrives in the buffer n % expected_ahead.
-  struct Incoming {
+  struct Peer {
     std::array<Call, 2> calls{};  // one is read while the next one may arrive
     std::array<std::unique_ptr<UnboundBuffer>, 2> call_buffers{};
     std::array<std::unique_ptr<UnboundBuffer>, expected_ahead> chunks{};
     std::uint64_t received = 0;  // chunks
     std::uint64_t expected = 0;  // the same, and those whose receives are pending
+    std::uint64_t sent = 0;      // chunks, to the peer
   };
 
   struct Sending {
@@ -128,36 +143,60 @@ class GlooTransport : public ProcessTransport {
     std::unique_ptr<UnboundBuffer> buffer;
   };
 
-  // After a failed exchange Gloo's thread would still use memory that its owner may free.
   void stream(const SentChunk& chunk, const ReceiveTogether& receive) {
-    error_.check();
-    try {
-      begin(chunk);
+    guarded_stream([&] {
+      begin(chunk.call);
+      for (std::size_t next = 0; next < sent_ahead; ++next) {
+        send(chunk, next);
+      }
+      receive_calls(chunk.call);
       deliver(chunk, receive);
       end();
+    });
+  }
+
+  // After a failed exchange Gloo's thread would still use memory that its owner may free.
+  template <class Body>
+  void guarded_stream(Body&& body) {
+    error_.check();
+    try {
+      body();
     } catch (...) {
       detach();
       throw;
     }
   }
 
-  void begin(const SentChunk& chunk) {
+  void begin(const Call& call) {
     ++exchanges_;
-    call_ = chunk.call;
+    call_ = call;
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       guarded(peer, [&] {
         expect_call(peer, exchanges_ + 1);
-        expect_chunks(peer, incoming_[peer].received + expected_ahead);
+        expect_chunks(peer, peers_[peer].received + expected_ahead);
         mine_->send(static_cast<int>(peer), slot_of_call(exchanges_));
       });
     }
-    for (std::size_t next = 0; next < sent_ahead; ++next) {
-      send(chunk, next);
-    }
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) receive_call(peer, chunk.call);
-    }
+  }
+
+  void receive_calls(const Call& call) {
+    for (std::size_t peer = 0; peer < size(); ++peer)
+      if (peer != rank()) receive_call(peer, call);
+  }
+
+  // All at once: a peer takes them when it comes to them.
+  void send_parts(const std::vector<ConstView>& parts, std::size_t peer) {
+    each_piece(parts, chunk_bytes_, [&](const std::byte* data, std::size_t bytes) { send_to(peer, data, bytes); });
+  }
+
+  void receive_parts(const std::vector<View>& parts, std::size_t peer) {
+    std::size_t left = 0;
+    each_piece(parts, chunk_bytes_, [&](std::byte*, std::size_t) { ++left; });
+    each_piece(parts, chunk_bytes_, [&](std::byte* data, std::size_t bytes) {
+      std::memcpy(data, receive_chunk(peer), bytes);
+      release_chunk(peer, --left);
+    });
   }
 
   void deliver(const SentChunk& chunk, const ReceiveTogether& receive) {
@@ -191,7 +230,7 @@ class GlooTransport : public ProcessTransport {
   void connect() {
     const NoSignalOfBrokenPipes no_signal;  // here because Gloo's thread inherits it
     context_ = make_context(rank(), connect_links(group()), group().job().timeout());
-    incoming_.resize(size());
+    peers_.resize(size());
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) make_buffers(peer);
     }
@@ -209,7 +248,7 @@ class GlooTransport : public ProcessTransport {
   }
 
   void make_buffers(std::size_t peer) {
-    Incoming& from = incoming_[peer];
+    Peer& from = peers_[peer];
     for (std::size_t i = 0; i < from.calls.size(); ++i) {
       from.call_buffers[i] = context_->createUnboundBuffer(&from.calls[i], sizeof(Call));
     }
@@ -220,10 +259,10 @@ class GlooTransport : public ProcessTransport {
   }
 
   void expect_call(std::size_t peer, std::uint64_t exchange) {
-    incoming_[peer].call_buffers[exchange % 2]->recv(static_cast<int>(peer), slot_of_call(exchange));
+    peers_[peer].call_buffers[exchange % 2]->recv(static_cast<int>(peer), slot_of_call(exchange));
   }
   void expect_chunks(std::size_t peer, std::uint64_t end) {
-    Incoming& from = incoming_[peer];
+    Peer& from = peers_[peer];
     for (; from.expected < end; ++from.expected) {
       from.chunks[from.expected % expected_ahead]->recv(static_cast<int>(peer), slot_of_chunk(from.expected));
     }
@@ -238,29 +277,32 @@ class GlooTransport : public ProcessTransport {
     chunk.make(first, bytes);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
-      auto* const data =
-          const_cast<std::byte*>(chunk.piece(peer).data()) + first;  // Gloo has one type for both directions
-      sending_.push_back({peer, context_->createUnboundBuffer(data, bytes)});
-      guarded(peer, [&] { sending_.back().buffer->send(static_cast<int>(peer), slot_of_chunk(sent_)); });
+      send_to(peer, chunk.piece(peer).data() + first, bytes);
     }
-    ++sent_;
+  }
+
+  void send_to(std::size_t peer, const std::byte* from, std::size_t bytes) {
+    auto* const data = const_cast<std::byte*>(from);  // Gloo has one type for both directions
+    sending_.push_back({peer, context_->createUnboundBuffer(data, bytes)});
+    const std::uint64_t number = peers_[peer].sent++;
+    guarded(peer, [&] { sending_.back().buffer->send(static_cast<int>(peer), slot_of_chunk(number)); });
   }
 
   void receive_call(std::size_t peer, const Call& call) {
-    Incoming& from = incoming_[peer];
+    Peer& from = peers_[peer];
     wait_received(peer, *from.call_buffers[exchanges_ % 2]);
     require_same(call, from.calls[exchanges_ % 2], group().member(peer));
   }
 
   const std::byte* receive_chunk(std::size_t peer) {
-    Incoming& from = incoming_[peer];
+    Peer& from = peers_[peer];
     wait_received(peer, *from.chunks[from.received % expected_ahead]);
     return memory(peer, from.received);
   }
 
   // The memory of the chunk may be overwritten from now on. Expects as many chunks after it.
   void release_chunk(std::size_t peer, std::size_t ahead) {
-    const std::uint64_t received = ++incoming_[peer].received;
+    const std::uint64_t received = ++peers_[peer].received;
     guarded(peer, [&] { expect_chunks(peer, received + std::min(ahead, expected_ahead)); });
   }
 
@@ -338,9 +380,8 @@ class GlooTransport : public ProcessTransport {
   Buffer scratch_{};
   Call call_;  // of this rank
   std::uint64_t exchanges_ = 0;
-  std::uint64_t sent_ = 0;  // chunks, to each peer
   std::unique_ptr<gloo::Context> context_;
-  std::vector<Incoming> incoming_;  // by rank
+  std::vector<Peer> peers_;  // by rank
   std::unique_ptr<UnboundBuffer> mine_;
   std::vector<Sending> sending_;
   std::mutex mutex_;

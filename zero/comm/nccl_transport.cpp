@@ -62,6 +62,19 @@ class NcclTransport : public ProcessTransport {
     receive(by_rank, chunk.bytes, 0);
   }
 
+  void exchange_parts(const Parts& parts) override {
+    nccl_.issue([&](ncclComm_t nccl) {
+      for (const SentPart& part : parts.sent) {
+        check_nccl(nccl_calls().send(part.values.data(), part.values.bytes(), ncclUint8, static_cast<int>(part.rank),
+                                     nccl, stream_));
+      }
+      for (const ReceivedPart& part : parts.received) {
+        check_nccl(nccl_calls().receive(part.values.data(), part.values.bytes(), ncclUint8, static_cast<int>(part.rank),
+                                        nccl, stream_));
+      }
+    });
+  }
+
   bool all_gather(const SentChunk& mine, std::span<std::byte> all) override {
     if (mine.where == ChunkMemory::host) return false;
     nccl_.issue([&](ncclComm_t nccl) {

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "zero/comm/process_group.h"
 #include "zero/comm/transport.h"
@@ -20,13 +23,16 @@ class ProcessTransport : public Transport {
   ProcessTransport(ProcessGroup group, MakeTransport make) : group_(std::move(group)), make_(std::move(make)) {
     const std::vector<std::string> hosts = group_.hosts();
     ranks_per_host_ = ballast::ranks_per_host(hosts);
-    ranks_here_ = static_cast<std::size_t>(std::ranges::count(hosts, hosts[group_.rank()]));
+    std::ranges::transform(hosts, std::back_inserter(is_here_),
+                           [&](const std::string& host) { return host == hosts[group_.rank()]; });
+    ranks_here_ = static_cast<std::size_t>(std::ranges::count(is_here_, true));
   }
 
   std::size_t rank() const override { return group_.rank(); }
   std::size_t size() const override { return group_.size(); }
   std::size_t ranks_per_host() const override { return ranks_per_host_; }
   std::size_t ranks_here() const override { return ranks_here_; }
+  bool is_here(std::size_t peer) const override { return is_here_[peer]; }
   void abort(std::string_view reason) override { group_.job().fail(reason); }
   void leave(const LeaveReason& leave_reason) override { group_.job().leave(leave_reason); }
   void set_activity(std::string_view activity) override { group_.job().control().set_activity(activity); }
@@ -44,6 +50,7 @@ class ProcessTransport : public Transport {
   ProcessGroup group_;
   MakeTransport make_;
   std::size_t ranks_per_host_ = 1;
+  std::vector<bool> is_here_{};  // by rank: on this rank's host
   std::size_t ranks_here_ = 1;
 };
 

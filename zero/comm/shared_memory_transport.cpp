@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "kernels/runtime/round_up.h"
+#include "zero/comm/parts.h"
 #include "zero/comm/progress.h"
 #include "zero/comm/shared_memory.h"
 
@@ -32,6 +33,12 @@ constexpr int spins = 8;
 struct Announcement {
   Call call{};
   SharedLocation location{};  // of an array that is read in place; else the bytes are in the buffers
+  std::uint32_t rounds = 0;   // of an exchange of parts: that this rank needs for what it sends
+};
+
+// Precedes the bytes of parts in a buffer.
+struct PartsHeader {
+  alignas(line_bytes) std::size_t bytes = 0;  // of all parts of this exchange for the reader
 };
 
 // The beginning of each rank's memory; its buffers follow.
@@ -101,7 +108,56 @@ class SharedMemoryTransport : public ProcessTransport {
     receive(from, chunk.bytes, 0);
   }
 
+  // In as many rounds as the rank with the largest message needs, which all ranks know after the first one.
+  void exchange_parts(const Parts& parts) override {
+    error_.check();
+    const std::size_t most = buffer_bytes_ - sizeof(PartsHeader);
+    std::vector<std::vector<ConstView>> sent;
+    std::vector<std::vector<View>> received;
+    std::size_t largest = 0;
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      sent.push_back(parts_of(parts.sent, peer));
+      received.push_back(parts_of(parts.received, peer));
+      largest = std::max(largest, bytes_in(sent.back()));
+    }
+    const auto mine = static_cast<std::uint32_t>(std::max<std::size_t>(1, (largest + most - 1) / most));
+    std::uint32_t rounds = mine;
+    for (std::uint32_t round = 0; round < rounds; ++round) {
+      ++exchanges_;
+      for (std::size_t peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) put_parts(sent[peer], peer, round * most);
+      }
+      announce({.call = parts.call, .rounds = mine});
+      for (std::size_t peer = 0; peer < size(); ++peer) {
+        if (peer == rank()) continue;
+        wait_sent(peer, parts.call, false);
+        rounds = std::max(rounds, header(peer).announced[set_index()].rounds);
+        take_parts(received[peer], peer, round * most);
+      }
+    }
+  }
+
  private:
+  void put_parts(const std::vector<ConstView>& sent, std::size_t peer, std::size_t first) const {
+    std::byte* const to = buffer_for(rank(), peer);
+    new (to) PartsHeader{bytes_in(sent)};
+    std::byte* at = to + sizeof(PartsHeader);
+    each_stretch(sent, first, buffer_bytes_ - sizeof(PartsHeader), [&](const std::byte* data, std::size_t bytes) {
+      std::memcpy(at, data, bytes);
+      at += bytes;
+    });
+  }
+
+  void take_parts(const std::vector<View>& received, std::size_t peer, std::size_t first) const {
+    const std::byte* const from = buffer_for(peer, rank());
+    require_same_parts(bytes_in(received), std::launder(reinterpret_cast<const PartsHeader*>(from))->bytes, peer);
+    const std::byte* at = from + sizeof(PartsHeader);
+    each_stretch(received, first, buffer_bytes_ - sizeof(PartsHeader), [&](std::byte* data, std::size_t bytes) {
+      std::memcpy(data, at, bytes);
+      at += bytes;
+    });
+  }
+
   // Returns why another rank's memory cannot be mapped, or nothing.
   std::string open_all(const std::vector<std::string>& invitations, SharedMemory& mine) {
     try {
@@ -172,7 +228,10 @@ class SharedMemoryTransport : public ProcessTransport {
   // The buffer that `reader` reads of `owner` in this exchange. If all ranks get the same bytes, all read the first
   // buffer.
   std::byte* buffer(std::size_t owner, const SentChunk& chunk, std::size_t reader) const {
-    const std::size_t number = set_index() * size() + (chunk.stride == 0 ? 0 : reader);
+    return buffer_for(owner, chunk.stride == 0 ? 0 : reader);
+  }
+  std::byte* buffer_for(std::size_t owner, std::size_t reader) const {
+    const std::size_t number = set_index() * size() + reader;
     return memories_[owner].data() + round_up(sizeof(Header), line_bytes) + number * buffer_bytes_;
   }
 

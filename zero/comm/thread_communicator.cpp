@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <iterator>
 #include <limits>
@@ -12,6 +13,7 @@
 
 #include "kernels/runtime/cores.h"
 #include "zero/comm/collectives.h"
+#include "zero/comm/parts.h"
 #include "zero/comm/two_level.h"
 
 namespace ballast {
@@ -72,6 +74,10 @@ std::size_t ThreadGroup::ranks_with(std::size_t rank) const {
   if (ranks_per_host_ == 1) return size();
   const std::vector<std::string> names = hosts();
   return static_cast<std::size_t>(std::ranges::count(names, names[rank]));
+}
+
+bool ThreadGroup::is_with(std::size_t rank, std::size_t other) const {
+  return ranks_per_host_ == 1 || members_[rank] / ranks_per_host_ == members_[other] / ranks_per_host_;
 }
 
 std::unique_ptr<ThreadGroup> ThreadGroup::part(std::span<const std::size_t> ranks) const {
@@ -197,6 +203,7 @@ class ThreadTransport : public Transport {
   std::size_t size() const override { return group_->size(); }
   std::size_t ranks_per_host() const override { return ranks_per_host_; }
   std::size_t ranks_here() const override { return group_->ranks_with(rank_); }
+  bool is_here(std::size_t peer) const override { return group_->is_with(rank_, peer); }
   std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();
   }
@@ -225,6 +232,22 @@ class ThreadTransport : public Transport {
       by_rank.push_back(theirs.piece(rank_).data());
     }
     receive(by_rank, chunk.bytes, 0);
+    published.finished_reading();
+  }
+
+  void exchange_parts(const Parts& parts) override {
+    const auto list = std::as_bytes(parts.sent);
+    const Published published(*group_, rank_, {.call = parts.call, .data = list.data(), .bytes = list.size()}, stream_);
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      const SentChunk& theirs = published.by(peer);
+      require_same(parts.call, theirs.call, fmt::format("rank {}", peer));
+      if (peer == rank_) continue;
+      const std::span sent(reinterpret_cast<const SentPart*>(theirs.data), theirs.bytes / sizeof(SentPart));
+      each_pair(parts, sent, peer, rank_, [&](const ConstView& from, const View& to) {
+        if (stream_) return device::copy(to.data(), from.data(), to.bytes(), *stream_);
+        std::memcpy(to.data(), from.data(), to.bytes());
+      });
+    }
     published.finished_reading();
   }
 

@@ -38,8 +38,9 @@ class ThreadGroup {
   // Each `ranks_per_host` ranks count as one host in the order of sums.
   explicit ThreadGroup(std::size_t size, std::chrono::milliseconds timeout = default_timeout,
                        std::size_t ranks_per_host = 1);
-  std::vector<std::string> hosts() const;          // of the ranks
-  std::size_t ranks_with(std::size_t rank) const;  // of its host; all, where hosts do not count
+  std::vector<std::string> hosts() const;                   // of the ranks
+  std::size_t ranks_with(std::size_t rank) const;           // of its host; all, where hosts do not count
+  bool is_with(std::size_t rank, std::size_t other) const;  // on one host
   std::size_t size() const { return published_.size(); }
   void abort(std::string_view reason) { job_->error().set(std::string(reason)); }
   const std::shared_ptr<ThreadJob>& job() const { return job_; }

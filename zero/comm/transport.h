@@ -60,6 +60,13 @@ using Receive = std::function<void(std::size_t peer, std::span<const std::byte> 
 using ReceiveTogether =
     std::function<void(std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first)>;
 
+// The parts that a rank sends to others and receives from them: see Communicator::exchange(). None are for the rank itself.
+struct Parts {
+  Call call{};
+  std::span<const SentPart> sent{};
+  std::span<const ReceivedPart> received{};
+};
+
 // One thread at a time calls all but abort(), leave() and set_activity(); any thread may call those.
 class Transport {
  public:
@@ -75,11 +82,15 @@ class Transport {
   // How many ranks are on this rank's host, itself included.
   virtual std::size_t ranks_here() const { return size(); }
 
-  // Counts what this rank sends to each other rank.
+  // Whether another rank is on this rank's host.
+  virtual bool is_here(std::size_t) const { return true; }
+
+  // Counts what this rank sends to each other rank, or to one.
   void count_sent(std::size_t bytes) {
     inside_ += (ranks_here() - 1) * bytes;
     across_ += (size() - ranks_here()) * bytes;
   }
+  void count_sent_to(std::size_t peer, std::size_t bytes) { (is_here(peer) ? inside_ : across_) += bytes; }
   SentBytes sent() const { return {inside_, across_}; }  // any thread may call
 
   // The largest chunk for each rank, if it lies in such memory.
@@ -95,6 +106,10 @@ class Transport {
   // Gathers the bytes of all ranks straight into `all`, in rank order, whatever their number; the rank's own may be
   // there already. Returns false, having done nothing, if the transport has no such operation: on all ranks or on none.
   virtual bool all_gather(const SentChunk&, std::span<std::byte>) { return false; }
+
+  // Throws as exchange() does. All sent parts may change when it returns, and all received ones are there: on a GPU, in the
+  // order of the stream.
+  virtual void exchange_parts(const Parts& parts) = 0;
 
   // Memory for sums on their way, in which the backend works. It keeps its bytes until the next call.
   virtual std::byte* scratch(std::size_t bytes) {

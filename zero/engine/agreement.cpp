@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/exact_sum_math.h"
+#include "optim/muon.h"
 #include "zero/comm/purpose.h"
 #include "zero/engine/lasting_norms.h"
 #include "zero/engine/straggler.h"
@@ -39,6 +40,14 @@ void require_rules(const Model& model, const StepOptions& options) {
 
 void Agreement::check(const StepOptions& options) const {
   require_rules(plan_.model(), options);
+  const bool needs_matrices = plan_.input().needs_matrices();
+  require(std::ranges::all_of(
+              options.groups,
+              [&](const optim::Rule& rule) { return std::holds_alternative<optim::Muon>(rule) == needs_matrices; }),
+          Code::bad_argument, [&] {
+            return Problem{.what = "cannot prepare a step: its rule is not the one that it was planned with",
+                           .needed = needs_matrices ? "Muon" : "a rule of elements"};
+          });
   require(!plan_.input().schedule.update_in_backward || options.max_norm == optim::no_clipping, Code::bad_argument, [] {
     return Problem{.what = "cannot clip gradients: parameters are updated before the norm is known",
                    .needed = "no max_norm, or updates after the backward pass"};
@@ -79,7 +88,17 @@ StepNumbers Agreement::numbers_of(const optim::Decision& decision) const {
     numbers.groups.push_back(
         optim::at(rule, {.number = steps_ + 1 - before, .gradient_factor = decision.gradient_factor}));
   }
+  add_matrices(numbers);
   return numbers;
+}
+
+// Of the second and third part of Muon's update; the first is in the groups.
+void Agreement::add_matrices(StepNumbers& numbers) const {
+  if (!plan_.input().needs_matrices()) return;
+  for (const optim::Rule& rule : rules_)
+    numbers.orthogonalizations.push_back(optim::orthogonalization_of(std::get<optim::Muon>(rule)));
+  for (const MatrixGroup& matrices : plan_.matrix_groups().all())
+    numbers.matrices.push_back(optim::step_of(std::get<optim::Muon>(rules_[matrices.group]), matrices.shape));
 }
 
 StepNumbers Agreement::numbers_before_norm() const { return numbers_of(decide({})); }

@@ -39,6 +39,7 @@ class Agreement {
  private:
   optim::Decision decide(const kernels::ExactSum& squares) const;
   StepNumbers numbers_of(const optim::Decision& decision) const;
+  void add_matrices(StepNumbers& numbers) const;
   void sum_over_shards(std::span<kernels::ExactSum> squares) const;
   kernels::ExactSum sum_over_model(const kernels::ExactSum& squares) const;
   std::string first_wrong_parameter(const StepRun& run) const;

@@ -50,7 +50,7 @@ TileMemory Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {
   TileMemory tile = plan_.blocks().state(op.unit, op.tile).tile(slots_.data(op.state));
   tile.parameter = slots_.data(op.to);
   tile.gradient = slots_.data(op.from);
-  tile.gradient_dtype = plan_.input().dtype_of_sums(op.unit);
+  tile.gradient_dtype = plan_.input().needs_matrices() ? DType::bf16 : plan_.input().dtype_of_sums(op.unit);
   tile.count = range.count;
   tile.first_index = range.first;
   tile.rounding_stream = kernels::rounding_stream(kernels::seed_of_state, 0, step.number);
@@ -62,7 +62,21 @@ std::vector<kernels::Run> Arithmetic::runs_of(const Op& update) const {
 }
 
 void Arithmetic::update(const Op& op, const StepNumbers& step) const {
-  context_.backend().update(tile_of(op, step), runs_of(op), step.groups);
+  if (!plan_.input().needs_matrices()) {
+    return context_.backend().update(tile_of(op, step), runs_of(op), step.groups);
+  }
+  const auto runs =
+      plan_.matrix_groups().runs_in(plan_.model().units[op.unit], plan_.layout().units[op.unit], range_of(op));
+  context_.backend().update(tile_of(op, step), runs, step.matrices);
+}
+
+// The direction takes the place of the parameter, which stays as it is.
+void Arithmetic::make_direction(const Op& op, const StepNumbers& step) const {
+  TileMemory tile = tile_of(op, step);
+  tile.gradient_dtype = plan_.input().dtype_of_sums(op.unit);
+  tile.parameter_dtype = DType::bf16;
+  tile.master = nullptr;
+  context_.backend().update(tile, runs_of(op), step.groups);
 }
 
 kernels::ExactSum Arithmetic::read_sum(const Piece& squares) const {

@@ -28,6 +28,7 @@ class Arithmetic {
   kernels::ExactSum read_sum(const Piece& squares) const;
   kernels::ExactSum take_sum(const Piece& squares) const;  // reads it and leaves zero
   void update(const Op& op, const StepNumbers& step) const;
+  void make_direction(const Op& momentum, const StepNumbers& step) const;  // the first part of a rule of whole matrices
 
   // The memory and the rules of an update.
   TileMemory tile_of(const Op& update, const StepNumbers& step) const;

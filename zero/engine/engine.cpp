@@ -21,6 +21,11 @@ const EngineParts& checked(const EngineParts& parts) {
     return Problem{.what = "cannot run a program that keeps state on a drive: there are no records",
                    .needed = "EngineParts::records"};
   });
+  require(parts.verify == 0 || !parts.plan.input().needs_matrices(), Code::unsupported, [] {
+    return Problem{.what = "cannot verify updates of whole matrices",
+                   .needed = "a rule of elements, such as AdamW",
+                   .remedy = "Leave verify out."};
+  });
   return parts;
 }
 
@@ -44,6 +49,11 @@ std::unique_ptr<CorruptionCheck> corruption_check(const EngineParts& parts) {
   return std::make_unique<CorruptionCheck>(parts.plan, parts.verify, parts.mesh.rank());
 }
 
+std::unique_ptr<const MatrixExecutor> matrix_executor(const EngineParts& parts, const Slots& slots) {
+  if (!parts.plan.input().needs_matrices()) return nullptr;
+  return std::make_unique<const MatrixExecutor>(parts.plan, parts.mesh, slots, parts.gpu, parts.threads);
+}
+
 }  // namespace
 
 Engine::Engine(const EngineParts& parts)
@@ -55,6 +65,7 @@ Engine::Engine(const EngineParts& parts)
       mirror_(record_mirror(parts, slots_)),
       records_(record_lane(parts, slots_, mirror_.get())),
       corruption_check_(corruption_check(parts)),
+      matrices_(matrix_executor(parts, slots_)),
       exchanges_(parts.mesh.ranks()),
       failure_(parts.plan.model(), parts.mesh, sequencer_),
       counters_(parts.plan.placement(), parts.timeline, trainer_.stream()),
@@ -70,7 +81,8 @@ Engine::Engine(const EngineParts& parts)
                  .sequencer = sequencer_,
                  .exchanges = exchanges_,
                  .records = records_.get(),
-                 .check = corruption_check_.get()}),
+                 .check = corruption_check_.get(),
+                 .matrices = matrices_.get()}),
       threads_(parts.gpu),
       scheduler_({.threads = threads_,
                   .trainer = trainer_,

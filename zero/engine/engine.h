@@ -125,6 +125,7 @@ class Engine {
   std::unique_ptr<RecordMirror> mirror_;               // null: records are not mirrored
   std::unique_ptr<const RecordLane> records_;          // null: no tile is on a drive
   std::unique_ptr<CorruptionCheck> corruption_check_;  // null: no update is checked
+  std::unique_ptr<const MatrixExecutor> matrices_;     // null: the rule is of elements
   Sequencer sequencer_;                                // of exchanges between GPUs
   ExchangeOrder exchanges_;
   FirstFailure failure_;

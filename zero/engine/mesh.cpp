@@ -9,7 +9,7 @@
 
 namespace ballast {
 
-Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu) {
+Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu, bool needs_matrices) {
   require(world.size() == placement.shards * placement.replicas, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot make a mesh of {} x {} ranks", placement.shards, placement.replicas),
                    .needed = fmt::format("{} ranks", placement.shards * placement.replicas),
@@ -23,7 +23,9 @@ Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* 
   };
   return {.gather = split(group, Lane::gather),
           .reduce = split(group, Lane::reduce),
-          .replicas = split(world.rank() % placement.ranks_per_group(), Lane::reduce)};
+          .replicas = split(world.rank() % placement.ranks_per_group(), Lane::reduce),
+          .matrices =
+              needs_matrices && placement.shards > 1 ? split(world.rank() / placement.shards, Lane::reduce) : nullptr};
 }
 
 void Mesh::barrier() {
@@ -44,13 +46,15 @@ std::vector<std::size_t> Mesh::where(bool is_so) {
 }
 
 void Mesh::abort(std::string_view reason) {
-  for (Communicator* communicator : {gather.get(), reduce.get(), replicas.get()}) {
-    communicator->abort(reason);
+  for (Communicator* communicator : {gather.get(), reduce.get(), replicas.get(), matrices.get()}) {
+    if (communicator != nullptr) communicator->abort(reason);
   }
   if (norm != nullptr) norm->abort(reason);
 }
 
-SentBytes Mesh::sent() const { return gather->sent() + reduce->sent() + replicas->sent(); }
+SentBytes Mesh::sent() const {
+  return gather->sent() + reduce->sent() + replicas->sent() + (matrices ? matrices->sent() : SentBytes{});
+}
 
 void check_across(const Wire& wire, const Mesh& mesh) {
   const bool is_used = wire.of_sums() == wire.reduce || mesh.replicas->size() > 1 ||

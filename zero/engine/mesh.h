@@ -17,6 +17,7 @@ struct Mesh {
   std::unique_ptr<Communicator> gather;    // over the group of neighbours
   std::unique_ptr<Communicator> reduce;    // the same, for another lane
   std::unique_ptr<Communicator> replicas;  // over the ranks with the same position, for that lane too
+  std::unique_ptr<Communicator> matrices;  // over all ranks that share the state; null: no rule needs whole matrices
   Communicator* norm = nullptr;            // over ranks with other parts of the model; belongs to the mesh's owner
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
@@ -33,6 +34,7 @@ class GpuLanes;
 void check_across(const Wire& wire, const Mesh& mesh);
 
 // Called by all ranks of `world`, which are shards * replicas. On a GPU the groups' work goes into the lanes' streams.
-Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr);
+Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr,
+               bool needs_matrices = false);
 
 }  // namespace ballast

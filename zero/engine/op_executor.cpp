@@ -10,7 +10,22 @@ namespace ballast {
 namespace {
 
 bool uses_record(const Op& op) {
-  return op.kind == OpKind::update || op.kind == OpKind::upload || op.kind == OpKind::write;
+  return op.kind == OpKind::momentum || op.kind == OpKind::update || op.kind == OpKind::upload ||
+         op.kind == OpKind::write;
+}
+
+// All ranks skip the same step, and so its exchanges too.
+bool changes_state(OpKind kind) {
+  switch (kind) {
+    case OpKind::momentum:
+    case OpKind::collect:
+    case OpKind::orthogonalize:
+    case OpKind::distribute:
+    case OpKind::update:
+    case OpKind::write:
+    case OpKind::keep: return true;
+    default: return false;
+  }
 }
 
 }  // namespace
@@ -28,6 +43,7 @@ void OpExecutor::run(const IssuedOp& issued) const {
       if (uses_record(op)) other->check_record();
     }
     issued.status.read.reset();
+    issued.status.is_checked = false;
     issued.status.written = {};
     context.stream() != nullptr ? issue_to_gpu(issued, *context.stream()) : execute(op, issued.status, issued.run);
   } catch (...) {
@@ -65,8 +81,7 @@ void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) cons
 // A skipped step changes nothing, but reads its records, because the next step expects them in memory as after any
 // other. Only operations that wait for the agreement may check whether it is skipped.
 void OpExecutor::execute(const Op& op, OpStatus& status, StepRun& run) const {
-  const bool changes_state = op.kind == OpKind::update || op.kind == OpKind::write || op.kind == OpKind::keep;
-  if (op.phase == Phase::step && changes_state && run.numbers.skip) return;
+  if (op.phase == Phase::step && changes_state(op.kind) && run.numbers.skip) return;
   if (op.phase == Phase::step && op.kind == OpKind::commit && run.numbers.skip) return parts_.records->abandon();
   execute_in_any_step(op, status, run);
 }
@@ -84,6 +99,10 @@ void OpExecutor::execute_in_any_step(const Op& op, OpStatus& status, StepRun& ru
     case OpKind::norm: return arithmetic.add_squares(op);
     case OpKind::agree: return parts_.agreement.agree(op, run, parts_.counters.own_seconds());
     case OpKind::update: return update(op, run.numbers);
+    case OpKind::momentum: return arithmetic.make_direction(op, run.numbers);
+    case OpKind::collect: return parts_.matrices->collect(op);
+    case OpKind::orthogonalize: return parts_.matrices->orthogonalize(op, run.numbers);
+    case OpKind::distribute: return parts_.matrices->distribute(op);
     case OpKind::read:
     case OpKind::read_first: status.read = parts_.records->read(op); return;
     case OpKind::write: status.written = parts_.records->write(op); return;

@@ -7,6 +7,7 @@
 #include "zero/engine/exchange_order.h"
 #include "zero/engine/first_failure.h"
 #include "zero/engine/issued_op.h"
+#include "zero/engine/matrix_executor.h"
 #include "zero/engine/record_lane.h"
 #include "zero/engine/step_counters.h"
 
@@ -26,8 +27,9 @@ class OpExecutor {
     FirstFailure& failure;
     Sequencer& sequencer;
     ExchangeOrder& exchanges;
-    const RecordLane* records = nullptr;  // null: no operation reads or writes records
-    CorruptionCheck* check = nullptr;     // makes the updates, if there is one
+    const RecordLane* records = nullptr;       // null: no operation reads or writes records
+    CorruptionCheck* check = nullptr;          // makes the updates, if there is one
+    const MatrixExecutor* matrices = nullptr;  // null: no rule needs whole matrices
   };
   explicit OpExecutor(const Parts& parts) : parts_(parts) {}
 

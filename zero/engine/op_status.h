@@ -17,12 +17,14 @@ struct OpStatus {
   bool is_awaited = false;      // in the list; otherwise its end in a stream need not be marked
   bool in_stream = false;
   std::optional<offload::PendingRead> read{};
+  mutable bool is_checked = false;  // the record that is read
   offload::Completion written{};
   std::shared_ptr<GpuSpan> on_gpu{};  // null: its end is not marked
 
   void wait() const;          // blocks the calling thread until the end, if that is marked
   void wait_on_host() const;  // also returns before the end of work in a stream
-  void check_record() const;  // waits for a record, if one is read, and checks that it is what was written (B3202)
+  // Waits for a record, if one is read, and the first time checks that it is what was written (B3202).
+  void check_record() const;
   // The same, by the trainer, before the operations that use the record are issued: it is about to change the record, so those
   // do not check it again.
   void accept_record();

@@ -5,6 +5,11 @@
 namespace ballast {
 namespace {
 
+bool is_exchange(const Op& op) {
+  return op.kind == OpKind::gather || op.kind == OpKind::reduce || op.kind == OpKind::collect ||
+         op.kind == OpKind::distribute;
+}
+
 bool is_trainers_turn(const Op& op) { return op.kind == OpKind::use || op.kind == OpKind::agree; }
 
 }  // namespace
@@ -50,8 +55,7 @@ void Scheduler::issue(const Op& op, OpStatus& status, StepRun& run) {
   for (const Wait& wait : op.after) {
     issued.after.push_back(&awaited(wait, run));
   }
-  const bool is_exchange = op.kind == OpKind::gather || op.kind == OpKind::reduce;
-  if (is_exchange && parts_.trainer.stream() != nullptr) issued.ticket = parts_.sequencer.next_ticket();
+  if (is_exchange(op) && parts_.trainer.stream() != nullptr) issued.ticket = parts_.sequencer.next_ticket();
   status.begun = parts_.threads.of(op.lane).add([this, issued = std::move(issued)] { parts_.execute(issued); });
 }
 

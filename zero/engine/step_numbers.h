@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/orthogonalize.h"
 #include "kernels/update.h"
 
 namespace ballast {
@@ -14,6 +15,9 @@ struct StepNumbers {
   bool skip = false;
   float gradient_factor = 1.0f;
   std::vector<kernels::GroupStep> groups{};
+  // Of a rule of whole matrices: how each group's are orthogonalized, and the update with the result, by MatrixGroups.
+  std::vector<kernels::NewtonSchulz> orthogonalizations{};
+  std::vector<kernels::GroupStep> matrices{};
 };
 
 }  // namespace ballast

@@ -34,6 +34,7 @@ struct Candidate {
                       .schedule = input.schedule,
                       .gradient_format = input.gradient_format,
                       .wire = input.wire,
+                      .orthogonalization_steps = input.orthogonalization_steps,
                       .host_is_device = input.machine.host_is_device} {}
 
   Ledger ledger(const Program& program) const { return ledger_of(program, blocks.records()); }

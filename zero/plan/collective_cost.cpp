@@ -30,11 +30,23 @@ double size_of_sums(const Op& op) {
   return static_cast<double>(sizeof(float)) / static_cast<double>(op.value_bytes);
 }
 
+// Of an exchange in which a rank of those that share the state sends so many bytes, as many to each other one.
+LinkSeconds seconds_of_exchange(double bytes, const Placement& placement, const Machine& machine) {
+  if (placement.shards == 1) return {};
+  const std::size_t of_host =
+      machine.ranks_per_host == 0 ? placement.shards : std::min(machine.ranks_per_host, placement.shards);
+  const double inside = bytes * static_cast<double>(of_host - 1) / static_cast<double>(placement.shards - 1);
+  return {.inside = inside / machine.gather, .across = inside < bytes ? (bytes - inside) / machine.across : 0};
+}
+
 }  // namespace
 
 double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
 
 LinkSeconds seconds_on_links(const Op& op, const Placement& placement, const Machine& machine) {
+  if (op.kind == OpKind::collect || op.kind == OpKind::distribute) {
+    return seconds_of_exchange(static_cast<double>(bytes_moved(op, placement)), placement, machine);
+  }
   const GroupOnHosts group = group_on_hosts(op.ranks, placement, machine);
   if (group.ranks == 1) return {};
   const double inside = op.kind == OpKind::gather ? machine.gather : machine.reduce;

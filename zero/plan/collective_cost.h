@@ -17,8 +17,8 @@ struct LinkSeconds {
   double sum() const { return inside + across; }
 };
 
-// What a gather or a reduction takes to move its bytes. Each byte comes to a host once, through the link of one of its ranks,
-// and is passed on inside of the host.
+// What a gather, a reduction or an exchange of matrices takes to move its bytes. Each byte of the first two comes to a host once,
+// through the link of one of its ranks, and is passed on inside of the host.
 LinkSeconds seconds_on_links(const Op& op, const Placement& placement, const Machine& machine);
 
 }  // namespace ballast

@@ -3,12 +3,46 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+
+#include "zero/plan/matrix_homes.h"
 #include "zero/plan/wire_codes.h"
 
 namespace ballast {
 
 Trace trace_of(const CompileInput& input) { return input.trace.empty() ? declared_order(input.model) : input.trace; }
+
+namespace {
+
+// Random bits belong to groups of elements, so a learning rate begins at one.
+bool begins_at_a_group(const MatrixBlocks& blocks) { return blocks.first % group_size == 0; }
+
+void check_matrices(const Model& model) {
+  for (const Unit& unit : model.units) {
+    for (const Tensor& tensor : unit.tensors) {
+      if (tensor.frozen) continue;
+      const std::string where = fmt::format("unit {}, tensor {}", unit.name, tensor.name);
+      require(is_matrix(tensor), Code::unsupported, [&] {
+        return Problem{.what = "cannot orthogonalize a tensor that is not a matrix",
+                       .where = where,
+                       .needed = "two dimensions",
+                       .available = fmt::format("shape [{}]", fmt::join(tensor.shape, ", ")),
+                       .remedy = "Train it with a rule of elements, such as AdamW, in a training of its own."};
+      });
+      require(std::ranges::all_of(blocks_of(tensor), begins_at_a_group), Code::unsupported, [&] {
+        return Problem{.what = fmt::format("cannot orthogonalize blocks of {} rows apart: blocks of other shapes begin "
+                                           "inside of a group of {} elements",
+                                           fmt::join(tensor.blocks, ", "), group_size),
+                       .where = where,
+                       .needed = fmt::format("rows times columns that are multiples of {}", group_size)};
+      });
+    }
+  }
+}
+
+}  // namespace
 
 void check(const CompileInput& input) {
   check(input.model);
@@ -27,6 +61,7 @@ void check(const CompileInput& input) {
     refuse(fmt::format("cannot compile: there is no rank {} in the shard group", input.rank_in_shard_group),
            fmt::format("a rank below {}", input.placement.shards));
   }
+  if (input.needs_matrices()) check_matrices(input.model);
   if (input.micro_steps == 0) refuse("cannot compile: the step has no micro-steps", "at least one");
   if (input.schedule.staging_slots == 0) refuse("cannot compile: there are no slots for records", "at least one");
   if (input.schedule.update_in_backward && input.micro_steps > 1) {

@@ -4,6 +4,8 @@
 #include <ballast/gradient_format.h>
 #include <ballast/wire.h>
 
+#include <optional>
+
 #include "zero/plan/block.h"
 #include "zero/plan/trace.h"
 
@@ -21,9 +23,11 @@ struct CompileInput {
   GradientFormat gradient_format = GradientFormat::fp32;
   Wire wire{};
   bool mirror = false;           // each record is written on a drive of another rank too
+  std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
   bool host_is_device = false;   // on a CPU: updates on the host need no copies of parameters and gradients
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
 
+  bool needs_matrices() const { return orthogonalization_steps.has_value(); }
   bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }
   bool gathers_codes(std::size_t unit) const { return gathers_codes() && model.units[unit].dtype != DType::u8; }
   // What a rank keeps of parameters that are gathered on demand: its shard, and those of ranks with other copies.

@@ -39,8 +39,10 @@ CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
              .gradient_format = options.gradient_format,
              .wire = options.wire,
              .mirror = options.mirror,
+             .orthogonalization_steps = options.orthogonalization_steps,
              .host_is_device = options.host_is_device},
       program_(compile(input_)),
+      matrix_groups_(input_.needs_matrices() ? MatrixGroups(model_) : MatrixGroups()),
       rule_(options.rule),
       names_(options.names) {
   for (const Home& home : program_.homes) {

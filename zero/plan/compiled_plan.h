@@ -2,6 +2,7 @@
 #pragma once
 
 #include "zero/plan/compile.h"
+#include "zero/plan/matrix_homes.h"
 
 namespace ballast {
 
@@ -12,8 +13,9 @@ struct PlanOptions {
   std::size_t micro_steps = 1;    // backward passes whose gradients one step sums
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
-  optim::StateNames names{};  // of the state that the optimizer keeps
-  std::string rule{};         // name of the update rule
+  optim::StateNames names{};                             // of the state that the optimizer keeps
+  std::string rule{};                                    // name of the update rule
+  std::optional<std::size_t> orthogonalization_steps{};  // see CompileInput
   Trace trace{};
   Schedule schedule{};
   Wire wire{};
@@ -33,6 +35,7 @@ class CompiledPlan {
   const CompileInput& input() const { return input_; }
   const Placement& placement() const { return input_.placement; }
   const Program& program() const { return program_; }
+  const MatrixGroups& matrix_groups() const { return matrix_groups_; }  // none, unless the rule needs whole matrices
   const std::string& rule() const { return rule_; }
   const optim::StateNames& names() const { return names_; }
 
@@ -48,6 +51,7 @@ class CompiledPlan {
   Blocks blocks_;
   CompileInput input_;
   Program program_;
+  MatrixGroups matrix_groups_;
   std::string rule_;
   optim::StateNames names_;
   std::vector<std::pair<std::size_t, std::size_t>> records_;  // unit and tile, in order

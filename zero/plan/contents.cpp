@@ -7,8 +7,10 @@
 namespace ballast {
 
 std::string_view name(Meaning meaning) {
-  constexpr std::string_view names[] = {"nothing known", "parameters",  "state", "cleared gradients",
-                                        "gradients",     "partial sum", "sum"};
+  constexpr std::string_view names[] = {
+      "nothing known", "parameters",           "state",    "cleared gradients",
+      "gradients",     "partial sum",          "sum",      "state with its new momentum",
+      "direction",     "orthogonal direction", "matrices", "orthogonal matrices"};
   return names[static_cast<std::size_t>(meaning)];
 }
 

@@ -15,6 +15,12 @@ enum class Meaning : std::uint8_t {
   gradients,     // of a unit, of one rank
   partial_sum,   // of gradients over the shard group
   sum,           // of gradients over all ranks
+  moved_state,   // of a unit's tiles, with the momentum of the update that is to come
+  // Of the shard of a unit, and of whole matrices at their home; before and after they are orthogonalized.
+  direction,
+  orthogonal,
+  matrices,
+  orthogonal_matrices,
 };
 
 std::string_view name(Meaning meaning);
@@ -23,9 +29,10 @@ std::string_view name(Meaning meaning);
 struct Content {
   Meaning meaning = Meaning::unknown;
   std::size_t unit = none;
-  std::size_t offset = 0;   // in the parameters, state or gradients that it is part of
-  std::size_t version = 0;  // of parameters and state: updates so far; of gradients: how many uses are summed
-  bool decoded = false;     // of parameters: gathered as codes
+  std::size_t offset = 0;  // in the parameters, state or gradients that it is part of
+  // Of parameters and state: updates so far. Of gradients: how many uses are summed. Of directions: updates when they are used.
+  std::size_t version = 0;
+  bool decoded = false;  // of parameters: gathered as codes
 
   Content at(std::size_t further) const;
   bool operator==(const Content&) const = default;

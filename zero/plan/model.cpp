@@ -2,6 +2,7 @@
 #include <ballast/model.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -21,6 +22,18 @@ void check_names(const Unit& unit) {
   for (const Tensor& tensor : unit.tensors) {
     if (!names.insert(tensor.name).second) {
       refuse(fmt::format("two tensors are called {}", tensor.name), fmt::format("unit {}", unit.name), "one name each");
+    }
+  }
+}
+
+void check_blocks(const Unit& unit) {
+  for (const Tensor& tensor : unit.tensors) {
+    const std::size_t rows = std::accumulate(tensor.blocks.begin(), tensor.blocks.end(), std::size_t{0});
+    const bool fits = tensor.shape.size() == 2 && rows == tensor.shape[0];
+    const bool is_empty = std::ranges::find(tensor.blocks, 0u) != tensor.blocks.end();
+    if (!tensor.blocks.empty() && (!fits || is_empty)) {
+      refuse(fmt::format("cannot divide {} into blocks of {} rows", tensor.name, fmt::join(tensor.blocks, ", ")),
+             fmt::format("unit {}", unit.name), "a matrix, and blocks of at least one row that together have its rows");
     }
   }
 }
@@ -53,6 +66,7 @@ void check(const Model& model) {
              "fp32, bf16 or fp16; or frozen tensors only");
     }
     check_names(unit);
+    check_blocks(unit);
     check_ties(model, i);
   }
 }

@@ -12,6 +12,11 @@ std::size_t bytes_of_coding(const Op& op) {
   return op.from.bytes + written + op.codes.received + op.to.bytes;
 }
 
+// Matrices are spread over the ranks, so a rank keeps about its share of what it has.
+std::size_t bytes_exchanged(std::size_t of_shard, std::size_t shards) {
+  return static_cast<std::size_t>(part_of_others(shards) * static_cast<double>(of_shard));
+}
+
 }  // namespace
 
 std::size_t bytes_moved(const Op& op, const Placement& placement) {
@@ -35,6 +40,10 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::keep: return 2 * op.from.bytes;
     case OpKind::accumulate: return op.from.bytes + 2 * op.to.bytes;
     case OpKind::update: return op.from.bytes + 2 * op.to.bytes + 2 * op.state.bytes;
+    case OpKind::momentum: return op.from.bytes + op.to.bytes + 2 * op.state.bytes;
+    case OpKind::collect: return bytes_exchanged(op.from.bytes, placement.shards);
+    case OpKind::distribute: return bytes_exchanged(op.to.bytes, placement.shards);
+    case OpKind::orthogonalize: return op.to.bytes;
     case OpKind::use:
     case OpKind::agree:
     case OpKind::commit:
@@ -58,9 +67,13 @@ double seconds_of(const Op& op, const SimulationInput& input) {
     case OpKind::download: return bytes / machine.download;
     case OpKind::gather:
     case OpKind::reduce:
+    case OpKind::collect:
+    case OpKind::distribute:
       return machine.collective_latency + seconds_on_links(op, input.placement, machine).sum() +
              coding / machine.device_memory;
+    case OpKind::orthogonalize: return machine.products > 0 ? op.operations / machine.products : 0;
     case OpKind::clear: return bytes / memory(op.to);
+    case OpKind::momentum:
     case OpKind::norm:
     case OpKind::keep:
     case OpKind::accumulate:

@@ -44,9 +44,10 @@ bool is_of_drives(Lane lane) { return lane == Lane::disk || lane == Lane::fetch;
 bool done_in_order(Lane lane) { return !is_of_drives(lane); }
 
 std::string_view name(OpKind kind) {
-  constexpr std::string_view names[] = {"clear",  "read",       "read_first", "upload", "gather", "use",
-                                        "reduce", "accumulate", "download",   "keep",   "norm",   "agree",
-                                        "update", "write",      "commit",     "meet"};
+  constexpr std::string_view names[] = {"clear",         "read",       "read_first", "upload",   "gather",
+                                        "use",           "reduce",     "accumulate", "download", "keep",
+                                        "norm",          "agree",      "update",     "momentum", "collect",
+                                        "orthogonalize", "distribute", "write",      "commit",   "meet"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -57,10 +58,10 @@ std::string_view name(Lane lane) {
 }
 
 std::string_view name(SlotRole role) {
-  constexpr std::string_view names[] = {"parameters", "frozen",   "gradients",      "reduced",     "state",
-                                        "blocks",     "gathered", "norm",           "partial",     "arriving",
-                                        "landed",     "tile",     "tile_parameter", "first",       "staging",
-                                        "kept",       "mirror",   "gather_codes",   "reduce_codes"};
+  constexpr std::string_view names[] = {
+      "parameters", "frozen",   "gradients", "reduced", "state",          "blocks",         "gathered",    "norm",
+      "partial",    "arriving", "landed",    "tile",    "tile_parameter", "tile_direction", "directions",  "matrices",
+      "workspace",  "first",    "staging",   "kept",    "mirror",         "gather_codes",   "reduce_codes"};
   return names[static_cast<std::size_t>(role)];
 }
 

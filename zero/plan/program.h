@@ -32,9 +32,14 @@ enum class OpKind : std::uint8_t {
   norm,        // to += the squares of `from`, exactly
   agree,       // one norm from the `to` and `state` of all ranks, which become 0; it decides how to update, or not to
   update,      // the optimizer's step: gradient `from`, parameter `to`, and `state`
-  write,       // the tile's record = from
-  commit,      // all records that were written become current
-  meet,        // fails unless all ranks are off plan in the same way
+  // A rule of whole matrices updates in these five, of which the last is the update: its `from` is the direction.
+  momentum,       // gradient `from`, direction `to`, and `state`
+  collect,        // to = this rank's matrices, whole, of the `from` of all ranks
+  orthogonalize,  // the matrices in `to`, with the memory `state`
+  distribute,     // to = this rank's shard of the matrices in the `from` of all ranks
+  write,          // the tile's record = from
+  commit,         // all records that were written become current
+  meet,           // fails unless all ranks are off plan in the same way
 };
 
 bool is_of_drives(Lane lane);
@@ -85,6 +90,7 @@ struct Op {
   Ranks ranks = Ranks::shard_group;
   std::size_t sum = 0;          // of accumulate and reduce: how many sums of the unit came before in its step
   std::size_t value_bytes = 0;  // of reduce: of each value in `from`
+  double operations = 0;        // of orthogonalize: additions and multiplications, on the rank with the most
   Piece from{};
   Piece to{};
   Piece state{};
@@ -109,6 +115,10 @@ enum class SlotRole : std::uint8_t {
   landed,           // the same, on the host
   tile_gradients,   // of one tile, for an update on the host
   tile_parameters,  // of one tile, the same
+  tile_directions,  // of one tile, for or after an update on the host
+  directions,       // this rank's shard of what a rule of whole matrices orthogonalizes
+  matrices,         // whole ones of a unit, on their way
+  workspace,        // of the products of matrices
   first_regions,    // of records
   staging,          // records on their way to and from a drive
   kept,             // records that stay in memory

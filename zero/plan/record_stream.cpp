@@ -33,23 +33,27 @@ void RecordStream::read_kept() {
 void RecordStream::begin_step() {
   staging_.clear();
   tiles_read_ = 0;
+  tiles_taken_ = 0;
   tiles_updated_ = 0;
+  staged_ = 0;
 }
 
-const Piece& RecordStream::next() {
+Piece RecordStream::next() {
   read_ahead();
-  return staging_[tiles_updated_];
+  return staging_.at(tiles_taken_++);
 }
 
 // Half of the slots are read into while the others are updated and written, so a read seldom waits for a write.
 void RecordStream::read_ahead() {
   const std::size_t ahead = slots_.rings.staging.slots() / 2;
-  for (; tiles_read_ < std::min(tiles_updated_ + ahead + 1, order_.size()); ++tiles_read_) {
+  for (; tiles_read_ < std::min(tiles_taken_ + ahead + 1, order_.size()); ++tiles_read_) {
     const TileName& name = order_[tiles_read_];
     if (const auto kept = kept_.find(name); kept != kept_.end()) {
       staging_[tiles_read_] = kept->second;
       continue;
     }
+    if (staged_ == slots_.rings.staging.slots()) return;  // the others are in use until they are written back
+    ++staged_;
     const Piece record = slots_.rings.staging.next();
     builder_.add({.kind = OpKind::read, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .to = record});
     staging_[tiles_read_] = record;
@@ -64,6 +68,7 @@ void RecordStream::write_back(const std::vector<std::size_t>& after) {
                                  .tile = name.tile,
                                  .from = staging_[tiles_updated_]},
                                 after);
+  if (!kept_.contains(name)) --staged_;
   staging_.erase(tiles_updated_++);
 }
 

@@ -29,8 +29,8 @@ class RecordStream {
   void begin_step();
   void follow(std::vector<TileName> order) { order_ = std::move(order); }  // another order in this step
 
-  const Piece& next();  // where the next tile's record lies: reads it, and some ahead
-  void write_back(const std::vector<std::size_t>& after);  // the record that next() gave
+  Piece next();  // where the next tile's record lies: reads it, and some ahead
+  void write_back(const std::vector<std::size_t>& after);  // the oldest record that next() gave
   std::size_t written(const TileName& name) const;  // operation: its newest write, in this step or the last; or none
 
  private:
@@ -44,7 +44,9 @@ class RecordStream {
   std::map<std::size_t, Piece> staging_;  // by index in order_
   std::map<TileName, std::size_t> written_;
   std::size_t tiles_read_ = 0;
+  std::size_t tiles_taken_ = 0;  // by next()
   std::size_t tiles_updated_ = 0;
+  std::size_t staged_ = 0;  // records in the staging slots
 };
 
 }  // namespace ballast

@@ -23,7 +23,10 @@ struct Span {
 };
 
 bool needs_cores(const Op& op) { return !is_of_drives(op.lane) && op.kind != OpKind::agree; }
-bool needs_links(const Op& op) { return op.kind == OpKind::gather || op.kind == OpKind::reduce; }
+bool needs_links(const Op& op) {
+  return op.kind == OpKind::gather || op.kind == OpKind::reduce || op.kind == OpKind::collect ||
+         op.kind == OpKind::distribute;
+}
 
 class Walk {
  public:

@@ -34,7 +34,8 @@ StepCompiler::StepCompiler(const CompileInput& input, const Uses& of_program, co
       records_(slots_, builder_, tiles_on_drive(slots_, update_order(input, of_program))),
       parameters_(context_, records_),
       gradients_(context_, waits_),
-      updates_(context_, {parameters_.pieces(), gradients_, waits_, records_}) {}
+      updates_(context_, {parameters_.pieces(), gradients_, waits_, records_}),
+      matrix_updates_(context_, waits_, updates_) {}
 
 void StepCompiler::enter() {
   slots_.rings.restart();
@@ -88,10 +89,31 @@ bool StepCompiler::update_can_wait(std::size_t unit) const {
 }
 
 void StepCompiler::update(std::size_t unit) {
+  begin_update(unit);
+  end_updates(0);
+}
+
+void StepCompiler::begin_update(std::size_t unit) {
   parameters_.drop(unit);
+  context_.input.needs_matrices() ? matrix_updates_.begin(unit) : updates_.update(unit);
+  begun_.push_back(unit);
+}
+
+void StepCompiler::end_updates(std::size_t but) {
+  for (; begun_.size() > but; begun_.pop_front()) {
+    const std::size_t unit = begun_.front();
+    if (context_.input.needs_matrices()) matrix_updates_.end(unit);
+    updated_[unit] = true;
+    gather_kept(unit);
+  }
+}
+
+// Its records come after those of the units before it.
+void StepCompiler::leave(std::size_t unit) {
+  end_updates(0);
+  updates_.carry_over(unit);
   updated_[unit] = true;
-  updates_.update(unit);
-  if (context_.input.schedule.update_in_backward) gather_kept(unit);
+  gather_kept(unit);
 }
 
 void StepCompiler::end_step() {
@@ -103,13 +125,16 @@ void StepCompiler::end_step() {
   for (const std::size_t unit : forward_order(context_.input, uses_)) {
     if (!updated_[unit]) {
       if (uses_.backward_visits(unit) > 0) {
-        update(unit);
+        begin_update(unit);
+        end_updates(slots_.updates_at_once() - 1);
       } else {
-        updated_[unit] = true;
-        updates_.carry_over(unit);
+        leave(unit);
       }
-      gather_kept(unit);
     }
+    hoist();
+  }
+  if (!begun_.empty()) {
+    end_updates(0);
     hoist();
   }
   if (records_.any()) waits_.set_committed(builder_.add({.kind = OpKind::commit, .lane = Lane::disk}, {agreement}));

@@ -1,6 +1,9 @@
 // Emits the operations of one step, use by use, in the slots of a program.
 #pragma once
 
+#include <deque>
+
+#include "zero/plan/matrix_updates.h"
 #include "zero/plan/parameter_gathers.h"
 #include "zero/plan/tile_updates.h"
 
@@ -35,6 +38,9 @@ class StepCompiler {
   bool completes(std::size_t micro_step, std::size_t position) const;
 
  private:
+  void begin_update(std::size_t unit);
+  void end_updates(std::size_t but);  // all that have begun, but for the last ones
+  void leave(std::size_t unit);       // a unit without gradients, as it is
   void gather_kept(std::size_t unit);
   void hoist();
 
@@ -47,8 +53,10 @@ class StepCompiler {
   ParameterGathers parameters_;
   GradientSums gradients_;
   TileUpdates updates_;
-  std::vector<bool> updated_;  // by unit: its parameters are the next step's
-  std::size_t hoisted_ = 0;    // visits of the next step
+  MatrixUpdates matrix_updates_;
+  std::deque<std::size_t> begun_;  // units whose updates have begun, and not ended
+  std::vector<bool> updated_;      // by unit: its parameters are the next step's
+  std::size_t hoisted_ = 0;        // visits of the next step
 };
 
 // Returns the order in which units are updated.

@@ -17,8 +17,8 @@ constexpr std::size_t first_regions_ahead = 8;  // read for the gathers that com
 }  // namespace
 
 void StepRings::restart() {
-  for (Ring* ring :
-       {&gradients, &partial, &arriving, &landed, &tile_gradients, &tile_parameters, &first_regions, &staging}) {
+  for (Ring* ring : {&gradients, &partial, &arriving, &landed, &tile_gradients, &tile_parameters, &tile_directions,
+                     &directions, &matrices, &first_regions, &staging}) {
     ring->restart();
   }
 }
@@ -33,9 +33,11 @@ StepSlots::StepSlots(const CompileInput& input, const Uses& uses)
     add_unit(unit);
     add_tiles(unit);
   }
+  if (input.needs_matrices()) matrices_ = home_matrices(input.model, input.layout);
   add_gathered(uses);
   const Needs needed = needs();
   add_rings(needed, longest_chain(input.model, uses));
+  if (input.needs_matrices()) add_matrices(needed);
   add_records(needed);
   add_norms();
   add_codes();
@@ -124,12 +126,34 @@ void StepSlots::add_needs(std::size_t unit, Needs& needs) const {
   needs.landed = needs.landed || (at.gradients == Tier::host && (passes_by || !has_home));
   needs.first_regions = needs.first_regions || at.parameters == Tier::nvme;
   needs.records += on_drive;
+  auto& [most, second] = needs.records_of_units;
+  second = std::max(second, std::min(most, on_drive));
+  most = std::max(most, on_drive);
   if (passes_to_host && at.gradients == Tier::device) {
     const std::size_t tile_bytes = layout.tile_elements * byte_size(in_.dtype_of_sums(unit));
     needs.tile_gradient_bytes = std::max(needs.tile_gradient_bytes, tile_bytes);
   }
   if (passes_to_host && at.parameters == Tier::device && on_drive > 0 && !in_.blocks.full_records()) {
     needs.tile_parameter_bytes = std::max(needs.tile_parameter_bytes, in_.blocks.of(unit).parameter);
+  }
+  if (!in_.needs_matrices()) return;
+  add_needs_of_matrices(unit, needs);
+  if (passes_to_host) {
+    needs.tile_directions = std::max(needs.tile_directions, layout.tile_elements * byte_size(DType::bf16));
+  }
+}
+
+// With one rank the directions are the matrices.
+void StepSlots::add_needs_of_matrices(std::size_t unit, Needs& needs) const {
+  const std::size_t width = byte_size(DType::bf16);
+  needs.directions = std::max(needs.directions, in_.layout.units[unit].trained.shard * width);
+  if (in_.placement.shards > 1) needs.matrices = std::max(needs.matrices, matrices_[unit].elements * width);
+  for (const Tensor& tensor : in_.model.units[unit].tensors) {
+    if (tensor.frozen) continue;
+    for (const MatrixBlocks& blocks : blocks_of(tensor)) {
+      const std::size_t bytes = kernels::workspace_bytes(blocks.shape, !in_.host_is_device);
+      needs.workspace = std::max(needs.workspace, bytes);
+    }
   }
 }
 
@@ -151,10 +175,22 @@ void StepSlots::add_rings(const Needs& needs, std::size_t held_together) {
   rings.tile_parameters = on_host(SlotRole::tile_parameters, tiles_on_their_way, needs.tile_parameter_bytes);
 }
 
+void StepSlots::add_matrices(const Needs& needs) {
+  const std::size_t units = updates_at_once();
+  rings.tile_directions =
+      slots_.add_ring(SlotRole::tile_directions, Tier::host, tiles_on_their_way, needs.tile_directions);
+  rings.directions = slots_.add_ring(SlotRole::directions, Tier::device, units, needs.directions);
+  rings.matrices = slots_.add_ring(SlotRole::matrices, Tier::device, units, needs.matrices);
+  workspace_ = {slots_.add(SlotRole::workspace, Tier::device, needs.workspace), 0, needs.workspace};
+}
+
+// A rule of whole matrices keeps the records of all units that it updates at once.
 void StepSlots::add_records(const Needs& needs) {
   const RecordSizes& sizes = in_.blocks.records();
   const std::size_t kept = std::min(in_.schedule.kept_records, needs.records);
-  const std::size_t staged = std::min(in_.schedule.staging_slots, needs.records - kept);
+  const auto& [most, second] = needs.records_of_units;
+  const std::size_t at_once = in_.needs_matrices() ? most + (updates_at_once() > 1 ? second : 0) : 1;
+  const std::size_t staged = std::min(std::max(in_.schedule.staging_slots, at_once), needs.records - kept);
   if (needs.first_regions) {
     rings.first_regions = slots_.add_records(SlotRole::first_regions, first_regions_ahead, sizes.first_record);
   }

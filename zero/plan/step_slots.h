@@ -5,6 +5,7 @@
 #include <array>
 
 #include "zero/plan/compile_input.h"
+#include "zero/plan/matrix_homes.h"
 #include "zero/plan/residence.h"
 #include "zero/plan/slot_list.h"
 
@@ -29,6 +30,9 @@ struct StepRings {
   Ring landed{};           // host: the same, to be added there
   Ring tile_gradients{};   // host: a tile's gradient, for an update on the host
   Ring tile_parameters{};  // host: the same of its parameter, if its record has none
+  Ring tile_directions{};  // host: the same of its direction, for a rule of whole matrices
+  Ring directions{};       // device: of all of a unit's tiles
+  Ring matrices{};         // device: the whole matrices of this rank
   Ring first_regions{};    // host: first regions of records
   Ring staging{};          // host: records on their way
 
@@ -64,6 +68,12 @@ class StepSlots {
   const Piece& norm(Tier tier) const { return norms_[static_cast<std::size_t>(tier)]; }  // of sums in this tier
   const std::vector<Piece>& kept() const { return kept_; }  // host: records that stay in memory
 
+  // For a rule of whole matrices.
+  const UnitMatrices& matrices(std::size_t unit) const { return matrices_[unit]; }
+  const Piece& workspace() const { return workspace_; }
+  // Units whose updates are under way at once: the products of one, while those of the next are prepared.
+  std::size_t updates_at_once() const { return in_.needs_matrices() && !in_.schedule.update_in_backward ? 2 : 1; }
+
   StepRings rings;
 
  private:
@@ -75,6 +85,11 @@ class StepSlots {
     std::size_t tile_gradient_bytes = 0;
     std::size_t tile_parameter_bytes = 0;
     std::size_t records = 0;
+    std::array<std::size_t, 2> records_of_units{};  // on a drive, of the two units that have the most
+    std::size_t directions = 0;
+    std::size_t tile_directions = 0;
+    std::size_t matrices = 0;
+    std::size_t workspace = 0;
     bool arriving = false;
     bool landed = false;
     bool first_regions = false;
@@ -85,7 +100,9 @@ class StepSlots {
   void add_gathered(const Uses& uses);
   Needs needs() const;
   void add_needs(std::size_t unit, Needs& needs) const;
+  void add_needs_of_matrices(std::size_t unit, Needs& needs) const;
   void add_rings(const Needs& needs, std::size_t held_together);
+  void add_matrices(const Needs& needs);
   void add_records(const Needs& needs);
   void add_norms();
   void add_norm(Tier tier);
@@ -100,6 +117,8 @@ class StepSlots {
   std::size_t gathered_ = none;
   std::size_t gather_codes_ = none;
   std::size_t reduce_codes_ = none;
+  std::vector<UnitMatrices> matrices_;  // by unit
+  Piece workspace_{};
   std::vector<Piece> kept_;
   std::array<Piece, tier_count> norms_;  // by tier
 };

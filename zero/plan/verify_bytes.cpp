@@ -110,6 +110,10 @@ class Follower {
       case OpKind::norm: return norm(op);
       case OpKind::agree: return agree(op);
       case OpKind::update: return update(op);
+      case OpKind::momentum: return momentum(op);
+      case OpKind::collect: return move_matrices(op, Meaning::direction, Meaning::matrices);
+      case OpKind::orthogonalize: return orthogonalize(op);
+      case OpKind::distribute: return move_matrices(op, Meaning::orthogonal_matrices, Meaning::orthogonal);
       case OpKind::write: return write(op);
       case OpKind::commit: return commit();
       case OpKind::meet: return;
@@ -225,17 +229,65 @@ class Follower {
     }
   }
 
+  void expect_agreed() {
+    if (!step_.agreed && !in_.schedule.update_in_backward) complain("comes before the agreement");
+  }
+
+  // Directions that belong to an update, from a byte of the rank's shard on.
+  Content of_update(Meaning meaning, const Op& op, std::size_t from_element = 0) const {
+    const std::vector<std::size_t>& updates = updates_[op.unit];
+    const std::size_t version = updates.at(op.tile == none ? 0 : op.tile) + 1;
+    return {meaning, op.unit, from_element * byte_size(DType::bf16), version};
+  }
+
+  void momentum(const Op& op) {
+    const auto [first, count] = expected_.layout(op.unit).tiles[op.tile];
+    expect_agreed();
+    if (op.from.bytes != count * expected_.width_of_sums(op.unit) || op.to.bytes != count * byte_size(DType::bf16)) {
+      complain("makes {} bytes of directions from {}", op.to.bytes, op.from.bytes);
+    }
+    expect(op.from, expected_.all_gradients(op.unit, first));
+    Content state = expected_.state(op.unit, op.tile, updates_[op.unit][op.tile]);
+    expect(op.state, state);
+    state.meaning = Meaning::moved_state;
+    contents_.write(op.state, state);
+    contents_.write(op.to, of_update(Meaning::direction, op, first));
+  }
+
+  // Brings whole matrices to their homes, or back: all of this rank's shard of them.
+  void move_matrices(const Op& op, Meaning from, Meaning to) {
+    expect_agreed();
+    const Piece& of_shard = from == Meaning::direction ? op.from : op.to;
+    if (of_shard.bytes != expected_.direction_bytes(op.unit)) complain("moves {} bytes of the shard", of_shard.bytes);
+    expect(op.from, of_update(from, op));
+    contents_.write(op.to, of_update(to, op));
+  }
+
+  // With one rank the directions are the matrices.
+  void orthogonalize(const Op& op) {
+    expect_agreed();
+    const bool is_alone = in_.placement.shards == 1;
+    expect(op.to, of_update(is_alone ? Meaning::direction : Meaning::matrices, op));
+    contents_.write(op.to, of_update(is_alone ? Meaning::orthogonal : Meaning::orthogonal_matrices, op));
+    contents_.write(op.state, {});
+  }
+
   void update(const Op& op) {
     const Range range = expected_.of_tile(op.unit, op.tile);
+    const std::size_t first = expected_.layout(op.unit).tiles[op.tile].first;
+    const Content from =
+        in_.needs_matrices() ? of_update(Meaning::orthogonal, op, first) : expected_.all_gradients(op.unit, first);
+    const std::size_t width = in_.needs_matrices() ? byte_size(DType::bf16) : expected_.width_of_sums(op.unit);
     const std::size_t version = updates_[op.unit][op.tile]++;
-    if (!step_.agreed && !in_.schedule.update_in_backward) complain("comes before the agreement");
-    if (op.from.bytes != range.count * expected_.width_of_sums(op.unit) ||
-        op.to.bytes != range.count * expected_.width(op.unit)) {
+    expect_agreed();
+    if (op.from.bytes != range.count * width || op.to.bytes != range.count * expected_.width(op.unit)) {
       complain("updates {} bytes with {}", op.to.bytes, op.from.bytes);
     }
-    expect(op.from, expected_.all_gradients(op.unit, expected_.layout(op.unit).tiles[op.tile].first));
+    Content state = expected_.state(op.unit, op.tile, version);
+    if (in_.needs_matrices()) state.meaning = Meaning::moved_state;
+    expect(op.from, from);
     expect(op.to, expected_.parameters(op.unit, range.first, version));
-    expect(op.state, expected_.state(op.unit, op.tile, version));
+    expect(op.state, state);
     contents_.write(op.to, expected_.parameters(op.unit, range.first, version + 1));
     contents_.write(op.state, expected_.state(op.unit, op.tile, version + 1));
   }

@@ -30,6 +30,7 @@ class ExpectedContent {
   Content all_gradients(std::size_t unit, std::size_t from_element) const {
     return {Meaning::sum, unit, from_element * width_of_sums(unit), uses_.backward_visits(unit) * in_.micro_steps};
   }
+  std::size_t direction_bytes(std::size_t unit) const { return layout(unit).trained.shard * byte_size(DType::bf16); }
   bool has_gradients(std::size_t unit) const {
     return uses_.backward_visits(unit) > 0 && layout(unit).trained.count() > 0;
   }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <string_view>
 #include <variant>
@@ -93,6 +94,31 @@ struct Adagrad {
   void check() const;
 };
 
+// The learning rate of a matrix: times sqrt(max(1, rows / columns)), or times 0.2 sqrt(max(rows, columns)), which gives updates
+// the size of AdamW's.
+enum class AdjustLr : std::uint8_t { original, match_rms_adamw };
+
+// How the singular values are brought to 1: by the same step each time, which leaves them between 0.7 and 1.2, or by the steps
+// of Polar Express (Amsel et al., 2025), each the best for what the one before left.
+enum class Orthogonalization : std::uint8_t { newton_schulz, polar_express };
+
+// Jordan et al., 2024: momentum whose matrices are orthogonalized. All trained tensors are matrices; Tensor::blocks divides them
+// into parts that are orthogonalized apart. Polar Express is not in torch.
+struct Muon {
+  double lr = 1e-3;
+  double momentum = 0.95;
+  bool nesterov = true;
+  double weight_decay = 0.1;                                       // decoupled, and not adjusted to the shape
+  std::array<double, 3> ns_coefficients{3.4445, -4.7750, 2.0315};  // not for Polar Express, which has its own
+  int ns_steps = 5;
+  double eps = 1e-7;  // a smaller norm of a matrix counts as this
+  AdjustLr adjust_lr_fn = AdjustLr::original;
+  Orthogonalization orthogonalization = Orthogonalization::newton_schulz;
+
+  static constexpr StateNames state{.momentum = "momentum_buffer"};
+  void check() const;
+};
+
 // The trainer makes the updates itself, in StepOptions::update. The state of its rule is its own: values of fp32 that the library
 // keeps for it, in any tier, or what it keeps elsewhere.
 struct External {
@@ -102,12 +128,12 @@ struct External {
   void check() const;
 };
 
-using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad, External>;
+using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad, Muon, External>;
 
 // The descriptions of runs contain it, so it never changes.
 inline std::string_view name(const Rule& rule) {
   constexpr std::array<std::string_view, std::variant_size_v<Rule>> names{
-      "AdamW", "Adam", "SGD", "SGD with momentum", "Lion", "Adagrad", "of the trainer's own"};
+      "AdamW", "Adam", "SGD", "SGD with momentum", "Lion", "Adagrad", "Muon", "of the trainer's own"};
   return names[rule.index()];
 }
 

@@ -19,6 +19,7 @@ from ballast.wrapper.overlapped_gathers import OverlappedGathers
 from ballast.wrapper.param_gather import ParamGather
 from ballast.wrapper.partition import Partition, StepInputs
 from ballast.wrapper.process_groups import ProcessGroups
+from ballast.wrapper.rules import blocks_of
 from ballast.wrapper.same_options import described, described_groups, require_same
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
@@ -74,6 +75,7 @@ class Planner:
     def _members(self, made: dict[int, int], steps: int) -> list[Member]:
         names = self._wrapped.names()
         self.groups = Groups()
+        groups = self._wrapped.optimizer.param_groups
         numbers = {id(parameter): number for number, (_, parameter) in enumerate(self._wrapped.parameters())}
         members = []
         for place, parameter in self._wrapped.trained():
@@ -86,6 +88,7 @@ class Planner:
                     begun_at=begun_at,
                     counted=self.ranks.counts(parameter),
                     number=numbers[id(parameter)],
+                    blocks=blocks_of(groups[place], parameter),
                 )
             )
         if not members:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ballast import _core
-from ballast.checks import fail
+from ballast.checks import fail, refuse
 
 Group = Mapping[str, Any]
-Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.External
+Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.Muon | _core.External
 MakeRule = Callable[[Group], Rule]
 
 
@@ -91,7 +91,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule | None:
         return None if any(group["initial_accumulator_value"] != 0 for group in groups) else _adagrad
     if kind.__name__ == "Lion" and set(optimizer.defaults) >= {"lr", "betas", "weight_decay"}:
         return _lion
-    return None
+    return _muon if kind is getattr(torch.optim, "Muon", None) else None
 
 
 def _adamw(group: Group) -> Rule:
@@ -138,6 +138,51 @@ def _adagrad(group: Group) -> Rule:
 def _lion(group: Group) -> Rule:
     beta1, beta2 = (float(beta) for beta in group["betas"])
     return _core.Lion(beta1=beta1, beta2=beta2, **_common(group))
+
+
+def _muon(group: Group) -> Rule:
+    """Make the rule of a group of torch.optim.Muon, with one option that torch does not have: "orthogonalization"."""
+    return _core.Muon(
+        lr=float(group["lr"]),
+        momentum=float(group["momentum"]),
+        nesterov=bool(group["nesterov"]),
+        weight_decay=float(group["weight_decay"]),
+        ns_coefficients=[float(each) for each in group["ns_coefficients"]],
+        ns_steps=int(group["ns_steps"]),
+        eps=float(group["eps"]),
+        matches_adamw=_is_second(group, "adjust_lr_fn", ("original", "match_rms_adamw")),
+        polar_express=_is_second(group, "orthogonalization", ("newton_schulz", "polar_express")),
+    )
+
+
+def _is_second(group: Group, name: str, known: tuple[str, str]) -> bool:
+    value = group.get(name)
+    if value is not None and value not in known:
+        refuse(f"cannot use Muon with {name}={value!r}", needed=f"{known[0]!r}, {known[1]!r} or None")
+    return value == known[1]
+
+
+def blocks_of(group: Group, parameter: torch.Tensor) -> list[int]:
+    """Return the rows of the blocks of a matrix that Muon orthogonalizes apart; none if it is one block. The option "blocks"
+    of a group is their number, or a list of their rows.
+
+    >>> matrix = torch.ones(12, 2)
+    >>> blocks_of({"blocks": 4}, matrix), blocks_of({"blocks": [6, 3, 3]}, matrix), blocks_of({}, matrix)
+    ([3, 3, 3, 3], [6, 3, 3], [])
+    """
+    blocks = group.get("blocks")
+    if blocks is None:
+        return []
+    rows = parameter.shape[0] if parameter.dim() == 2 else 0
+    if type(blocks) is int and blocks > 0 and rows > 0 and rows % blocks == 0:
+        return [rows // blocks] * blocks
+    if isinstance(blocks, Sequence) and all(type(each) is int and each > 0 for each in blocks) and sum(blocks) == rows:
+        return list(blocks)
+    refuse(
+        f"cannot divide a parameter of shape {list(parameter.shape)} into blocks={blocks!r}",
+        needed="a number that divides its rows, or a list of rows that together are its rows",
+        remedy="Give matrices that are divided in another way a parameter group of their own.",
+    )
 
 
 def _common(group: Group) -> dict[str, Any]:

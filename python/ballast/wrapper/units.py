@@ -40,6 +40,7 @@ class Member:
     begun_at: int = 0  # steps of the training before the parameter's first one
     counted: bool = True  # whether the norm of all gradients includes it
     number: int | None = None  # among the optimizer's parameters, in whichever units they are; None: it is not one of them
+    blocks: Sequence[int] = ()  # rows of parts that the rule treats apart; none: it is one
     is_opaque: bool = False  # it is frozen, and another library knows what its bytes mean
     unit: int = 0
     tensor: int = 0  # number in the unit
@@ -159,6 +160,7 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
                         frozen=member.group is None,
                         counted=member.counted,
                         number=member.number,
+                        blocks=member.blocks,
                     )
                     for member in unit.members
                 ],

@@ -287,7 +287,6 @@ def test_optimizers_that_need_full_parameters_are_refused_with_the_reason(elemen
     for kind, reason in [
         (torch.optim.LBFGS, "again and again"),
         (Adafactor, "rows and columns"),
-        (torch.optim.Muon, "orthogonalizes"),
         (MyMuon, "orthogonalizes"),
         (Shampoo, "whole matrices"),
         (torch.optim.SparseAdam, "sparse"),

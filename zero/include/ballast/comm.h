@@ -39,6 +39,16 @@ struct SentBytes {
   }
 };
 
+// Values that a rank sends to another one, and memory for those that it receives.
+struct SentPart {
+  std::size_t rank = 0;  // the other one
+  ConstView values{};
+};
+struct ReceivedPart {
+  std::size_t rank = 0;
+  View values{};
+};
+
 // Threads: one thread at a time uses a communicator. Other threads may use other communicators of the process
 // meanwhile. Failure: a call that fails on any rank ends the group. Pending and later calls of all ranks throw B3301
 // with the first error.
@@ -76,6 +86,11 @@ class Communicator {
   // Copies the values of rank `root` to all ranks.
   virtual void broadcast(View values, std::size_t root) = 0;
   virtual void barrier() = 0;
+
+  // Sends parts of any number and size from each rank to any other. The n-th part that a rank sends to another is the n-th that
+  // this receives from it, and has as many bytes. Sent and received parts do not overlap. A communicator that does not override
+  // it refuses it (B1005).
+  virtual void exchange(std::span<const SentPart> sent, std::span<const ReceivedPart> received);
 
   // Makes one group of the ranks that name the same color, in rank order. With one color for all, it is a second group
   // of the same ranks, for another thread.

@@ -29,6 +29,9 @@ struct Tensor {
   // Random bits of the tensor's elements depend on it, so two models that are cut into different units round in the same
   // way if they have the same numbers. None: the tensor's place in the order of declaration.
   std::optional<std::uint64_t> number{};
+  // Of a matrix: the rows of each block that a rule of whole matrices treats apart, such as a head, or q, k and v in one.
+  // Empty: the matrix is one block.
+  std::vector<std::size_t> blocks{};
 
   std::size_t elements() const;
 };
@@ -51,7 +54,8 @@ struct Model {
   std::vector<Unit> units;
 };
 
-// Throws B1001 for a model without units, an unknown unit in a tie, two units or tensors of one name, trained bytes.
+// Throws B1001 for a model without units, an unknown unit in a tie, two units or tensors of one name, trained bytes,
+// blocks that are not all rows of a matrix.
 void check(const Model& model);
 
 }  // namespace ballast

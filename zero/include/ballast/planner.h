@@ -36,6 +36,8 @@ struct Machine {
   double device_memory = 0;  // of updates and sums there
   double host_memory = 0;
 
+  double products = 0;  // of bf16 matrices on the device: operations a second. 0: products take no time
+
   // Seconds.
   double collective_latency = 20e-6;
   double commit_latency = 5e-3;
@@ -86,6 +88,7 @@ struct ChoiceInput {
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};
+  std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
   std::size_t tile_elements = 0;  // at most in a tile; 0: as TrainingOptions says
   std::size_t micro_steps = 1;
   Schedule schedule{};

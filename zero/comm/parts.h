@@ -1,0 +1,79 @@
+// The parts of an exchange as transports match them: the n-th that a rank sends to another with the n-th that this receives.
+#pragma once
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "zero/comm/transport.h"
+
+namespace ballast {
+
+// The parts that go to one rank, or come from it, in order.
+template <class Part>
+auto parts_of(std::span<const Part> parts, std::size_t peer) {
+  std::vector<decltype(Part::values)> found;
+  for (const Part& part : parts) {
+    if (part.rank == peer && part.values.bytes() > 0) found.push_back(part.values);
+  }
+  return found;
+}
+
+template <class Views>
+std::size_t bytes_in(const Views& views) {
+  std::size_t bytes = 0;
+  for (const auto& view : views)
+    bytes += view.bytes();
+  return bytes;
+}
+
+inline void require_same_parts(std::size_t received, std::size_t sent, std::size_t peer) {
+  require(received == sent, Code::wrong_size, [&] {
+    return Problem{.what = fmt::format("rank {} sends parts of another size than this rank receives", peer),
+                   .needed = fmt::format("{} bytes", received),
+                   .available = fmt::format("{} bytes", sent),
+                   .remedy = "Exchange the same parts on both ranks, in the same order."};
+  });
+}
+
+// Calls body(from, to) for each part that this rank receives of a peer, whose sent parts are `sent`.
+template <class Body>
+void each_pair(const Parts& parts, std::span<const SentPart> sent, std::size_t peer, std::size_t rank, Body&& body) {
+  const std::vector<ConstView> from = parts_of(sent, rank);
+  const std::vector<View> to = parts_of(parts.received, peer);
+  require_same_parts(bytes_in(to), bytes_in(from), peer);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    require_same_parts(i < to.size() ? to[i].bytes() : 0, from[i].bytes(), peer);
+    body(from[i], to[i]);
+  }
+}
+
+// Calls body(data, bytes) for pieces of at most so many bytes, each of one view.
+template <class Views, class Body>
+void each_piece(const Views& views, std::size_t most, Body&& body) {
+  for (const auto& view : views) {
+    for (std::size_t first = 0; first < view.bytes(); first += most) {
+      body(view.data() + first, std::min(most, view.bytes() - first));
+    }
+  }
+}
+
+// Calls body(data, bytes) for the pieces of views that have the bytes from `first` on, of all their bytes one after the other.
+template <class Views, class Body>
+void each_stretch(const Views& views, std::size_t first, std::size_t bytes, Body&& body) {
+  for (const auto& view : views) {
+    if (bytes == 0) return;
+    if (first >= view.bytes()) {
+      first -= view.bytes();
+      continue;
+    }
+    const std::size_t count = std::min(bytes, view.bytes() - first);
+    body(view.data() + first, count);
+    bytes -= count;
+    first = 0;
+  }
+}
+
+}  // namespace ballast
