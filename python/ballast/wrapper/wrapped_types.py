@@ -52,6 +52,9 @@ class WrappedRprop(WrappedOptimizer, torch.optim.Rprop): ...
 class WrappedAdafactor(WrappedOptimizer, torch.optim.Adafactor): ...
 
 
+class WrappedMuon(WrappedOptimizer, torch.optim.Muon): ...
+
+
 class Wrap(Protocol[Options]):
     """`ballast.wrap()`. `Options` are its parameters after the optimizer."""
 
@@ -80,6 +83,9 @@ class Wrap(Protocol[Options]):
 
     @overload
     def __call__(self, optimizer: torch.optim.RAdam, /, *_: Options.args, **__: Options.kwargs) -> WrappedRAdam: ...
+
+    @overload
+    def __call__(self, optimizer: torch.optim.Muon, /, *_: Options.args, **__: Options.kwargs) -> WrappedMuon: ...
 
     @overload
     def __call__(self, optimizer: torch.optim.Adafactor, /, *_: Options.args, **__: Options.kwargs) -> WrappedAdafactor: ...
