@@ -75,9 +75,7 @@ class CudaOrthogonalizer : public Orthogonalizer {
   CudaOrthogonalizer(const CudaOrthogonalizer&) = delete;
   CudaOrthogonalizer& operator=(const CudaOrthogonalizer&) = delete;
 
-  std::size_t workspace_bytes(const MatrixShape& shape) const override {
-    return kernels::workspace_bytes(shape, true);
-  }
+  std::size_t workspace_bytes(const MatrixShape& shape) const override { return kernels::workspace_bytes(shape, true); }
 
  private:
   void run(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how, std::byte* workspace) override {

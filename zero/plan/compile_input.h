@@ -22,7 +22,7 @@ struct CompileInput {
   Schedule schedule{};
   GradientFormat gradient_format = GradientFormat::fp32;
   Wire wire{};
-  bool mirror = false;           // each record is written on a drive of another rank too
+  bool mirror = false;                                   // each record is written on a drive of another rank too
   std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
   bool host_is_device = false;   // on a CPU: updates on the host need no copies of parameters and gradients
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none

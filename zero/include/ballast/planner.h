@@ -89,7 +89,7 @@ struct ChoiceInput {
   GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};
   std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
-  std::size_t tile_elements = 0;  // at most in a tile; 0: as TrainingOptions says
+  std::size_t tile_elements = 0;                         // at most in a tile; 0: as TrainingOptions says
   std::size_t micro_steps = 1;
   Schedule schedule{};
   Wire wire{};
