@@ -101,9 +101,8 @@ def wrap(
     state_format        "split" (default), "fp32", "bf16", "compact" or "4bit": the format of the state of bfloat16
                         parameters. Several of them, or "auto" for all: chooses the most exact ones that fit and cost at
                         most 5 % of a step. None: "split", or "fp32" for an optimizer with its own step
-    gradient_format     "fp32" or "bf16": the format of the reduced gradients of bfloat16 parameters until the update; with
-                        "bf16" they are summed over the ranks in fp32, rounded, and take half of the memory. Both, or
-                        "auto": chooses as with `state_format`
+    gradient_format     "fp32" or "bf16": the format of the reduced gradients of bfloat16 parameters, which are summed in
+                        fp32, until the update. Both, or "auto": chooses as with `state_format`
     update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
                         scaling, gradient accumulation and skipped steps
     overlap_gathers     below stage 3, lets step() return while updated parameters are still gathered: each module, and each
@@ -111,12 +110,9 @@ def wrap(
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
     run                 a name under which drives keep state and parameters: a training of the same model and optimizer
-                        resumes after its last step, `optimizer.steps`, on any number of ranks, in any stage and format; another
-                        one is refused
-    mirror              keeps the records of a run on a drive of another host's rank too, at every step: the run survives the
-                        loss of a host with its drives. On one host: on a drive of another rank
-    checkpoint          a directory of `ballast.save()`, or a folder of such: a run whose records are lost, or that has none,
-                        begins from the newest checkpoint there, with a warning that says how many steps are lost
+                        resumes after its last step, on any number of ranks, in any stage and format; others are refused
+    mirror              keeps a run's records on another host's drive too (on one host: another rank's), to survive its loss
+    checkpoint          a directory of `ballast.save()`: a run that has no records, or lost them, begins from its newest one
     outer               lets each host train on its own, and exchange parameters with the others every N steps:
                         `outer=ballast.DiLoCo(every=64)`. Its memory is part of `memory`
     process_group       the ranks that share this training
