@@ -98,7 +98,7 @@ def errors_problems(cell: Cell, ended: list[Ended], expected: tuple[str, ...]) -
         else:
             problems += unclear(cell, rank, status, said)
     if cell.fault in ENDS and cell.phase != "close" and all(has_trained(each) for each in ended):
-        problems.append("nobody noticed the fault")
+        problems.append("no rank reported the fault")
     return problems
 
 

@@ -1,6 +1,4 @@
 // A training whose process is killed resumes from the last step that all ranks have committed, bit for bit.
-#include <signal.h>
-#include <sys/wait.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -9,6 +7,7 @@
 
 #include "tests/sanitizer.h"
 #include "tests/temporary_directory.h"
+#include "tests/zero/child_process.h"
 #include "tests/zero/progress_pipe.h"
 #include "tests/zero/training_rig.h"
 
@@ -31,22 +30,12 @@ Setup setup_on_drives(bool parameters_too) {
 void train_and_kill(Setup setup, std::size_t steps, std::chrono::microseconds moment) {
   ProgressPipe progress;
   setup.progress = progress.writing_end();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    try {
-      train(setup);
-      ::_exit(0);
-    } catch (...) {
-      ::_exit(1);
-    }
-  }
+  const ChildProcess child([&] { train(setup); });
   progress.close_writing();
   progress.wait_for_steps(steps);
   std::this_thread::sleep_for(moment);
-  ::kill(child, SIGKILL);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  REQUIRE(WIFSIGNALED(status));
+  child.kill();
+  REQUIRE(child.ends_killed());
 }
 
 }  // namespace

@@ -1,12 +1,10 @@
 // Tests of runs whose records are mirrored: one host or drive may be lost at any moment, with the same bits.
-#include <signal.h>
-#include <sys/wait.h>
-
 #include <random>
 #include <thread>
 
 #include "offload/record_store.h"
 #include "tests/sanitizer.h"
+#include "tests/zero/child_process.h"
 #include "tests/zero/kept_run.h"
 #include "tests/zero/progress_pipe.h"
 #include "zero/mirror_group.h"
@@ -305,17 +303,12 @@ TEST_CASE("a mirrored run that is killed loses a host at the same moment, and no
     CAPTURE(attempt, steps, moment.count(), lost);
     ProgressPipe progress;
     run.progress = progress.writing_end();
-    const pid_t child = ::fork();
-    if (child == 0) {
-      train(run, 1000);
-      ::_exit(0);
-    }
+    const ChildProcess child([&] { train(run, 1000); });
     progress.close_writing();
     progress.wait_for_steps(steps);
     std::this_thread::sleep_for(moment);
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ::waitpid(child, &status, 0);
+    child.kill();
+    REQUIRE(child.ends_killed());
     run.progress = -1;
     lose(run, lost);
     Hosts rest = run.hosts;
@@ -344,14 +337,7 @@ TEST_CASE("a mirrored run that is killed while other ranks take it over can lose
     KeptRun run = on(begins, {"a", "a", "b", "b"});
     run.directory = directory.path();
     run.killed_at = agreement;
-    const pid_t child = ::fork();
-    if (child == 0) {
-      train(run, 0);
-      ::_exit(0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    is_killed = WIFSIGNALED(status);
+    is_killed = ChildProcess([&] { train(run, 0); }).ends_killed();
     kills += is_killed ? 1u : 0u;
     run.killed_at = SIZE_MAX;
     lose(run, lost);

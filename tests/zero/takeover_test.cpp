@@ -1,9 +1,7 @@
 // Tests of runs that other ranks continue, another stage, format or tile: with the same bits, and after a crash at any moment.
-#include <signal.h>
-#include <sys/wait.h>
-
 #include "offload/record_store.h"
 #include "tests/sanitizer.h"
+#include "tests/zero/child_process.h"
 #include "tests/zero/kept_run.h"
 
 using namespace ballast;
@@ -315,14 +313,7 @@ TEST_CASE("a run that is killed while other ranks take it over has the old recor
     KeptRun run = run_of(2);
     run.directory = directory.path();
     run.killed_at = agreement;
-    const pid_t child = ::fork();
-    if (child == 0) {
-      train(run, 0);
-      ::_exit(0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    is_killed = WIFSIGNALED(status);
+    is_killed = ChildProcess([&] { train(run, 0); }).ends_killed();
     kills += is_killed ? 1u : 0u;
     run.ranks = 1 + agreement % 4;
     run.killed_at = SIZE_MAX;

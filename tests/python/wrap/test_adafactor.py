@@ -71,6 +71,8 @@ def test_any_number_of_ranks_resumes_a_checkpoint(tmp_path):
             assert of_stage == pytest.approx(losses, rel=1e-5)
     first = run_ranks(3, adafactors.state_after_loading, str(tmp_path))
     [alone] = run_ranks(1, adafactors.state_after_loading, str(tmp_path))
+    matrices = {name for name, each in Shapes().named_parameters() if each.dim() > 1}
+    assert set(alone) == set().union(*first) == matrices
     for state in first:
         for name, values in state.items():
             assert torch.equal(values["row_var"], alone[name]["row_var"])

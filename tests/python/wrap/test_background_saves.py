@@ -1,5 +1,4 @@
-"""Tests of saves with wait=False: what is written is the state of the moment of the call, and a failure leaves the checkpoint
-before."""
+"""Tests of saves with wait=False: they write the state at the time of the call, and a failure leaves the earlier checkpoint."""
 
 import ballast
 import torch
