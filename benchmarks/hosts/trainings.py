@@ -9,6 +9,7 @@ from systems import ALONE, DDP, FSDP, SYSTEMS, System, deepspeed_name
 HYBRID = "FSDP2, hybrid"
 OVERLAPPED = "Ballast stage 2, overlapped"
 INT8 = "codes of 8 bits"
+INT4 = "gradients in codes of 4 bits"
 NAMES = [ALONE, DDP, FSDP, *(deepspeed_name(stage) for stage in (1, 2, 3)), *(f"Ballast stage {stage}" for stage in (1, 2, 3))]
 TRAINED = [
     *(system for system in SYSTEMS if system.name in NAMES),
@@ -16,15 +17,23 @@ TRAINED = [
     System(OVERLAPPED, "Ballast", {"stage": 2, "overlap_gathers": True}, (ALONE, DDP)),
     System(f"Ballast stage 2, {INT8}", "Ballast", {"stage": 2, "wire": {"reduce": "int8"}}, (ALONE, DDP)),
     System(f"Ballast stage 3, {INT8}", "Ballast", {"stage": 3, "wire": "int8"}, (ALONE, DDP)),
+    System(f"Ballast stage 2, {INT4}", "Ballast", {"stage": 2, "wire": {"reduce": "int4"}}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {INT4}", "Ballast", {"stage": 3, "wire": {"gather": "int8", "reduce": "int4"}}, (ALONE, DDP)),
 ]
+OURS = [system.name for system in TRAINED if system.is_ballast]
 
 # How often all parameters cross a link in a step, apart from the host's own share: a reduction, and a gather after it.
 # Gathers in backward, and in forward, are separate where each parameter is freed after its use.
-CROSSINGS = {ALONE: 0, DDP: 2, FSDP: 3, deepspeed_name(3): 3, "Ballast stage 3": 3, f"Ballast stage 3, {INT8}": 3}
+CROSSINGS = {ALONE: 0, FSDP: 3, deepspeed_name(3): 3, **{name: 3 for name in OURS if name.startswith("Ballast stage 3")}}
 CROSSINGS_OTHERWISE = 2
-# How many of the crossings are codes, with 132 bytes for 128 values.
-ENCODED = {f"Ballast stage 2, {INT8}": 1, f"Ballast stage 3, {INT8}": 3}
-CODE_BYTES = 132 / 128
+# The bytes of those crossings that are codes, for each value: a block of 128 values has 4 bytes more.
+BYTES_OF_INT8, BYTES_OF_INT4 = 132 / 128, 68 / 128
+ENCODED = {
+    f"Ballast stage 2, {INT8}": [BYTES_OF_INT8],
+    f"Ballast stage 3, {INT8}": 3 * [BYTES_OF_INT8],
+    f"Ballast stage 2, {INT4}": [BYTES_OF_INT4],
+    f"Ballast stage 3, {INT4}": [BYTES_OF_INT8, BYTES_OF_INT8, BYTES_OF_INT4],
+}
 
 
 SHORT = Workload("30M, fp32", SMALL._replace(context=32, steps=3), dtype="float32")  # for processors that know no bf16
@@ -46,8 +55,8 @@ class Case(NamedTuple):
         parameters = shape.layers * (12 * shape.width**2 + 13 * shape.width) + (2 * 256 + shape.context + 2) * shape.width
         crossings = CROSSINGS.get(self.system.name, CROSSINGS_OTHERWISE)
         width = 2 if self.workload.dtype == "bfloat16" else 4
-        encoded = ENCODED.get(self.system.name, 0)
-        bytes_of_value = encoded * CODE_BYTES + (crossings - encoded) * width
+        encoded = ENCODED.get(self.system.name, [])
+        bytes_of_value = sum(encoded) + (crossings - len(encoded)) * width
         return bytes_of_value * parameters * (self.site.hosts - 1) / self.site.hosts
 
     @property

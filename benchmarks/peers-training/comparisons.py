@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from systems import ALONE, DDP, SYSTEMS, System
+from systems import ALONE, DDP, SYSTEMS, System, deepspeed_name
 
 
 class Shape(NamedTuple):
@@ -22,11 +22,22 @@ class Shape(NamedTuple):
 
 SMALL = Shape("30M", layers=6, width=640, context=256, sequences=4, steps=8)
 LARGE = Shape("303M", layers=24, width=1024, context=64, sequences=4, steps=3)
+LONG = LARGE._replace(context=256, sequences=32, steps=1)  # 4,096 tokens for each of two ranks
 SHAPES = {shape.name: shape for shape in (SMALL, LARGE)}
+
+ADAMW, MUON = "AdamW", "Muon"  # Muon: for the matrices of blocks, with AdamW for all others
+
+BRIEFLY = (ALONE, DDP, "Ballast stage 3")
+# ZeroRedundancyOptimizer is one optimizer for all parameters, and DeepSpeed's Muon is that of its stages 1 to 3.
+WITH_MUON = (
+    *(ALONE, DDP, *(deepspeed_name(stage) for stage in (2, 3))),
+    *(f"Ballast stage {stage}" for stage in (1, 2, 3)),
+    *("Ballast stage 3, state on the host", "Ballast stage 3, state on the drive"),
+)
 
 
 class Workload(NamedTuple):
-    """A training that is the same for all systems: model, ranks, format, accumulation and clipping."""
+    """A training that is the same for all systems: model, ranks, format, accumulation, clipping and optimizer."""
 
     name: str
     shape: Shape
@@ -34,11 +45,17 @@ class Workload(NamedTuple):
     dtype: str = "bfloat16"
     micro_steps: int = 1
     max_norm: float | None = None
+    rule: str = ADAMW
+    systems: tuple[str, ...] | None = None  # names; all if None
 
     @property
     def tokens(self) -> int:
         """The tokens of a step, of all ranks."""
         return self.shape.tokens * self.micro_steps
+
+    def is_with_muon(self, other: "Workload") -> bool:
+        """Whether this is the other one with Muon in place of AdamW."""
+        return (self.rule, other.rule, self.shape) == (MUON, ADAMW, other.shape) and self.name == f"{other.name}, {MUON}"
 
     @property
     def title(self) -> str:
@@ -46,7 +63,8 @@ class Workload(NamedTuple):
         title = f"GPT of {self.shape.name} parameters in {dtype}, {self.tokens} tokens a step, {self.ranks} ranks"
         if self.micro_steps > 1:
             title += f", accumulated over {self.micro_steps} passes"
-        return title if self.max_norm is None else f"{title}, clipped"
+        title += "" if self.max_norm is None else ", clipped"
+        return title if self.rule == ADAMW else f"{title}, {self.rule}"
 
 
 WORKLOADS = [
@@ -58,6 +76,10 @@ WORKLOADS = [
     Workload("30M, 4 ranks", SMALL, ranks=4),
     Workload("303M, 4 ranks", LARGE, ranks=4),
     Workload("30M, fp32, 4 ranks", SMALL, ranks=4, dtype="float32"),
+    Workload("30M, Muon", SMALL, rule=MUON, systems=WITH_MUON),
+    Workload("303M, Muon", LARGE, rule=MUON, systems=WITH_MUON),
+    Workload("303M, 8,192 tokens", LONG, systems=BRIEFLY),
+    Workload("303M, 8,192 tokens, Muon", LONG, rule=MUON, systems=BRIEFLY),
 ]
 
 
@@ -71,7 +93,13 @@ class Case(NamedTuple):
 
     @property
     def opponents(self) -> list["Case"]:
-        return [case for case in CASES if case.workload == self.workload and case.system.name in self.system.against]
+        """The cases that this one is compared with: of Muon, the same with AdamW too, if the workload differs in nothing else."""
+        rivals = [case for case in CASES if case.workload == self.workload and case.system.name in self.system.against]
+        with_adamw = [case for case in CASES if case.system == self.system and self.workload.is_with_muon(case.workload)]
+        return rivals + (with_adamw if self.system.is_ballast else [])
+
+    def name_beside(self, case: "Case") -> str:
+        return self.system.name if self.workload == case.workload else f"{self.system.name}, {self.workload.rule}"
 
     @property
     def reference(self) -> "Case":
@@ -90,6 +118,7 @@ def fits(workload: Workload, system: System) -> bool:
     return not (
         (system.needs_bf16 and workload.dtype != "bfloat16")
         or (system.updates_in_backward and (workload.micro_steps > 1 or workload.max_norm is not None))
+        or (workload.systems is not None and system.name not in workload.systems)
     )
 
 
@@ -97,5 +126,7 @@ CASES = [Case(workload, system) for workload in WORKLOADS for system in SYSTEMS 
 
 
 def with_their_opponents(chosen: list[Case]) -> list[Case]:
-    wanted = {each for case in chosen for each in (case, case.limit, case.reference, *case.opponents)}
+    """Return the chosen cases with all that they are compared with. The opponents have a limit and a reference too."""
+    compared = {each for case in chosen for each in (case, *case.opponents)}
+    wanted = {each for case in compared for each in (case, case.limit, case.reference)}
     return [case for case in CASES if case in wanted]

@@ -94,9 +94,10 @@ def records(case: Case, runs: Runs) -> list[dict]:
     """Return a line of speed for each opponent, and a line of memory for each opponent that trains."""
     speed = Measure("", "tok/s", lambda run: run.seconds, lambda seconds: case.workload.tokens / seconds)
     memory = Measure(", memory", "MiB", lambda run: run.net_bytes, lambda count: count / MEBIBYTE)
-    rivals = [other for other in case.opponents if other.system.trains]
+    opponents = [other for other in case.opponents if other in runs]
+    rivals = [other for other in opponents if other.system.trains]
     return [
-        *(record(speed, case, other, runs) for other in case.opponents or [case]),
+        *(record(speed, case, other, runs) for other in opponents or [case]),
         *(record(memory, case, other, runs) for other in rivals or [case]),
     ]
 
@@ -104,7 +105,7 @@ def records(case: Case, runs: Runs) -> list[dict]:
 def record(measure: Measure, case: Case, other: Case, runs: Runs) -> dict:
     """Return the line of a case vs. another one; a case alone has no ratio."""
     fields = suite.comparison(*([measure.of(run) for run in runs[side]] for side in (case, other)), measure.in_unit)
-    compared = {"against": other.system.name} if other != case else {"against": "", "ratio": None}
+    compared = {"against": other.name_beside(case)} if other != case else {"against": "", "ratio": None}
     return {"suite": "peers-training", "case": case.name + measure.suffix, "unit": measure.unit, **fields, **compared}
 
 

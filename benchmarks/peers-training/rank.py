@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,7 @@ def train(system: Any, workload: Any, directory: Path, kept: Path, count: Callab
     shape = workload.shape
     model = gpt.GPT(shape.layers, shape.width, shape.width // 64, shape.context)
     torch.set_default_dtype(torch.float32)  # as DeepSpeed expects it
-    trainer = getattr(trainers, system.trainer)(model, workload.micro_steps, workload.max_norm, **options)
+    trainer = getattr(trainers, system.trainer)(model, workload, **options)
     keep_text(kept)
     text = torch.frombuffer(bytearray(kept.read_bytes()), dtype=torch.uint8)
 
@@ -74,9 +75,9 @@ def keep_text(path: Path) -> None:
     import gpt
 
     if not path.exists():
-        own = path.with_suffix(f".{os.getpid()}")
-        own.write_bytes(bytes(gpt.text_of_this_project().tolist()))
-        own.replace(path)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as own:  # ranks on imitated hosts share process numbers
+            own.write(bytes(gpt.text_of_this_project().tolist()))
+        Path(own.name).replace(path)
 
 
 def of_run(value: object, directory: str) -> object:

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from comparisons import ADAMW, MUON, Workload
 from torch.nn.parallel import DistributedDataParallel
 
 LEARNING_RATE = 3e-4
 
+Parameters = list[torch.nn.Parameter]
+Optimizers = list[torch.optim.Optimizer]
 
-def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+def adamw(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
+
+
+def for_muon(model: torch.nn.Module) -> tuple[Parameters, Parameters]:
+    """Return the matrices of the blocks, and all others: vectors, embeddings and the head."""
+    named = [(".blocks." in f".{name}" and each.dim() == 2, each) for name, each in model.named_parameters()]
+    return [each for is_matrix, each in named if is_matrix], [each for is_matrix, each in named if not is_matrix]
+
+
+def optimizers_for(model: torch.nn.Module, workload: Workload) -> Optimizers:
+    if workload.rule == ADAMW:
+        return [adamw(model.parameters())]
+    matrices, others = for_muon(model)
+    return [torch.optim.Muon(matrices, lr=LEARNING_RATE, adjust_lr_fn="match_rms_adamw"), adamw(others)]
 
 
 class Trainer:
     """A training step in plain torch, with one backward pass or several."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, passes: int, max_norm: float | None):
-        self.model, self.optimizer = model, optimizer
-        self.passes, self.max_norm = passes, max_norm
+    def __init__(self, model: torch.nn.Module, optimizers: Optimizers, workload: Workload):
+        self.model, self.optimizers = model, optimizers
+        self.passes, self.max_norm = workload.micro_steps, workload.max_norm
 
     def train(self, batches: list[Any]) -> float:
         """Make a step; return the mean loss of this rank."""
@@ -45,8 +63,13 @@ class Trainer:
     def step(self) -> None:
         if self.max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.zero_gradients()
+
+    def zero_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
 
     def close(self) -> None:
         dist.barrier()  # no rank leaves while another one works
@@ -56,11 +79,11 @@ class Alone(Trainer):
     """A limit: no communication, and no update of the model. It may update a share of separate fp32 values. As with
     Ballast, freed gradients stay with the process."""
 
-    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None, updates: bool = False):
+    def __init__(self, model: torch.nn.Module, workload: Workload, updates: bool = False):
         from ballast.wrapper.memory import keep_freed_memory
 
         keep_freed_memory()
-        super().__init__(model, adamw(model), passes, max_norm)
+        super().__init__(model, [adamw(model.parameters())], workload)
         ranks = int(os.environ["WORLD_SIZE"])
         share = sum(parameter.numel() for parameter in model.parameters()) // ranks if updates else 0
         values = torch.nn.Parameter(torch.zeros(share))
@@ -69,21 +92,21 @@ class Alone(Trainer):
 
     def step(self) -> None:
         self.updated.step()
-        self.optimizer.zero_grad()
+        self.zero_gradients()
 
     def close(self) -> None:
         pass
 
 
 class Ddp(Trainer):
-    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None):
+    def __init__(self, model: torch.nn.Module, workload: Workload):
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        super().__init__(model, self.optimizer_of(model), passes, max_norm)
+        super().__init__(model, self.optimizers_of(model, workload), workload)
 
     @staticmethod
-    def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
-        return adamw(model)
+    def optimizers_of(model: torch.nn.Module, workload: Workload) -> Optimizers:
+        return optimizers_for(model, workload)
 
     def alone(self, is_last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if is_last else self.model.no_sync()
@@ -91,16 +114,15 @@ class Ddp(Trainer):
 
 class Zero(Ddp):
     @staticmethod
-    def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    def optimizers_of(model: torch.nn.Module, workload: Workload) -> Optimizers:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(
-            model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=LEARNING_RATE, fused=True
-        )
+        options = {"parameters_as_bucket_view": True, "lr": LEARNING_RATE, "fused": True}
+        return [ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)]
 
 
 class Fsdp(Trainer):
-    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None):
+    def __init__(self, model: torch.nn.Module, workload: Workload):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -109,7 +131,7 @@ class Fsdp(Trainer):
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        super().__init__(model, adamw(model), passes, max_norm)
+        super().__init__(model, optimizers_for(model, workload), workload)
 
     @staticmethod
     def mesh_shape() -> tuple[int, ...]:
@@ -130,18 +152,20 @@ class HybridFsdp(Fsdp):
 
 
 class DeepSpeed(Trainer):
-    def __init__(
-        self, model: torch.nn.Module, passes: int, max_norm: float | None, stage: int, offload: str = ""
-    ):
+    def __init__(self, model: torch.nn.Module, workload: Workload, stage: int, offload: str = ""):
         import deepspeed
 
         deepspeed.init_distributed("gloo", verbose=False)
-        config = deepspeed_config(model, passes, max_norm, stage)
+        config = deepspeed_config(model, workload, stage)
+        if workload.rule == MUON:
+            for is_matrix, parameters in zip((True, False), for_muon(model), strict=True):
+                for parameter in parameters:
+                    parameter.use_muon = is_matrix
         if offload:
             config["zero_optimization"]["offload_optimizer"] = offloaded_optimizer(offload)
             config["aio"] = {"block_size": 1 << 20, "queue_depth": 32, "single_submit": False, "overlap_events": True}
         engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-        super().__init__(engine, engine.optimizer, passes, max_norm)
+        super().__init__(engine, [engine.optimizer], workload)
 
     def backward(self, loss: torch.Tensor) -> None:
         self.model.backward(loss)
@@ -151,18 +175,19 @@ class DeepSpeed(Trainer):
         """Do nothing: backward() of the last pass has made the step."""
 
 
-def deepspeed_config(model: torch.nn.Module, passes: int, max_norm: float | None, stage: int) -> dict[str, Any]:
+def deepspeed_config(model: torch.nn.Module, workload: Workload, stage: int) -> dict[str, Any]:
     width = model.positions.weight.shape[1]
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": passes,
-        "gradient_clipping": max_norm or 0.0,
+        "gradient_accumulation_steps": workload.micro_steps,
+        "gradient_clipping": workload.max_norm or 0.0,
         "bf16": {"enabled": model.positions.weight.dtype == torch.bfloat16},
-        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": 0.01}},
+        "optimizer": {"type": workload.rule, "params": {"lr": LEARNING_RATE, "weight_decay": 0.01}},
         "zero_optimization": {
             "stage": stage,
             "contiguous_gradients": True,
             "overlap_comm": True,
+            "reduce_scatter": workload.rule != MUON,  # its Muon refuses it
             "reduce_bucket_size": width * width,
             "stage3_prefetch_bucket_size": int(0.9 * width * width),
             "stage3_param_persistence_threshold": 10 * width,
@@ -179,14 +204,18 @@ def offloaded_optimizer(place: str) -> dict[str, Any]:
 
 
 class Ballast(Trainer):
-    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None, **options: Any):
+    def __init__(self, model: torch.nn.Module, workload: Workload, **options: Any):
         import ballast
 
         dist.init_process_group("gloo")
-        plain = adamw(model)
-        optimizer = ballast.wrap(plain, model, max_grad_norm=max_norm, **options)
-        super().__init__(model, optimizer, passes, None)
+        plain = optimizers_for(model, workload)
+        if len(plain) == 1:
+            super().__init__(model, [ballast.wrap(*plain, model, max_grad_norm=workload.max_norm, **options)], workload)
+            self.max_norm = None  # the wrapped optimizer clips
+        else:
+            super().__init__(model, ballast.wrap(plain, model, **options), workload)
 
     def close(self) -> None:
-        self.optimizer.close()
+        for optimizer in self.optimizers:
+            optimizer.close()
         super().close()
