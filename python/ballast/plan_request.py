@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from ballast import _core, searching
 from ballast.checks import fail, refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
-from ballast.hardware import RATES, Budget, machine, notes_of
+from ballast.hardware import RATES, Budget, notes_of
 from ballast.keywords import with_nearest_names
 from ballast.measured import read_measured
 from ballast.models import ModelLike, describe
-from ballast.models.description import Attention, Description
+from ballast.models.description import Description
 from ballast.options import (
     Options,
     Stage,
@@ -32,12 +32,13 @@ from ballast.options import (
 )
 from ballast.outer.memory import exchange_bytes, outer_state, sent_bytes
 from ballast.outer.options import DiLoCo, hosts_of, read_outer
+from ballast.plan_question import MUON, activation_bytes, machine_of, notes_of_optimizer, question_of
 from ballast.replicas import Replicas, copies_on, read_replicas
 from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, Plan
 from ballast.searching import by_tier, coarse_tile
-from ballast.sizes import Count, Rate, Size, parse_size
+from ballast.sizes import Count, Rate, Size
 from ballast.spelling import name_of
-from ballast.tiers import IN_FLIGHT, KINDS, Offload, fractions_in
+from ballast.tiers import KINDS, Offload, fractions_in
 from ballast.wire import WireFormats, read_wire
 
 
@@ -68,7 +69,7 @@ class PlanRequest:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
         options, step, placement = self.options, choice.simulation, choice.placement
         entries = choice.ledger if ledger is None else ledger
-        rank = _machine(options, self.budget)
+        rank = machine_of(options, self.budget)
         exchange = self._exchange(placement)
         return Plan(
             model=self.description.name,
@@ -79,6 +80,7 @@ class PlanRequest:
             format=options.formats.state,
             gradient_format=options.formats.gradients,
             wire=options.wire.given(),
+            optimizer=options.optimizer,
             replicas=options.replicas,
             outer=options.outer,
             activation_tier=options.activations.tier,
@@ -147,6 +149,7 @@ class PlanRequest:
         if self.activations["device"] == 0:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
         in_bf16 = any(unit.dtype == _core.DType.bf16 for unit in self.description.model.units)
+        notes += notes_of_optimizer(self.description, self.options)
         notes += notes_of(self.options.hardware, in_bf16=in_bf16)
         notes += self.options.measured.notes() if self.options.measured else ()
         notes += [self.not_given()] if self._may_offload else []
@@ -233,6 +236,8 @@ def _machines(ranks: int, gpus_per_machine: int, outer: DiLoCo | None) -> list[i
 
 def _described(options: Options, model: ModelLike) -> PlanRequest:
     options.wire.require_possible(options.stage)
+    if options.optimizer == MUON and options.outer is not None:
+        refuse("outer= exchanges the parameters of one optimizer", needed="one optimizer for all parameters: not Muon and AdamW")
     description = describe(model, dtype=options.dtype)
     _require_counted_time(options, description)
     return request_of(options, description)
@@ -250,22 +255,22 @@ def _require_counted_time(options: Options, description: Description) -> None:
 
 def request_of(options: Options, description: Description) -> PlanRequest:
     """Divide the machine among its ranks, and make the questions for the planner."""
-    activations = _activations(description, options)
+    activations = activation_bytes(description, options)
     memory = options.hardware.memory
     whole = {"device": memory - options.reserve, **options.room}
     left = {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
     has_room = left["device"] > 0 and min(left.values()) >= 0
     host, drives = (0, 0) if options.offload == "none" else (left["host"], left["nvme"])
     budget = Budget(device=max(0, left["device"]), host=max(0, host), nvme=max(0, drives))
-    exact = _question(description, options, budget)
+    exact = question_of(description, options, budget)
     stage = 3 if options.stage is None else options.stage
     of_outer = _by_tier(outer_memory(exact, options, _core.placement_of_stage(stage, options.ranks_of_host)))
     if of_outer:
         if has_room:
             _require_room_for_outer(options, description, left, of_outer)
         budget = Budget(**{tier: max(0, size - of_outer.get(tier, 0)) for tier, size in vars(budget).items()})
-        exact = _question(description, options, budget)
-    coarse = _question(description, options, budget)
+        exact = question_of(description, options, budget)
+    coarse = question_of(description, options, budget)
     coarse.tile_elements = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks_of_host))
     return PlanRequest(options, description, budget, activations, of_outer, has_room, exact, coarse)
 
@@ -315,74 +320,9 @@ def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _
     return searching.fits(needs, vars(request.budget))
 
 
-def _machine(options: Options, budget: Budget) -> _core.Machine:
-    made = machine(budget, options.all_rates, ranks=options.ranks_of_host, ranks_of_machine=options.ranks_of_machine)
-    if options.is_on_cpu:
-        made.device_memory = made.host_memory
-        made.shares_cores = made.host_is_device = True
-    return made
-
-
 def _rates(rank: _core.Machine) -> dict[str, float]:
     unused = ("across",) if rank.ranks_per_host == 0 else ()
     return {name: getattr(rank, name) for name in RATES if name not in unused}
-
-
-def _question(description: Description, options: Options, budget: Budget) -> _core.Question:
-    question = _core.Question(description.model, _machine(options, budget))
-    question.ranks, question.stage, question.micro_steps = options.ranks_of_host, options.stage, options.micro_steps
-    question.format = _core.StateFormat[options.formats.state]
-    question.gradient_format = _core.GradientFormat[options.formats.gradients]
-    question.wire = options.wire.for_core()
-    question.parameter_replicas = options.replicas
-    question.full_records = options.resumable
-    question.set_optimizer(options.optimizer)
-    question.set_work(_work(description, options))
-    if options.activations.tier != "device":
-        away = _activations(description, options)[options.activations.tier]
-        question.set_activations(_core.Tier[options.activations.tier], _by_unit(description, away))
-    if not options.clipping:
-        schedule = _core.Schedule()
-        schedule.update_in_backward = options.micro_steps == 1
-        question.schedule = schedule
-    return question
-
-
-def _work(description: Description, options: Options) -> list[tuple[float, float]]:
-    """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass,
-    and three times where activation checkpointing repeats the forward pass."""
-    sequence = min(options.sequence, options.tokens)
-    factor = 3.0 if options.activations.amount == "checkpointed" and description.activations else 2.0
-    attention = description.attention or [Attention(0.0)] * len(description.flops)
-    forward = [options.tokens * (f + a.of(sequence)) / options.reach for f, a in zip(description.flops, attention, strict=True)]
-    return [(seconds, factor * seconds) for seconds in forward]
-
-
-def _activations(description: Description, options: Options) -> dict[str, int]:
-    """Return the bytes of activations by tier. A drive needs buffers on the host."""
-    amount, tier = options.activations
-    checkpointed = amount == "checkpointed"
-    known = description.activations
-    if isinstance(amount, int):
-        all_of_them = away = amount
-        on_device = min(away, 2 * away // len(description.unit_names))
-    elif known is None:
-        all_of_them = on_device = away = 0
-    else:
-        all_of_them = known.bytes(options.tokens, checkpointed=checkpointed)
-        on_device, away = known.offloaded(options.tokens, checkpointed=checkpointed)
-    if tier == "device":
-        return {"device": all_of_them}
-    buffers = {"host": parse_size(IN_FLIGHT)} if tier == "nvme" else {}
-    return {"device": on_device, **buffers, tier: away}
-
-
-def _by_unit(description: Description, size: int) -> list[int]:
-    """Divide activations among the units with attention, in other models by their flops."""
-    attention = [unit.flops for unit in description.attention]
-    weights = attention if any(attention) else description.flops
-    total = sum(weights) or 1.0
-    return [int(size * weight / total) for weight in weights]
 
 
 def _stage(placement: _core.Placement) -> int:

@@ -52,6 +52,7 @@ class Plan:
     train_tokens: int | None = None  # of the whole training
     active_parameters: int | None = None  # those that a token passes through, in a mixture of experts
     activation_tier: str = "device"  # where activations are until backward
+    optimizer: str = "adamw"
     replicas: int = 1  # copies of the parameters
     outer: DiLoCo | None = None  # hosts train on their own
     wire: Mapping[str, str] = field(default_factory=dict)  # formats of what ranks send, by kind, that are not exact
@@ -147,7 +148,8 @@ class Plan:
         options += [f'activations="{away}"'] if away else []
         options += ["update_in_backward=True"] if in_backward else []
         options += ['run="NAME"'] if self._question is not None and self._question.full_records else []
-        return f"ballast.wrap(optimizer, model, {', '.join(options)})"
+        wrapped = "[muon, adamw]" if self.optimizer == "muon" else "optimizer"
+        return f"ballast.wrap({wrapped}, model, {', '.join(options)})"
 
     def is_as(self, other: Plan) -> bool:
         """Return whether the two differ in no choice of the planner."""

@@ -26,11 +26,19 @@ struct TimelineEntry {
   double end = 0;
 };
 
+// Parameters of a model that another optimizer has.
+struct Others {
+  Model model;
+  optim::StateNames names{};
+  std::vector<UnitWork> work;  // by unit
+};
+
 // A ChoiceInput with the objects that it refers to.
 struct Question {
   Model model;
   Machine machine;
   std::vector<UnitWork> work;  // by unit
+  std::optional<Others> others{};
   std::size_t ranks = 1;
   std::optional<int> stage{};
   std::size_t parameter_replicas = 1;
@@ -47,6 +55,16 @@ struct Question {
   Tier activations = Tier::device;
 
   ChoiceInput input() const {
+    ChoiceInput input = input_of(model, work);
+    if (!others) return input;
+    auto beside = std::make_shared<ChoiceInput>(input_of(others->model, others->work));
+    beside->names = others->names;
+    beside->orthogonalization_steps.reset();
+    input.beside = std::move(beside);
+    return input;
+  }
+
+  ChoiceInput input_of(const Model& model, const std::vector<UnitWork>& work) const {
     require(work.size() == model.units.size(), Code::wrong_size,
             [] { return Problem{.what = "the work of each unit is needed", .needed = "one entry for each unit"}; });
     return {.model = model,
@@ -112,8 +130,21 @@ struct Question {
                                 .host_is_device = machine.host_is_device});
   }
 
+  // Of those that others have alone.
+  Question of_others() const {
+    Question question = *this;
+    question.model = others->model;
+    question.work = others->work;
+    question.names = others->names;
+    question.orthogonalization_steps.reset();
+    question.backward_order.clear();
+    question.others.reset();
+    return question;
+  }
+
   std::string program(const Placement& placement, std::size_t rank) const {
-    return to_text(compiled(placement, rank).program());
+    const std::string text = to_text(compiled(placement, rank).program());
+    return others ? text + "\n" + of_others().program(placement, rank) : text;
   }
 
   std::vector<TimelineEntry> timeline(const Placement& placement) const {
@@ -131,7 +162,20 @@ struct Question {
                          .begin = ran.begin,
                          .end = ran.end});
     }
+    if (others) append_others(placement, entries);
     return entries;
+  }
+
+  // Their step comes after this one.
+  void append_others(const Placement& placement, std::vector<TimelineEntry>& entries) const {
+    ChoiceInput alone = input();
+    alone.beside.reset();
+    const double begin = price(alone, placement).simulation.seconds;
+    for (TimelineEntry& entry : of_others().timeline(placement)) {
+      entry.begin += begin;
+      entry.end += begin;
+      entries.push_back(std::move(entry));
+    }
   }
 };
 
@@ -142,7 +186,8 @@ constexpr std::pair<const char*, optim::StateNames> row(const char* name) {
 
 constexpr std::array optimizers{row<optim::AdamW>("adamw"),     row<optim::Adam>("adam"),
                                 row<optim::Lion>("lion"),       row<optim::SgdMomentum>("sgd_momentum"),
-                                row<optim::Adagrad>("adagrad"), row<optim::Sgd>("sgd")};
+                                row<optim::Adagrad>("adagrad"), row<optim::Sgd>("sgd"),
+                                row<optim::Muon>("muon")};
 
 std::vector<std::string> optimizer_names() {
   std::vector<std::string> names;
@@ -153,11 +198,17 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
-void set_optimizer(Question& question, const std::string& name) {
+optim::StateNames state_of(const std::string& name) {
   const auto* found = std::ranges::find(optimizers, name, [](const auto& row) { return std::string_view(row.first); });
   require(found != optimizers.end(), Code::bad_argument,
           [&] { return Problem{.what = "no optimizer is called " + name}; });
-  question.names = found->second;
+  return found->second;
+}
+
+void set_optimizer(Question& question, const std::string& name) {
+  question.names = state_of(name);
+  question.orthogonalization_steps.reset();
+  if (name == "muon") question.orthogonalization_steps = static_cast<std::size_t>(optim::Muon{}.ns_steps);
 }
 
 void set_rule(Question& question, const optim::Rule& rule) {
@@ -167,12 +218,19 @@ void set_rule(Question& question, const optim::Rule& rule) {
   if (muon != nullptr) question.orthogonalization_steps = static_cast<std::size_t>(std::max(muon->ns_steps, 0));
 }
 
-void set_work(Question& question, const std::vector<std::pair<double, double>>& seconds) {
-  question.work.clear();
-  question.work.reserve(seconds.size());
+using Seconds = std::vector<std::pair<double, double>>;  // forward and backward of each unit
+
+std::vector<UnitWork> work_of(const Seconds& seconds) {
+  std::vector<UnitWork> work;
+  work.reserve(seconds.size());
   for (const auto& [forward, backward] : seconds) {
-    question.work.push_back({forward, backward});
+    work.push_back({forward, backward});
   }
+  return work;
+}
+
+void set_others(Question& question, const Model& model, const std::string& optimizer, const Seconds& seconds) {
+  question.others = Others{model, state_of(optimizer), work_of(seconds)};
 }
 
 void set_activations(Question& question, Tier tier, const std::vector<std::size_t>& bytes) {
@@ -232,7 +290,11 @@ void bind_question(py::module_& module) {
       .def_readwrite("backward_order", &Question::backward_order)
       .def_readwrite("full_records", &Question::full_records)
       .def("set_rule", set_rule, py::arg("rule"), "Instead of an optimizer's name.")
-      .def("set_work", set_work, py::arg("seconds"), "Forward and backward of each unit.")
+      .def(
+          "set_work", [](Question& self, const Seconds& seconds) { self.work = work_of(seconds); }, py::arg("seconds"),
+          "Forward and backward of each unit.")
+      .def("set_others", set_others, py::arg("model"), py::arg("optimizer"), py::arg("seconds"),
+           "Parameters that another optimizer has, whose step comes after this one.")
       .def("set_activations", set_activations, py::arg("tier"), py::arg("bytes"),
            "Of each unit, that leave the device after forward and return for backward.")
       .def("choose", &Question::best, Released())

@@ -59,7 +59,7 @@ PYTHON_LAYERS = {
     "planning": [
         *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
         "replicas",
-        *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor", "issue"),
+        *("formats", "models", "models.*", "plan_request", "plan_question", "diagnostic", "drives", "doctor", "issue"),
         *("deepspeed_keys", "deepspeed_config"),
         *("measured", "spelling"),
         *("outer", "outer.options", "outer.fragments", "outer.host_rank", "outer.memory"),

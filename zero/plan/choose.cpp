@@ -210,7 +210,8 @@ std::vector<Placement> pure_placements(const ChoiceInput& input) {
 
 Ledger memory_of(const ChoiceInput& input, const Placement& placement) {
   const Candidate candidate(input, placement);
-  return candidate.ledger(outline(candidate.compile_input));
+  const Ledger ledger = candidate.ledger(outline(candidate.compile_input));
+  return input.beside == nullptr ? ledger : together(ledger, memory_of(*input.beside, placement));
 }
 
 bool fits(const Ledger& ledger, const Machine& machine) { return shortage(ledger, machine) == 0; }
@@ -219,7 +220,12 @@ Choice price(const ChoiceInput& input, const Placement& placement) {
   const Candidate candidate(input, placement);
   const Program program = compile(candidate.compile_input);
   const Program simulated = with_activations(program, input.work, input.activations);
-  return {placement, candidate.ledger(program), simulate({simulated, placement, input.machine, input.work})};
+  Choice choice{placement, candidate.ledger(program), simulate({simulated, placement, input.machine, input.work})};
+  if (input.beside == nullptr) return choice;
+  const Choice beside = price(*input.beside, placement);
+  choice.ledger = together(choice.ledger, beside.ledger);
+  choice.simulation += beside.simulation;
+  return choice;
 }
 
 Choice choose(const ChoiceInput& input) {

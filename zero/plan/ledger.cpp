@@ -20,6 +20,13 @@ void add(Ledger& ledger, Tier tier, std::string_view owner, std::size_t bytes) {
   }
 }
 
+// By tier, the largest owner first.
+void sort(Ledger& ledger) {
+  std::ranges::stable_sort(ledger, [](const LedgerEntry& a, const LedgerEntry& b) {
+    return a.tier != b.tier ? a.tier < b.tier : a.bytes > b.bytes;
+  });
+}
+
 }  // namespace
 
 Ledger ledger_of(const Program& program, const RecordSizes& records) {
@@ -32,10 +39,15 @@ Ledger ledger_of(const Program& program, const RecordSizes& records) {
   add(ledger, Tier::nvme, "records", on_drive);
   const bool is_mirrored = std::ranges::find(program.slots, SlotRole::mirror, &Slot::role) != program.slots.end();
   if (is_mirrored) add(ledger, Tier::nvme, "mirror", on_drive);  // of another rank's records
-  std::ranges::stable_sort(ledger, [](const LedgerEntry& a, const LedgerEntry& b) {
-    return a.tier != b.tier ? a.tier < b.tier : a.bytes > b.bytes;
-  });
+  sort(ledger);
   return ledger;
+}
+
+Ledger together(Ledger one, const Ledger& other) {
+  for (const auto& [tier, owner, bytes] : other)
+    add(one, tier, owner, bytes);
+  sort(one);
+  return one;
 }
 
 std::size_t bytes_in(const Ledger& ledger, Tier tier) {

@@ -23,6 +23,8 @@ struct Span {
 };
 
 bool needs_cores(const Op& op) { return !is_of_drives(op.lane) && op.kind != OpKind::agree; }
+// A GPU copies and updates while it multiplies, but products of an update and those of the model take turns.
+bool multiplies(const Op& op) { return op.kind == OpKind::use || op.kind == OpKind::orthogonalize; }
 bool needs_links(const Op& op) {
   return op.kind == OpKind::gather || op.kind == OpKind::reduce || op.kind == OpKind::collect ||
          op.kind == OpKind::distribute;
@@ -86,6 +88,9 @@ class Walk {
     if (in_.machine.shares_cores && needs_cores(op)) {
       span.end = span.begin;
       take_turn(cores_, span.busy, span, self);
+    } else if (multiplies(op)) {
+      span.end = span.begin;
+      take_turn(products_, span.busy, span, self);
     } else {
       span.end = span.begin + span.busy;
       if (needs_links(op)) use_links(op, span, self);
@@ -143,6 +148,7 @@ class Walk {
   std::size_t size_;
   std::vector<Span> spans_;  // of all steps
   SharedTime cores_;
+  SharedTime products_;      // on a GPU
   SharedTime links_inside_;  // of a host; gathers and reductions have lanes of their own, and the same links
   SharedTime links_across_;
   std::array<std::size_t, lane_count> lane_last_{};
@@ -157,6 +163,19 @@ class Walk {
 }  // namespace
 
 Simulation simulate(const SimulationInput& input) { return Walk(input).result(); }
+
+Simulation& Simulation::operator+=(const Simulation& next) {
+  const auto add = [](auto& sums, const auto& values) {
+    for (std::size_t i = 0; i < sums.size(); ++i)
+      sums[i] += values[i];
+  };
+  seconds += next.seconds;
+  add(exposed, next.exposed);
+  add(busy, next.busy);
+  add(critical, next.critical);
+  add(bytes, next.bytes);
+  return *this;
+}
 std::vector<SimulatedOp> timeline_of(const SimulationInput& input) { return Walk(input).timeline(); }
 
 }  // namespace ballast

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -75,6 +76,8 @@ struct Simulation {
   std::array<double, lane_count> busy{};        // by lane
   std::array<double, lane_count> critical{};    // by lane: its part of the critical path
   std::array<std::size_t, lane_count> bytes{};  // by lane: moved or processed
+
+  Simulation& operator+=(const Simulation& next);  // a step that is made after this one
 };
 
 // The question to the planner. What it refers to outlives it.
@@ -96,6 +99,9 @@ struct ChoiceInput {
   Trace trace{};                    // of each micro-step; empty: the order of declaration
   bool full_records = false;        // records hold parameters too
   Tier activations = Tier::device;  // that the offloaded activations go to. Their bytes are not in the ledger
+  // Another training with the same placement, which makes its step after this one: that of another optimizer's parameters. Its
+  // memory and its time are added.
+  std::shared_ptr<const ChoiceInput> beside{};
 };
 
 struct Choice {

@@ -1,0 +1,118 @@
+"""The questions to the planner that a request leads to: a model, with the time of its arithmetic, on a machine."""
+
+from __future__ import annotations
+
+from ballast import _core
+from ballast.checks import refuse
+from ballast.hardware import Budget, machine
+from ballast.models.description import Attention, Description
+from ballast.models.matrices import Divided, divide
+from ballast.options import Options
+from ballast.sizes import human_amount, parse_size
+from ballast.tiers import IN_FLIGHT
+
+MUON = "muon"
+
+
+def question_of(description: Description, options: Options, budget: Budget) -> _core.Question:
+    """Return the question. With Muon, it is that of the matrices, and AdamW has the other parameters beside them."""
+    divided = _divided(description) if options.optimizer == MUON else None
+    model = divided.matrices.model if divided else description.model
+    question = _core.Question(model, machine_of(options, budget))
+    question.ranks, question.stage, question.micro_steps = options.ranks_of_host, options.stage, options.micro_steps
+    question.format = _core.StateFormat[options.formats.state]
+    question.gradient_format = _core.GradientFormat[options.formats.gradients]
+    question.wire = options.wire.for_core()
+    question.parameter_replicas = options.replicas
+    question.full_records = options.resumable
+    question.set_optimizer(options.optimizer)
+    _set_work(question, description, options, divided)
+    if not options.clipping:
+        schedule = _core.Schedule()
+        schedule.update_in_backward = options.micro_steps == 1
+        question.schedule = schedule
+    return question
+
+
+def notes_of_optimizer(description: Description, options: Options) -> list[str]:
+    """Say which parameters have another optimizer than the one that was asked for."""
+    if options.optimizer != MUON:
+        return []
+    part = _divided(description).others
+    if part is None:
+        return []
+    others = sum(tensor.elements for unit in part.model.units for tensor in unit.tensors)
+    return [f"AdamW for {human_amount(others)} parameters that are no matrices of blocks: wrap([muon, adamw], model)"]
+
+
+def _divided(description: Description) -> Divided:
+    divided = divide(description.model)
+    if divided is None:
+        refuse(
+            "Muon is for the matrices of repeated blocks, and this model has none",
+            where=description.name,
+            needed='another optimizer, such as "adamw"',
+        )
+    return divided
+
+
+def _set_work(question: _core.Question, description: Description, options: Options, divided: Divided | None) -> None:
+    """Set the time and the offloaded activations of each unit. A unit in both parts computes with its matrices."""
+    work = _work(description, options)
+    away = [0] * len(work)
+    tier = options.activations.tier
+    if tier != "device":
+        away = _by_unit(description, activation_bytes(description, options)[tier])
+    places = divided.matrices.places if divided else range(len(work))
+    question.set_work([work[place] for place in places])
+    if tier != "device":
+        question.set_activations(_core.Tier[tier], [away[place] for place in places])
+    if divided and divided.others:
+        elsewhere = [(0.0, 0.0) if place in places else work[place] for place in divided.others.places]
+        question.set_others(divided.others.model, "adamw", elsewhere)
+
+
+def _work(description: Description, options: Options) -> list[tuple[float, float]]:
+    """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass,
+    and three times where activation checkpointing repeats the forward pass."""
+    sequence = min(options.sequence, options.tokens)
+    factor = 3.0 if options.activations.amount == "checkpointed" and description.activations else 2.0
+    attention = description.attention or [Attention(0.0)] * len(description.flops)
+    forward = [options.tokens * (f + a.of(sequence)) / options.reach for f, a in zip(description.flops, attention, strict=True)]
+    return [(seconds, factor * seconds) for seconds in forward]
+
+
+def activation_bytes(description: Description, options: Options) -> dict[str, int]:
+    """Return the bytes of activations by tier. A drive needs buffers on the host."""
+    amount, tier = options.activations
+    checkpointed = amount == "checkpointed"
+    known = description.activations
+    if isinstance(amount, int):
+        all_of_them = away = amount
+        on_device = min(away, 2 * away // len(description.unit_names))
+    elif known is None:
+        all_of_them = on_device = away = 0
+    else:
+        all_of_them = known.bytes(options.tokens, checkpointed=checkpointed)
+        on_device, away = known.offloaded(options.tokens, checkpointed=checkpointed)
+    if tier == "device":
+        return {"device": all_of_them}
+    buffers = {"host": parse_size(IN_FLIGHT)} if tier == "nvme" else {}
+    return {"device": on_device, **buffers, tier: away}
+
+
+def _by_unit(description: Description, size: int) -> list[int]:
+    """Divide activations among the units with attention, in other models by their flops."""
+    attention = [unit.flops for unit in description.attention]
+    weights = attention if any(attention) else description.flops
+    total = sum(weights) or 1.0
+    return [int(size * weight / total) for weight in weights]
+
+
+def machine_of(options: Options, budget: Budget) -> _core.Machine:
+    made = machine(budget, options.all_rates, ranks=options.ranks_of_host, ranks_of_machine=options.ranks_of_machine)
+    made.products = options.reach
+    if options.is_on_cpu:
+        made.device_memory = made.host_memory
+        made.shares_cores = made.host_is_device = True
+    return made
