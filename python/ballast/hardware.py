@@ -12,6 +12,7 @@ from ballast.sizes import Rate, parse_rate
 
 MIB = 1 << 20
 # The rates of a machine, in bytes a second.
+USUAL_EFFICIENCY = 0.5  # the part of its peak that a GPU reaches in a model
 RATES = ("gather", "reduce", "across", "upload", "download", "device_memory", "host_memory", "read", "write")
 
 
@@ -113,6 +114,16 @@ def with_given(usual: Rates, given: Mapping[str, Rate]) -> Rates:
     """Return the rates, replaced by those that are given."""
     all_known("rate", given, vars(usual))
     return replace(usual, **{name: parse_rate(rate) for name, rate in given.items()})
+
+
+def products_of(gpu: Gpu) -> float:
+    """Return the operations a second that products of matrices usually reach."""
+    return USUAL_EFFICIENCY * gpu.flops
+
+
+def products_of_cpus(cores: int) -> float:
+    """Return the operations a second that products of bf16 matrices reach with AVX2, rounded down."""
+    return 50e9 * cores
 
 
 def rates_of_cpus(cores: int) -> Rates:

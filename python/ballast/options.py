@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ballast.checks import all_known, is_number, one_of, refuse
 from ballast.formats import Formats
-from ballast.hardware import GPUS, Gpu, Rates, gpu_like, rates_of, rates_of_cpus, with_given
+from ballast.hardware import GPUS, USUAL_EFFICIENCY, Gpu, Rates, gpu_like, rates_of, rates_of_cpus, with_given
 from ballast.measured import Measured
 from ballast.outer.options import DiLoCo, hosts_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
@@ -176,7 +176,7 @@ def read_rates(rates: Mapping[str, Rate] | None, measured: Measured | None) -> M
 def read_efficiency(value: float | None, *, reached: bool) -> float:
     """Return the fraction of the peak. `reached` says that the flops were measured, and are no peak."""
     if value is None:
-        return 1.0 if reached else 0.5
+        return 1.0 if reached else USUAL_EFFICIENCY
     if not 0 < value <= 1:
         refuse(f"efficiency={value} is not possible", needed="above 0, and 1 at most")
     return value

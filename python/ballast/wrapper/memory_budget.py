@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 from ballast import _core
 from ballast.connecting import Group
-from ballast.hardware import RATES, Budget, Rates, gpu_like, machine, rates_of, rates_of_cpus
+from ballast.hardware import (
+    RATES,
+    Budget,
+    Rates,
+    gpu_like,
+    machine,
+    products_of,
+    products_of_cpus,
+    rates_of,
+    rates_of_cpus,
+)
 from ballast.machine import available_memory, this_machine
 from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.gpu import free_bytes, name_and_bytes, return_cached_memory
@@ -34,6 +44,7 @@ class AvailableMachine:
     free: int  # of the host
     drives: int
     rates: Rates
+    products: float  # operations a second: of the GPU, or of all cores
     on_gpu: bool
 
 
@@ -42,13 +53,14 @@ def budget_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[Me
     machines = from_all_ranks(group, _available_machine(options, members))
     budgets = [_machine(each, machines) for each in machines]
     least = budgets[group.rank]
-    for name in (*BYTES, *RATES):
+    for name in (*BYTES, *RATES, "products"):
         setattr(least, name, min(getattr(each, name) for each in budgets))
     return least
 
 
 def _available_machine(options: WrapOptions, members: Sequence[Member]) -> AvailableMachine:
     found, gpu = this_machine(), gpu_of(members)
+    known = None if gpu is None else gpu_like(*name_and_bytes(gpu))
     device = None if options.memory is None else int(options.memory)
     if device is None and gpu is not None:  # torch holds parameters there until all is reserved: they are not free
         return_cached_memory(gpu)
@@ -63,13 +75,10 @@ def _available_machine(options: WrapOptions, members: Sequence[Member]) -> Avail
         parameter_bytes=sum(parameter.nbytes for parameter in on_host),
         free=available_memory(found),
         drives=sum(by_drive.values()),
-        rates=rates_of_cpus(found["cores"]) if gpu is None else _rates_of_gpu(gpu),
+        rates=rates_of_cpus(found["cores"]) if known is None else rates_of(known, {}),
+        products=products_of_cpus(found["cores"]) if known is None else products_of(known),
         on_gpu=gpu is not None,
     )
-
-
-def _rates_of_gpu(gpu: int) -> Rates:
-    return rates_of(gpu_like(*name_and_bytes(gpu)), {})
 
 
 def _machine(of: AvailableMachine, machines: Sequence[AvailableMachine]) -> _core.Machine:
@@ -79,6 +88,7 @@ def _machine(of: AvailableMachine, machines: Sequence[AvailableMachine]) -> _cor
     device = min(host + of.parameter_bytes, of.free) if of.device is None else of.device
     budget = Budget(device, host, of.drives // sharing)
     made = machine(budget, of.rates, ranks=len(machines), ranks_of_machine=sharing)
+    made.products = of.products if of.on_gpu else of.products / sharing
     if not of.on_gpu:
         made.device_memory = made.host_memory
         made.shares_cores = made.host_is_device = True

@@ -1,6 +1,7 @@
 """Tests of stages and tiers that Ballast chooses, and of memory budgets."""
 
 import logging
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +34,20 @@ def test_with_plenty_of_memory_everything_is_on_the_device(caplog, tmp_path):
     assert " of each rank: stage 0; transfers and updates of a step are forecast to take " in said[0]
     assert "; stage 3 " in said[0]
     assert said[1].startswith("memory of each rank")
+
+
+def test_the_forecast_has_the_products_of_muon(caplog):
+    """Five steps of Newton-Schulz on this matrix are 90 Gflop, which take longer than an update."""
+    caplog.set_level(logging.INFO, logger="ballast")
+    for make in (torch.optim.Muon, torch.optim.AdamW):
+        layer = torch.nn.Linear(1536, 1536, bias=False)
+        optimizer = ballast.wrap(make(layer.parameters()), layer, stage="auto")
+        layer(torch.zeros(1, 1536)).sum().backward()
+        optimizer.step()
+        optimizer.close()
+    said = [record.getMessage() for record in caplog.records if "forecast to take" in record.getMessage()]
+    muon, adamw = (float(re.search(r"forecast to take (\S+) s", line)[1]) for line in said)
+    assert muon > 2 * adamw
 
 
 def test_with_less_memory_ranks_share_more_and_then_use_the_drive(tmp_path):
@@ -222,10 +237,10 @@ def test_state_is_spread_over_tiers(tmp_path):
 def test_ranks_of_a_machine_share_its_memory():
     rates = rates_of_cpus(2)
     machines = [
-        AvailableMachine("one", 1, None, parameter_bytes=50, free=2000, drives=600, rates=rates, on_gpu=False),
-        AvailableMachine("one", 1, 200, parameter_bytes=0, free=2000, drives=600, rates=rates, on_gpu=False),
+        AvailableMachine("one", 1, None, parameter_bytes=50, free=2000, drives=600, rates=rates, products=8.0, on_gpu=False),
+        AvailableMachine("one", 1, 200, parameter_bytes=0, free=2000, drives=600, rates=rates, products=8.0, on_gpu=False),
         # The launcher runs four ranks on this machine.
-        AvailableMachine("other", 4, 300, parameter_bytes=0, free=2000, drives=800, rates=rates, on_gpu=True),
+        AvailableMachine("other", 4, 300, parameter_bytes=0, free=2000, drives=800, rates=rates, products=8.0, on_gpu=True),
     ]
     budgets = [_machine(each, machines) for each in machines]
     assert [each.device_bytes for each in budgets] == [800, 200, 300]
@@ -233,6 +248,7 @@ def test_ranks_of_a_machine_share_its_memory():
     assert [each.host_bytes for each in budgets] == [750, 750, 375]
     assert [each.nvme_bytes for each in budgets] == [300, 300, 200]
     assert [each.host_is_device for each in budgets] == [True, True, False]
+    assert [each.products for each in budgets] == [4, 4, 8]  # of the cores, and of a GPU for each rank
 
 
 @pytest.mark.parametrize(
