@@ -93,7 +93,7 @@ class Case(NamedTuple):
 
     @property
     def opponents(self) -> list["Case"]:
-        """The cases that this one is compared with: of Muon, the same with AdamW too, if the workload differs in nothing else."""
+        """The cases that this one is compared with: of Muon, the same with AdamW too, if nothing else differs."""
         rivals = [case for case in CASES if case.workload == self.workload and case.system.name in self.system.against]
         with_adamw = [case for case in CASES if case.system == self.system and self.workload.is_with_muon(case.workload)]
         return rivals + (with_adamw if self.system.is_ballast else [])

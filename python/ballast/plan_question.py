@@ -59,13 +59,11 @@ def _divided(description: Description) -> Divided:
 def _set_work(question: _core.Question, description: Description, options: Options, divided: Divided | None) -> None:
     """Set the time and the offloaded activations of each unit. A unit in both parts computes with its matrices."""
     work = _work(description, options)
-    away = [0] * len(work)
+    places = divided.matrices.places if divided else range(len(work))
+    question.set_work([work[place] for place in places])
     tier = options.activations.tier
     if tier != "device":
         away = _by_unit(description, activation_bytes(description, options)[tier])
-    places = divided.matrices.places if divided else range(len(work))
-    question.set_work([work[place] for place in places])
-    if tier != "device":
         question.set_activations(_core.Tier[tier], [away[place] for place in places])
     if divided and divided.others:
         elsewhere = [(0.0, 0.0) if place in places else work[place] for place in divided.others.places]

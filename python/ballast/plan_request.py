@@ -237,7 +237,7 @@ def _machines(ranks: int, gpus_per_machine: int, outer: DiLoCo | None) -> list[i
 def _described(options: Options, model: ModelLike) -> PlanRequest:
     options.wire.require_possible(options.stage)
     if options.optimizer == MUON and options.outer is not None:
-        refuse("outer= exchanges the parameters of one optimizer", needed="one optimizer for all parameters: not Muon and AdamW")
+        refuse("outer= exchanges the parameters of one optimizer", needed="one optimizer for all parameters")
     description = describe(model, dtype=options.dtype)
     _require_counted_time(options, description)
     return request_of(options, description)

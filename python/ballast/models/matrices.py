@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ballast import _core
 
+
 class Part(NamedTuple):
     """Some tensors of a model, as a model of its own, and the places of its units in the whole one."""
 
@@ -29,8 +30,8 @@ def divide(model: _core.Model) -> Divided | None:
 
 
 def is_hidden_matrix(unit: _core.Unit, tensor: _core.Tensor) -> bool:
-    """Return whether Muon is used for a tensor: a trained matrix of a block, whose name ends with a number. Embeddings and heads
-    are outside of the blocks.
+    """Return whether Muon is used for a tensor: a trained matrix of a block, whose name ends with a number. Embeddings and
+    heads are outside of the blocks.
 
     >>> block, head = (
     ...     _core.Unit(name, dtype=_core.DType.bf16, tensors=[_core.Tensor("w", [8, 4])]) for name in ("layers.0", "head")
@@ -44,7 +45,7 @@ def is_hidden_matrix(unit: _core.Unit, tensor: _core.Tensor) -> bool:
 def _part(
     model: _core.Model, belongs: Callable[[_core.Unit, _core.Tensor], bool], is_whole: Callable[[_core.Unit], bool]
 ) -> Part | None:
-    """Return the units that have such tensors, with them alone, and other whole units: those that only use tensors of others."""
+    """Return the units that have such tensors, with them alone, and whole units: those that only use tensors of others."""
     kept = [[index for index, tensor in enumerate(unit.tensors) if belongs(unit, tensor)] for unit in model.units]
     places = [place for place, tensors in enumerate(kept) if tensors or is_whole(model.units[place])]
     units = []
