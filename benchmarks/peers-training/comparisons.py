@@ -77,6 +77,7 @@ WORKLOADS = [
     Workload("303M, 4 ranks", LARGE, ranks=4),
     Workload("30M, fp32, 4 ranks", SMALL, ranks=4, dtype="float32"),
     Workload("30M, Muon", SMALL, rule=MUON, systems=WITH_MUON),
+    Workload("30M, fp32, Muon", SMALL, dtype="float32", rule=MUON, systems=BRIEFLY),
     Workload("303M, Muon", LARGE, rule=MUON, systems=WITH_MUON),
     Workload("303M, 8,192 tokens", LONG, systems=BRIEFLY),
     Workload("303M, 8,192 tokens, Muon", LONG, rule=MUON, systems=BRIEFLY),
