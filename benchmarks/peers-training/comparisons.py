@@ -28,7 +28,7 @@ SHAPES = {shape.name: shape for shape in (SMALL, LARGE)}
 ADAMW, MUON = "AdamW", "Muon"  # Muon: for the matrices of blocks, with AdamW for all others
 
 BRIEFLY = (ALONE, DDP, "Ballast stage 3")
-# ZeroRedundancyOptimizer is one optimizer for all parameters, and DeepSpeed's Muon is that of its stages 1 to 3.
+# ZeroRedundancyOptimizer has one optimizer for all parameters, and FSDP2 with torch's Muon was not tried.
 WITH_MUON = (
     *(ALONE, DDP, *(deepspeed_name(stage) for stage in (2, 3))),
     *(f"Ballast stage {stage}" for stage in (1, 2, 3)),

@@ -11,8 +11,8 @@ from ballast.checks import all_known
 from ballast.sizes import Rate, parse_rate
 
 MIB = 1 << 20
-# The rates of a machine, in bytes a second.
 USUAL_EFFICIENCY = 0.5  # the part of its peak that a GPU reaches in a model
+# The rates of a machine, in bytes a second.
 RATES = ("gather", "reduce", "across", "upload", "download", "device_memory", "host_memory", "read", "write")
 
 

@@ -35,14 +35,15 @@ def question_of(description: Description, options: Options, budget: Budget) -> _
 
 
 def notes_of_optimizer(description: Description, options: Options) -> list[str]:
-    """Say which parameters have another optimizer than the one that was asked for."""
+    """Return a note with the number of parameters that AdamW updates beside Muon."""
     if options.optimizer != MUON:
         return []
     part = _divided(description).others
     if part is None:
         return []
-    others = sum(tensor.elements for unit in part.model.units for tensor in unit.tensors)
-    return [f"AdamW for {human_amount(others)} parameters that are no matrices of blocks: wrap([muon, adamw], model)"]
+    others = sum(tensor.elements for unit in part.model.units for tensor in unit.tensors if not tensor.frozen)
+    note = f"AdamW for {human_amount(others)} parameters that are no matrices of blocks: wrap([muon, adamw], model)"
+    return [note] if others else []
 
 
 def _divided(description: Description) -> Divided:

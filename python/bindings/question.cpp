@@ -60,6 +60,7 @@ struct Question {
     auto beside = std::make_shared<ChoiceInput>(input_of(others->model, others->work));
     beside->names = others->names;
     beside->orthogonalization_steps.reset();
+    beside->trace.clear();
     input.beside = std::move(beside);
     return input;
   }
@@ -114,67 +115,53 @@ struct Question {
     return kept;
   }
 
-  CompiledPlan compiled(const Placement& placement, std::size_t rank) const {
-    return CompiledPlan(model, {.placement = placement,
-                                .rank = rank,
-                                .tile_elements = tile_elements,
-                                .micro_steps = micro_steps,
-                                .format = format,
-                                .gradient_format = gradient_format,
-                                .names = names,
-                                .orthogonalization_steps = orthogonalization_steps,
-                                .trace = trace(),
-                                .schedule = schedule,
-                                .wire = wire,
-                                .full_records = full_records,
-                                .host_is_device = machine.host_is_device});
-  }
-
-  // Of those that others have alone.
-  Question of_others() const {
-    Question question = *this;
-    question.model = others->model;
-    question.work = others->work;
-    question.names = others->names;
-    question.orthogonalization_steps.reset();
-    question.backward_order.clear();
-    question.others.reset();
-    return question;
-  }
-
   std::string program(const Placement& placement, std::size_t rank) const {
-    const std::string text = to_text(compiled(placement, rank).program());
-    return others ? text + "\n" + of_others().program(placement, rank) : text;
+    const ChoiceInput asked = input();
+    std::string text = to_text(compiled(asked, placement, rank).program());
+    if (asked.beside) text += "\n" + to_text(compiled(*asked.beside, placement, rank).program());
+    return text;
   }
 
+  // The step of others comes after this one.
   std::vector<TimelineEntry> timeline(const Placement& placement) const {
-    const ChoiceInput asked = input();
-    const CompiledPlan plan = compiled(placement, 0);
+    ChoiceInput asked = input();
+    const auto beside = std::exchange(asked.beside, nullptr);
     std::vector<TimelineEntry> entries;
-    const Program simulated = with_activations(plan.program(), work, activations);
-    for (const SimulatedOp& ran : timeline_of({simulated, placement, machine, asked.work})) {
+    append_timeline(asked, placement, 0, entries);
+    if (beside) append_timeline(*beside, placement, price(asked, placement).simulation.seconds, entries);
+    return entries;
+  }
+
+ private:
+  static CompiledPlan compiled(const ChoiceInput& asked, const Placement& placement, std::size_t rank) {
+    return CompiledPlan(asked.model, {.placement = placement,
+                                      .rank = rank,
+                                      .tile_elements = asked.tile_elements,
+                                      .micro_steps = asked.micro_steps,
+                                      .format = asked.format,
+                                      .gradient_format = asked.gradient_format,
+                                      .names = asked.names,
+                                      .orthogonalization_steps = asked.orthogonalization_steps,
+                                      .trace = asked.trace,
+                                      .schedule = asked.schedule,
+                                      .wire = asked.wire,
+                                      .full_records = asked.full_records,
+                                      .host_is_device = asked.machine.host_is_device});
+  }
+
+  static void append_timeline(const ChoiceInput& asked, const Placement& placement, double begin,
+                              std::vector<TimelineEntry>& entries) {
+    const CompiledPlan plan = compiled(asked, placement, 0);
+    const Program simulated = with_activations(plan.program(), asked.work, asked.activations);
+    for (const SimulatedOp& ran : timeline_of({simulated, placement, asked.machine, asked.work})) {
       const Op& op = simulated.ops[ran.op];
       entries.push_back({.lane = op.lane,
                          .phase = op.phase,
                          .kind = std::string(name(op.kind)),
-                         .unit = op.unit == none ? "" : model.units[op.unit].name,
+                         .unit = op.unit == none ? "" : asked.model.units[op.unit].name,
                          .of_earlier_step = ran.of_earlier_step,
-                         .begin = ran.begin,
-                         .end = ran.end});
-    }
-    if (others) append_others(placement, entries);
-    return entries;
-  }
-
-  // Their step comes after this one.
-  void append_others(const Placement& placement, std::vector<TimelineEntry>& entries) const {
-    ChoiceInput alone = input();
-    alone.beside.reset();
-    const double begin = price(alone, placement).simulation.seconds;
-    for (TimelineEntry& entry : of_others().timeline(placement)) {
-      entry.begin += begin;
-      entry.end += begin;
-      entries.push_back(std::move(entry));
+                         .begin = begin + ran.begin,
+                         .end = begin + ran.end});
     }
   }
 };

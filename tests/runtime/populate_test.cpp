@@ -100,7 +100,7 @@ TEST_CASE("memory that cannot be pinned becomes resident when it is written, if 
   }
 }
 
-TEST_CASE("pages handed back to the kernel keep what is written to them afterwards") {
+TEST_CASE("writes to pages after their release to the kernel are kept") {
   const HostPages pages = map_host_pages(2 * slice, "test");
   std::memset(pages.get(), 7, 2 * slice);
   release_when_short(pages);

@@ -23,7 +23,8 @@ struct OpStatus {
 
   void wait() const;          // blocks the calling thread until the end, if that is marked
   void wait_on_host() const;  // also returns before the end of work in a stream
-  // Waits until the operation has read its record, if it reads one. The first call also checks that the record is what was written (B3202).
+  // Waits until the operation has read its record, if it reads one. The first call also verifies the record's checksum, and
+  // throws B3202.
   void check_record() const;
   // The same, by the trainer, before the operations that use the record are issued: it is about to change the record, so those
   // do not check it again.
