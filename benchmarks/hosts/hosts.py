@@ -98,7 +98,7 @@ def table(cases: list[Case], runs: Runs) -> str:
 
 def tolerance_of(case: Case) -> float:
     """Return the largest difference from DDP's losses. Codes round as numbers of 16 bits do, or more."""
-    return TOLERANCES["bfloat16" if "wire" in case.system.options else case.workload.dtype]
+    return TOLERANCES[case.workload.rule, "bfloat16" if "wire" in case.system.options else case.workload.dtype]
 
 
 def with_other_losses(cases: list[Case], runs: Runs) -> list[Case]:

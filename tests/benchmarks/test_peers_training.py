@@ -27,9 +27,20 @@ def test_systems_are_compared_with_known_systems():
 def test_each_case_has_opponents_with_the_same_workload():
     assert len({case.name for case in comparisons.CASES}) == len(comparisons.CASES)
     for case in comparisons.CASES:
-        assert {other.system.name for other in case.opponents} == set(case.system.against)
-        assert {other.workload for other in [case.limit, case.reference, *case.opponents]} == {case.workload}
-        assert {case, case.limit, case.reference, *case.opponents} == set(comparisons.with_their_opponents([case]))
+        trained = {other.system.name for other in comparisons.CASES if other.workload == case.workload}
+        rivals = [other for other in case.opponents if other.workload == case.workload]
+        assert {other.system.name for other in rivals} == set(case.system.against) & trained
+        assert {case.limit.workload, case.reference.workload} == {case.workload}
+        compared = [case, *case.opponents]
+        wanted = {each for one in compared for each in (one, one.limit, one.reference)}
+        assert wanted == set(comparisons.with_their_opponents([case]))
+
+
+def test_muon_is_compared_with_the_same_training_with_adamw():
+    for case in comparisons.CASES:
+        others = [other for other in case.opponents if other.workload != case.workload]
+        is_compared = case.system.is_ballast and case.workload.rule == comparisons.MUON
+        assert [other.name for other in others] == ([case.name.replace(", Muon:", ":")] if is_compared else [])
 
 
 def test_ranks_of_a_case_have_as_many_sequences_each():
