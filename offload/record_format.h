@@ -2,6 +2,7 @@
 // describes the bytes for other programs.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstdint>
 #include <optional>
@@ -14,7 +15,8 @@ namespace ballast::offload {
 
 inline constexpr std::uint32_t format_version = 2;
 inline constexpr std::size_t commit_bytes = 16 * block_bytes;
-inline constexpr std::size_t max_user_bytes = commit_bytes - 80;
+inline constexpr std::size_t label_bytes = 24;
+inline constexpr std::size_t max_user_bytes = commit_bytes - 80 - label_bytes;
 
 // The shape that the owner of the records chooses. Run and rank are part of every seal, so that a record of another run
 // or rank is not accepted.
@@ -36,6 +38,11 @@ struct CommitPoint {
 
   auto operator<=>(const CommitPoint&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
+
+// Three numbers of the owner that say what else belongs to a commit; zeros if nothing does. They are known before any record is
+// read, as the user's bytes are not.
+using CommitLabel = std::array<std::uint64_t, 3>;
+static_assert(sizeof(CommitLabel) == label_bytes);
 
 // The offsets of records. Each tile has two places, for even and for odd generations; in scratch files it has one, for
 // all. The tiles are dealt out to the files in turn.
@@ -96,6 +103,7 @@ struct Commit {
   std::uint64_t seals_hash = 0;  // of all tiles, in order
   CommitPoint point{};
   std::span<const std::byte> user{};
+  CommitLabel label{};
 };
 
 void write_commit(const RecordShape& shape, const Commit& commit, std::span<std::byte> slot);

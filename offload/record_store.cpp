@@ -229,7 +229,7 @@ void RecordStore::wait(const Completion& completion, std::string_view what) cons
   wait_watched(completion, log_, [&] { return fmt::format("{} of {}", what, stripes_.front()->file.path().string()); });
 }
 
-void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
+void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user, const CommitLabel& label) {
   require_known_state();
   for (std::size_t tile = 0; tile < shape_.tiles; ++tile) {
     require(written_[tile].started, Code::out_of_order, [&] {
@@ -243,7 +243,8 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
                     .step = step,
                     .seals_hash = hash_of(next_),
                     .point = {point_.incarnation, point_.number + 1},
-                    .user = user};
+                    .user = user,
+                    .label = label};
   require(user.size() <= max_user_bytes, Code::wrong_size, [&] {
     return Problem{.what = "cannot commit: the user's bytes do not fit into the commit record",
                    .needed = human_bytes(user.size()),
@@ -256,6 +257,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
   step_ = step;
   point_ = next.point;
   user_.assign(user.begin(), user.end());
+  label_ = label;
   current_.swap(next_);
   written_.assign(shape_.tiles, {});
 }

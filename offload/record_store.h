@@ -37,6 +37,7 @@ struct FoundRecords {
   struct Found {
     CommitPoint point{};
     std::uint64_t step = 0;
+    CommitLabel label{};
   };
   std::vector<Found> commits{};  // with a valid seal: two at most, the newest first
 };
@@ -94,6 +95,7 @@ class RecordStore {
   std::uint64_t step() const { return step_; }
   CommitPoint point() const { return point_; }
   std::span<const std::byte> user() const { return user_; }  // of the last commit
+  const CommitLabel& label() const { return label_; }        // likewise
 
   // Starts to read the newest written record of a tile, committed or not: wait for the tile's write first. To read only
   // the first region, first_record_bytes() of memory suffice.
@@ -108,8 +110,8 @@ class RecordStore {
   Completion write(std::size_t tile, std::span<std::byte> record);
 
   // Makes the next generation the current one, after all tiles are written. It is durable when this returns. user()
-  // returns `user`.
-  void commit(std::uint64_t step, std::span<const std::byte> user = {});
+  // returns `user`, and label() `label`.
+  void commit(std::uint64_t step, std::span<const std::byte> user = {}, const CommitLabel& label = {});
 
   // Discards all writes of the next generation, or in scratch files keeps them in it. They have ended when this returns.
   void abandon();
@@ -154,6 +156,7 @@ class RecordStore {
   std::uint64_t step_ = 0;
   CommitPoint point_{};
   std::vector<std::byte> user_;
+  CommitLabel label_{};
   // Guards generation_ and the members below, which determine a tile's newest record.
   std::unique_ptr<std::mutex> newest_ = std::make_unique<std::mutex>();
   std::vector<Seals> current_;  // of each tile

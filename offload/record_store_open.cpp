@@ -76,7 +76,7 @@ std::optional<FoundRecords> RecordStore::look(std::span<const Drive> drives, con
       file.bytes() >= RecordPlaces::commit_offset(1) + commit_bytes;  // else open() reports that the file is cut off
   if (!has_commits) return found;
   for (const auto& [commit, user] : sealed_commits(found.shape, file, queue, control)) {
-    found.commits.push_back({commit.point, commit.step});
+    found.commits.push_back({commit.point, commit.step, commit.label});
   }
   return found;
 }
@@ -105,6 +105,7 @@ bool RecordStore::make_current(const Commit& commit) {
   step_ = commit.step;
   point_ = commit.point;
   user_.assign(commit.user.begin(), commit.user.end());
+  label_ = commit.label;
   current_.swap(next_);
   return true;
 }

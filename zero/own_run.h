@@ -9,8 +9,18 @@
 #include "offload/record_store.h"
 #include "zero/plan/compiled_plan.h"
 #include "zero/run_files.h"
+#include "zero/run_history.h"
 
 namespace ballast {
+
+// The directories of any rank's records on this rank's drives, and the queues of the drives, in order.
+inline std::vector<offload::Drive> drives_of(const RecordFiles& records, const RecordOptions& options,
+                                             std::span<offload::IoQueue* const> queues) {
+  std::vector<offload::Drive> drives;
+  for (std::size_t i = 0; i < queues.size(); ++i)
+    drives.push_back({records.directory(options.directories[i], options.run), queues[i]});
+  return drives;
+}
 
 struct OwnRun {
   const CompiledPlan& plan;
@@ -22,14 +32,14 @@ struct OwnRun {
 
   const std::string& name() const { return options.run; }
   std::size_t rank() const { return shape.rank; }
+  // The commit after which none counts.
+  offload::CommitPoint last() const {
+    const auto& point = options.resume_at;
+    return point ? offload::CommitPoint{point->incarnation, point->number} : last_of_all;
+  }
 
   // The directories of any rank's records on this rank's drives, and how to open them.
-  std::vector<offload::Drive> drives(const RecordFiles& records) const {
-    std::vector<offload::Drive> drives;
-    for (std::size_t i = 0; i < queues.size(); ++i)
-      drives.push_back({records.directory(options.directories[i], name()), queues[i]});
-    return drives;
-  }
+  std::vector<offload::Drive> drives(const RecordFiles& records) const { return drives_of(records, options, queues); }
   offload::StoreOptions files_of(const RecordFiles& records) const {
     offload::StoreOptions found = files;
     found.name = records.name();

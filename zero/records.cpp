@@ -38,7 +38,7 @@ std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory
   *word++ = std::bit_cast<std::int64_t>(mine.run_id);
   *word++ = mine.lacks_records ? 1 : 0;
   *word++ = static_cast<std::int64_t>(mine.commits.size());
-  for (const auto& [point, step] : mine.commits) {
+  for (const auto& [point, step, label] : mine.commits) {
     for (const std::uint64_t each : {point.incarnation, point.number, step})
       *word++ = static_cast<std::int64_t>(each);
   }
@@ -142,10 +142,10 @@ void Records::open_run(OwnRun run, Communicator& world) {
   on_all_ranks(world, [&] { mine = look(run); });
   const std::vector<RankHistory> ranks = histories_of_all(world, mine);
   const auto known_id = run_id_of(ranks, run.name());
-  common_point(ranks, run.name());  // throws before anything is written
+  common_point(ranks, run.name(), settled.last);  // throws before anything is written
   run.shape.run_id = known_id ? *known_id : drawn_by_first(world);
   on_all_ranks(world, [&] { open_or_create(run, files, mine.has_files); });
-  const auto point = go_to_common_point(run, mine, world);
+  const auto point = go_to_common_point(run, mine, settled.last, world);
   found_ = point.has_value();
   const std::uint64_t incarnation = next_incarnation(ranks);
   const offload::CommitPoint next{incarnation, found_ ? point->number : 0};
@@ -190,9 +190,10 @@ void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool h
 
 // A commit can exist without all of its records, so this takes the newest one whose records no rank lacks.
 std::optional<offload::CommitPoint> Records::go_to_common_point(const OwnRun& run, RankHistory mine,
-                                                                Communicator& world) {
+                                                                offload::CommitPoint last, Communicator& world) {
   while (true) {
-    const auto point = common_point(histories_of_all(world, mine), run.name());
+    const auto point = common_point(histories_of_all(world, mine), run.name(), last);
+    if (last == run.last()) require_chosen(run, point);
     if (!point) return {};
     const bool is_here = store_->go_to(*point);
     if (!is_here) mine.drop(*point);

@@ -42,7 +42,8 @@ class Records {
   RankHistory look(const OwnRun& run) const;
   void require_space_for_two(const OwnRun& run, const RecordFiles& files) const;
   void open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files);
-  std::optional<offload::CommitPoint> go_to_common_point(const OwnRun& run, RankHistory mine, Communicator& world);
+  std::optional<offload::CommitPoint> go_to_common_point(const OwnRun& run, RankHistory mine, offload::CommitPoint last,
+                                                         Communicator& world);
 
   std::vector<offload::RunDirectory> kept_;
   std::vector<std::unique_ptr<offload::IoQueue>> queues_;

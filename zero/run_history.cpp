@@ -22,7 +22,7 @@ bool has(const RankHistory& rank, const Commit& wanted) {
 
 std::string text_of(std::size_t number, const RankHistory& rank) {
   std::vector<std::string> commits;
-  for (const auto& [point, step] : rank.commits) {
+  for (const auto& [point, step, label] : rank.commits) {
     commits.push_back(fmt::format("step {} (commit {} of incarnation {})", step, point.number, point.incarnation));
   }
   return fmt::format("rank {} has {}{}", number,
@@ -78,12 +78,15 @@ std::uint64_t next_incarnation(std::span<const RankHistory> ranks) {
   return newest + 1;
 }
 
-std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run) {
+std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run,
+                                                 offload::CommitPoint last) {
   for (const auto& commit : ranks.front().commits) {
-    if (std::ranges::all_of(ranks, [&](const RankHistory& rank) { return has(rank, commit); })) return commit.point;
+    if (commit.point <= last && std::ranges::all_of(ranks, [&](const RankHistory& rank) { return has(rank, commit); }))
+      return commit.point;
   }
-  const bool has_begun = std::ranges::any_of(ranks, [](const RankHistory& rank) {
-    return std::ranges::any_of(rank.commits, [](const auto& commit) { return commit.step > 0; });
+  const bool has_begun = std::ranges::any_of(ranks, [&](const RankHistory& rank) {
+    return std::ranges::any_of(rank.commits,
+                               [&](const auto& commit) { return commit.point <= last && commit.step > 0; });
   });
   const bool is_damaged = std::ranges::any_of(ranks, &RankHistory::lacks_records);
   require(!has_begun, is_damaged ? Code::bad_record : Code::run_mismatch, [&] {

@@ -11,6 +11,8 @@
 
 namespace ballast {
 
+inline constexpr offload::CommitPoint last_of_all{.incarnation = UINT64_MAX, .number = UINT64_MAX};
+
 // The state of a run on one rank's drives.
 struct RankHistory {
   bool has_files = false;
@@ -34,6 +36,8 @@ std::uint64_t next_incarnation(std::span<const RankHistory> ranks);
 // The newest commit that every rank has: ranks do not commit at the same moment, and may be stopped in between. None if the run
 // has not begun: files may exist without content, but no rank has made a step. B1009 if ranks have made steps, but have no
 // commit in common; B3202 if they had one before records were lost.
-std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run);
+// Commits after `last` do not count.
+std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run,
+                                                 offload::CommitPoint last = last_of_all);
 
 }  // namespace ballast

@@ -38,16 +38,16 @@ std::vector<SeenRecords> members_of(Seen seen, const Group& group) {
 }
 
 // Returns the newest first.
-std::vector<Commit> commits_of(Seen members) {
-  std::map<offload::CommitPoint, std::uint64_t, std::greater<>> steps;
+std::vector<Commit> commits_of(Seen members, offload::CommitPoint last) {
+  std::map<offload::CommitPoint, Commit, std::greater<>> by_point;
   for (const SeenRecords& records : members) {
     for (const Commit& commit : records.commits)
-      steps.emplace(commit.point, commit.step);
+      if (commit.point <= last) by_point.emplace(commit.point, commit);
   }
   std::vector<Commit> commits;
-  commits.reserve(steps.size());
-  for (const auto& [point, step] : steps)
-    commits.push_back({point, step});
+  commits.reserve(by_point.size());
+  for (const auto& [point, commit] : by_point)
+    commits.push_back(commit);
   return commits;
 }
 
@@ -66,13 +66,19 @@ std::vector<std::vector<WholeRun::Copy>> copies_at(const Commit& commit, Seen me
   return copies;
 }
 
-std::optional<WholeRun> newest_of(Seen members) {
+std::optional<WholeRun> newest_of(Seen members, offload::CommitPoint last) {
   if (members.empty() || !members.front().is_described) return {};
-  for (const Commit& commit : commits_of(members)) {
+  for (const Commit& commit : commits_of(members, last)) {
     auto copies = copies_at(commit, members);
     if (std::ranges::any_of(copies, [](const auto& of_shard) { return of_shard.empty(); })) continue;
     const auto [made_in, digest] = group_of(members.front());
-    return WholeRun{made_in, digest, members.front().placement, commit.point, commit.step, std::move(copies)};
+    return WholeRun{.made_in = made_in,
+                    .digest = digest,
+                    .placement = members.front().placement,
+                    .point = commit.point,
+                    .step = commit.step,
+                    .label = commit.label,
+                    .copies = std::move(copies)};
   }
   return {};
 }
@@ -88,7 +94,7 @@ std::string joined(std::vector<std::string> lines) {
 
 std::string text_of(const SeenRecords& records) {
   std::vector<std::string> commits;
-  for (const auto& [point, step] : records.commits)
+  for (const auto& [point, step, label] : records.commits)
     commits.push_back(fmt::format("step {} (commit {} of incarnation {})", step, point.number, point.incarnation));
   return fmt::format("{}rank {} has {}{}", records.files.is_mirror ? "the mirror of " : "", records.files.rank,
                      commits.empty() ? "no commit" : fmt::format("{}", fmt::join(commits, " and ")),
@@ -151,29 +157,54 @@ std::string texts_of(Seen members) {
 
 }  // namespace
 
+// Files that were created but never filled hold a commit of incarnation 0.
+SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const offload::FoundRecords& found) {
+  SeenRecords seen{.seen_by = seen_by,
+                   .files = files,
+                   .run_id = found.shape.run_id,
+                   .digest = found.shape.content_digest,
+                   .commits = found.commits,
+                   .lacks_records = found.commits.empty()};
+  std::erase_if(seen.commits, [](const Commit& commit) { return commit.point.incarnation == 0; });
+  return seen;
+}
+
 const WholeRun::Copy& WholeRun::nearest(std::size_t shard, std::size_t reader) const {
   const std::vector<Copy>& known = copies.at(shard);
   const auto own = std::ranges::find(known, reader, &Copy::seen_by);
   return own == known.end() ? known.front() : *own;
 }
 
-std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run, const KnownCheckpoint& checkpoint) {
+std::optional<WholeRun> find_whole_run(Seen seen, offload::CommitPoint last) {
   std::set<Group> groups;
   for (const SeenRecords& records : seen)
     groups.insert(group_of(records));
   std::optional<WholeRun> newest;
   for (const Group& group : groups) {
-    auto found = newest_of(members_of(seen, group));
+    auto found = newest_of(members_of(seen, group), last);
     if (found && (!newest || newest->point < found->point)) newest = std::move(found);
   }
-  if (newest) return newest;
-  const std::vector<Commit> commits = commits_of(seen);
+  return newest;
+}
+
+std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run, const KnownCheckpoint& checkpoint,
+                                         offload::CommitPoint last) {
+  if (auto newest = find_whole_run(seen, last)) return newest;
+  const std::vector<Commit> commits = commits_of(seen, last);
   const bool has_begun = std::ranges::any_of(commits, [](const Commit& commit) { return commit.step > 0; });
   const auto begun = std::ranges::find_if(seen, [&](const SeenRecords& records) {
     return has_begun ? has(records, commits.front()) : records.lacks_records;
   });
   if (begun == seen.end()) return {};
   fail_without_whole_run(members_of(seen, group_of(*begun)), run, checkpoint);
+}
+
+void drop(std::vector<SeenRecords>& seen, const RecordFiles& files, std::size_t seen_by, offload::CommitPoint point) {
+  for (SeenRecords& each : seen) {
+    if (each.files != files || each.seen_by != seen_by) continue;
+    std::erase_if(each.commits, [&](const Commit& commit) { return commit.point == point; });
+    each.lacks_records = true;
+  }
 }
 
 std::uint64_t next_incarnation(Seen seen) {
@@ -210,8 +241,8 @@ std::string to_text(Seen seen) {
                         each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.is_described,
                         each.is_of_model, placement.shards, placement.replicas, placement.parameter_replicas,
                         each.commits.size());
-    for (const auto& [point, step] : each.commits)
-      text += fmt::format(" {} {} {}", point.incarnation, point.number, step);
+    for (const auto& [point, step, label] : each.commits)
+      text += fmt::format(" {} {} {} {}", point.incarnation, point.number, step, fmt::join(label, " "));
     text += '\n';
   }
   return text;
@@ -226,8 +257,8 @@ std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by)
          each.lacks_records >> each.is_described >> each.is_of_model >> each.placement.shards >>
          each.placement.replicas >> each.placement.parameter_replicas >> commits) {
     each.commits.resize(commits);
-    for (auto& [point, step] : each.commits)
-      numbers >> point.incarnation >> point.number >> step;
+    for (auto& [point, step, label] : each.commits)
+      numbers >> point.incarnation >> point.number >> step >> label[0] >> label[1] >> label[2];
     seen.push_back(each);
   }
   return seen;

@@ -30,6 +30,9 @@ struct SeenRecords {
   std::size_t ranks() const { return placement.shards * placement.replicas; }
 };
 
+// Of files that were found. What their description says is not among it.
+SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const offload::FoundRecords& found);
+
 std::string to_text(std::span<const SeenRecords> seen);
 std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by);
 
@@ -45,6 +48,7 @@ struct WholeRun {
   Placement placement{};
   offload::CommitPoint point{};
   std::uint64_t step = 0;
+  offload::CommitLabel label{};
   std::vector<std::vector<Copy>> copies{};  // by shard, all of them at this commit; in order
 
   std::size_t ranks() const { return placement.shards * placement.replicas; }
@@ -53,10 +57,17 @@ struct WholeRun {
   RecordFiles files_of(const Copy& copy) const { return {copy.rank, made_in, copy.is_mirror}; }
 };
 
-// The newest one. None if no rank has made a step. Else throws B1009 if a shard has no records, or if the shards have no commit
+// The newest one, of the commits up to `last`; none if there is none.
+std::optional<WholeRun> find_whole_run(std::span<const SeenRecords> seen, offload::CommitPoint last = last_of_all);
+
+// The newest one, of the commits up to `last`. None if no rank has made a step by then. Else throws B1009 if a shard has no records, or if the shards have no commit
 // in common; B3202 if they may have had one before records were damaged. The error names the run's newest checkpoint.
 std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, const std::string& run,
-                                         const KnownCheckpoint& checkpoint = {});
+                                         const KnownCheckpoint& checkpoint = {},
+                                         offload::CommitPoint last = last_of_all);
+
+// Forgets a commit of one rank's records, because some of them are missing or damaged.
+void drop(std::vector<SeenRecords>& seen, const RecordFiles& files, std::size_t seen_by, offload::CommitPoint point);
 
 // Greater than that of every commit that is seen, and of all files.
 std::uint64_t next_incarnation(std::span<const SeenRecords> seen);

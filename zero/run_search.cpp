@@ -9,6 +9,7 @@
 
 #include "zero/comm/on_all_ranks.h"
 #include "zero/comm/texts.h"
+#include "zero/engine/joint_round.h"
 #include "zero/plan/description.h"
 
 namespace ballast {
@@ -32,18 +33,25 @@ std::optional<offload::FoundRecords> RunSearch::read_head(const RecordFiles& fil
                    .needed = fmt::format("that of rank {}", files.rank),
                    .remedy = "Give every rank its own directories. Nothing was changed."};
   });
+  if (found) require_joint(*found);
   return found;
+}
+
+// Alone it would be resumed from steps that the others may not have.
+void RunSearch::require_joint(const offload::FoundRecords& found) const {
+  const auto joint =
+      std::ranges::find_if(found.commits, [](const auto& each) { return round_of(each.label).exists(); });
+  require(own_.options.resume_at || joint == found.commits.end(), Code::run_mismatch, [&] {
+    return Problem{.what = fmt::format("cannot resume run \"{}\" alone: it is one of {} that are resumed together",
+                                       own_.name(), round_of(joint->label).members),
+                   .remedy = "Resume all of them together; or give the run another name. Nothing was changed."};
+  });
 }
 
 SeenRecords RunSearch::seen_in(const RecordFiles& files) const {
   const auto found = found_in(files);
-  SeenRecords seen{.seen_by = own_.rank(), .files = files};
-  if (!found) return seen;
-  seen.run_id = found->shape.run_id;
-  seen.digest = found->shape.content_digest;
-  seen.commits = found->commits;
-  seen.lacks_records = seen.commits.empty();
-  std::erase_if(seen.commits, [](const auto& commit) { return commit.point.incarnation == 0; });
+  if (!found) return {.seen_by = own_.rank(), .files = files};
+  SeenRecords seen = seen_records(files, own_.rank(), *found);
   if (seen.digest == own_.shape.content_digest) {
     seen.is_described = seen.is_of_model = true;
     seen.placement = own_.plan.placement();
@@ -71,11 +79,16 @@ std::vector<SeenRecords> RunSearch::find_all(std::span<const RecordFiles> files)
       if (!each.is_mirror || seen.run_id != 0) mine.push_back(seen);
     }
   });
-  const std::vector<std::string> texts = texts_of_all(world_, to_text(mine));
+  std::vector<SeenRecords> all = seen_by_all(world_, mine);
+  require_one_run(all, own_.name());
+  return all;
+}
+
+std::vector<SeenRecords> seen_by_all(Communicator& world, std::span<const SeenRecords> mine) {
+  const std::vector<std::string> texts = texts_of_all(world, to_text(mine));
   std::vector<SeenRecords> all;
   for (std::size_t rank = 0; rank < texts.size(); ++rank)
     std::ranges::move(seen_from(texts[rank], rank), std::back_inserter(all));
-  require_one_run(all, own_.name());
   return all;
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -47,6 +48,7 @@ class Takeover {
   }
 
   const std::optional<LostRun>& lost() const { return lost_; }
+  offload::CommitPoint last() const { return last_; }
 
   void remove_others(std::span<const std::size_t> mirrored) { remove_all_but(kept_, mirrored); }
 
@@ -67,6 +69,8 @@ class Takeover {
       opened.made_in = is_own ? here[0].made_in : 0;
     });
     world_.all_reduce(made_in);
+    const bool begins_again = last_ == offload::CommitPoint{} && std::ranges::any_of(made_in, std::identity{});
+    if (begins_again) return false;
     return std::ranges::all_of(made_in, [&](std::int64_t each) { return each != 1 && each == made_in[0]; });
   }
 
@@ -91,7 +95,10 @@ class Takeover {
   // None if the run begins, or begins again: never in place of records that may be those of another training.
   std::optional<WholeRun> newest_run() {
     try {
-      return newest_whole_run(seen_, own_.name(), checkpoint_);
+      auto run = newest_whole_run(seen_, own_.name(), checkpoint_, last_);
+      if (!run) require_own_model();
+      require_chosen(own_, run ? std::optional(run->point) : std::nullopt);
+      return run;
     } catch (const Error& error) {
       if (!own_.options.begins_again || !std::ranges::all_of(seen_, &SeenRecords::is_of_model)) throw;
       const auto& [what, where, needed, available, remedy] = error.problem();
@@ -102,6 +109,18 @@ class Takeover {
         lost_->step = std::max(lost_->step, commit.step);
     }
     return {};
+  }
+
+  // Where a run begins, steps that it has by now are removed, with those that come after resume_at.
+  void require_own_model() const {
+    const auto other = std::ranges::find_if(seen_, [](const SeenRecords& seen) {
+      return !seen.is_of_model && std::ranges::any_of(seen.commits, [](const auto& commit) { return commit.step > 0; });
+    });
+    require(other == seen_.end(), Code::run_mismatch, [&] {
+      return Problem{.what = fmt::format("cannot begin run \"{}\" again: another training began it", own_.name()),
+                     .where = fmt::format("the records of rank {}", other->files.rank),
+                     .remedy = "Give the run another name. Nothing was changed."};
+    });
   }
 
   bool is_in_place(const WholeRun& run) const {
@@ -196,18 +215,10 @@ class Takeover {
       WholeRun::Copy copy{.seen_by = seer};
       for (std::istringstream text(texts[seer]); text >> copy.rank >> copy.is_mirror;) {
         is_any = true;
-        drop(run.files_of(copy), seer, run.point);
+        drop(seen_, run.files_of(copy), seer, run.point);
       }
     }
     return is_any;
-  }
-
-  void drop(const RecordFiles& files, std::size_t seer, offload::CommitPoint point) {
-    for (SeenRecords& each : seen_) {
-      if (each.files != files || each.seen_by != seer) continue;
-      std::erase_if(each.commits, [&](const auto& commit) { return commit.point == point; });
-      each.lacks_records = true;
-    }
   }
 
   // The new records get a commit that is newer than all others, so that the next start finds them even if it finds the old
@@ -229,7 +240,7 @@ class Takeover {
       });
       resharding.write(*store);
       on_all_ranks(world_, [&] {
-        store->commit(run.step, note);
+        store->commit(run.step, note, run.label);
         is_committed = true;
       });
     } catch (...) {
@@ -238,6 +249,7 @@ class Takeover {
       throw;
     }
     run.made_in = files.made_in;
+    last_ = store->point();
   }
 
   // After a failure, which is the error that counts.
@@ -301,6 +313,7 @@ class Takeover {
   std::vector<RecordFiles> files_{};  // that this rank sees
   std::vector<SeenRecords> seen_{};   // by all ranks
   KnownCheckpoint checkpoint_{};
+  offload::CommitPoint last_ = own_.last();
   std::optional<LostRun> lost_{};
   std::optional<std::uint64_t> kept_{};                    // made_in of the records that this training has
   std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
@@ -308,10 +321,23 @@ class Takeover {
 
 }  // namespace
 
+void require_chosen(const OwnRun& own, const std::optional<offload::CommitPoint>& point) {
+  const bool begins = own.last() == offload::CommitPoint{};
+  const bool is_chosen = !own.options.resume_at || (begins ? !point : point == own.last());
+  require(is_chosen, Code::bad_record, [&] {
+    return Problem{
+        .what = fmt::format("cannot resume run \"{}\" at the commit that others resume with it: records of this commit "
+                            "are missing or damaged",
+                            own.name()),
+        .needed = fmt::format("commit {} of incarnation {}", own.last().number, own.last().incarnation),
+        .remedy = "Start again, which chooses another commit if there is one. Nothing was changed."};
+  });
+}
+
 SettledRun settle_run(const OwnRun& own, Communicator& world) {
   const auto takeover = std::make_shared<Takeover>(own, world);
   const RecordFiles files = takeover->settle();
-  return {files, takeover->lost(),
+  return {files, takeover->last(), takeover->lost(),
           [takeover](std::span<const std::size_t> mirrored) { takeover->remove_others(mirrored); }};
 }
 

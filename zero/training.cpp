@@ -78,6 +78,7 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
                              .stream = asked.stream,
                              .allocator = asked.allocator,
                              .threads = asked.threads,
+                             .before_write = asked.drives.before_write,
                              .verify = asked.verify});
 }
 
@@ -117,6 +118,7 @@ StepResult Training::step(const StepOptions& options) { return impl_->engine->st
 void Training::prepare(const StepOptions& options) { impl_->engine->prepare(options); }
 StepResult Training::step_prepared() { return impl_->engine->step(); }
 void Training::wait_for_parameters(std::size_t unit) { impl_->engine->wait_for_parameters(unit); }
+void Training::wait_for_commit() { impl_->engine->wait_for_commit(); }
 void Training::finish() { impl_->engine->finish(); }
 
 std::vector<optim::Rule>& Training::groups() { return impl_->groups; }
@@ -133,6 +135,7 @@ void Training::change_state(const TileVisitor& change, const std::function<void(
 }
 std::vector<LocalTile> Training::local_tiles() const { return impl_->engine->local_tiles(); }
 void Training::set_steps(std::uint64_t steps) { impl_->engine->set_steps(steps); }
+void Training::set_round(const JointRound& round) { impl_->engine->set_round(round); }
 void Training::set_note(std::span<const std::byte> note) { impl_->engine->set_note(note); }
 const std::vector<std::byte>& Training::note() const { return impl_->engine->note(); }
 View Training::full_parameters(std::size_t unit) { return impl_->engine->full_parameters(unit); }

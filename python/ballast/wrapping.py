@@ -172,6 +172,8 @@ def _wrap(
     optimizers: Sequence[torch.optim.Optimizer], model: torch.nn.Module | None, options: WrapOptions, groups: Groups
 ) -> list[WrappedOptimizer]:
     """Wrap all of them, or leave all as they were."""
+    from ballast.checkpoint.run_fallback import begin_runs
+    from ballast.wrapper.joint_runs import name_of_member
     from ballast.wrapper.optimizer import class_for
 
     if not optimizers:
@@ -180,9 +182,13 @@ def _wrap(
         _require_plain(optimizer)
     sessions: list[Session] = []
     try:
-        for optimizer in optimizers:
+        for member, optimizer in enumerate(optimizers):
             of_this = replace(options, activations=None) if sessions else options  # the first one's hooks see all calls
+            if options.run:
+                of_this = replace(of_this, run=name_of_member(options.run, member))
             sessions.append(_session_of(optimizer, model, of_this, groups))
+        if options.run:  # the optimizers show the state of their runs from now on
+            begin_runs(sessions, model)
     except BaseException:
         for session in reversed(sessions):
             session.take_back()
@@ -197,7 +203,7 @@ def _wrap(
 def _session_of(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups
 ) -> Session:
-    from ballast.checkpoint.run_fallback import begin_from_checkpoint, newest_checkpoint
+    from ballast.checkpoint.run_fallback import newest_checkpoint
     from ballast.wrapper.process_groups import with_copies_of
     from ballast.wrapper.session import Session
     from ballast.wrapper.update_kinds import updates_of
@@ -216,9 +222,6 @@ def _session_of(
     try:
         session.begin()
         session.load({id(parameter): values for parameter, values in optimizer.state.items()})
-        if options.run:  # the optimizer shows the state of the run from now on
-            session.partition_now()
-            begin_from_checkpoint(session, model)
     except BaseException:
         session.take_back()
         raise

@@ -20,6 +20,7 @@ void bind_drive(py::module_& module);
 void bind_connect(py::module_& module);
 void bind_rule(py::module_& module);
 void bind_memory(py::module_& module);
+void bind_joint_runs(py::module_& module);
 void bind_training(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_activations(py::module_& module);

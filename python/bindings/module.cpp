@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core, module) {
   bind_connect(module);
   bind_rule(module);
   bind_memory(module);
+  bind_joint_runs(module);
   bind_training(module);
   bind_checkpoint(module);
   bind_activations(module);

@@ -37,19 +37,30 @@ py::object dict_of(const Straggler& straggler) {
   return named;
 }
 
+// The function is freed with Python's lock, by whichever thread has it last.
+std::shared_ptr<py::function> kept(py::function function) {
+  return {new py::function(std::move(function)), [](const py::function* last) {
+            const py::gil_scoped_acquire lock;
+            delete last;
+          }};
+}
+
 void set_join_notes(BindingOptions& options, py::function join) {
-  const std::shared_ptr<py::function> kept(new py::function(std::move(join)), [](const py::function* function) {
-    const py::gil_scoped_acquire lock;
-    delete function;
-  });
-  options.join_notes = [kept](const EarlierNotes& notes) {
+  options.join_notes = [join = kept(std::move(join))](const EarlierNotes& notes) {
     const py::gil_scoped_acquire lock;
     py::list of_ranks;
     for (const std::vector<std::byte>& note : notes.of_ranks)
       of_ranks.append(py::bytes(reinterpret_cast<const char*>(note.data()), note.size()));
-    const auto joined = (*kept)(of_ranks, notes.places).cast<std::string>();
+    const auto joined = (*join)(of_ranks, notes.places).cast<std::string>();
     const auto bytes = std::as_bytes(std::span(joined));
     return std::vector<std::byte>(bytes.begin(), bytes.end());
+  };
+}
+
+void set_before_write(BindingOptions& options, py::function before) {
+  options.before_write = [before = kept(std::move(before))](RunWrite write) {
+    const py::gil_scoped_acquire lock;
+    (*before)(write == RunWrite::step);
   };
 }
 
@@ -69,6 +80,9 @@ void bind_options(py::module_& module) {
           "set_join_notes", &set_join_notes, py::arg("join"),
           "Set what makes the note of a run that other ranks began, from the notes of all of them and the place of each "
           "trained parameter in these.")
+      .def_readwrite("resume_at", &BindingOptions::resume_at)
+      .def("set_before_write", &set_before_write, py::arg("before"),
+           "Set what is called before records of a run are written, with whether a step does so.")
       .def_readwrite("format", &BindingOptions::format)
       .def_readwrite("gradient_format", &BindingOptions::gradient_format)
       .def_readwrite("tile_elements", &BindingOptions::tile_elements)
@@ -177,6 +191,7 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def("tensor_norms", &TrainingBinding::tensor_norms, py::kw_only(), py::arg("loss_scale"))
       .def("step_prepared", &TrainingBinding::step_prepared)
       .def("wait_for_parameters", &TrainingBinding::wait_for_parameters, py::arg("unit"))
+      .def("wait_for_commit", &TrainingBinding::wait_for_commit)
       .def("finish", &TrainingBinding::finish)
       .def("offload", &TrainingBinding::offload, py::kw_only(), py::arg("parameters"), py::arg("agree"))
       .def("reload", &TrainingBinding::reload, py::kw_only(), py::arg("agree"));
@@ -195,6 +210,7 @@ void bind_state(py::class_<TrainingBinding>& training) {
       .def("visit_shards", &TrainingBinding::visit_shards, py::arg("visit"))
       .def("change_shards", &TrainingBinding::change_shards, py::arg("change"), py::arg("agree"))
       .def("set_steps", &TrainingBinding::set_steps, py::arg("steps"))
+      .def("set_round", &TrainingBinding::set_round, py::arg("round"))
       .def_property_readonly("unpinned_because", &TrainingBinding::unpinned_because)
       .def("ledger", &TrainingBinding::ledger, py::arg("own_state"))
       .def("chrome_trace", &TrainingBinding::chrome_trace);

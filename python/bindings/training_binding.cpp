@@ -16,7 +16,9 @@ TrainingOptions training_options(const BindingOptions& request) {
                  .run = request.run,
                  .mirror = request.mirror,
                  .begins_again = request.begins_again,
-                 .join_notes = request.join_notes},
+                 .join_notes = request.join_notes,
+                 .resume_at = request.resume_at,
+                 .before_write = request.before_write},
       .format = request.format,
       .gradient_format = request.gradient_format,
       .schedule = {.update_in_backward = request.update_in_backward, .overlap_gathers = request.overlap_gathers},
@@ -203,6 +205,11 @@ StepResult TrainingBinding::step_prepared() {
 void TrainingBinding::wait_for_parameters(std::size_t unit) {
   const py::gil_scoped_release released;
   training_->wait_for_parameters(unit);
+}
+
+void TrainingBinding::wait_for_commit() {
+  const py::gil_scoped_release released;
+  training_->wait_for_commit();
 }
 
 void TrainingBinding::finish() {

@@ -32,6 +32,8 @@ struct BindingOptions {
   bool mirror = false;
   bool begins_again = false;
   std::function<std::vector<std::byte>(const EarlierNotes&)> join_notes{};  // acquires Python's lock itself
+  std::optional<RunPoint> resume_at{};
+  std::function<void(RunWrite)> before_write{};  // likewise
   StateFormat format = StateFormat::fp32;
   GradientFormat gradient_format = GradientFormat::fp32;
   std::size_t tile_elements = 0;              // 0: the library chooses
@@ -103,6 +105,7 @@ class TrainingBinding {
   StepResult step(const StepRequest& request);
   StepResult step_prepared();
   void wait_for_parameters(std::size_t unit);
+  void wait_for_commit();
   void finish();
   using AgreeOnRoom = std::function<void(bool failed)>;  // acquires Python's lock itself
   void offload(bool parameters, const AgreeOnRoom& agree);
@@ -120,6 +123,7 @@ class TrainingBinding {
   void visit_shards(const TensorState::Visitor& visitor);
   void change_shards(const TensorState::Visitor& change, const std::function<void()>& agree);
   void set_steps(std::uint64_t steps);
+  void set_round(const JointRound& round) { training_->set_round(round); }
 
   std::string ledger(const std::pair<Tier, std::size_t>& own_state) const;
   std::string chrome_trace();

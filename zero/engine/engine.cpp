@@ -228,6 +228,7 @@ void Engine::prepare(const StepOptions& options) {
   require_usable();
   agreement_.check(options);
   if (options.update) custom_update_.require_possible();
+  before_write(RunWrite::step);
   agreement_.prepare(options);
   if (parts_.plan.input().schedule.update_in_backward) scheduler_.run().numbers = agreement_.numbers_before_norm();
 }
@@ -280,6 +281,7 @@ StepResult Engine::step() {
   const std::size_t agreement = scheduler_.position();
   if (agreement_.has_custom_update()) custom_update_.run(agreement_.take_custom_update());
   run.note = note_;
+  run.round = round_;
   scheduler_.issue_rest();
   scheduler_.wait_for(agreement);
   agreement_.end_step(run.numbers.number);
@@ -295,6 +297,11 @@ void Engine::wait_for_parameters(std::size_t unit) {
   require_usable();
   require_unit(unit);
   scheduler_.wait_for_parameters(unit);
+}
+
+void Engine::wait_for_commit() {
+  require_usable();
+  scheduler_.wait_for_last_step();
 }
 
 void Engine::finish() {
@@ -322,8 +329,13 @@ void Engine::visit_state(const TileVisitor& look, const TileFilter& which) {
 // The entry gathers parameters and reads kept records again, from the changed state.
 void Engine::change_state(const TileVisitor& change, const std::function<void()>& agree) {
   parameters_changed();
-  state_.change(change, agree, [this] { return CommittedState{steps(), note_}; });
+  before_write(RunWrite::change);
+  state_.change(change, agree, [this] { return CommittedState{steps(), note_, round_}; });
   scheduler_.run_entry(running_.program().entry, true);
+}
+
+void Engine::before_write(RunWrite write) const {
+  if (parts_.before_write && records_ && records_->keeps_run()) parts_.before_write(write);
 }
 
 void Engine::parameters_changed() {

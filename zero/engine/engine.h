@@ -2,6 +2,7 @@
 // call.
 #pragma once
 
+#include <ballast/joint_runs.h>
 #include <ballast/lease.h>
 
 #include "zero/engine/corruption_check.h"
@@ -20,15 +21,16 @@ struct EngineParts {
   Mesh& mesh;
   kernels::Backend& backend;  // the CPU's, called by several lanes at once
   MemoryAccounts& accounts;
-  offload::RecordStore* records = nullptr;  // where the program reads and writes tiles; null: nowhere
-  MirrorFiles* mirror = nullptr;            // where they are written too, on another rank's drive; null: nowhere
-  Timeline* timeline = nullptr;             // where to note which operation ran when; null: nowhere
-  std::vector<offload::IoQueue*> queues{};  // of the records' drives
-  GpuLanes* gpu = nullptr;                  // its memory is the device tier; null: the host's
-  StreamHandle stream = nullptr;            // the trainer's, on that GPU
-  Allocator* allocator = nullptr;           // of the device tier's memory, instead of ours
-  int threads = 1;                          // that make host memory resident; 0: one for each usable core
-  std::size_t verify = 0;                   // check a tile's update every so many steps; see corruption_check.h
+  offload::RecordStore* records = nullptr;       // where the program reads and writes tiles; null: nowhere
+  MirrorFiles* mirror = nullptr;                 // where they are written too, on another rank's drive; null: nowhere
+  Timeline* timeline = nullptr;                  // where to note which operation ran when; null: nowhere
+  std::vector<offload::IoQueue*> queues{};       // of the records' drives
+  GpuLanes* gpu = nullptr;                       // its memory is the device tier; null: the host's
+  StreamHandle stream = nullptr;                 // the trainer's, on that GPU
+  Allocator* allocator = nullptr;                // of the device tier's memory, instead of ours
+  int threads = 1;                               // that make host memory resident; 0: one for each usable core
+  std::function<void(RunWrite)> before_write{};  // of a run: see RecordOptions
+  std::size_t verify = 0;                        // check a tile's update every so many steps; see corruption_check.h
 };
 
 // The trainer may use units in any order. An off-plan step, which leaves the program's order, is served on demand to
@@ -69,6 +71,7 @@ class Engine {
   StepResult step();
 
   void wait_for_parameters(std::size_t unit);  // that the last step has changed, in the order of the trainer's stream
+  void wait_for_commit();                      // of the last step, also in the middle of the next one
   void finish();                               // waits until everything that was begun is done
 
   // Between steps, on all ranks together: frees the device tier's memory until the return; no other call is allowed
@@ -95,6 +98,9 @@ class Engine {
   // Bytes of the trainer that each later commit of state on drives holds; after resume(), those of the resumed commit.
   void set_note(std::span<const std::byte> note);
   const std::vector<std::byte>& note() const { return note_; }
+  void set_round(const JointRound& round) {
+    round_ = round;
+  }                           // of later commits; one that exists also commits skipped steps
   void parameters_changed();  // the caller changed full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const { homes_.read(view, into); }  // a GPU's too
   View full_parameters(std::size_t unit) { return homes_.full_parameters(unit); }              // where they are kept
@@ -116,6 +122,7 @@ class Engine {
   void begin();
   void number_step() { scheduler_.run().step = steps() + 1; }
   void require_usable() const;
+  void before_write(RunWrite write) const;
 
   EngineParts parts_;
   RunningProgram running_;
@@ -142,6 +149,7 @@ class Engine {
   StateVisitor state_;
   DeviceOffload offload_;
   std::vector<std::byte> note_;
+  JointRound round_{};
   bool has_begun_ = false;
   bool norm_is_known_ = false;  // in this step: no gradients can be added any more
 };

@@ -14,15 +14,17 @@ bool uses_record(const Op& op) {
          op.kind == OpKind::write;
 }
 
-// All ranks skip the same step, and so its exchanges too.
-bool changes_state(OpKind kind) {
+// All ranks skip the same step, and so its exchanges too. In a round of joint runs a skipped step is committed like any other: its
+// records are written as they are.
+bool is_skipped(OpKind kind, const StepRun& run) {
+  if (!run.numbers.skip) return false;
   switch (kind) {
+    case OpKind::write: return !run.round.exists();
     case OpKind::momentum:
     case OpKind::collect:
     case OpKind::orthogonalize:
     case OpKind::distribute:
     case OpKind::update:
-    case OpKind::write:
     case OpKind::keep: return true;
     default: return false;
   }
@@ -81,8 +83,7 @@ void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) cons
 // A skipped step changes nothing, but reads its records, because the next step expects them in memory as after any
 // other. Only operations that wait for the agreement may check whether it is skipped.
 void OpExecutor::execute(const Op& op, OpStatus& status, StepRun& run) const {
-  if (op.phase == Phase::step && changes_state(op.kind) && run.numbers.skip) return;
-  if (op.phase == Phase::step && op.kind == OpKind::commit && run.numbers.skip) return parts_.records->abandon();
+  if (op.phase == Phase::step && is_skipped(op.kind, run)) return;
   execute_in_any_step(op, status, run);
 }
 
@@ -106,10 +107,15 @@ void OpExecutor::execute_in_any_step(const Op& op, OpStatus& status, StepRun& ru
     case OpKind::read:
     case OpKind::read_first: status.read = parts_.records->read(op); return;
     case OpKind::write: status.written = parts_.records->write(op); return;
-    case OpKind::commit: return parts_.records->commit({run.numbers.number, run.note});
+    case OpKind::commit: return commit(run);
     case OpKind::meet: return rendezvous(op, run.position, parts_.mesh, parts_.plan.model());
     case OpKind::use: return;
   }
+}
+
+void OpExecutor::commit(const StepRun& run) const {
+  const bool is_left_out = run.numbers.skip && !run.round.exists();
+  is_left_out ? parts_.records->abandon() : parts_.records->commit({run.numbers.number, run.note, run.round});
 }
 
 void OpExecutor::gather(const Op& op) const {

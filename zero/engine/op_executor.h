@@ -40,6 +40,7 @@ class OpExecutor {
   void issue_to_gpu(const IssuedOp& issued, const Stream& stream) const;
   void execute(const Op& op, OpStatus& status, StepRun& run) const;
   void execute_in_any_step(const Op& op, OpStatus& status, StepRun& run) const;
+  void commit(const StepRun& run) const;
   void gather(const Op& op) const;
   void reduce(const Op& op, std::uint64_t step) const;
   struct Reduced {

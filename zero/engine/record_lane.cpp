@@ -19,7 +19,7 @@ offload::Completion RecordLane::write(const Op& op) const {
 
 void RecordLane::commit(const CommittedState& state) const {
   if (mirror_ != nullptr) mirror_->commit(state);
-  store_.commit(state.step, state.note);
+  store_.commit(state.step, state.note, label_of(state.round));
 }
 
 void RecordLane::abandon() const {

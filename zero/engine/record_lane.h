@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "offload/record_store.h"
+#include "zero/engine/joint_round.h"
 #include "zero/engine/slots.h"
 #include "zero/plan/compiled_plan.h"
 
@@ -16,6 +17,7 @@ class RecordMirror;
 struct CommittedState {
   std::uint64_t step = 0;
   std::span<const std::byte> note{};  // the trainer's
+  JointRound round{};
 };
 
 class RecordLane {

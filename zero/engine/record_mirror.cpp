@@ -86,7 +86,7 @@ void RecordMirror::commit(const CommittedState& own_state) {
   if (added_ == 0) copy_all(files_.generation + 1);
   const std::string note = note_of_mirrored(own_state.note);
   finish_writes();
-  files_.store.commit(own_state.step, std::as_bytes(std::span(note)));
+  files_.store.commit(own_state.step, std::as_bytes(std::span(note)), label_of(own_state.round));
   ++files_.generation;
   added_ = 0;
 }
@@ -106,7 +106,7 @@ void RecordMirror::catch_up(const std::optional<offload::CommitPoint>& point, of
     copy_all(files_.generation);
     finish_writes();
     files_.store.count_from({point->incarnation, point->number - 1});
-    files_.store.commit(own_.step(), std::as_bytes(std::span(note)));
+    files_.store.commit(own_.step(), std::as_bytes(std::span(note)), own_.label());
   }
   files_.store.count_from(next);
 }

@@ -169,8 +169,12 @@ void Scheduler::finish() {
   parts_.counters.count_on_gpu(runs_.current());
 }
 
-void Scheduler::begin_step() {
+void Scheduler::wait_for_last_step() {
   wait(Phase::step, Lane::disk, [&] { runs_.last().wait(); });
+}
+
+void Scheduler::begin_step() {
+  wait_for_last_step();
   parts_.counters.count_on_gpu(runs_.last());
   runs_.advance();
   next_ = 0;

@@ -55,6 +55,7 @@ class Scheduler {
   void wait_for_inputs_of_next();              // on the host, until the trainer may change what the next operation uses
   void wait_for_issued();                      // all of this step
   void wait_for_parameters(std::size_t unit);  // that the last step has changed, in the trainer's stream
+  void wait_for_last_step();                   // with its commit; uses may be under way
   void finish();                               // all that was begun; every use must be over
   // Waits for the last step, whose operations refer to the run that the next step reuses. It is nearly always over.
   void begin_step();

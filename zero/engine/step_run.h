@@ -1,6 +1,7 @@
 // The state of one walk through a list of operations: how far each has come, and what was decided.
 #pragma once
 
+#include <ballast/joint_runs.h>
 #include <ballast/step.h>
 
 #include <array>
@@ -31,6 +32,7 @@ struct StepRun {
   std::uint64_t step = 0;  // updates made before it, and one: random bits of sums depend on it
   StepNumbers numbers{};
   std::vector<std::byte> note{};  // of the trainer, for the commit
+  JointRound round{};             // likewise
   StepResult result{};
   std::optional<GpuClock> clock{};  // set when the run began; for a timeline only
   std::deque<StreamWait> waits{};   // not counted yet

@@ -65,6 +65,7 @@ class Loading:
         with self._agreement.attempt():
             for access in accesses:
                 access.require_not_gathered("cannot load a checkpoint")
+                access.require_changeable()
                 require_all_partitioned(access, names)
             self._checkpoint = manifest.parse(directory, text)
             use_model_names(self._checkpoint, {**self._parameters, **buffers})
@@ -92,9 +93,10 @@ class Loading:
         for part in self._parts:
             part.begin()
         buffers = buffers_by_name(self._model)
-        self._parts[0].fill(self._rest(), {name: buffers[name] for name in self._buffers})
-        for part in self._parts[1:]:
-            part.fill([], {})
+        with self._accesses[0].changed_together():
+            self._parts[0].fill(self._rest(), {name: buffers[name] for name in self._buffers})
+            for part in self._parts[1:]:
+                part.fill([], {})
         for access in self._accesses:
             access.finish_loading()
         know_checkpoints(self._accesses, self._directory, [self._checkpoint.folder])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from ballast.checkpoint.run_notice import tell_run
 from ballast.checks import refuse
 from ballast.connecting import Group
 from ballast.wrapper.collectives import by_first_rank
+from ballast.wrapper.joint_runs import join_runs
 from ballast.wrapper.session import Session
 
 log = logging.getLogger("ballast")
@@ -38,22 +40,33 @@ def _step_of(directory: Path) -> int:
     return int(content["step"]) if content else -1
 
 
-def begin_from_checkpoint(session: Session, model: torch.nn.Module | None) -> None:
-    """Load the checkpoint of the options, if the run has made no step. All ranks call it together.
+def begin_runs(sessions: Sequence[Session], model: torch.nn.Module | None) -> None:
+    """Resume the runs of a model's optimizers, or begin them. All ranks call it together."""
+    if len(sessions) > 1:
+        for session, run in zip(sessions, join_runs(sessions[0].group, [session.options for session in sessions])):
+            session.join_run(run)
+    for session in sessions:
+        session.partition_now()
+    _begin_from_checkpoint(sessions, model)
 
-    A start that ends while it loads leaves a run that has made no step, so the next one loads it again.
+
+def _begin_from_checkpoint(sessions: Sequence[Session], model: torch.nn.Module | None) -> None:
+    """Load the checkpoint of the options, if the runs have made no step.
+
+    A start that ends while it loads leaves runs that have made no step, so the next one loads it again.
     """
-    options, partition = session.options, session.partition_now()
-    if not options.checkpoint or partition.steps > 0:
+    first, options = sessions[0], sessions[0].options
+    if not options.checkpoint or any(session.partition_now().steps > 0 for session in sessions):
         return
     assert model is not None  # newest_checkpoint() has refused it
-    lost = partition.lost
+    lost = next((found for session in sessions if (found := session.lost)), None)
     directory = Path(options.checkpoint)
-    load_current(directory, model, [session.checkpoint])
-    tell_run(session.checkpoint, directory)
-    if session.group.rank > 0:
+    load_current(directory, model, [session.checkpoint for session in sessions])
+    for session in sessions:
+        tell_run(session.checkpoint, directory)
+    if first.group.rank > 0:
         return
-    step = session.checkpoint.steps
+    step = max(session.checkpoint.steps for session in sessions)
     begins = f'run "{options.run}" begins from checkpoint {directory} of step {step}'
     if lost is None:
         log.warning("%s: no rank has records of a step", begins)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -112,6 +113,16 @@ class CheckpointAccess:
             self.pending.wait()
 
     # --- Loading ---
+
+    def require_changeable(self) -> None:
+        """Refuse to change the state between the steps of the model's optimizers, if their runs are resumed together."""
+        if (run := self._plans.planner.joint_run) is not None:
+            run.runs.require_no_step()
+
+    def changed_together(self) -> AbstractContextManager[None]:
+        """Let the runs of the model's optimizers, if they have any, commit what is loaded inside the block as one round."""
+        run = self._plans.planner.joint_run
+        return nullcontext() if run is None else run.runs.changed_together()
 
     def begin_from(self, made: dict[int, int], steps: int, frozen_state: State) -> Partition:
         """Return a partition that continues after `steps`. The caller writes the state to it, and then calls

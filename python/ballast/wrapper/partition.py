@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from sys import getrefcount
@@ -23,6 +24,7 @@ from ballast.wrapper.gradient_factors import GradientFactors
 from ballast.wrapper.gradient_norms import FactorReader, NormTensors
 from ballast.wrapper.gradient_order import GradientOrder
 from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.joint_runs import ALONE
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same
@@ -254,18 +256,23 @@ class Partition(ShardedState):
         self._order = self._group.all_reduce(seen if self._group.rank == 0 else [0] * len(seen))
         self._order_is_learnt = True
 
-    def step(self, *, loss_scale: float = 1.0, discard: bool = False) -> _core.StepResult | None:
-        """Make a step, and return its result; None if no rank has a gradient."""
+    def step(
+        self, *, loss_scale: float = 1.0, discard: bool = False, joint_round: _core.JointRound | None = None
+    ) -> _core.StepResult | None:
+        """Make a step, and return its result; None if no rank has a gradient. In a round of joint runs it is committed even then,
+        or if it is discarded."""
         require_stream(self._gpu, self._stream)
         if not discard:
             self._residence.require_not_gathered("cannot make a step")
             self._discard_cleared_gradients()
             self._take_assigned()
-        if self._agree(count=not discard) == 0:
+        has_gradients = self._agree(count=not discard) > 0
+        if not has_gradients and joint_round is None:
             self._reset_step()
             return None
         try:
-            result = self._end_updates(loss_scale, discard) if self._updates_in_backward else self._update(loss_scale, discard)
+            with self._in_round(joint_round):
+                result = self._make_step(loss_scale, discard or not has_gradients)
         finally:
             self._pass_on_log()
         self._residence.after_step()
@@ -274,7 +281,20 @@ class Partition(ShardedState):
             if isinstance(gradient, TakenGradient):
                 gradient.spent = True
         self._reset_step()
-        return result
+        return result if has_gradients else None
+
+    @contextmanager
+    def _in_round(self, joint_round: _core.JointRound | None) -> Iterator[None]:
+        """Name the round in the commit of the step that is made inside the block."""
+        if joint_round is not None:
+            self.set_round(joint_round)
+        try:
+            yield
+        finally:
+            self.set_round(ALONE)
+
+    def _make_step(self, loss_scale: float, discard: bool) -> _core.StepResult:
+        return self._end_updates(loss_scale, discard) if self._updates_in_backward else self._update(loss_scale, discard)
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
         now = self._first_inputs if discard else self._inputs_now()  # the optimizer may be gone

@@ -13,6 +13,7 @@ from ballast.wrapper.autotune import PartitionRequest, settled
 from ballast.wrapper.deferred_params import make_unpartitioned
 from ballast.wrapper.full_params import FullParameters
 from ballast.wrapper.gpu import gpu_of_tensors, stream_on
+from ballast.wrapper.joint_runs import JointRun
 from ballast.wrapper.modules import outside_of, units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.overlapped_gathers import OverlappedGathers
@@ -36,6 +37,7 @@ class Planner:
         self.updates = updates
         self._requested = self.options = options  # with the chosen stage and tiers, from the first partition on
         self.groups = Groups()
+        self.joint_run: JointRun | None = None  # if the run is resumed with those of other optimizers
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
 
     def make(self, state: State, steps_before: int, *, is_loaded: bool) -> Partition:
@@ -56,6 +58,8 @@ class Planner:
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
         options.set_join_notes(self.updates.join_notes)
         group = self.ranks.of_data
+        if self.joint_run is not None:
+            self.joint_run.set_options(options, group)
         reside: Any
         if is_full:
             overlaps = partial(OverlappedGathers, self._wrapped.required_model, options) if options.overlap_gathers else None

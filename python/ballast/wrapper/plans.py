@@ -12,6 +12,7 @@ from ballast import _core
 from ballast.checks import refuse_order
 from ballast.wrapper import preconditions
 from ballast.wrapper.deferred_params import DeferredParameters, drop_pending
+from ballast.wrapper.joint_runs import JointRun
 from ballast.wrapper.kept_state import begun_in
 from ballast.wrapper.optimizer_state import OptimizerState
 from ballast.wrapper.partition import Partition
@@ -97,6 +98,22 @@ class Plans:
             preconditions.require_same_run(self.planner.options.run, is_same)
             preconditions.require_same_in_outer(self.planner.options.outer is not None, is_same)
         return self._make()
+
+    # --- Runs that are resumed together ---
+
+    def join(self, run: JointRun) -> None:
+        """Resume the run with those of other optimizers. Call it before the first partition."""
+        self.planner.joint_run = run
+        run.enter(self)
+
+    def wait_for_commit(self) -> None:
+        """Wait until the last step is committed."""
+        if self.current is not None:
+            self.current.wait_for_commit()
+
+    def set_round(self, joint_round: _core.JointRound) -> None:
+        if self.current is not None:
+            self.current.set_round(joint_round)
 
     # --- To the next partition ---
 

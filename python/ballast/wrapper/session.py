@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -15,6 +15,7 @@ from ballast.outer.optimizer import OuterOptimizer
 from ballast.wrapper import preconditions
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.deferred_params import DeferredParameters, defer, defer_again
+from ballast.wrapper.joint_runs import JointRun
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.metrics import StepHistory
 from ballast.wrapper.model_activations import ModelActivations, offload_activations_of
@@ -110,6 +111,12 @@ class Session:
     def require_open(self, what: str) -> None:
         self.plans.require_open(what)
 
+    @property
+    def lost(self) -> tuple[str, int] | None:
+        """Why a run has begun again, and the newest step that it had."""
+        run = self.plans.planner.joint_run
+        return self.partition_now().lost if run is None or run.lost is None else run.lost
+
     def names(self) -> dict[int, str]:
         return self._wrapped.names()
 
@@ -123,6 +130,10 @@ class Session:
     def partition_now(self) -> Partition:
         """Return the partition without beginning a step."""
         return self.plans.now()
+
+    def join_run(self, run: JointRun) -> None:
+        """Resume the run with those of the model's other optimizers."""
+        self.plans.join(run)
 
     def load(self, state: State) -> None:
         """Take the optimizer's state over when the next step begins. All ranks do this together."""
@@ -188,7 +199,9 @@ class Session:
         if plans.of_this_step is not None and plans.state.has_changed(plans.of_this_step):
             what = "cannot make a step: optimizer.state was changed between a backward pass and its step"
             refuse_order(what, needed="the same after step()")
-        result = self.partition().step(loss_scale=loss_scale, discard=found_inf)
+        joint_run = plans.planner.joint_run
+        with nullcontext() if joint_run is None else joint_run.step() as joint_round:
+            result = self.partition().step(loss_scale=loss_scale, discard=found_inf, joint_round=joint_round)
         plans.of_this_step = None
         if self._activations is not None:
             self._activations.after_step()

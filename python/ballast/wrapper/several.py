@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ballast.checks import refuse
 from ballast.wrapper.options import WrapOptions
 
@@ -9,7 +11,7 @@ ONE_BY_ONE = "Or wrap them one after the other, each with options of its own."
 
 
 def for_several(options: WrapOptions) -> WrapOptions:
-    """Return the options, and refuse those that have another meaning for several optimizers than for one."""
+    """Return the options for all of them, and refuse those that have another meaning for several optimizers than for one."""
     if options.stage is None:
         refuse('stage="auto" chooses for one optimizer alone', needed="a stage for all of them")
     if options.memory is not None:
@@ -22,9 +24,4 @@ def for_several(options: WrapOptions) -> WrapOptions:
         )
     if options.outer is not None:
         refuse("outer= exchanges the parameters of one optimizer", needed="one optimizer for all of a model's parameters")
-    if options.run:
-        refuse(
-            f'run="{options.run}" keeps the state of one optimizer: drives commit the steps of several one after the other',
-            needed="ballast.save() and ballast.load_checkpoint(), which keep all of them",
-        )
-    return options
+    return replace(options, joint_run=options.run)

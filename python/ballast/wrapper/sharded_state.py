@@ -149,6 +149,14 @@ class ShardedState:
         """Set the bytes of the next commits."""
         self._core.set_note(note)
 
+    def wait_for_commit(self) -> None:
+        """Wait until the last step is committed."""
+        self._core.wait_for_commit()
+
+    def set_round(self, joint_round: _core.JointRound) -> None:
+        """Set the round of joint runs that the next commits belong to."""
+        self._core.set_round(joint_round)
+
     def parts(self, parameter: torch.Tensor) -> list[tuple[int, int]]:
         """Return the elements whose state this rank keeps: ranges of first and count."""
         member = self._members[self._index[id(parameter)]]

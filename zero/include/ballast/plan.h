@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ballast/gradient_format.h>
+#include <ballast/joint_runs.h>
 #include <ballast/log.h>
 #include <ballast/memory.h>
 #include <ballast/model.h>
@@ -56,6 +57,11 @@ struct RecordOptions {
   // Returns the note with which a rank continues the run of other ranks: see Training::set_note(). It returns or throws the
   // same on all ranks. Without it, rank r gets the note of the earlier rank r, in turns.
   std::function<std::vector<std::byte>(const EarlierNotes& notes)> join_notes{};
+  // With other runs: the commit from which this one is resumed, which newest_joint_points() has chosen; {0, 0}: it begins again.
+  // Newer ones do not count. Without it, a run that was kept with others is refused.
+  std::optional<RunPoint> resume_at{};
+  // Called by the trainer's thread before records are written, on all ranks. It may wait, or throw the same on all ranks.
+  std::function<void(RunWrite)> before_write{};
   std::size_t depth = 16;  // requests at once, of each drive
   bool allow_network = false;
   Log* log = nullptr;  // outlives the records

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <ballast/comm.h>
+#include <ballast/joint_runs.h>
 #include <ballast/lease.h>
 #include <ballast/local_state.h>
 #include <ballast/memory.h>
@@ -31,7 +32,7 @@
 
 namespace ballast {
 
-inline constexpr std::size_t max_note_bytes = 65'456;
+inline constexpr std::size_t max_note_bytes = 65'432;
 
 // Threads: one thread, its rank's trainer, calls it.
 // Order: the trainers of all ranks make the same calls and use units in the same order, which need not be the order of the
@@ -78,7 +79,8 @@ class Training {
   // With Schedule::overlap_gathers, step() returns while full parameters are still updated and gathered. This waits for
   // those of a unit, in the order of the trainer's stream. Each rank may call it as it likes.
   void wait_for_parameters(std::size_t unit);
-  void finish();  // waits until all operations are done
+  void wait_for_commit();  // waits until state on drives is that of the last step, also in the middle of the next one
+  void finish();           // waits until all operations are done
 
   std::vector<optim::Rule>& groups();  // the caller may change them between steps, such as a learning rate
   std::uint64_t steps() const;         // updates made so far
@@ -103,6 +105,8 @@ class Training {
   // with the state, such as a count. It may set them in its update. A training that resumes a run has those of the resumed commit.
   void set_note(std::span<const std::byte> note);
   const std::vector<std::byte>& note() const;
+  // The round of joint runs that later commits belong to. With one, a step that is skipped is committed too.
+  void set_round(const JointRound& round);
   View full_parameters(std::size_t unit);  // of a unit that is kept full, as it is laid out
   void parameters_changed();               // the caller has written to full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const;  // memory of the training, on a GPU too

@@ -1,0 +1,143 @@
+"""Tests of runs of several optimizers: wherever they were stopped, they are resumed after a round of steps of all."""
+
+import shutil
+from dataclasses import replace
+
+import ballast
+import pytest
+import torch
+from python.wrap.support import joint_runs
+from python.wrap.support.joint_runs import Joint
+from python.wrap.support.kept_runs import kept_in
+from python.wrap.support.ranks import run_ranks
+
+
+def check_resumed_from_each_copy(training, copies, values, rounds):
+    """Copy number 2n + k was made after n rounds and k steps."""
+    made = sorted(copies.iterdir())
+    assert len(made) == 2 * rounds + 1
+    for number, folder in enumerate(made):
+        began_at, ended = replace(training, folder=folder).run(rounds)
+        skipped = len([each for each in {*training.infinite, *training.unused} if each < number // 2])
+        assert began_at == [number // 2, number // 2 - skipped]
+        assert all(map(torch.equal, ended, values))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"make": joint_runs.rule_and_own_step, "options": {"stage": 2}},
+        {"make": joint_runs.muon_and_adamw, "infinite": (1,)},
+        {"unused": (1, 2)},
+        {"make": joint_runs.rule_and_own_step, "unused": (1,), "infinite": (2,)},
+        {"options": {"update_in_backward": True}},
+    ],
+    ids=str,
+)
+def test_runs_resume_after_a_round_wherever_they_were_stopped(tmp_path, changes):
+    training = Joint(tmp_path / "run", **changes)
+    training.folder.mkdir()
+    values = training.run_and_copy(4, tmp_path / "copies")
+    check_resumed_from_each_copy(training, tmp_path / "copies", values, 4)
+
+
+def test_ranks_that_were_stopped_at_other_moments_resume_the_same_round(tmp_path):
+    for began, is_same in run_ranks(2, joint_runs.stopped_on_ranks, str(tmp_path)):
+        assert began == [[1, 1], [2, 2], [3, 3], [3, 3]]
+        assert is_same
+
+
+def test_each_optimizer_makes_one_step_in_a_round(tmp_path):
+    training = Joint(tmp_path)
+    model, [first, second] = training.begin()
+    training.rounds(model, [first, second], 1)
+    training.backward(model, 1)
+    second.step()
+    with pytest.raises(ballast.UsageError, match='B1007 .*of run "mine-optimizer-1" has made one, and others') as refused:
+        second.step()
+    assert refused.value.where == "run mine"
+    with pytest.raises(ballast.UsageError, match='B1007 cannot change the state of run "mine-optimizer-1"'):
+        with ballast.gather(model.two), torch.no_grad():
+            model.two.weight.zero_()
+    with pytest.raises(ballast.UsageError, match="B1007 cannot change the state of run"):
+        load_what_was_saved(tmp_path, model, [first, second])
+    first.step()
+    second.zero_grad()
+    with ballast.gather(model.two), torch.no_grad():
+        model.two.weight.zero_()
+    for optimizer in (first, second):
+        optimizer.close()
+    model, optimizers = training.begin()
+    with ballast.gather(model.two):
+        assert not model.two.weight.any()
+    assert [each.steps for each in optimizers] == [2, 2]
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def load_what_was_saved(folder, model, optimizers):
+    ballast.save(folder / "checkpoint", model, optimizers)
+    ballast.load_checkpoint(folder / "checkpoint", model, optimizers)
+
+
+def test_a_load_that_is_stopped_is_undone(tmp_path, monkeypatch):
+    training = Joint(tmp_path / "run")
+    training.folder.mkdir()
+    model, optimizers = training.begin()
+    training.rounds(model, optimizers, 1)
+    ballast.save(tmp_path / "checkpoint", model, optimizers)
+    training.rounds(model, optimizers, 3)
+    expected = training.values(model, optimizers)
+    model, optimizers = training.begin()
+    monkeypatch.setattr(optimizers[1]._ballast.plans.current, "change_shards", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ballast.load_checkpoint(tmp_path / "checkpoint", model, optimizers)
+    shutil.copytree(tmp_path / "run", tmp_path / "as it was left")
+    began_at, values = replace(training, folder=tmp_path / "as it was left").run(3)
+    assert began_at == [3, 3]
+    assert all(map(torch.equal, values, expected))
+
+
+def test_a_run_of_several_optimizers_is_not_resumed_by_others(tmp_path):
+    training = Joint(tmp_path)
+    training.run(2)
+    model = joint_runs.Layers()
+    with pytest.raises(ballast.UsageError, match='B1009 cannot resume run "mine" alone: it is one of 2'):
+        ballast.wrap(torch.optim.AdamW(model.one.parameters(), lr=1e-2), model, **kept_in(tmp_path))
+    model = joint_runs.Layers(("one", "two", "three"))
+    three = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model.one, model.two, model.three)]
+    with pytest.raises(ballast.UsageError, match="B1009 (.|\n)*all 2 runs that were kept together"):
+        ballast.wrap(three, model, **kept_in(tmp_path))
+    model = joint_runs.Layers()
+    with pytest.raises(ballast.UsageError, match="B1009 cannot resume run"):
+        ballast.wrap(joint_runs.rules(model)[::-1], model, **kept_in(tmp_path))
+    assert training.run(3)[0] == [2, 2]
+
+
+def test_optimizers_of_a_run_are_wrapped_in_one_call(tmp_path):
+    model = joint_runs.Layers()
+    first, second = joint_runs.rules(model)
+    first = ballast.wrap(first, model, **kept_in(tmp_path))
+    with pytest.raises(ballast.UsageError, match="B1001 (.|\\n)*all optimizers in one call"):
+        ballast.wrap(second, model, **{**kept_in(tmp_path), "run": "other"})
+    first.close()
+
+
+def test_runs_without_records_begin_from_the_newest_checkpoint(tmp_path, caplog):
+    training = Joint(tmp_path / "run", options={"checkpoint": tmp_path})
+    training.folder.mkdir()
+    model, optimizers = training.begin()
+    training.rounds(model, optimizers, 2)
+    ballast.save(tmp_path / "checkpoint", model, optimizers)
+    training.rounds(model, optimizers, 4)
+    expected = training.values(model, optimizers)
+    for records in (training.folder / "mine-optimizer-1-rank-0").glob("state*"):
+        records.unlink()
+    with pytest.raises(ballast.UsageError, match='B1009 .*no round in common(.|\n)*run "mine-optimizer-1" has no step'):
+        replace(training, options={}).run(4)
+    began_at, values = training.run(4)
+    assert began_at == [2, 2]
+    assert all(map(torch.equal, values, expected))
+    assert "its records were of step 4, so 2 steps are lost: cannot resume runs that were kept together" in caplog.text
+    assert training.run(5)[0] == [4, 4]

@@ -1,0 +1,73 @@
+// Several trainings whose runs are resumed together, such as those of the optimizers of one model.
+//
+// Each of them keeps a run of its own, and a crash may come between the commits of two. So each commit of a step names its round,
+// in which every training commits once, and a start resumes the newest round that all of them have. None writes records of a
+// round before the others have committed the last one.
+//
+//   std::vector<std::vector<RunCommit>> commits;
+//   for (const TrainingOptions& options : of_trainings) commits.push_back(commits_of_run(*world, options.drives));
+//   const auto points = newest_joint_points(commits);
+//   for (each training i) of_trainings[i].drives.resume_at = points ? (*points)[i] : RunPoint{};
+//   for (each training i) of_trainings[i].drives.before_write = [&](RunWrite) { ... wait_for_commit() of the others ... };
+//   ... construct and start all of them ...
+//   for (each step) {
+//     for (each training) { training.set_round(round); training.step(); training.set_round({}); }
+//     ++round.number;
+//   }
+#pragma once
+
+#include <ballast/comm.h>
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ballast {
+
+struct RecordOptions;
+
+// A round of steps, one of each training. None by default: the commit belongs to its run alone.
+struct JointRound {
+  std::uint64_t start = 0;    // a random number that all ranks draw together when the trainings start
+  std::uint64_t number = 0;   // of the round since then
+  std::uint64_t members = 0;  // how many trainings there are
+
+  bool exists() const { return members > 0; }
+  bool operator==(const JointRound&) const = default;
+};
+
+// The name of a commit: each start of a run is an incarnation, and commits are counted.
+struct RunPoint {
+  std::uint64_t incarnation = 0;  // 0: before the first step of the run
+  std::uint64_t number = 0;
+
+  auto operator<=>(const RunPoint&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
+};
+
+// A commit that the drives of all ranks hold as a whole.
+struct RunCommit {
+  RunPoint point{};
+  std::uint64_t step = 0;
+  JointRound round{};
+};
+
+// What writes to the records of a run.
+enum class RunWrite {
+  step,
+  change,  // of state, between steps
+};
+
+// The commits from which the run could be resumed, the newest first. All ranks call it together, and get the same. Changes
+// nothing. Throws B1009 or B3202 if the run has begun and could not be resumed.
+std::vector<RunCommit> commits_of_run(Communicator& world, const RecordOptions& options);
+
+// Where to resume each of the runs, so that all have made the same steps: the newest commits whose round every run has, or that
+// belong to no round. None if no run has made a step. A pure function. Throws B1009 if the runs have steps that none of the others
+// has, or belong to another number of runs; `names` are theirs, for the error.
+std::optional<std::vector<RunPoint>> newest_joint_points(std::span<const std::vector<RunCommit>> runs,
+                                                         std::span<const std::string> names);
+
+}  // namespace ballast

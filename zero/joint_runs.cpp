@@ -1,0 +1,91 @@
+#include <ballast/error.h>
+#include <ballast/joint_runs.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace ballast {
+namespace {
+
+using Commits = std::vector<RunCommit>;
+
+std::string text_of(const std::string& name, const Commits& commits) {
+  std::vector<std::string> texts;
+  for (const auto& [point, step, round] : commits) {
+    const std::string of_round = round.exists() ? fmt::format("of round {}", round.number) : "of no round";
+    texts.push_back(fmt::format("step {} {}", step, of_round));
+  }
+  return fmt::format("run \"{}\" has {}", name,
+                     texts.empty() ? "no step" : fmt::format("{}", fmt::join(texts, " and ")));
+}
+
+std::string texts_of(std::span<const Commits> runs, std::span<const std::string> names) {
+  std::vector<std::string> texts;
+  for (std::size_t run = 0; run < runs.size(); ++run)
+    texts.push_back(text_of(names[run], runs[run]));
+  return fmt::format("{}", fmt::join(texts, "; "));
+}
+
+void require_as_many(std::span<const Commits> runs, std::span<const std::string> names) {
+  for (std::size_t run = 0; run < runs.size(); ++run) {
+    for (const RunCommit& commit : runs[run]) {
+      const JointRound& round = commit.round;
+      require(!round.exists() || round.members == runs.size(), Code::run_mismatch, [&] {
+        return Problem{.what = fmt::format("cannot resume run \"{}\": it was kept with others", names[run]),
+                       .needed = fmt::format("all {} runs that were kept together", round.members),
+                       .available = fmt::format("{} runs", runs.size()),
+                       .remedy = "Resume with all of them, or give the runs another name. Nothing was changed."};
+      });
+    }
+  }
+}
+
+// The older commits of each run that may still be chosen, the newest first.
+using Rest = std::vector<std::span<const RunCommit>>;
+
+bool is_complete(const JointRound& round, const Rest& rest) {
+  return !round.exists() || std::ranges::all_of(rest, [&](const auto& commits) {
+    return std::ranges::find(commits, round, &RunCommit::round) != commits.end();
+  });
+}
+
+}  // namespace
+
+// A round that a run lacks is left out of the others too, which may make another one incomplete. No run begins a round before
+// all have committed the last one, so what is left is one state.
+std::optional<std::vector<RunPoint>> newest_joint_points(std::span<const Commits> runs,
+                                                         std::span<const std::string> names) {
+  require_as_many(runs, names);
+  Rest rest(runs.begin(), runs.end());
+  for (bool has_changed = true; has_changed;) {
+    has_changed = false;
+    for (auto& commits : rest) {
+      if (commits.empty() || is_complete(commits.front().round, rest)) continue;
+      commits = commits.subspan(1);
+      has_changed = true;
+    }
+  }
+  if (std::ranges::none_of(rest, [](const auto& commits) { return commits.empty(); })) {
+    std::vector<RunPoint> points;
+    for (const auto& commits : rest)
+      points.push_back(commits.front().point);
+    return points;
+  }
+  const auto has_begun = [](const RunCommit& commit) { return commit.step > 0; };
+  const bool is_lost =
+      std::ranges::any_of(runs, [&](const Commits& commits) { return std::ranges::any_of(commits, has_begun); });
+  require(!is_lost, Code::run_mismatch, [&] {
+    return Problem{
+        .what = "cannot resume runs that were kept together: they have no round in common",
+        .available = texts_of(runs, names),
+        .remedy =
+            "Give the runs their own directories of one moment, load a checkpoint in runs of another name, or "
+            "begin such runs. Nothing was changed."};
+  });
+  return {};
+}
+
+}  // namespace ballast
