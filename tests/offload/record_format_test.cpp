@@ -129,7 +129,9 @@ TEST_CASE("a commit is read as it was written, and a torn one is not a commit") 
   const Aligned slot(commit_bytes);
   std::vector<std::byte> user(max_user_bytes);
   fill_pattern(user, 3);
-  write_commit(shape_of_run, {.generation = 4, .step = 17, .seals_hash = 99, .point = {3, 5}, .user = user},
+  const CommitLabel label{11, 12, ~std::uint64_t{0}};
+  write_commit(shape_of_run,
+               {.generation = 4, .step = 17, .seals_hash = 99, .point = {3, 5}, .user = user, .label = label},
                slot.span());
   const auto found = read_commit(shape_of_run, slot.span());
   REQUIRE(found.has_value());
@@ -138,6 +140,7 @@ TEST_CASE("a commit is read as it was written, and a torn one is not a commit") 
   CHECK(found->seals_hash == 99);
   CHECK(found->point == CommitPoint{3, 5});
   CHECK(std::ranges::equal(found->user, user));
+  CHECK(found->label == label);
   for (std::size_t bit = 0; bit < 8 * commit_bytes; bit += bit < 1024 ? 1 : 997) {
     flip(slot.span(), bit);
     REQUIRE_FALSE(read_commit(shape_of_run, slot.span()).has_value());
@@ -154,13 +157,15 @@ TEST_CASE("a commit is read as it was written, and a torn one is not a commit") 
 TEST_CASE("a commit with more of the user's bytes than its block has is not a commit") {
   const Aligned slot(commit_bytes);
   const auto block = slot.span();
-  for (const std::uint64_t forged :
-       {std::uint64_t{max_user_bytes}, std::uint64_t{max_user_bytes + 1}, ~std::uint64_t{0}}) {
-    write_commit(shape_of_run, {.generation = 4}, block);
+  constexpr std::uint64_t room = max_user_bytes + label_bytes;  // of versions without a label
+  for (const std::uint64_t forged : {std::uint64_t{max_user_bytes}, room, room + 1, ~std::uint64_t{0}}) {
+    write_commit(shape_of_run, {.generation = 4, .label = {1, 2, 3}}, block);
     std::memcpy(block.data() + 56, &forged, sizeof forged);
     const std::uint64_t seal = checksum(block.subspan(sizeof(std::uint64_t)));
     std::memcpy(block.data(), &seal, sizeof seal);
-    CHECK(read_commit(shape_of_run, block).has_value() == (forged == max_user_bytes));
+    const auto found = read_commit(shape_of_run, block);
+    CHECK(found.has_value() == (forged <= room));
+    if (found) CHECK(found->label == (forged == room ? CommitLabel{} : CommitLabel{1, 2, 3}));
   }
 }
 

@@ -162,9 +162,13 @@ TEST_CASE("commits are counted by incarnation, and a store can return to the pre
   store.count_from({3, 0});
   rig.write_step(store, 1);
   CHECK(store.point() == CommitPoint{3, 1});
-  rig.write_step(store, 2);
+  rig.write_tiles(store, 2);
+  store.commit(2, rig.user(2), {7, 8, 9});
+  CHECK(store.label() == CommitLabel{7, 8, 9});
   const auto found = RecordStore::look(rig.drives());
   REQUIRE(found.has_value());
+  CHECK(found->commits[0].label == CommitLabel{7, 8, 9});
+  CHECK(found->commits[1].label == CommitLabel{});
   CHECK(found->shape.run_id == rig.shape.run_id);
   REQUIRE(found->commits.size() == 2);
   CHECK(found->commits[0].point == CommitPoint{3, 2});
@@ -173,8 +177,10 @@ TEST_CASE("commits are counted by incarnation, and a store can return to the pre
 
   RecordStore again = rig.open();
   CHECK(again.point() == CommitPoint{3, 2});
+  CHECK(again.label() == CommitLabel{7, 8, 9});
   CHECK_FALSE(again.go_to({2, 1}));
   CHECK(again.go_to({3, 1}));
+  CHECK(again.label() == CommitLabel{});
   CHECK(rig.holds_step(again, 1));
   CHECK(std::ranges::equal(again.user(), rig.user(1)));
   again.count_from({4, again.point().number});

@@ -2,7 +2,7 @@
 // call.
 #pragma once
 
-#include <ballast/joint_runs.h>
+#include <ballast/joint_round.h>
 #include <ballast/lease.h>
 
 #include "zero/engine/corruption_check.h"

@@ -1,5 +1,5 @@
-"""The runs of several optimizers, which are resumed together. In a round each optimizer makes one step, and its commit names the
-round. A start resumes the newest round that all of them have."""
+"""The runs of several optimizers, which are resumed together. In a round each optimizer makes one step, and its commit names
+the round. A start resumes the newest round that all of them have."""
 
 from __future__ import annotations
 
@@ -81,16 +81,16 @@ class JointRuns:
                 training.set_round(ALONE)
 
     def require_no_step(self, *members: int) -> None:
-        """Refuse to change the state of these members, or of any, after their step of a round that is not complete. What they had
-        before the round would be lost, which the others still have."""
+        """Refuse to change the state of these members, or of any, after their step of a round that is not complete: what they
+        had before the round would be lost."""
         stepped = sorted(self.stepped & {*members} if members else self.stepped)
         if stepped:
             self._refuse_change(stepped[0])
 
     def _refuse_change(self, member: int) -> None:
         refuse_order(
-            f'cannot change the state of run "{self.names[member]}": its optimizer has made a step, and others of the model have '
-            "not yet",
+            f'cannot change the state of run "{self.names[member]}": its optimizer has made a step, and others of the model '
+            "have not yet",
             where=f"run {self.name_those_without_a_step()}",
             needed="step() of all optimizers before",
         )
@@ -130,8 +130,8 @@ class JointRun:
         runs = self.runs
         if self._member in runs.stepped:
             refuse_order(
-                f'cannot make a step: the optimizer of run "{runs.names[self._member]}" has made one, and others of the model have '
-                "not yet",
+                f'cannot make a step: the optimizer of run "{runs.names[self._member]}" has made one, and others of the model '
+                "have not yet",
                 where=f"run {runs.name_those_without_a_step()}",
                 needed="one step() of each optimizer, and then the next one",
                 remedy="Without run=, each optimizer may make steps as it likes.",

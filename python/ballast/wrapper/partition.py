@@ -259,8 +259,8 @@ class Partition(ShardedState):
     def step(
         self, *, loss_scale: float = 1.0, discard: bool = False, joint_round: _core.JointRound | None = None
     ) -> _core.StepResult | None:
-        """Make a step, and return its result; None if no rank has a gradient. In a round of joint runs it is committed even then,
-        or if it is discarded."""
+        """Make a step, and return its result; None if no rank has a gradient. In a round of joint runs it is committed even
+        then, and if it is discarded."""
         require_stream(self._gpu, self._stream)
         if not discard:
             self._residence.require_not_gathered("cannot make a step")

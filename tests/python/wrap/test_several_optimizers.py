@@ -324,17 +324,6 @@ def test_options_of_one_optimizer_are_refused_for_a_list(options, said):
         ballast.wrap(halves(model), model, **options)
 
 
-def test_a_run_has_one_optimizer(tmp_path):
-    model = mlp()
-    one, other = halves(model)
-    options = {"offload": {"state": f"nvme:{tmp_path}"}, "run": "mine"}
-    with pytest.raises(ballast.UsageError, match='run="mine" keeps'):
-        ballast.wrap([one, other], model, **options)
-    one = ballast.wrap(one, model, **options)
-    with pytest.raises(ballast.UsageError, match="run= could resume between"):
-        ballast.wrap(other, model)
-
-
 def test_a_list_without_an_optimizer_is_refused():
     with pytest.raises(ballast.UsageError, match="no optimizer"):
         ballast.wrap([], mlp())

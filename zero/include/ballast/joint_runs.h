@@ -17,6 +17,7 @@
 #pragma once
 
 #include <ballast/comm.h>
+#include <ballast/joint_round.h>
 
 #include <compare>
 #include <cstdint>
@@ -28,16 +29,6 @@
 namespace ballast {
 
 struct RecordOptions;
-
-// A round of steps, one of each training. None by default: the commit belongs to its run alone.
-struct JointRound {
-  std::uint64_t start = 0;    // a random number that all ranks draw together when the trainings start
-  std::uint64_t number = 0;   // of the round since then
-  std::uint64_t members = 0;  // how many trainings there are
-
-  bool exists() const { return members > 0; }
-  bool operator==(const JointRound&) const = default;
-};
 
 // The name of a commit: each start of a run is an incarnation, and commits are counted.
 struct RunPoint {
@@ -52,12 +43,6 @@ struct RunCommit {
   RunPoint point{};
   std::uint64_t step = 0;
   JointRound round{};
-};
-
-// What writes to the records of a run.
-enum class RunWrite {
-  step,
-  change,  // of state, between steps
 };
 
 // The commits from which the run could be resumed, the newest first. All ranks call it together, and get the same. Changes

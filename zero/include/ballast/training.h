@@ -11,7 +11,7 @@
 #pragma once
 
 #include <ballast/comm.h>
-#include <ballast/joint_runs.h>
+#include <ballast/joint_round.h>
 #include <ballast/lease.h>
 #include <ballast/local_state.h>
 #include <ballast/memory.h>

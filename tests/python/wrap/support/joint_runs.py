@@ -10,6 +10,7 @@ from typing import Any
 
 import ballast
 import torch
+import torch.distributed as dist
 from python.wrap.support.kept_runs import Layers
 from python.wrap.support.loops import mean_square
 
@@ -77,14 +78,19 @@ class Joint:
         self.rounds(model, optimizers, until)
         return began_at, self.values(model, optimizers)
 
-    def run_and_copy(self, until: int, copies: Path) -> list[torch.Tensor]:
-        """Copy the folder after each step of each optimizer, when it is committed. Return the values at the end."""
+    def run_and_copy(self, until: int, copies: Path, *, together: bool = False) -> list[torch.Tensor]:
+        """Copy the folder after each step of each optimizer, when it is committed on this rank, or `together` on all. Return
+        the values at the end."""
         model, optimizers = self.begin()
 
         def copy() -> None:
             for optimizer in optimizers:
                 optimizer._ballast.plans.wait_for_commit()
+            if together:
+                dist.barrier()
             shutil.copytree(self.folder, copies / f"{len(list(copies.iterdir())):02}")
+            if together:
+                dist.barrier()
 
         copies.mkdir()
         copy()
@@ -106,6 +112,35 @@ def stopped_on_ranks(rank: int, folder: str) -> tuple[list[list[int]], bool]:
         began_at, values = training.run(4)
         began.append(began_at)
     return began, all(map(torch.equal, whole, values))
+
+
+def begun_on_ranks(rank: int, folder: str) -> list[torch.Tensor]:
+    """Return the values after two rounds. The folder `stopped` has the records of a moment in the third one."""
+    stopped, whole = Path(folder, "stopped"), Path(folder, "whole")
+    for each in (stopped, whole):
+        each.mkdir(exist_ok=True)
+    _, values = Joint(whole, rule_and_own_step, rank=rank).run(2)
+    training = Joint(stopped, rule_and_own_step, rank=rank)
+    training.run_and_copy(3, Path(folder, f"copies-{rank}"))
+    _set_back(stopped, Path(folder, f"copies-{rank}", ("05", "04")[rank]), rank)
+    return values
+
+
+def mirrored_on_ranks(rank: int, folder: str) -> tuple[list[int], bool]:
+    """Return the steps at which a start begins whose rank 1 has lost its drive in the middle of a round, and whether the
+    values at the end are those of a training that was not stopped."""
+    drive, copies = Path(folder, f"drive-{rank}"), Path(folder, f"copies-{rank}")
+    drive.mkdir()
+    training = Joint(drive, rule_and_own_step, {"mirror": True}, rank=rank)
+    whole = training.run_and_copy(4, copies, together=True)
+    if rank == 0:
+        shutil.rmtree(drive)
+        shutil.copytree(copies / "05", drive)
+    else:
+        shutil.rmtree(drive)
+        drive.mkdir()
+    began_at, values = training.run(4)
+    return began_at, all(map(torch.equal, whole, values))
 
 
 def _set_back(kept: Path, copy: Path, rank: int) -> None:
