@@ -49,8 +49,18 @@ class CommitSearch {
             .log = options_.log};
   }
 
+  // Nothing if it is a mirror that cannot be read, as if it were missing.
+  std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const {
+    try {
+      return offload::RecordStore::look(drives_of(files, options_, queues_), options_of(files));
+    } catch (const Error& error) {
+      if (!files.is_mirror || (error.code() != Code::bad_record && error.code() != Code::run_mismatch)) throw;
+      return {};
+    }
+  }
+
   void look(const RecordFiles& files) {
-    const auto found = offload::RecordStore::look(drives_of(files, options_, queues_), options_of(files));
+    const auto found = found_in(files);
     if (!found) return;
     SeenRecords seen = seen_records(files, world_.rank(), *found);
     const auto folder = files.directory(options_.directories.front(), options_.run);

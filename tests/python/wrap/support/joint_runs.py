@@ -140,6 +140,12 @@ def mirrored_on_ranks(rank: int, folder: str) -> tuple[list[int], bool]:
         shutil.rmtree(drive)
         drive.mkdir()
     began_at, values = training.run(4)
+    if rank == 0:
+        for mirror in drive.rglob("mirror*.records"):
+            with mirror.open("r+b") as file:
+                file.write(b"damaged")
+    dist.barrier()
+    assert training.run(5)[0] == [4, 4]
     return began_at, all(map(torch.equal, whole, values))
 
 
