@@ -93,6 +93,16 @@ def test_ranks_that_mirror_each_other_survive_the_loss_of_either_drive(tmp_path)
         assert starts == [(0, whole[:2]), (2, whole[2:4]), (4, whole[4:])]
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_with_its_drive_is_replaced_by_its_mirror(tmp_path, victim):
+    whole = run_ranks(2, moved_runs.mirrored_and_killed, str(tmp_path / "whole"), None)
+    survivor = run_ranks(2, moved_runs.mirrored_and_killed, str(tmp_path / "killed"), victim, lost=(victim,))[1 - victim]
+    assert f"B3301 rank {victim}" in survivor
+    shutil.rmtree(tmp_path / "killed" / f"drive-{victim}")
+    again = run_ranks(2, moved_runs.mirrored_and_killed, str(tmp_path / "killed"), None)
+    assert again == [(2, losses[2:]) for _, losses in whole]
+
+
 def test_mirror_and_checkpoint_need_a_run():
     for option in ({"mirror": True}, {"checkpoint": "here"}):
         with pytest.raises(ballast.UsageError, match="B1001 .* needs a run"):

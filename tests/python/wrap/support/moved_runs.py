@@ -9,7 +9,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from python.wrap.support.kept_runs import Layers, kept_in, train
+from python.wrap.support.kept_runs import Layers, Stoppable, kept_in, train
 from python.wrap.support.loops import mean_square
 from python.wrap.support.stored import state_of
 
@@ -76,6 +76,18 @@ def mirrored_on_ranks(rank: int, folder: str) -> tuple[str, list[float], list[tu
             own.mkdir()
         dist.barrier()
     return refused, train(Layers(), rank, 6, stage=3)[1], starts
+
+
+def mirrored_and_killed(rank: int, folder: str, victim: int | None) -> tuple[int, list[float]] | str:
+    """Train a run whose ranks mirror each other. The victim is killed while it updates a tile of the third step; another rank
+    returns its error. Without a victim, return the step at which the start begins, and the losses."""
+    drive = Path(folder, f"drive-{rank}")
+    drive.mkdir(parents=True, exist_ok=True)
+    Stoppable.stops = rank == victim
+    try:
+        return train(Layers(), rank, 5, kind=Stoppable, elementwise=True, tile=128, mirror=True, **kept_in(drive))
+    except ballast.FailureError as error:
+        return str(error)
 
 
 def continued(folder: Path, rank: int = 0, **options: Any) -> tuple[Seen, Seen]:
