@@ -65,7 +65,8 @@ def arguments() -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="optimizers", description=__doc__, formatter_class=formatter)
     suite.add_choice(parser)
-    parser.add_argument("--runs", type=Path, required=True, help="the file of the finished runs (optimizers.jsonl in the build)")
+    of_runs = "the file of the finished runs (optimizers.jsonl in the build)"
+    parser.add_argument("--runs", type=Path, required=True, help=of_runs)
     parser.add_argument("--steps", type=int, default=1000, help=f"of a run, a multiple of {POINTS}")
     parser.add_argument("--table", action="store_true", help="show the runs in the file, and train nothing")
     options = suite.choose(parser, CASES, lambda case: case.name)
