@@ -65,9 +65,8 @@ def largest_gap(finished: Finished) -> Gap | None:
 
 
 def markdown(finished: Finished) -> str:
-    lines = [" | ".join(COLUMNS), "|".join(["---"] * len(COLUMNS))]
-    lines += [" | ".join(cells(optimizer, finished)) for optimizer in OPTIMIZERS]
-    table = "\n".join(f"| {line} |" for line in lines)
+    head, *lines = [f"| {' | '.join(line)} |" for line in (COLUMNS, *(cells(each, finished) for each in OPTIMIZERS))]
+    table = "\n".join([head, "|---" * len(COLUMNS) + "|", *lines])
     gap = largest_gap(finished)
     if gap is None:
         return f"{table}\n"
