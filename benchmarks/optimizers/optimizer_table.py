@@ -90,7 +90,7 @@ def records(finished: Finished) -> list[dict[str, Any]]:
     lines = [line for optimizer in OPTIMIZERS for line in records_of(optimizer, finished)]
     gap = largest_gap(finished)
     if gap is not None and all(Case(each, seed) in finished for each in (TORCH_MUON, BALLAST_MUON) for seed in SEEDS):
-        lines.append(record(f"{BALLAST_MUON} and {TORCH_MUON}, largest difference of curves", gap.size))
+        lines.append(record("Muon, difference of curves", gap.size))
     return lines
 
 
@@ -104,7 +104,7 @@ def records_of(optimizer: str, finished: Finished) -> list[dict[str, Any]]:
         theirs = statistics.fmean(reference.values())
         ratios = {"ratio": theirs / mean["value"], "spread": found.within / theirs}
         mean |= {"against": TORCH_MUON, "against_value": theirs, **ratios}
-    return [mean, record(f"{optimizer}, highest less lowest seed", spread(losses))]
+    return [mean, record(f"{optimizer}, spread of seeds", spread(losses))]
 
 
 def record(case: str, value: float) -> dict[str, Any]:

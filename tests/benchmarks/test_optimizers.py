@@ -60,7 +60,7 @@ def test_an_unfinished_optimizer_has_its_seeds_alone():
     losses = {**LOSSES, BALLAST_MUON: [2.0, 2.1]}
     assert line_of(BALLAST_MUON, losses) == ["2.0000", "2.1000", "unfinished", "", "", "", ""]
     cases = [line["case"] for line in optimizer_table.records(finished(losses))]
-    assert cases == [f"{each}{what}" for each in (TORCH_MUON, BALLAST_ADAMW) for what in ("", ", highest less lowest seed")]
+    assert cases == [f"{each}{what}" for each in (TORCH_MUON, BALLAST_ADAMW) for what in ("", ", spread of seeds")]
 
 
 def test_without_the_whole_reference_nothing_is_compared():
@@ -76,8 +76,8 @@ def test_lines_have_the_means_the_spreads_and_the_largest_gap():
     adamw = lines[BALLAST_ADAMW]
     assert (adamw["against"], adamw["unit"]) == (TORCH_MUON, "loss")
     assert (adamw["value"], adamw["against_value"], adamw["ratio"]) == pytest.approx((2.6, 2.1, 2.1 / 2.6))
-    assert lines[f"{BALLAST_MUON}, highest less lowest seed"]["value"] == pytest.approx(0.22)
-    assert lines["Muon in Ballast and Muon in torch, largest difference of curves"]["value"] == pytest.approx(0.03)
+    assert lines[f"{BALLAST_MUON}, spread of seeds"]["value"] == pytest.approx(0.22)
+    assert lines["Muon, difference of curves"]["value"] == pytest.approx(0.03)
 
 
 def test_the_largest_gap_is_between_equal_steps_and_seeds():
