@@ -19,7 +19,7 @@ COLUMNS = (
     *(f"seed {seed}" for seed in SEEDS),
     "mean",
     "highest less lowest",
-    f"difference from {TORCH_MUON}[^pairs]",
+    f"difference from {TORCH_MUON}",
     "more than chance?",
 )
 
