@@ -8,7 +8,6 @@ line.
 
 import argparse
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,14 +17,13 @@ import runs
 import suite
 from variants import CASES, SEEDS, START, TASKS, Case, Task
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 class Trainer:
     """Trains cases, each on the text of its task, and keeps the parameters that fine-tuning begins with."""
 
     def __init__(self, options: argparse.Namespace):
         import loss_run
+        import loss_training
         import torch
         from texts import TEXTS
 
@@ -36,13 +34,10 @@ class Trainer:
         self.settings: dict[str, str] = {}
         for task in TASKS:
             text = f"text {self._texts[task.name].digest}"
-            self.settings[task.name] = f"{loss_run.setting(task, self._steps(task))}, {text}"
+            self.settings[task.name] = f"{loss_training.setting(task, self._steps(task))}, {text}"
             if task != START.task:
                 self.settings[task.name] += f", after {self.settings[START.task.name]}"
-        self._of_run = {
-            "machine": suite.machine_name(),
-            "commit": output("git", "describe", "--always", "--dirty"),
-        }
+        self._of_run = {"machine": suite.machine_name(), "commit": suite.commit()}
 
     def start(self) -> dict | None:
         """Return the parameters that fine-tuning begins with, unless they are missing or those of another setting."""
@@ -58,7 +53,7 @@ class Trainer:
         begin = time.monotonic()
         run = self._run(case, self._texts[case.task.name], self._steps(case.task), self.start() or {})
         losses = run.train(self._options.runs.with_suffix("") / folder_of(case, self._options.steps))
-        run.optimizer.close()
+        run.close()
         if case == START:
             kept = {"setting": self.settings[case.task.name], "parameters": run.model.state_dict()}
             torch.save(kept, self._start_file())
@@ -90,10 +85,6 @@ def folder_of(case: Case, steps: int) -> str:
 def command_of(case: Case, steps: int) -> str:
     """Return the command that repeats one run."""
     return shlex.join(["./run-benchmarks", "formats", "--", "--only", case.name, "--steps", str(steps)])
-
-
-def output(*command: str) -> str:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def arguments() -> argparse.Namespace:

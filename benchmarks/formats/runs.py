@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from variants import FINE_TUNING, START, TASKS, Case, Variant
 
@@ -30,11 +30,15 @@ Finished = dict[Case, Row]
 
 
 def read(path: Path) -> Finished:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {case_of(row): row for row in map(json.loads, lines)}
+    return {case_of(row): row for row in rows_of(path)}
 
 
-def append(path: Path, row: Row) -> None:
+def rows_of(path: Path) -> list[Any]:
+    """Return the lines of a file, which has none before it exists."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(path: Path, row: Mapping[str, object]) -> None:
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
 

@@ -4,8 +4,11 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
@@ -49,3 +52,9 @@ def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     cpu = next((value.strip() for name, _, value in fields if name.strip() == "model name"), "unknown processor")
     cores = len(os.sched_getaffinity(0))
     return f"{cpu}, {cores} {'core' if cores == 1 else 'cores'}"
+
+
+def commit() -> str:
+    """Return the commit of this tree, and whether files have changed since."""
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return described.stdout.strip() or "unknown"

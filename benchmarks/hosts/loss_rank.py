@@ -12,7 +12,7 @@ import gpt
 import network
 import torch
 import torch.distributed as dist
-from loss_run import rate, spread_over
+from loss_training import rate, spread_over
 from schemes import CASES, CONTEXT, LossCase
 from texts import python_sources
 

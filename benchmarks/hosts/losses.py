@@ -6,7 +6,6 @@ the time of the steps, or the bytes that a host's link has sent, by the kernel's
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from argparse import Namespace
@@ -18,7 +17,6 @@ from launch import run_ranks
 from network import Network
 from schemes import DDP, SITE, LossCase
 
-ROOT = Path(__file__).resolve().parents[2]
 RANK = Path(__file__).with_name("loss_rank.py")
 
 
@@ -88,7 +86,7 @@ def compare(options: Namespace) -> None:
             if key(case.name, case.setting(steps)) in finished:
                 continue
             print(f"hosts: {case.name}, {steps} steps", file=sys.stderr, flush=True)
-            row = train(case, steps, network) | {"commit": commit()}
+            row = train(case, steps, network) | {"commit": suite.commit()}
             finished[key(case.name, case.setting(steps))] = row
             with options.runs.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -97,8 +95,3 @@ def compare(options: Namespace) -> None:
         of_ddp = finished.get(key(case._replace(scheme=DDP).name, case.setting(steps)))
         print(suite.lines(records(row, of_ddp)), end="", flush=True)
     print(table(rows), file=sys.stderr)
-
-
-def commit() -> str:
-    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return described.stdout.strip() or "unknown"

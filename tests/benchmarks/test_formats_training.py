@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import formats  # noqa: E402 (as all below, it needs both)
 import loss_run  # noqa: E402
+import loss_training  # noqa: E402
 import runs  # noqa: E402
 import texts  # noqa: E402
 import torch  # noqa: E402
@@ -36,16 +37,16 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LAYERS": 1, "WIDTH": 32, "HEADS": 1, "SEQUENCES": 2}.items():
-        monkeypatch.setattr(loss_run, name, value)
+        monkeypatch.setattr(loss_training, name, value)
     monkeypatch.setattr(texts, "TEXTS", {name: lambda: WORDS for name in texts.TEXTS})
 
 
-def trained(case: Case, steps: int = 20) -> loss_run.Losses:
+def trained(case: Case, steps: int = 20) -> loss_training.Losses:
     run = loss_run.Run(case, WORDS, steps, {})
     with tempfile.TemporaryDirectory() as folder:
         losses = run.train(Path(folder) / "unfinished")
         assert list(Path(folder).iterdir()) == []
-    run.optimizer.close()
+    run.close()
     return losses
 
 
@@ -78,7 +79,7 @@ def test_a_stopped_run_continues_with_the_same_losses(variant: Variant, tmp_path
         loss_run.Run(case, WORDS, 20, {}).train(tmp_path / "unfinished")
     run = loss_run.Run(case, WORDS, 20, {})
     assert run.train(tmp_path / "unfinished") == trained(case)
-    run.optimizer.close()
+    run.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,11 +90,11 @@ def test_split_has_the_losses_of_fp32():
 def test_parameters_are_bf16_and_computed_with_in_fp32():
     run = loss_run.Run(START, WORDS, 20, {})
     assert {parameter.dtype for parameter in run.model.parameters()} == {torch.bfloat16}
-    inputs, following = next(loss_run.spread_over(WORDS.held_out, 4))
+    inputs, following = next(loss_training.spread_over(WORDS.held_out, 4))
     assert run.loss(inputs, following).dtype == torch.float32
     exact = run.model.float()(inputs, following)
     assert torch.equal(run.loss(inputs, following), exact)
-    run.optimizer.close()
+    run.close()
 
 
 def test_seeds_of_fine_tuning_differ_in_their_batches_alone(tmp_path: Path):
@@ -104,10 +105,10 @@ def test_seeds_of_fine_tuning_differ_in_their_batches_alone(tmp_path: Path):
 
 
 def test_the_learning_rate_rises_then_falls_to_a_tenth():
-    rates = [loss_run.rate(step, 100, 0.05) for step in range(101)]
+    rates = [loss_training.rate(step, 100, 0.05) for step in range(101)]
     assert rates[0] == pytest.approx(0.2) and max(rates) == 1 == rates[5]
     assert rates[5:] == sorted(rates[5:], reverse=True)
-    assert rates[100] == pytest.approx(loss_run.LOWEST_RATE)
+    assert rates[100] == pytest.approx(loss_training.LOWEST_RATE)
 
 
 def test_the_suite_resumes_and_fine_tunes_from_the_start(
@@ -130,4 +131,4 @@ def test_the_suite_resumes_and_fine_tunes_from_the_start(
         run_suite("--only", START.name, "--steps", "200")
     rows = runs.read(path)
     assert rows[tuned]["curve"][0][1] < rows[START]["curve"][0][1] - 0.1  # it began with trained parameters
-    assert len(rows[START]["curve"]) == loss_run.POINTS and rows[START]["setting"] in rows[tuned]["setting"]
+    assert len(rows[START]["curve"]) == loss_training.POINTS and rows[START]["setting"] in rows[tuned]["setting"]
