@@ -18,18 +18,26 @@ Member this_process(std::size_t rank, std::size_t size) {
   return {rank, size, host[0] == '\0' ? "?" : host.data(), ::getpid(), this_machine()};
 }
 
-// Within a PID namespace, process numbers have the same meaning.
+// Within a PID namespace, process numbers have the same meaning. It is read once: later there may be no descriptor left for it.
 std::string this_machine() {
-  std::error_code unknown;
-  const auto boot = read_text("/proc/sys/kernel/random/boot_id").value_or("?");
-  return boot.substr(0, boot.find('\n')) + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
+  static const std::string machine = [] {
+    std::error_code unknown;
+    const auto boot = read_text("/proc/sys/kernel/random/boot_id").value_or("?");
+    return boot.substr(0, boot.find('\n')) + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
+  }();
+  return machine;
 }
 
 std::string text(const Member& member) {
   return fmt::format("rank {} ({}, pid {})", member.rank, member.host, member.pid);
 }
 
-std::string died(const Member& member) { return text(member) + " died: connection lost: its process ended"; }
+// Only a process of this machine has no network to its peers that could fail instead.
+std::string died(const Member& member) {
+  const bool is_here = member.machine == this_machine();
+  return text(member) + (is_here ? " died: connection lost: its process ended"
+                                 : " is gone: connection lost: its process ended, or the network to it failed");
+}
 
 std::string left(const Member& member, const std::string& words) {
   return fmt::format("{} left: {}", text(member), words);
