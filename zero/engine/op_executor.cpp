@@ -14,20 +14,23 @@ bool uses_record(const Op& op) {
          op.kind == OpKind::write;
 }
 
-// All ranks skip the same step, and so its exchanges too. In a round of joint runs a skipped step is committed like any other: its
-// records are written as they are.
-bool is_skipped(OpKind kind, const StepRun& run) {
-  if (!run.numbers.skip) return false;
+// All ranks skip the same step, and so its exchanges too.
+bool changes_state(OpKind kind) {
   switch (kind) {
-    case OpKind::write: return !run.round.exists();
     case OpKind::momentum:
     case OpKind::collect:
     case OpKind::orthogonalize:
     case OpKind::distribute:
     case OpKind::update:
+    case OpKind::write:
     case OpKind::keep: return true;
     default: return false;
   }
+}
+
+// In a round of joint runs a skipped step is committed like any other: its records are written as they are.
+bool is_skipped(OpKind kind, const StepRun& run) {
+  return run.numbers.skip && !(kind == OpKind::write && run.round.exists());
 }
 
 }  // namespace
@@ -83,7 +86,7 @@ void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) cons
 // A skipped step changes nothing, but reads its records, because the next step expects them in memory as after any
 // other. Only operations that wait for the agreement may check whether it is skipped.
 void OpExecutor::execute(const Op& op, OpStatus& status, StepRun& run) const {
-  if (op.phase == Phase::step && is_skipped(op.kind, run)) return;
+  if (op.phase == Phase::step && changes_state(op.kind) && is_skipped(op.kind, run)) return;
   execute_in_any_step(op, status, run);
 }
 
