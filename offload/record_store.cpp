@@ -242,7 +242,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user, co
   const Commit next{.generation = generation_ + 1,
                     .step = step,
                     .seals_hash = hash_of(next_),
-                    .point = {point_.incarnation, point_.number + 1},
+                    .point = {counted_from_.incarnation, counted_from_.number + 1},
                     .user = user,
                     .label = label};
   require(user.size() <= max_user_bytes, Code::wrong_size, [&] {
@@ -255,7 +255,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user, co
   const std::lock_guard lock(*newest_);
   generation_ = next.generation;
   step_ = step;
-  point_ = next.point;
+  point_ = counted_from_ = next.point;
   user_.assign(user.begin(), user.end());
   label_ = label;
   current_.swap(next_);

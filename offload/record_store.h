@@ -93,7 +93,7 @@ class RecordStore {
 
   std::uint64_t generation() const { return generation_; }
   std::uint64_t step() const { return step_; }
-  CommitPoint point() const { return point_; }
+  CommitPoint point() const { return point_; }               // of the last commit
   std::span<const std::byte> user() const { return user_; }  // of the last commit
   const CommitLabel& label() const { return label_; }        // likewise
 
@@ -121,7 +121,7 @@ class RecordStore {
   bool go_to(CommitPoint point);
 
   // Sets the point from which commits are counted: the next commit has its incarnation, and its number + 1.
-  void count_from(CommitPoint point) { point_ = point; }
+  void count_from(CommitPoint point) { counted_from_ = point; }
 
  private:
   RecordStore(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options);
@@ -154,7 +154,8 @@ class RecordStore {
   std::vector<std::unique_ptr<Stripe>> stripes_;  // by pointer: the kernel and the queues know their addresses
   std::uint64_t generation_ = 0;
   std::uint64_t step_ = 0;
-  CommitPoint point_{};
+  CommitPoint point_{};  // of the last commit
+  CommitPoint counted_from_{};
   std::vector<std::byte> user_;
   CommitLabel label_{};
   // Guards generation_ and the members below, which determine a tile's newest record.

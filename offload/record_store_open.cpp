@@ -103,7 +103,7 @@ bool RecordStore::make_current(const Commit& commit) {
   const std::lock_guard lock(*newest_);
   generation_ = commit.generation;
   step_ = commit.step;
-  point_ = commit.point;
+  point_ = counted_from_ = commit.point;
   user_.assign(commit.user.begin(), commit.user.end());
   label_ = commit.label;
   current_.swap(next_);

@@ -33,11 +33,11 @@ void require_as_many(std::span<const Commits> runs, std::span<const std::string>
   for (std::size_t run = 0; run < runs.size(); ++run) {
     for (const RunCommit& commit : runs[run]) {
       const JointRound& round = commit.round;
-      require(!round.exists() || round.members == runs.size(), Code::run_mismatch, [&] {
-        return Problem{.what = fmt::format("cannot resume run \"{}\": it was kept with others", names[run]),
-                       .needed = fmt::format("all {} runs that were kept together", round.members),
+      require(!round.exists() || round.members == runs.size(), Code::bad_argument, [&] {
+        return Problem{.what = fmt::format("cannot resume run \"{}\": it is resumed together with others", names[run]),
+                       .needed = fmt::format("all {} runs that belong together", round.members),
                        .available = fmt::format("{} runs", runs.size()),
-                       .remedy = "Resume with all of them, or give the runs another name. Nothing was changed."};
+                       .remedy = "Resume all of them, or give the runs another name. Nothing was changed."};
       });
     }
   }
@@ -79,7 +79,7 @@ std::optional<std::vector<RunPoint>> newest_joint_points(std::span<const Commits
       std::ranges::any_of(runs, [&](const Commits& commits) { return std::ranges::any_of(commits, has_begun); });
   require(!is_lost, Code::run_mismatch, [&] {
     return Problem{
-        .what = "cannot resume runs that were kept together: they have no round in common",
+        .what = "cannot resume runs together: they have no round in common",
         .available = texts_of(runs, names),
         .remedy =
             "Give the runs their own directories of one moment, load a checkpoint in runs of another name, or "

@@ -22,6 +22,10 @@ inline std::vector<offload::Drive> drives_of(const RecordFiles& records, const R
   return drives;
 }
 
+inline offload::StoreOptions store_options(const RecordFiles& records, const RecordOptions& options) {
+  return {.name = records.name(), .file = {.allow_network = options.allow_network}, .log = options.log};
+}
+
 struct OwnRun {
   const CompiledPlan& plan;
   const RecordOptions& options;
@@ -40,11 +44,7 @@ struct OwnRun {
 
   // The directories of any rank's records on this rank's drives, and how to open them.
   std::vector<offload::Drive> drives(const RecordFiles& records) const { return drives_of(records, options, queues); }
-  offload::StoreOptions files_of(const RecordFiles& records) const {
-    offload::StoreOptions found = files;
-    found.name = records.name();
-    return found;
-  }
+  offload::StoreOptions files_of(const RecordFiles& records) const { return store_options(records, options); }
   std::filesystem::path description_file(const RecordFiles& records) const {
     return records.directory(options.directories.front(), name()) / records.description_name();
   }

@@ -82,6 +82,13 @@ void require_run_name(const std::string& run) {
   });
 }
 
+void require_directories(const RecordOptions& options) {
+  require(!options.directories.empty(), Code::bad_argument, [] {
+    return Problem{.what = "cannot keep state on drives: there are no directories",
+                   .needed = "the directories to keep it in"};
+  });
+}
+
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
   require_run_name(options.run);
   std::vector<std::int64_t> of_ranks(world.size());
@@ -98,10 +105,7 @@ std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
 }
 
 Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options) {
-  require(!options.directories.empty(), Code::bad_argument, [] {
-    return Problem{.what = "cannot keep state on drives: there are no directories",
-                   .needed = "the directories to keep it in"};
-  });
+  require_directories(options);
   require(options.run.empty() || plan.blocks().full_records(), Code::internal,
           [] { return Problem{.what = "cannot keep a run: its records lack the parameters"}; });
   offload::RecordShape shape = plan.blocks().shape(plan.tiles_on_drive());

@@ -19,6 +19,9 @@ namespace ballast {
 // Throws B1001 for a name that cannot be part of the name of a directory.
 void require_run_name(const std::string& run);
 
+// Throws B1001 if there are none.
+void require_directories(const RecordOptions& options);
+
 // The largest tile of a run that the drives hold, the same on all ranks; 0 where there is none. All ranks call together.
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options);
 

@@ -30,7 +30,7 @@ struct SeenRecords {
   std::size_t ranks() const { return placement.shards * placement.replicas; }
 };
 
-// Of files that were found. What their description says is not among it.
+// The records in files that were found, without what their description says.
 SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const offload::FoundRecords& found);
 
 std::string to_text(std::span<const SeenRecords> seen);
@@ -60,8 +60,8 @@ struct WholeRun {
 // The newest one, of the commits up to `last`; none if there is none.
 std::optional<WholeRun> find_whole_run(std::span<const SeenRecords> seen, offload::CommitPoint last = last_of_all);
 
-// The newest one, of the commits up to `last`. None if no rank has made a step by then. Else throws B1009 if a shard has no records, or if the shards have no commit
-// in common; B3202 if they may have had one before records were damaged. The error names the run's newest checkpoint.
+// The newest one, of the commits up to `last`. None if no rank has made a step by then. Else throws B1009 if a shard has no records,
+// or if the shards have no commit in common; B3202 if they may have had one before records were damaged. The error names the run's newest checkpoint.
 std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, const std::string& run,
                                          const KnownCheckpoint& checkpoint = {},
                                          offload::CommitPoint last = last_of_all);

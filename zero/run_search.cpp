@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <sstream>
 
 #include "zero/comm/on_all_ranks.h"
 #include "zero/comm/texts.h"
@@ -19,15 +20,15 @@ std::optional<offload::FoundRecords> RunSearch::found_in(const RecordFiles& file
     return read_head(files);
   } catch (const Error& error) {
     if (!files.is_mirror || (error.code() != Code::bad_record && error.code() != Code::run_mismatch)) throw;
-    if (own_.options.log != nullptr) own_.options.log->warning(error.what());
+    if (options_.log != nullptr) options_.log->warning(error.what());
     return {};
   }
 }
 
 std::optional<offload::FoundRecords> RunSearch::read_head(const RecordFiles& files) const {
-  auto found = offload::RecordStore::look(own_.drives(files), own_.files_of(files));
+  auto found = offload::RecordStore::look(drives(files), store_options(files, options_));
   require(!found || found->shape.rank == files.rank, Code::run_mismatch, [&] {
-    return Problem{.what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", own_.name(),
+    return Problem{.what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", options_.run,
                                        found->shape.rank),
                    .where = directory_of(files).string(),
                    .needed = fmt::format("that of rank {}", files.rank),
@@ -41,33 +42,30 @@ std::optional<offload::FoundRecords> RunSearch::read_head(const RecordFiles& fil
 void RunSearch::require_joint(const offload::FoundRecords& found) const {
   const auto joint =
       std::ranges::find_if(found.commits, [](const auto& each) { return round_of(each.label).exists(); });
-  require(own_.options.resume_at || joint == found.commits.end(), Code::run_mismatch, [&] {
+  require(own_ == nullptr || options_.resume_at || joint == found.commits.end(), Code::run_mismatch, [&] {
     return Problem{.what = fmt::format("cannot resume run \"{}\" alone: it is one of {} that are resumed together",
-                                       own_.name(), round_of(joint->label).members),
+                                       options_.run, round_of(joint->label).members),
                    .remedy = "Resume all of them together; or give the run another name. Nothing was changed."};
   });
 }
 
 SeenRecords RunSearch::seen_in(const RecordFiles& files) const {
   const auto found = found_in(files);
-  if (!found) return {.seen_by = own_.rank(), .files = files};
-  SeenRecords seen = seen_records(files, own_.rank(), *found);
-  if (seen.digest == own_.shape.content_digest) {
+  if (!found) return {.seen_by = world_.rank(), .files = files};
+  SeenRecords seen = seen_records(files, world_.rank(), *found);
+  if (own_ != nullptr && seen.digest == own_->shape.content_digest) {
     seen.is_described = seen.is_of_model = true;
-    seen.placement = own_.plan.placement();
-  } else if (const auto lines = description_of(files, seen.digest); !lines.empty()) {
-    const auto described = read_description(lines);
-    seen.is_described = described.has_value();
-    if (described) {
-      seen.placement = described->placement;
-      seen.is_of_model = !first_obstacle(*described, own_.plan.model(), own_.plan.rule());
-    }
+    seen.placement = own_->plan.placement();
+  } else if (const auto described = read_description(description_of(files, seen.digest))) {
+    seen.is_described = true;
+    seen.placement = described->placement;
+    seen.is_of_model = own_ != nullptr && !first_obstacle(*described, own_->plan.model(), own_->plan.rule());
   }
   return seen;
 }
 
 std::vector<std::string> RunSearch::description_of(const RecordFiles& files, std::uint64_t digest) const {
-  const auto lines = read_run_description(own_.description_file(files));
+  const auto lines = read_run_description(directory_of(files) / files.description_name());
   return digest_of(lines) == digest ? lines : std::vector<std::string>{};
 }
 
@@ -79,17 +77,45 @@ std::vector<SeenRecords> RunSearch::find_all(std::span<const RecordFiles> files)
       if (!each.is_mirror || seen.run_id != 0) mine.push_back(seen);
     }
   });
-  std::vector<SeenRecords> all = seen_by_all(world_, mine);
-  require_one_run(all, own_.name());
-  return all;
-}
-
-std::vector<SeenRecords> seen_by_all(Communicator& world, std::span<const SeenRecords> mine) {
-  const std::vector<std::string> texts = texts_of_all(world, to_text(mine));
+  const std::vector<std::string> texts = texts_of_all(world_, to_text(mine));
   std::vector<SeenRecords> all;
   for (std::size_t rank = 0; rank < texts.size(); ++rank)
     std::ranges::move(seen_from(texts[rank], rank), std::back_inserter(all));
+  require_one_run(all, options_.run);
   return all;
+}
+
+bool RunSearch::has_commit(const RecordFiles& files, offload::CommitPoint point) const {
+  try {
+    const auto found = found_in(files);
+    if (!found ||
+        std::ranges::find(found->commits, point, &offload::FoundRecords::Found::point) == found->commits.end())
+      return false;
+    offload::StoreOptions unchanged = store_options(files, options_);
+    unchanged.file.writable = false;
+    return offload::RecordStore::open(found->shape, drives(files), unchanged).go_to(point);
+  } catch (const Error& error) {
+    if (error.code() != Code::bad_record) throw;
+    if (options_.log != nullptr) options_.log->warning(error.what());
+    return false;
+  }
+}
+
+bool RunSearch::forget(std::vector<SeenRecords>& seen, offload::CommitPoint point,
+                       std::span<const RecordFiles> damaged) const {
+  std::string mine;
+  for (const RecordFiles& files : damaged)
+    mine += fmt::format("{} {} {:d}\n", files.rank, files.made_in, files.is_mirror);
+  const std::vector<std::string> texts = texts_of_all(world_, mine);
+  bool is_any = false;
+  for (std::size_t seer = 0; seer < texts.size(); ++seer) {
+    RecordFiles files;
+    for (std::istringstream text(texts[seer]); text >> files.rank >> files.made_in >> files.is_mirror;) {
+      is_any = true;
+      drop(seen, files, seer, point);
+    }
+  }
+  return is_any;
 }
 
 // Every rank that has saved one knows it, and some of them may be lost.

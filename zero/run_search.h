@@ -15,32 +15,38 @@ namespace ballast {
 
 class RunSearch {
  public:
-  // All of it outlives this.
-  RunSearch(const OwnRun& own, Communicator& world) : own_(own), world_(world) {}
+  // All of it outlives this. `own`: the training that is going to resume the run; null: none yet.
+  RunSearch(const RecordOptions& options, std::span<offload::IoQueue* const> queues, Communicator& world,
+            const OwnRun* own = nullptr)
+      : options_(options), queues_(queues), world_(world), own_(own) {}
 
   // What one of this rank's files holds; nothing if it is a mirror that cannot be read, as if it were missing. Throws B1009 if they
-  // are of a run that was kept with others, and this one is not.
+  // are of a run that is resumed together with others, and the training resumes it alone.
   std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const;
+  // Whether this rank's files have a commit with the heads of all its records.
+  bool has_commit(const RecordFiles& files, offload::CommitPoint point) const;
   // No lines if they are missing, damaged or of other records.
   std::vector<std::string> description_of(const RecordFiles& files, std::uint64_t digest) const;
 
   // All ranks call these together, each with the files that it sees. The first one throws B1009 if they belong to several runs.
   std::vector<SeenRecords> find_all(std::span<const RecordFiles> files) const;
   KnownCheckpoint newest_checkpoint(std::span<const RecordFiles> files) const;
+  // Forgets the commit in those of each rank's files that it passes. Returns whether any rank has passed some.
+  bool forget(std::vector<SeenRecords>& seen, offload::CommitPoint point, std::span<const RecordFiles> damaged) const;
 
  private:
   std::optional<offload::FoundRecords> read_head(const RecordFiles& files) const;
   void require_joint(const offload::FoundRecords& found) const;
   SeenRecords seen_in(const RecordFiles& files) const;
+  std::vector<offload::Drive> drives(const RecordFiles& files) const { return drives_of(files, options_, queues_); }
   std::filesystem::path directory_of(const RecordFiles& files) const {
-    return files.directory(own_.options.directories.front(), own_.name());
+    return files.directory(options_.directories.front(), options_.run);
   }
 
-  const OwnRun& own_;
+  const RecordOptions& options_;
+  std::span<offload::IoQueue* const> queues_;
   Communicator& world_;
+  const OwnRun* own_;
 };
-
-// What each rank sees, on all ranks, which call it together.
-std::vector<SeenRecords> seen_by_all(Communicator& world, std::span<const SeenRecords> mine);
 
 }  // namespace ballast

@@ -25,7 +25,10 @@ namespace {
 class Takeover {
  public:
   Takeover(const OwnRun& own, Communicator& world)
-      : own_(own), world_(world), first_drive_(own.options.directories.front()), search_(own, world) {}
+      : own_(own),
+        world_(world),
+        first_drive_(own.options.directories.front()),
+        search_(own.options, own.queues, world, &own) {}
 
   RecordFiles settle() {
     on_all_ranks(world_, [&] { files_ = record_files_on(first_drive_, own_.name()); });
@@ -36,6 +39,7 @@ class Takeover {
     }
     lock_others();
     find_all();
+    search_.forget(seen_, last_, without_chosen_);
     std::optional<WholeRun> run = newest_run();
     if (run && !is_in_place(*run)) run = take_over(*run);
     if (!run) {
@@ -63,7 +67,8 @@ class Takeover {
         return !files.is_mirror && (files.rank == own_.rank() || files.rank >= world_.size());
       });
       const bool is_own = here.size() == 1 && here[0].rank == own_.rank() &&
-                          search_.found_in(here[0])->shape.content_digest == own_.shape.content_digest;
+                          search_.found_in(here[0])->shape.content_digest == own_.shape.content_digest &&
+                          has_chosen(here[0]);
       // Mirrors of ranks whose records are in place do not count; but a rank of which there is nothing else has lost its own.
       made_in[own_.rank()] = files_.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
       opened.made_in = is_own ? here[0].made_in : 0;
@@ -73,6 +78,15 @@ class Takeover {
     if (begins_again) return false;
     return std::ranges::all_of(made_in, [&](std::int64_t each) { return each != 1 && each == made_in[0]; });
   }
+
+  // Another copy of the records may have the commit that was chosen, such as a mirror.
+  bool has_chosen(const RecordFiles& files) {
+    if (!resumes_chosen() || search_.has_commit(files, last_)) return true;
+    without_chosen_.push_back(files);
+    return false;
+  }
+
+  bool resumes_chosen() const { return own_.options.resume_at && last_ != offload::CommitPoint{}; }
 
   // --- Which records there are.
 
@@ -100,7 +114,8 @@ class Takeover {
       require_chosen(own_, run ? std::optional(run->point) : std::nullopt);
       return run;
     } catch (const Error& error) {
-      if (!own_.options.begins_again || !std::ranges::all_of(seen_, &SeenRecords::is_of_model)) throw;
+      const bool may_begin_again = own_.options.begins_again && !resumes_chosen();  // else without the other runs
+      if (!may_begin_again || !std::ranges::all_of(seen_, &SeenRecords::is_of_model)) throw;
       const auto& [what, where, needed, available, remedy] = error.problem();
       lost_.emplace(LostRun{.reason = where.empty() ? what : fmt::format("{} ({})", what, where)});
     }
@@ -127,7 +142,11 @@ class Takeover {
     if (run.digest != own_.shape.content_digest) return false;
     for (std::size_t rank = 0; rank < world_.size(); ++rank) {
       const bool has_own = std::ranges::any_of(seen_, [&](const SeenRecords& each) {
-        return each.seen_by == rank && each.files == RecordFiles{rank, run.made_in} && each.digest == run.digest;
+        const bool is_there =
+            !resumes_chosen() ||
+            std::ranges::find(each.commits, run.point, &offload::FoundRecords::Found::point) != each.commits.end();
+        return each.seen_by == rank && each.files == RecordFiles{rank, run.made_in} && each.digest == run.digest &&
+               is_there;
       });
       if (!has_own) return false;
     }
@@ -198,27 +217,16 @@ class Takeover {
   // A commit can exist without all of its records. Returns whether that is so, and forgets such commits. Where there is another
   // copy to read, all bytes are checked, since later an error would end the takeover.
   bool drop_damaged(const WholeRun& run, EarlierRecords& records) {
-    std::string mine;
+    std::vector<RecordFiles> damaged;
     on_all_ranks(world_, [&] {
       for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
         const WholeRun::Copy& copy = run.nearest(shard, own_.rank());
         if (copy.seen_by != own_.rank()) continue;
         const bool has_others = run.copies[shard].size() > 1;
-        if (!(has_others ? records.are_intact(copy) : records.are_there(copy))) {
-          mine += fmt::format("{} {:d}\n", copy.rank, copy.is_mirror);
-        }
+        if (!(has_others ? records.are_intact(copy) : records.are_there(copy))) damaged.push_back(run.files_of(copy));
       }
     });
-    const std::vector<std::string> texts = texts_of_all(world_, mine);
-    bool is_any = false;
-    for (std::size_t seer = 0; seer < texts.size(); ++seer) {
-      WholeRun::Copy copy{.seen_by = seer};
-      for (std::istringstream text(texts[seer]); text >> copy.rank >> copy.is_mirror;) {
-        is_any = true;
-        drop(seen_, run.files_of(copy), seer, run.point);
-      }
-    }
-    return is_any;
+    return search_.forget(seen_, run.point, damaged);
   }
 
   // The new records get a commit that is newer than all others, so that the next start finds them even if it finds the old
@@ -315,6 +323,7 @@ class Takeover {
   KnownCheckpoint checkpoint_{};
   offload::CommitPoint last_ = own_.last();
   std::optional<LostRun> lost_{};
+  std::vector<RecordFiles> without_chosen_{};              // of this rank
   std::optional<std::uint64_t> kept_{};                    // made_in of the records that this training has
   std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
 };

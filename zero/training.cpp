@@ -135,6 +135,11 @@ void Training::change_state(const TileVisitor& change, const std::function<void(
 }
 std::vector<LocalTile> Training::local_tiles() const { return impl_->engine->local_tiles(); }
 void Training::set_steps(std::uint64_t steps) { impl_->engine->set_steps(steps); }
+RunPoint Training::committed() const {
+  impl_->engine->wait_for_commit();
+  const offload::CommitPoint point = impl_->records ? impl_->records->store().point() : offload::CommitPoint{};
+  return {point.incarnation, point.number};
+}
 void Training::set_round(const JointRound& round) { impl_->engine->set_round(round); }
 void Training::set_note(std::span<const std::byte> note) { impl_->engine->set_note(note); }
 const std::vector<std::byte>& Training::note() const { return impl_->engine->note(); }

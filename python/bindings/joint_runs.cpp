@@ -22,9 +22,7 @@ void bind_joint_runs(py::module_& module) {
            }),
            py::arg("start") = 0, py::arg("number") = 0, py::arg("members") = 0);
   py::class_<RunPoint>(module, "RunPoint").def(py::init<>());
-  py::class_<RunCommit>(module, "RunCommit")
-      .def_readonly("point", &RunCommit::point)
-      .def_readonly("step", &RunCommit::step);
+  py::class_<RunCommit>(module, "RunCommit").def_readonly("step", &RunCommit::step);
   module.def("commits_of_run", commits_of, py::arg("group"), py::arg("directories"), py::arg("run"),
              py::call_guard<py::gil_scoped_release>());
   module.def(

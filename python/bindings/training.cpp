@@ -210,6 +210,7 @@ void bind_state(py::class_<TrainingBinding>& training) {
       .def("visit_shards", &TrainingBinding::visit_shards, py::arg("visit"))
       .def("change_shards", &TrainingBinding::change_shards, py::arg("change"), py::arg("agree"))
       .def("set_steps", &TrainingBinding::set_steps, py::arg("steps"))
+      .def_property_readonly("committed", &TrainingBinding::committed)
       .def("set_round", &TrainingBinding::set_round, py::arg("round"))
       .def_property_readonly("unpinned_because", &TrainingBinding::unpinned_because)
       .def("ledger", &TrainingBinding::ledger, py::arg("own_state"))

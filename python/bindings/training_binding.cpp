@@ -212,6 +212,11 @@ void TrainingBinding::wait_for_commit() {
   training_->wait_for_commit();
 }
 
+RunPoint TrainingBinding::committed() const {
+  const py::gil_scoped_release released;
+  return training_->committed();
+}
+
 void TrainingBinding::finish() {
   const py::gil_scoped_release released;
   training_->finish();

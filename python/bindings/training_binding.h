@@ -123,6 +123,7 @@ class TrainingBinding {
   void visit_shards(const TensorState::Visitor& visitor);
   void change_shards(const TensorState::Visitor& change, const std::function<void()>& agree);
   void set_steps(std::uint64_t steps);
+  RunPoint committed() const;
   void set_round(const JointRound& round) { training_->set_round(round); }
 
   std::string ledger(const std::pair<Tier, std::size_t>& own_state) const;

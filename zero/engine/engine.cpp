@@ -330,9 +330,12 @@ void Engine::visit_state(const TileVisitor& look, const TileFilter& which) {
 void Engine::change_state(const TileVisitor& change, const std::function<void()>& agree) {
   parameters_changed();
   before_write(RunWrite::change);
-  state_.change(change, agree, [this] { return CommittedState{steps(), note_, round_}; });
+  state_.change(change, agree, [this] { return CommittedState{steps(), note_, round_of_change()}; });
   scheduler_.run_entry(running_.program().entry, true);
 }
+
+// A change that belongs to no round of its own is one of the last round's state.
+JointRound Engine::round_of_change() const { return round_.exists() || !records_ ? round_ : records_->round(); }
 
 void Engine::before_write(RunWrite write) const {
   if (parts_.before_write && records_ && records_->keeps_run()) parts_.before_write(write);

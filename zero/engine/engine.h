@@ -98,9 +98,8 @@ class Engine {
   // Bytes of the trainer that each later commit of state on drives holds; after resume(), those of the resumed commit.
   void set_note(std::span<const std::byte> note);
   const std::vector<std::byte>& note() const { return note_; }
-  void set_round(const JointRound& round) {
-    round_ = round;
-  }                           // of later commits; one that exists also commits skipped steps
+  // Of later commits. With one, a skipped step is committed too.
+  void set_round(const JointRound& round) { round_ = round; }
   void parameters_changed();  // the caller changed full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const { homes_.read(view, into); }  // a GPU's too
   View full_parameters(std::size_t unit) { return homes_.full_parameters(unit); }              // where they are kept
@@ -123,6 +122,7 @@ class Engine {
   void number_step() { scheduler_.run().step = steps() + 1; }
   void require_usable() const;
   void before_write(RunWrite write) const;
+  JointRound round_of_change() const;
 
   EngineParts parts_;
   RunningProgram running_;

@@ -32,6 +32,7 @@ class RecordLane {
   void abandon() const;
   std::uint64_t step() const { return store_.step(); }
   std::span<const std::byte> note() const { return store_.user(); }  // of the last commit
+  JointRound round() const { return round_of(store_.label()); }      // likewise
   bool keeps_run() const { return store_.shape().run_id != 0; }
 
   // The tile's block in the memory of its record.

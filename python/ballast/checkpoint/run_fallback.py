@@ -72,4 +72,5 @@ def _begin_from_checkpoint(sessions: Sequence[Session], model: torch.nn.Module |
         log.warning("%s: no rank has records of a step", begins)
     else:
         reason, newest = lost
-        log.warning("%s: its records were of step %s, so %s steps are lost: %s", begins, newest, max(0, newest - step), reason)
+        known = newest is not None and f"its records were of step {newest}, so {max(0, newest - step)} steps are lost"
+        log.warning("%s: %s: %s", begins, known or "its records are lost, and with them the number of its steps", reason)

@@ -20,52 +20,56 @@ ALONE = _core.JointRound()
 RUNS_ARE_LOST = ("B1009", "B3202")  # records are missing, or they are damaged
 
 
-class Training(Protocol):
-    """What commits the state of one optimizer."""
+class Committing(Protocol):
+    """A training that commits the state of one optimizer."""
 
     def wait_for_commit(self) -> None: ...
     def set_round(self, joint_round: _core.JointRound) -> None: ...
 
 
 class Lost(NamedTuple):
-    """Why runs begin again, and the newest step that they had."""
+    """Why runs begin again, and the newest step that is known of them."""
 
     reason: str
-    step: int
+    step: int | None
 
 
 class JointRuns:
-    """The rounds since this start."""
+    """What the runs of a start have in common: the current round, and which of them have made their step of it."""
 
     def __init__(self, start: int, names: Sequence[str]):
         self._start = start
         self.names = [*names]
         self._rounds = 0
         self.current = self._next()
-        self.stepped: set[int] = set()  # members that have made their step of the current round
-        self._trainings: dict[int, weakref.ref[Training]] = {}
+        self.stepped: set[int] = set()  # members
+        self.closed: set[int] = set()
+        self._trainings: dict[int, weakref.ref[Committing]] = {}
 
     def _next(self) -> _core.JointRound:
         self._rounds += 1
         return _core.JointRound(self._start, self._rounds, len(self.names))
 
-    def enter(self, member: int, training: Training) -> None:
+    def register(self, member: int, training: Committing) -> None:
         self._trainings[member] = weakref.ref(training)
 
-    def trainings(self, *, except_for: int | None = None) -> Iterator[Training]:
-        """Yield what is not gone of them."""
+    def trainings(self, *, except_for: int | None = None) -> Iterator[Committing]:
+        """Yield the trainings that still exist."""
         for member, reference in self._trainings.items():
             if member != except_for and (training := reference()) is not None:
                 yield training
 
-    def has_stepped(self, member: int) -> None:
+    def note_step(self, member: int) -> None:
         self.stepped.add(member)
         if len(self.stepped) == len(self.names):
             self.stepped.clear()
             self.current = self._next()
 
-    def name_those_without_a_step(self) -> str:
-        return ", ".join(name for member, name in enumerate(self.names) if member not in self.stepped)
+    def names_of(self, members: set[int]) -> str:
+        return ", ".join(f'"{self.names[member]}"' for member in sorted(members))
+
+    def names_without_step(self) -> str:
+        return self.names_of({*range(len(self.names))} - self.stepped)
 
     @contextmanager
     def changed_together(self) -> Iterator[None]:
@@ -81,40 +85,34 @@ class JointRuns:
                 training.set_round(ALONE)
 
     def require_no_step(self, *members: int) -> None:
-        """Refuse to change the state of these members, or of any, after their step of a round that is not complete: what they
-        had before the round would be lost."""
-        stepped = sorted(self.stepped & {*members} if members else self.stepped)
+        """Refuse to change the state of these members, or of any, after their step of a round that is not complete: their
+        state of the round before would be lost."""
+        stepped = self.stepped & {*members} if members else self.stepped
         if stepped:
-            self._refuse_change(stepped[0])
-
-    def _refuse_change(self, member: int) -> None:
-        refuse_order(
-            f'cannot change the state of run "{self.names[member]}": its optimizer has made a step, and others of the model '
-            "have not yet",
-            where=f"run {self.name_those_without_a_step()}",
-            needed="step() of all optimizers before",
-        )
+            refuse_order(
+                f"cannot change the state of run {self.names_of(stepped)} between the steps of a round: run "
+                f"{self.names_without_step()} has not made its step yet",
+                needed="step() of all optimizers before the change",
+            )
 
 
 class JointRun:
-    """One of the runs."""
+    """The run of one optimizer of them."""
 
-    def __init__(self, runs: JointRuns, member: int, chosen: _core.RunPoint, lost: Lost | None):
+    def __init__(self, runs: JointRuns, member: int, resume_at: _core.RunPoint, lost: Lost | None):
         self.runs = runs
         self.lost = lost
+        self.resume_at = resume_at  # where the next partition continues
         self._member = member
-        self._chosen: _core.RunPoint | None = chosen
 
-    def enter(self, training: Training) -> None:
-        """Let the other runs know what commits this one."""
-        self.runs.enter(self._member, training)
+    def register(self, training: Committing) -> None:
+        self.runs.register(self._member, training)
 
-    def set_options(self, options: _core.TrainingOptions, group: Group) -> None:
-        """Set where the run is resumed. All ranks call it together."""
-        chosen, self._chosen = self._chosen, None
-        if chosen is None:  # a later partition continues with the last commit
-            chosen = _core.commits_of_run(group._core, options.directories, options.run)[0].point
-        options.resume_at = chosen
+    def close(self) -> None:
+        self.runs.closed.add(self._member)
+
+    def set_options(self, options: _core.TrainingOptions) -> None:
+        options.resume_at = self.resume_at
         options.set_before_write(self._before_write)
 
     def _before_write(self, is_step: bool) -> None:
@@ -124,20 +122,35 @@ class JointRun:
         for training in self.runs.trainings(except_for=self._member):
             training.wait_for_commit()
 
-    @contextmanager
-    def step(self) -> Iterator[_core.JointRound]:
-        """Give the round in which the step is made inside the block."""
+    def require_others(self) -> None:
+        """Refuse to continue without one of the others: its run would lack the later rounds."""
+        if closed := self.runs.closed:
+            refuse_order(
+                f"cannot make a step of run {self._name}: run {self.runs.names_of(closed)}, resumed with it, is closed",
+                needed="all optimizers of the list until the end of the training",
+            )
+
+    @property
+    def _name(self) -> str:
+        return self.runs.names_of({self._member})
+
+    def require_turn(self) -> None:
+        """Refuse a second step of a round."""
         runs = self.runs
         if self._member in runs.stepped:
             refuse_order(
-                f'cannot make a step: the optimizer of run "{runs.names[self._member]}" has made one, and others of the model '
-                "have not yet",
-                where=f"run {runs.name_those_without_a_step()}",
-                needed="one step() of each optimizer, and then the next one",
+                f"cannot make another step of run {self._name} in this round: run {runs.names_without_step()} has not made its "
+                "step yet",
+                needed="one step() of each optimizer, and then the next round",
                 remedy="Without run=, each optimizer may make steps as it likes.",
             )
-        yield runs.current
-        runs.has_stepped(self._member)
+
+    @contextmanager
+    def step(self) -> Iterator[_core.JointRound]:
+        """Give the round in which the step is made inside the block."""
+        self.require_turn()
+        yield self.runs.current
+        self.runs.note_step(self._member)
 
 
 def name_of_member(run: str, member: int) -> str:
@@ -152,16 +165,31 @@ def name_of_member(run: str, member: int) -> str:
 def join_runs(group: Group, options: Sequence[WrapOptions]) -> list[JointRun]:
     """Choose where each optimizer resumes its run. All ranks call it together."""
     runs = JointRuns(by_first_rank(group, "begin runs", lambda: secrets.randbits(63)), [each.run for each in options])
-    commits: list[list[_core.RunCommit]] = []
-    points, lost = None, None
-    try:
-        for each in options:
-            commits.append(_core.commits_of_run(group._core, each.directories, each.run))
-        points = _core.newest_joint_points(commits, runs.names)
-    except Error as error:
-        if error.code not in RUNS_ARE_LOST or not options[0].checkpoint:
-            raise
-        lost = Lost(error.what_happened, max((commit.step for of_run in commits for commit in of_run), default=0))
+    points, lost = _chosen(group, options, runs.names)
     if points is None:
         points = [_core.RunPoint() for _ in options]
     return [JointRun(runs, member, point, lost) for member, point in enumerate(points)]
+
+
+def _chosen(
+    group: Group, options: Sequence[WrapOptions], names: list[str]
+) -> tuple[list[_core.RunPoint] | None, Lost | None]:
+    """Return the commits to resume, and None if the runs begin. With a checkpoint they begin again if records are lost."""
+    commits: list[list[_core.RunCommit]] = []
+    failure: Error | None = None
+    for each in options:
+        try:
+            commits.append(_core.commits_of_run(group._core, each.directories, each.run))
+        except Error as error:
+            failure = failure or error
+    try:
+        if failure is not None:
+            raise failure
+        return _core.newest_joint_points(commits, names), None
+    except Error as error:
+        if error.code not in RUNS_ARE_LOST or not options[0].checkpoint:
+            raise
+        steps = [commit.step for of_run in commits for commit in of_run]
+        return None, Lost(error.what_happened, max(steps, default=None))
+    finally:
+        failure = None  # its traceback refers to this frame

@@ -6,7 +6,7 @@ import logging
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from sys import getrefcount
@@ -24,7 +24,7 @@ from ballast.wrapper.gradient_factors import GradientFactors
 from ballast.wrapper.gradient_norms import FactorReader, NormTensors
 from ballast.wrapper.gradient_order import GradientOrder
 from ballast.wrapper.gradients import TakenGradient
-from ballast.wrapper.joint_runs import ALONE
+from ballast.wrapper.joint_runs import ALONE, JointRun
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same
@@ -47,6 +47,7 @@ class StepInputs:
     begun_at: list[int]  # by group: steps before its first one
     max_norm: float
     own_step: CustomStep | None  # where no rule of the library makes updates
+    joint_run: JointRun | None  # whose rounds the steps belong to
 
 
 class Partition(ShardedState):
@@ -65,6 +66,7 @@ class Partition(ShardedState):
         if options.stage < 3:  # torch always sees all parameters: no unit is acquired in the forward pass
             options.backward_order = self._order
         self._first_inputs = inputs()
+        self._joint_run = self._first_inputs.joint_run
         super().__init__(units, ranks, self._first_inputs.rules, options, reside)
         in_unit = [number for unit in units for number in range(len(unit.trained))]
         self._places = [(member.unit, number) for member, number in zip(self._members, in_unit)]
@@ -123,7 +125,7 @@ class Partition(ShardedState):
         try:
             [begun] = self._group.all_reduce([int(self.has_begun)])
             if begun > 0:
-                self.step(discard=not self._updates_in_backward)
+                self.step(discard=not self._updates_in_backward, in_round=self._updates_in_backward)
         except FailureError as error:  # this rank still releases its memory
             log.warning("the training had failed before it was released: %s", error)
 
@@ -171,6 +173,8 @@ class Partition(ShardedState):
             self._residence.release_unit()
             if self._updates_in_backward and not self._may_update:
                 self._residence.require_not_gathered("cannot update parameters in the backward pass")
+                if self._joint_run is not None:
+                    self._joint_run.require_turn()
                 now = self._inputs_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
                 self._may_update = True
@@ -256,23 +260,27 @@ class Partition(ShardedState):
         self._order = self._group.all_reduce(seen if self._group.rank == 0 else [0] * len(seen))
         self._order_is_learnt = True
 
-    def step(
-        self, *, loss_scale: float = 1.0, discard: bool = False, joint_round: _core.JointRound | None = None
-    ) -> _core.StepResult | None:
-        """Make a step, and return its result; None if no rank has a gradient. In a round of joint runs it is committed even
-        then, and if it is discarded."""
+    def step(self, *, loss_scale: float = 1.0, discard: bool = False, in_round: bool = False) -> _core.StepResult | None:
+        """Make a step, and return its result; None if no rank has a gradient. In a round of joint runs it is committed in any
+        case."""
+        with nullcontext() if self._joint_run is None or not in_round else self._joint_run.step() as joint_round:
+            return self._step(loss_scale, discard, joint_round)
+
+    def _step(self, loss_scale: float, discard: bool, joint_round: _core.JointRound | None) -> _core.StepResult | None:
         require_stream(self._gpu, self._stream)
         if not discard:
             self._residence.require_not_gathered("cannot make a step")
             self._discard_cleared_gradients()
             self._take_assigned()
-        has_gradients = self._agree(count=not discard) > 0
-        if not has_gradients and joint_round is None:
+        if self._agree(count=not discard) == 0:
+            if joint_round is not None:
+                self._commit_as_it_is(joint_round)
             self._reset_step()
             return None
         try:
             with self._in_round(joint_round):
-                result = self._make_step(loss_scale, discard or not has_gradients)
+                end = self._end_updates if self._updates_in_backward else self._update
+                result = end(loss_scale, discard)
         finally:
             self._pass_on_log()
         self._residence.after_step()
@@ -281,7 +289,7 @@ class Partition(ShardedState):
             if isinstance(gradient, TakenGradient):
                 gradient.spent = True
         self._reset_step()
-        return result if has_gradients else None
+        return result
 
     @contextmanager
     def _in_round(self, joint_round: _core.JointRound | None) -> Iterator[None]:
@@ -293,8 +301,10 @@ class Partition(ShardedState):
         finally:
             self.set_round(ALONE)
 
-    def _make_step(self, loss_scale: float, discard: bool) -> _core.StepResult:
-        return self._end_updates(loss_scale, discard) if self._updates_in_backward else self._update(loss_scale, discard)
+    def _commit_as_it_is(self, joint_round: _core.JointRound) -> None:
+        """Commit the state in the round, in which the optimizer has no gradients."""
+        with self._in_round(joint_round):
+            self.change_shards(lambda part: None, self.steps, lambda: None)
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
         now = self._first_inputs if discard else self._inputs_now()  # the optimizer may be gone

@@ -59,7 +59,7 @@ class Planner:
         options.set_join_notes(self.updates.join_notes)
         group = self.ranks.of_data
         if self.joint_run is not None:
-            self.joint_run.set_options(options, group)
+            self.joint_run.set_options(options)
         reside: Any
         if is_full:
             overlaps = partial(OverlappedGathers, self._wrapped.required_model, options) if options.overlap_gathers else None
@@ -123,6 +123,7 @@ class Planner:
             begun_at=self.groups.begun_at,
             max_norm=self.options.max_norm,
             own_step=None if self.updates.own_step is None else self._custom_step,
+            joint_run=self.joint_run,
         )
 
     def _described_groups(self) -> dict[str, str]:

@@ -104,11 +104,11 @@ class Plans:
     def join(self, run: JointRun) -> None:
         """Resume the run with those of other optimizers. Call it before the first partition."""
         self.planner.joint_run = run
-        run.enter(self)
+        run.register(self)
 
     def wait_for_commit(self) -> None:
         """Wait until the last step is committed."""
-        if self.current is not None:
+        if self.current is not None and not self.is_offloaded:  # offload() has waited
             self.current.wait_for_commit()
 
     def set_round(self, joint_round: _core.JointRound) -> None:
@@ -177,6 +177,8 @@ class Plans:
         assert self.current is not None
         self.current.require_not_gathered("cannot train other parameters, or with other state")
         self.current.end_step()
+        if (run := self.planner.joint_run) is not None:
+            run.resume_at = self.current.committed
         owner = None if self.planner.options.keeps_full_parameters else self._deferred
         self._migration = StateMigration(self.current, moments, owner)
         self._drop(gathers=False)
@@ -232,6 +234,8 @@ class Plans:
         """End the training, either together with all ranks, which gather the parameters, or on this rank alone."""
         is_alone = self.planner.ranks.of_data.size == 1
         self._steps_at_close, self.is_closed = self.steps, True
+        if (run := self.planner.joint_run) is not None:
+            run.close()
         if self.is_offloaded and (together or is_alone):
             self.reload()
         if self.current is not None:

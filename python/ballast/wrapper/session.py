@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -112,7 +112,7 @@ class Session:
         self.plans.require_open(what)
 
     @property
-    def lost(self) -> tuple[str, int] | None:
+    def lost(self) -> tuple[str, int | None] | None:
         """Why a run has begun again, and the newest step that it had."""
         run = self.plans.planner.joint_run
         return self.partition_now().lost if run is None or run.lost is None else run.lost
@@ -199,9 +199,9 @@ class Session:
         if plans.of_this_step is not None and plans.state.has_changed(plans.of_this_step):
             what = "cannot make a step: optimizer.state was changed between a backward pass and its step"
             refuse_order(what, needed="the same after step()")
-        joint_run = plans.planner.joint_run
-        with nullcontext() if joint_run is None else joint_run.step() as joint_round:
-            result = self.partition().step(loss_scale=loss_scale, discard=found_inf, joint_round=joint_round)
+        if (run := plans.planner.joint_run) is not None:
+            run.require_others()
+        result = self.partition().step(loss_scale=loss_scale, discard=found_inf, in_round=True)
         plans.of_this_step = None
         if self._activations is not None:
             self._activations.after_step()

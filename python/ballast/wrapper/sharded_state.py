@@ -153,6 +153,11 @@ class ShardedState:
         """Wait until the last step is committed."""
         self._core.wait_for_commit()
 
+    @property
+    def committed(self) -> _core.RunPoint:
+        """The last commit of the run."""
+        return self._core.committed
+
     def set_round(self, joint_round: _core.JointRound) -> None:
         """Set the round of joint runs that the next commits belong to."""
         self._core.set_round(joint_round)

@@ -72,7 +72,7 @@ def _require_same_kind(what: str, mine: WrapOptions, theirs: WrapOptions) -> Non
         refuse(f"{what}, and outer= exchanges the parameters of one", needed="one optimizer for all of a model's parameters")
     if mine.activations is not None:
         refuse(f"{what}, and activations= is of the one that is wrapped first", needed="activations= there, or a list of both")
-    if (mine.run or theirs.run) and (not mine.joint_run or mine.joint_run != theirs.joint_run):
+    if (mine.run or theirs.run) and (not mine.joint_call or mine.joint_call != theirs.joint_call):
         refuse(
             f"{what}, and drives commit the steps of each on its own: after a failure, run= could resume between two of them",
             needed="all optimizers in one call, such as ballast.wrap([one, other], model, run=...)",

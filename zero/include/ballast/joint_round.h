@@ -1,6 +1,7 @@
 // A round of the steps of several trainings, whose runs are resumed together: see joint_runs.h.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 
 namespace ballast {
@@ -15,7 +16,15 @@ struct JointRound {
   bool operator==(const JointRound&) const = default;
 };
 
-// What writes to the records of a run.
+// The name of a commit: each start of a run is an incarnation, and commits are counted.
+struct RunPoint {
+  std::uint64_t incarnation = 0;  // 0: before the first step of the run
+  std::uint64_t number = 0;
+
+  auto operator<=>(const RunPoint&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
+};
+
+// Why records of a run are written.
 enum class RunWrite {
   step,
   change,  // of state, between steps

@@ -105,6 +105,7 @@ class Training {
   // with the state, such as a count. It may set them in its update. A training that resumes a run has those of the resumed commit.
   void set_note(std::span<const std::byte> note);
   const std::vector<std::byte>& note() const;
+  RunPoint committed() const;  // the last commit of a run
   // The round of joint runs that later commits belong to. With one, a step that is skipped is committed too.
   void set_round(const JointRound& round);
   View full_parameters(std::size_t unit);  // of a unit that is kept full, as it is laid out

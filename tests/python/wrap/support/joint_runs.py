@@ -149,6 +149,19 @@ def mirrored_on_ranks(rank: int, folder: str) -> tuple[list[int], bool]:
     return began_at, all(map(torch.equal, whole, values))
 
 
+def copied_on_ranks(rank: int, folder: str, options: dict[str, Any]) -> tuple[list[int], bool]:
+    """Return the steps at which a start begins that was stopped when rank 0 had committed the last round and rank 1 had not,
+    and whether the values are those of the whole training. Rank 0 has a copy of the records of rank 1."""
+    drive, copies = Path(folder, f"drive-{rank}"), Path(folder, f"copies-{rank}")
+    drive.mkdir()
+    training = Joint(drive, rule_and_own_step, options, rank=rank)
+    whole = training.run_and_copy(4, copies, together=True)
+    shutil.rmtree(drive)
+    shutil.copytree(copies / ("08", "07")[rank], drive)
+    began_at, values = training.run(4)
+    return began_at, all(map(torch.equal, whole, values))
+
+
 def _set_back(kept: Path, copy: Path, rank: int) -> None:
     for name in (f"mine-rank-{rank}", f"mine-optimizer-1-rank-{rank}"):
         shutil.rmtree(kept / name)
