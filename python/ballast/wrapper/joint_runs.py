@@ -134,13 +134,17 @@ class JointRun:
     def _name(self) -> str:
         return self.runs.names_of({self._member})
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether its step of the current round is made. Then a backward pass that updates parameters has been refused."""
+        return self._member in self.runs.stepped
+
     def require_turn(self) -> None:
         """Refuse a second step of a round."""
-        runs = self.runs
-        if self._member in runs.stepped:
+        if self.has_stepped:
+            others = self.runs.names_without_step()
             refuse_order(
-                f"cannot make another step of run {self._name} in this round: run {runs.names_without_step()} has not made its "
-                "step yet",
+                f"cannot make another step of run {self._name} in this round: run {others} has not made its step yet",
                 needed="one step() of each optimizer, and then the next round",
                 remedy="Without run=, each optimizer may make steps as it likes.",
             )

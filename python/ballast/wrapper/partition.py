@@ -124,8 +124,9 @@ class Partition(ShardedState):
         """End a step that has begun. A rank that left it open would end the training of all ranks."""
         try:
             [begun] = self._group.all_reduce([int(self.has_begun)])
-            if begun > 0:
-                self.step(discard=not self._updates_in_backward, in_round=self._updates_in_backward)
+            updates = self._updates_in_backward
+            if begun > 0 and not (updates and self._joint_run is not None and self._joint_run.has_stepped):
+                self.step(discard=not updates, in_round=updates)
         except FailureError as error:  # this rank still releases its memory
             log.warning("the training had failed before it was released: %s", error)
 
