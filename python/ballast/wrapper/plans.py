@@ -158,11 +158,14 @@ class Plans:
                 self._take_apart([])
             state: State = {key: {"step": count} for key, count in made.items()}
             partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=False))
+        else:
+            preconditions.warn_of_counts(self.planner.options.run, self.planner.ranks.of_data, partition.members)
         self.state.begin_empty(partition, frozen_state)
         return partition
 
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
         self.current = self._migration.hand_over(make)
+        preconditions.warn_of_counts(self.planner.options.run, self.planner.ranks.of_data, self.current.members)
         if not self.planner.options.keeps_full_parameters:
             self.wrapped.holds = frozenset(id(member.parameter) for member in self.current.all_members)
         self._hooks.remove_from_modules()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable
 
 import torch
@@ -13,6 +14,8 @@ from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.units import Member, has_foreign_class
 from ballast.wrapper.unwrap import named_parameters
 from ballast.wrapper.writes import require_same_values
+
+log = logging.getLogger("ballast")
 
 
 def require_parameters_of(model: torch.nn.Module | None, mine: Collection[torch.Tensor]) -> None:
@@ -87,6 +90,19 @@ def require_same_in_outer(has_outer: bool, is_same: bool) -> None:
             "cannot train other parameters: the outer optimizer began with others",
             needed="the same ones, frozen and thawed as they were",
             remedy="Call ballast.save() before they change; wrap() a new optimizer; and load_checkpoint().",
+        )
+
+
+def warn_of_counts(run: str, group: Group, members: Collection[Member]) -> None:
+    """Warn if parameters have made fewer steps than others: a run keeps one count for all of them."""
+    fewer = [member.name for member in members if member.begun_at > 0]
+    if run and fewer and group.rank == 0:
+        log.warning(
+            'run "%s" keeps one count of steps: after a restart, parameter %s%s counts as many steps as the others, which '
+            "changes its bias corrections; ballast.save() keeps its own count",
+            run,
+            fewer[0],
+            f" and {len(fewer) - 1} more" if len(fewer) > 1 else "",
         )
 
 

@@ -4,6 +4,7 @@ import logging
 
 import ballast
 import pytest
+import torch
 from python.wrap.support import kept_runs
 from python.wrap.support.kept_runs import Layers, kept_in, train
 from python.wrap.support.ranks import run_ranks
@@ -33,6 +34,25 @@ def test_other_frozen_layers_are_another_training(tmp_path, stage):
     with pytest.raises(ballast.UsageError, match=r'B1009 cannot resume run "mine": it has (frozen )?parameter (one|two)'):
         train(frozen(Layers(), "two"), 0, 3, **options)
     assert train(frozen(Layers(), "one"), 0, 3, **options)[0] == 2
+
+
+def test_a_run_warns_of_counts_of_steps_that_it_does_not_keep(tmp_path, caplog):
+    model = Layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    for step in range(3):
+        model.two.requires_grad_(step > 0)
+        model(torch.ones(20)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ballast.save(tmp_path / "checkpoint", model, optimizer)
+    model = Layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **kept_in(tmp_path))
+    assert not caplog.records
+    ballast.load_checkpoint(tmp_path / "checkpoint", model, optimizer)
+    [warning] = caplog.records
+    assert 'run "mine" keeps one count of steps: after a restart, parameter two.' in warning.getMessage()
+    assert "and 1 more counts as many" in warning.getMessage()
+    optimizer.close()
 
 
 def test_a_start_logs_the_run_that_it_resumes(tmp_path, caplog):
