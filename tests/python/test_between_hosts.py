@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import ballast
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 from python.hosts import rank as trained  # noqa: E402
+from python.wrap.support.programs import Program  # noqa: E402
 from python.wrap.support.ranks import free_port, run_ranks  # noqa: E402
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -44,12 +46,12 @@ def on_this_machine(case, ranks, folder):
     """Return what each rank prints where two ranks at a time count as a host."""
     variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     variables |= {"BALLAST_RANKS_PER_HOST": "2", **environment_of_ranks()}
-    command = [sys.executable, Path(trained.__file__), case, folder]
-    started = [
-        subprocess.Popen(command, env={**variables, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    return [json.loads(process.communicate(timeout=200)[0]) for process in started]
+    with ExitStack() as programs:
+        started = [
+            programs.enter_context(Program([trained.__file__, case, folder], {**variables, "RANK": str(rank)}))
+            for rank in range(ranks)
+        ]
+        return [json.loads(program.wait(timeout=200).stdout) for program in started]
 
 
 @pytest.fixture(scope="module")
