@@ -1,5 +1,6 @@
 """Finds the built package: in BALLAST_BUILD, or in the folder of the release preset."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -56,6 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not IS_EMULATED:
         for item in filter(emulated_cases.is_emulated, items):
             emulated_cases.mark_emulated(item, BUILD / "tests" / "emulated_cuda" / "torch")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # each full collection in a test would otherwise visit all of torch, for a third of a second
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

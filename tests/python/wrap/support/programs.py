@@ -84,7 +84,9 @@ class _Rank:
 
     def __init__(self, args: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any):
         self.returncode: int | None = None
-        self.pid = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, since Python 3.12
+            self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
             for signal_number in HANDLED:
@@ -137,6 +139,7 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoRetur
 def _exit_status(words: list[str], is_module: bool) -> int:
     try:
         if is_module:
+            sys.modules.pop(words[1], None)  # else runpy warns that it was imported
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(words[0], run_name="__main__")
