@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 from python.hosts import rank as trained  # noqa: E402
-from python.wrap.support.programs import Program  # noqa: E402
+from python.wrap.support.programs import Program, run_program  # noqa: E402
 from python.wrap.support.ranks import free_port, run_ranks  # noqa: E402
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -36,8 +35,7 @@ def environment_of_ranks():
 
 def on_hosts(case, folder, *, ranks=1, fault="none"):
     """Return what each rank of two hosts prints."""
-    command = [sys.executable, IMITATED, case, "2", str(ranks), fault, folder]
-    ended = subprocess.run(command, env=environment_of_ranks(), capture_output=True, text=True, check=False, timeout=200)
+    ended = run_program([IMITATED, case, 2, ranks, fault, folder], environment_of_ranks())
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 

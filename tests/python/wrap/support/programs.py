@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
@@ -64,38 +64,49 @@ def _begin(arguments: list[str], environment: dict[str, str], folder: str, writt
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     for target, name in ((1, "out"), (2, "err")):
-        _write_to(os.open(os.path.join(written, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), target)
+        write_to(os.open(os.path.join(written, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), target)
     os.chdir(folder)
     gc.freeze()  # finalizations leave alone what was imported
     subprocess_handler.Popen = _started  # type: ignore[assignment]
-    _become(arguments, environment)
+    become(arguments, environment)
 
 
 def _started(args: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any, start_new_session: bool) -> Any:
     """Take the place of subprocess.Popen where torchrun starts a rank."""
     assert start_new_session, "ranks of this torch share the session of torchrun"
-    if args[0] == sys.executable:
-        return _Rank(args, env, stdout, stderr)
-    return subprocess.Popen(args, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
+    if args[0] != sys.executable:
+        return subprocess.Popen(args, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
+
+    def be_rank() -> NoReturn:
+        os.setsid()
+        for signal_number in HANDLED:
+            signal.signal(signal_number, signal.SIG_DFL)
+        for file, target in ((stdout, 1), (stderr, 2)):
+            if file is not None:
+                write_to(os.dup(file.fileno()), target)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        become(args[1:], env)
+
+    return Fork(be_rank)
 
 
-class _Rank:
-    """A rank of torchrun in Python, with what torchrun uses of subprocess.Popen."""
+class Fork:
+    """A fork of this process that runs a function to its end, with what torchrun uses of subprocess.Popen."""
 
-    def __init__(self, args: Sequence[str], env: Mapping[str, str], stdout: Any, stderr: Any):
+    def __init__(self, body: Callable[[], Any]):
         self.returncode: int | None = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, since Python 3.12
             self.pid = os.fork()
         if self.pid == 0:
-            os.setsid()
-            for signal_number in HANDLED:
-                signal.signal(signal_number, signal.SIG_DFL)
-            for file, target in ((stdout, 1), (stderr, 2)):
-                if file is not None:
-                    _write_to(os.dup(file.fileno()), target)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            _become(args[1:], env)
+            try:
+                body()
+                os._exit(0)
+            finally:
+                os._exit(1)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -112,12 +123,12 @@ class _Rank:
         return code
 
 
-def _write_to(opened: int, target: int) -> None:
+def write_to(opened: int, target: int) -> None:
     os.dup2(opened, target)
     os.close(opened)
 
 
-def _become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Run a program to its end in this process. It imports modules from where a new process with this environment would."""
     import torch
 
