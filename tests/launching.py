@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
@@ -11,7 +10,8 @@ _folders = TemporaryDirectory(prefix="ballast-mpi-")  # gone when Python ends
 
 
 def torchrun(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    """Return what follows `python`, for run_program()."""
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
 def mpirun(ranks: int) -> list[str]:

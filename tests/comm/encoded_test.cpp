@@ -15,7 +15,7 @@ namespace {
 
 constexpr CodeBits eight = CodeBits::eight;
 constexpr CodeBits four = CodeBits::four;
-constexpr std::size_t counts[] = {0, 1, 127, 128, 1000, 19'991};
+constexpr std::size_t counts[] = {0, 1, 127, 128, 1000, sanitized ? 4'999 : 19'991};
 constexpr std::size_t large_count = (std::size_t{9} << 17) + 3;   // several chunks of three ranks
 constexpr std::size_t larger_count = (std::size_t{9} << 18) + 3;  // the same of two
 // Memory for encoded bytes; in memory that peers read in place if there is such memory and it is asked for.

@@ -18,13 +18,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release")) / "python"
-sys.path[:0] = [str(PACKAGE), str(Path(__file__).parent)]
+sys.path[:0] = [str(PACKAGE), str(Path(__file__).parent), str(ROOT / "tests")]
 
 from blocks import Block, blocks_of  # noqa: E402
+from python.wrap.support.programs import run_program  # noqa: E402
 
 SHOWN_ONLY = {"", "text", "mermaid"}
 COMPILED = {"cpp", "cmake"}  # tests/package compiles the C++ code of the pages
 SECONDS = 120  # limit of a command
+FORKED = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}  # and what follows `python`
 COMPARED = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -76,9 +78,7 @@ class Run:
         return printed.getvalue()
 
     def command(self, block: Block, line: int, command: str, shown: tuple[str, ...]) -> str:
-        ended = subprocess.run(
-            ["bash", "-c", with_programs(command)], env=environment(), capture_output=True, text=True, timeout=SECONDS
-        )
+        ended = run_command(command)
         place = f"{block.page}:{line}"
         printed = ended.stdout if ended.returncode == 0 else ended.stdout + ended.stderr
         if ended.returncode != 0 and not shown:
@@ -111,6 +111,16 @@ def commands_of(block: Block) -> Iterator[tuple[int, str, tuple[str, ...]]]:
             shown.append(lines.pop(0)[1])
         if command.strip() and not command.startswith("#"):
             yield number, command, tuple(shown)
+
+
+def run_command(command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of a page. A program that imports torch is a fork, if nothing but its arguments is in the command."""
+    words = shlex.split(command)
+    if words[0] in FORKED and not set(command) & set("|&;<>$`*\n"):
+        return run_program([*FORKED[words[0]], *words[1:]], environment(), timeout=SECONDS)
+    return subprocess.run(
+        ["bash", "-c", with_programs(command)], env=environment(), capture_output=True, text=True, timeout=SECONDS
+    )
 
 
 def with_programs(command: str) -> str:

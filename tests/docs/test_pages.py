@@ -80,6 +80,7 @@ def test_blocks_that_do_not_run_are_counted():
         ("```python\nx = 1\n```\n\n```python\nprint(x + y)\n```\n", "name 'y' is not defined"),
         ('```python\nprint(1)\n```\n\n```text title="Output"\n2\n```\n', "page.md:6: the page shows"),
         ("```console\n$ ballast plan gpt3\n```\n", "page.md:2: ballast plan gpt3 ended with 2"),
+        ("```console\n$ python nothing.py\n```\n", "page.md:2: python nothing.py ended with 1"),
         ("```console\n$ ballast --version\nballast 99\n```\n", "page.md:2: the page shows"),
         ("```yaml\nkind: Job\n```\n", "nothing runs 'yaml' blocks"),
         ("```python\n1 / 0\n", "a block has no end"),

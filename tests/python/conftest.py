@@ -1,5 +1,6 @@
 """Finds the built package: in BALLAST_BUILD, or in the folder of the release preset."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -18,15 +19,21 @@ LONG = {  # files that take a minute or more; they begin first, so that all proc
     "test_between_hosts.py",
     "test_checkpoint.py",
     "test_compiled.py",
+    "test_emulated_gpu.py",
+    "test_emulated_gpus.py",
     "test_examples.py",
     "test_faults.py",
     "test_gather_writes.py",
-    "test_hooks.py",
+    "test_gpu.py",
+    "test_keywords.py",
     "test_launchers.py",
     "test_leaving.py",
+    "test_limits.py",
+    "test_outer.py",
     "test_packed.py",
     "test_pages.py",
     "test_ranks.py",
+    "test_ray.py",
     "test_soak.py",
     "test_trainers.py",
 }
@@ -56,6 +63,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not IS_EMULATED:
         for item in filter(emulated_cases.is_emulated, items):
             emulated_cases.mark_emulated(item, BUILD / "tests" / "emulated_cuda" / "torch")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # each full collection in a test would otherwise visit all of torch, for a third of a second
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import ballast
@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 from python.hosts import rank as trained  # noqa: E402
+from python.wrap.support.programs import Program, run_program  # noqa: E402
 from python.wrap.support.ranks import free_port, run_ranks  # noqa: E402
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -34,8 +35,7 @@ def environment_of_ranks():
 
 def on_hosts(case, folder, *, ranks=1, fault="none"):
     """Return what each rank of two hosts prints."""
-    command = [sys.executable, IMITATED, case, "2", str(ranks), fault, folder]
-    ended = subprocess.run(command, env=environment_of_ranks(), capture_output=True, text=True, check=False, timeout=200)
+    ended = run_program([IMITATED, case, 2, ranks, fault, folder], environment_of_ranks())
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
@@ -44,12 +44,12 @@ def on_this_machine(case, ranks, folder):
     """Return what each rank prints where two ranks at a time count as a host."""
     variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     variables |= {"BALLAST_RANKS_PER_HOST": "2", **environment_of_ranks()}
-    command = [sys.executable, Path(trained.__file__), case, folder]
-    started = [
-        subprocess.Popen(command, env={**variables, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    return [json.loads(process.communicate(timeout=200)[0]) for process in started]
+    with ExitStack() as programs:
+        started = [
+            programs.enter_context(Program([trained.__file__, case, folder], {**variables, "RANK": str(rank)}))
+            for rank in range(ranks)
+        ]
+        return [json.loads(program.wait(timeout=200).stdout) for program in started]
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from launching import torchrun
 from python.exits import folder_with_dill, folder_without_dill, run_silently
+from python.wrap.support.programs import run_program
 
 pytest.importorskip("torch")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ON_TWO_RANKS = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
 SMALL = "--layers 2 --width 128 --context 64 --steps 2 --stage 3 --offload host".split()
 
 
@@ -20,14 +21,15 @@ def test_the_added_line_changes_placement_and_no_loss(environment: dict[str, str
 
 
 def test_hosts_that_train_on_their_own_write_nothing_to_stderr(environment: dict[str, str]) -> None:
-    environment = {**environment, "OMP_NUM_THREADS": "1"}
-    printed = run_silently([*ON_TWO_RANKS, EXAMPLES / "gpt.py", *SMALL, "--every", "2", "--hosts", "2"], environment)
-    assert "step   2" in printed
+    environment = {**environment, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    ended = run_program([*torchrun(2), EXAMPLES / "gpt.py", *SMALL, "--every", "2", "--hosts", "2"], environment)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "step   2" in ended.stdout
 
 
 @pytest.mark.parametrize("with_dill", [True, False])
 def test_a_training_writes_nothing_to_stderr(with_dill: bool, environment: dict[str, str], tmp_path: Path) -> None:
     folder = folder_with_dill() if with_dill else folder_without_dill(tmp_path)
     environment = {**environment, "OMP_NUM_THREADS": "1"}  # otherwise torchrun warns that it sets it
-    printed = run_silently([*ON_TWO_RANKS, EXAMPLES / "gpt.py", *SMALL], environment, folder)
+    printed = run_silently([*torchrun(2), EXAMPLES / "gpt.py", *SMALL], environment, folder)
     assert "step   2" in printed

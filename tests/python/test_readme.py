@@ -3,17 +3,17 @@
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from launching import torchrun
+from python.wrap.support.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 DRAWINGS = ROOT / "docs" / "drawings"
-ON_TWO_RANKS = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
 BLOCK = re.compile(r"(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
@@ -51,10 +51,7 @@ def test_the_training_loop_trains(ranks: int, environment: dict[str, str], tmp_p
     pytest.importorskip("torch")
     (program,) = programs()
     (tmp_path / "train.py").write_text(program)
-    command = [sys.executable, *(ON_TWO_RANKS if ranks > 1 else []), "train.py"]
-    ended = subprocess.run(
-        command, env={**environment, "OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    ended = run_program([*(torchrun(2) if ranks > 1 else []), "train.py"], {**environment, "OMP_NUM_THREADS": "1"}, tmp_path)
     assert ended.returncode == 0, ended.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", ended.stdout)]
     assert len(losses) == 20 * ranks

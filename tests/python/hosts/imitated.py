@@ -6,7 +6,7 @@ Prints a line of JSON: what each rank printed, or null where it did not end by i
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,9 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks" / "hosts"))
 
-from isolation import run, run_isolated  # noqa: E402
+from isolation import NEW_NETWORK, check, end_with_parent, libc, run, run_isolated  # noqa: E402
 from launch import environment_of, log_of  # noqa: E402
 from network import Link, Network  # noqa: E402
+from python.wrap.support.programs import Fork, become, write_to  # noqa: E402
 from sites import Site  # noqa: E402
 
 FAULT_AFTER_STEP = 3
@@ -24,7 +25,35 @@ TIME_LIMIT = 120  # seconds
 RANK = Path(__file__).with_name("rank.py")
 
 
-def make_fault(kind: str, started: list[subprocess.Popen[bytes]], folder: Path) -> None:
+def start(site: Site, host: int, arguments: list[str], folder: Path) -> Fork:
+    """Start the ranks of a host as forks of this process, which has imported torch, where Network.start() starts programs."""
+    return Fork(lambda: be_host(site, host, arguments, folder))
+
+
+def be_host(site: Site, host: int, arguments: list[str], folder: Path) -> None:
+    """Run the ranks in the host's network, and in a process namespace of their own. It ends with the first that fails, or the
+    last."""
+    network = os.open(f"/run/netns/h{host}", os.O_RDONLY)
+
+    def run_ranks() -> None:
+        check(libc.setns(network, NEW_NETWORK))
+        for local in range(site.ranks):
+            Fork(lambda: be_rank(arguments, environment_of(site, host, local), log_of(folder, host, local)))
+        for _ in range(site.ranks):
+            if os.wait()[1] != 0:
+                sys.exit(1)
+
+    end_with_parent()
+    os._exit(run_isolated(run_ranks))
+
+
+def be_rank(arguments: list[str], variables: dict[str, str], log: Path) -> None:
+    for path, target in ((f"{log}.out", 1), (str(log), 2)):
+        write_to(os.open(path, os.O_WRONLY | os.O_CREAT), target)
+    become(arguments, {**os.environ, **variables})
+
+
+def make_fault(kind: str, started: list[Fork], folder: Path) -> None:
     """Wait until training is under way, and do something to host 1."""
     limit = time.monotonic() + TIME_LIMIT
     while not (folder / f"rank0-step{FAULT_AFTER_STEP}").exists():
@@ -41,16 +70,8 @@ def make_fault(kind: str, started: list[subprocess.Popen[bytes]], folder: Path) 
 
 
 def run_case(case: str, site: Site, fault: str, folder: Path) -> None:
-    with Network(site.hosts, site.link) as network:
-        started = [
-            network.start(
-                host,
-                [sys.executable, str(RANK), case, str(folder)],
-                [environment_of(site, host, local) for local in range(site.ranks)],
-                [log_of(folder, host, local) for local in range(site.ranks)],
-            )
-            for host in range(site.hosts)
-        ]
+    with Network(site.hosts, site.link):
+        started = [start(site, host, [str(RANK), case, str(folder)], folder) for host in range(site.hosts)]
         if fault != "none":
             make_fault(fault, started, folder)
         for process in started:

@@ -9,19 +9,24 @@ from pathlib import Path
 
 import pytest
 from launching import mpirun, torchrun
+from python.wrap.support.programs import Program, run_program
 from python.wrap.support.slurm import missing, slurm
 
 SCRIPT = Path(__file__).parent / "support" / "launched.py"
 
 
-def command(launcher: list[str], environment: dict[str, str], *arguments: str) -> dict:
-    folders = [environment["PYTHONPATH"], str(SCRIPT.parents[3])]  # the package, and tests/
-    environment = {**environment, "PYTHONPATH": os.pathsep.join(folders)}
-    return {"args": [*launcher, str(SCRIPT), *arguments], "env": environment, "text": True}
+def with_tests(environment: dict[str, str]) -> dict[str, str]:
+    """Return an environment in which ranks find the package and tests/."""
+    return {**environment, "PYTHONPATH": os.pathsep.join([environment["PYTHONPATH"], str(SCRIPT.parents[3])])}
 
 
 def run(launcher: list[str], environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(**command(launcher, environment, *arguments), capture_output=True, timeout=200)
+    command = [*launcher, sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, env=with_tests(environment), capture_output=True, text=True, timeout=200)
+
+
+def run_torchrun(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
+    return run_program([*torchrun(2), str(SCRIPT), *arguments], with_tests(environment))
 
 
 def ends(ended: subprocess.CompletedProcess) -> set[str]:
@@ -35,35 +40,35 @@ def ends(ended: subprocess.CompletedProcess) -> set[str]:
 @pytest.fixture(scope="module")
 def uninterrupted(environment):
     """Return the final step and digest of an uninterrupted training."""
-    seen = ends(run(torchrun(2), environment))
+    seen = ends(run_torchrun(environment))
     assert len(seen) == 1
     return seen
 
 
 def test_launchers_start_the_same_training(environment, uninterrupted):
-    assert ends(run(torchrun(2), environment, "--with-torch")) == uninterrupted
-    assert ends(run(torchrun(2), environment, "--second")) == uninterrupted
-    assert ends(run([*mpirun(2), sys.executable], environment)) == uninterrupted
+    assert ends(run_torchrun(environment, "--with-torch")) == uninterrupted
+    assert ends(run_torchrun(environment, "--second")) == uninterrupted
+    assert ends(run(mpirun(2), environment)) == uninterrupted
 
 
 @pytest.mark.skipif(bool(missing()), reason=f"{', '.join(missing())} not installed: .ci/bootstrap launchers")
 def test_slurm_starts_the_same_training(environment, uninterrupted, tmp_path):
     with slurm(tmp_path) as found:
-        assert ends(run(["srun", "-n", "2", "--overcommit", sys.executable], {**environment, **found})) == uninterrupted
+        assert ends(run(["srun", "-n", "2", "--overcommit"], {**environment, **found})) == uninterrupted
 
 
 def test_a_rank_that_is_told_to_end_ends_all_and_the_same_command_resumes(environment, uninterrupted, tmp_path):
-    (left,) = ends(run(torchrun(2), environment, "--drive", str(tmp_path), "--stop", "3"))
+    (left,) = ends(run_torchrun(environment, "--drive", str(tmp_path), "--stop", "3"))
     assert left.startswith("after step 4")
-    assert ends(run(torchrun(2), environment, "--drive", str(tmp_path))) == uninterrupted
+    assert ends(run_torchrun(environment, "--drive", str(tmp_path))) == uninterrupted
 
 
 def test_a_killed_rank_ends_the_others_and_the_same_command_resumes(environment, uninterrupted, tmp_path):
-    killed = run(torchrun(2), environment, "--drive", str(tmp_path), "--die", "3")
+    killed = run_torchrun(environment, "--drive", str(tmp_path), "--die", "3")
     assert killed.returncode != 0
     assert "ended after" not in killed.stdout
     assert "B3301 rank 1" in killed.stderr
-    assert ends(run(torchrun(2), environment, "--drive", str(tmp_path))) == uninterrupted
+    assert ends(run_torchrun(environment, "--drive", str(tmp_path))) == uninterrupted
 
 
 def elastic(ranks: int, folder: Path) -> list[str]:
@@ -71,16 +76,15 @@ def elastic(ranks: int, folder: Path) -> list[str]:
     settings = "store_type=file,keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=8"
     rendezvous = ["--rdzv-id=two", "--rdzv-backend=c10d", f"--rdzv-endpoint={folder / 'agents'}", f"--rdzv-conf={settings}"]
     nodes = ["--nnodes=1:2", f"--nproc-per-node={ranks}", "--max-restarts=3", "--monitor-interval=0.5"]
-    return [sys.executable, "-m", "torch.distributed.run", *nodes, *rendezvous]
+    return ["-m", "torch.distributed.run", *nodes, *rendezvous, str(SCRIPT)]
 
 
 def test_torchrun_continues_by_itself_on_the_ranks_that_are_left(environment, tmp_path):
     """One of two agents, which imitate two machines, is lost with its rank: the other two ranks take its records over."""
-    arguments = ("--drive", str(tmp_path), "--lose", "3")
-    with subprocess.Popen(**command(elastic(1, tmp_path), environment, *arguments)) as lost:
-        ended = run(elastic(2, tmp_path), environment, *arguments)
-        lost.wait(timeout=60)
-    assert lost.returncode == -signal.SIGKILL
+    first, second = ([*elastic(ranks, tmp_path), "--drive", str(tmp_path), "--lose", "3"] for ranks in (1, 2))
+    with Program(first, with_tests(environment)) as lost:
+        ended = run_program(second, with_tests(environment))
+        assert lost.wait(timeout=60).returncode == -signal.SIGKILL
     (left,) = ends(ended)
     assert left.startswith("after step 6")
     assert re.search(r"rank 0 began after step [23] ", ended.stdout)

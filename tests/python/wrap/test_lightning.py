@@ -4,9 +4,6 @@ import pytest
 import torch
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 
-pytest.importorskip("lightning", reason="lightning is not installed: .ci/bootstrap venv frameworks")
-from python.wrap.support import lightning_runs  # noqa: E402
-
 
 def check_close(one, other):
     for mine, theirs in zip(one, other, strict=True):
@@ -19,6 +16,9 @@ def same_bits(one, other):
 
 def test_lightning_trains_saves_and_resumes_as_with_its_data_parallelism(tmp_path):
     """Accumulation, clipping, a schedule, validation, checkpoints and exported files, on two ranks and then on one."""
+    pytest.importorskip("lightning", reason="lightning is not installed: .ci/bootstrap venv frameworks")
+    from python.wrap.support import lightning_runs
+
     ranks = run_ranks(2, lightning_runs.everything, str(tmp_path), imported=FRAMEWORKS)
     for rank in ranks:
         for name in (0, 1, 2, "deferred", "saved"):

@@ -1,5 +1,7 @@
 """Tests of frozen parameters in formats of other libraries: stage 3 partitions and gathers their bytes as they are."""
 
+from importlib.util import find_spec
+
 import ballast
 import pytest
 import torch
@@ -7,7 +9,9 @@ from python.wrap.support import packed
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 from torch.testing._internal.two_tensor import TwoTensor  # a class that keeps its values in other tensors
 
-bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: .ci/bootstrap venv frameworks")
+if find_spec("bitsandbytes") is None:  # its import takes a second
+    pytest.skip("bitsandbytes is not installed: .ci/bootstrap venv frameworks", allow_module_level=True)
+
 LAYERS = [packed.Quantized, packed.in_four_bits, packed.in_bfloat16_storage]
 
 
@@ -57,12 +61,16 @@ def test_what_cannot_be_partitioned_is_named():
 
 def test_attributes_of_bitsandbytes():
     """Stage 3 sets one of them, and looks for the class of the other."""
+    import bitsandbytes
+
     layer = packed.in_four_bits(8, 0)
     assert hasattr(layer, "support_avx512bf16_for_cpu")
     assert bitsandbytes.nn.Int8Params.__name__ == "Int8Params"
 
 
 def test_modules_that_keep_a_copy_of_their_weights_are_named(caplog):
+    import bitsandbytes
+
     model = torch.nn.Sequential(bitsandbytes.nn.Linear8bitLt(16, 16, has_fp16_weights=False), torch.nn.Linear(16, 2)).to("cpu")
     optimizer = ballast.wrap(torch.optim.AdamW(model[1].parameters()), model, stage=3)
     model(torch.ones(4, 16)).sum().backward()

@@ -1,14 +1,13 @@
 """Tests on several ranks: they train like torch's DistributedDataParallel."""
 
-import socket
-import subprocess
-import sys
+from contextlib import ExitStack
 
 import pytest
 import torch
 from python.wrap.support import bodies, plans
 from python.wrap.support.loops import adapted, only_trained
-from python.wrap.support.ranks import run_ranks
+from python.wrap.support.programs import Program
+from python.wrap.support.ranks import free_port, run_ranks
 
 REMEDY = "Call ballast.save() and ballast.load_checkpoint() on all ranks; or save and load a file for each rank."
 
@@ -140,21 +139,15 @@ for step in range(5):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_rank_that_ends_by_an_error_ends_the_others_with_its_name(stage, environment):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    rendezvous = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "BALLAST_PORT": str(port)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", DIES.format(stage=stage)],
-            env={**environment, **rendezvous, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    first, second = (rank.communicate(timeout=100)[1] for rank in ranks)
+def test_a_rank_that_ends_by_an_error_ends_the_others_with_its_name(stage, environment, tmp_path):
+    port = str(free_port())
+    rendezvous = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "BALLAST_PORT": port}
+    script = tmp_path / "dies.py"
+    script.write_text(DIES.format(stage=stage))
+    with ExitStack() as programs:
+        environments = ({**environment, **rendezvous, "RANK": str(rank)} for rank in range(2))
+        ranks = [programs.enter_context(Program([script], each)) for each in environments]
+        first, second = (rank.wait(timeout=100).stderr for rank in ranks)
     assert "RuntimeError: this batch is bad" in second
     assert "B3301 rank 1" in first
 

@@ -9,16 +9,15 @@ import pytest
 from python.wrap.support import frameworks
 from python.wrap.support.ranks import run_ranks
 
-WHY = "Ray Train is not installed: .ci/bootstrap venv frameworks"
-ray = pytest.importorskip("ray", reason=WHY)
-pytest.importorskip("ray.train.torch", reason=WHY)
-
 MIB = 1 << 20
+WHY = "Ray Train is not installed: .ci/bootstrap venv frameworks"
 
 
 @pytest.fixture
 def ray_here(environment, monkeypatch):
     """Run Ray on this machine alone, without usage statistics and without files in the user's home."""
+    ray = pytest.importorskip("ray", reason=WHY)
+    pytest.importorskip("ray.train.torch", reason=WHY)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     paths = os.pathsep.join([environment["PYTHONPATH"], str(Path(__file__).resolve().parents[2])])

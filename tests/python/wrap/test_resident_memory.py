@@ -10,7 +10,7 @@ from python.wrap.support.ranks import run_ranks
 from python.wrap.support.resident import peak_resident
 
 LAYERS = 64
-WIDE, NARROW = 1024, 512
+WIDE, NARROW = 1024, 384
 
 
 def layers(width: int, dtype: torch.dtype) -> torch.nn.Module:

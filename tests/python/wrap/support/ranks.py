@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-PRELOADED = ["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"]  # takes seconds, once for all ranks
+PRELOADED = ["torch.distributed.run", "torch._dynamo", "ballast.wrapper.optimizer"]  # takes seconds, once for all ranks
 FRAMEWORKS = (
     *("accelerate", "peft", "datasets", "transformers.models.llama.modeling_llama", "ballast.integrations.transformers"),
     *("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer", "trl.trainer.grpo_trainer", "lightning", "bitsandbytes"),
