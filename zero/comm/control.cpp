@@ -131,7 +131,7 @@ void Control::listen() {
     const std::lock_guard lock(mutex_);
     if (leaving_) return;
     hub_is_gone_ = left_.contains(0);
-    if (!hub_is_gone_) error_.set(died(members_.front()), {0});
+    if (!hub_is_gone_) error_.set(died(members_.front(), options_.self.machine), {0});
   }
   changed_.notify_all();
 }

@@ -18,25 +18,22 @@ Member this_process(std::size_t rank, std::size_t size) {
   return {rank, size, host[0] == '\0' ? "?" : host.data(), ::getpid(), this_machine()};
 }
 
-// Within a PID namespace, process numbers have the same meaning. It is read once: later there may be no descriptor left for it.
+// Within a PID namespace, process numbers have the same meaning.
 std::string this_machine() {
-  static const std::string machine = [] {
-    std::error_code unknown;
-    const auto boot = read_text("/proc/sys/kernel/random/boot_id").value_or("?");
-    return boot.substr(0, boot.find('\n')) + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
-  }();
-  return machine;
+  std::error_code unknown;
+  const auto boot = read_text("/proc/sys/kernel/random/boot_id").value_or("?");
+  return boot.substr(0, boot.find('\n')) + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
 }
 
 std::string text(const Member& member) {
   return fmt::format("rank {} ({}, pid {})", member.rank, member.host, member.pid);
 }
 
-// Only a process of this machine has no network to its peers that could fail instead.
-std::string died(const Member& member) {
-  const bool is_here = member.machine == this_machine();
-  return text(member) + (is_here ? " died: connection lost: its process ended"
-                                 : " is gone: connection lost: its process ended, or the network to it failed");
+// Between processes of one machine there is no network that could fail instead.
+std::string died(const Member& member, const std::string& observer) {
+  const bool is_elsewhere = member.machine != observer;
+  return text(member) + (is_elsewhere ? " is gone: connection lost: its process ended, or the network to it failed"
+                                      : " died: connection lost: its process ended");
 }
 
 std::string left(const Member& member, const std::string& words) {

@@ -18,8 +18,8 @@ struct Member {
 Member this_process(std::size_t rank, std::size_t size);
 std::string this_machine();
 
-std::string text(const Member& member);  // "rank 2 (node7, pid 4711)"
-std::string died(const Member& member);
+std::string text(const Member& member);                               // "rank 2 (node7, pid 4711)"
+std::string died(const Member& member, const std::string& observer);  // the machine that has lost the connection
 std::string left(const Member& member, const std::string& words);
 std::string to_line(const Member& member);    // member_from() reads it
 Member member_from(const std::string& line);  // throws B3303 for other text

@@ -117,7 +117,10 @@ void Rendezvous::share(std::size_t connection, const Message& message) {
 void Rendezvous::ended(std::size_t connection) {
   const auto found = members_.find(connection);
   if (found == members_.end() || !left_.insert(connection).second) return;
-  fail(died(found->second), {found->second.rank});
+  // The hub is on the machine of rank 0, which is not known until rank 0 has connected.
+  const auto hub = std::ranges::find(members_, 0u, [](const auto& entry) { return entry.second.rank; });
+  const Member& member = found->second;
+  fail(died(member, hub == members_.end() ? member.machine : hub->second.machine), {member.rank});
 }
 
 void Rendezvous::fail_without_missing(const std::string& after, std::vector<std::string> refused) {
