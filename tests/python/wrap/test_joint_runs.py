@@ -33,7 +33,7 @@ def check_resumed_from_each_copy(training, copies, values, rounds):
         {"make": joint_runs.rule_and_own_step, "unused": (1,), "infinite": (2,)},
         {"options": {"update_in_backward": True}, "unused": (1,)},
     ],
-    ids=str,
+    ids=["rules", "own step", "Muon, infinite", "unused", "own step, unused, infinite", "in backward, unused"],
 )
 def test_runs_resume_after_a_round_wherever_they_were_stopped(tmp_path, changes):
     training = Joint(tmp_path / "run", **changes)
