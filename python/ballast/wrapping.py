@@ -181,12 +181,13 @@ def _wrap(
     for optimizer in optimizers:
         _require_plain(optimizer)
     sessions: list[Session] = []
+    call = object()
     try:
         for member, optimizer in enumerate(optimizers):
             of_this = replace(options, activations=None) if sessions else options  # the first one's hooks see all calls
             if options.run:
                 of_this = replace(of_this, run=name_of_member(options.run, member))
-            sessions.append(_session_of(optimizer, model, of_this, groups))
+            sessions.append(_session_of(optimizer, model, of_this, groups, call))
         if options.run:  # the optimizers show the state of their runs from now on
             begin_runs(sessions, model)
     except BaseException:
@@ -201,7 +202,7 @@ def _wrap(
 
 
 def _session_of(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups, call: object
 ) -> Session:
     from ballast.checkpoint.run_fallback import newest_checkpoint
     from ballast.wrapper.process_groups import with_copies_of
@@ -218,7 +219,7 @@ def _session_of(
     options = with_copies_of(ranks.of_data, options)
     if options.checkpoint:
         options = replace(options, checkpoint=newest_checkpoint(ranks.of_data, options.checkpoint, model))
-    session = Session(Wrapped(optimizer, model, options), ranks, updates, options, outer)
+    session = Session(Wrapped(optimizer, model, options, call), ranks, updates, options, outer)
     try:
         session.begin()
         session.load({id(parameter): values for parameter, values in optimizer.state.items()})

@@ -48,7 +48,6 @@ class WrapOptions:
     wire: Wire
     replicas: Replicas  # copies of the parameters; "host" until the ranks are connected
     outer: DiLoCo | None  # None: all hosts make each step together
-    joint_call: int = 0  # of wrap() with several optimizers, whose runs are resumed together
 
     def for_training(self, *, gpu: int | None, stream: int) -> _core.TrainingOptions:
         options = _core.TrainingOptions()

@@ -11,6 +11,7 @@ from ballast.checks import refuse
 from ballast.errors import UsageError
 from ballast.wrapper.hooks import Trainer, trainer_of
 from ballast.wrapper.options import WrapOptions
+from ballast.wrapper.siblings import Sibling
 from ballast.wrapper.unwrap import named_parameters
 from ballast.wrapper.wrapped import Wrapped
 
@@ -23,6 +24,7 @@ def require_shareable(wrapped: Wrapped, session: Trainer) -> None:
     def require() -> None:
         for sibling in wrapped.siblings():
             _require_same_kind(what, wrapped.options, sibling.options)
+            _require_joint_runs(what, wrapped, sibling)
         require_own(what, wrapped, session, [parameter for _, parameter in wrapped.parameters()])
         _require_no_other_model(what, wrapped, session)
 
@@ -72,9 +74,14 @@ def _require_same_kind(what: str, mine: WrapOptions, theirs: WrapOptions) -> Non
         refuse(f"{what}, and outer= exchanges the parameters of one", needed="one optimizer for all of a model's parameters")
     if mine.activations is not None:
         refuse(f"{what}, and activations= is of the one that is wrapped first", needed="activations= there, or a list of both")
-    if (mine.run or theirs.run) and (not mine.joint_call or mine.joint_call != theirs.joint_call):
+
+
+def _require_joint_runs(what: str, wrapped: Wrapped, sibling: Sibling) -> None:
+    """Refuse runs that are not resumed together: those of optimizers that are not wrapped in one call."""
+    if (wrapped.options.run or sibling.options.run) and wrapped.call is not sibling.call:
         refuse(
-            f"{what}, and drives commit the steps of each on its own: after a failure, run= could resume between two of them",
+            f"{what}: another wrapped optimizer trains its model, and drives commit the steps of each on its own: after a "
+            "failure, run= could resume between two of them",
             needed="all optimizers in one call, such as ballast.wrap([one, other], model, run=...)",
         )
 

@@ -17,10 +17,13 @@ from ballast.wrapper.units import names_of
 class Wrapped:
     """Refers to both weakly: the optimizer owns the session, and the session owns this object."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions):
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, call: object
+    ):
         self._optimizer = weakref.ref(optimizer)
         self._model = None if model is None else weakref.ref(model)
         self.options = options  # as they were given
+        self.call = call  # of wrap(), the same for the optimizers of a list
         self.holds: frozenset[int] = frozenset()  # ids of the parameters of which stage 3 keeps shards
 
     @property
