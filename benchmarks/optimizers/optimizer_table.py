@@ -1,4 +1,4 @@
-"""The file of finished runs, what is compared in them, and the table of a page."""
+"""Read the file of finished runs, compare their losses, and make the records and the table."""
 
 from __future__ import annotations
 

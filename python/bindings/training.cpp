@@ -81,8 +81,10 @@ void bind_options(py::module_& module) {
           "Set what makes the note of a run that other ranks began, from the notes of all of them and the place of each "
           "trained parameter in these.")
       .def_readwrite("resume_at", &BindingOptions::resume_at)
-      .def("set_before_write", &set_before_write, py::arg("before"),
-           "Set what is called before records of a run are written, with whether a step does so.")
+      .def(
+          "set_before_write", &set_before_write, py::arg("before"),
+          "Set the function that is called before records of a run are written. Its argument is true for a step, and false for a "
+          "change between steps.")
       .def_readwrite("format", &BindingOptions::format)
       .def_readwrite("gradient_format", &BindingOptions::gradient_format)
       .def_readwrite("tile_elements", &BindingOptions::tile_elements)

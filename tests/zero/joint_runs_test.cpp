@@ -4,12 +4,9 @@
 #include <ballast/joint_runs.h>
 
 #include <catch2/catch.hpp>
-#include <chrono>
 #include <random>
-#include <thread>
 
 #include "tests/sanitizer.h"
-#include "tests/zero/child_process.h"
 #include "tests/zero/kept_run.h"
 #include "tests/zero/progress_pipe.h"
 
@@ -119,17 +116,12 @@ Ends train(const Pair& pair) {
   return ends;
 }
 
-// Trains in a process of its own, and kills it a moment after this many steps of either training.
 void train_and_kill(Pair pair, std::size_t steps, std::chrono::microseconds moment) {
-  ProgressPipe progress;
-  pair.progress = progress.writing_end();
   pair.rounds = 1000;
-  const ChildProcess child([&] { train(pair); });
-  progress.close_writing();
-  progress.wait_for_steps(steps);
-  std::this_thread::sleep_for(moment);
-  child.kill();
-  REQUIRE(child.ends_killed());
+  kill_after(steps, moment, [&](int descriptor) {
+    pair.progress = descriptor;
+    train(pair);
+  });
 }
 
 void check_ends(const Ends& ends, const Ends& expected) {

@@ -1,13 +1,10 @@
 // A training whose process is killed resumes from the last step that all ranks have committed, bit for bit.
 
 #include <catch2/catch.hpp>
-#include <chrono>
 #include <random>
-#include <thread>
 
 #include "tests/sanitizer.h"
 #include "tests/temporary_directory.h"
-#include "tests/zero/child_process.h"
 #include "tests/zero/progress_pipe.h"
 #include "tests/zero/training_rig.h"
 
@@ -26,18 +23,6 @@ Setup setup_on_drives(bool parameters_too) {
   return setup;
 }
 
-// Trains in a process of its own and kills it a moment after its nth step.
-void train_and_kill(Setup setup, std::size_t steps, std::chrono::microseconds moment) {
-  ProgressPipe progress;
-  setup.progress = progress.writing_end();
-  const ChildProcess child([&] { train(setup); });
-  progress.close_writing();
-  progress.wait_for_steps(steps);
-  std::this_thread::sleep_for(moment);
-  child.kill();
-  REQUIRE(child.ends_killed());
-}
-
 }  // namespace
 
 TEST_CASE("a killed training resumes with the bits of one that was not killed") {
@@ -52,7 +37,11 @@ TEST_CASE("a killed training resumes with the bits of one that was not killed") 
       std::size_t steps = 0;
       for (int kill = 0; kill < 3; ++kill) {  // the first one sometimes comes before anything has begun
         const std::size_t more = random() % 10;
-        train_and_kill(setup, more, std::chrono::microseconds(random() % 1000));
+        kill_after(more, std::chrono::microseconds(random() % 1000), [&](int descriptor) {
+          Setup reporting = setup;
+          reporting.progress = descriptor;
+          train(reporting);
+        });
         steps += more;
       }
       const std::vector<Outcome> outcomes = train(setup);

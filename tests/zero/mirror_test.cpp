@@ -1,6 +1,5 @@
 // Tests of runs whose records are mirrored: one host or drive may be lost at any moment, with the same bits.
 #include <random>
-#include <thread>
 
 #include "offload/record_store.h"
 #include "tests/sanitizer.h"
@@ -307,15 +306,10 @@ TEST_CASE("a mirrored run that is killed loses a host at the same moment, and no
     const std::chrono::microseconds moment(random() % 3000);
     const std::string lost(1, "abc"[attempt % 3]);
     CAPTURE(attempt, steps, moment.count(), lost);
-    ProgressPipe progress;
-    run.progress = progress.writing_end();
-    const ChildProcess child([&] { train(run, 1000); });
-    progress.close_writing();
-    progress.wait_for_steps(steps);
-    std::this_thread::sleep_for(moment);
-    child.kill();
-    REQUIRE(child.ends_killed());
-    run.progress = -1;
+    kill_after(steps, moment, [&](int descriptor) {
+      run.progress = descriptor;
+      train(run, 1000);
+    });
     lose(run, lost);
     Hosts rest = run.hosts;
     std::erase(rest, lost);

@@ -4,6 +4,10 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+
+#include "tests/zero/child_process.h"
 
 namespace ballast::testing {
 
@@ -34,5 +38,18 @@ class ProgressPipe {
  private:
   int ends_[2] = {-1, -1};
 };
+
+// Runs body(descriptor) in a process of its own, which writes a byte to the descriptor at each step, and kills it a moment after
+// this many steps.
+template <class Body>
+void kill_after(std::size_t steps, std::chrono::microseconds moment, const Body& body) {
+  ProgressPipe progress;
+  const ChildProcess child([&] { body(progress.writing_end()); });
+  progress.close_writing();
+  progress.wait_for_steps(steps);
+  std::this_thread::sleep_for(moment);
+  child.kill();
+  REQUIRE(child.ends_killed());
+}
 
 }  // namespace ballast::testing

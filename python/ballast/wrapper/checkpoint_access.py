@@ -120,7 +120,7 @@ class CheckpointAccess:
             run.runs.require_no_step()
 
     def changed_together(self) -> AbstractContextManager[None]:
-        """Let the runs of the model's optimizers, if they have any, commit what is loaded inside the block as one round."""
+        """Return a block whose changes are committed as one round, if the model's optimizers have joint runs."""
         run = self._plans.planner.joint_run
         return nullcontext() if run is None else run.runs.changed_together()
 

@@ -73,7 +73,7 @@ class JointRuns:
 
     @contextmanager
     def changed_together(self) -> Iterator[None]:
-        """Let all members commit a change of their state as one round, in the block."""
+        """Commit the changes of all members inside the block as one round."""
         self.require_no_step()
         joint_round = self._next()
         for training in self.trainings():
@@ -97,7 +97,7 @@ class JointRuns:
 
 
 class JointRun:
-    """The run of one optimizer of them."""
+    """The run of one of the optimizers."""
 
     def __init__(self, runs: JointRuns, member: int, resume_at: _core.RunPoint, lost: Lost | None):
         self.runs = runs
@@ -151,7 +151,7 @@ class JointRun:
 
     @contextmanager
     def step(self) -> Iterator[_core.JointRound]:
-        """Give the round in which the step is made inside the block."""
+        """Yield the current round, and note at the end of the block that this member has made its step of it."""
         self.require_turn()
         yield self.runs.current
         self.runs.note_step(self._member)

@@ -37,7 +37,6 @@ def check_resumed_from_each_copy(training, copies, values, rounds):
 )
 def test_runs_resume_after_a_round_wherever_they_were_stopped(tmp_path, changes):
     training = Joint(tmp_path / "run", **changes)
-    training.folder.mkdir()
     values = training.run_and_copy(4, tmp_path / "copies")
     check_resumed_from_each_copy(training, tmp_path / "copies", values, 4)
 
@@ -97,7 +96,6 @@ def load_what_was_saved(folder, model, optimizers):
 
 def test_a_load_that_is_stopped_is_undone(tmp_path, monkeypatch):
     training = Joint(tmp_path / "run")
-    training.folder.mkdir()
     model, optimizers = training.begin()
     training.rounds(model, optimizers, 1)
     ballast.save(tmp_path / "checkpoint", model, optimizers)
@@ -141,7 +139,6 @@ def test_optimizers_of_a_run_are_wrapped_in_one_call(tmp_path):
 
 def test_runs_without_records_begin_from_the_newest_checkpoint(tmp_path, caplog):
     training = Joint(tmp_path / "run", options={"checkpoint": tmp_path})
-    training.folder.mkdir()
     model, optimizers = training.begin()
     training.rounds(model, optimizers, 2)
     ballast.save(tmp_path / "checkpoint", model, optimizers)
@@ -166,7 +163,6 @@ def test_runs_without_records_begin_from_the_newest_checkpoint(tmp_path, caplog)
 @pytest.mark.parametrize("stepped", [False, True], ids=["between rounds", "after the other's step"])
 def test_changes_between_steps_belong_to_the_round_before(tmp_path, stepped):
     training = Joint(tmp_path / "run")
-    training.folder.mkdir()
     model, [first, second] = training.begin()
     training.rounds(model, [first, second], 2)
     if stepped:
@@ -206,7 +202,6 @@ def test_loaded_state_and_offloading_leave_runs_that_resume(tmp_path):
 @pytest.mark.parametrize("closed", [1, 2])
 def test_updates_of_a_backward_pass_are_committed_with_a_round_when_the_optimizers_are_closed(tmp_path, closed):
     training = Joint(tmp_path / "run", options={"update_in_backward": True})
-    training.folder.mkdir()
     model, optimizers = training.begin()
     training.rounds(model, optimizers, 2)
     training.backward(model, 2)
@@ -217,13 +212,11 @@ def test_updates_of_a_backward_pass_are_committed_with_a_round_when_the_optimize
         optimizer.close()
     began_at, values = replace(training, folder=tmp_path / "copy").run(4)
     assert began_at == ([2, 2] if closed == 1 else [3, 3])
-    (tmp_path / "whole").mkdir()
     assert all(map(torch.equal, values, replace(training, folder=tmp_path / "whole").run(4)[1]))
 
 
 def test_a_second_backward_pass_of_a_round_overwrites_nothing(tmp_path):
     training = Joint(tmp_path / "run", options={"update_in_backward": True})
-    training.folder.mkdir()
     model, [first, second] = training.begin()
     training.rounds(model, [first, second], 1)
     joint_runs.mean_square(model.one, torch.ones(8, 20)).backward()

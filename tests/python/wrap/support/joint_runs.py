@@ -42,6 +42,7 @@ class Joint:
     rank: int = 0
 
     def begin(self) -> tuple[Layers, list[Any]]:
+        self.folder.mkdir(exist_ok=True)
         model = Layers()
         options = {"stage": 3, "offload": {"state": f"nvme:{self.folder}"}, "run": "mine", **self.options}
         return model, ballast.wrap(self.make(model), model, **options)
@@ -103,7 +104,6 @@ def stopped_on_ranks(rank: int, folder: str) -> tuple[list[list[int]], bool]:
     ranks to the end of the round before, where rank 1 had begun the next one. Also return whether the values at the end are
     those of a training that was not stopped."""
     kept, copies = Path(folder, "kept"), Path(folder, f"copies-{rank}")
-    kept.mkdir(exist_ok=True)
     training = Joint(kept, rule_and_own_step, rank=rank)
     whole = training.run_and_copy(4, copies)
     began = []
@@ -117,8 +117,6 @@ def stopped_on_ranks(rank: int, folder: str) -> tuple[list[list[int]], bool]:
 def begun_on_ranks(rank: int, folder: str) -> list[torch.Tensor]:
     """Return the values after two rounds. The folder `stopped` has the records of a moment in the third one."""
     stopped, whole = Path(folder, "stopped"), Path(folder, "whole")
-    for each in (stopped, whole):
-        each.mkdir(exist_ok=True)
     _, values = Joint(whole, rule_and_own_step, rank=rank).run(2)
     training = Joint(stopped, rule_and_own_step, rank=rank)
     training.run_and_copy(3, Path(folder, f"copies-{rank}"))
@@ -130,15 +128,11 @@ def mirrored_on_ranks(rank: int, folder: str) -> tuple[list[int], bool]:
     """Return the steps at which a start begins whose rank 1 has lost its drive in the middle of a round, and whether the
     values at the end are those of a training that was not stopped."""
     drive, copies = Path(folder, f"drive-{rank}"), Path(folder, f"copies-{rank}")
-    drive.mkdir()
     training = Joint(drive, rule_and_own_step, {"mirror": True}, rank=rank)
     whole = training.run_and_copy(4, copies, together=True)
+    shutil.rmtree(drive)
     if rank == 0:
-        shutil.rmtree(drive)
         shutil.copytree(copies / "05", drive)
-    else:
-        shutil.rmtree(drive)
-        drive.mkdir()
     began_at, values = training.run(4)
     if rank == 0:
         for mirror in drive.rglob("mirror*.records"):
@@ -153,7 +147,6 @@ def copied_on_ranks(rank: int, folder: str, options: dict[str, Any]) -> tuple[li
     """Return the steps at which a start begins that was stopped when rank 0 had committed the last round and rank 1 had not,
     and whether the values are those of the whole training. Rank 0 has a copy of the records of rank 1."""
     drive, copies = Path(folder, f"drive-{rank}"), Path(folder, f"copies-{rank}")
-    drive.mkdir()
     training = Joint(drive, rule_and_own_step, options, rank=rank)
     whole = training.run_and_copy(4, copies, together=True)
     shutil.rmtree(drive)
