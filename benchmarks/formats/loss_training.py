@@ -19,7 +19,7 @@ SEQUENCES = 64  # that a point of a curve is the mean loss of; the last loss has
 LOWEST_RATE = 0.1  # the learning rate falls to this part of the highest
 
 
-def setting(task: Task, steps: int, update: str = "AdamW") -> str:
+def setting(task: Task, steps: int, update: str) -> str:
     """Return in words what decides the losses, besides what a suite compares, the seed and the text."""
     tokens = f"{MICRO_STEPS} sequences of {CONTEXT} bytes a step, one at a time"
     schedule = f"learning rate {task.learning_rate:g} after {task.warm_up * steps:g} steps, falling to {LOWEST_RATE:g} of it"
