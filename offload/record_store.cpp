@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "kernels/runtime/sizes.h"
+#include "offload/damage_mark.h"
 #include "offload/drive_space.h"
 #include "offload/scratch.h"
 #include "offload/watchdog.h"
@@ -56,10 +57,15 @@ void PendingRead::check() const {
   const auto name = [&] {
     return fmt::format("{}, tile {}, generation {}", file_->path().string(), name_.tile, name_.generation);
   };
-  wait_watched(completion_, log_, [&] { return fmt::format("the read of {}", name()); });
-  const std::string problem = check_record(shape_, name_, expected_, record_);
-  require(problem.empty(), Code::bad_record,
-          [&] { return Problem{.what = fmt::format("cannot use a record: {}", problem), .where = name()}; });
+  try {
+    wait_watched(completion_, log_, [&] { return fmt::format("the read of {}", name()); });
+    const std::string problem = check_record(shape_, name_, expected_, record_);
+    require(problem.empty(), Code::bad_record,
+            [&] { return Problem{.what = fmt::format("cannot use a record: {}", problem), .where = name()}; });
+  } catch (const Error&) {
+    if (is_kept_) mark_damaged(file_->path());
+    throw;
+  }
 }
 
 std::span<std::byte> PendingRead::payload() const {
@@ -71,6 +77,7 @@ std::span<std::byte> PendingRead::payload() const {
 RecordStore::RecordStore(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options)
     : shape_(shape),
       places_(shape, drives.size()),
+      is_kept_(options.file.writable && shape.places > 1),
       log_(options.log),
       control_(map_host_pages(commit_bytes, "control blocks of record files")),
       current_(shape.tiles),
@@ -203,6 +210,7 @@ PendingRead RecordStore::start_read(std::size_t tile, std::span<std::byte> recor
   }
   read.record_ = record.first(bytes);
   read.file_ = &stripe.file;
+  read.is_kept_ = is_kept_;
   read.log_ = log_;
   read.completion_ =
       stripe.queue->submit({IoKind::read, &stripe.file, places_.offset_of(tile, read.name_.generation), read.record_});

@@ -48,7 +48,7 @@ class PendingRead {
   const Completion& completion() const { return completion_; }
 
   // Waits, and checks the record while it is in the caches of the calling thread. Throws B3202 with file, tile and
-  // damage.
+  // damage, and marks a file that is kept.
   void check() const;
   std::span<std::byte> payload() const;  // calls check() first
 
@@ -61,6 +61,7 @@ class PendingRead {
   Seals expected_;
   std::span<std::byte> record_;
   const File* file_ = nullptr;
+  bool is_kept_ = false;
   Log* log_ = nullptr;
 };
 
@@ -149,6 +150,7 @@ class RecordStore {
 
   RecordShape shape_;
   RecordPlaces places_;
+  bool is_kept_;  // and written, so that a read that fails leaves a mark
   Log* log_;
   HostPages control_;                             // for identities and commit records
   std::vector<std::unique_ptr<Stripe>> stripes_;  // by pointer: the kernel and the queues know their addresses

@@ -3,9 +3,11 @@
 
 #include <ballast/plan.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "offload/damage_mark.h"
 #include "offload/record_store.h"
 #include "zero/plan/compiled_plan.h"
 #include "zero/run_files.h"
@@ -24,6 +26,12 @@ inline std::vector<offload::Drive> drives_of(const RecordFiles& records, const R
 
 inline offload::StoreOptions store_options(const RecordFiles& records, const RecordOptions& options) {
   return {.name = records.name(), .file = {.allow_network = options.allow_network}, .log = options.log};
+}
+
+// Whether an earlier read of the files has failed.
+inline bool are_marked_damaged(const std::vector<offload::Drive>& drives, const offload::StoreOptions& files) {
+  return std::ranges::any_of(
+      drives, [&](const auto& drive) { return offload::is_marked_damaged(files.path_in(drive.directory)); });
 }
 
 struct OwnRun {

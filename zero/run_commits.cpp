@@ -8,21 +8,6 @@
 #include "zero/run_search.h"
 
 namespace ballast {
-namespace {
-
-// A commit can exist without all of its records. Returns the copies of this rank that lack some.
-std::vector<RecordFiles> damaged_copies(const RunSearch& search, const WholeRun& run, std::size_t rank) {
-  std::vector<RecordFiles> damaged;
-  for (const auto& copies : run.copies) {
-    for (const WholeRun::Copy& copy : copies) {
-      const RecordFiles files = run.files_of(copy);
-      if (copy.seen_by == rank && !search.has_commit(files, run.point)) damaged.push_back(files);
-    }
-  }
-  return damaged;
-}
-
-}  // namespace
 
 std::vector<RunCommit> commits_of_run(Communicator& world, const RecordOptions& options) {
   require_run_name(options.run);
@@ -36,14 +21,11 @@ std::vector<RunCommit> commits_of_run(Communicator& world, const RecordOptions& 
     files = record_files_on(options.directories.front(), options.run);
   });
   const RunSearch search(options, queues, world);
-  std::vector<SeenRecords> seen = search.find_all(files);
+  const std::vector<SeenRecords> seen = search.find_all(files);
   const KnownCheckpoint checkpoint = search.newest_checkpoint(files);
   std::vector<RunCommit> commits;
   offload::CommitPoint last = last_of_all;
   while (const auto run = find_whole_run(seen, last)) {
-    std::vector<RecordFiles> damaged;
-    on_all_ranks(world, [&] { damaged = damaged_copies(search, *run, world.rank()); });
-    if (search.forget(seen, run->point, damaged)) continue;
     const auto [incarnation, number] = run->point;
     commits.push_back({.point = {incarnation, number}, .step = run->step, .round = round_of(run->label)});
     last = {incarnation, number - 1};

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "offload/damage_mark.h"
 #include "offload/directory_lock.h"
 #include "offload/file.h"
 #include "offload/sealed_text.h"
@@ -93,6 +94,7 @@ void remove_records(const std::filesystem::path& drive, const std::string& run, 
         .what = fmt::format("cannot remove records that this run does not need any more: {}", failed.message()),
         .where = records.string()};
   });
+  offload::remove_damage_mark(records);
   std::filesystem::remove(directory / files.description_name(), failed);
   if (std::filesystem::exists(directory)) offload::flush_directory(directory);
 }

@@ -169,6 +169,10 @@ SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const of
   return seen;
 }
 
+bool SeenRecords::has(offload::CommitPoint point) const {
+  return std::ranges::any_of(commits, [&](const Commit& commit) { return commit.point == point; });
+}
+
 const WholeRun::Copy& WholeRun::nearest(std::size_t shard, std::size_t reader) const {
   const std::vector<Copy>& known = copies.at(shard);
   const auto own = std::ranges::find(known, reader, &Copy::seen_by);
@@ -218,8 +222,11 @@ std::uint64_t next_incarnation(Seen seen) {
 }
 
 void require_one_run(Seen seen, const std::string& run) {
-  const auto other =
-      std::ranges::find_if(seen, [&](const SeenRecords& each) { return each.run_id != seen.front().run_id; });
+  constexpr std::uint64_t unreadable = 0;
+  const auto first = std::ranges::find_if(seen, [](const SeenRecords& each) { return each.run_id != unreadable; });
+  const auto other = std::ranges::find_if(first, seen.end(), [&](const SeenRecords& each) {
+    return each.run_id != unreadable && each.run_id != first->run_id;
+  });
   require(other == seen.end(), Code::run_mismatch, [&] {
     const auto text = [](const SeenRecords& each) {
       return fmt::format("the records of rank {}, which rank {} finds, are of run {:#x}", each.files.rank, each.seen_by,
@@ -227,7 +234,7 @@ void require_one_run(Seen seen, const std::string& run) {
     };
     return Problem{
         .what = fmt::format("cannot resume run \"{}\": its directories belong to different runs", run),
-        .where = fmt::format("{}; {}", text(seen.front()), text(*other)),
+        .where = fmt::format("{}; {}", text(*first), text(*other)),
         .remedy = "Give every rank its own directories of one run, or give the run another name. Nothing was changed."};
   });
 }

@@ -16,9 +16,9 @@ namespace ballast {
 
 // One rank's records of a run, as a rank of this job sees them. Ranks that share a drive see the same records.
 struct SeenRecords {
-  std::size_t seen_by = 0;  // rank of this job
-  RecordFiles files{};      // files.rank: of the run
-  std::uint64_t run_id = 0;
+  std::size_t seen_by = 0;   // rank of this job
+  RecordFiles files{};       // files.rank: of the run
+  std::uint64_t run_id = 0;  // 0: the files cannot be read
   std::uint64_t digest = 0;  // of the description
   // Of the run's ranks, as its description says: without tiers. `is_described` is false if that is missing or damaged.
   bool is_described = false;
@@ -28,6 +28,7 @@ struct SeenRecords {
   bool lacks_records = false;                           // commits or records are missing or damaged
 
   std::size_t ranks() const { return placement.shards * placement.replicas; }
+  bool has(offload::CommitPoint point) const;
 };
 
 // The records in files that were found, without what their description says.

@@ -29,7 +29,7 @@ bool has_all_files(const std::vector<offload::Drive>& drives, const offload::Sto
 std::optional<offload::RecordStore> opened(const OwnRun& run, const offload::RecordShape& shape,
                                            const RecordFiles& kept) {
   const auto drives = run.drives(kept);
-  if (!has_all_files(drives, run.files_of(kept))) return {};
+  if (!has_all_files(drives, run.files_of(kept)) || are_marked_damaged(drives, run.files_of(kept))) return {};
   try {
     return offload::RecordStore::open(shape, drives, run.files_of(kept));
   } catch (const Error& error) {

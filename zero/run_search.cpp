@@ -19,7 +19,9 @@ std::optional<offload::FoundRecords> RunSearch::found_in(const RecordFiles& file
   try {
     return read_head(files);
   } catch (const Error& error) {
-    if (!files.is_mirror || (error.code() != Code::bad_record && error.code() != Code::run_mismatch)) throw;
+    const bool counts_as_missing =
+        error.code() == Code::bad_record || (files.is_mirror && error.code() == Code::run_mismatch);
+    if (!counts_as_missing) throw;
     if (options_.log != nullptr) options_.log->warning(error.what());
     return {};
   }
@@ -51,8 +53,10 @@ void RunSearch::require_joint(const offload::FoundRecords& found) const {
 
 SeenRecords RunSearch::seen_in(const RecordFiles& files) const {
   const auto found = found_in(files);
-  if (!found) return {.seen_by = world_.rank(), .files = files};
+  if (!found) return {.seen_by = world_.rank(), .files = files, .lacks_records = true};
   SeenRecords seen = seen_records(files, world_.rank(), *found);
+  const auto lacking = std::erase_if(seen.commits, [&](const auto& each) { return !has_commit(files, each.point); });
+  if (lacking > 0 || is_marked_damaged(files)) seen.lacks_records = true;
   if (own_ != nullptr && seen.digest == own_->shape.content_digest) {
     seen.is_described = seen.is_of_model = true;
     seen.placement = own_->plan.placement();

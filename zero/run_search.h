@@ -20,22 +20,28 @@ class RunSearch {
             const OwnRun* own = nullptr)
       : options_(options), queues_(queues), world_(world), own_(own) {}
 
-  // What one of this rank's files holds; nothing if it is a mirror that cannot be read, as if it were missing. Throws B1009 if they
-  // are of a run that is resumed together with others, and the training resumes it alone.
+  // What one of this rank's files holds; nothing if it cannot be read, or is a mirror of another run. Throws B1009 if they are of a
+  // run that is resumed together with others, and the training resumes it alone.
   std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const;
+  // The same, but throws B3202 if it cannot be read.
+  std::optional<offload::FoundRecords> read_head(const RecordFiles& files) const;
   // Whether this rank's files have a commit with the heads of all its records.
   bool has_commit(const RecordFiles& files, offload::CommitPoint point) const;
+  // Whether an earlier read of this rank's files has failed.
+  bool is_marked_damaged(const RecordFiles& files) const {
+    return are_marked_damaged(drives(files), store_options(files, options_));
+  }
   // No lines if they are missing, damaged or of other records.
   std::vector<std::string> description_of(const RecordFiles& files, std::uint64_t digest) const;
 
-  // All ranks call these together, each with the files that it sees. The first one throws B1009 if they belong to several runs.
+  // All ranks call these together, each with the files that it sees. The first one throws B1009 if they belong to several runs, and
+  // leaves out commits that lack records.
   std::vector<SeenRecords> find_all(std::span<const RecordFiles> files) const;
   KnownCheckpoint newest_checkpoint(std::span<const RecordFiles> files) const;
   // Forgets the commit in those of each rank's files that it passes. Returns whether any rank has passed some.
   bool forget(std::vector<SeenRecords>& seen, offload::CommitPoint point, std::span<const RecordFiles> damaged) const;
 
  private:
-  std::optional<offload::FoundRecords> read_head(const RecordFiles& files) const;
   void require_joint(const offload::FoundRecords& found) const;
   SeenRecords seen_in(const RecordFiles& files) const;
   std::vector<offload::Drive> drives(const RecordFiles& files) const { return drives_of(files, options_, queues_); }

@@ -39,7 +39,6 @@ class Takeover {
     }
     lock_others();
     find_all();
-    search_.forget(seen_, last_, without_chosen_);
     std::optional<WholeRun> run = newest_run();
     if (run && !is_in_place(*run)) run = take_over(*run);
     if (!run) {
@@ -66,9 +65,7 @@ class Takeover {
       std::ranges::copy_if(files_, std::back_inserter(here), [&](const RecordFiles& files) {
         return !files.is_mirror && (files.rank == own_.rank() || files.rank >= world_.size());
       });
-      const bool is_own = here.size() == 1 && here[0].rank == own_.rank() &&
-                          search_.found_in(here[0])->shape.content_digest == own_.shape.content_digest &&
-                          has_chosen(here[0]);
+      const bool is_own = here.size() == 1 && here[0].rank == own_.rank() && can_be_opened(here[0]);
       // Mirrors of ranks whose records are in place do not count; but a rank of which there is nothing else has lost its own.
       made_in[own_.rank()] = files_.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
       opened.made_in = is_own ? here[0].made_in : 0;
@@ -79,11 +76,14 @@ class Takeover {
     return std::ranges::all_of(made_in, [&](std::int64_t each) { return each != 1 && each == made_in[0]; });
   }
 
-  // Another copy of the records may have the commit that was chosen, such as a mirror.
-  bool has_chosen(const RecordFiles& files) {
-    if (!resumes_chosen() || search_.has_commit(files, last_)) return true;
-    without_chosen_.push_back(files);
-    return false;
+  // Else another copy may be whole, such as a mirror, or the records are those of another stage, format or tiles.
+  bool can_be_opened(const RecordFiles& files) const {
+    const auto found = search_.found_in(files);
+    if (!found || found->shape.content_digest != own_.shape.content_digest) return false;
+    if (last_ == offload::CommitPoint{}) return true;  // no commit counts
+    const auto newest = std::ranges::find_if(found->commits, [&](const auto& each) { return each.point <= last_; });
+    if (newest == found->commits.end() || (resumes_chosen() && newest->point != last_)) return false;
+    return !search_.is_marked_damaged(files) && search_.has_commit(files, newest->point);
   }
 
   bool resumes_chosen() const { return own_.options.resume_at && last_ != offload::CommitPoint{}; }
@@ -115,7 +115,10 @@ class Takeover {
       return run;
     } catch (const Error& error) {
       const bool may_begin_again = own_.options.begins_again && !resumes_chosen();  // else without the other runs
-      if (!may_begin_again || !std::ranges::all_of(seen_, &SeenRecords::is_of_model)) throw;
+      if (!may_begin_again || !std::ranges::all_of(seen_, &SeenRecords::is_of_model)) {
+        require_readable();
+        throw;
+      }
       const auto& [what, where, needed, available, remedy] = error.problem();
       lost_.emplace(LostRun{.reason = where.empty() ? what : fmt::format("{} ({})", what, where)});
     }
@@ -124,6 +127,13 @@ class Takeover {
         lost_->step = std::max(lost_->step, commit.step);
     }
     return {};
+  }
+
+  // A file that cannot be read says more than that the rank's records are missing.
+  void require_readable() const {
+    for (const RecordFiles& files : files_) {
+      if (!files.is_mirror) search_.read_head(files);
+    }
   }
 
   // Where a run begins, steps that it has by now are removed, with those that come after resume_at.
@@ -138,15 +148,17 @@ class Takeover {
     });
   }
 
+  // Records that are known to be damaged stay in place only where there is no other copy.
   bool is_in_place(const WholeRun& run) const {
     if (run.digest != own_.shape.content_digest) return false;
     for (std::size_t rank = 0; rank < world_.size(); ++rank) {
+      const bool has_other =
+          std::ranges::any_of(run.copies[shard_of(run.placement, rank)], [&](const WholeRun::Copy& copy) {
+            return run.files_of(copy) != RecordFiles{rank, run.made_in};
+          });
       const bool has_own = std::ranges::any_of(seen_, [&](const SeenRecords& each) {
-        const bool is_there =
-            !resumes_chosen() ||
-            std::ranges::find(each.commits, run.point, &offload::FoundRecords::Found::point) != each.commits.end();
         return each.seen_by == rank && each.files == RecordFiles{rank, run.made_in} && each.digest == run.digest &&
-               is_there;
+               each.has(run.point) && !(has_other && each.lacks_records);
       });
       if (!has_own) return false;
     }
@@ -323,7 +335,6 @@ class Takeover {
   KnownCheckpoint checkpoint_{};
   offload::CommitPoint last_ = own_.last();
   std::optional<LostRun> lost_{};
-  std::vector<RecordFiles> without_chosen_{};              // of this rank
   std::optional<std::uint64_t> kept_{};                    // made_in of the records that this training has
   std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
 };

@@ -1,10 +1,9 @@
 // Tests of runs whose records are mirrored: one host or drive may be lost at any moment, with the same bits.
 #include <random>
 
-#include "offload/record_store.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/child_process.h"
-#include "tests/zero/kept_run.h"
+#include "tests/zero/mirrored_run.h"
 #include "tests/zero/progress_pipe.h"
 #include "zero/mirror_group.h"
 
@@ -13,25 +12,6 @@ using namespace ballast::testing;
 using Catch::Contains;
 
 namespace {
-
-constexpr std::size_t steps_before = 3;
-using Hosts = std::vector<std::string>;  // of each rank; its first letter is the host, all of it the directory
-
-KeptRun mirrored_run(const Hosts& hosts, int stage = 3) {
-  KeptRun run{.ranks = hosts.size(),
-              .hosts = hosts,
-              .shows_values = true,
-              .options = {.stage = stage, .state = all_in(Tier::nvme), .tile_elements = 128}};
-  run.options.drives.mirror = true;
-  return run;
-}
-
-KeptRun on(KeptRun run, const Hosts& hosts, bool mirror = true) {
-  run.ranks = hosts.size();
-  run.hosts = hosts;
-  run.options.drives.mirror = mirror;
-  return run;
-}
 
 // Flips a bit of each record on its way to another rank.
 class DamagingCommunicator final : public ForwardingCommunicator {
@@ -46,43 +26,6 @@ class DamagingCommunicator final : public ForwardingCommunicator {
     return std::unique_ptr<Communicator>(new DamagingCommunicator(part(color, channel)));
   }
 };
-
-void check_resumes(const KeptRun& run, const AllValues& values, std::size_t step = steps_before) {
-  const Ended resumed = train(run, 0);
-  CHECK(resumed.failures == std::vector<std::string>(run.ranks));
-  CHECK(resumed.began_at == std::vector<std::uint64_t>(run.ranks, step));
-  CHECK((resumed.values == values));
-}
-
-// Trains some steps of a new run, and returns its values.
-AllValues begun(KeptRun& run, const TemporaryDirectory& directory, std::size_t steps = steps_before) {
-  run.directory = directory.path();
-  const Ended ended = train(run, steps);
-  REQUIRE(ended.failures == std::vector<std::string>(run.ranks));
-  return ended.values;
-}
-
-void lose(const KeptRun& run, std::string_view host) { std::filesystem::remove_all(run.directory / host); }
-
-std::filesystem::path records_of(const KeptRun& run, std::string_view host, std::size_t rank, std::string_view name) {
-  return run.directory / host / fmt::format("mine-rank-{}", rank) / fmt::format("{}.records", name);
-}
-
-// Flips a bit of a tile's payload, in both generations.
-void damage(const std::filesystem::path& file) {
-  const auto queue = offload::open_queue();
-  const offload::Drive drives[] = {{file.parent_path(), queue.get()}};
-  const auto found = offload::RecordStore::look(drives, {.name = file.stem().string()});
-  const offload::RecordPlaces places(found->shape, 1);
-  std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
-  for (const std::uint64_t generation : {0u, 1u}) {
-    const auto at = static_cast<std::streamoff>(places.offset_of(1, generation) + offload::block_bytes + 100);
-    bytes.seekg(at);
-    const int before = bytes.get();
-    bytes.seekp(at);
-    bytes.put(static_cast<char>(before ^ 1));
-  }
-}
 
 }  // namespace
 
@@ -174,26 +117,6 @@ TEST_CASE("mirrors are made again where they lack the last commit") {
   const std::string other = run.hosts[1];
   lose(run, lost);
   check_resumes(on(run, {other}, false), ended.values, ended.began_at[0] + 1);
-}
-
-TEST_CASE("damage in one of two copies is found, and the other one is read") {
-  for (const bool damages_mirror : {true, false}) {
-    CAPTURE(damages_mirror);
-    const TemporaryDirectory directory;
-    KeptRun run = mirrored_run({"a", "b"});
-    const AllValues values = begun(run, directory);
-    damage(damages_mirror ? records_of(run, "b", 0, "mirror") : records_of(run, "b", 1, "state"));
-    check_resumes(on(run, {"b", "a", "a"}, false), values);  // rank 0 sees the damaged copy
-  }
-}
-
-TEST_CASE("damage in the only copy is an error") {
-  const TemporaryDirectory directory;
-  KeptRun run = mirrored_run({"a", "b"});
-  begun(run, directory);
-  damage(records_of(run, "b", 0, "mirror"));
-  lose(run, "a");
-  check_refused(on(run, {"b"}, false), Contains("B3202") && Contains("mirror.records, tile 1"));
 }
 
 TEST_CASE("a record that is damaged on its way to the mirror is an error") {

@@ -163,7 +163,7 @@ TEST_CASE("a commit damaged on one rank is skipped by all, and without a common 
   CHECK(train(run, 0).began_at == std::vector<std::uint64_t>{2, 2});
   damage(1, 2);
   check_refused(run, Contains("B3202") && Contains("no commit in common") &&
-                         Contains("rank 0 has step 2 (commit 3 of incarnation 1), and one whose records are damaged"));
+                         Contains("rank 0 has step 2 (commit 3 of incarnation 1), and records that are damaged"));
 }
 
 TEST_CASE("a run keeps its tiles where the caller asks for none") {
