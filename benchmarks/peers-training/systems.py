@@ -15,7 +15,7 @@ class System(NamedTuple):
 
     @property
     def needs_bf16(self) -> bool:
-        return "state_format" in self.options
+        return "state_format" in self.options or "gradient_format" in self.options
 
     @property
     def trains(self) -> bool:
@@ -56,6 +56,13 @@ def ballast(stage: int, *what: str, place: str = "", **options: Any) -> System:
 
 
 IN_BACKWARD = "updated in backward"
+COMPACT = {"state_format": "compact"}
+SMALLEST = {"state_format": "4bit"}
+
+
+def compared_with(other: System, system: System) -> System:
+    return system._replace(against=(*system.against, other.name))
+
 
 # "nvme:" is completed with the directory of the run.
 SYSTEMS = [
@@ -73,12 +80,16 @@ SYSTEMS = [
     ballast(1),
     ballast(2),
     ballast(3),
+    compared_with(ballast(3), ballast(3, "gradients in bf16", gradient_format="bf16")),
+    ballast(3, "4-bit state, gradients in bf16", gradient_format="bf16", **SMALLEST),
     ballast(3, IN_BACKWARD, update_in_backward=True),
-    ballast(3, IN_BACKWARD, "compact state", update_in_backward=True, state_format="compact"),
+    ballast(3, IN_BACKWARD, "compact state", update_in_backward=True, **COMPACT),
+    ballast(3, IN_BACKWARD, "4-bit state", update_in_backward=True, **SMALLEST),
     ballast(3, place="host", offload="host"),
     ballast(3, place="drive", offload="nvme:"),
     ballast(3, IN_BACKWARD, place="drive", update_in_backward=True, offload="nvme:"),
-    ballast(3, IN_BACKWARD, "compact state", place="drive", update_in_backward=True, offload="nvme:", state_format="compact"),
+    ballast(3, IN_BACKWARD, "compact state", place="drive", update_in_backward=True, offload="nvme:", **COMPACT),
+    ballast(3, IN_BACKWARD, "4-bit state", place="drive", update_in_backward=True, offload="nvme:", **SMALLEST),
 ]
 
 LEGEND = """\
@@ -91,6 +102,8 @@ FSDP2                    fully_shard() of each block, then of the model; gradien
 DeepSpeed                its CPU Adam with fp32 master; bf16; contiguous_gradients, overlap_comm; buckets as Transformers
                          sets them; on the drive: pipelined reads and writes, aio of 1 MiB blocks, depth 32
 Ballast                  ballast.wrap(optimizer, model, stage=...); fp32 master and moments; "compact state" is
-                         state_format="compact": moments in a byte each, and a master of 8 bits more than the parameter
+                         state_format="compact": moments in a byte each, and a master of 8 bits more than the parameter;
+                         "4-bit state" is state_format="4bit": moments in half a byte each, and the same master;
+                         "gradients in bf16" is gradient_format="bf16", where gradients are else kept in fp32
 torch's AdamW keeps moments in bf16, and no master, where parameters are bf16.
 """
