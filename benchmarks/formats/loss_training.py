@@ -67,7 +67,7 @@ class Training:
                 schedules = [schedule.state_dict() for schedule in self.schedules]
                 self.save(unfinished, {"curve": curve, "schedules": schedules})
         last = self.validate(8 * SEQUENCES)
-        shutil.rmtree(unfinished)
+        self.remove(unfinished)
         return Losses(curve, last)
 
     def resume(self, unfinished: Path) -> list[tuple[int, float]]:
@@ -85,18 +85,26 @@ class Training:
     def load(self, unfinished: Path) -> dict[str, Any]:
         return ballast.load_checkpoint(unfinished, self.model, self.optimizers)
 
+    def remove(self, unfinished: Path) -> None:
+        shutil.rmtree(unfinished)
+
     def close(self) -> None:
         for optimizer in self.optimizers:
             optimizer.close()
 
     def step(self, step: int) -> None:
-        for micro_step in range(MICRO_STEPS):
-            number = 1_000_000 * self.plan.seed + MICRO_STEPS * step + micro_step
-            (self.loss(*gpt.batch(self.text.trained, number, 1, CONTEXT)) / MICRO_STEPS).backward()
+        numbers = self.sequences(step)
+        for number in numbers:
+            (self.loss(*gpt.batch(self.text.trained, number, 1, CONTEXT)) / len(numbers)).backward()
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
+
+    def sequences(self, step: int) -> Sequence[int]:
+        """Return the numbers of the sequences of a step, on which this process trains one after the other."""
+        first = 1_000_000 * self.plan.seed + MICRO_STEPS * step
+        return range(first, first + MICRO_STEPS)
 
     def loss(self, inputs: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         return self.model(inputs, following)

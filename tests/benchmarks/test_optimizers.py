@@ -3,21 +3,22 @@
 import math
 from pathlib import Path
 
-import optimizer_table
-import optimizers
+import contest_suite
+import curves
 import pytest
 import runs
-from contenders import BALLAST_ADAMW, BALLAST_MUON, CASES, OPTIMIZERS, TORCH_MUON, Case
+from contenders import BALLAST_ADAMW, BALLAST_MUON, CONTEST, TORCH_MUON
+from contest import Case, Finished
 from variants import SEEDS
 
 LOSSES = {TORCH_MUON: [2.0, 2.1, 2.2], BALLAST_MUON: [2.01, 2.12, 2.23], BALLAST_ADAMW: [2.5, 2.6, 2.7]}
 
 
 def row(case: Case, curve: list[list[float]], setting: str = "20 steps") -> dict:
-    return {**case._asdict(), "setting": setting, "curve": curve, "loss": curve[-1][1]}
+    return {**CONTEST.row_of(case), "setting": setting, "curve": curve, "loss": curve[-1][1]}
 
 
-def finished(losses: dict[str, list[float]]) -> optimizer_table.Finished:
+def finished(losses: dict[str, list[float]]) -> Finished:
     """Return runs whose curves fall by one from step 10 to step 20."""
     cases = {Case(name, seed): loss for name, of_seeds in losses.items() for seed, loss in enumerate(of_seeds)}
     return {case: row(case, [[10, loss + 1], [20, loss]]) for case, loss in cases.items()}
@@ -25,29 +26,30 @@ def finished(losses: dict[str, list[float]]) -> optimizer_table.Finished:
 
 def line_of(optimizer: str, losses: dict[str, list[float]]) -> list[str]:
     """Return the cells of a line of the table."""
-    (line,) = (line for line in optimizer_table.markdown(finished(losses)).splitlines() if line.startswith(f"| {optimizer} "))
+    (line,) = (line for line in CONTEST.markdown(finished(losses)).splitlines() if line.startswith(f"| {optimizer} "))
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
 def test_a_seed_of_all_optimizers_comes_before_the_next():
-    assert [case.seed for case in CASES] == [seed for seed in SEEDS for _ in OPTIMIZERS]
-    assert [case.optimizer for case in CASES] == list(OPTIMIZERS) * len(SEEDS)
-    assert len({case.name for case in CASES}) == len({optimizers.folder_of(case, 20) for case in CASES}) == len(CASES)
+    cases, names = CONTEST.cases, CONTEST.contenders
+    assert [case.seed for case in cases] == [seed for seed in SEEDS for _ in names]
+    assert [case.contender for case in cases] == list(names) * len(SEEDS)
+    assert len({case.name for case in cases}) == len({contest_suite.folder_of(case, 20) for case in cases}) == len(cases)
 
 
 def test_a_run_is_read_as_it_was_recorded(tmp_path: Path):
     path = tmp_path / "runs.jsonl"
-    assert optimizer_table.read(path) == {}
+    assert CONTEST.read(path) == {}
     recorded = finished(LOSSES)
     for each in recorded.values():
         runs.append(path, each)
-    assert optimizer_table.read(path) == recorded
+    assert CONTEST.read(path) == recorded
 
 
 def test_runs_of_another_setting_are_refused():
-    optimizers.refuse_other_settings(finished(LOSSES), "20 steps")
+    contest_suite.refuse_other_settings(CONTEST, finished(LOSSES), "20 steps")
     with pytest.raises(SystemExit, match="Muon in torch, seed 0 has '20 steps', not '40 steps'; use another file"):
-        optimizers.refuse_other_settings(finished(LOSSES), "40 steps")
+        contest_suite.refuse_other_settings(CONTEST, finished(LOSSES), "40 steps")
 
 
 def test_the_table_has_the_seeds_and_their_statistics():
@@ -59,20 +61,20 @@ def test_the_table_has_the_seeds_and_their_statistics():
 def test_an_unfinished_optimizer_has_its_seeds_alone():
     losses = {**LOSSES, BALLAST_MUON: [2.0, 2.1]}
     assert line_of(BALLAST_MUON, losses) == ["2.0000", "2.1000", "unfinished", "", "", "", ""]
-    cases = [line["case"] for line in optimizer_table.records(finished(losses))]
+    cases = [line["case"] for line in CONTEST.records(finished(losses))]
     assert cases == [f"{each}{what}" for each in (TORCH_MUON, BALLAST_ADAMW) for what in ("", ", spread of seeds")]
 
 
 def test_without_the_whole_reference_nothing_is_compared():
     losses = {TORCH_MUON: [2.0], BALLAST_ADAMW: [2.5, 2.6, 2.7]}
     assert line_of(BALLAST_ADAMW, losses)[3:] == ["2.6000", "0.2000", "", ""]
-    mean, spread = optimizer_table.records(finished(losses))
+    mean, spread = CONTEST.records(finished(losses))
     assert (mean["against"], mean["ratio"], spread["value"]) == ("", None, pytest.approx(0.2))
 
 
 def test_lines_have_the_means_the_spreads_and_the_largest_gap():
-    lines = {line["case"]: line for line in optimizer_table.records(finished(LOSSES))}
-    assert len(lines) == 2 * len(OPTIMIZERS) + 1
+    lines = {line["case"]: line for line in CONTEST.records(finished(LOSSES)) + curves.records(finished(LOSSES))}
+    assert len(lines) == 2 * len(CONTEST.contenders) + 1
     adamw = lines[BALLAST_ADAMW]
     assert (adamw["against"], adamw["unit"]) == (TORCH_MUON, "loss")
     assert (adamw["value"], adamw["against_value"], adamw["ratio"]) == pytest.approx((2.6, 2.1, 2.1 / 2.6))
@@ -88,10 +90,10 @@ def test_the_largest_gap_is_between_equal_steps_and_seeds():
         Case(BALLAST_MUON, 1): row(Case(BALLAST_MUON, 1), [[10, 4.0], [20, 2.3]]),
         Case(TORCH_MUON, 2): row(Case(TORCH_MUON, 2), [[10, 9.0], [20, 9.0]]),
     }
-    gap = optimizer_table.largest_gap(runs_of_both)
+    gap = curves.largest_gap(runs_of_both)
     assert gap == (pytest.approx(0.2), 1, 20)
-    assert "differ by at most 0.2000 (seed 1, step 20)" in optimizer_table.markdown(runs_of_both)
+    assert "differ by at most 0.2000 (seed 1, step 20)" in curves.sentence(runs_of_both)
     runs_of_both[Case(BALLAST_MUON, 0)]["curve"][1][1] = math.nan
-    gap = optimizer_table.largest_gap(runs_of_both)
+    gap = curves.largest_gap(runs_of_both)
     assert gap is not None and math.isnan(gap.size) and (gap.seed, gap.step) == (0, 20)
-    assert optimizer_table.largest_gap(finished({BALLAST_MUON: [1.0], BALLAST_ADAMW: [1.0]})) is None
+    assert curves.largest_gap(finished({BALLAST_MUON: [1.0], BALLAST_ADAMW: [1.0]})) is None

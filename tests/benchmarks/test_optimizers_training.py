@@ -15,11 +15,11 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import loss_training  # noqa: E402 (as all below, it needs both)
 import optimizer_run  # noqa: E402
-import optimizer_table  # noqa: E402
 import optimizers  # noqa: E402
 import texts  # noqa: E402
 import torch  # noqa: E402
-from contenders import BALLAST_ADAMW, BALLAST_MUON, OPTIMIZERS, TORCH_MUON, Case  # noqa: E402
+from contenders import BALLAST_ADAMW, BALLAST_MUON, CONTEST, TORCH_MUON  # noqa: E402
+from contest import Case  # noqa: E402
 
 WORDS = texts.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
 STEPS = 20
@@ -41,13 +41,11 @@ def tiny() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def whole(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, loss_training.Losses]:
     """Return the losses of each optimizer's training, which is not stopped."""
-    return {optimizer: trained(optimizer, tmp_path_factory.mktemp("whole") / "run") for optimizer in OPTIMIZERS}
+    return {optimizer: trained(optimizer, tmp_path_factory.mktemp("whole") / "run") for optimizer in CONTEST.contenders}
 
 
 def trained(optimizer: str, folder: Path) -> loss_training.Losses:
-    run = optimizer_run.training(Case(optimizer, 0), WORDS, STEPS)
-    losses = run.train(folder)
-    run.close()
+    losses = optimizer_run.train(Case(optimizer, 0), STEPS, folder)
     assert not folder.exists()
     return losses
 
@@ -83,9 +81,9 @@ def test_a_stopped_run_continues_with_the_same_losses(
 
 
 def test_optimizers_share_the_start_and_each_parameter_has_one():
-    runs = {optimizer: optimizer_run.training(Case(optimizer, 1), WORDS, STEPS) for optimizer in OPTIMIZERS}
+    runs = {optimizer: optimizer_run.training(Case(optimizer, 1), STEPS) for optimizer in CONTEST.contenders}
     starts = [run.validate(4) for run in runs.values()]
-    assert starts == starts[:1] * len(OPTIMIZERS)
+    assert starts == starts[:1] * len(CONTEST.contenders)
     for run in runs.values():
         updated = [parameter for each in run.optimizers for group in each.param_groups for parameter in group["params"]]
         assert {id(each) for each in updated} == {id(each) for each in run.model.parameters()}
@@ -115,5 +113,5 @@ def test_the_suite_repeats_no_run_and_refuses_other_steps(
     assert run_suite("--only", first.name, "--only", second.name) == [second.name]
     with pytest.raises(SystemExit, match="cannot add to the recorded runs: .*20 steps.*; use another file"):
         run_suite("--only", first.name, "--steps", "40")
-    finished = optimizer_table.read(path)
+    finished = CONTEST.read(path)
     assert list(finished) == [first, second] and finished[first]["loss"] != finished[second]["loss"]

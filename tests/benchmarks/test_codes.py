@@ -1,0 +1,79 @@
+"""Tests that the codes suite trains on two ranks, with a tiny model. They need the built package."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from python.conftest import BUILT
+
+if not BUILT or find_spec("torch") is None:
+    pytest.skip("the Python package is not built, or torch is missing", allow_module_level=True)
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+import code_rank  # noqa: E402 (as all below, it needs both)
+import codes  # noqa: E402
+import loss_training  # noqa: E402
+import texts  # noqa: E402
+from contest import Case  # noqa: E402
+from python.wrap.support.ranks import run_ranks  # noqa: E402
+from wires import CONTEST, EXACT  # noqa: E402
+
+STEPS = 20
+
+
+class Stopped(Exception):
+    """A run was stopped, as by a key."""
+
+
+def trained(rank: int, folder: str) -> list[loss_training.Losses]:
+    """Return the losses of each contender, and those of the last one again where it was stopped and continued."""
+    for name, value in {"LAYERS": 1, "WIDTH": 64, "HEADS": 1, "SEQUENCES": 2}.items():
+        setattr(loss_training, name, value)
+    words = texts.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
+    texts.TEXTS = {name: lambda: words for name in texts.TEXTS}
+    losses = [train(name, Path(folder, "whole")) for name in CONTEST.contenders]
+    one_step = code_rank.RankTraining.step
+
+    def stop(run: code_rank.RankTraining, step: int) -> None:
+        if step == 12:
+            raise Stopped
+        one_step(run, step)
+
+    code_rank.RankTraining.step = stop  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        train(CONTEST.contenders[-1], Path(folder, "stopped"))
+    code_rank.RankTraining.step = one_step  # type: ignore[method-assign]
+    return [*losses, train(CONTEST.contenders[-1], Path(folder, "stopped"))]
+
+
+def train(codes: str, folder: Path) -> loss_training.Losses:
+    training = code_rank.RankTraining(codes, 0, STEPS)
+    try:
+        return training.train(folder)
+    finally:
+        training.close()
+
+
+def test_codes_change_the_losses_little_on_both_ranks_alike(tmp_path: Path):
+    first, second = run_ranks(2, trained, str(tmp_path))
+    assert first == second
+    exact, int8, int4, continued = first
+    assert continued == int4 and len({exact.last, int8.last, int4.last}) == 3
+    assert max(abs(exact.last - int8.last), abs(exact.last - int4.last)) < 0.05 < exact.curve[0][1] - exact.last
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_starts_both_ranks_and_takes_the_losses_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def start(command: list[str], **options: Any) -> None:
+        assert command[3:5] == ["--standalone", "--nproc-per-node=2"] and command[6:9] == [EXACT, "1", "20"]
+        assert options["check"] and options["env"]["OMP_NUM_THREADS"] == "1"
+        Path(command[-1]).write_text(json.dumps({"curve": [[20, 2.5]], "last": 2.25}))
+
+    monkeypatch.setattr(subprocess, "run", start)
+    losses = codes.train_on_ranks(Case(EXACT, 1), STEPS, tmp_path / "run")
+    assert (losses.curve, losses.last) == ([[20, 2.5]], 2.25)
