@@ -3,10 +3,10 @@
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import ballast
+import gpt
 import loss_training
 import texts
 import torch
@@ -32,8 +32,9 @@ class RankTraining(loss_training.Training):
         plain = torch.optim.AdamW(model.parameters(), lr=TRAINING.learning_rate)
         super().__init__(plan, text(), model, [ballast.wrap(plain, model, stage=3, wire=WIRES[codes], threads=1)])
 
-    def sequences(self, step: int) -> Sequence[int]:
-        return super().sequences(step)[dist.get_rank() :: dist.get_world_size()]
+    def batches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        number = 1_000_000 * self.plan.seed + step
+        return [gpt.batch(self.text.trained, number, loss_training.MICRO_STEPS, loss_training.CONTEXT)]  # this rank's part
 
     def remove(self, unfinished: Path) -> None:
         dist.barrier()

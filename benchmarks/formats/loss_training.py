@@ -93,18 +93,18 @@ class Training:
             optimizer.close()
 
     def step(self, step: int) -> None:
-        numbers = self.sequences(step)
-        for number in numbers:
-            (self.loss(*gpt.batch(self.text.trained, number, 1, CONTEXT)) / len(numbers)).backward()
+        batches = self.batches(step)
+        for batch in batches:
+            (self.loss(*batch) / len(batches)).backward()
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
 
-    def sequences(self, step: int) -> Sequence[int]:
-        """Return the numbers of the sequences of a step, on which this process trains one after the other."""
+    def batches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the batches of a step, on which this process trains one after the other."""
         first = 1_000_000 * self.plan.seed + MICRO_STEPS * step
-        return range(first, first + MICRO_STEPS)
+        return [gpt.batch(self.text.trained, first + micro_step, 1, CONTEXT) for micro_step in range(MICRO_STEPS)]
 
     def loss(self, inputs: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         return self.model(inputs, following)

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import code_rank  # noqa: E402 (as all below, it needs both)
 import codes  # noqa: E402
+import gpt  # noqa: E402
 import loss_training  # noqa: E402
 import texts  # noqa: E402
 from contest import Case  # noqa: E402
@@ -34,6 +35,7 @@ def trained(rank: int, folder: str) -> list[loss_training.Losses]:
     """Return the losses of each contender, and those of the last one again where it was stopped and continued."""
     for name, value in {"LAYERS": 1, "WIDTH": 64, "HEADS": 1, "SEQUENCES": 2}.items():
         setattr(loss_training, name, value)
+    gpt.RANK, gpt.RANKS = rank, 2
     words = texts.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
     texts.TEXTS = {name: lambda: words for name in texts.TEXTS}
     losses = [train(name, Path(folder, "whole")) for name in CONTEST.contenders]
