@@ -73,7 +73,7 @@ def in_words(plan: Plan) -> str:
 
 def _speed(plan: Plan) -> str:
     cost = plan.cost_per_million_tokens
-    words = f"{human_size(plan.bytes_in('device'))} of a GPU, {plan.tokens_per_second:,.0f} tokens/s"
+    words = f"{human_size(plan.bytes_in('device'))} of a {plan.rank_device}, {plan.tokens_per_second:,.0f} tokens/s"
     return f"{words}, {human_amount(cost)} per million tokens" if cost is not None else words
 
 
