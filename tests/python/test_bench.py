@@ -142,8 +142,9 @@ def test_the_plan_of_a_measured_cpu_speaks_of_no_gpu(capsys, tmp_path):
     assert main(words) == 1
     error = capsys.readouterr().err
     assert "GPU" not in error and "  --host-memory 256GiB: " in error
-    assert main([*words, "--host-memory", "256GiB"]) == 0
-    assert "GPU" not in capsys.readouterr().out
+    page = tmp_path / "plan.html"
+    assert main([*words, "--host-memory", "256GiB", "--html", str(page)]) == 0
+    assert "GPU" not in capsys.readouterr().out + page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -205,6 +206,7 @@ def test_decoders_of_many_kinds_are_scaled(tmp_path, architecture, sizes, reduce
     config, changed = scaled(str(path), 1_500_000)
     assert reduced in changed
     model = model_of(replace(TINY, config=config), torch.device("cpu"))
+    assert ("experts" in reduced) == any("experts" in name for name, _ in model.named_parameters())
     assert model(torch.randint(config["vocab_size"], (1, 16))).isfinite()
 
 

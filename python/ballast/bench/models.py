@@ -121,7 +121,7 @@ def scaled(location: str, most: int) -> tuple[Mapping[str, Any], str]:
             refuse(f"cannot scale {location} to {human_parameters(most)} parameters", needed="a smaller model")
         config |= changes
         config |= _known_tokens(config)
-    sizes = [*LAYERS, *chain(*SIZES.values()), *INNER, "vocab_size"]
+    sizes = [*LAYERS, *chain(*SIZES.values()), *INNER, DENSE, "vocab_size"]
     changed = [key for key in sizes if key in config and config[key] != given[key]]
     return config, ", ".join(f"{key} {config[key]} of {given[key]}" for key in changed)
 

@@ -53,7 +53,7 @@ def _figures(plan: Plan) -> str:
 
 
 def _table(front: Sequence[Plan], chosen: Plan) -> str:
-    heads = ["GPU", "host", "drives", "step", "tokens/s"]
+    heads = [chosen.rank_device, "host", "drives", "step", "tokens/s"]
     heads += ["cost per million tokens"] if chosen.price is not None else []
     lines = []
     for plan, how in zip(front, differences(front), strict=True):
