@@ -3,6 +3,7 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <map>
 #include <vector>

@@ -1,11 +1,12 @@
 """Private parts of torch, each under a name that says what Ballast uses it for. No other file of the package uses them.
 
-Ballast supports torch 2.9 and later. tests/python/test_torch_compat.py checks each part, so that a
+require_supported() says which versions of torch Ballast supports. tests/python/test_torch_compat.py checks each part, so that a
 changed torch fails that test before it fails a training.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,6 +18,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
+
+from ballast.checks import refuse
+
+OLDEST = "2.9"
+
+
+def require_supported(version: str) -> None:
+    """Refuse a torch that lacks parts which this file names."""
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
+    if numbers < [int(number) for number in OLDEST.split(".")]:
+        refuse(f"cannot train with torch {version}", needed=f"torch {OLDEST} or newer", remedy="pip install --upgrade torch")
+
+
+require_supported(torch.__version__)
 
 SavedTensorHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 

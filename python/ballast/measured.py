@@ -12,6 +12,7 @@ from typing import Any
 from ballast.checks import is_number, refuse
 
 VERSION = 1
+CPU = "cpu"  # the device of ranks without a GPU
 MOST = 1e21  # of a figure
 WRITER = "a file of ballast bench --output"
 RATES_MEASURED = ("peers", "upload", "download", "device_memory", "host_memory", "read", "write")
@@ -30,7 +31,7 @@ class Measured:
 
     @property
     def on_cpu(self) -> bool:
-        return self.device == "cpu"
+        return self.device == CPU
 
     def notes(self) -> tuple[str, ...]:
         """Return what a plan says about these figures."""
@@ -55,7 +56,7 @@ def read_measured(given: str | os.PathLike[str]) -> Measured:
         refuse(f"cannot read {path}: it has no rates", where="measured", needed=WRITER)
     memory, flops, cores = (_positive(measured.get(name), name, path) for name in ("memory", "flops", "cores"))
     known = {name: _positive(rate, name, path) for name, rate in rates.items() if name in RATES_MEASURED}
-    return Measured(str(measured.get("device", "cpu")), int(memory), flops, known, int(cores), bool(found.get("busy")))
+    return Measured(str(measured.get("device", CPU)), int(memory), flops, known, int(cores), bool(found.get("busy")))
 
 
 def _positive(figure: Any, name: str, path: Path) -> float:

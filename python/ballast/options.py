@@ -48,7 +48,7 @@ class Options:
     reserve: int
     activations: TreatedActivations
     tokens: int
-    sequence: int
+    sequence: int | None  # None: the usual one, or the longest that the model takes
     micro_steps: int
     efficiency: float
     optimizer: str
@@ -74,6 +74,8 @@ class Options:
         if found is None:
             assert measured is not None
             found = replace(gpu_like(measured.device, measured.memory), memory=measured.memory)
+        if self.is_on_cpu and self.host_memory is not None:
+            found = replace(found, memory=self.host_memory // self.ranks_of_machine)
         return replace(
             found,
             memory=found.memory if self.gpu_memory is None else self.gpu_memory,
@@ -91,8 +93,9 @@ class Options:
 
     @property
     def room(self) -> Mapping[str, int]:
-        """Bytes of a rank outside the GPU, by tier."""
-        return {"host": (self.host_memory or 0) // self.ranks_of_machine, "nvme": (self.drives or 0) // self.ranks_of_machine}
+        """Bytes of a rank outside its device, by tier. On CPUs the host is the device."""
+        host = 0 if self.is_on_cpu else self.host_memory or 0
+        return {"host": host // self.ranks_of_machine, "nvme": (self.drives or 0) // self.ranks_of_machine}
 
     @property
     def not_given(self) -> list[str]:

@@ -12,6 +12,7 @@ from ballast.sizes import human_amount, parse_size
 from ballast.tiers import IN_FLIGHT
 
 MUON = "muon"
+USUAL_SEQUENCE = 4096
 
 
 def question_of(description: Description, options: Options, budget: Budget) -> _core.Question:
@@ -46,6 +47,23 @@ def notes_of_optimizer(description: Description, options: Options) -> list[str]:
     return [note] if others else []
 
 
+def sequence_of(description: Description, options: Options) -> int:
+    """Return the tokens that attend to each other: those that the caller names, or the usual number where the model takes as
+    many. All are in one micro-step."""
+    usual = min(USUAL_SEQUENCE, description.longest or USUAL_SEQUENCE)
+    return min(options.sequence or usual, options.tokens)
+
+
+def notes_of_sequence(description: Description, options: Options) -> list[str]:
+    """Return a note where the sequence that the caller names is longer than a micro-step or than the model takes."""
+    if options.sequence is None or not description.attends:
+        return []
+    if options.sequence > options.tokens:
+        return [f"a micro-step has {options.tokens:,} tokens: sequences of {options.sequence:,} are cut to that"]
+    longest = description.longest or options.sequence
+    return [f"the configuration names {longest:,} tokens as the longest sequence"] if options.sequence > longest else []
+
+
 def _divided(description: Description) -> Divided:
     divided = divide(description.model)
     if divided is None:
@@ -74,7 +92,7 @@ def _set_work(question: _core.Question, description: Description, options: Optio
 def _work(description: Description, options: Options) -> list[tuple[float, float]]:
     """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass,
     and three times where activation checkpointing repeats the forward pass."""
-    sequence = min(options.sequence, options.tokens)
+    sequence = sequence_of(description, options)
     factor = 3.0 if options.activations.amount == "checkpointed" and description.activations else 2.0
     attention = description.attention or [Attention(0.0)] * len(description.flops)
     forward = [options.tokens * (f + a.of(sequence)) / options.reach for f, a in zip(description.flops, attention, strict=True)]

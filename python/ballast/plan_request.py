@@ -32,7 +32,15 @@ from ballast.options import (
 )
 from ballast.outer.memory import exchange_bytes, outer_state, sent_bytes
 from ballast.outer.options import DiLoCo, hosts_of, read_outer
-from ballast.plan_question import MUON, activation_bytes, machine_of, notes_of_optimizer, question_of
+from ballast.plan_question import (
+    MUON,
+    activation_bytes,
+    machine_of,
+    notes_of_optimizer,
+    notes_of_sequence,
+    question_of,
+    sequence_of,
+)
 from ballast.replicas import Replicas, copies_on, read_replicas
 from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, Plan
 from ballast.searching import by_tier, coarse_tile
@@ -93,6 +101,7 @@ class PlanRequest:
             critical=step.critical | exchange,
             tokens_per_second=_tokens(options) / (step.seconds + sum(exchange.values())),
             assumed=_rates(rank) | {"flops": options.reach},
+            sequence=sequence_of(self.description, options) if self.description.attends else 0,
             price=options.price,
             train_tokens=options.train_tokens,
             active_parameters=self.description.active_parameters if self.description.inactive else None,
@@ -136,7 +145,8 @@ class PlanRequest:
     def _memory(self, ledger: Sequence[_core.LedgerEntry], placement: _core.Placement) -> dict[str, dict[str, int]]:
         memory: dict[str, dict[str, int]] = {tier.name: {} for tier in _core.Tier}
         for entry in ledger:
-            memory[entry.tier.name][entry.owner] = entry.bytes
+            owners = memory[tier_in(self.options, entry.tier)]
+            owners[entry.owner] = owners.get(entry.owner, 0) + entry.bytes
         for tier, owners in outer_memory(self.exact, self.options, placement).items():
             memory[tier] |= owners
         for tier, size in self.activations.items():
@@ -150,7 +160,8 @@ class PlanRequest:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
         in_bf16 = any(unit.dtype == _core.DType.bf16 for unit in self.description.model.units)
         notes += notes_of_optimizer(self.description, self.options)
-        notes += notes_of(self.options.hardware, in_bf16=in_bf16)
+        notes += notes_of_sequence(self.description, self.options)
+        notes += [] if self.options.is_on_cpu else notes_of(self.options.hardware, in_bf16=in_bf16)
         notes += self.options.measured.notes() if self.options.measured else ()
         notes += [self.not_given()] if self._may_offload else []
         if not self.options.clipping and self.options.micro_steps > 1:
@@ -178,7 +189,7 @@ def request_plan(
     reserve: Size | None = None,
     activations: Size = "checkpointed",
     tokens: int = 8192,
-    sequence: int = 4096,
+    sequence: int | None = None,
     micro_steps: int = 1,
     efficiency: float | None = None,
     optimizer: str = "adamw",
@@ -209,7 +220,7 @@ def request_plan(
         reserve=read_reserve(reserve, found),
         activations=read_activations(activations),
         tokens=read_count("tokens", tokens),
-        sequence=read_count("sequence", sequence),
+        sequence=None if sequence is None else read_count("sequence", sequence),
         micro_steps=read_count("micro_steps", micro_steps),
         efficiency=read_efficiency(efficiency, reached=found is not None and flops is None),
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
@@ -275,16 +286,20 @@ def request_of(options: Options, description: Description) -> PlanRequest:
     return PlanRequest(options, description, budget, activations, of_outer, has_room, exact, coarse)
 
 
+def tier_in(options: Options, tier: _core.Tier) -> str:
+    """Return the tier whose memory this is. On CPUs the host is the device."""
+    return "device" if options.is_on_cpu and tier == _core.Tier.host else tier.name
+
+
 def outer_memory(question: _core.Question, options: Options, placement: _core.Placement) -> dict[str, dict[str, int]]:
-    """Return the bytes of the outer optimizer, by tier and owner. On CPUs the host is the device."""
+    """Return the bytes of the outer optimizer, by tier and owner."""
     if options.outer is None:
         return {}
-    names = {"host": "device"} if options.is_on_cpu else {}
     memory: dict[str, dict[str, int]] = {}
     for tier, size in outer_state(question, placement, options.outer).items():
-        owners = memory.setdefault(names.get(tier, tier), {})
+        owners = memory.setdefault(tier_in(options, _core.Tier[tier]), {})
         owners[OUTER_STATE] = owners.get(OUTER_STATE, 0) + size
-    memory.setdefault(names.get("host", "host"), {})[EXCHANGED] = exchange_bytes(question, placement, options.outer)
+    memory.setdefault(tier_in(options, _core.Tier.host), {})[EXCHANGED] = exchange_bytes(question, placement, options.outer)
     return memory
 
 
@@ -314,7 +329,7 @@ def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _
     """Return whether each tier has room for the entries of a plan, and for the outer optimizer."""
     needs = {tier.name: 0 for tier in _core.Tier}
     for entry in ledger:
-        needs[entry.tier.name] += entry.bytes
+        needs[tier_in(request.options, entry.tier)] += entry.bytes
     for tier, size in _by_tier(outer_memory(request.exact, request.options, placement)).items():
         needs[tier] += size - request.of_outer[tier]
     return searching.fits(needs, vars(request.budget))

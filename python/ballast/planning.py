@@ -18,6 +18,8 @@ from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size
 from ballast.suggestions import remedy
 
+RESERVED_ON_GPU = "of each GPU are reserved for activations and CUDA"
+
 
 @with_keywords_of(request_plan)
 def plan(model: ModelLike, **options: Any) -> Plan:
@@ -41,7 +43,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     gpu               the name of a GPU, such as "h100"; by default "a100", or the measured one
     gpu_memory        replaces the memory of that GPU
     flops             replaces its peak in bf16, such as "990T"
-    host_memory       of a machine; without it nothing is kept on the host
+    host_memory       of a machine; without it nothing is kept on the host. It replaces the memory of measured CPUs
     drives            free space on the drives of a machine; without it nothing is kept there
     measured          a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
     rates             replaces measured or usual rates by name, such as {"read": "3GB/s"}
@@ -49,7 +51,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     activations       "checkpointed" or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave the
                       device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
     tokens            tokens of one rank in one micro-step
-    sequence          tokens that attend to each other; at most `tokens`
+    sequence          tokens that attend to each other; at most `tokens`. None: 4096, or the most that the model takes
     micro_steps       backward passes of one step
     efficiency        the fraction of the GPU's peak that the model's arithmetic reaches; 0.5, and 1 of measured flops
     optimizer         "adamw", or another optimizer that the library knows; with "muon", AdamW has all that is no matrix
@@ -164,7 +166,7 @@ def _require_room(request: PlanRequest) -> None:
         )
         fail("memory_budget", problem)
     problem = _core.Problem(
-        what="activations alone are more than a GPU's memory",
+        what=f"activations alone are more than a {'rank' if options.is_on_cpu else 'GPU'}'s memory",
         where=request.description.name,
         needed=f"{human_size(request.activations['device'])} {tokens}, {human_size(options.reserve)} reserved",
         available=human_size(options.hardware.memory),
@@ -174,9 +176,10 @@ def _require_room(request: PlanRequest) -> None:
 
 
 def _reserved(request: PlanRequest) -> str:
-    """Name the memory of a GPU that the planner cannot use."""
+    """Name the memory of a rank's device that the planner cannot use."""
     reserved = human_size(request.activations["device"] + request.options.reserve)
-    return f"{request.description.name}; {reserved} of each GPU are reserved for activations and CUDA"
+    whose = "of each rank are reserved for activations" if request.options.is_on_cpu else RESERVED_ON_GPU
+    return f"{request.description.name}; {reserved} {whose}"
 
 
 def _refuse(request: PlanRequest) -> NoReturn:

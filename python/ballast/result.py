@@ -9,8 +9,9 @@ from typing import Any
 
 from ballast import _core
 from ballast.formats import Formats
+from ballast.measured import CPU
 from ballast.outer.options import DiLoCo
-from ballast.sizes import human_amount, human_count, human_size, human_time
+from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time
 from ballast.tiers import in_words
 from ballast.wire import formats_in_words
 
@@ -48,6 +49,7 @@ class Plan:
     critical: Mapping[str, float]  # seconds of the step, by the lane that it waits for
     tokens_per_second: float  # of all ranks
     assumed: Mapping[str, float]  # rates, in bytes a second, and the flops of a GPU
+    sequence: int = 0  # tokens that attend to each other; 0 where attention is not counted
     price: float | None = None  # of one GPU for an hour
     train_tokens: int | None = None  # of the whole training
     active_parameters: int | None = None  # those that a token passes through, in a mixture of experts
@@ -162,15 +164,21 @@ class Plan:
 
     def where(self) -> str:
         """Return the placement in a few words, such as "stage 3, state on the host"."""
-        return in_words(self.stage, self.placement, device="the GPU")
+        return in_words(self.stage, self.placement, device="the GPU" if self.rank_device == "GPU" else "the host")
+
+    @property
+    def rank_device(self) -> str:
+        """What a rank computes on: a "GPU", or a "CPU" whose rates were measured."""
+        return "CPU" if self.gpu == CPU else "GPU"
 
     def _head(self) -> list[str]:
-        active = f", {self.active_parameters / 1e9:.3g} billion active for each token," if self.active_parameters else ""
-        gpus = f"{self.ranks} x {self.gpu.upper()}"
+        active = f", {human_parameters(self.active_parameters)} active for each token," if self.active_parameters else ""
+        on_cpus = "1 CPU rank" if self.ranks == 1 else f"{self.ranks} CPU ranks"
+        gpus = on_cpus if self.rank_device == "CPU" else f"{self.ranks} x {self.gpu.upper()}"
         how = f"{self.where()}; {self.formats()}" + (f"; on the wire {formats_in_words(self.wire)}" if self.wire else "")
         how += f"; {self.replicas} copies of the parameters" if self.replicas > 1 else ""
         how += f"; hosts exchange parameters every {self.outer.every} steps" if self.outer else ""
-        return [f"{self.model}: {self.parameters / 1e9:.3g} billion parameters{active} on {gpus}", how]
+        return [f"{self.model}: {human_parameters(self.parameters)} parameters{active} on {gpus}", how]
 
     def _memory_lines(self) -> list[str]:
         lines = ["memory of one rank"]
@@ -186,12 +194,13 @@ class Plan:
         waits = ", ".join(f"{phase} {human_time(seconds)}" for phase, seconds in self.exposed.items())
         lane, share = max(self.critical.items(), key=lambda item: item[1])
         rates = ", ".join(f"{name} {value / 1e9:.4g}" for name, value in self.assumed.items() if name != "flops")
+        sequences = f", sequences of {self.sequence:,} tokens" if self.sequence else ""
         lines = [
             f"step      {human_time(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
             *self._cost_lines(),
             f"waiting   {waits}",
             f"critical  {lane}, {share / self.seconds:.0%} of the step",
-            f"assumed   {_in_tera(self.assumed['flops'])} Tflop/s per GPU; GB/s per rank:",
+            f"assumed   {_in_tera(self.assumed['flops'])} Tflop/s per {self.rank_device}{sequences}; GB/s per rank:",
             f"          {rates}",
         ]
         call = self.wrap_call() or "in C++: wrap() updates in the backward pass in stage 3 only"
@@ -202,7 +211,7 @@ class Plan:
     def _cost_lines(self) -> list[str]:
         lines = []
         if self.price is not None and self.cost_per_million_tokens is not None:
-            each = f"{human_amount(self.price)} an hour for each GPU"
+            each = f"{human_amount(self.price)} an hour for each {self.rank_device}"
             lines.append(f"cost      {human_amount(self.cost_per_million_tokens)} per million tokens, at {each}")
         if self.train_tokens is not None and self.training_seconds is not None:
             cost = "" if self.training_cost is None else f", which cost {human_amount(self.training_cost)}"

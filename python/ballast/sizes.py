@@ -70,6 +70,19 @@ def human_count(count: int) -> str:
     return f"{rounded / 1000**power:g}{THOUSANDS[power - 1] if power else ''}"
 
 
+def human_parameters(count: int) -> str:
+    """Format a number of parameters for messages.
+
+    >>> human_parameters(405_853_388_800), human_parameters(124_439_808), human_parameters(786_432)
+    ('406 billion', '124 million', '786,432')
+    """
+    for words, each in (("billion", 10**9), ("million", 10**6)):
+        if count >= each:
+            amount = count / each
+            return f"{amount:,.0f} {words}" if amount >= 100 else f"{amount:.3g} {words}"
+    return f"{count:,}"
+
+
 def human_amount(amount: float) -> str:
     """Format an amount of money for messages, with three digits at least.
 
@@ -85,9 +98,11 @@ def human_amount(amount: float) -> str:
 def human_time(seconds: float) -> str:
     """Format a time for messages.
 
-    >>> human_time(0.012), human_time(1.5), human_time(9000), human_time(1e7)
-    ('12 ms', '1.50 s', '2.5 hours', '115.7 days')
+    >>> human_time(0.00025), human_time(0.012), human_time(1.5), human_time(9000), human_time(1e7)
+    ('250 us', '12 ms', '1.50 s', '2.5 hours', '115.7 days')
     """
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 3600:

@@ -13,7 +13,7 @@ from ballast.errors import OutOfMemoryError
 from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
 from ballast.options import Options, TreatedActivations
 from ballast.plan_request import PlanRequest, fits, request_of
-from ballast.sizes import human_size
+from ballast.sizes import human_size, human_time
 from ballast.spelling import all_of
 
 FEWEST_TOKENS = 512
@@ -43,7 +43,7 @@ class Suggestion:
     seconds: float
 
     def in_words(self, *, as_flags: bool) -> str:
-        return f"{_in_words(self.changes, as_flags=as_flags)}: {self.seconds:.1f} s per step"
+        return f"{_in_words(self.changes, as_flags=as_flags)}: {human_time(self.seconds)} per step"
 
 
 def _in_words(changes: Sequence[Change], *, as_flags: bool) -> str:
@@ -104,7 +104,8 @@ def _smaller_activations(options: Options) -> Axis:
 def _smaller_micro_steps(options: Options) -> Axis:
     """List smaller micro-steps: at first more of them with the same tokens in all, then fewer tokens."""
     smaller = []
-    for tokens in reversed(_doubled(FEWEST_TOKENS, options.tokens // 2)):
+    counts = _doubled(FEWEST_TOKENS, options.tokens // 2)
+    for tokens in reversed([count for count in counts if count >= (options.sequence or 0)]):  # none cuts what the caller named
         parts = options.tokens // tokens
         if parts * tokens == options.tokens and parts <= MOST_PARTS:
             changes = {"tokens": tokens, "micro_steps": parts * options.micro_steps}
@@ -122,7 +123,8 @@ def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 def machines_for(options: Options) -> list[Axis]:
     """List larger machines: ranks, host memory or drives, doubled again and again."""
     ranks = _doubled(2 * options.ranks, 8 * options.ranks)
-    host = [] if options.is_on_cpu else [size for size in _doubled(64 << 30, 4 << 40) if size > (options.host_memory or 0)]
+    found = options.hardware.memory * options.ranks_of_machine if options.is_on_cpu else options.host_memory or 0
+    host = [size for size in _doubled(64 << 30, 4 << 40) if size > found]
     drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drives or 0)]
     axes = [
         [Change.of({"ranks": count}, ranks=count) for count in ranks],

@@ -6,6 +6,8 @@
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "python/bindings/by_name.h"
 #include "zero/plan/activation_traffic.h"
 #include "zero/plan/compiled_plan.h"

@@ -1,7 +1,7 @@
 """check_wheel.py WHEEL: it holds the package and nothing else, and works in an environment of its own, without a compiler.
 
-A wheel that `auditwheel repair` has made also holds the libraries that it needs apart from the C and C++ libraries. Then these
-are checked to be used, and not those of the system.
+A wheel that python/portable_wheel.py has made also holds the libraries that it needs apart from the C and C++ libraries. Then
+these are checked to be used, and not those of the system, and to get along with those.
 """
 
 import json
@@ -28,6 +28,16 @@ mapped = {line.split()[-1] for line in open("/proc/self/maps") if re.search(r"/l
 print(*mapped, sep="\\n")
 """
 
+# What MPI does with libibverbs, and torch with other libraries: all libraries see the symbols of the system's.
+WITH_THOSE_OF_SYSTEM = """
+import ctypes, sys
+for name in sys.argv[1:]:
+    try:
+        ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
+    except OSError:
+        pass  # this system does not have it
+"""
+
 
 def is_portable(wheel: Path) -> bool:
     return "manylinux" in wheel.name
@@ -42,6 +52,7 @@ def check_contents(wheel: Path) -> None:
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name and not name.endswith("/")]
     bundled = [name for name in names if name.startswith("ballast.libs/")]
     assert bool(bundled) == is_portable(wheel), names
+    assert not [name for name in bundled if "libnl" in name], bundled  # its end is that of the process, where there are two
     extensions = [name for name in names if EXTENSION.fullmatch(name)]
     assert len(extensions) == 1, names
     package = SOURCE / "ballast"
@@ -71,6 +82,8 @@ def check_use(wheel: Path, folder: Path) -> None:
     run(programs / "ballast", "plan", "llama-8b", "--ranks", "4", "--gpu", "h100")
     assert f"ballast {wheel.name.split('-')[1]}" in run(programs / "ballast", "--version")
     used = run(programs / "python", "-c", LIBRARIES).split()
+    of_system = [re.sub(r"-[0-9a-f]{8}(?=\.so)", "", Path(library).name) for library in used]
+    run(programs / "python", "-c", WITH_THOSE_OF_SYSTEM + LIBRARIES, *of_system)
     assert used and all(("/ballast.libs/" in library) == is_portable(wheel) for library in used), used
 
 

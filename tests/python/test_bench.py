@@ -95,7 +95,7 @@ def test_the_table_compares_with_ddp_and_marks_what_is_not_comparable():
     ddp = Row(DDP, False, tokens_per_second=100.0, memory_bytes=4 << 20, loss=8.0)
     busy = Row("Ballast stage 2", True, tokens_per_second=150.0, memory_bytes=1 << 20, loss=8.5, others=0.4, busy=True)
     lines = report(ddp, busy, Row("FSDP2", False, failure="rank 0 ended with 1: out of memory")).table().splitlines()
-    assert lines[0] == "GPT: 0.001 million parameters in fp32; 2 ranks on a CPU with 2 cores, 16 tokens each"
+    assert lines[0] == "GPT: 1,000 parameters in fp32; 2 ranks on a CPU with 2 cores, 16 tokens each"
     found = {line[2:17].strip(): line for line in lines[3:6]}
     assert found["Ballast stage 2"].split()[4:] == ["150", "1.50", "1", "MiB", "0.25", "8.500", "differs", "from", "DDP's"]
     assert found["Ballast stage 2"].startswith("*") and found[DDP].startswith(" ")
@@ -125,6 +125,26 @@ def test_what_the_caller_gives_comes_before_what_was_measured(tmp_path):
     assert any("other processes" in note for note in plan.notes)
     given = ballast.plan("gpt2", measured=path, rates={"read": "3GB/s"}, gpu="t4", flops="100T", efficiency=0.25)
     assert (given.gpu, given.assumed["read"], given.assumed["flops"]) == ("t4", 3e9, 2.5e13)
+
+
+def test_the_plan_of_a_measured_cpu_speaks_of_no_gpu(capsys, tmp_path):
+    path = tmp_path / "here.json"
+    path.write_text(json.dumps({"ballast_bench": 1, "measured": {**MEASURED, "device": "cpu", "memory": 10 << 30}}))
+    plan = ballast.plan("gpt2", measured=path, drives=0, ranks=2)
+    assert "GPU" not in plan.text() and plan.text().startswith("gpt2: 124 million parameters on 2 CPU ranks")
+    halves = {"state": {"device": 0.5, "nvme": 0.5}}
+    divided = ballast.plan("gpt2", measured=path, drives="1TiB", stage=2, offload=halves)
+    assert divided.fits and not divided.memory["host"]
+    assert divided.where() == "stage 2, state 50% on the host and 50% on drives"
+    larger = ballast.plan("gpt2", measured=path, drives=0, ranks=2, host_memory="64GiB")
+    assert (larger.budget["device"], larger.budget["host"]) == (32 << 30, 0)
+    words = ["plan", "llama-8b", "--ranks", "2", "--measured", str(path)]
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert "GPU" not in error and "  --host-memory 256GiB: " in error
+    page = tmp_path / "plan.html"
+    assert main([*words, "--host-memory", "256GiB", "--html", str(page)]) == 0
+    assert "GPU" not in capsys.readouterr().out + page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -157,6 +177,50 @@ def test_a_model_is_scaled_until_it_fits():
     assert changed.startswith("num_hidden_layers 2 of 32")
     with pytest.raises(ballast.UsageError, match="smaller model"):
         scaled("llama-8b", 1000)
+
+
+WIDTHS = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "vocab_size": 8192}
+WIDTHS |= {"num_attention_heads": 8, "num_key_value_heads": 8}
+OF_EXPERTS = {"n_routed_experts": 16, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 3, "moe_intermediate_size": 256}
+LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+QUANTIZED = {"quantization_config": {"quant_method": "mxfp4"}}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "reduced"),
+    [
+        ("Phi3ForCausalLM", {"pad_token_id": 8000, "eos_token_id": [8000, 8001]}, "vocab_size 4096 of 8192"),
+        ("MambaForCausalLM", {"num_attention_heads": None, "state_size": 8}, "hidden_size 128 of 512"),
+        ("GptOssForCausalLM", {"num_local_experts": 8, "head_dim": 16, **QUANTIZED}, "num_local_experts 2 of 8"),
+        ("DeepseekV3ForCausalLM", {**OF_EXPERTS, **LATENT}, "n_routed_experts 4 of 16"),
+    ],
+)
+def test_decoders_of_many_kinds_are_scaled(tmp_path, architecture, sizes, reduced):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: .ci/bootstrap venv frameworks")
+    from ballast.bench.models import model_of, scaled
+
+    kind = getattr(transformers, architecture).config_class.model_type
+    path = tmp_path / "config.json"
+    sizes = {**WIDTHS, "num_experts_per_tok": 2, **sizes, "model_type": kind, "architectures": [architecture]}
+    path.write_text(json.dumps({key: size for key, size in sizes.items() if size is not None}))
+    config, changed = scaled(str(path), 1_500_000)
+    assert reduced in changed
+    model = model_of(replace(TINY, config=config), torch.device("cpu"))
+    assert ("experts" in reduced) == any("experts" in name for name, _ in model.named_parameters())
+    assert model(torch.randint(config["vocab_size"], (1, 16))).isfinite()
+
+
+def test_what_is_no_decoder_of_tokens_is_not_trained(tmp_path):
+    from ballast.bench.models import scaled
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 100}))
+    with pytest.raises(ballast.UsageError, match="T5ForConditionalGeneration is no decoder of tokens alone") as raised:
+        scaled(str(path), 1000)
+    assert "ForCausalLM" in raised.value.needed
+    path.write_text(json.dumps({"h.0.weight": [4, 4]}))
+    with pytest.raises(ballast.UsageError, match="cannot train .*config.json\n"):
+        scaled(str(path), 1000)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,16 @@ def test_all_known_models_can_be_planned():
         assert ballast.plan(name, ranks=64, gpu="h200", host_memory="2TiB").fits
 
 
+def test_a_name_of_the_hub_is_refused_with_what_fetches_its_configuration():
+    with pytest.raises(ballast.UsageError, match="owner/model-8B.v1 does not exist") as refused:
+        ballast.plan("owner/model-8B.v1")
+    assert '"hf download owner/model-8B.v1 config.json"' in refused.value.remedy
+    for path in ("folder/model.json", "/owner/model", "./model/config.json"):
+        with pytest.raises(ballast.UsageError, match="does not exist") as refused:
+            ballast.plan(path)
+        assert "hf download" not in refused.value.remedy
+
+
 def test_an_unknown_name_is_refused_with_what_else_a_model_can_be():
     with pytest.raises(ballast.UsageError, match='B1001 there is no known model "llama-7b"') as refused:
         ballast.plan("llama-7b")

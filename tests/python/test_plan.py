@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import re
 
 import ballast
 import pytest
 import torch
+from ballast.commands import main
 from ballast.hardware import GPUS
 from ballast.plan_request import request_plan
 
@@ -60,6 +62,27 @@ def test_memory_is_to_the_byte(state_format, bytes_of_128):
     assert plan.memory["device"]["parameters"] == 2 * parameters
     assert plan.bytes_in("device") == sum(plan.memory["device"].values())
     assert not plan.memory["host"] and not plan.memory["nvme"]
+
+
+def test_sequences_are_as_long_as_the_caller_says_or_the_model_takes():
+    usual, longer = ballast.plan("gpt2", gpu="h100"), ballast.plan("gpt2", gpu="h100", sequence=4096)
+    assert (usual.sequence, longer.sequence) == (1024, 4096)
+    assert ballast.plan("gpt2", gpu="h100", sequence=1024).seconds == usual.seconds < longer.seconds
+    assert "sequences of 1,024 tokens" in usual.text()
+    assert not [note for note in usual.notes if "sequence" in note]
+    assert "the configuration names 1,024 tokens as the longest sequence" in longer.notes
+    cut = ballast.plan("gpt2", gpu="h100", sequence=1024, tokens=512)
+    assert cut.sequence == 512 and "a micro-step has 512 tokens: sequences of 1,024 are cut to that" in cut.notes
+    assert ballast.plan("llama-8b", gpu="h200").sequence == 4096
+    without = ballast.plan(SMALL, gpu="h100", sequence=1024)
+    assert without.sequence == 0 and "sequences" not in without.text()
+
+
+def test_times_below_a_millisecond_are_shown(capsys):
+    assert main(["plan", "gpt2", "--tokens", "64", "--gpu", "h200", "--host-memory", "0", "--drives", "0"]) == 0
+    shown = capsys.readouterr().out
+    step = re.search(r"^step +(\d+ [mu]s),", shown, re.MULTILINE)[1]
+    assert step != "0 ms" and f"{step}  " in shown.partition("time for memory")[2]
 
 
 CARD = {"ranks": 1, "gpu": "rtx4090"}

@@ -100,6 +100,14 @@ def test_a_pair_of_a_setting_and_a_machine_is_found(capsys):
     assert plan(capsys, [*asked.split(), *found]) == (0, "")
 
 
+def test_advice_keeps_the_sequences_that_the_caller_names(capsys):
+    asked = "llama-70b --ranks 1 --gpu rtx4090 --sequence 4096"
+    _, error = plan(capsys, asked.split())
+    (found,) = suggestions_in(error)
+    assert found[:2] == ["--tokens", "4096"]
+    assert plan(capsys, [*asked.split(), *found]) == (0, "")
+
+
 def test_tiers_that_the_caller_has_not_named_are_mentioned(capsys):
     _, error = plan(capsys, "llama-70b --ranks 8 --gpu a100".split())
     assert "--host-memory and --drives were not given: 0 assumed." in error

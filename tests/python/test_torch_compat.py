@@ -3,11 +3,20 @@
 import gc
 import weakref
 
+import ballast
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from ballast import _torch_compat as compat  # noqa: E402 (needs torch)
+
+
+def test_an_older_torch_is_refused():
+    for version in ("2.9.0", "2.10.1+cpu", "3.0.0a0+git123"):
+        compat.require_supported(version)
+    with pytest.raises(ballast.UsageError, match="B1001 cannot train with torch 2.6.0\\+debian") as raised:
+        compat.require_supported("2.6.0+debian")
+    assert raised.value.needed == "torch 2.9 or newer"
 
 
 @pytest.fixture

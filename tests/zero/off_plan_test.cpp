@@ -1,5 +1,6 @@
 // Tests of off-plan steps: they give the bits of programs that were compiled for the same uses.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <catch2/catch.hpp>
 
 #include "tests/sanitizer.h"

@@ -58,7 +58,7 @@ std::unique_ptr<gloo::Context> gloo_context(std::size_t rank, std::vector<Descri
                                             std::chrono::milliseconds timeout) {
   const auto own = static_cast<int>(rank);
   const auto size = static_cast<int>(links.size());
-  const auto device = std::make_shared<tcp::Device>(tcp::CreateDeviceAttr(tcp::attr(loopback)));
+  const auto device = std::static_pointer_cast<tcp::Device>(tcp::CreateDevice(tcp::attr(loopback)));
   const auto context = std::make_shared<LinkContext>(device, own, size);
   context->setTimeout(timeout);
   for (int peer = 0; peer < size; ++peer) {

@@ -1,6 +1,7 @@
 #include "zero/engine/corruption_check.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

@@ -13,9 +13,11 @@ from torch.nn import functional
 from ballast.bench.cases import Workload
 from ballast.checks import refuse
 from ballast.models import describe
+from ballast.models.config import without_quantization
 from ballast.models.files import is_config, read_model
 from ballast.models.known import KNOWN
-from ballast.models.transformers_class import built
+from ballast.models.transformers_class import built, usual_class
+from ballast.sizes import human_parameters
 
 VOCABULARY = 4096
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
@@ -23,8 +25,11 @@ SIZES = {
     "width": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "heads": ("num_attention_heads", "n_head"),
     "keys": ("num_key_value_heads",),
-    "experts": ("num_local_experts", "num_experts"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
 }
+DENSE = "first_k_dense_replace"  # layers without experts, in front of those with them
+NARROWEST = 64  # width of a model without heads
+DECODERS = ("ForCausalLM", "LMHeadModel")
 INNER = ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim")
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -106,43 +111,62 @@ def flops_of_token(of: Workload, model: nn.Module) -> float:
 def scaled(location: str, most: int) -> tuple[Mapping[str, Any], str]:
     """Return a configuration with at most this many parameters, and what was reduced. First there are fewer layers, then fewer
     words, then half of each width again and again."""
-    given = KNOWN[location] if location in KNOWN else read_model(location)
-    if not is_config(given) or not isinstance(given.get("vocab_size"), int):
-        refuse(f"cannot train {location}", needed="the configuration of a language model, with a vocab_size")
+    given = without_quantization(KNOWN[location] if location in KNOWN else read_model(location))
+    _require_decoder(given, location)
     config = dict(given)
     smaller = [_fewer_layers(config), {"vocab_size": min(config["vocab_size"], VOCABULARY)}]
     while describe(config).parameters > most:
         changes = smaller.pop(0) if smaller else _half(config)
         if not changes:
-            refuse(f"cannot scale {location} to {most / 1e6:.0f} million parameters", needed="a smaller model")
+            refuse(f"cannot scale {location} to {human_parameters(most)} parameters", needed="a smaller model")
         config |= changes
-    last = config["vocab_size"] - 1
-    config |= {key: min(value, last) for key, value in config.items() if key.endswith("_token_id") and isinstance(value, int)}
-    sizes = [*LAYERS, *chain(*SIZES.values()), *INNER, "vocab_size"]
+        config |= _known_tokens(config)
+    sizes = [*LAYERS, *chain(*SIZES.values()), *INNER, DENSE, "vocab_size"]
     changed = [key for key in sizes if key in config and config[key] != given[key]]
     return config, ", ".join(f"{key} {config[key]} of {given[key]}" for key in changed)
+
+
+def _require_decoder(config: Mapping[str, Any], location: str) -> None:
+    """Refuse what is not trained on tokens alone: models of several parts, and those of images or sound."""
+    kinds = (config.get("architectures") or usual_class(str(config.get("model_type")))) if is_config(config) else []
+    if not kinds or not str(kinds[0]).endswith(DECODERS) or not isinstance(config.get("vocab_size"), int):
+        refuse(
+            f"cannot train {location}" + (f": {kinds[0]} is no decoder of tokens alone" if kinds else ""),
+            needed=f"the configuration of a language model, with a vocab_size, and of a class that ends with {DECODERS[0]}",
+        )
+
+
+def _known_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the special tokens, those that the vocabulary lacks replaced by its last one."""
+    last = config["vocab_size"] - 1
+    special = {key: value for key, value in config.items() if key.endswith("_token_id")}
+    numbers = {key: min(value, last) for key, value in special.items() if isinstance(value, int)}
+    return numbers | {key: [min(each, last) for each in value] for key, value in special.items() if isinstance(value, list)}
 
 
 def _fewer_layers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return two layers, and their part of the lists that have an entry for each layer."""
     count = next((config[key] for key in LAYERS if isinstance(config.get(key), int)), 0)
     lists = {key: value[:2] for key, value in config.items() if isinstance(value, list) and len(value) == count > 2}
-    return lists | {key: min(2, config[key]) for key in LAYERS if isinstance(config.get(key), int)}
+    dense = {DENSE: min(1, config[DENSE])} if isinstance(config.get(DENSE), int) else {}
+    return lists | dense | {key: min(2, config[key]) for key in LAYERS if isinstance(config.get(key), int)}
 
 
 def _half(config: Mapping[str, Any]) -> dict[str, int]:
     """Return half of each width, and nothing where the model has one head left. Heads keep their size, groups of them share
-    keys, and there are experts enough for each token."""
+    keys, and there are experts enough for each token, and two in each group. A state space model has no heads."""
     names = {key: next((name for name in known if isinstance(config.get(name), int)), "") for key, known in SIZES.items()}
-    if not (names["width"] and names["heads"]) or config[names["heads"]] < 2:
+    width = config.get(names["width"], 0)
+    heads = config[names["heads"]] if names["heads"] else width // NARROWEST
+    if heads < 2:
         return {}
-    heads, width = config[names["heads"]], config[names["width"]]
     half = heads // 2
-    changes = {names["heads"]: half, names["width"]: width // heads * half}
+    changes = {names["width"]: width // heads * half} | ({names["heads"]: half} if names["heads"] else {})
     changes |= {name: max(8, config[name] // 2) for name in INNER if isinstance(config.get(name), int)}
     if names["keys"]:
         most = max(1, config[names["keys"]] // 2)
         changes[names["keys"]] = next(count for count in range(most, 0, -1) if half % count == 0)
     if names["experts"]:
-        changes[names["experts"]] = max(config.get("num_experts_per_tok") or 1, config[names["experts"]] // 2)
+        fewest = max(config.get("num_experts_per_tok") or 1, 2 * (config.get("n_group") or 0))
+        changes[names["experts"]] = max(fewest, config[names["experts"]] // 2)
     return changes

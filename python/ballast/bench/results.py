@@ -12,7 +12,7 @@ from ballast import _core
 from ballast.bench.cases import ALONE, DDP, Case
 from ballast.bench.launch import Run, Setting
 from ballast.measured import VERSION
-from ballast.sizes import human_size
+from ballast.sizes import human_parameters, human_size
 
 TOLERANCES = {"bf16": 0.1, "fp32": 0.02}  # of the loss of one step; systems sum and round in other orders
 LANES = {"upload": ("upload",), "download": ("download",), "device_memory": ("update",)}
@@ -60,7 +60,7 @@ class Report:
         of = self.setting.workload
         ranks = f"{self.setting.ranks} {'rank' if self.setting.ranks == 1 else 'ranks'}"
         where = f"{ranks} on a CPU with {self.cores} cores" if self.device == "cpu" else f"{ranks} on {self.device}"
-        return f"{self.model}: {self.parameters / 1e6:.3g} million parameters in {of.dtype}; {where}, {of.tokens} tokens each"
+        return f"{self.model}: {human_parameters(self.parameters)} parameters in {of.dtype}; {where}, {of.tokens} tokens each"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures for JSON; `ballast.measured` reads them."""

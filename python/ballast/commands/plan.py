@@ -19,7 +19,7 @@ from ballast.reports.front import draw_front
 from ballast.reports.output import output_path, write
 from ballast.reports.page import page
 from ballast.result import Plan, differences
-from ballast.sizes import human_amount, human_size
+from ballast.sizes import human_amount, human_size, human_time
 
 EXAMPLE = """\
 examples:
@@ -62,7 +62,7 @@ COUNTS = {
     "ranks": "number of GPUs in all; default: 1",
     "gpus-per-machine": "default: 8",
     "tokens": "tokens of one GPU in one micro-step; default: 8192",
-    "sequence": "tokens that attend to each other; default: 4096",
+    "sequence": "tokens that attend to each other; default: 4096, or the most that the model or a micro-step has",
     "micro-steps": "backward passes of one step; default: 1",
 }
 
@@ -152,10 +152,10 @@ def table(plans: list[Plan], plan: Plan) -> str:
     """Return a table of memory and time, with one plan on each line."""
     lines = ["time for memory (fastest first; * is the plan above)"]
     cost = f"  {'cost/Mtok':>9}" if plan.price is not None else ""
-    lines.append(f"  {'GPU':>10}  {'host':>10}  {'drives':>10}  {'step':>9}  {'tokens/s':>11}{cost}  placement")
+    lines.append(f"  {plan.rank_device:>10}  {'host':>10}  {'drives':>10}  {'step':>9}  {'tokens/s':>11}{cost}  placement")
     for each, how in zip(plans, differences(plans), strict=True):
         sizes = "  ".join(f"{human_size(each.bytes_in(tier)) if each.bytes_in(tier) else '-':>10}" for tier in each.memory)
         mark = "*" if each is plan else " "
         cost = f"  {human_amount(each.cost_per_million_tokens):>9}" if each.cost_per_million_tokens is not None else ""
-        lines.append(f"{mark} {sizes}  {each.seconds:>7.2f} s  {each.tokens_per_second:>11,.0f}{cost}  {how}")
+        lines.append(f"{mark} {sizes}  {human_time(each.seconds):>9}  {each.tokens_per_second:>11,.0f}{cost}  {how}")
     return "\n".join(lines)

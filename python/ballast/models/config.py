@@ -9,7 +9,15 @@ from typing import Any
 from ballast import _core
 from ballast.checks import refuse
 from ballast.models.arithmetic import EXACT, Shapes, is_exact
-from ballast.models.description import Activations, Attention, Description, dtype_named, matrix_flops, possible
+from ballast.models.description import (
+    Activations,
+    Attention,
+    Description,
+    dtype_named,
+    longest_sequence,
+    matrix_flops,
+    possible,
+)
 from ballast.models.transformers_class import from_transformers
 
 
@@ -22,7 +30,7 @@ def from_config(config: Mapping[str, Any], *, name: str = "model", dtype: str | 
     ...             name="small").unit_names
     ['embedding', 'layers.0', 'layers.1', 'norm', 'head']
     """
-    config = _without_quantization(config) if dtype else config
+    config = without_quantization(config) if dtype else config
     _check(config)
     dtype = dtype or str(config.get("torch_dtype") or config.get("dtype") or "bf16")
     if is_exact(config):
@@ -47,7 +55,7 @@ def _check(config: Mapping[str, Any]) -> None:
             )
 
 
-def _without_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Leave out how published weights are quantized: the caller names the format in which they are trained."""
     return {
         key: {k: v for k, v in part.items() if k != "quantization_config"} if isinstance(part, Mapping) else part
@@ -83,5 +91,6 @@ def _by_arithmetic(config: Mapping[str, Any], *, name: str, dtype: str) -> Descr
         flops=[0.0, *[block_flops] * shape.layers, 0.0, matrix_flops(head)],
         attention=[none, *[attention] * shape.layers, none, none],
         activations=Activations(shape.layers, shape.hidden, shape.vocabulary),
+        longest=longest_sequence(config),
         notes=() if config.get("architectures") else (assumed,),
     )

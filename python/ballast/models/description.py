@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ballast import _core
 from ballast.checks import one_of, refuse
 
+# Names of the longest sequence in configurations. Those of an encoder and of a decoder differ.
+POSITIONS = ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions")
 MOST_ELEMENTS = 1 << 40  # of a tensor
 
 
@@ -72,6 +74,7 @@ class Description:
     flops: Sequence[float]  # of one token's forward pass by unit, without attention between tokens
     attention: Sequence[Attention] = field(default=())  # by unit
     activations: Activations | None = None
+    longest: int | None = None  # sequence that the model takes, in tokens, where its configuration says so
     inactive: int = 0  # parameters of experts that a token does not pass through
     notes: Sequence[str] = ()  # what the description assumes or leaves out
 
@@ -83,6 +86,11 @@ class Description:
     def parameters(self) -> int:
         return sum(tensor.elements for unit in self.model.units for tensor in unit.tensors)
 
+    @property
+    def attends(self) -> bool:
+        """Whether attention between tokens is counted."""
+        return any(each.flops for each in self.attention)
+
     def flops_of_token(self, sequence: int) -> float:
         """Return the flops of a token's forward pass, with its attention in a sequence of this length."""
         return sum(self.flops) + sum(each.of(sequence) for each in self.attention)
@@ -91,6 +99,20 @@ class Description:
     def active_parameters(self) -> int:
         """The parameters that a token passes through."""
         return self.parameters - self.inactive
+
+
+def longest_sequence(sizes: Mapping[str, object]) -> int | None:
+    """Return the longest sequence that a model with these sizes takes, in tokens. Those of an image are its patches, and one
+    for the class.
+
+    >>> longest_sequence({"n_positions": 1024}), longest_sequence({"image_size": 224, "patch_size": 16}), longest_sequence({})
+    (1024, 197, None)
+    """
+    found = [size for name in POSITIONS if isinstance(size := sizes.get(name), int) and size > 0]
+    image, patch = sizes.get("image_size"), sizes.get("patch_size")
+    if not found and isinstance(image, int) and isinstance(patch, int) and 0 < patch <= image:
+        found = [(image // patch) ** 2 + 1]
+    return max(found, default=None)
 
 
 def dtype_named(name: str) -> _core.DType:

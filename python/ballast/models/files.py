@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ballast.checks import one_of, refuse
 from ballast.models.known import KNOWN
 
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(?<!\.json)")  # owner/model
 FORMS = "a configuration with a model_type, shapes by name, or several of either by name"
 
 
@@ -21,7 +23,8 @@ def read_model(location: str) -> Mapping[str, Any]:
     if not path.exists():
         if "/" not in location and ".json" not in location:
             one_of("known model", location, KNOWN, or_else="the path of a model's config.json")
-        refuse(f"{path} does not exist", needed=f"a config.json, its folder, or one of {', '.join(KNOWN)}")
+        needed = f"a config.json, its folder, or one of {', '.join(KNOWN)}"
+        refuse(f"{path} does not exist", needed=needed, remedy=_of_hub(location) if HUB_NAME.fullmatch(location) else "")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:
@@ -29,6 +32,10 @@ def read_model(location: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         refuse(f"{path} has no model: it is no JSON object", needed=FORMS)
     return _named(found, name, path)
+
+
+def _of_hub(name: str) -> str:
+    return f'For a model of the Hugging Face Hub, "hf download {name} config.json" prints the path of its configuration.'
 
 
 def is_config(found: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ballast.checks import refuse
-from ballast.models.description import Description
+from ballast.models.description import Description, longest_sequence
 from ballast.models.modules import from_module, parts_of
 from ballast.models.transformers_sizes import activations_of, attention_of, notes_of
 
@@ -59,6 +59,7 @@ def from_model(module: Any, *, dtype: str | None = None) -> Description:
         from_module(module, dtype=dtype),
         attention=known if is_known else (),
         activations=activations_of(module.config),
+        longest=longest_sequence(module.config.get_text_config().to_dict()),
         notes=notes_of(module, attention_is_known=is_known),
     )
 
@@ -114,7 +115,7 @@ def _is_written_flat(config: Config, settings: Any, part: str) -> bool:
 def _class_of(config: Config, settings: Any) -> Any:
     import transformers
 
-    architectures = config.get("architectures") or _usual_class(config["model_type"])
+    architectures = config.get("architectures") or usual_class(config["model_type"])
     if len(architectures) != 1:
         _refuse(
             config,
@@ -140,7 +141,7 @@ def _classes_for(kind: str) -> list[str]:
     return sorted({name for names in named for name in ([names] if isinstance(names, str) else names)})
 
 
-def _usual_class(kind: str) -> list[str]:
+def usual_class(kind: str) -> list[str]:
     """Return the class that transformers trains for this model_type, from the most specific task to the most general."""
     from transformers.models.auto import modeling_auto
 

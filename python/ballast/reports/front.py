@@ -37,7 +37,7 @@ def draw_front(searched: Sequence[Plan], front: Sequence[Plan], chosen: Plan, *,
     limit = chosen.budget["device"] / GIB
     shown = [plan for plan in searched if _memory(plan) <= BEYOND * limit]
     chart = _chart([*shown, *front], chosen, limit, titled=titled)
-    _draw_axes(chart)
+    _draw_axes(chart, chosen.rank_device)
     _draw_limit(chart, limit)
     for plan in sorted(shown, key=lambda plan: plan.fits):
         chart.dot(plan, 4, "searched" if plan.fits else "searched-line", in_words(plan))
@@ -73,7 +73,7 @@ def in_words(plan: Plan) -> str:
 
 def _speed(plan: Plan) -> str:
     cost = plan.cost_per_million_tokens
-    words = f"{human_size(plan.bytes_in('device'))} of a GPU, {plan.tokens_per_second:,.0f} tokens/s"
+    words = f"{human_size(plan.bytes_in('device'))} of a {plan.rank_device}, {plan.tokens_per_second:,.0f} tokens/s"
     return f"{words}, {human_amount(cost)} per million tokens" if cost is not None else words
 
 
@@ -91,11 +91,11 @@ def _end_of_memory(plans: Sequence[Plan], limit: float) -> float:
     return 1.15 * most if most < FAR_BELOW * limit else 1.04 * max(most, limit)
 
 
-def _draw_axes(chart: Chart) -> None:
+def _draw_axes(chart: Chart, device: str) -> None:
     drawing, across, up = chart.drawing, chart.across, chart.up
     draw_scales(drawing, across, up)
     drawing.text(across.begin - 68, up.end - 10, "tokens/s, all ranks", "ink")
-    drawing.text(across.begin, up.begin + 46, "memory of a GPU, GiB", "ink")
+    drawing.text(across.begin, up.begin + 46, f"memory of a {device}, GiB", "ink")
 
 
 def _draw_limit(chart: Chart, limit: float) -> None:

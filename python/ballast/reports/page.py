@@ -41,7 +41,7 @@ def _figures(plan: Plan) -> str:
     figures = {
         "step": human_time(plan.seconds),
         "tokens/s, all ranks": f"{plan.tokens_per_second:,.0f}",
-        "memory of a GPU": f"{human_size(plan.bytes_in('device'))} of {human_size(plan.budget['device'])}",
+        f"memory of a {plan.rank_device}": f"{human_size(plan.bytes_in('device'))} of {human_size(plan.budget['device'])}",
     }
     if plan.cost_per_million_tokens is not None:
         figures["cost per million tokens"] = human_amount(plan.cost_per_million_tokens)
@@ -53,7 +53,7 @@ def _figures(plan: Plan) -> str:
 
 
 def _table(front: Sequence[Plan], chosen: Plan) -> str:
-    heads = ["GPU", "host", "drives", "step", "tokens/s"]
+    heads = [chosen.rank_device, "host", "drives", "step", "tokens/s"]
     heads += ["cost per million tokens"] if chosen.price is not None else []
     lines = []
     for plan, how in zip(front, differences(front), strict=True):
