@@ -1,7 +1,10 @@
-// The functions of cuBLAS that the kernels call. Only sources of the CUDA backend may include this header.
+// The functions of cuBLAS that the kernels call. It is loaded when it is first needed, so that the library works without it, and
+// starts without waiting for it. Only sources of the CUDA backend may include this header.
 #pragma once
 
 #include <cublas_v2.h>
+
+#include <string>
 
 namespace ballast::kernels {
 
@@ -18,6 +21,9 @@ struct Cublas {
                              const void*, void*, cudaDataType, int, long long, int, cublasComputeType_t,
                              cublasGemmAlgo_t);
 };
+
+// Returns the functions of a shared library, which stays loaded. Throws B2103 if it cannot be loaded or lacks one of them.
+Cublas load_cublas(const std::string& file);
 
 // Loads the library at the first call, or finds the one that the process has loaded. Throws B2103 if there is none.
 const Cublas& cublas();

@@ -1,4 +1,3 @@
-// cuBLAS is loaded when it is first needed, so that the library works without it, and starts without waiting for it.
 #include <ballast/error.h>
 
 #include <dlfcn.h>
@@ -13,40 +12,40 @@
 namespace ballast::kernels {
 namespace {
 
-const std::string library_name = fmt::format("libcublas.so.{}", CUBLAS_VER_MAJOR);
-
-[[noreturn]] void refuse(std::string_view reason) {
-  fail(Code::no_cublas, {.what = fmt::format("cannot multiply matrices on a GPU: {} cannot be loaded", library_name),
+[[noreturn]] void refuse(const std::string& file, std::string_view reason) {
+  fail(Code::no_cublas, {.what = fmt::format("cannot multiply matrices on a GPU: {} cannot be loaded", file),
                          .available = std::string(reason)});
 }
 
-template <class Function>
-void find(void* library, const char* symbol, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, symbol));
-  if (function == nullptr) refuse(fmt::format("it has no {}", symbol));
-}
-
-Cublas load() {
-  void* const library = dlopen(library_name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* const reason = dlerror();
-    refuse(reason == nullptr ? "an unknown reason" : reason);
+class Library {
+ public:
+  explicit Library(const std::string& file) : file_(file), handle_(::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    if (handle_ == nullptr) refuse(file_, ::dlerror());
   }
-  Cublas loaded{};
-  find(library, BALLAST_SYMBOL(cublasCreate), loaded.create);
-  find(library, BALLAST_SYMBOL(cublasDestroy), loaded.destroy);
-  find(library, BALLAST_SYMBOL(cublasSetStream), loaded.set_stream);
-  find(library, BALLAST_SYMBOL(cublasSetWorkspace), loaded.set_workspace);
-  find(library, BALLAST_SYMBOL(cublasSetMathMode), loaded.set_math_mode);
-  find(library, BALLAST_SYMBOL(cublasGetStatusString), loaded.status_string);
-  find(library, BALLAST_SYMBOL(cublasGemmStridedBatchedEx), loaded.multiply);
-  return loaded;
-}
+
+  template <class Function>
+  void find(const char* symbol, Function& function) const {
+    function = reinterpret_cast<Function>(::dlsym(handle_, symbol));
+    if (function == nullptr) refuse(file_, fmt::format("it has no {}", symbol));
+  }
+
+ private:
+  const std::string& file_;
+  void* handle_;
+};
 
 }  // namespace
 
-const Cublas& cublas() {
-  static const Cublas loaded = load();
+Cublas load_cublas(const std::string& file) {
+  const Library library(file);
+  Cublas loaded{};
+  library.find(BALLAST_SYMBOL(cublasCreate), loaded.create);
+  library.find(BALLAST_SYMBOL(cublasDestroy), loaded.destroy);
+  library.find(BALLAST_SYMBOL(cublasSetStream), loaded.set_stream);
+  library.find(BALLAST_SYMBOL(cublasSetWorkspace), loaded.set_workspace);
+  library.find(BALLAST_SYMBOL(cublasSetMathMode), loaded.set_math_mode);
+  library.find(BALLAST_SYMBOL(cublasGetStatusString), loaded.status_string);
+  library.find(BALLAST_SYMBOL(cublasGemmStridedBatchedEx), loaded.multiply);
   return loaded;
 }
 

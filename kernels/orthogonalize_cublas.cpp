@@ -54,7 +54,7 @@ class CudaMatrixWork : public MatrixWork {
                             &alpha, right.data, CUDA_R_16BF, stride(right), step(inner, columns), left.data,
                             CUDA_R_16BF, stride(left), step(rows, inner), &beta, to, CUDA_R_16BF, whole(columns),
                             step(rows, columns), whole(count), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-          "a product of matrices");
+          "a product of matrices by cuBLAS");
   }
 
  private:
@@ -69,7 +69,7 @@ class CudaOrthogonalizer : public Orthogonalizer {
     check(cublas().create(&handle_), "starting cuBLAS");
   }
   ~CudaOrthogonalizer() override {
-    const CurrentGpu current(cuda_.gpu);
+    const CurrentGpu current(cuda_.gpu, std::nothrow);
     cublas().destroy(handle_);
   }
   CudaOrthogonalizer(const CudaOrthogonalizer&) = delete;
@@ -84,7 +84,8 @@ class CudaOrthogonalizer : public Orthogonalizer {
     check(cublas().set_stream(handle_, cuda_.stream), "giving cuBLAS a stream");  // takes its workspace away
     check(cublas().set_workspace(handle_, memory.rest, cublas_workspace_bytes), "giving cuBLAS a workspace");
     // Else parts of a sum may be added up in bf16.
-    check(cublas().set_math_mode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION), "asking for sums in fp32");
+    check(cublas().set_math_mode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION),
+          "asking cuBLAS for sums in fp32");
     CudaMatrixWork work(cuda_, handle_);
     newton_schulz(matrices, shape, how, memory, work);
   }

@@ -31,18 +31,26 @@ long long step(std::size_t elements) { return static_cast<long long>(elements); 
 }  // namespace
 
 struct CublasMultiplier::Handle {
-  int gpu = 0;
+  explicit Handle(int of) : gpu(of) {}
+  ~Handle() {
+    const CurrentGpu current(gpu, std::nothrow);
+    if (cublas != nullptr) cublasDestroy(cublas);
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  const int gpu;
   cublasHandle_t cublas = nullptr;
 };
 
-CublasMultiplier::CublasMultiplier(StreamHandle stream, int gpu) : handle_(new Handle{gpu}) {
+CublasMultiplier::CublasMultiplier(StreamHandle stream, int gpu) : handle_(std::make_unique<Handle>(gpu)) {
   device::require_gpu(gpu);
   const CurrentGpu current(gpu);
   check(cublasCreate(&handle_->cublas), "starting cuBLAS");
   check(cublasSetStream(handle_->cublas, stream), "giving cuBLAS a stream");
 }
 
-CublasMultiplier::~CublasMultiplier() { cublasDestroy(handle_->cublas); }
+CublasMultiplier::~CublasMultiplier() = default;
 
 std::string CublasMultiplier::library() const {
   int version = 0;
@@ -60,7 +68,7 @@ void CublasMultiplier::operator()(const Product& product, const Steps& steps) co
                                    a.data(), type_of(a.dtype()), whole(a.stride), step(steps.a), &begin, to.data(),
                                    type_of(to.dtype()), whole(to.stride), step(steps.to), whole(steps.count),
                                    CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-        "a product of matrices");
+        "a product of matrices by cuBLAS");
 }
 
 }  // namespace ballast::gpt

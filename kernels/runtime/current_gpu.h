@@ -1,6 +1,8 @@
 // The current GPU of the calling thread, for direct calls of CUDA and its libraries. Only in builds with CUDA.
 #pragma once
 
+#include <new>
+
 namespace ballast {
 
 // Selects a GPU while the object lives, and restores the previous one if this process uses it. CUDA makes a context when
@@ -8,11 +10,14 @@ namespace ballast {
 class CurrentGpu {
  public:
   explicit CurrentGpu(int gpu);
+  CurrentGpu(int gpu, std::nothrow_t) noexcept;  // for destructors: a GPU that has failed is not selected
   ~CurrentGpu();
   CurrentGpu(const CurrentGpu&) = delete;
   CurrentGpu& operator=(const CurrentGpu&) = delete;
 
  private:
+  void select(int gpu);
+
   int former_ = 0;
   bool restores_ = false;
 };

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <optional>
 #include <utility>
 
 #include "kernels/runtime/cuda_check.h"
@@ -37,11 +36,20 @@ bool has_context(int gpu) {
 
 }  // namespace
 
-CurrentGpu::CurrentGpu(int gpu) {
+void CurrentGpu::select(int gpu) {
   check_cuda(cudaGetDevice(&former_), "reading the current GPU");
   if (former_ == gpu) return;
   restores_ = has_context(former_);
   check_cuda(cudaSetDevice(gpu), "choosing a GPU");
+}
+
+CurrentGpu::CurrentGpu(int gpu) { select(gpu); }
+
+CurrentGpu::CurrentGpu(int gpu, std::nothrow_t) noexcept {
+  try {
+    select(gpu);
+  } catch (const Error&) {
+  }
 }
 
 CurrentGpu::~CurrentGpu() {
@@ -153,11 +161,7 @@ std::string pin(std::byte* memory, std::size_t bytes, int gpu) {
 }
 
 void unpin(std::byte* memory, int gpu) noexcept {
-  std::optional<CurrentGpu> current;
-  try {
-    current.emplace(gpu);
-  } catch (const Error&) {  // the GPU failed: nothing is being copied any more
-  }
+  const CurrentGpu current(gpu, std::nothrow);
   ignore(cudaDeviceSynchronize());  // else a pending copy would write to freed memory
   ignore(cudaHostUnregister(memory));
 }

@@ -14,10 +14,11 @@
 namespace emulated {
 namespace {
 
-std::mutex mutex;  // guards the next four variables
+std::mutex mutex;  // guards the next five variables
 Counts counted;
 std::map<std::thread::id, Counts> counted_by;
 std::size_t calls_until_fault = 0;  // 0: none
+std::string faulty_call;            // whose calls are counted; empty: all
 cudaError_t fault = cudaSuccess;
 
 std::atomic<std::size_t> calls_made = 0;
@@ -33,7 +34,8 @@ cudaError_t counted_call(const char* name) {
   const std::lock_guard lock(mutex);
   ++counted[name];
   ++counted_by[std::this_thread::get_id()][name];
-  if (calls_until_fault == 0 || --calls_until_fault > 0) return cudaSuccess;
+  if (calls_until_fault == 0 || (!faulty_call.empty() && faulty_call != name)) return cudaSuccess;
+  if (--calls_until_fault > 0) return cudaSuccess;
   if (ends_context(fault)) fatal = fault;
   return fault;
 }
@@ -77,9 +79,12 @@ void reset_counts() {
   counted_by.clear();
 }
 
-void fail_call(std::size_t number, cudaError_t error) {
+void fail_call(std::size_t number, cudaError_t error) { fail_call_of("", number, error); }
+
+void fail_call_of(const std::string& name, std::size_t number, cudaError_t error) {
   const std::lock_guard lock(mutex);
   calls_until_fault = number;
+  faulty_call = name;
   fault = error;
   calls_made = 0;
 }

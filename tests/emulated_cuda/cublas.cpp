@@ -1,10 +1,12 @@
 // The emulated cuBLAS: products of matrices, on the stream's thread.
+#include <atomic>
 #include <bit>
 #include <cstdint>
 
 #include "tests/emulated_cuda/calls.h"
 #include "tests/emulated_cuda/devices.h"
 #include "tests/emulated_cuda/include/cublas_v2.h"
+#include "tests/emulated_cuda/live.h"
 #include "tests/emulated_cuda/memory_access.h"
 
 struct cublasContext {
@@ -13,6 +15,8 @@ struct cublasContext {
 };
 
 namespace {
+
+std::atomic<std::size_t> handles = 0;
 
 struct Matrix {  // by columns
   void* data;
@@ -71,15 +75,20 @@ cublasStatus_t begin(const char* name, emulated::Context context) {
 
 }  // namespace
 
+std::size_t emulated::live_cublas_handles() { return handles; }
+
 cublasStatus_t cublasCreate(cublasHandle_t* handle) {
   const cublasStatus_t status = begin("cublasCreate", emulated::Context::on_current);
-  if (status == CUBLAS_STATUS_SUCCESS) *handle = new cublasContext{.gpu = emulated::current_gpu()};
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  *handle = new cublasContext{.gpu = emulated::current_gpu()};
+  ++handles;
   return status;
 }
 
 cublasStatus_t cublasDestroy(cublasHandle_t handle) {
   const cublasStatus_t status = begin("cublasDestroy", emulated::Context::on_current);
   delete handle;
+  --handles;
   return status;
 }
 

@@ -1,4 +1,4 @@
-// The emulated cuBLAS in place of the one that kernels/cublas_library.cpp loads.
+// The emulated cuBLAS as Ballast's.
 #include "kernels/cublas.h"
 
 namespace ballast::kernels {

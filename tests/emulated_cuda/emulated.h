@@ -28,6 +28,7 @@ struct Live {
   std::size_t events = 0;
   std::size_t pinned_ranges = 0;
   std::size_t communicators = 0;
+  std::size_t cublas_handles = 0;
   std::size_t profiler_ranges = 0;
   friend bool operator==(const Live&, const Live&) = default;
 };
@@ -47,6 +48,7 @@ void count(const char* name);  // something that a library does, which is no cal
 // Lets the call with this number fail, counted from now on, and all later ones if the error is of the kind that ends a
 // context. Errors of NCCL's calls are ncclSystemError.
 void fail_call(std::size_t number, cudaError_t error);
+void fail_call_of(const std::string& name, std::size_t number, cudaError_t error);  // counts calls of this name only
 void fail_no_call();
 std::size_t calls_since_fault_was_set();
 

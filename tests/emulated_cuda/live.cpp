@@ -23,6 +23,7 @@ Live live() {
           .events = live_events(),
           .pinned_ranges = live_pinned_ranges(),
           .communicators = live_communicators(),
+          .cublas_handles = live_cublas_handles(),
           .profiler_ranges = live_profiler_ranges()};
 }
 

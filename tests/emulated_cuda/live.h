@@ -7,6 +7,7 @@ namespace emulated {
 
 std::size_t live_events();
 std::size_t live_communicators();
+std::size_t live_cublas_handles();
 std::size_t live_profiler_ranges();
 
 }  // namespace emulated

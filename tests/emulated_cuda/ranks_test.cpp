@@ -25,13 +25,34 @@ void train_as_process(Setup setup, Communicator& world, const Outcome& expected)
   expect(emulated::gpus_with_context() == std::vector<int>{*setup.gpu}, "a context is missing");
 }
 
-void check_ranks_as_processes(const Setup& setup, const std::vector<Outcome>& expected) {
-  const ProcessGroupRig rig(expected.size(), HostTransport::shared_memory, patient);
-  Processes processes(expected.size(), [&](std::size_t rank) {
-    rig.as_rank(rank, [&](Communicator& world) { train_as_process(setup, world, expected[rank]); });
+void check_as_processes(std::size_t ranks, const RankBody& body) {
+  const ProcessGroupRig rig(ranks, HostTransport::shared_memory, patient);
+  Processes processes(ranks, [&](std::size_t rank) {
+    rig.as_rank(rank, body);
     expect(emulated::live() == emulated::Live{}, "something of the GPU was left behind");
   });
-  CHECK(processes.failures() == Failures(expected.size()));
+  CHECK(processes.failures() == Failures(ranks));
+}
+
+void check_ranks_as_processes(const Setup& setup, const std::vector<Outcome>& expected) {
+  check_as_processes(expected.size(),
+                     [&](Communicator& world) { train_as_process(setup, world, expected[world.rank()]); });
+}
+
+// Each training has the bits of ranks on the CPU.
+void check_ranks_as_processes(const std::vector<Setup>& setups) {
+  std::vector<std::vector<Outcome>> expected;
+  std::ranges::transform(setups, std::back_inserter(expected), train);
+  check_as_processes(expected[0].size(), [&](Communicator& world) {
+    for (std::size_t i = 0; i < setups.size(); ++i)
+      train_as_process(setups[i], world, expected[i][world.rank()]);
+  });
+}
+
+Placement in_stage(int stage, Tier state) {
+  Placement placement = placement_of_stage(stage, 2);
+  placement.state = all_in(state);
+  return placement;
 }
 
 Setup with_directory(Setup setup, const TemporaryDirectory& folder) {
@@ -89,4 +110,59 @@ TEST_CASE("four ranks with a GPU each keep a copy of the parameters in each pair
     const TemporaryDirectory folder;
     check_ranks_as_processes(with_directory(setup, folder), expected);
   }
+}
+
+TEST_CASE("ranks with a GPU each send codes as ranks on the CPU do") {
+  const Wire reduced{.reduce = WireFormat::int8}, both{.gather = WireFormat::int8, .reduce = WireFormat::int4};
+  check_ranks_as_processes({{.placement = in_stage(2, Tier::device), .micro_steps = 2, .wire = reduced},
+                            {.placement = in_stage(3, Tier::device), .wire = both, .max_norm = 0.05},
+                            {.placement = in_stage(3, Tier::host), .wire = both, .offloads = true}});
+}
+
+TEST_CASE("ranks with a GPU each keep four bits of a moment, and gather what they updated ahead, as on the CPU") {
+  const TemporaryDirectory folder;
+  Setup on_drive{.placement = in_stage(3, Tier::nvme), .format = StateFormat::four_bit};
+  on_drive.directory = folder.path();
+  Setup mixed{.placement = in_stage(2, Tier::device), .schedule = {.overlap_gathers = true}, .max_norm = 0.05};
+  mixed.placement.state = {0.5, 0.5, 0.0};
+  check_ranks_as_processes(
+      {{.placement = in_stage(3, Tier::device), .format = StateFormat::four_bit}, on_drive, mixed});
+}
+
+TEST_CASE("ranks with a GPU each train with Muon to the same bits at every stage and on every tier") {
+  const TemporaryDirectory folder;
+  check_as_processes(2, [&](Communicator& world) {
+    const int gpu = static_cast<int>(world.rank());
+    const Setup reference{.placement = placement_of_stage(0, 2), .muon = true, .steps = 2, .gpu = gpu};
+    const Outcome expected = train_rank(reference, world);
+    for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
+      if (sanitized && tier != Tier::host) continue;  // takes minutes
+      Setup setup = reference;
+      setup.placement = in_stage(tier == Tier::host ? 2 : 3, tier);
+      setup.tile_elements = 128;
+      setup.schedule = {.kept_records = 1, .update_in_backward = tier == Tier::nvme};
+      setup.directory = folder.path();
+      expect_same(train_rank(setup, world), expected);
+    }
+  });
+}
+
+TEST_CASE("ranks with a GPU each mirror their run, which survives the loss of a drive") {
+  const TemporaryDirectory folder;
+  Setup setup{.placement = in_stage(3, Tier::nvme), .steps = 5};
+  const std::vector<Outcome> expected = train(setup);
+  setup.keeps_run = setup.mirrors = true;
+  setup.directory = folder.path();
+  check_as_processes(2, [&](Communicator& world) {
+    Setup on_gpu = setup;
+    on_gpu.gpu = static_cast<int>(world.rank());
+    on_gpu.steps = 3;
+    static_cast<void>(train_rank(on_gpu, world));
+    world.barrier();
+    if (world.rank() == 1) std::filesystem::remove_all(setup.directory / "1");
+    on_gpu.steps = setup.steps;
+    const Outcome resumed = train_rank(on_gpu, world);
+    expect(resumed.began_at == 3, "the run does not resume after the loss of a drive");
+    expect(resumed.parameters == expected[world.rank()].parameters, "the parameters are not those of the CPU");
+  });
 }

@@ -129,6 +129,14 @@ CUDA_SOURCES_MAY_INCLUDE = ["kernels", "examples/gpt"]
 # Stand-ins of CUDA, NCCL and cuBLAS: their functions have the names and the parameters of those libraries.
 EMULATION = "tests/emulated_cuda/*"
 
+# The sources that are compiled only with CUDA, NCCL or cuBLAS. The emulation compiles all of them, except those that find the
+# real libraries.
+CUDA_SOURCES = [
+    f"{folder}/*{kind}" for folder in ("kernels", "zero", "examples") for kind in (".cu", "_cuda.cpp", "_cublas.cpp")
+]
+CUDA_SOURCES += ["kernels/cublas*.cpp", "zero/comm/nccl*.cpp"]
+NOT_EMULATED = ["kernels/cublas_calls.cpp", "zero/comm/nccl_calls.cpp", "*_absent.cpp", "*_no_cuda.cpp", "*_no_cublas.cpp"]
+
 
 class Vendor(NamedTuple):
     """A library that is not ours. Only the files of its home may include its headers."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from structure import house, source
+from structure.graph import path_between
 from structure.messages import Message, messages
 
 
@@ -240,6 +241,14 @@ def every_test_is_built(tree: Tree):
             yield path, 1, "is not named in tests/CMakeLists.txt, so it never runs"
 
 
+@rule("emulated")
+def every_cuda_source_is_emulated(tree: Tree):
+    listed = re.findall(r"[\w./]+", " ".join(text for path, text in tree.cmake() if lives_in(path, [house.EMULATION])))
+    for path in tree.files:
+        if lives_in(path, house.CUDA_SOURCES) and not lives_in(path, house.NOT_EMULATED) and path not in listed:
+            yield path, 1, f"is not named in the CMakeLists.txt of {house.EMULATION}, so no test runs it without a GPU"
+
+
 # clang-tidy does not see these, as it reads several files as one.
 @rule("unused-name")
 def short_names_are_used(tree: Tree):
@@ -301,26 +310,13 @@ def python_imports_point_down(tree: Tree):
                 yield modules[module], line, message
 
 
-def _path_between(graph: dict[str, list[tuple[str, int]]], start: str, end: str) -> list[str]:
-    """Return the shortest path of imports from one module to another, or an empty list."""
-    paths, seen = [[start]], {start}
-    for path in paths:
-        if path[-1] == end:
-            return path
-        for target, _ in graph.get(path[-1], []):
-            if target not in seen:
-                seen.add(target)
-                paths.append([*path, target])
-    return []
-
-
 @rule("python-circles")
 def python_imports_form_no_circle(tree: Tree):
     modules = _python_modules(tree)
     graph = _python_graph(tree, modules)
     for module, imports in graph.items():
         for target, line in imports:
-            path = _path_between(graph, target, module)
+            path = path_between(graph, target, module)
             if path:
                 circle = " -> ".join(each or "ballast" for each in [module, *path])
                 yield modules[module], line, f"a circle of imports: {circle}"

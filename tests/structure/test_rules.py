@@ -36,6 +36,7 @@ CLEAN = {
     "python/ballast/sizes.py": "from ballast import _core\n",
     "python/ballast/wrapper/session.py": "from ballast.checks import refuse\n",
     "tests/CMakeLists.txt": "ballast_tests(zero LINKS ballast::zero SOURCES engine_test.cpp deep/plan_test.cpp)\n",
+    "tests/emulated_cuda/CMakeLists.txt": "set(sources kernels/cast_cuda.cu kernels/runtime/device_cuda.cpp)\n",
     "tests/zero/engine_test.cpp": "#include <catch2/catch.hpp>\n",
     "tests/zero/deep/plan_test.cpp": "#include <catch2/catch.hpp>\n",
 }
@@ -99,6 +100,9 @@ PLANTED = [
     ("parameters", "python/ballast/wrapping.py", 1, "def wrap(a, b, c, d, e, g, h=0): pass\n"),
     ("parameters", "python/ballast/wrapping.py", 1, "def save(*, a=1, b=1, c=1, d=1, e=1, g=1, h=1): pass\n"),
     ("function-size", "python/ballast/wrapping.py", 1, "def wrap():\n    'Wrap.'\n" + "    g()\n" * 60),
+    ("emulated", "kernels/multiply_cuda.cu", 1, "__global__ void multiply() {}\n"),
+    ("emulated", "kernels/cublas_scale.cpp", 1, "void scale() {}\n"),
+    ("emulated", "zero/comm/nccl_reduce.cpp", 1, "void reduce() {}\n"),
     ("in-build", "tests/zero/forgotten_test.cpp", 1, "#include <catch2/catch.hpp>\n"),
     ("in-build", "tests/zero/plan_test.cpp", 1, "#include <catch2/catch.hpp>\n"),  # the listed one is in deep/
     ("unused-name", "zero/plan.cpp", 2, "int b;\nusing ::ballast::testing::b;\nint bb; // b\n"),

@@ -18,7 +18,11 @@ struct Tiers {
 
 std::size_t ranks_of(const Setup& setup) { return setup.placement.shards * setup.placement.replicas; }
 
-TrainingOptions options_of(const Setup& setup, const Stream* stream) {
+std::filesystem::path directory_of(const Setup& setup, std::size_t rank) {
+  return setup.mirrors ? setup.directory / std::to_string(rank) : setup.directory;
+}
+
+TrainingOptions options_of(const Setup& setup, std::size_t rank, const Stream* stream) {
   const Placement& placement = setup.placement;
   const bool stage_0 = placement.shards == 1 && placement.full_parameters;
   return {.stage = stage_0                     ? 0
@@ -30,7 +34,10 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
           .gradients = placement.gradients,
           .state = placement.state,
           .reduction = placement.reduction,
-          .drives = {.directories = {setup.directory}, .run = setup.keeps_run ? "test" : "", .depth = 4},
+          .drives = {.directories = {directory_of(setup, rank)},
+                     .run = setup.keeps_run ? "test" : "",
+                     .mirror = setup.mirrors,
+                     .depth = 4},
           .format = setup.format,
           .gradient_format = setup.gradient_format,
           .tile_elements = setup.tile_elements,
@@ -101,7 +108,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
   std::optional<Stream> own_stream;
   if (setup.gpu) own_stream.emplace(*setup.gpu);
   const Stream* const stream = own_stream ? &*own_stream : nullptr;
-  Training training(model, world, rules_of(setup), options_of(setup, stream));
+  Training training(model, world, rules_of(setup), options_of(setup, world.rank(), stream));
   training.start(initial_parameters());
   SyntheticTrainer trainer(model, world.rank(), stream);
   Outcome outcome{.began_at = training.steps(), .first_planned_bytes = planned_bytes(training)};

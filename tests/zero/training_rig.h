@@ -32,6 +32,7 @@ struct Setup {
   bool offloads = false;              // after each step and some uses that follow it, then reloads
   int progress = -1;                  // a pipe: rank 0 writes a byte after each step
   bool keeps_run = false;             // on drives, in `directory`; otherwise records end with the training
+  bool mirrors = false;               // the run, whose ranks then have directories of their own
   std::filesystem::path directory{};  // of a run that is kept; empty: a temporary one
 };
 

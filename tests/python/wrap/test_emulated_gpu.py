@@ -1,13 +1,14 @@
 """Tests of trainings on emulated GPUs that look into the emulation: what waits, what is copied, and what several GPUs do."""
 
 from functools import partial
+from typing import Any
 
 import ballast
 import pytest
 import torch
 from python.conftest import PACKAGE
-from python.wrap.support.emulated_ranks import train_on_gpu
-from python.wrap.support.loops import Loop, Tower, check_equal, mean_square
+from python.wrap.support.emulated_ranks import Trained, train_on_gpu
+from python.wrap.support.loops import Loop, Tower, check_equal, mean_square, mean_square_in_bfloat16, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
 
 pytestmark = pytest.mark.emulated
@@ -113,9 +114,30 @@ def test_offloading_returns_the_memory_of_the_gpu():
     assert without > with_training
 
 
-def test_two_ranks_train_with_nccl():
-    full, *others = zip(*run_ranks(2, train_on_gpu, PACKAGE, [{"stage": 2}, {"stage": 3}, {"stage": 3, "offload": "host"}]))
-    for ranks in others:
-        for (losses, parameters), (expected_losses, expected) in zip(ranks, full):
-            assert losses == expected_losses
-            assert all(map(torch.equal, parameters, expected))
+IN_BF16 = {"make_model": mlp_in_bfloat16, "loss": mean_square_in_bfloat16}
+EXACT: list[dict[str, Any]] = [
+    {"stage": 2},
+    {"stage": 3},
+    {"stage": 3, "offload": "host"},
+    {"stage": 2, "overlap_gathers": True},
+    {"stage": 3, "activations": "host"},
+]
+ROUNDED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (IN_BF16, {"stage": 3, "wire": "int8"}),
+    (IN_BF16, {"stage": 2, "wire": {"reduce": "int4"}, "gradient_format": "bf16"}),
+    ({}, {"stage": 3, "state_format": "4bit"}),
+    ({"make_optimizer": torch.optim.Adafactor}, {"stage": 3}),
+]
+
+
+def is_same(one: Trained, other: Trained) -> bool:
+    return one[0] == other[0] and all(map(torch.equal, one[1], other[1]))
+
+
+def test_two_ranks_train_with_nccl_as_on_the_cpu():
+    configurations = [*(({}, options) for options in EXACT), *ROUNDED]
+    for of_rank in run_ranks(2, train_on_gpu, PACKAGE, configurations):
+        for (on_gpu, on_cpu), (changes, options) in zip(of_rank, configurations, strict=True):
+            assert is_same(on_gpu, on_cpu), f"{changes}, {options}"
+        exact = [on_gpu for on_gpu, _ in of_rank[: len(EXACT)]]
+        assert all(is_same(each, exact[0]) for each in exact)

@@ -8,17 +8,9 @@ import pytest
 import torch
 from ballast.wrapper import gather_block, gpu
 from ballast.wrapper.gpu import require_stream, stream_on
+from python.wrap.support.devices import on_devices, on_gpus
 from python.wrap.support.loops import Tower
 
-
-def a_gpu():
-    known = ballast.this_machine()
-    usable = torch.cuda.is_available() and len(known["gpus"]) > 0
-    return pytest.mark.skipif(not usable, reason=known["no_gpu_because"] or "torch has no CUDA")
-
-
-emulated = pytest.param("emulated", marks=pytest.mark.emulated)
-on_devices = pytest.mark.parametrize("device", ["cpu", emulated, pytest.param("cuda", marks=a_gpu())])
 CONFIGURATIONS = [
     {"stage": 2},
     {"stage": 2, "overlap_gathers": True},
@@ -241,7 +233,7 @@ def test_a_training_ends_in_any_stream(device, configuration, when, in_another_s
     assert all(map(torch.equal, training.model.parameters(), undisturbed.model.parameters()))
 
 
-@pytest.mark.parametrize("device", [emulated, pytest.param("cuda", marks=a_gpu())])
+@on_gpus
 @pytest.mark.parametrize("configuration", [each for each in CONFIGURATIONS if each["stage"] < 3], ids=str)
 def test_values_that_another_stream_still_writes_are_there_at_the_end(device, configuration, in_another_stream):
     training, undisturbed = Training(device, **configuration), Training(device, **configuration)

@@ -9,23 +9,34 @@ import torch
 
 from python import emulated_gpu
 
+Trained = tuple[list[float], list[torch.Tensor]]
 
-def train_on_gpu(
-    rank: int, package: Path, configurations: list[dict[str, Any]]
-) -> list[tuple[list[float], list[torch.Tensor]]]:
-    """Return the losses and the final parameters of a tower in each configuration."""
+
+def use_gpu(rank: int, package: Path) -> None:
+    """Give this rank its GPU. The first import of ballast that follows finds it."""
     emulated_gpu.install(package)
     emulated_gpu.allow_context_only_on(rank)
     emulated_gpu.set_device(rank)
 
-    import ballast  # the first import after torch has the GPUs
-    from python.wrap.support.loops import Loop, Tower
 
-    trained = []
-    for options in configurations:
-        loop = Loop(make_model=Tower, micro_steps=2, clip=0.5, device=emulated_gpu.NAME, rank=rank, ranks=2)
-        run = loop.run(**options)
+def train_on_gpu(
+    rank: int, package: Path, configurations: list[tuple[dict[str, Any], dict[str, Any]]]
+) -> list[tuple[Trained, Trained]]:
+    """Return the losses and the final parameters in each configuration, on the GPU and on the CPU. A configuration changes the
+    loop, and has the options of wrap()."""
+    use_gpu(rank, package)
+    import ballast
+    from python.wrap.support.activations import offloading_everything
+    from python.wrap.support.loops import Loop, mlp
+
+    def trained(device: str, changes: dict[str, Any], options: dict[str, Any]) -> Trained:
+        loop = Loop(**{"make_model": mlp, "micro_steps": 2, "clip": 0.5, **changes}, device=device, rank=rank, ranks=2)
+        on_host = {name: value for name, value in options.items() if name != "activations"}  # they are there already
+        with offloading_everything():
+            run = loop.run(**(on_host if device == "cpu" else options))
         with ballast.gather(run.model):
-            trained.append((run.losses, [parameter.cpu() for parameter in run.parameters]))
+            parameters = [parameter.cpu() for parameter in run.parameters]
         run.optimizer.close()
-    return trained
+        return run.losses, parameters
+
+    return [(trained(emulated_gpu.NAME, *each), trained("cpu", *each)) for each in configurations]

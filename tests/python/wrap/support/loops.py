@@ -155,6 +155,11 @@ class Tower(torch.nn.Module):
         self.head = torch.nn.Linear(20, width)
         self.head.weight = self.first.weight
 
+    def _apply(self, *args: Any, **options: Any) -> Tower:
+        super()._apply(*args, **options)
+        self.head.weight = self.first.weight  # torch unties them on the way to an emulated GPU
+        return self
+
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         batch = self.first(batch) + self.position
         for block in [*self.blocks, self.blocks[0]]:

@@ -59,13 +59,14 @@ class Several:
     autocast: bool = False
     deferred: bool = False
     width: int = 16
+    steps: int = 4
     change: Callable[[int, torch.nn.Module, Optimizers], None] = lambda step, model, optimizers: None  # before a step
     loop: Loop = field(default_factory=Loop)
 
     def begin(self, *, one_by_one: bool = False, **options: Any) -> tuple[torch.nn.Module, Optimizers]:
         """Return the model and the optimizers. With options, they are wrapped."""
         with ballast.deferred() if self.deferred else nullcontext():
-            model = tower(self.checkpointing, self.width)
+            model = tower(self.checkpointing, self.width).to(self.loop.device)
         optimizers = self.make(*of_matrices_and_vectors(model))
         if options and one_by_one:
             optimizers = [ballast.wrap(each, model, **options) for each in optimizers]
@@ -75,7 +76,7 @@ class Several:
 
     def backward(self, model: torch.nn.Module, step: int, rank: int, parts: int) -> float:
         loop = replace(self.loop, rank=rank)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(loop.device, torch.bfloat16, enabled=self.autocast):
             loss = loop.loss(model, loop.batch(step))
         (loss / parts).backward()
         return loss.item()
@@ -105,7 +106,7 @@ class Several:
     def run(self, **options: Any) -> tuple[list[float], list[torch.Tensor]]:
         """Return the losses and the parameters at the end."""
         model, optimizers = self.begin(**options)
-        losses = self.train(model, optimizers)
+        losses = self.train(model, optimizers, steps=self.steps)
         if not options:
             return losses, values_of(model)
         with ballast.gather(model):
@@ -116,7 +117,7 @@ class Several:
 
 
 def values_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in model.parameters()]
+    return [parameter.detach().cpu().clone() for parameter in model.parameters()]
 
 
 def same(one: Any, other: Any) -> bool:
