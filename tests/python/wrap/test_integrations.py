@@ -112,13 +112,35 @@ def test_from_pretrained_reads_what_a_rank_keeps(tmp_path):
     from ballast.integrations.transformers import from_pretrained
 
     model = tiny_model()
+    model.generation_config.eos_token_id = [1, 7]
     model.save_pretrained(tmp_path)
-    deferred = from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
+    random_state = torch.get_rng_state()
+    deferred = from_pretrained(transformers.AutoModelForCausalLM, tmp_path, use_cache=False)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert deferred.generation_config.eos_token_id == [1, 7]
+    assert not deferred.config.use_cache
+    assert not deferred.training
     assert all(parameter.is_meta for parameter in deferred.parameters() if parameter.dim() > 1)
     optimizer = ballast.wrap(torch.optim.AdamW(deferred.parameters()), deferred, stage=3)
     with ballast.gather(deferred):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(deferred.parameters(), model.parameters()))
     optimizer.close()
+
+
+def test_from_pretrained_reads_the_revision_that_is_named_and_refuses_what_it_would_ignore(tmp_path, monkeypatch):
+    import huggingface_hub
+    from ballast.integrations.transformers import from_pretrained
+
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "inner")
+    requested = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: requested.update(options) or tmp_path)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda name, **_: (model.config, {}))
+    from_pretrained(transformers.LlamaForCausalLM, "of/hub", revision="v1", subfolder="inner")
+    assert requested["revision"] == "v1"
+    monkeypatch.undo()
+    with pytest.raises(ballast.UsageError, match="cannot read a deferred model with quantization_config=, device_map="):
+        from_pretrained(transformers.LlamaForCausalLM, tmp_path / "inner", quantization_config={}, device_map="auto")
 
 
 def test_from_pretrained_of_transformers_loads_its_values_inside_of_deferred(tmp_path):
