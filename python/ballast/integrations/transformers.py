@@ -67,6 +67,7 @@ class BallastTrainerMixin(Base):
     def create_accelerator_and_postprocess(self) -> None:
         require_one_backend(self.args)
         require_unwritten_reference(self.args, self.ballast_options or {})
+        require_uncast_model(self.args)
         super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # by the launcher's configuration
             refuse_other_backend("FSDP" if self.is_fsdp_enabled else "DeepSpeed", "Choose no backend in `accelerate config`.")
@@ -265,6 +266,16 @@ def require_unwritten_reference(args: transformers.TrainingArguments, options: M
             "cannot train with sync_ref_model=True in stage 3: it writes to parameters that are partitioned over ranks",
             needed="ballast=dict(stage=2); or sync_ref_model=False",
         )
+
+
+def require_uncast_model(args: transformers.TrainingArguments) -> None:
+    """Refuse to cast the model for evaluations, which would fail after the training."""
+    for name in ("fp16_full_eval", "bf16_full_eval"):
+        if getattr(args, name):
+            refuse(
+                f"cannot evaluate with {name}=True: it casts the model after training has begun, and ranks keep shards of it",
+                needed=f"{name[:4]}=True, which casts inside of the model's calls; or a model in that format",
+            )
 
 
 def has_adapters(model: torch.nn.Module) -> bool:

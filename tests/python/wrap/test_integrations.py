@@ -59,6 +59,12 @@ def test_a_reference_model_that_is_written_to_is_refused_in_stage_3():
         trainer(arguments=arguments, ballast_options={"stage": 3})
 
 
+def test_evaluations_that_cast_the_model_are_refused_before_the_training():
+    arguments = transformers.TrainingArguments(use_cpu=True, report_to="none", bf16_full_eval=True)
+    with pytest.raises(ballast.UsageError, match="cannot evaluate with bf16_full_eval=True(.|\n)*bf16=True, which"):
+        trainer(arguments=arguments, ballast_options={"stage": 2})
+
+
 def test_a_model_that_is_not_trained_is_partitioned_with_the_options_of_the_other(tmp_path):
     words = torch.arange(8).view(1, 8)
     expected = tiny_model()(input_ids=words).logits
