@@ -2,6 +2,8 @@
 
 import inspect
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import ballast
 import pytest
@@ -106,6 +108,28 @@ def test_updates_in_backward_have_no_norm():
     training = trainer(arguments=arguments, ballast_options={"stage": 3, "update_in_backward": True})
     training.train()
     assert [("loss" in line, "grad_norm" in line) for line in training.state.log_history[:2]] == [(True, False)] * 2
+
+
+def test_the_files_of_a_model_are_pushed_to_the_hub(monkeypatch):
+    pushed = []
+
+    class Hub:
+        def create_repo(self, name, **_):
+            return SimpleNamespace(repo_id=f"mine/{name}")
+
+        def upload_folder(self, folder_path, **_):
+            pushed.append({each.name for each in Path(folder_path).iterdir()})
+            return SimpleNamespace(done=lambda: True)
+
+    monkeypatch.setattr(transformers.trainer, "hf_api", Hub)
+    arguments = transformers.TrainingArguments(
+        use_cpu=True, report_to="none", save_steps=1, max_steps=1, push_to_hub=True, hub_token="none"
+    )
+    training = trainer(arguments=arguments, ballast_options={"stage": 3})
+    training.train()
+    training.push_to_hub()
+    assert len(pushed) == 2  # with the checkpoint, and by the call
+    assert all({"config.json", "generation_config.json", "model.safetensors"} <= files for files in pushed)
 
 
 def test_a_framework_that_is_missing_is_named(monkeypatch):
