@@ -28,6 +28,7 @@ def gathered_to_read(model: torch.nn.Module) -> Iterator[None]:
 def full_state(model: torch.nn.Module, keeps: bool) -> dict[str, torch.Tensor]:
     """Return the state_dict() of a sharded model in host memory on ranks that keep it, and an empty one on the others. All
     ranks call it together, and hold one unit more than what they keep."""
+    begin_owners(model.parameters())  # before state_dict(), since buffers may be deferred
     tensors: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
     return full_tensors(tensors, keeps)
 
