@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -25,13 +25,17 @@ def gathered_to_read(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def full_state(model: torch.nn.Module, keeps: bool, only_trained: bool = False) -> dict[str, torch.Tensor]:
+def full_state(model: torch.nn.Module, keeps: bool) -> dict[str, torch.Tensor]:
     """Return the state_dict() of a sharded model in host memory on ranks that keep it, and an empty one on the others. All
-    ranks call it together, and hold one unit more than what they keep. `only_trained` leaves out frozen parameters."""
-    begin_owners(model.parameters())
+    ranks call it together, and hold one unit more than what they keep."""
+    begin_owners(model.parameters())  # before state_dict(), since buffers may be deferred
     tensors: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    if only_trained:
-        tensors = {name: each for name, each in tensors.items() if not is_frozen(each)}
+    return full_tensors(tensors, keeps)
+
+
+def full_tensors(tensors: Mapping[str, torch.Tensor], keeps: bool) -> dict[str, torch.Tensor]:
+    """Return copies of the full values of parameters and buffers, as full_state() does."""
+    begin_owners(tensors.values())
     copies: dict[int, torch.Tensor] = {}  # by id of the tensor, which may have several names
     for unit in by_unit(tensors):
         with gathered_unit(unit):
@@ -39,8 +43,3 @@ def full_state(model: torch.nn.Module, keeps: bool, only_trained: bool = False) 
                 if id(tensor) not in copies:
                     copies[id(tensor)] = plain(tensor).to("cpu", copy=True)
     return {name: copies[id(tensor)] for name, tensor in tensors.items()} if keeps else {}
-
-
-def is_frozen(tensor: torch.Tensor) -> bool:
-    """Return whether this is a parameter that is not trained."""
-    return isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad

@@ -6,13 +6,13 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ballast.checkpoint.full_model import full_state, gathered_to_read
+from ballast.checkpoint.full_model import full_tensors, gathered_to_read
 from ballast.checks import refuse
 from ballast.exporting import export
 from ballast.gathering import gather
@@ -44,6 +44,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME  # noqa: E402
 Base: Any = transformers.Trainer if TYPE_CHECKING else object  # the class that the mixin is put before
 
 SHARD_SIZE = "50GB"  # of files of a model, as in save_pretrained()
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
 class BallastTrainerMixin(Base):
@@ -66,6 +67,7 @@ class BallastTrainerMixin(Base):
     def create_accelerator_and_postprocess(self) -> None:
         require_one_backend(self.args)
         require_unwritten_reference(self.args, self.ballast_options or {})
+        require_uncast_model(self.args)
         super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # by the launcher's configuration
             refuse_other_backend("FSDP" if self.is_fsdp_enabled else "DeepSpeed", "Choose no backend in `accelerate config`.")
@@ -126,7 +128,11 @@ class BallastTrainerMixin(Base):
         folder = self.args.output_dir if output_dir is None else output_dir
         self._begin_deferred()
         if has_adapters(self.model):
-            super()._save(folder, state_dict=full_state(self.model, keeps=self.args.should_save, only_trained=True))
+            from ballast.integrations.peft import NamesOnly, parameters_of
+
+            adapters = full_tensors(parameters_of(self.model, list(self.model.peft_config)), keeps=self.args.should_save)
+            with NamesOnly():
+                super()._save(folder, state_dict=adapters)
         else:
             super()._save(folder, state_dict={})  # the configuration and the tokenizer
             export(self.model, Path(folder) / SAFE_WEIGHTS_NAME, max_shard_size=SHARD_SIZE)
@@ -173,21 +179,32 @@ class BallastTrainer(BallastTrainerMixin, transformers.Trainer):
 def from_pretrained(kind: Any, name: str | os.PathLike[str], **options: Any) -> Any:
     """Return a deferred model whose values are read from the files of a folder, or of a model of the Hub, when training begins:
     each rank reads what it keeps. `kind` is a class of transformers, such as `AutoModelForCausalLM`. `options` are for its
-    configuration, and `dtype`, whose default is the format in the configuration.
+    configuration and for the Hub (`revision`, `token`), and `dtype`, whose default is the format in the configuration.
     """
     from huggingface_hub import snapshot_download
 
     from ballast.deferring import deferred
 
     dtype = options.pop("dtype", None)
-    config = transformers.AutoConfig.from_pretrained(name, **options)
-    dtype = config.dtype if dtype is None else dtype
-    folder = name if os.path.isdir(name) else snapshot_download(str(name), allow_patterns=["*.safetensors", "*.json"])
-    with deferred():
-        create = getattr(kind, "from_config", None) or kind._from_config
-        model = create(config, dtype=dtype)
+    config, unknown = transformers.AutoConfig.from_pretrained(name, return_unused_kwargs=True, **options)
+    if unknown:
+        refuse(
+            f"cannot read a deferred model with {', '.join(f'{each}=' for each in unknown)}",
+            needed="dtype, and options of the configuration or of the Hub: each rank reads the files as they are",
+        )
+    folder = name
+    if not os.path.isdir(name):
+        of_hub = {each: options[each] for each in HUB_OPTIONS if each in options}
+        folder = snapshot_download(str(name), allow_patterns=["*.safetensors", "*.json"], **of_hub)
+    folder = Path(folder, options.get("subfolder", ""))
+    create = getattr(kind, "from_config", None) or kind._from_config
+    with torch.random.fork_rng(devices=[]), deferred():  # that of transformers draws no random numbers either
+        model = create(config, dtype=config.dtype if dtype is None else dtype)
+    if model.can_generate():
+        with suppress(OSError):  # where there is no such file
+            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     load(model, folder)
-    return model
+    return model.eval()
 
 
 @contextmanager
@@ -249,6 +266,16 @@ def require_unwritten_reference(args: transformers.TrainingArguments, options: M
             "cannot train with sync_ref_model=True in stage 3: it writes to parameters that are partitioned over ranks",
             needed="ballast=dict(stage=2); or sync_ref_model=False",
         )
+
+
+def require_uncast_model(args: transformers.TrainingArguments) -> None:
+    """Refuse to cast the model for evaluations, which would fail after the training."""
+    for name in ("fp16_full_eval", "bf16_full_eval"):
+        if getattr(args, name):
+            refuse(
+                f"cannot evaluate with {name}=True: it casts the model after training has begun, and ranks keep shards of it",
+                needed=f"{name[:4]}=True, which casts inside of the model's calls; or a model in that format",
+            )
 
 
 def has_adapters(model: torch.nn.Module) -> bool:

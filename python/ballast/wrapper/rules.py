@@ -56,6 +56,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> Non
             _core.Problem(
                 what=f"{what}: {reason}",
                 needed="one whose step does the same to each element, such as AdamW: ranks have shards of parameters",
+                remedy="Of those that need more, torch.optim.Adafactor and torch.optim.Muon themselves are wrapped.",
             ),
         )
     if kind not in ELEMENTWISE and not declared:

@@ -295,6 +295,7 @@ def test_optimizers_that_need_full_parameters_are_refused_with_the_reason(elemen
         assert "B1005" in said
         assert kind.__name__ in said
         assert reason in said
+        assert "torch.optim.Adafactor and torch.optim.Muon themselves are wrapped" in said
 
 
 def test_unknown_optimizers_have_to_be_declared():

@@ -2,6 +2,8 @@
 
 import inspect
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import ballast
 import pytest
@@ -59,6 +61,12 @@ def test_a_reference_model_that_is_written_to_is_refused_in_stage_3():
         trainer(arguments=arguments, ballast_options={"stage": 3})
 
 
+def test_evaluations_that_cast_the_model_are_refused_before_the_training():
+    arguments = transformers.TrainingArguments(use_cpu=True, report_to="none", bf16_full_eval=True)
+    with pytest.raises(ballast.UsageError, match="cannot evaluate with bf16_full_eval=True(.|\n)*bf16=True, which"):
+        trainer(arguments=arguments, ballast_options={"stage": 2})
+
+
 def test_a_model_that_is_not_trained_is_partitioned_with_the_options_of_the_other(tmp_path):
     words = torch.arange(8).view(1, 8)
     expected = tiny_model()(input_ids=words).logits
@@ -102,6 +110,28 @@ def test_updates_in_backward_have_no_norm():
     assert [("loss" in line, "grad_norm" in line) for line in training.state.log_history[:2]] == [(True, False)] * 2
 
 
+def test_the_files_of_a_model_are_pushed_to_the_hub(monkeypatch):
+    pushed = []
+
+    class Hub:
+        def create_repo(self, name, **_):
+            return SimpleNamespace(repo_id=f"mine/{name}")
+
+        def upload_folder(self, folder_path, **_):
+            pushed.append({each.name for each in Path(folder_path).iterdir()})
+            return SimpleNamespace(done=lambda: True)
+
+    monkeypatch.setattr(transformers.trainer, "hf_api", Hub)
+    arguments = transformers.TrainingArguments(
+        use_cpu=True, report_to="none", save_steps=1, max_steps=1, push_to_hub=True, hub_token="none"
+    )
+    training = trainer(arguments=arguments, ballast_options={"stage": 3})
+    training.train()
+    training.push_to_hub()
+    assert len(pushed) == 2  # with the checkpoint, and by the call
+    assert all({"config.json", "generation_config.json", "model.safetensors"} <= files for files in pushed)
+
+
 def test_a_framework_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match="transformers is not installed. Install it: pip install transformers"):
@@ -112,13 +142,35 @@ def test_from_pretrained_reads_what_a_rank_keeps(tmp_path):
     from ballast.integrations.transformers import from_pretrained
 
     model = tiny_model()
+    model.generation_config.eos_token_id = [1, 7]
     model.save_pretrained(tmp_path)
-    deferred = from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
+    random_state = torch.get_rng_state()
+    deferred = from_pretrained(transformers.AutoModelForCausalLM, tmp_path, use_cache=False)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert deferred.generation_config.eos_token_id == [1, 7]
+    assert not deferred.config.use_cache
+    assert not deferred.training
     assert all(parameter.is_meta for parameter in deferred.parameters() if parameter.dim() > 1)
     optimizer = ballast.wrap(torch.optim.AdamW(deferred.parameters()), deferred, stage=3)
     with ballast.gather(deferred):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(deferred.parameters(), model.parameters()))
     optimizer.close()
+
+
+def test_from_pretrained_reads_the_revision_that_is_named_and_refuses_what_it_would_ignore(tmp_path, monkeypatch):
+    import huggingface_hub
+    from ballast.integrations.transformers import from_pretrained
+
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "inner")
+    requested = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: requested.update(options) or tmp_path)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda name, **_: (model.config, {}))
+    from_pretrained(transformers.LlamaForCausalLM, "of/hub", revision="v1", subfolder="inner")
+    assert requested["revision"] == "v1"
+    monkeypatch.undo()
+    with pytest.raises(ballast.UsageError, match="cannot read a deferred model with quantization_config=, device_map="):
+        from_pretrained(transformers.LlamaForCausalLM, tmp_path / "inner", quantization_config={}, device_map="auto")
 
 
 def test_from_pretrained_of_transformers_loads_its_values_inside_of_deferred(tmp_path):

@@ -36,7 +36,9 @@ def test_lightning_trains_saves_and_resumes_as_with_its_data_parallelism(tmp_pat
         assert "cannot train with 2 optimizers" in several
         assert failed == "the step fails"
     saved = ranks[0]["saved"]
-    [(evaluated, resumed)] = run_ranks(1, lightning_runs.on_another_number_of_ranks, str(tmp_path), imported=FRAMEWORKS)
+    [outcomes] = run_ranks(1, lightning_runs.on_another_number_of_ranks, str(tmp_path), imported=FRAMEWORKS)
+    evaluated, resumed, loaded = outcomes
     assert same_bits(saved[1], evaluated[1])
+    assert same_bits(saved[1], loaded[1])
     of_all = [sum(losses) / len(ranks) for losses in zip(*(rank["saved"][0] for rank in ranks))]
     check_close([resumed[0], resumed[1]], [of_all[steps:], saved[1]])

@@ -147,11 +147,14 @@ def everything(rank: int, folder: str) -> dict[Any, Any]:
     }
 
 
-def on_another_number_of_ranks(rank: int, folder: str) -> tuple[Outcome, Outcome]:
+def on_another_number_of_ranks(rank: int, folder: str) -> tuple[Outcome, Outcome, Outcome]:
     as_launched(rank)
     there = evaluated(1, f"{folder}/epoch=1.ckpt", {"stage": 3})
     as_launched(rank)
-    return there, fitted(1, {"stage": 3}, path=f"{folder}/epoch=0.ckpt")
+    resumed = fitted(1, {"stage": 3}, path=f"{folder}/epoch=0.ckpt")
+    loaded = Module()  # instead of load_from_checkpoint(), which reads files only
+    ballast.load(loaded, f"{folder}/epoch=1.ckpt")
+    return there, resumed, outcome(loaded)
 
 
 def fails(ranks: int, **replaced: Any) -> None:

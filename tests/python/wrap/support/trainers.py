@@ -155,9 +155,13 @@ def trainer_of(case: Case, folder: Path) -> Any:
 
 
 def with_adapters(model: Any) -> Any:
+    """Add an adapter with a head that is trained in full, and another adapter, which is frozen."""
     import peft
 
-    return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"], init_lora_weights=False)
+    model = peft.get_peft_model(model, config)
+    model.add_adapter("other", config)
+    return model
 
 
 def logged(trainer: Any) -> list[tuple[str, float]]:
@@ -172,6 +176,7 @@ def is_exported(trainer: Any, folder: Path) -> bool:
     if isinstance(trainer.model, peft.PeftModel):
         dist.barrier()  # rank 0 writes the adapters alone
         read = peft.PeftModel.from_pretrained(tiny_model(), str(folder))
+        read.load_adapter(str(folder / "other"), "other")
     else:
         read = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with ballast.gather(trainer.model):
