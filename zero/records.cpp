@@ -181,12 +181,15 @@ void Records::require_space_for_two(const OwnRun& run, const RecordFiles& files)
   offload::require_space(run.shape, directories, 2);
 }
 
-// Writes the description first: files without one would be refused without a reason.
+// Writes the description first: files without one would be refused without a reason. There was no other copy of files that are
+// marked as damaged: if they are, a read will fail and mark them again.
 void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files) {
   const std::filesystem::path description = run.description_file(files);
   if (!has_files || read_run_description(description) != run.description) {
     write_run_description(description, run.description);
   }
+  for (const offload::Drive& drive : drives_)
+    offload::remove_damage_mark(run.files.path_in(drive.directory));
   if (!has_files && run.options.mirror) require_space_for_two(run, files);
   store_.emplace(has_files ? offload::RecordStore::open(run.shape, drives_, run.files)
                            : offload::RecordStore::create(run.shape, drives_, run.files));

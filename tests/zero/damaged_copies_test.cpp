@@ -74,6 +74,11 @@ TEST_CASE("damaged records without another copy stay, and the error says what is
     for (int start = 0; start < 2; ++start)
       CHECK_THAT(train(run, 0).failures[1], Contains("B3202 cannot use a record"));
   }
+  SECTION("nothing but the mark") {
+    offload::mark_damaged(records);
+    CHECK(train(run, 0).failures == std::vector<std::string>(2));
+    CHECK_FALSE(offload::is_marked_damaged(records));
+  }
   CHECK(std::filesystem::exists(records));
 }
 
