@@ -24,6 +24,8 @@ TrainingOptions with_tiles_of_run(TrainingOptions options, Communicator& world) 
 
 }  // namespace
 
+std::shared_ptr<ExchangeOrder> make_exchange_order() { return std::make_shared<ExchangeOrder>(); }
+
 struct Training::Impl {
   Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked);
 
@@ -79,7 +81,8 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
                              .allocator = asked.allocator,
                              .threads = asked.threads,
                              .before_write = asked.drives.before_write,
-                             .verify = asked.verify});
+                             .verify = asked.verify,
+                             .exchanges = asked.exchanges});
 }
 
 Training::Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options)

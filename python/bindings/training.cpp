@@ -65,6 +65,7 @@ void set_before_write(BindingOptions& options, py::function before) {
 }
 
 void bind_options(py::module_& module) {
+  py::class_<SharedExchanges>(module, "ExchangeOrder").def(py::init<>());
   py::class_<BindingOptions>(module, "TrainingOptions")
       .def(py::init<>())
       .def_readwrite("stage", &BindingOptions::stage)
@@ -96,7 +97,11 @@ void bind_options(py::module_& module) {
       .def_readwrite("update_in_backward", &BindingOptions::update_in_backward)
       .def_readwrite("overlap_gathers", &BindingOptions::overlap_gathers)
       .def_readwrite("verify", &BindingOptions::verify)
-      .def_readwrite("wire", &BindingOptions::wire);
+      .def_readwrite("wire", &BindingOptions::wire)
+      .def(
+          "share_exchanges",
+          [](BindingOptions& options, const SharedExchanges& exchanges) { options.exchanges = exchanges.order; },
+          py::arg("exchanges"), "Order exchanges between GPUs with those of other trainings.");
 }
 
 void bind_result(py::module_& module) {

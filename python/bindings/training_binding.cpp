@@ -27,7 +27,8 @@ TrainingOptions training_options(const BindingOptions& request) {
       .verify = request.verify,
       .threads = request.threads,
       .gpu = request.gpu,
-      .stream = reinterpret_cast<StreamHandle>(request.stream)};
+      .stream = reinterpret_cast<StreamHandle>(request.stream),
+      .exchanges = request.exchanges};
   if (request.tile_elements > 0) options.tile_elements = request.tile_elements;
   for (const std::size_t unit : request.backward_order)
     options.trace.push_back({unit, Phase::backward});

@@ -46,6 +46,12 @@ struct BindingOptions {
   bool overlap_gathers = false;
   std::size_t verify = 0;
   Wire wire{};
+  std::shared_ptr<ExchangeOrder> exchanges{};
+};
+
+// Of several trainings of one model.
+struct SharedExchanges {
+  std::shared_ptr<ExchangeOrder> order = make_exchange_order();
 };
 
 // A tile that an optimizer's own step updates.

@@ -68,8 +68,8 @@ class SchedulerRig {
   std::unique_ptr<kernels::Backend> backend_ = kernels::cpu_backend({.threads = 1});
   std::unique_ptr<Communicator> world_ = lone_communicator(*backend_);
   Mesh mesh_ = make_mesh(*world_, placement_);
-  Sequencer sequencer_;
-  FirstFailure failure_{model_, mesh_, sequencer_};
+  ExchangeTurns exchanges_{nullptr, 1};
+  FirstFailure failure_{model_, mesh_, exchanges_};
   TrainerStream trainer_{*backend_, nullptr, nullptr};
 
  public:
@@ -77,7 +77,7 @@ class SchedulerRig {
   LaneThreads threads{nullptr};
   Scheduler scheduler{{.threads = threads,
                        .trainer = trainer_,
-                       .sequencer = sequencer_,
+                       .exchanges = exchanges_,
                        .counters = counters,
                        .failure = failure_,
                        .execute = [this](const IssuedOp& issued) { execute(issued); }}};

@@ -7,37 +7,50 @@
 
 using namespace ballast;
 
-TEST_CASE("threads run in the order of their tickets") {
+TEST_CASE("threads act in the order in which their turns were added, also while they wait") {
   Sequencer sequencer;
-  std::vector<std::size_t> taken;
+  const Sequencer::Party one, other;
   constexpr std::size_t threads = 3, rounds = 200;
-  std::vector<std::vector<std::size_t>> drawn(threads);
-  for (std::size_t i = 0; i < threads * rounds; ++i) {
-    drawn[i % threads].push_back(sequencer.next_ticket());
-  }
+  std::vector<char> turns(threads * rounds);
+  std::vector<Sequencer::Turn> taken;
   {
     std::vector<std::jthread> takers;
-    for (const std::vector<std::size_t>& mine : drawn) {
-      takers.emplace_back([&] {
-        for (const std::size_t ticket : mine) {
-          sequencer.await(ticket);
-          taken.push_back(ticket);
+    for (std::size_t thread = 0; thread < threads; ++thread) {
+      takers.emplace_back([&, thread] {
+        for (std::size_t i = thread; i < turns.size(); i += threads) {
+          CHECK(sequencer.await(thread == 0 ? one : other, &turns[i]));
+          taken.push_back(&turns[i]);
           sequencer.done();
         }
       });
     }
+    for (std::size_t i = 0; i < turns.size(); ++i)
+      sequencer.add(i % threads == 0 ? one : other, &turns[i]);
   }
-  std::vector<std::size_t> expected(threads * rounds);
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    expected[i] = i;
-  }
+  std::vector<Sequencer::Turn> expected;
+  for (const char& turn : turns)
+    expected.push_back(&turn);
   CHECK(taken == expected);
 }
 
-TEST_CASE("cancelling ends the wait for a ticket whose turn never comes") {
+TEST_CASE("a party that cancels its turns waits for none, and holds up no other party") {
   Sequencer sequencer;
-  sequencer.next_ticket();
-  const std::size_t second = sequencer.next_ticket();
-  std::jthread waits([&] { sequencer.await(second); });
-  sequencer.cancel();
+  Sequencer::Party failed, other;
+  const char turns[3] = {};
+  sequencer.add(failed, &turns[0]);
+  sequencer.add(failed, &turns[1]);
+  sequencer.add(other, &turns[2]);
+  CHECK(sequencer.await(failed, &turns[0]));
+  bool is_in_turn = true;
+  std::jthread waits([&] { is_in_turn = sequencer.await(failed, &turns[1]); });
+  sequencer.cancel(failed);
+  waits.join();
+  CHECK_FALSE(is_in_turn);
+  std::jthread follows([&] { CHECK(sequencer.await(other, &turns[2])); });
+  sequencer.done();  // of the turn that had begun
+  follows.join();
+  sequencer.add(failed, &turns[1]);  // is ignored
+  sequencer.done();
+  sequencer.add(other, &turns[0]);
+  CHECK(sequencer.await(other, &turns[0]));
 }

@@ -31,6 +31,7 @@ struct EngineParts {
   int threads = 1;                               // that make host memory resident; 0: one for each usable core
   std::function<void(RunWrite)> before_write{};  // of a run: see RecordOptions
   std::size_t verify = 0;                        // check a tile's update every so many steps; see corruption_check.h
+  std::shared_ptr<ExchangeOrder> exchanges{};    // between GPUs, that other trainings share; null: of its own
 };
 
 // The trainer may use units in any order. An off-plan step, which leaves the program's order, is served on demand to
@@ -133,8 +134,7 @@ class Engine {
   std::unique_ptr<const RecordLane> records_;          // null: no tile is on a drive
   std::unique_ptr<CorruptionCheck> corruption_check_;  // null: no update is checked
   std::unique_ptr<const MatrixExecutor> matrices_;     // null: the rule is of elements
-  Sequencer sequencer_;                                // of exchanges between GPUs
-  ExchangeOrder exchanges_;
+  ExchangeTurns exchanges_;                            // between GPUs
   FirstFailure failure_;
   StepCounters counters_;
   TensorSums tensor_sums_;

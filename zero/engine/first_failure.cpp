@@ -37,7 +37,7 @@ void FirstFailure::check() const {
 }
 
 void FirstFailure::fail(const Op& op) {
-  sequencer_.cancel();
+  exchanges_.cancel();
   {
     const std::lock_guard lock(mutex_);
     if (error_) throw;  // this operation waited for the one that failed, or was aborted with it

@@ -4,8 +4,8 @@
 #include <exception>
 #include <mutex>
 
+#include "zero/engine/exchange_order.h"
 #include "zero/engine/mesh.h"
-#include "zero/engine/sequencer.h"
 #include "zero/plan/program.h"
 
 namespace ballast {
@@ -13,8 +13,8 @@ namespace ballast {
 // Any thread may call.
 class FirstFailure {
  public:
-  FirstFailure(const Model& model, Mesh& mesh, Sequencer& sequencer)
-      : model_(model), mesh_(mesh), sequencer_(sequencer) {}
+  FirstFailure(const Model& model, Mesh& mesh, ExchangeTurns& exchanges)
+      : model_(model), mesh_(mesh), exchanges_(exchanges) {}
 
   void check() const;  // throws the first error, if there is one
 
@@ -25,7 +25,7 @@ class FirstFailure {
  private:
   const Model& model_;
   Mesh& mesh_;
-  Sequencer& sequencer_;
+  ExchangeTurns& exchanges_;
   mutable std::mutex mutex_;
   std::exception_ptr error_;
 };

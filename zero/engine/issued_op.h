@@ -12,7 +12,7 @@ struct IssuedOp {
   OpStatus& status;
   StepRun& run;
   std::vector<const OpStatus*> after{};  // begins when these are done
-  std::size_t ticket = none;             // of the sequencer, for an exchange between GPUs
+  bool takes_turns = false;              // with other exchanges between GPUs
 };
 
 }  // namespace ballast

@@ -57,16 +57,14 @@ void OpExecutor::run(const IssuedOp& issued) const {
   if (context.stream() == nullptr) parts_.counters.count(op, start, std::chrono::steady_clock::now());
 }
 
-// Exchanges between GPUs must run in the program's order on all ranks. If ranks run two of them in different orders, both
-// may wait for each other, because they may be unable to run at once. So they are issued in that order, and each waits
-// on the GPU for the one before it, which another stream may have.
+// Exchanges between GPUs must run in the same order on all ranks. If ranks run two of them in different orders, both may
+// wait for each other, because they may be unable to run at once. So they are issued in the order in which the trainer frees
+// them, and each waits on the GPU for the one before it, which another stream may have.
 void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) const {
   OpStatus& status = issued.status;
   const ProfilerRange range(label(issued.op, parts_.plan.model()));
-  if (issued.ticket != none) {
-    parts_.sequencer.await(issued.ticket);
-    parts_.exchanges.wait_in(stream);
-  }
+  std::optional<ExchangeTurns::Current> turn;
+  if (issued.takes_turns) turn.emplace(parts_.exchanges, &status, stream);
   const bool timed = parts_.counters.times_gpu();
   status.in_stream = true;
   if (!status.on_gpu && (timed || status.is_awaited)) status.on_gpu = std::make_shared<GpuSpan>(stream.gpu(), timed);
@@ -77,10 +75,7 @@ void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) cons
   execute(issued.op, status, issued.run);
   if (status.on_gpu) status.on_gpu->end.record(stream);
   if (!timed) parts_.counters.count_bytes(issued.op);
-  if (issued.ticket != none) {
-    parts_.exchanges.end_in(stream, status.on_gpu);
-    parts_.sequencer.done();
-  }
+  if (turn) turn->issued(status.on_gpu);
 }
 
 // A skipped step changes nothing, but reads its records, because the next step expects them in memory as after any

@@ -25,8 +25,7 @@ class OpExecutor {
     Agreement& agreement;
     StepCounters& counters;
     FirstFailure& failure;
-    Sequencer& sequencer;
-    ExchangeOrder& exchanges;
+    ExchangeTurns& exchanges;
     const RecordLane* records = nullptr;       // null: no operation reads or writes records
     CorruptionCheck* check = nullptr;          // makes the updates, if there is one
     const MatrixExecutor* matrices = nullptr;  // null: no rule needs whole matrices

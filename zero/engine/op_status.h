@@ -11,10 +11,11 @@
 
 namespace ballast {
 
-// The operation's lane writes the members after `is_awaited` before `begun` is done. Other threads read them after that.
+// The operation's lane writes the members after `is_free` before `begun` is done. Other threads read them after that.
 struct OpStatus {
   offload::Completion begun{};  // the end on the CPU; requests to a drive, and work in a stream, end later
   bool is_awaited = false;      // in the list; otherwise its end in a stream need not be marked
+  bool is_free = true;          // of the trainer: see freed_ops.h; the trainer's thread alone uses it
   bool in_stream = false;
   std::optional<offload::PendingRead> read{};
   mutable bool is_checked = false;  // the record that is read

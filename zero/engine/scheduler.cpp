@@ -17,7 +17,8 @@ bool is_trainers_turn(const Op& op) { return op.kind == OpKind::use || op.kind =
 Scheduler::Scheduler(const Parts& parts)
     : parts_(parts),
       uses_(parts.trainer, parts.counters),
-      runs_(parts.counters.times_gpu() ? parts.trainer.stream() : nullptr) {
+      runs_(parts.counters.times_gpu() ? parts.trainer.stream() : nullptr),
+      freed_(parts.exchanges) {
   if (parts.counters.times_gpu()) entry_.clock.emplace(parts.trainer.stream()->gpu());
 }
 
@@ -49,13 +50,15 @@ const OpStatus& Scheduler::awaited(const Wait& wait, const StepRun& run) const {
   return wait.of_last_step ? runs_.before(run).ops[wait.op] : run.ops[wait.op];
 }
 
-// Exchanges between GPUs get tickets, because ranks have to begin them in one order.
 void Scheduler::issue(const Op& op, OpStatus& status, StepRun& run) {
   IssuedOp issued{op, status, run};
   for (const Wait& wait : op.after) {
     issued.after.push_back(&awaited(wait, run));
   }
-  if (is_exchange(op) && parts_.trainer.stream() != nullptr) issued.ticket = parts_.sequencer.next_ticket();
+  if (parts_.trainer.stream() != nullptr) {
+    issued.takes_turns = is_exchange(op);
+    freed_.add(issued);
+  }
   status.begun = parts_.threads.of(op.lane).add([this, issued = std::move(issued)] { parts_.execute(issued); });
 }
 
@@ -105,6 +108,7 @@ void Scheduler::end_use(std::size_t use) {
   const Op& op = uses_.op(use);
   try {
     uses_.end(use);
+    freed_.look();
     issue_up_to_trainer();
   } catch (...) {
     parts_.failure.fail(op);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "zero/engine/first_failure.h"
+#include "zero/engine/freed_ops.h"
 #include "zero/engine/issued_op.h"
 #include "zero/engine/lane_threads.h"
 #include "zero/engine/trainer_uses.h"
@@ -16,7 +17,7 @@ class Scheduler {
   struct Parts {
     LaneThreads& threads;
     const TrainerStream& trainer;
-    Sequencer& sequencer;
+    ExchangeTurns& exchanges;
     StepCounters& counters;
     FirstFailure& failure;
     const GpuLanes* gpu = nullptr;                        // null: every lane works on the host
@@ -69,6 +70,7 @@ class Scheduler {
   TrainerUses uses_;
   StepRuns runs_;
   StepRun entry_{};
+  FreedOps freed_;
   std::size_t next_ = 0;  // operation to issue
 };
 

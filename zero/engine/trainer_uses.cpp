@@ -10,9 +10,10 @@ void TrainerUses::begin(const Op& op, OpStatus& status) {
     status.on_gpu->counted = false;
     status.on_gpu->mark_begin(*stream);
   }
-  const Use& use = open_.emplace_back(Use{&op, std::chrono::steady_clock::now(), status.on_gpu});
+  const Use& use = open_.emplace_back(Use{&op, &status, std::chrono::steady_clock::now(), status.on_gpu});
   status.in_stream = stream != nullptr;
   status.begun = use.promise.completion();
+  status.is_free = false;
 }
 
 void TrainerUses::end(std::size_t number) {
@@ -21,6 +22,7 @@ void TrainerUses::end(std::size_t number) {
   if (trainer_.stream() == nullptr) counters_.count(*ended.op, ended.begin, std::chrono::steady_clock::now());
   while (!open_.empty() && open_.front().ended) {
     if (open_.front().on_gpu) open_.front().on_gpu->end.record(*trainer_.stream());
+    open_.front().status->is_free = true;
     open_.front().promise.finish();
     open_.pop_front();
     ++first_;

@@ -25,6 +25,7 @@ class TrainerUses {
  private:
   struct Use {
     const Op* op;
+    OpStatus* status;
     Timeline::Time begin;
     std::shared_ptr<GpuSpan> on_gpu;
     offload::Promise promise{};

@@ -57,6 +57,7 @@ class Planner:
         gpu = self._gpu(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
         options.set_join_notes(self.updates.join_notes)
+        self._wrapped.share_exchanges(options)
         group = self.ranks.of_data
         if self.joint_run is not None:
             self.joint_run.set_options(options)

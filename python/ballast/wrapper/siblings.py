@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from ballast import _core
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.unwrap import unwrapped
 
@@ -33,6 +34,7 @@ class Siblings:
 
     def __init__(self) -> None:
         self.references: list[weakref.ref[Sibling]] = []
+        self.exchanges = _core.ExchangeOrder()  # between GPUs
 
     def __reduce__(self) -> tuple[type[Siblings], tuple[()]]:
         return Siblings, ()
@@ -43,6 +45,13 @@ def optimizers_of(model: torch.nn.Module) -> list[Sibling]:
     found: Siblings | None = vars(unwrapped(model)).get(ATTRIBUTE)
     there = [sibling for each in found.references if (sibling := each()) is not None] if found is not None else []
     return [sibling for sibling in there if sibling.optimizer_if_alive is not None]
+
+
+def share_exchanges(model: torch.nn.Module, options: _core.TrainingOptions) -> None:
+    """Let the training of an optimizer that has joined exchange in one order with those of the others."""
+    found: Siblings | None = vars(unwrapped(model)).get(ATTRIBUTE)
+    if found is not None:
+        options.share_exchanges(found.exchanges)
 
 
 def join(model: torch.nn.Module, sibling: Sibling) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from ballast import _core
 from ballast.wrapper import preconditions
 from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.options import WrapOptions
-from ballast.wrapper.siblings import Sibling, join, leave, optimizers_of
+from ballast.wrapper.siblings import Sibling, join, leave, optimizers_of, share_exchanges
 from ballast.wrapper.units import names_of
 
 
@@ -64,6 +65,10 @@ class Wrapped:
     def leave(self) -> None:
         if (model := self.model) is not None:
             leave(model, self)
+
+    def share_exchanges(self, options: _core.TrainingOptions) -> None:
+        if (model := self.model) is not None:
+            share_exchanges(model, options)
 
     def siblings(self) -> list[Sibling]:
         """Return the other optimizers of the model, in the order in which they were wrapped."""

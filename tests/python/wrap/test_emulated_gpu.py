@@ -7,7 +7,7 @@ import ballast
 import pytest
 import torch
 from python.conftest import PACKAGE
-from python.wrap.support.emulated_ranks import Trained, train_on_gpu
+from python.wrap.support.emulated_ranks import Trained, train_on_gpu, train_several_on_gpu
 from python.wrap.support.loops import Loop, Tower, check_equal, mean_square, mean_square_in_bfloat16, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
 
@@ -141,3 +141,11 @@ def test_two_ranks_train_with_nccl_as_on_the_cpu():
             assert is_same(on_gpu, on_cpu), f"{changes}, {options}"
         exact = [on_gpu for on_gpu, _ in of_rank[: len(EXACT)]]
         assert all(is_same(each, exact[0]) for each in exact)
+
+
+def test_two_ranks_train_with_two_optimizers_near_the_cpu():
+    """Without an order of their exchanges the emulation of NCCL ends the ranks. cuBLAS adds in another order than the CPU."""
+    first, second = run_ranks(2, train_several_on_gpu, PACKAGE, [2, 3])
+    for on_gpu, on_cpu in first:
+        torch.testing.assert_close(torch.tensor(on_gpu[0]), torch.tensor(on_cpu[0]), rtol=0.02, atol=1e-3)
+    assert all(map(torch.equal, first[0][0][1], second[0][0][1]))

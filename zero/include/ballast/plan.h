@@ -26,7 +26,8 @@
 namespace ballast {
 
 class Communicator;
-class CompiledPlan;  // the library's own
+class CompiledPlan;   // the library's own
+class ExchangeOrder;  // likewise
 
 // The notes of a run that another number of ranks continues, or another stage.
 struct EarlierNotes {
@@ -96,7 +97,12 @@ struct TrainingOptions {
   std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
   Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
+  // Of several trainings on one GPU, which one thread drives in the same way on all ranks, such as those of one model: their
+  // exchanges between GPUs then have one order. NCCL needs it. Null: an order of its own.
+  std::shared_ptr<ExchangeOrder> exchanges{};
 };
+
+std::shared_ptr<ExchangeOrder> make_exchange_order();
 
 // The position of a rank among all ranks of a training.
 struct RankOf {

@@ -40,3 +40,17 @@ def train_on_gpu(
         return run.losses, parameters
 
     return [(trained(emulated_gpu.NAME, *each), trained("cpu", *each)) for each in configurations]
+
+
+def train_several_on_gpu(rank: int, package: Path, stages: list[int]) -> list[tuple[Trained, Trained]]:
+    """Return the losses and the final parameters with Muon and AdamW at each stage, on the GPU and on the CPU."""
+    use_gpu(rank, package)
+    from python.wrap.support.loops import Loop
+    from python.wrap.support.muons import OPTIONS, muon_of
+    from python.wrap.support.several import Several
+
+    def trained(device: str, stage: int) -> Trained:
+        loop = Loop(device=device, rank=rank, ranks=2)
+        return Several(muon_of(OPTIONS["like AdamW"]), micro_steps=2, steps=3, loop=loop).run(stage=stage)
+
+    return [(trained(emulated_gpu.NAME, stage), trained("cpu", stage)) for stage in stages]
