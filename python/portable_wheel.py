@@ -41,11 +41,16 @@ def write_absent(gloo: Path, folder: Path) -> None:
     output_of(os.environ.get("CC", "cc"), "-shared", "-fPIC", source, *options)
 
 
-wheel, to = Path(sys.argv[1]), Path(sys.argv[2])
-with tempfile.TemporaryDirectory() as temporary:
-    folder, environment = Path(temporary), dict(os.environ)
-    gloo = find_gloo(wheel, folder)
-    if gloo and UNUSED in output_of("ldd", gloo):
-        write_absent(gloo, folder)
-        environment["LD_LIBRARY_PATH"] = os.pathsep.join([temporary, *filter(None, [environment.get("LD_LIBRARY_PATH")])])
-    subprocess.run([sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", to, wheel], check=True, env=environment)
+def main() -> None:
+    wheel, to = Path(sys.argv[1]), Path(sys.argv[2])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, environment = Path(temporary), dict(os.environ)
+        gloo = find_gloo(wheel, folder)
+        if gloo and UNUSED in output_of("ldd", gloo):
+            write_absent(gloo, folder)
+            environment["LD_LIBRARY_PATH"] = os.pathsep.join([temporary, *filter(None, [environment.get("LD_LIBRARY_PATH")])])
+        subprocess.run([sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", to, wheel], check=True, env=environment)
+
+
+if __name__ == "__main__":
+    main()

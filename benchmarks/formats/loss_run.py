@@ -1,6 +1,6 @@
 """Train the GPT in one case of formats.
 
-The parameters are bf16, and so are activations and arriving gradients. A CPU without bf16 arithmetic takes ten times as long.
+The parameters are bf16, and so are activations and arriving gradients. A CPU without bf16 arithmetic takes many times as long.
 """
 
 import ballast

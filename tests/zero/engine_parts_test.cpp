@@ -47,7 +47,9 @@ TEST_CASE("only the first failure is kept, with its operation, and it reaches th
   const std::vector<std::string> failures = failures_of_ranks(2, [](Communicator& ranks) {
     const Model model = plain_model(2);
     Mesh mesh = make_mesh(ranks, {.shards = 2});
-    ExchangeTurns exchanges(nullptr, 2);
+    const auto order = std::make_shared<ExchangeOrder>();
+    ExchangeTurns exchanges(order, 2);
+    exchanges.add(&model);
     FirstFailure failure(model, mesh, exchanges);
     failure.check();
     if (ranks.rank() == 1) return mesh.barrier();
@@ -61,6 +63,9 @@ TEST_CASE("only the first failure is kept, with its operation, and it reaches th
       } catch (const Error&) {
       }
     }
+    const Sequencer::Party other;
+    order->turns().add(other, &mesh);
+    order->turns().await(other, &mesh);  // the turn before it was cancelled
     failure.check();
   });
   CHECK_THAT(failures[0], Contains("planted in 1") && Contains("unit h.1, update of step"));
