@@ -457,6 +457,7 @@ class TrainingOptions:
     keeps_timeline: bool
     update_in_backward: bool
     overlap_gathers: bool
+    gathered_bytes: int
     verify: int
     wire: Wire
     def __init__(self) -> None: ...

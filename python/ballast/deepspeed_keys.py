@@ -42,6 +42,7 @@ def below(section: str, rows: Rows) -> Rows:
 UNKNOWN = Dropped(f"neither DeepSpeed {VERSION} nor Ballast knows this key")
 ALWAYS_ON = Dropped("always on in Ballast")
 PLANNED = Dropped("the plan decides it, from the order of use")
+KEPT_GATHERED = Dropped("wrap(keep_gathered=...) sets the memory in which parameters stay from forward to backward")
 GATHERING = feature("the plan decides how parameters are gathered")
 SUMMED_IN_FP32 = "gradients are summed over ranks in fp32, and averaged after that"
 STATE_FORMAT = "wrap(state_format=...) sets the format of masters and optimizer state"
@@ -170,8 +171,8 @@ STAGE3: Rows = {  # with and without the prefix "stage3_"
     "prefetch_bucket_size": PLANNED,
     "param_persistence_threshold": PLANNED,
     "model_persistence_threshold": PLANNED,
-    "max_live_parameters": PLANNED,
-    "max_reuse_distance": PLANNED,
+    "max_live_parameters": KEPT_GATHERED,
+    "max_reuse_distance": KEPT_GATHERED,
     "module_granularity_threshold": PLANNED,
     "gather_16bit_weights_on_model_save": feature("ballast.export(model, path) gathers them unit by unit"),
     "use_all_reduce_for_fetch_params": GATHERING,

@@ -28,10 +28,10 @@ def question_of(description: Description, options: Options, budget: Budget) -> _
     question.full_records = options.resumable
     question.set_optimizer(options.optimizer)
     _set_work(question, description, options, divided)
-    if not options.clipping:
-        schedule = _core.Schedule()
-        schedule.update_in_backward = options.micro_steps == 1
-        question.schedule = schedule
+    schedule = _core.Schedule()
+    schedule.update_in_backward = not options.clipping and options.micro_steps == 1
+    schedule.gathered_bytes = options.keep_gathered
+    question.schedule = schedule
     return question
 
 

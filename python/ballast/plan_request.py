@@ -10,6 +10,7 @@ from ballast import _core, searching
 from ballast.checks import fail, refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
 from ballast.hardware import RATES, Budget, notes_of
+from ballast.keep_gathered import KeepGathered, as_given, read_keep_gathered
 from ballast.keywords import with_nearest_names
 from ballast.measured import read_measured
 from ballast.models import ModelLike, describe
@@ -90,6 +91,7 @@ class PlanRequest:
             wire=options.wire.given(),
             optimizer=options.optimizer,
             replicas=options.replicas,
+            keep_gathered=as_given(options.keep_gathered),
             outer=options.outer,
             activation_tier=options.activations.tier,
             placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
@@ -197,6 +199,7 @@ def request_plan(
     gradient_format: GradientFormats = "fp32",
     wire: WireFormats = "exact",
     replicas: Replicas | None = None,
+    keep_gathered: KeepGathered = False,
     outer: DiLoCo | None = None,
     dtype: str | None = None,
     clipping: bool = True,
@@ -224,13 +227,12 @@ def request_plan(
         micro_steps=read_count("micro_steps", micro_steps),
         efficiency=read_efficiency(efficiency, reached=found is not None and flops is None),
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
-        format=read_state_formats(format),
-        gradient_format=read_gradient_formats(gradient_format),
+        format=read_state_formats(format), gradient_format=read_gradient_formats(gradient_format),
         wire=read_wire(wire, read_stage(stage)),
         outer=read_outer(outer), dtype=dtype, clipping=clipping, resumable=resumable,  # as they are
         replicas=copies_on(_machines(ranks, gpus_per_machine, outer), read_replicas(replicas, read_stage(stage))),
-        price=read_price(price),
-        train_tokens=read_count_or_none(train_tokens),
+        keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
+        price=read_price(price), train_tokens=read_count_or_none(train_tokens),
     )
     return _described(options, model)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 from ballast import _core
 from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, read_gradient_formats, read_state_formats
+from ballast.keep_gathered import KeepGathered, read_keep_gathered
 from ballast.keywords import with_nearest_names
 from ballast.options import Stage, read_stage
 from ballast.outer.options import DiLoCo, read_outer
@@ -54,6 +55,7 @@ def wrap(
     gradient_format: GradientFormats = "fp32",
     update_in_backward: bool = False,
     overlap_gathers: bool = False,
+    keep_gathered: KeepGathered = False,
     elementwise: bool = False,
     units: str | Iterable[str] = (),
     run: str = "",
@@ -107,6 +109,8 @@ def wrap(
                         scaling, gradient accumulation and skipped steps
     overlap_gathers     below stage 3, lets step() return while updated parameters are still gathered: each module, and each
                         other use of a parameter, waits for those that it needs
+    keep_gathered       in stage 3, True keeps parameters from forward to backward, so that they are gathered once, not twice;
+                        "4GiB" those of as many units as fit into that memory
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
     run                 a name under which drives keep state and parameters: a training of the same model and optimizer
@@ -138,6 +142,7 @@ def wrap(
         gradient_format=read_gradient_formats(gradient_format),
         update_in_backward=update_in_backward,
         overlap_gathers=overlap_gathers,
+        keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
         elementwise=elementwise,
         units=read_units(units),
         run=run,

@@ -6,29 +6,31 @@ namespace ballast::python {
 namespace {
 
 TrainingOptions training_options(const BindingOptions& request) {
-  TrainingOptions options{
-      .stage = request.stage,
-      .parameter_replicas = request.parameter_replicas,
-      .parameters = request.parameters,
-      .gradients = request.gradients,
-      .state = request.state,
-      .drives = {.directories = {request.directories.begin(), request.directories.end()},
-                 .run = request.run,
-                 .mirror = request.mirror,
-                 .begins_again = request.begins_again,
-                 .join_notes = request.join_notes,
-                 .resume_at = request.resume_at,
-                 .before_write = request.before_write},
-      .format = request.format,
-      .gradient_format = request.gradient_format,
-      .schedule = {.update_in_backward = request.update_in_backward, .overlap_gathers = request.overlap_gathers},
-      .wire = request.wire,
-      .keeps_timeline = request.keeps_timeline,
-      .verify = request.verify,
-      .threads = request.threads,
-      .gpu = request.gpu,
-      .stream = reinterpret_cast<StreamHandle>(request.stream),
-      .exchanges = request.exchanges};
+  const Schedule schedule{.gathered_bytes = request.gathered_bytes,
+                          .update_in_backward = request.update_in_backward,
+                          .overlap_gathers = request.overlap_gathers};
+  TrainingOptions options{.stage = request.stage,
+                          .parameter_replicas = request.parameter_replicas,
+                          .parameters = request.parameters,
+                          .gradients = request.gradients,
+                          .state = request.state,
+                          .drives = {.directories = {request.directories.begin(), request.directories.end()},
+                                     .run = request.run,
+                                     .mirror = request.mirror,
+                                     .begins_again = request.begins_again,
+                                     .join_notes = request.join_notes,
+                                     .resume_at = request.resume_at,
+                                     .before_write = request.before_write},
+                          .format = request.format,
+                          .gradient_format = request.gradient_format,
+                          .schedule = schedule,
+                          .wire = request.wire,
+                          .keeps_timeline = request.keeps_timeline,
+                          .verify = request.verify,
+                          .threads = request.threads,
+                          .gpu = request.gpu,
+                          .stream = reinterpret_cast<StreamHandle>(request.stream),
+                          .exchanges = request.exchanges};
   if (request.tile_elements > 0) options.tile_elements = request.tile_elements;
   for (const std::size_t unit : request.backward_order)
     options.trace.push_back({unit, Phase::backward});

@@ -9,6 +9,7 @@
 
 #include "kernels/runtime/host_pages.h"
 #include "tests/plan/plan_rig.h"
+#include "zero/plan/compile.h"
 #include "zero/plan/verify.h"
 
 using namespace ballast;
@@ -262,8 +263,6 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
                s.micro_steps = 2;
              }),
              Contains("backward pass of 2 micro-steps"));
-  CHECK_THAT(problem([](PlanSetup& s) { s.schedule.gathered_bytes = 1000; }),
-             Contains("B2004") && Contains("unit h.0") && Contains("gathered_bytes"));
   CHECK_THAT(problem([](PlanSetup& s) { s.trace = {{7, Phase::forward}}; }), Contains("a trace visits unit 7"));
   CHECK_THAT(problem([](PlanSetup& s) { s.wire.gather = WireFormat::int4; }), Contains("parameters as int4"));
   CHECK_THAT(problem([](PlanSetup& s) { s.wire.across = WireFormat::int4; }),
@@ -286,6 +285,11 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
                s.wire.gather = WireFormat::int8;
              }),
              Contains("nothing is wrong"));
+  const CompiledPlan replaced = plan_of(setup_of(3, 2, all_in(Tier::host)));
+  CompileInput with_its_memory = replaced.input();
+  with_its_memory.gathered_bytes = 1000;
+  CHECK_THAT(message([&] { compile(with_its_memory); }),
+             Contains("B2004") && Contains("unit h.0") && Contains("gathered_bytes"));
   CHECK_THROWS_WITH(make_layout(plain_model(1), 0, 128), Contains("at least one shard"));
   CHECK_THROWS_WITH(make_layout(plain_model(1), 1, 100), Contains("a multiple of 128"));
   CHECK_THROWS_WITH(placement_of_stage(4, 2), Contains("stage 4"));

@@ -76,14 +76,35 @@ TEST_CASE("prefetching hides gathers behind compute, and without it they are exp
 
 TEST_CASE("units kept by Belady's rule are not gathered again, so more memory means fewer bytes") {
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  constexpr std::size_t unit = 2'000'384;
   std::size_t before = SIZE_MAX;
   for (const std::size_t units : {2u, 4u, 6u, 8u}) {
-    setup.schedule.gathered_bytes = units * 2'000'384;
+    setup.schedule.gathered_bytes = units * unit;
     const std::size_t bytes = simulation_of(setup, fast_machine(), {}).bytes[at(Lane::gather)];
-    CHECK(bytes == (16 - units) * 1'000'192);  // the last units' backward, and of all units in this step or the next
+    CHECK(bytes == (16 - units) * unit / 2);  // the last units' backward, and of all units in this step or the next
     CHECK(bytes < before);
     before = bytes;
   }
+}
+
+TEST_CASE("the memory for gathered units has room for prefetching, and for no more than all units") {
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  constexpr std::size_t unit = 2'000'384;
+  for (const auto& [asked, reserved] :
+       {std::pair{std::size_t{0}, 2 * unit}, {1, 2 * unit}, {3 * unit, 3 * unit}, {SIZE_MAX, 8 * unit}}) {
+    setup.schedule.gathered_bytes = asked;
+    const CompiledPlan plan = plan_of(setup);
+    const auto gathered = std::ranges::find(plan.program().slots, SlotRole::gathered, &Slot::role);
+    REQUIRE(gathered != plan.program().slots.end());
+    CHECK(gathered->bytes == reserved);
+  }
+}
+
+TEST_CASE("micro-steps whose units all stay gathered gather once in a step") {
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  setup.micro_steps = 4;
+  setup.schedule.gathered_bytes = SIZE_MAX;
+  CHECK(simulation_of(setup, fast_machine(), {}).bytes[at(Lane::gather)] == 8 * 1'000'192);
 }
 
 TEST_CASE("updates on the drive overlap with the next forward pass") {

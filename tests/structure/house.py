@@ -60,7 +60,7 @@ PYTHON_LAYERS = {
     ],
     "planning": [
         *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
-        "replicas",
+        *("replicas", "keep_gathered"),
         *("formats", "models", "models.*", "plan_request", "plan_question", "diagnostic", "drives", "doctor", "issue"),
         *("deepspeed_keys", "deepspeed_config"),
         *("measured", "spelling"),

@@ -92,6 +92,13 @@ TEST_CASE("gathering updated units in the order of the next forward does not cha
   check_schedule({.overlap_gathers = true});
 }
 
+TEST_CASE("keeping units gathered from forward to backward does not change a bit") {
+  for (const std::size_t bytes : {std::size_t{20'000}, SIZE_MAX}) {
+    check_schedule({.gathered_bytes = bytes});
+    check_schedule({.prefetch = 2, .gathered_bytes = bytes, .update_in_backward = true});
+  }
+}
+
 TEST_CASE("offloading between steps does not change a bit") {
   for (const std::size_t ranks : {1u, 2u}) {
     const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks), .micro_steps = 2});

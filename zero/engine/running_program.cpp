@@ -11,7 +11,7 @@ CompileInput RunningProgram::input_for(const Trace& trace, bool extra_sum_slots)
   input.trace = trace;
   input.extra_sum_slots = extra_sum_slots;
   const auto gathered = std::ranges::find(program().slots, SlotRole::gathered, &Slot::role);
-  if (gathered != program().slots.end()) input.schedule.gathered_bytes = gathered->bytes;
+  if (gathered != program().slots.end()) input.gathered_bytes = gathered->bytes;
   return input;
 }
 
@@ -20,11 +20,9 @@ std::unique_ptr<const Program> RunningProgram::compile_for(const Trace& trace, b
 }
 
 void RunningProgram::change_to(std::unique_ptr<const Program> program, const Trace& trace, bool extra_sum_slots) {
-  const Schedule schedule = input_for(trace, extra_sum_slots).schedule;
   compiled_ = std::move(program);
   input_.trace = trace;
   input_.extra_sum_slots = extra_sum_slots;
-  input_.schedule = schedule;
   count_memory();
 }
 

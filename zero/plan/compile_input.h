@@ -26,6 +26,7 @@ struct CompileInput {
   std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
   bool host_is_device = false;   // on a CPU: updates on the host need no copies of parameters and gradients
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
+  std::optional<std::size_t> gathered_bytes{};  // of the program that this one replaces; none: as the schedule says
 
   bool needs_matrices() const { return orthogonalization_steps.has_value(); }
   bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }

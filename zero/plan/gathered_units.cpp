@@ -7,18 +7,13 @@ namespace {
 
 using Extents = std::vector<GatheredUnits::Extent>;
 
-// Pieces are aligned for GPUs and wide CPU instructions.
-constexpr std::size_t alignment = 256;
-
-std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
-
 // The beginning of the first gap of this size, and the extent after it.
 std::optional<std::pair<std::size_t, Extents::const_iterator>> first_gap(const Extents& extents, std::size_t bytes,
                                                                          std::size_t end) {
   std::size_t begin = 0;
   for (auto extent = extents.begin(); extent != extents.end(); ++extent) {
     if (begin + bytes <= extent->begin) return {{begin, extent}};
-    begin = aligned(extent->end);
+    begin = GatheredUnits::aligned(extent->end);
   }
   if (begin + bytes <= end) return {{begin, extents.end()}};
   return {};

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "kernels/runtime/round_up.h"
 #include "zero/plan/trace.h"
 
 namespace ballast {
@@ -19,6 +20,9 @@ class GatheredUnits {
 
   GatheredUnits(std::size_t bytes, const Uses& uses) : bytes_(bytes), uses_(uses) {}
 
+  // Returns the bytes that a unit's parameters take, so that the next unit's are aligned.
+  static std::size_t aligned(std::size_t bytes) { return round_up(bytes, alignment); }
+
   std::optional<Extent> find(std::size_t unit) const;  // none: it is not gathered
 
   // Makes room for a unit that is used at `position`, by dropping units that are used later. Drops nothing and returns
@@ -29,6 +33,8 @@ class GatheredUnits {
   void clear() { extents_.clear(); }
 
  private:
+  static constexpr std::size_t alignment = 256;  // for GPUs and wide CPU instructions
+
   std::size_t bytes_;
   const Uses& uses_;
   std::vector<Extent> extents_;  // in the order of memory

@@ -1,9 +1,11 @@
 #include "zero/plan/step_slots.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/exact_sum_math.h"
 #include "zero/plan/gathered_memory.h"
+#include "zero/plan/gathered_units.h"
 #include "zero/plan/wire_codes.h"
 
 namespace ballast {
@@ -92,12 +94,12 @@ void StepSlots::add_gathered(const Uses& uses) {
   if (std::ranges::none_of(is_gathered_per_use_, [](bool yes) { return yes; })) return;
   std::vector<std::size_t> unit_bytes;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-    unit_bytes.push_back(is_gathered_per_use_[unit] ? full_bytes(unit) : 0);
+    unit_bytes.push_back(is_gathered_per_use_[unit] ? GatheredUnits::aligned(full_bytes(unit)) : 0);
   }
   const Schedule& schedule = in_.schedule;
-  const std::size_t bytes = schedule.gathered_bytes > 0
-                                ? schedule.gathered_bytes
-                                : bytes_to_gather(in_.model, uses, schedule.prefetch, unit_bytes);
+  const std::size_t needed = bytes_to_gather(in_.model, uses, schedule.prefetch, unit_bytes);
+  const std::size_t all = std::accumulate(unit_bytes.begin(), unit_bytes.end(), std::size_t{0});
+  const std::size_t bytes = in_.gathered_bytes.value_or(std::clamp(schedule.gathered_bytes, needed, all));
   gathered_ = slots_.add(SlotRole::gathered, Tier::device, bytes);
 }
 

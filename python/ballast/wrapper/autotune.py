@@ -165,6 +165,7 @@ class Search:
         question.full_records = bool(options.run)
         schedule = _core.Schedule()
         schedule.update_in_backward = options.update_in_backward
+        schedule.gathered_bytes = options.keep_gathered
         question.schedule = schedule
         if stage < 3:
             question.backward_order = backward_order(units)
@@ -206,6 +207,8 @@ class Search:
         options, configuration = self._options, min(self._configurations, key=self._shortage)
         remedies = ["more free memory" if options.memory is None else "more memory="]
         in_bfloat16 = any(member.parameter.dtype == torch.bfloat16 for member in self._request.members)
+        if options.keep_gathered > 0:
+            remedies.append("less of keep_gathered=, or none")
         if options.formats.gradients == "fp32" and in_bfloat16:
             remedies.append('gradient_format="bf16"')
         if options.formats.state != STATE_FORMATS[-1] and in_bfloat16:

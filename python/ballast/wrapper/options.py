@@ -34,6 +34,7 @@ class WrapOptions:
     gradient_format: tuple[str, ...]
     update_in_backward: bool
     overlap_gathers: bool
+    keep_gathered: int  # bytes for gathered parameters; 0: as many as prefetching needs
     elementwise: bool
     units: tuple[str, ...]  # classes of modules whose parameters are gathered together; empty: the repeated blocks
     run: str
@@ -65,6 +66,7 @@ class WrapOptions:
         options.keeps_timeline = self.timeline
         options.update_in_backward = self.update_in_backward
         options.overlap_gathers = self.overlap_gathers and self.stage < 3  # in stage 3 they always overlap
+        options.gathered_bytes = self.keep_gathered
         options.verify = self.verify
         options.wire = self.wire.for_core()
         options.tile_elements = parse_size(self.tile)

@@ -1,0 +1,37 @@
+"""How much memory of gathered parameters is kept from forward to backward, in stage 3."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+from ballast.checks import refuse
+from ballast.sizes import Size, parse_size
+
+KeepGathered = bool | Size | Literal["all"]
+
+ALL = sys.maxsize  # more than any model takes; the library reserves no more than all units take
+
+
+def read_keep_gathered(given: KeepGathered, stage: int | None) -> int:
+    """Return the bytes for gathered parameters; 0 means as many as prefetching needs, which is the least.
+
+    >>> read_keep_gathered("4GiB", 3), read_keep_gathered(False, 2), read_keep_gathered("all", None) == ALL
+    (4294967296, 0, True)
+    """
+    size = ALL if given is True or given == "all" else 0 if given is False else parse_size(given)
+    if size > 0 and stage is not None and stage < 3:
+        refuse(
+            f"keep_gathered={given!r} is not possible in stage {stage}: each rank keeps all parameters",
+            needed="stage 3, or no keep_gathered",
+        )
+    return size
+
+
+def as_given(size: int) -> bool | int:
+    """Return the option that is read as these bytes.
+
+    >>> as_given(0), as_given(1 << 30), as_given(ALL)
+    (False, 1073741824, True)
+    """
+    return size == ALL or size or False

@@ -1,0 +1,67 @@
+"""Tests of keep_gathered: units stay from forward to backward in stage 3. Equal bits are tested in test_ranks.py."""
+
+from contextlib import nullcontext
+
+import ballast
+import pytest
+import torch
+from ballast.keep_gathered import ALL
+from python.wrap.support import gathered_once
+from python.wrap.support.ranks import run_ranks
+
+UNIT = 512 * 4  # 400 elements in fp32, in shards of whole blocks of 128
+
+
+def in_units(sent, less):
+    """Return how much more a rank sends in a step than in another training, in units' shards on two ranks."""
+    return round((sent - less) / (UNIT / 2))
+
+
+def test_units_that_stay_are_gathered_once_in_a_step():
+    configurations = [{}, {"keep_gathered": 4 * UNIT}, {"keep_gathered": True}]
+    for results in run_ranks(2, gathered_once.sent_and_kept, 1, configurations):
+        (plain, least), (some, more), (every, most) = results
+        assert in_units(plain, every) == gathered_once.BLOCKS - 2  # the last two stay in any case
+        assert in_units(plain, some) == 2
+        assert (more - least, most - least) == (2 * UNIT, (gathered_once.BLOCKS - 2) * UNIT)
+
+
+def test_micro_steps_gather_no_unit_again():
+    [[(one, _)], _] = run_ranks(2, gathered_once.sent_and_kept, 1, [{"keep_gathered": True}])
+    for [(three, _)] in run_ranks(2, gathered_once.sent_and_kept, 3, [{"keep_gathered": True}]):
+        assert in_units(three, one) == 2 * gathered_once.BLOCKS  # the reductions of two more backward passes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"keep_gathered": True, "stage": 2}, "keep_gathered=True is not possible in stage 2"),
+        ({"keep_gathered": "some", "stage": 3}, "some"),
+        ({"keep_gathered": -1, "stage": 3}, "-1 is not a size"),
+    ],
+)
+def test_other_values_are_refused(options, words):
+    model = torch.nn.Linear(4, 1)
+    with pytest.raises(ballast.UsageError, match=words):
+        ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+
+
+def test_a_plan_says_what_staying_parameters_cost_and_gain():
+    once = ballast.plan("llama-8b", ranks=8, gpu="h100", stage=3, rates={"network": "10GB/s"}, keep_gathered=True)
+    twice = ballast.plan("llama-8b", ranks=8, gpu="h100", stage=3, rates={"network": "10GB/s"})
+    assert once.seconds < twice.seconds
+    assert once.memory["device"]["gathered"] > 10 * twice.memory["device"]["gathered"]
+    assert once.wrap_call() == "ballast.wrap(optimizer, model, stage=3, keep_gathered=True)"
+    below = ballast.plan("llama-8b", ranks=8, gpu="h100", keep_gathered=ALL)
+    assert below.stage < 3
+    assert "keep_gathered" not in below.wrap_call()
+
+
+def test_parameters_that_stay_count_in_memory():
+    for options, fits in (({}, True), ({"keep_gathered": True}, False)):
+        model = gathered_once.blocks()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        offload = {"parameters": "host", "state": "host"}  # without ranks only those are not there all the time
+        ballast.wrap(optimizer, model, stage=3, offload=offload, memory="36KiB", **options)
+        with nullcontext() if fits else pytest.raises(ballast.OutOfMemoryError, match="less of keep_gathered="):
+            model(torch.ones(gathered_once.WIDTH))
