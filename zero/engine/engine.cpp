@@ -330,6 +330,7 @@ void Engine::change_state(const TileVisitor& change, const std::function<void()>
   parameters_changed();
   before_write(RunWrite::change);
   state_.change(change, agree, [this] { return CommittedState{steps(), note_, round_of_change()}; });
+  off_plan_.forget_gathered();
   scheduler_.run_entry(running_.program().entry, true);
 }
 

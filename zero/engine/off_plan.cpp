@@ -22,6 +22,15 @@ void OffPlan::serve_step() {
   follow(compile_step(parts_.running.input(), so_far_), {none, Phase::step});
 }
 
+// The program would use what it has gathered before the change. What is done on demand uses nothing from before.
+void OffPlan::forget_gathered() {
+  const std::vector<Slot>& slots = parts_.running.program().slots;
+  const bool gathers = std::ranges::find(slots, SlotRole::gathered, &Slot::role) != slots.end();
+  if (is_off_plan_ || visited_.empty() || !gathers) return;
+  go_off_plan({none, Phase::step});
+  follow({}, {none, Phase::step});
+}
+
 // Each list begins when everything before it is over, because it may use any memory. So every lease has to end first.
 void OffPlan::go_off_plan(const Visit& next) {
   const Op* const open = parts_.scheduler.uses().oldest();
@@ -89,7 +98,8 @@ void OffPlan::end_off_plan_step() {
   parts_.counters.count_off_plan_step();
   is_off_plan_ = false;
   const Trace repeated = repeated_order();
-  const bool changed = !repeated.empty() && change_program(repeated, parts_.running.input().extra_sum_slots);
+  const bool is_new = !repeated.empty() && repeated != parts_.running.input().trace;
+  const bool changed = is_new && change_program(repeated, parts_.running.input().extra_sum_slots);
   last_off_plan_ = visited_;
   const Program& program = parts_.running.program();
   scheduler.follow_program(program.ops);

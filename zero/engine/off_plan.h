@@ -23,6 +23,7 @@ class OffPlan {
 
   void serve(const Trace& chain);  // makes these uses the next ones in the scheduler's list
   void serve_step();               // makes the agreement the next one
+  void forget_gathered();          // in a step: its further uses gather changed parameters again
 
   void remember(const Trace& chain);  // uses that have begun
   bool has_gradients() const;         // whether there are some that no step has used yet

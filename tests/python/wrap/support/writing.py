@@ -9,6 +9,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
+from python.wrap.support.gathered_once import blocks
 from python.wrap.support.loops import Loop, mlp
 
 Write = Callable[[torch.nn.Module, str], None]  # to the parameter of this name
@@ -229,3 +230,41 @@ def loads_by_assigning(layer: torch.nn.Module) -> None:
 
 
 ASSIGNMENTS = [assigns_a_parameter, loads_by_assigning]
+
+
+MOMENTS = ("before forward", "between forward and backward", "between two backward passes", "before the last backward pass")
+
+
+def losses_with_writes(rank: int, configurations: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
+    """Write to a parameter at the same moment of each step. Return the losses of plain torch and of each configuration."""
+    return {moment: [_losses_with_writes(options, moment) for options in ({}, *configurations)] for moment in MOMENTS}
+
+
+def _losses_with_writes(options: dict[str, Any], chosen: str) -> list[float]:
+    model = blocks()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if options:
+        optimizer = ballast.wrap(optimizer, model, **options)
+    losses = []
+
+    def write_at(moment: str) -> None:
+        if moment == chosen:
+            with ballast.gather(model[2]) if options else nullcontext():
+                model[2].weight.data.mul_(1.5)
+
+    def loss() -> torch.Tensor:
+        losses.append(model(torch.ones(20)).square().sum())
+        return losses[-1]
+
+    for _ in range(4):  # the third one, if not before, has the writes in its plan
+        write_at("before forward")
+        first = loss()
+        write_at("between forward and backward")
+        first.backward()
+        write_at("between two backward passes")
+        second = loss()
+        write_at("before the last backward pass")
+        second.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [each.item() for each in losses]
