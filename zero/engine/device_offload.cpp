@@ -20,9 +20,7 @@ void DeviceOffload::offload(bool parameters, const AgreeOnMemory& agree) {
   Staging staging(parts_.arithmetic, device_bytes());
   parts_.slots.offload(program, staging, parameters, agree);
   is_offloaded_ = true;
-  parts_.off_plan.forget_step();
-  parts_.scheduler.restart_step();
-  parts_.scheduler.follow_program(program.ops);
+  parts_.off_plan.restart_step();
 }
 
 void DeviceOffload::reload(const AgreeOnMemory& agree) {

@@ -22,13 +22,21 @@ void OffPlan::serve_step() {
   follow(compile_step(parts_.running.input(), so_far_), {none, Phase::step});
 }
 
-// The program would use what it has gathered before the change. What is done on demand uses nothing from before.
+// The rest of the program would use what it has gathered before the change. What is done on demand uses nothing from before.
 void OffPlan::forget_gathered() {
   const std::vector<Slot>& slots = parts_.running.program().slots;
   const bool gathers = std::ranges::find(slots, SlotRole::gathered, &Slot::role) != slots.end();
-  if (is_off_plan_ || visited_.empty() || !gathers) return;
+  if (visited_.empty() || !gathers) return;
+  if (!has_gradients()) return restart_step();
+  if (is_off_plan_) return;
   go_off_plan({none, Phase::step});
   follow({}, {none, Phase::step});
+}
+
+void OffPlan::restart_step() {
+  forget_step();
+  parts_.scheduler.restart_step();
+  parts_.scheduler.follow_program(parts_.running.program().ops);
 }
 
 // Each list begins when everything before it is over, because it may use any memory. So every lease has to end first.

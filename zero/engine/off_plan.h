@@ -24,13 +24,14 @@ class OffPlan {
   void serve(const Trace& chain);  // makes these uses the next ones in the scheduler's list
   void serve_step();               // makes the agreement the next one
   void forget_gathered();          // in a step: its further uses gather changed parameters again
+  void restart_step();             // discards the uses so far, and follows the program from its beginning
 
   void remember(const Trace& chain);  // uses that have begun
   bool has_gradients() const;         // whether there are some that no step has used yet
   void end_step();                    // returns to a program, if this step was off plan
-  void forget_step();                 // discards the uses so far
 
  private:
+  void forget_step();
   void go_off_plan(const Visit& next);
   void follow(std::vector<Op> ops, const Visit& next);
   bool needs_second_sum(const Trace& chain) const;
