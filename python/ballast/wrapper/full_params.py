@@ -27,6 +27,8 @@ log = logging.getLogger("ballast")
 class FullParameters:
     """Keeps each parameter in its place, and notices when a user writes to one or assigns other memory."""
 
+    sees_writes = True
+
     def __init__(
         self,
         group: Group,

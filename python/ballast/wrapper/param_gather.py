@@ -27,6 +27,8 @@ class ParamGather:
     """The owner of sharded parameters. Modules open a unit before they run; operations outside of modules, and blocks
     of gather(), open what they use."""
 
+    sees_writes = False  # they are kept when a block of gather() ends
+
     def __init__(
         self,
         model: torch.nn.Module,

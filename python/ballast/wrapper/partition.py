@@ -273,11 +273,14 @@ class Partition(ShardedState):
             self._residence.require_not_gathered("cannot make a step")
             self._discard_cleared_gradients()
             self._take_assigned()
+        has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
         if self._agree(count=not discard) == 0:
             if joint_round is not None:
                 self._commit_as_it_is(joint_round)
             self._reset_step()
             return None
+        if has_agreed and not discard:
+            self.accept_writes()
         try:
             with self._in_round(joint_round):
                 end = self._end_updates if self._updates_in_backward else self._update
@@ -369,10 +372,8 @@ class Partition(ShardedState):
         require_stream(self._gpu, self._stream)  # before writes are taken over
         self.require_not_updated("cannot offload the optimizer")
         self._discard_cleared_gradients()
-        writes = self._residence.writes()
-        written, pending = self._group.all_reduce([len(writes), len(self._taken)])
-        if written > 0:
-            self._accept_writes(writes)
+        self.accept_writes()
+        [pending] = self._group.all_reduce([len(self._taken)])
         if pending > 0:
             refuse_order(
                 "cannot offload the optimizer between a backward pass and its step: it has gradients",

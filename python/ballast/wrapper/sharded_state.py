@@ -28,6 +28,8 @@ log = logging.getLogger("ballast")
 class Residence(Protocol):
     """The memory in which torch sees the parameters."""
 
+    sees_writes: bool  # whether writes are accepted later: at the step, or where something reads the state
+
     def release_unit(self) -> None: ...  # no unit may be open while gradients are acquired or state is read
     def after_step(self) -> None: ...
     def finish(self) -> None: ...  # wait until torch may read all parameters that it sees
@@ -198,6 +200,15 @@ class ShardedState:
         """Keep all writes to these parameters inside the block."""
         return self._residence.gathered(parameters)
 
+    def accept_writes(self) -> None:
+        """Accept what was written to parameters on any rank since the last step. All ranks call it together."""
+        if not self._residence.sees_writes:
+            return
+        writes = self._residence.writes()
+        [written] = self._group.all_reduce([len(writes)])
+        if written > 0:
+            self._accept_writes(writes)
+
     def _accept_writes(self, writes: Mapping[Member, torch.Tensor]) -> None:
         """Accept the parameters that a rank has written to. All ranks call it together, if one has."""
         before = {member: writes.get(member, member.parameter.data) for member in self._members}
@@ -263,10 +274,7 @@ class ShardedState:
     def visit_shards(self, visit: Callable[[_core.StatePart], None]) -> None:
         """Read the shards one by one. All ranks call it together, because parameters may have been written to."""
         require_stream(self._gpu, self._stream)
-        writes = self._residence.writes()
-        [written] = self._group.all_reduce([len(writes)])
-        if written > 0:
-            self._accept_writes(writes)
+        self.accept_writes()
         self._residence.release_unit()
         self._core.visit_shards(visit)
 

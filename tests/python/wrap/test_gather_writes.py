@@ -55,7 +55,7 @@ def test_every_kind_of_write_is_kept_on_two_ranks(kept, tmp_path):
 def test_writes_in_the_middle_of_every_step_reach_all_uses_after_them(tmp_path):
     in_stage_3 = [{}, {"keep_gathered": True}, {"offload": {"parameters": "host", "state": "host"}}]
     in_stage_3 += [{"offload": {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}}]
-    configurations = [{"stage": 2}, *({"stage": 3, **options} for options in in_stage_3)]
+    configurations = [{"stage": 2}, {"stage": 2, "offload": "host"}, *({"stage": 3, **options} for options in in_stage_3)]
     for by_moment in run_ranks(2, writing.losses_with_writes, configurations):
         for moment, (plain, *others) in by_moment.items():
             for options, losses in zip(configurations, others):

@@ -232,7 +232,11 @@ def loads_by_assigning(layer: torch.nn.Module) -> None:
 ASSIGNMENTS = [assigns_a_parameter, loads_by_assigning]
 
 
-MOMENTS = ("before forward", "between forward and backward", "between two backward passes", "before the last backward pass")
+CLIPPED = "between clipping and the step"
+MOMENTS = (
+    *("before forward", "between forward and backward", "between two backward passes", "before the last backward pass"),
+    CLIPPED,
+)
 
 
 def losses_with_writes(rank: int, configurations: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
@@ -265,6 +269,9 @@ def _losses_with_writes(options: dict[str, Any], chosen: str) -> list[float]:
         second = loss()
         write_at("before the last backward pass")
         second.backward()
+        if chosen == CLIPPED:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            write_at(CLIPPED)
         optimizer.step()
         optimizer.zero_grad()
     return [each.item() for each in losses]
