@@ -4,8 +4,8 @@ batches of all ranks; each rank of Ballast trains on its own."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ class Case(NamedTuple):
 
 
 OFTEN = ("forward", "backward", "forward", "backward", "forward", "backward")
-AT_ANY_TIME = ("write", "evaluate", "look", "call", "evaluate_block", "discard", "set_rate")
+AT_ANY_TIME = ("write", "evaluate", "look", "call", "evaluate_gathered", "train_without_sync", "discard", "set_rate")
 BETWEEN_STEPS = ("write", "evaluate", "look", "call", "freeze", "move", "save_and_load", "set_rate")
 
 
@@ -167,6 +167,9 @@ class Training:
     def gathered(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def without_sync(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     # --- Actions ---
 
     def forward(self, module: torch.nn.Module) -> None:
@@ -190,8 +193,13 @@ class Training:
             values = torch.ones(WIDTH, dtype=next(module.parameters()).dtype)
             self.note("output", module(values).float().square().sum().item())
 
-    def evaluate_block(self, module: torch.nn.Module) -> None:
-        self.call(self.model.blocks[0])
+    def evaluate_gathered(self, module: torch.nn.Module) -> None:
+        with self.gathered(self.model):
+            self.evaluate(module)
+
+    def train_without_sync(self, module: torch.nn.Module) -> None:
+        with self.without_sync():
+            self.loss().backward()
 
     def look(self, module: torch.nn.Module) -> None:
         with self.gathered(module):
@@ -245,6 +253,13 @@ class RankTraining(Training):
 
     def gathered(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return ballast.gather(module)
+
+    @contextmanager
+    def without_sync(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for optimizer in self.optimizers:
+                stack.enter_context(optimizer.no_sync())
+            yield
 
     def zero_unused(self) -> None:
         """Do nothing: the library does it."""
