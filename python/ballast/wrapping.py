@@ -107,10 +107,8 @@ def wrap(
                         fp32, until the update. Both, or "auto": chooses as with `state_format`
     update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
                         scaling, gradient accumulation and skipped steps
-    overlap_gathers     below stage 3, lets step() return while updated parameters are still gathered: each module, and each
-                        other use of a parameter, waits for those that it needs
-    keep_gathered       in stage 3, True keeps parameters from forward to backward, so that they are gathered once, not twice;
-                        "4GiB" those of as many units as fit into that memory
+    overlap_gathers     below stage 3, lets step() return while parameters are gathered: each use waits for those that it needs
+    keep_gathered       in stage 3, True keeps parameters gathered from forward to backward, "4GiB" as many as fit into that
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
     run                 a name under which drives keep state and parameters: a training of the same model and optimizer
