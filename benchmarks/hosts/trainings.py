@@ -8,25 +8,29 @@ from systems import ALONE, DDP, FSDP, SYSTEMS, System, deepspeed_name
 
 HYBRID = "FSDP2, hybrid"
 OVERLAPPED = "Ballast stage 2, overlapped"
-GATHERED_ONCE = "Ballast stage 3, gathered once"
+ONCE = "gathered once"
 INT8 = "codes of 8 bits"
 INT4 = "gradients in codes of 4 bits"
+KEPT = {"keep_gathered": True}
+SMALL_GRADIENTS = {"gather": "int8", "reduce": "int4"}
 NAMES = [ALONE, DDP, FSDP, *(deepspeed_name(stage) for stage in (1, 2, 3)), *(f"Ballast stage {stage}" for stage in (1, 2, 3))]
 TRAINED = [
     *(system for system in SYSTEMS if system.name in NAMES),
     System(HYBRID, "HybridFsdp", {}, (ALONE, DDP)),
     System(OVERLAPPED, "Ballast", {"stage": 2, "overlap_gathers": True}, (ALONE, DDP)),
-    System(GATHERED_ONCE, "Ballast", {"stage": 3, "keep_gathered": True}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {ONCE}", "Ballast", {"stage": 3, **KEPT}, (ALONE, DDP)),
     System(f"Ballast stage 2, {INT8}", "Ballast", {"stage": 2, "wire": {"reduce": "int8"}}, (ALONE, DDP)),
     System(f"Ballast stage 3, {INT8}", "Ballast", {"stage": 3, "wire": "int8"}, (ALONE, DDP)),
     System(f"Ballast stage 2, {INT4}", "Ballast", {"stage": 2, "wire": {"reduce": "int4"}}, (ALONE, DDP)),
-    System(f"Ballast stage 3, {INT4}", "Ballast", {"stage": 3, "wire": {"gather": "int8", "reduce": "int4"}}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {INT4}", "Ballast", {"stage": 3, "wire": SMALL_GRADIENTS}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {ONCE}, {INT8}", "Ballast", {"stage": 3, "wire": "int8", **KEPT}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {ONCE}, {INT4}", "Ballast", {"stage": 3, "wire": SMALL_GRADIENTS, **KEPT}, (ALONE, DDP)),
 ]
 OURS = [system.name for system in TRAINED if system.is_ballast]
 
 # How often all parameters cross a link in a step, apart from the host's own share: a reduction, and a gather after it.
 # Gathers in backward, and in forward, are separate where each parameter is freed after its use.
-FREEING = [FSDP, deepspeed_name(3), *(name for name in OURS if name.startswith("Ballast stage 3") and name != GATHERED_ONCE)]
+FREEING = [FSDP, deepspeed_name(3), *(name for name in OURS if name.startswith("Ballast stage 3") and ONCE not in name)]
 CROSSINGS = {ALONE: 0, **{name: 3 for name in FREEING}}
 CROSSINGS_OTHERWISE = 2
 # The bytes of those crossings that are codes, for each value: a block of 128 values has 4 bytes more.
@@ -36,6 +40,8 @@ ENCODED = {
     f"Ballast stage 3, {INT8}": 3 * [BYTES_OF_INT8],
     f"Ballast stage 2, {INT4}": [BYTES_OF_INT4],
     f"Ballast stage 3, {INT4}": [BYTES_OF_INT8, BYTES_OF_INT8, BYTES_OF_INT4],
+    f"Ballast stage 3, {ONCE}, {INT8}": 2 * [BYTES_OF_INT8],
+    f"Ballast stage 3, {ONCE}, {INT4}": [BYTES_OF_INT8, BYTES_OF_INT4],
 }
 
 
