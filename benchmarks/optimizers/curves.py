@@ -34,7 +34,7 @@ def sentence(finished: Finished) -> str:
     if gap is None:
         return ""
     where = f"seed {gap.seed}, step {gap.step}"
-    return f"The curves of {TORCH_MUON} and of {BALLAST_MUON} differ by at most {gap.size:.1g} ({where}).\n"
+    return f"The largest difference between the curves of {TORCH_MUON} and of {BALLAST_MUON} is {gap.size:.2g} ({where}).\n"
 
 
 def records(finished: Finished) -> list[dict[str, Any]]:

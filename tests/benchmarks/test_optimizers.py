@@ -92,7 +92,7 @@ def test_the_largest_gap_is_between_equal_steps_and_seeds():
     }
     gap = curves.largest_gap(runs_of_both)
     assert gap == (pytest.approx(0.2), 1, 20)
-    assert "differ by at most 0.2 (seed 1, step 20)" in curves.sentence(runs_of_both)
+    assert " is 0.2 (seed 1, step 20)" in curves.sentence(runs_of_both)
     runs_of_both[Case(BALLAST_MUON, 0)]["curve"][1][1] = math.nan
     gap = curves.largest_gap(runs_of_both)
     assert gap is not None and math.isnan(gap.size) and (gap.seed, gap.step) == (0, 20)

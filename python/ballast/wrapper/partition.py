@@ -247,7 +247,7 @@ class Partition(ShardedState):
         if len({*words[2 * ranks :]}) > 1:
             require_same(self._group, options)
         if any(words[ranks : 2 * ranks]):
-            self._accept_writes(writes)
+            self._take_over(writes)
         self._passes = max(words[:ranks])
         completed = self._gradient_order.completed
         self._take_all(self._gradient_order.rest(self._passes), count=count)

@@ -201,16 +201,16 @@ class ShardedState:
         return self._residence.gathered(parameters)
 
     def accept_writes(self) -> None:
-        """Accept what was written to parameters on any rank since the last step. All ranks call it together."""
+        """Accept writes to parameters that any rank has made since the last step. All ranks call it together."""
         if not self._residence.sees_writes:
             return
         writes = self._residence.writes()
         [written] = self._group.all_reduce([len(writes)])
         if written > 0:
-            self._accept_writes(writes)
+            self._take_over(writes)
 
-    def _accept_writes(self, writes: Mapping[Member, torch.Tensor]) -> None:
-        """Accept the parameters that a rank has written to. All ranks call it together, if one has."""
+    def _take_over(self, writes: Mapping[Member, torch.Tensor]) -> None:
+        """Take over the written parameters. All ranks call it together, if one rank has written."""
         before = {member: writes.get(member, member.parameter.data) for member in self._members}
         written = agree_on_writes(self._group, before, writes, self._residence.require_acceptable_writes)
         self._residence.accept_writes()
