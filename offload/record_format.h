@@ -39,8 +39,8 @@ struct CommitPoint {
   auto operator<=>(const CommitPoint&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
 
-// Three numbers of the owner that say what else belongs to a commit; zeros if nothing does. They are known before any record is
-// read, as the user's bytes are not.
+// Three numbers of the owner that say what else belongs to a commit; zeros if nothing does. They can be read before any
+// record; the note cannot.
 using CommitLabel = std::array<std::uint64_t, 3>;
 static_assert(sizeof(CommitLabel) == label_bytes);
 

@@ -38,7 +38,8 @@ class RunSearch {
   // leaves out commits that lack records.
   std::vector<SeenRecords> find_all(std::span<const RecordFiles> files) const;
   KnownCheckpoint newest_checkpoint(std::span<const RecordFiles> files) const;
-  // Forgets the commit in those of each rank's files that it passes. Returns whether any rank has passed some.
+  // Drops the commit from `seen` for the files in `damaged`, which each rank passes for its own drives. Returns whether any rank
+  // passed one.
   bool forget(std::vector<SeenRecords>& seen, offload::CommitPoint point, std::span<const RecordFiles> damaged) const;
 
  private:

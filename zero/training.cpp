@@ -1,5 +1,6 @@
 #include <ballast/error.h>
 #include <ballast/training.h>
+#include <fmt/format.h>
 
 #include "zero/engine/engine.h"
 #include "zero/engine/timeline.h"
@@ -113,6 +114,10 @@ std::vector<std::vector<double>> Training::tensor_norms(double loss_scale) {
 
 StepResult Training::step(double loss_scale) {
   if (!impl_->options.schedule.update_in_backward) return step(impl_->step_options(loss_scale));
+  require(loss_scale == 1.0, Code::out_of_order, [&] {
+    return Problem{.what = fmt::format("cannot step with a loss scale of {}: the updates are made already", loss_scale),
+                   .needed = "a loss that is not scaled, or prepare(options) before backward"};
+  });
   impl_->prepare_backward();  // if no unit was used in backward
   return step_prepared();
 }

@@ -89,13 +89,14 @@ TEST_CASE("a lease gives tensors by number, and refuses those that it does not h
   }
 }
 
-TEST_CASE("updates in backward refuse clipping, and report gradients that are not finite") {
+TEST_CASE("updates in backward refuse clipping and a loss scale, and report gradients that are not finite") {
   LoneTraining alone({.stage = 0, .schedule = {.update_in_backward = true}});
   alone.training.initialise(initial_parameters());
   CHECK_THROWS_WITH(alone.training.step(StepOptions{.groups = alone.training.groups()}),
                     Contains("prepare(options) before"));
   CHECK_THROWS_WITH(alone.training.prepare({.groups = alone.training.groups(), .max_norm = 1.0}),
                     Contains("no max_norm"));
+  CHECK_THROWS_WITH(alone.training.step(1024.0), Contains("loss scale of 1024") && Contains("not scaled"));
   alone.use_all(INFINITY);
   const StepResult result = alone.training.step();
   CHECK_FALSE(result.skipped);

@@ -29,7 +29,7 @@ struct StreamWait {
 struct StepRun {
   const std::vector<Op>* list = nullptr;
   std::vector<OpStatus> ops{};
-  std::uint64_t step = 0;  // updates made before it, and one: random bits of sums depend on it
+  std::uint64_t step = 0;  // updates made before it, plus 1; seeds the random bits of sums
   StepNumbers numbers{};
   std::vector<std::byte> note{};  // of the trainer, for the commit
   JointRound round{};             // likewise

@@ -36,7 +36,7 @@ struct EarlierNotes {
   std::vector<std::size_t> places{};
 };
 
-// What a run has lost that begins again.
+// The steps that a run lost before it began again.
 struct LostRun {
   std::string reason{};
   std::uint64_t step = 0;  // the newest one of which any rank had records
@@ -97,8 +97,8 @@ struct TrainingOptions {
   std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
   Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
-  // Of several trainings on one GPU, which one thread drives in the same way on all ranks, such as those of one model: their
-  // exchanges between GPUs then have one order. NCCL needs it. Null: an order of its own.
+  // Shared by the trainings on one GPU that one thread drives, such as those of one model: it gives their exchanges one order,
+  // which NCCL requires. Null: this training has its own.
   std::shared_ptr<ExchangeOrder> exchanges{};
 };
 

@@ -60,8 +60,8 @@ class Training {
   Lease forward(std::size_t unit);
   Lease backward(std::size_t unit);
   // Like forward(), with the parameters as ranks keep them even if Wire::gather is not exact: to write or export them. All ranks
-  // call together. If Wire::gather is not exact it is another use than forward(), so a step without it in the plan is served on
-  // demand from here on; an order that comes twice in a row becomes the plan.
+  // call together. If Wire::gather is not exact, the plan counts this as a use of its own: a step whose trace lacks it goes off
+  // plan, until the same order comes twice in a row.
   Lease exact_parameters(std::size_t unit);
 
   // The norm of the gradients that the step would use, before clipping. All ranks call together, and the step comes next.
@@ -69,7 +69,7 @@ class Training {
   std::vector<std::vector<double>> tensor_norms(double loss_scale = 1.0);  // of each tensor, by unit
 
   // Returns when the step is decided. Its updates may still run while the next forward begins. The first form uses groups()
-  // and the options' max_norm.
+  // and the options' max_norm; with Schedule::update_in_backward the loss scale must be 1.
   StepResult step(double loss_scale = 1.0);
   StepResult step(const StepOptions& options);
   // With Schedule::update_in_backward, prepare() sets the options of the updates before the backward pass; without it they
