@@ -1,4 +1,4 @@
-// A mark beside a record file: a read of it has failed, so the next start looks for another copy.
+// A mark next to a record file: a read of it has failed, so the next start looks for another copy.
 #pragma once
 
 #include <filesystem>

@@ -50,10 +50,10 @@ struct CommitBlock {
   std::uint64_t generation = 0;
   std::uint64_t step = 0;
   std::uint64_t seals_hash = 0;
-  std::uint64_t user_bytes = 0;
+  std::uint64_t note_bytes = 0;
   CommitPoint point{};
 };
-static_assert(sizeof(CommitBlock) + max_user_bytes + sizeof(CommitLabel) == commit_bytes);
+static_assert(sizeof(CommitBlock) + max_note_bytes + sizeof(CommitLabel) == commit_bytes);
 constexpr std::size_t label_offset = commit_bytes - sizeof(CommitLabel);
 
 std::uint64_t seal_of(std::span<const std::byte> block) { return checksum(block.subspan(sizeof(BlockHead::seal))); }
@@ -162,13 +162,13 @@ std::string check_record(const RecordShape& shape, RecordName name, const Seals&
 
 void write_commit(const RecordShape& shape, const Commit& commit, std::span<std::byte> slot) {
   std::memset(slot.data(), 0, slot.size());
-  std::ranges::copy(commit.user, slot.begin() + sizeof(CommitBlock));
+  std::ranges::copy(commit.note, slot.begin() + sizeof(CommitBlock));
   std::memcpy(slot.data() + label_offset, &commit.label, sizeof commit.label);
   put(slot,
       CommitBlock{.generation = commit.generation,
                   .step = commit.step,
                   .seals_hash = commit.seals_hash,
-                  .user_bytes = commit.user.size(),
+                  .note_bytes = commit.note.size(),
                   .point = commit.point},
       shape);
 }
@@ -176,14 +176,14 @@ void write_commit(const RecordShape& shape, const Commit& commit, std::span<std:
 std::optional<Commit> read_commit(const RecordShape& shape, std::span<const std::byte> slot) {
   const auto found = get<CommitBlock>(slot);
   if (!is_sealed(slot, found.head, Kind::commit) || !is_of(shape, found.head)) return {};
-  if (found.user_bytes > slot.size() - sizeof found)
+  if (found.note_bytes > slot.size() - sizeof found)
     return {};  // forged: a seal can be right, and they end after the block
-  const bool has_label = found.user_bytes <= max_user_bytes;  // older versions had no label, and allowed more of them
+  const bool has_label = found.note_bytes <= max_note_bytes;  // older versions had no label, and allowed more of them
   return Commit{.generation = found.generation,
                 .step = found.step,
                 .seals_hash = found.seals_hash,
                 .point = found.point,
-                .user = slot.subspan(sizeof found, found.user_bytes),
+                .note = slot.subspan(sizeof found, found.note_bytes),
                 .label = has_label ? get<CommitLabel>(slot.subspan(label_offset)) : CommitLabel{}};
 }
 

@@ -16,7 +16,7 @@ namespace ballast::offload {
 inline constexpr std::uint32_t format_version = 2;
 inline constexpr std::size_t commit_bytes = 16 * block_bytes;
 inline constexpr std::size_t label_bytes = 24;
-inline constexpr std::size_t max_user_bytes = commit_bytes - 80 - label_bytes;
+inline constexpr std::size_t max_note_bytes = commit_bytes - 80 - label_bytes;
 
 // The shape that the owner of the records chooses. Run and rank are part of every seal, so that a record of another run
 // or rank is not accepted.
@@ -102,7 +102,7 @@ struct Commit {
   std::uint64_t step = 0;
   std::uint64_t seals_hash = 0;  // of all tiles, in order
   CommitPoint point{};
-  std::span<const std::byte> user{};
+  std::span<const std::byte> note{};
   CommitLabel label{};
 };
 

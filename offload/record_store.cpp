@@ -237,7 +237,7 @@ void RecordStore::wait(const Completion& completion, std::string_view what) cons
   wait_watched(completion, log_, [&] { return fmt::format("{} of {}", what, stripes_.front()->file.path().string()); });
 }
 
-void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user, const CommitLabel& label) {
+void RecordStore::commit(std::uint64_t step, std::span<const std::byte> note, const CommitLabel& label) {
   require_known_state();
   for (std::size_t tile = 0; tile < shape_.tiles; ++tile) {
     require(written_[tile].started, Code::out_of_order, [&] {
@@ -251,12 +251,12 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user, co
                     .step = step,
                     .seals_hash = hash_of(next_),
                     .point = {counted_from_.incarnation, counted_from_.number + 1},
-                    .user = user,
+                    .note = note,
                     .label = label};
-  require(user.size() <= max_user_bytes, Code::wrong_size, [&] {
-    return Problem{.what = "cannot commit: the user's bytes do not fit into the commit record",
-                   .needed = human_bytes(user.size()),
-                   .available = human_bytes(max_user_bytes),
+  require(note.size() <= max_note_bytes, Code::wrong_size, [&] {
+    return Problem{.what = "cannot commit: the note does not fit into the commit record",
+                   .needed = human_bytes(note.size()),
+                   .available = human_bytes(max_note_bytes),
                    .remedy = "Keep them in a file of their own, and commit its name."};
   });
   if (!is_scratch()) make_durable(next);
@@ -264,7 +264,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user, co
   generation_ = next.generation;
   step_ = step;
   point_ = counted_from_ = next.point;
-  user_.assign(user.begin(), user.end());
+  note_.assign(note.begin(), note.end());
   label_ = label;
   current_.swap(next_);
   written_.assign(shape_.tiles, {});

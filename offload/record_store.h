@@ -95,7 +95,7 @@ class RecordStore {
   std::uint64_t generation() const { return generation_; }
   std::uint64_t step() const { return step_; }
   CommitPoint point() const { return point_; }               // of the last commit
-  std::span<const std::byte> user() const { return user_; }  // of the last commit
+  std::span<const std::byte> note() const { return note_; }  // of the last commit
   const CommitLabel& label() const { return label_; }        // likewise
 
   // Starts to read the newest written record of a tile, committed or not: wait for the tile's write first. To read only
@@ -110,9 +110,9 @@ class RecordStore {
   // repeated.
   Completion write(std::size_t tile, std::span<std::byte> record);
 
-  // Makes the next generation the current one, after all tiles are written. It is durable when this returns. user()
-  // returns `user`, and label() `label`.
-  void commit(std::uint64_t step, std::span<const std::byte> user = {}, const CommitLabel& label = {});
+  // Makes the next generation the current one, after all tiles are written. It is durable when this returns. note()
+  // returns `note`, and label() `label`.
+  void commit(std::uint64_t step, std::span<const std::byte> note = {}, const CommitLabel& label = {});
 
   // Discards all writes of the next generation, or in scratch files keeps them in it. They have ended when this returns.
   void abandon();
@@ -158,7 +158,7 @@ class RecordStore {
   std::uint64_t step_ = 0;
   CommitPoint point_{};  // of the last commit
   CommitPoint counted_from_{};
-  std::vector<std::byte> user_;
+  std::vector<std::byte> note_;
   CommitLabel label_{};
   // Guards generation_ and the members below, which determine a tile's newest record.
   std::unique_ptr<std::mutex> newest_ = std::make_unique<std::mutex>();

@@ -21,8 +21,8 @@ std::span<std::byte> first_block(const File& file, IoQueue& queue, std::span<std
 }
 
 struct SealedCommit {
-  Commit commit{};                // refers to the user's bytes below
-  std::vector<std::byte> user{};  // a vector keeps its address when it is moved
+  Commit commit{};                // refers to the note below
+  std::vector<std::byte> note{};  // a vector keeps its address when it is moved
 };
 
 // Returns the newest first.
@@ -33,8 +33,8 @@ std::vector<SealedCommit> sealed_commits(const RecordShape& shape, const File& f
     queue.submit({IoKind::read, &file, RecordPlaces::commit_offset(slot), control}).wait();
     const auto found = read_commit(shape, control);
     if (!found.has_value() || found->generation == 0) continue;
-    SealedCommit& added = sealed.emplace_back(SealedCommit{*found, {found->user.begin(), found->user.end()}});
-    added.commit.user = added.user;
+    SealedCommit& added = sealed.emplace_back(SealedCommit{*found, {found->note.begin(), found->note.end()}});
+    added.commit.note = added.note;
   }
   std::ranges::sort(sealed, std::ranges::greater{}, [](const SealedCommit& each) { return each.commit.generation; });
   return sealed;
@@ -75,7 +75,7 @@ std::optional<FoundRecords> RecordStore::look(std::span<const Drive> drives, con
   const bool has_commits =
       file.bytes() >= RecordPlaces::commit_offset(1) + commit_bytes;  // else open() reports that the file is cut off
   if (!has_commits) return found;
-  for (const auto& [commit, user] : sealed_commits(found.shape, file, queue, control)) {
+  for (const auto& [commit, note] : sealed_commits(found.shape, file, queue, control)) {
     found.commits.push_back({commit.point, commit.step, commit.label});
   }
   return found;
@@ -104,7 +104,7 @@ bool RecordStore::make_current(const Commit& commit) {
   generation_ = commit.generation;
   step_ = commit.step;
   point_ = counted_from_ = commit.point;
-  user_.assign(commit.user.begin(), commit.user.end());
+  note_.assign(commit.note.begin(), commit.note.end());
   label_ = commit.label;
   current_.swap(next_);
   return true;

@@ -34,31 +34,22 @@ StateLayout::StateLayout(const StateKind& kind, std::size_t elements) : kind_(ki
 }
 
 void StateLayout::add(std::string_view name, std::size_t bytes) {
-  parts_.push_back({name, bytes_, bytes});
+  fields_.push_back({name, bytes_, bytes});
   bytes_ = round_up(bytes_ + bytes, part_alignment);
 }
 
-double StateLayout::bytes_per_element() const {
-  const std::size_t moment = moment_bits(kind_.format);
-  const std::size_t master = kind_.parameter == DType::fp32 ? 0 : 8 * master_bytes(kind_.format);
-  const std::size_t own = 8 * sizeof(float) * kind_.names.own_values;
-  return static_cast<double>(master + (kind_.names.momentum.empty() ? 0 : moment) +
-                             (kind_.names.variance.empty() ? 0 : moment) + own) /
-         8;
-}
-
 std::byte* StateLayout::at(std::byte* state, std::string_view name) const {
-  const auto part = std::ranges::find(parts_, name, &StatePart::name);
-  return part == parts_.end() ? nullptr : state + part->offset;
+  const auto field = std::ranges::find(fields_, name, &StateField::name);
+  return field == fields_.end() ? nullptr : state + field->offset;
 }
 
-std::vector<StatePart> StateLayout::parts_of(std::size_t first, std::size_t count) const {
+std::vector<StateField> StateLayout::fields_of(std::size_t first, std::size_t count) const {
   const StateLayout before(kind_, first);
-  std::vector<StatePart> parts = layout_of(count).parts_;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    parts[i].offset = parts_[i].offset + before.parts_[i].bytes;
+  std::vector<StateField> fields = layout_of(count).fields_;
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    fields[i].offset = fields_[i].offset + before.fields_[i].bytes;
   }
-  return parts;
+  return fields;
 }
 
 // All arrays have the same size, so that they lie at equal distances.

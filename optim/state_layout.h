@@ -12,7 +12,7 @@
 
 namespace ballast::optim {
 
-struct StatePart {
+struct StateField {
   std::string_view name;  // "master", "momentum", "variance", "momentum scales", "variance scales", "own 0" to "own 7"
   std::size_t offset = 0;
   std::size_t bytes = 0;
@@ -30,16 +30,15 @@ class StateLayout {
   StateLayout(const StateKind& kind, std::size_t elements);
 
   StateFormat format() const { return kind_.format; }
-  std::span<const StatePart> parts() const { return parts_; }
+  std::span<const StateField> fields() const { return fields_; }
   std::size_t bytes() const { return bytes_; }
-  double bytes_per_element() const;  // without padding and scales, to compare formats
 
   // A tile whose state begins at `state`. A tile may hold fewer elements than the layout was made for.
   TileMemory tile(std::byte* state) const;
 
-  // A stretch of the tile, which begins with a group: its bytes in each part of this layout, and its own layout, which
-  // has the same parts.
-  std::vector<StatePart> parts_of(std::size_t first, std::size_t count) const;
+  // A stretch of the tile, which begins with a group: its bytes in each field of this layout, and its own layout, which
+  // has the same fields.
+  std::vector<StateField> fields_of(std::size_t first, std::size_t count) const;
   StateLayout layout_of(std::size_t count) const { return {kind_, count}; }
 
  private:
@@ -49,7 +48,7 @@ class StateLayout {
 
   StateKind kind_;
   std::size_t elements_;
-  std::vector<StatePart> parts_;
+  std::vector<StateField> fields_;
   std::size_t bytes_ = 0;
 };
 

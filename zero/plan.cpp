@@ -28,16 +28,18 @@ Placement placement_of(const TrainingOptions& options, std::size_t ranks) {
 
 // What the rules keep, which has to be the same for all: it is laid out once.
 optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
-  require(!groups.empty(), Code::bad_argument,
-          [] { return Problem{.what = "a training without parameter groups", .needed = "at least one rule"}; });
+  require(!groups.empty(), Code::bad_argument, [] {
+    return Problem{.what = "cannot plan a training: it has no parameter groups", .needed = "at least one rule"};
+  });
   require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return rule.index() == groups[0].index(); }),
           Code::unsupported, [] {
-            return Problem{.what = "parameter groups with different kinds of rules", .needed = "one kind for all"};
+            return Problem{.what = "cannot plan a training: its parameter groups have different kinds of rules",
+                           .needed = "one kind for all"};
           });
   const optim::StateNames names = optim::state_names(groups[0]);
   require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return optim::state_names(rule) == names; }),
           Code::unsupported, [] {
-            return Problem{.what = "parameter groups with different numbers of own values",
+            return Problem{.what = "cannot plan a training: its parameter groups have different numbers of own values",
                            .needed = "the same number for all"};
           });
   return names;
@@ -52,10 +54,8 @@ std::string described(const optim::Rule& rule) {
 // The most of all groups: what it costs is planned for.
 std::optional<std::size_t> orthogonalization_steps(const std::vector<optim::Rule>& groups) {
   std::optional<std::size_t> steps;
-  for (const optim::Rule& rule : groups) {
-    const auto* const muon = std::get_if<optim::Muon>(&rule);
-    if (muon != nullptr) steps = std::max(steps.value_or(0), static_cast<std::size_t>(std::max(muon->ns_steps, 0)));
-  }
+  for (const optim::Rule& rule : groups)
+    steps = std::max(steps, optim::orthogonalization_steps(rule));  // none is less than 0
   return steps;
 }
 

@@ -92,7 +92,7 @@ std::vector<std::byte> Resharding::note() {
     return nullptr;  // the rank's records are missing, and another one has the same shard
   };
   EarlierNotes notes;
-  for (std::size_t rank = 0; rank < run_.ranks(); ++rank) {
+  for (std::size_t rank = 0; rank < run_.placement.ranks(); ++rank) {
     const WholeRun::Copy* const copy = copy_of(rank);
     if (copy == nullptr) continue;
     std::string note;

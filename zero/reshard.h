@@ -23,7 +23,7 @@ class EarlierRecords {
   // Whether a copy, which this rank sees, has the heads of all records; are_intact() reads all of their bytes, too.
   bool are_there(const WholeRun::Copy& copy) { return opened(copy) != nullptr; }
   bool are_intact(const WholeRun::Copy& copy);
-  std::span<const std::byte> note_of(const WholeRun::Copy& copy) { return store_of(copy).user(); }
+  std::span<const std::byte> note_of(const WholeRun::Copy& copy) { return store_of(copy).note(); }
   // A record's payload, until the next call.
   std::span<std::byte> read(const WholeRun::Copy& copy, std::size_t record);
 

@@ -55,7 +55,7 @@ std::vector<std::vector<WholeRun::Copy>> copies_at(const Commit& commit, Seen me
   const Placement& placement = members.front().placement;
   std::vector<std::vector<WholeRun::Copy>> copies(placement.shards);
   for (const SeenRecords& records : members) {
-    if (records.files.rank < records.ranks() && has(records, commit)) {
+    if (records.files.rank < records.placement.ranks() && has(records, commit)) {
       const RecordFiles& files = records.files;
       copies[shard_of(placement, files.rank)].push_back({files.rank, records.seen_by, files.is_mirror});
     }
@@ -106,7 +106,7 @@ std::vector<std::string> ranks_without(Seen members) {
   for (const SeenRecords& records : members)
     seen.insert(records.files.rank);
   std::vector<std::string> missing;
-  for (std::size_t rank = 0; rank < members.front().ranks(); ++rank) {
+  for (std::size_t rank = 0; rank < members.front().placement.ranks(); ++rank) {
     if (!seen.contains(rank)) missing.push_back(std::to_string(rank));
   }
   return missing;
@@ -138,7 +138,7 @@ std::string texts_of(Seen members) {
          {.what = fmt::format("cannot resume run \"{}\": no rank finds the records of rank{} {}", run,
                               missing.size() == 1 ? "" : "s", joined(missing)),
           .where = fmt::format("{}-rank-{} in the directories of this job's ranks", run, missing.front()),
-          .needed = fmt::format("the records of all {} ranks that trained together", first.ranks()),
+          .needed = fmt::format("the records of all {} ranks that trained together", first.placement.ranks()),
           .available = texts_of(members),
           .remedy =
               fmt::format("Start a rank on each machine that has some of them, or move their directories to one of "

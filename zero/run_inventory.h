@@ -27,7 +27,6 @@ struct SeenRecords {
   std::vector<offload::FoundRecords::Found> commits{};  // two at most
   bool lacks_records = false;                           // commits or records are missing or damaged
 
-  std::size_t ranks() const { return placement.shards * placement.replicas; }
   bool has(offload::CommitPoint point) const;
 };
 
@@ -52,7 +51,6 @@ struct WholeRun {
   offload::CommitLabel label{};
   std::vector<std::vector<Copy>> copies{};  // by shard, all of them at this commit; in order
 
-  std::size_t ranks() const { return placement.shards * placement.replicas; }
   // The records of a shard that a rank reads: those that it sees itself if there are any, else those that another one sees.
   const Copy& nearest(std::size_t shard, std::size_t reader) const;
   RecordFiles files_of(const Copy& copy) const { return {copy.rank, made_in, copy.is_mirror}; }

@@ -287,7 +287,8 @@ class Takeover {
     if (own_.options.log == nullptr || own_.rank() > 0) return;
     own_.options.log->info(
         fmt::format("takes over run \"{}\" ({:#x}) after step {} from {} rank{}, with state format {}", own_.name(),
-                    seen_.front().run_id, run.step, run.ranks(), run.ranks() == 1 ? "" : "s", name(described.format)));
+                    seen_.front().run_id, run.step, run.placement.ranks(), run.placement.ranks() == 1 ? "" : "s",
+                    name(described.format)));
   }
 
   // --- The end.

@@ -12,7 +12,7 @@ namespace ballast {
 
 namespace {
 
-static_assert(max_note_bytes == offload::max_user_bytes);
+static_assert(max_note_bytes == offload::max_note_bytes);
 
 // A run keeps the tiles that it began with, unless the caller asks for others, which it refuses.
 TrainingOptions with_tiles_of_run(TrainingOptions options, Communicator& world) {
@@ -95,9 +95,9 @@ const std::optional<LostRun>& Training::lost() const {
   static const std::optional<LostRun> nothing;
   return impl_->records ? impl_->records->lost() : nothing;
 }
-void Training::initialise(const ParameterSource& source) { impl_->engine->initialise(source); }
+void Training::initialize(const ParameterSource& source) { impl_->engine->initialize(source); }
 void Training::resume(const ParameterSource& frozen) { impl_->engine->resume(frozen); }
-void Training::start(const ParameterSource& source) { found() ? resume(source) : initialise(source); }
+void Training::start(const ParameterSource& source) { found() ? resume(source) : initialize(source); }
 
 Lease Training::forward(std::size_t unit) { return impl_->engine->forward(unit); }
 Lease Training::exact_parameters(std::size_t unit) { return impl_->engine->exact_parameters(unit); }

@@ -10,7 +10,7 @@ EngineStep::EngineStep(const Shape& shape, std::size_t elements, int threads)
       world_(lone_communicator(*backend_)),
       mesh_(make_mesh(*world_, plan_.placement())),
       engine_({.plan = plan_, .mesh = mesh_, .backend = *backend_, .accounts = accounts_}) {
-  engine_.initialise([&](std::size_t, std::size_t, Range, const View& to) { backend_->fill(to, 1.0f); });
+  engine_.initialize([&](std::size_t, std::size_t, Range, const View& to) { backend_->fill(to, 1.0f); });
 }
 
 void EngineStep::take() {

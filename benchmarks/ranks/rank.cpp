@@ -45,7 +45,7 @@ int main(int count, char** words) {
     const auto world = connect({.transport = gloo ? HostTransport::gloo : HostTransport::fastest});
     say(*world, "connected");
     Training training(model(), *world, {optim::AdamW{}}, {.stage = 3, .threads = 1});
-    training.initialise(begin_at_zero);
+    training.initialize(begin_at_zero);
     const int steps = count > 1 ? std::atoi(words[1]) : 1;
     for (int i = 0; i < steps; ++i) {
       step(training);

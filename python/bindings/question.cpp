@@ -59,11 +59,11 @@ struct Question {
   ChoiceInput input() const {
     ChoiceInput input = input_of(model, work);
     if (!others) return input;
-    auto beside = std::make_shared<ChoiceInput>(input_of(others->model, others->work));
-    beside->names = others->names;
-    beside->orthogonalization_steps.reset();
-    beside->trace.clear();
-    input.beside = std::move(beside);
+    auto other = std::make_shared<ChoiceInput>(input_of(others->model, others->work));
+    other->names = others->names;
+    other->orthogonalization_steps.reset();
+    other->trace.clear();
+    input.other_optimizer = std::move(other);
     return input;
   }
 
@@ -120,17 +120,17 @@ struct Question {
   std::string program(const Placement& placement, std::size_t rank) const {
     const ChoiceInput asked = input();
     std::string text = to_text(compiled(asked, placement, rank).program());
-    if (asked.beside) text += "\n" + to_text(compiled(*asked.beside, placement, rank).program());
+    if (asked.other_optimizer) text += "\n" + to_text(compiled(*asked.other_optimizer, placement, rank).program());
     return text;
   }
 
   // The step of others comes after this one.
   std::vector<TimelineEntry> timeline(const Placement& placement) const {
     ChoiceInput asked = input();
-    const auto beside = std::exchange(asked.beside, nullptr);
+    const auto other = std::exchange(asked.other_optimizer, nullptr);
     std::vector<TimelineEntry> entries;
     append_timeline(asked, placement, 0, entries);
-    if (beside) append_timeline(*beside, placement, price(asked, placement).simulation.seconds, entries);
+    if (other) append_timeline(*other, placement, price(asked, placement).simulation.seconds, entries);
     return entries;
   }
 
@@ -197,14 +197,12 @@ optim::StateNames state_of(const std::string& name) {
 void set_optimizer(Question& question, const std::string& name) {
   question.names = state_of(name);
   question.orthogonalization_steps.reset();
-  if (name == "muon") question.orthogonalization_steps = static_cast<std::size_t>(optim::Muon{}.ns_steps);
+  if (name == "muon") question.orthogonalization_steps = optim::orthogonalization_steps(optim::Muon{});
 }
 
 void set_rule(Question& question, const optim::Rule& rule) {
   question.names = optim::state_names(rule);
-  const auto* const muon = std::get_if<optim::Muon>(&rule);
-  question.orthogonalization_steps.reset();
-  if (muon != nullptr) question.orthogonalization_steps = static_cast<std::size_t>(std::max(muon->ns_steps, 0));
+  question.orthogonalization_steps = optim::orthogonalization_steps(rule);
 }
 
 using Seconds = std::vector<std::pair<double, double>>;  // forward and backward of each unit

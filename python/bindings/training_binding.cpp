@@ -37,7 +37,7 @@ TrainingOptions training_options(const BindingOptions& request) {
   return options;
 }
 
-AgreeOnMemory throwing_own_after(const TrainingBinding::AgreeOnRoom& agree) {
+AgreeOnMemory agree_in_python(const TrainingBinding::AgreeOnMemoryInPython& agree) {
   return [&agree](const std::exception_ptr& failure) {
     agree(failure != nullptr);
     if (failure) std::rethrow_exception(failure);
@@ -225,14 +225,14 @@ void TrainingBinding::finish() {
   training_->finish();
 }
 
-void TrainingBinding::offload(bool parameters, const AgreeOnRoom& agree) {
+void TrainingBinding::offload(bool parameters, const AgreeOnMemoryInPython& agree) {
   const py::gil_scoped_release released;
-  training_->offload(parameters, throwing_own_after(agree));
+  training_->offload(parameters, agree_in_python(agree));
 }
 
-void TrainingBinding::reload(const AgreeOnRoom& agree) {
+void TrainingBinding::reload(const AgreeOnMemoryInPython& agree) {
   const py::gil_scoped_release released;
-  training_->reload(throwing_own_after(agree));
+  training_->reload(agree_in_python(agree));
 }
 
 void TrainingBinding::parameters_changed() {

@@ -114,9 +114,9 @@ class TrainingBinding {
   void wait_for_parameters(std::size_t unit);
   void wait_for_commit();
   void finish();
-  using AgreeOnRoom = std::function<void(bool failed)>;  // acquires Python's lock itself
-  void offload(bool parameters, const AgreeOnRoom& agree);
-  void reload(const AgreeOnRoom& agree);
+  using AgreeOnMemoryInPython = std::function<void(bool failed)>;  // acquires Python's lock itself
+  void offload(bool parameters, const AgreeOnMemoryInPython& agree);
+  void reload(const AgreeOnMemoryInPython& agree);
 
   // Between steps: see TensorState. Callbacks acquire Python's lock themselves.
   Parts parts(std::size_t unit, std::size_t tensor) const;

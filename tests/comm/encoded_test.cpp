@@ -281,10 +281,11 @@ class PlainCommunicator final : public Communicator {
   void all_gather(ConstView, View) override {}
   void reduce_scatter(ConstView, View) override {}
   void all_reduce(ConstView, View) override {}
-  void all_reduce(std::span<std::int64_t>, Purpose) override {}
+  void all_reduce(std::span<std::int64_t>) override {}
   void broadcast(View, std::size_t) override {}
   void barrier() override {}
-  std::unique_ptr<Communicator> split(std::size_t, const Channel*) override { return nullptr; }
+  using Communicator::split;
+  std::unique_ptr<Communicator> split(std::size_t) override { return nullptr; }
   void abort(std::string_view) override {}
   void leave(const LeaveReason&) override {}
   void set_activity(std::string_view) override {}

@@ -19,7 +19,7 @@ constexpr std::size_t warm_up = 3, steps = 4;  // events are made in the first s
 
 // Trains, and returns the calls of the steps after the first ones.
 emulated::Counts calls_of_steps(Training& training, const Model& model, std::size_t rank, const Stream& stream) {
-  training.initialise(initial_parameters());
+  training.initialize(initial_parameters());
   SyntheticTrainer trainer(model, rank, &stream);
   for (std::size_t step = 0; step < warm_up + steps; ++step) {
     if (step == warm_up) {

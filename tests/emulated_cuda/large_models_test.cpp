@@ -159,7 +159,7 @@ Measured measure(const Case& each, std::size_t divisor, Communicator& world) {
   options.stream = stream.handle();
   options.drives.directories = {folder.path()};
   Training training(part_of(each.shape, divisor), world, rules, options);
-  training.initialise(
+  training.initialize(
       [](std::size_t, std::size_t, Range, const View& to) { std::ranges::fill(to.as_bytes(), std::byte{0x3c}); });
   for (int i = 0; i < 2; ++i) {
     step(training, stream);

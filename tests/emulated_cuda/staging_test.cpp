@@ -75,7 +75,7 @@ const TrainingOptions all_on_device{.format = StateFormat::fp32};
 TEST_CASE("pages are resident before they are pinned") {
   const std::size_t before = emulated::pages_populated_by_pinning();
   Rig rig(plain_model(2, 100'000), {.gradients = {0.5, 0.5, 0.0}, .state = all_in(Tier::host)});
-  rig.training->initialise(initial_parameters());
+  rig.training->initialize(initial_parameters());
   rig.step(0);
   rig.training->offload();
   rig.training->reload();
@@ -93,7 +93,7 @@ TEST_CASE("the number of waits in a start and in moves does not grow with the nu
       CAPTURE(stage, parameters.fractions(), state.fractions(), tile_elements);
       Rig rig(plain_model(3, 50'000),
               {.stage = stage, .parameters = parameters, .state = state, .tile_elements = tile_elements});
-      const Cost start = cost_of([&] { rig.training->initialise(initial_parameters()); });
+      const Cost start = cost_of([&] { rig.training->initialize(initial_parameters()); });
       rig.step(0);
       rig.training->finish();
       const Cost offload = cost_of([&] { rig.training->offload(); });
@@ -112,8 +112,8 @@ TEST_CASE("more bytes than are staged at once come and go with their bits") {
   const Model model = plain_model(1, elements);
   Rig on_cpu(model, all_on_device, false), on_gpu(model, all_on_device);
   const auto source = initial_parameters();
-  on_cpu.training->initialise(source);
-  CHECK(cost_of([&] { on_gpu.training->initialise(source); }).slow_copies == 0);
+  on_cpu.training->initialize(source);
+  CHECK(cost_of([&] { on_gpu.training->initialize(source); }).slow_copies == 0);
   const std::vector<std::byte> initial = on_cpu.state();
   CHECK((on_gpu.state() == initial));  // too many to print
   const auto change = [](const LocalTile& tile) {
@@ -138,7 +138,7 @@ TEST_CASE("more bytes than are staged at once come and go with their bits") {
 
 TEST_CASE("the state is read and changed through pinned memory") {
   Rig rig(odd_model(), {.state = {0.5, 0.5, 0.0}, .format = StateFormat::fp32, .tile_elements = 256});
-  rig.training->initialise(initial_parameters());
+  rig.training->initialize(initial_parameters());
   rig.step(0);
   const std::vector<std::byte> before = rig.state();
   CHECK(cost_of([&] { rig.training->change_state([](const LocalTile&) {}); }).slow_copies == 0);
@@ -149,7 +149,7 @@ TEST_CASE("nothing of the staging memory is left, on the GPU or in the accounts"
   emulated::Live before{};
   Rig rig(odd_model(), {.state = {0.5, 0.5, 0.0}});
   before = emulated::live();
-  rig.training->initialise(initial_parameters());
+  rig.training->initialize(initial_parameters());
   rig.training->visit_state([](const LocalTile&) {});
   rig.training->offload();
   rig.training->reload();
@@ -162,7 +162,7 @@ TEST_CASE("a training moves with the same bits where the driver refuses to pin m
   bool was_refused = false;
   for (std::size_t call = 1; call < 30; ++call) {
     Rig rig(odd_model(), {.format = StateFormat::fp32, .tile_elements = 256});
-    rig.training->initialise(initial_parameters());
+    rig.training->initialize(initial_parameters());
     rig.step(0);
     const std::vector<std::byte> before = rig.state();
     emulated::fail_call(call, cudaErrorMemoryAllocation);

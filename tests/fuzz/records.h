@@ -24,8 +24,8 @@ inline void read_as_record(const std::vector<std::byte>& bytes, const offload::R
   const auto commit = sealed(bytes, offload::commit_bytes);
   if (const auto found = offload::read_commit(shape, commit)) {
     const std::byte* const end = commit.data() + commit.size();
-    require_holds(found->user.data() + found->user.size() <= end, "the user's bytes lie in the commit");
-    offload::checksum(found->user);
+    require_holds(found->note.data() + found->note.size() <= end, "the note lies in the commit");
+    offload::checksum(found->note);
   }
   const auto block = sealed(bytes, offload::block_bytes);
   may_refuse([&] { offload::read_identity(block, "state.records"); });

@@ -16,7 +16,7 @@ struct Trainer {
         training(model_of(shape), *world, {optim::Sgd{.lr = 1.0}, optim::Sgd{.lr = 1.0}}, {.stage = 0}),
         model(shape, 2, *maths, accounts),
         text(some_text(shape, 2)) {
-    training.initialise(source_of(values));
+    training.initialize(source_of(values));
   }
 
   Values parameters() {

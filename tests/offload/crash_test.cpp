@@ -29,7 +29,7 @@ bool is_one_step(const RecordStore& store, std::span<std::byte> record) {
                                          : holds_pattern(payload, key(store.step(), tile));
     if (!holds) return false;
   }
-  return store.user().size() == store.step() % 100;
+  return store.note().size() == store.step() % 100;
 }
 
 // Reads, changes and writes each tile, with several records in flight.

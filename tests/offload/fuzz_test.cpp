@@ -12,7 +12,7 @@ TEST_CASE("forged blocks of record files with right seals are refused, or read r
       .run_id = 7, .rank = 1, .tiles = 3, .payload_bytes = 9000, .first_bytes = 4000, .content_digest = 5};
   const std::vector<std::byte> note(100, std::byte{1});
   std::vector<std::byte> commit(commit_bytes);
-  write_commit(shape, {.generation = 2, .step = 9, .seals_hash = 4, .point = {1, 2}, .user = note}, commit);
+  write_commit(shape, {.generation = 2, .step = 9, .seals_hash = 4, .point = {1, 2}, .note = note}, commit);
   std::vector<std::byte> identity(block_bytes);
   write_identity(shape, {}, identity);
   std::vector<std::byte> record(block_bytes + 3 * block_bytes);

@@ -127,11 +127,11 @@ TEST_CASE("seals differ by run, rank, tile, generation and region") {
 
 TEST_CASE("a commit is read as it was written, and a torn one is not a commit") {
   const Aligned slot(commit_bytes);
-  std::vector<std::byte> user(max_user_bytes);
-  fill_pattern(user, 3);
+  std::vector<std::byte> note(max_note_bytes);
+  fill_pattern(note, 3);
   const CommitLabel label{11, 12, ~std::uint64_t{0}};
   write_commit(shape_of_run,
-               {.generation = 4, .step = 17, .seals_hash = 99, .point = {3, 5}, .user = user, .label = label},
+               {.generation = 4, .step = 17, .seals_hash = 99, .point = {3, 5}, .note = note, .label = label},
                slot.span());
   const auto found = read_commit(shape_of_run, slot.span());
   REQUIRE(found.has_value());
@@ -139,7 +139,7 @@ TEST_CASE("a commit is read as it was written, and a torn one is not a commit") 
   CHECK(found->step == 17);
   CHECK(found->seals_hash == 99);
   CHECK(found->point == CommitPoint{3, 5});
-  CHECK(std::ranges::equal(found->user, user));
+  CHECK(std::ranges::equal(found->note, note));
   CHECK(found->label == label);
   for (std::size_t bit = 0; bit < 8 * commit_bytes; bit += bit < 1024 ? 1 : 997) {
     flip(slot.span(), bit);
@@ -154,11 +154,11 @@ TEST_CASE("a commit is read as it was written, and a torn one is not a commit") 
   CHECK_FALSE(read_commit(other, slot.span()).has_value());
 }
 
-TEST_CASE("a commit with more of the user's bytes than its block has is not a commit") {
+TEST_CASE("a commit with a longer note than its block holds is not a commit") {
   const Aligned slot(commit_bytes);
   const auto block = slot.span();
-  constexpr std::uint64_t room = max_user_bytes + label_bytes;  // of versions without a label
-  for (const std::uint64_t forged : {std::uint64_t{max_user_bytes}, room, room + 1, ~std::uint64_t{0}}) {
+  constexpr std::uint64_t room = max_note_bytes + label_bytes;  // of versions without a label
+  for (const std::uint64_t forged : {std::uint64_t{max_note_bytes}, room, room + 1, ~std::uint64_t{0}}) {
     write_commit(shape_of_run, {.generation = 4, .label = {1, 2, 3}}, block);
     std::memcpy(block.data() + 56, &forged, sizeof forged);
     const std::uint64_t seal = checksum(block.subspan(sizeof(std::uint64_t)));

@@ -46,7 +46,7 @@ TEST_CASE("a committed generation is read by this store and by a reopened one, o
       const RecordStore again = rig.open();
       CHECK(again.step() == step);
       CHECK(rig.holds_step(again, step));
-      CHECK(std::ranges::equal(again.user(), rig.user(step)));
+      CHECK(std::ranges::equal(again.note(), rig.note(step)));
     }
   }
 }
@@ -93,7 +93,7 @@ TEST_CASE("a request that does not fit its record is refused before it touches o
   CHECK_THROWS_AS(store.read(rig.shape.tiles, rig.record()), UsageError);
   CHECK_THROWS_AS(store.read(0, rig.record().first(store.record_bytes() - 1)), UsageError);
   CHECK_THROWS_AS(store.write(0, rig.record().subspan(1)), UsageError);
-  const std::vector<std::byte> much(max_user_bytes + 1);
+  const std::vector<std::byte> much(max_note_bytes + 1);
   CHECK_THROWS_WITH(store.commit(2, much), Catch::Contains("B1003"));
   store.commit(2);
   CHECK(rig.holds_step(store, 2));
@@ -163,7 +163,7 @@ TEST_CASE("commits are counted by incarnation, and a store can return to the pre
   rig.write_step(store, 1);
   CHECK(store.point() == CommitPoint{3, 1});
   rig.write_tiles(store, 2);
-  store.commit(2, rig.user(2), {7, 8, 9});
+  store.commit(2, rig.note(2), {7, 8, 9});
   CHECK(store.label() == CommitLabel{7, 8, 9});
   const auto found = RecordStore::look(rig.drives());
   REQUIRE(found.has_value());
@@ -182,7 +182,7 @@ TEST_CASE("commits are counted by incarnation, and a store can return to the pre
   CHECK(again.go_to({3, 1}));
   CHECK(again.label() == CommitLabel{});
   CHECK(rig.holds_step(again, 1));
-  CHECK(std::ranges::equal(again.user(), rig.user(1)));
+  CHECK(std::ranges::equal(again.note(), rig.note(1)));
   again.count_from({4, again.point().number});
   rig.write_step(again, 20);
   const RecordStore last = rig.open();

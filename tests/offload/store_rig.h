@@ -32,7 +32,7 @@ class StoreRig {
 
   std::span<std::byte> record() const { return memory_.span(); }
 
-  static std::vector<std::byte> user(std::uint64_t step) {
+  static std::vector<std::byte> note(std::uint64_t step) {
     std::vector<std::byte> bytes(200 + step);
     fill_pattern(bytes, step);
     return bytes;
@@ -47,7 +47,7 @@ class StoreRig {
 
   void write_step(RecordStore& store, std::uint64_t step) const {
     write_tiles(store, step);
-    store.commit(step, user(step));
+    store.commit(step, note(step));
   }
 
   // Returns whether every tile has the bytes that this step wrote.

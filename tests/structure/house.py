@@ -135,7 +135,7 @@ CUDA_SOURCES = [
     f"{folder}/*{kind}" for folder in ("kernels", "zero", "examples") for kind in (".cu", "_cuda.cpp", "_cublas.cpp")
 ]
 CUDA_SOURCES += ["kernels/cublas*.cpp", "zero/comm/nccl*.cpp"]
-NOT_EMULATED = ["kernels/cublas_calls.cpp", "zero/comm/nccl_calls.cpp", "*_absent.cpp", "*_no_cuda.cpp", "*_no_cublas.cpp"]
+NOT_EMULATED = ["kernels/cublas_calls.cpp", "zero/comm/nccl_calls.cpp", "*_absent.cpp"]
 
 
 class Vendor(NamedTuple):

@@ -80,7 +80,7 @@ TEST_CASE("a bit flipped between two updates is found, and its rank and its tens
       const std::vector<std::string> failures = failures_of_ranks(2, [&](Communicator& world) {
         Training training(odd_model(), world, rules,
                           {.stage = stage, .state = all_in(tier), .tile_elements = 256, .verify = 1});
-        training.initialise(initial_parameters());
+        training.initialize(initial_parameters());
         SyntheticTrainer trainer(training.model(), world.rank());
         trainer.run(training, 0);
         training.step();
@@ -102,7 +102,7 @@ TEST_CASE("a change of state by its owner between two updates is not a fault") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   Training training(odd_model(), *world, rules, {.stage = 0, .tile_elements = 256, .verify = 1});
-  training.initialise(initial_parameters());
+  training.initialize(initial_parameters());
   SyntheticTrainer trainer(training.model(), 0);
   for (std::size_t step = 0; step < 3; ++step) {
     trainer.run(training, step);
@@ -123,7 +123,7 @@ TEST_CASE("a wrong update is found when its tile is verified") {
   FaultyBackend backend;
   MemoryAccounts accounts;
   Engine engine({.plan = plan, .mesh = mesh, .backend = backend, .accounts = accounts, .verify = 2});
-  engine.initialise(initial_parameters());
+  engine.initialize(initial_parameters());
   const auto step = [&] {
     for (std::size_t unit = 0; unit < plan.model().units.size(); ++unit)
       engine.forward(unit);

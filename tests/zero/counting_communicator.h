@@ -18,6 +18,7 @@ class CountingCommunicator final : public ForwardingCommunicator {
     ++*count_;
     ForwardingCommunicator::all_reduce(values, purpose);
   }
+  using ForwardingCommunicator::split;
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
     return std::unique_ptr<Communicator>(new CountingCommunicator(part(color, channel), count_));
   }

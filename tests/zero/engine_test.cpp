@@ -37,13 +37,13 @@ struct LoneTraining {
 
 TEST_CASE("a training without initial parameters refuses to run") {
   LoneTraining alone;
-  CHECK_THROWS_WITH(alone.training.forward(0), Contains("B1007") && Contains("initialise()"));
-  CHECK_THROWS_WITH(alone.training.step(), Contains("B1007") && Contains("initialise()"));
+  CHECK_THROWS_WITH(alone.training.forward(0), Contains("B1007") && Contains("initialize()"));
+  CHECK_THROWS_WITH(alone.training.step(), Contains("B1007") && Contains("initialize()"));
 }
 
 TEST_CASE("a step is refused until every lease has ended") {
   LoneTraining alone;
-  alone.training.initialise(initial_parameters());
+  alone.training.initialize(initial_parameters());
   alone.training.forward(0);
   alone.training.forward(1);
   alone.training.backward(1);
@@ -61,7 +61,7 @@ TEST_CASE("invalid options and calls are refused before anything changes") {
   CHECK_THROWS_WITH(LoneTraining({.stage = 0}, {}), Contains("at least one rule"));
   CHECK_THROWS_WITH(LoneTraining({.stage = 0}, {optim::AdamW{}, optim::Lion{}}), Contains("one kind for all"));
   LoneTraining alone;
-  alone.training.initialise(initial_parameters());
+  alone.training.initialize(initial_parameters());
   CHECK_THROWS_WITH(alone.training.forward(2), Contains("B1001") && Contains("unit") && Contains("below 2"));
   CHECK_THROWS_WITH(alone.training.resume(initial_parameters()), Contains("B1005") && Contains("not on a drive"));
   const TemporaryDirectory directory;
@@ -79,7 +79,7 @@ TEST_CASE("invalid options and calls are refused before anything changes") {
 
 TEST_CASE("a lease gives tensors by number, and refuses those that it does not have") {
   LoneTraining alone;
-  alone.training.initialise(initial_parameters());
+  alone.training.initialize(initial_parameters());
   {
     const Lease lease = alone.training.forward(0);
     CHECK(lease.tensor(0).count() == 10);
@@ -91,7 +91,7 @@ TEST_CASE("a lease gives tensors by number, and refuses those that it does not h
 
 TEST_CASE("updates in backward refuse clipping and a loss scale, and report gradients that are not finite") {
   LoneTraining alone({.stage = 0, .schedule = {.update_in_backward = true}});
-  alone.training.initialise(initial_parameters());
+  alone.training.initialize(initial_parameters());
   CHECK_THROWS_WITH(alone.training.step(StepOptions{.groups = alone.training.groups()}),
                     Contains("prepare(options) before"));
   CHECK_THROWS_WITH(alone.training.prepare({.groups = alone.training.groups(), .max_norm = 1.0}),
@@ -106,7 +106,7 @@ TEST_CASE("updates in backward refuse clipping and a loss scale, and report grad
 
 TEST_CASE("a trace has a row for each lane that was used, with its operations") {
   LoneTraining alone({.stage = 0, .keeps_timeline = true});
-  alone.training.initialise(initial_parameters());
+  alone.training.initialize(initial_parameters());
   alone.use_all(1.0f);
   alone.training.step();
   alone.training.finish();
@@ -125,7 +125,7 @@ TEST_CASE("a trace has a row for each lane that was used, with its operations") 
 
 TEST_CASE("a step's metrics hold the bytes of its lanes and the trainer's waits") {
   LoneTraining alone;
-  alone.training.initialise(initial_parameters());
+  alone.training.initialize(initial_parameters());
   for (int step = 0; step < 3; ++step) {
     alone.use_all(1.0f);
     alone.training.step();
@@ -149,7 +149,7 @@ TEST_CASE("a step's metrics hold the bytes of its lanes and the trainer's waits"
 TEST_CASE("a loss scale does not change the norm") {
   const auto norm = [](double scale) {
     LoneTraining alone;
-    alone.training.initialise(initial_parameters());
+    alone.training.initialize(initial_parameters());
     alone.use_all(static_cast<float>(scale));
     return alone.training.step(scale).norm;
   };
@@ -187,7 +187,7 @@ TEST_CASE("a rank that stops in the middle of a step keeps no rank waiting") {
     const std::vector<std::string> failures = failures_of_ranks(2, [&](Communicator& world) {
       const Model model = odd_model();
       Training training(model, world, {optim::AdamW{}, optim::AdamW{}}, {.stage = stage});
-      training.initialise(initial_parameters());
+      training.initialize(initial_parameters());
       SyntheticTrainer trainer(model, world.rank());
       trainer.run(training, 0);
       training.step();

@@ -1,4 +1,4 @@
-// Passes all calls on to another communicator. A subclass overrides the calls that it watches, and split().
+// Passes all calls on to another communicator. A subclass overrides the calls that it watches, and split() with a channel.
 #pragma once
 
 #include <ballast/comm.h>
@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 #include <vector>
+
+#include "zero/comm/purpose.h"
 
 namespace ballast::testing {
 
@@ -28,12 +30,15 @@ class ForwardingCommunicator : public Communicator {
   void all_reduce(ConstView all, View into, const Encoding& encoding) override {
     inner_.all_reduce(all, into, encoding);
   }
+  void all_reduce(std::span<std::int64_t> values) override { all_reduce(values, Purpose::values); }
   void all_reduce(std::span<std::int64_t> values, Purpose purpose) override { inner_.all_reduce(values, purpose); }
   std::size_t ranks_per_host() const override { return inner_.ranks_per_host(); }
   SentBytes sent() const override { return inner_.sent(); }
   void exchange(std::span<const SentPart> sent, std::span<const ReceivedPart> received) override {
     inner_.exchange(sent, received);
   }
+  using Communicator::split;
+  std::unique_ptr<Communicator> split(std::size_t color) override { return split(color, nullptr); }
   void broadcast(View values, std::size_t root) override { inner_.broadcast(values, root); }
   void barrier() override { inner_.barrier(); }
   void abort(std::string_view reason) override { inner_.abort(reason); }

@@ -108,7 +108,7 @@ inline void check_large_tiles_are_read_in_stretches() {
       TrainingOptions options{.format = format, .threads = 1};
       if (gpu) options.gpu = 0, options.stream = stream.handle();
       Training training(model, *world, {optim::AdamW{}}, options);
-      training.initialise(initial_parameters());
+      training.initialize(initial_parameters());
       SyntheticTrainer trainer(model, 0, gpu ? &stream : nullptr);
       const auto step = [&](std::size_t number) {
         trainer.run(training, number);
@@ -153,7 +153,7 @@ inline void check_norms_of_tensors() {
         .gradients = all_in(Tier::host), .state = all_in(Tier::host), .tile_elements = 256, .threads = 1};
     if (gpu) options.gpu = 0, options.stream = stream.handle();
     Training training(model, *world, {optim::AdamW{}, optim::AdamW{}}, options);
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
     SyntheticTrainer trainer(model, 0, gpu ? &stream : nullptr);
     trainer.run(training, 0);
     norms.push_back(training.tensor_norms());
@@ -198,7 +198,7 @@ inline void check_gpu_work_is_accounted_for() {
                        .stream = stream.handle(),
                        .allocator = &allocator});
     CHECK(allocator.given == bytes_in(training.ledger(), Tier::device));
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
     SyntheticTrainer trainer(model, 0, &stream);
     for (std::size_t step = 0; step < 2; ++step) {
       trainer.run(training, step);
@@ -231,7 +231,7 @@ inline void check_trainer_is_waited_for() {
   MemoryAccounts accounts;
   const Buffer work = allocate(accounts, {.kind = MemoryKind::device, .bytes = std::size_t{32} << 20, .owner = "work"});
   Training training(model, *world, {optim::AdamW{}, optim::AdamW{}}, {.gpu = 0, .stream = stream.handle()});
-  training.initialise(initial_parameters());
+  training.initialize(initial_parameters());
   for (int piece = 0; piece < 32; ++piece) {
     fill(work.data(), 1, work.bytes(), stream);
   }
@@ -261,7 +261,7 @@ inline void check_gpu_norms_of_tensors() {
     Training on_gpu(odd_model(), *world, rules, options);
     SyntheticTrainer of_cpu(on_cpu.model(), 0), of_gpu(on_gpu.model(), 0, &stream);
     for (Training* training : {&on_cpu, &on_gpu})
-      training->initialise(initial_parameters());
+      training->initialize(initial_parameters());
     for (std::size_t step = 0; step < 3; ++step) {
       of_cpu.run(on_cpu, step);
       of_gpu.run(on_gpu, step);

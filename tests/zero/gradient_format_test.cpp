@@ -66,7 +66,7 @@ void check_by_hand(int stage, std::size_t ranks) {
                        .format = StateFormat::fp32,
                        .gradient_format = GradientFormat::bf16,
                        .micro_steps = micro_steps});
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
     const std::vector<optim::Rule> rules{optim::External{}};
     double norm = 0;
     for (std::size_t step = 0; step < 2; ++step) {
@@ -109,7 +109,7 @@ Parameters trained_in(const Model& model, const TrainingOptions& options) {
   std::mutex mutex;
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Training training(model, world, {optim::AdamW{.lr = 0.02}}, options);
-    training.initialise([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+    training.initialize([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
       for (std::size_t i = 0; i < range.count; ++i)
         set_value(to, i, noise(seed_of(model.units[unit].tensors[tensor]) * 1009 + range.first + i));
     });
@@ -305,7 +305,7 @@ TEST_CASE("ranks that keep gradients in different formats are refused") {
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Training training(plain_model(1), world, {optim::AdamW{}},
                       {.stage = 2, .gradient_format = world.rank() == 0 ? GradientFormat::bf16 : GradientFormat::fp32});
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
     add_gradients(training, world.rank(), 0);
     training.step();
   });

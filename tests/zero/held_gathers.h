@@ -63,6 +63,7 @@ class HeldGathers final : public ForwardingCommunicator {
     gate_.pass();
     ForwardingCommunicator::all_gather(mine, all);
   }
+  using ForwardingCommunicator::split;
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
     return std::unique_ptr<Communicator>(new HeldGathers(part(color, channel), gate_));
   }

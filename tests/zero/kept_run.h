@@ -36,6 +36,7 @@ class KillingCommunicator final : public ForwardingCommunicator {
     if (--left_ == 0) std::raise(SIGKILL);
     ForwardingCommunicator::all_reduce(values, purpose);
   }
+  using ForwardingCommunicator::split;
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
     return part(color, channel);
   }
@@ -54,6 +55,7 @@ class FailingCommunicator final : public ForwardingCommunicator {
     ForwardingCommunicator::all_reduce(values, purpose);
     if (--left_ == 0) throw std::runtime_error("a failure of the test");
   }
+  using ForwardingCommunicator::split;
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
     return part(color, channel);
   }

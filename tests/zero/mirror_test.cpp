@@ -22,6 +22,7 @@ class DamagingCommunicator final : public ForwardingCommunicator {
     if (root == rank() || values.count() <= offload::block_bytes) return;
     values.data()[offload::block_bytes + 10] ^= std::byte{1};
   }
+  using ForwardingCommunicator::split;
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
     return std::unique_ptr<Communicator>(new DamagingCommunicator(part(color, channel)));
   }

@@ -139,7 +139,7 @@ TEST_CASE("a training with Muon does what its two updates and the orthogonalizat
       .lr = 0.1, .momentum = 0.5, .weight_decay = 0.25, .adjust_lr_fn = optim::AdjustLr::match_rms_adamw};
   const auto world = single_rank();
   Training training(model, *world, {rule}, {.stage = 0, .format = StateFormat::fp32, .threads = 1});
-  training.initialise(initial_parameters());
+  training.initialize(initial_parameters());
   SyntheticTrainer trainer(model, 0);
   constexpr std::size_t count = 16 * 32;
   std::vector<float> master(count), momentum(count), gradient(count);
@@ -196,7 +196,7 @@ TEST_CASE("Muon refuses what it cannot train, and a step that changes the kind o
   CHECK_THAT(refused(matrix_model(), {.verify = 1}), Contains("B1005") && Contains("verify updates of whole matrices"));
   const auto world = single_rank();
   Training training(matrix_model(), *world, {optim::Muon{}, optim::Muon{}}, {});
-  training.initialise(initial_parameters());
+  training.initialize(initial_parameters());
   const std::vector<optim::Rule> others{optim::Lion{}, optim::Lion{}};
   CHECK_THROWS_WITH(training.step({.groups = others}), Contains("B1001") && Contains("needed:    Muon"));
 }

@@ -44,7 +44,7 @@ TEST_CASE("a norm spans the parts of a model on all ranks, and counts shared ten
       TrainingOptions options{.stage = stage, .tile_elements = 256, .max_norm = 0.5};
       options.norm_group = other_parts.get();
       Training training(part_of_model(part), *same_part, {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01}}, options);
-      training.initialise(initial_parameters());
+      training.initialize(initial_parameters());
       SyntheticTrainer trainer(training.model(), world.rank());
       for (std::size_t step = 0; step < 2; ++step) {
         trainer.run(training, step);
@@ -68,7 +68,7 @@ TEST_CASE("gradients that are not finite in one part of a model skip the step on
     TrainingOptions options{.stage = 2, .tile_elements = 256};
     options.norm_group = other_parts.get();
     Training training(odd_model(), *same_part, {optim::AdamW{}, optim::AdamW{}}, options);
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
     SyntheticTrainer trainer(training.model(), world.rank());
     if (world.rank() == 3) trainer.poison = std::numeric_limits<float>::infinity();
     trainer.run(training, 0);

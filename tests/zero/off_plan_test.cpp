@@ -55,7 +55,7 @@ Trace trace_of_step(const std::vector<Trace>& uses_of_step) {
 // micro-step, which is scaled accordingly.
 Setup planned_for(const std::vector<Trace>& uses_of_step, const Setup& off_plan) {
   Setup setup = off_plan;
-  setup.placement = placement_of_stage(0, off_plan.placement.shards * off_plan.placement.replicas);
+  setup.placement = placement_of_stage(0, off_plan.placement.ranks());
   setup.placement.reduction = off_plan.placement.reduction;
   setup.schedule = {};
   setup.trace = trace_of_step(uses_of_step);
@@ -202,7 +202,7 @@ namespace {
 // A training of three plain units on one rank, with gradients that the test gives.
 struct LoneTrainer {
   explicit LoneTrainer(const TrainingOptions& options) : training(plain_model(3), *world, {optim::AdamW{}}, options) {
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
   }
   void backward(std::size_t unit, float gradient) {
     const Lease lease = training.backward(unit);
@@ -272,7 +272,7 @@ std::vector<std::string> failures_of(int stage, const Trace& first, const Trace&
   return failures_of_ranks(2, [&](Communicator& world) {
     const Model model = plain_model(3);  // of one size, so that no collective is refused for that
     Training training(model, world, {optim::AdamW{}}, {.stage = stage});
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
     SyntheticTrainer trainer(model, world.rank());
     trainer.run(training, 0);
     training.step();
@@ -311,7 +311,7 @@ TEST_CASE("a rendezvous does not match another call of the same length", "[off-p
   const std::vector<std::string> failures = failures_of_ranks(6, [](Communicator& world) {
     const Model model = plain_model(3);
     Training training(model, world, {optim::AdamW{}}, {.stage = 3, .replicas = 2});
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
     SyntheticTrainer(model, world.rank()).run(training, 0);
     if (world.rank() < 3) training.forward(0);
     training.step();

@@ -28,7 +28,7 @@ class BackwardTrainer {
   BackwardTrainer(Communicator& world, const std::filesystem::path& directory, bool overlaps,
                   const Placement& placement = placement_of_stage(2, 2))
       : training_(plain_model(3, 100'000), world, {optim::AdamW{.lr = 0.1}}, options(directory, overlaps, placement)) {
-    training_.initialise(initial_parameters());
+    training_.initialize(initial_parameters());
   }
 
   void step() {

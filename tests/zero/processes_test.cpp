@@ -25,7 +25,7 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
 // Trains, and writes each rank's last parameters to a file named by its number.
 struct TrainingJob {
   TrainingJob(const Setup& of, HostTransport transport)
-      : setup(of), group({of.placement.shards * of.placement.replicas, of.ranks_per_host}, transport, patient) {
+      : setup(of), group({of.placement.ranks(), of.ranks_per_host}, transport, patient) {
     setup.keeps_run = true;
     if (setup.directory.empty()) setup.directory = directory.path();
   }
@@ -89,7 +89,7 @@ TEST_CASE("processes as ranks give the bits of threads as ranks") {
                                encoded(in_place()), encoded_on_two_hosts()}) {
       if (!sweep.takes_next()) continue;
       const TrainingJob job(setup, kind.transport);
-      const std::size_t ranks = setup.placement.shards * setup.placement.replicas;
+      const std::size_t ranks = setup.placement.ranks();
       {
         Processes processes(ranks, [&](std::size_t rank) { job.as_rank(rank); });
         CHECK(processes.failures() == Failures(ranks));

@@ -210,7 +210,7 @@ TEST_CASE("a rule without state has tiles without master and moments") {
   const auto world = lone_communicator(*backend);
   const Model model{.units = {{.name = "first", .dtype = DType::fp32, .tensors = {{"w", {300}}}}}};
   Training training(model, *world, {optim::Sgd{}}, {.stage = 0});
-  training.initialise(initial_parameters());
+  training.initialize(initial_parameters());
   std::size_t elements = 0;
   training.visit_state([&](const LocalTile& tile) {
     CHECK(tile.memory.master == nullptr);

@@ -27,7 +27,7 @@ TEST_CASE("a step reports the slowest trainer's time for the previous step") {
   const std::vector<std::string> failures = failures_of_ranks(2, [](Communicator& ranks) {
     const Model model = odd_model();
     Training training(model, ranks, {optim::AdamW{}, optim::AdamW{}}, {.stage = 2});
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
     SyntheticTrainer trainer(model, ranks.rank());
     for (std::size_t step = 0; step < 2; ++step) {
       trainer.run(training, step);

@@ -36,7 +36,7 @@ struct Trainee {
   Trainee(Communicator& world, const TrainingOptions& options,
           std::vector<optim::Rule> rules = {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}})
       : training(odd_model(), world, std::move(rules), options), trainer(training.model(), world.rank()) {
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
   }
 
   StepResult step(std::size_t number) {

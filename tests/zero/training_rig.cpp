@@ -16,7 +16,7 @@ struct Tiers {
   Tier parameters, gradients, state;
 };
 
-std::size_t ranks_of(const Setup& setup) { return setup.placement.shards * setup.placement.replicas; }
+std::size_t ranks_of(const Setup& setup) { return setup.placement.ranks(); }
 
 std::filesystem::path directory_of(const Setup& setup, std::size_t rank) {
   return setup.mirrors ? setup.directory / std::to_string(rank) : setup.directory;

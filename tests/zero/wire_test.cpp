@@ -68,7 +68,7 @@ std::vector<std::vector<float>> sums_of_equal_gradients(std::size_t ranks, std::
   const auto failures = failures_of_ranks(ranks, [&](Communicator& world) {
     Training training(plain_model(1, elements), world, {optim::External{}},
                       {.stage = 2, .format = StateFormat::fp32, .micro_steps = micro_steps, .wire = {.reduce = int8}});
-    training.initialise(initial_parameters());
+    training.initialize(initial_parameters());
     const std::vector<optim::Rule> rules{optim::External{}};
     for (std::vector<float>& sum : sums) {
       for (std::size_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
@@ -95,7 +95,7 @@ void keeps_exact_values(Communicator& world, Tier tier) {
   const optim::AdamW idle{.lr = 0.0, .weight_decay = 0.0};
   Training training(model, world, {idle, idle},
                     {.parameters = all_in(tier), .state = all_in(tier), .wire = {.gather = int8, .reduce = int8}});
-  training.initialise(initial_parameters());
+  training.initialize(initial_parameters());
   SyntheticTrainer trainer(model, world.rank());
   for (std::size_t step = 0; step < 3; ++step) {
     trainer.run(training, step);

@@ -142,6 +142,7 @@ class Collectives : public Communicator {
 
   SentBytes sent() const override { return transport_->sent() + (has_split_ ? two_level_->sent() : SentBytes{}); }
 
+  void all_reduce(std::span<std::int64_t> values) override { all_reduce(values, Purpose::values); }
   void all_reduce(std::span<std::int64_t> values, Purpose purpose) override {
     together([&] {
       const std::vector<std::int64_t> mine(values.begin(), values.end());
@@ -200,6 +201,7 @@ class Collectives : public Communicator {
     });
   }
 
+  std::unique_ptr<Communicator> split(std::size_t color) override { return split(color, nullptr); }
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
     std::unique_ptr<Transport> group;
     together([&] {

@@ -2,8 +2,6 @@
 
 #include <ballast/error.h>
 
-#include "zero/comm/purpose.h"
-
 namespace ballast {
 namespace {
 
@@ -25,6 +23,14 @@ void Communicator::all_reduce(ConstView, View, const Encoding&) { refuse_encodin
 
 void Communicator::exchange(std::span<const SentPart>, std::span<const ReceivedPart>) { refuse_parts(); }
 
-void Communicator::all_reduce(std::span<std::int64_t> values) { all_reduce(values, Purpose::values); }
+void Communicator::all_reduce(std::span<std::int64_t> values, Purpose) { all_reduce(values); }
+
+std::unique_ptr<Communicator> Communicator::split(std::size_t color, const Channel* channel) {
+  require(channel == nullptr, Code::unsupported, [] {
+    return Problem{.what = "cannot make a group for a GPU: the communicator has none",
+                   .needed = "a training on the CPU, or a communicator of connect()"};
+  });
+  return split(color);
+}
 
 }  // namespace ballast

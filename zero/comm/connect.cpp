@@ -18,7 +18,7 @@ std::chrono::milliseconds timeout_of(const ConnectOptions& options, const Enviro
   if (options.timeout) return *options.timeout;
   const auto seconds = environment.integer("BALLAST_TIMEOUT");
   require(!seconds || *seconds > 0, Code::bad_environment, [&] {
-    return Problem{.what = fmt::format("BALLAST_TIMEOUT={}", *seconds), .needed = "seconds, at least 1"};
+    return Problem{.what = fmt::format("cannot use BALLAST_TIMEOUT={}", *seconds), .needed = "seconds, at least 1"};
   });
   return seconds ? std::chrono::seconds(*seconds) : default_timeout;
 }
@@ -34,7 +34,7 @@ std::size_t ranks_per_host_of(const ConnectOptions& options, const Environment& 
   }
   const auto given = environment.integer("BALLAST_RANKS_PER_HOST");
   require(!given || *given > 0, Code::bad_environment, [&] {
-    return Problem{.what = fmt::format("BALLAST_RANKS_PER_HOST={}", *given), .needed = std::string(needed)};
+    return Problem{.what = fmt::format("cannot use BALLAST_RANKS_PER_HOST={}", *given), .needed = std::string(needed)};
   });
   return static_cast<std::size_t>(given.value_or(0));
 }

@@ -70,7 +70,7 @@ void Agreement::end_step(std::uint64_t steps) {
 
 optim::Decision Agreement::decide(const kernels::ExactSum& squares) const {
   const Placement& placement = plan_.placement();
-  const std::size_t sums = placement.shards * placement.replicas * plan_.input().micro_steps;
+  const std::size_t sums = placement.ranks() * plan_.input().micro_steps;
   return optim::decide({.sum_of_squares = kernels::value(squares),
                         .loss_scale = options_.loss_scale,
                         .averaged_over = static_cast<double>(sums)},

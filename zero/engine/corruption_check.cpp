@@ -70,9 +70,9 @@ CorruptionCheck::Copy CorruptionCheck::copy_of(const Place& place, const Op& op,
   const optim::StateLayout of_copy = layout_of(place).layout_of(place.range.count);
   Copy copy{.parameter = bytes_of(tile.parameter, tile.count * byte_size(tile.parameter_dtype), context),
             .state = std::vector<std::byte>(of_copy.bytes())};
-  const std::vector<optim::StatePart> parts = layout_of(place).parts_of(place.range.first, place.range.count);
+  const std::vector<optim::StateField> parts = layout_of(place).fields_of(place.range.first, place.range.count);
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    context.copy(copy.state.data() + of_copy.parts()[i].offset, arithmetic.state_of(op) + parts[i].offset,
+    context.copy(copy.state.data() + of_copy.fields()[i].offset, arithmetic.state_of(op) + parts[i].offset,
                  parts[i].bytes);
   }
   context.finish();
@@ -107,10 +107,10 @@ std::string CorruptionCheck::first_difference(const Copy& expected, const Copy& 
   }
   const std::size_t byte = at(expected.state, found.state);
   const optim::StateLayout of_copy = layout_of(place).layout_of(place.range.count);
-  const std::vector<optim::StatePart> in_tile = layout_of(place).parts_of(place.range.first, place.range.count);
+  const std::vector<optim::StateField> in_tile = layout_of(place).fields_of(place.range.first, place.range.count);
   for (std::size_t i = 0; i < in_tile.size(); ++i) {
-    const optim::StatePart& part = of_copy.parts()[i];
-    const std::size_t before = in_tile[i].offset - layout_of(place).parts()[i].offset;  // in the tile's part
+    const optim::StateField& part = of_copy.fields()[i];
+    const std::size_t before = in_tile[i].offset - layout_of(place).fields()[i].offset;  // in the tile's part
     if (byte >= part.offset && byte < part.offset + part.bytes) {
       return fmt::format("the {}, byte {}", part.name, before + byte - part.offset);
     }

@@ -132,15 +132,15 @@ void Engine::require_usable() const {
   failure_.check();
   require(has_begun_, Code::out_of_order, [] {
     return Problem{.what = "cannot use the training: it has no parameters yet",
-                   .needed = "initialise() or resume() first"};
+                   .needed = "initialize() or resume() first"};
   });
   require(!offload_.is_offloaded(), Code::out_of_order, [] {
     return Problem{.what = "cannot use the training: it is offloaded from its device", .needed = "reload() first"};
   });
 }
 
-void Engine::initialise(const ParameterSource& source) {
-  startup_.initialise(source);
+void Engine::initialize(const ParameterSource& source) {
+  startup_.initialize(source);
   begin();
 }
 
@@ -157,10 +157,10 @@ void Engine::begin() {
 }
 
 void Engine::set_note(std::span<const std::byte> note) {
-  require(note.size() <= offload::max_user_bytes, Code::wrong_size, [&] {
-    return Problem{.what = "the trainer's note does not fit into a commit",
+  require(note.size() <= offload::max_note_bytes, Code::wrong_size, [&] {
+    return Problem{.what = "cannot set the note: it does not fit into a commit",
                    .needed = fmt::format("{} bytes", note.size()),
-                   .available = fmt::format("{} bytes", offload::max_user_bytes)};
+                   .available = fmt::format("{} bytes", offload::max_note_bytes)};
   });
   note_.assign(note.begin(), note.end());
 }

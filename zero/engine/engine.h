@@ -52,7 +52,7 @@ class Engine {
   ~Engine();  // waits for what is under way, ignores failures; in the middle of a step it aborts the other ranks
 
   // Call one of the two first. Optimizer state begins at zero, or comes from records.
-  void initialise(const ParameterSource& source);
+  void initialize(const ParameterSource& source);
   void resume(const ParameterSource& frozen);  // all trained tiles are in records; takes the newest committed step
 
   Lease forward(std::size_t unit) { return acquire(unit, Phase::forward); }

@@ -27,13 +27,13 @@ HomeMemory::OnHost::OnHost(const HomeMemory& homes, const Piece& piece, Staging&
 HomeMemory::StateOnHost::StateOnHost(const HomeMemory& homes, const Home& stretch, Staging& staging)
     : staging_(staging),
       state_(homes.slots_.data(stretch.state)),
-      parts_(homes.layout_of(stretch).parts_of(homes.range_in_tile(stretch).first, stretch.range.count)),
+      fields_(homes.layout_of(stretch).fields_of(homes.range_in_tile(stretch).first, stretch.range.count)),
       of_copy_(homes.layout_of(stretch).layout_of(stretch.range.count)) {
   if (homes.slots_.on_gpu(stretch.state)) {
     copy_.resize(of_copy_.bytes());
     memory_ = of_copy_.tile(copy_.data());
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      staging.download(copy_.data() + of_copy_.parts()[i].offset, state_ + parts_[i].offset, parts_[i].bytes);
+    for (std::size_t i = 0; i < fields_.size(); ++i) {
+      staging.download(copy_.data() + of_copy_.fields()[i].offset, state_ + fields_[i].offset, fields_[i].bytes);
     }
     staging.finish();
   } else {
@@ -45,8 +45,8 @@ HomeMemory::StateOnHost::StateOnHost(const HomeMemory& homes, const Home& stretc
 }
 
 void HomeMemory::StateOnHost::put_back() {
-  for (std::size_t i = 0; i < parts_.size() && !copy_.empty(); ++i) {
-    staging_.upload(state_ + parts_[i].offset, copy_.data() + of_copy_.parts()[i].offset, parts_[i].bytes);
+  for (std::size_t i = 0; i < fields_.size() && !copy_.empty(); ++i) {
+    staging_.upload(state_ + fields_[i].offset, copy_.data() + of_copy_.fields()[i].offset, fields_[i].bytes);
   }
 }
 

@@ -54,8 +54,8 @@ class HomeMemory {
 
    private:
     Staging& staging_;
-    std::byte* state_;                     // of the tile
-    std::vector<optim::StatePart> parts_;  // of the stretch, there
+    std::byte* state_;                       // of the tile
+    std::vector<optim::StateField> fields_;  // of the stretch, there
     optim::StateLayout of_copy_;
     std::vector<std::byte> copy_{};
     TileMemory memory_{};

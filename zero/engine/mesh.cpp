@@ -10,9 +10,9 @@
 namespace ballast {
 
 Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu, bool needs_matrices) {
-  require(world.size() == placement.shards * placement.replicas, Code::bad_argument, [&] {
+  require(world.size() == placement.ranks(), Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot make a mesh of {} x {} ranks", placement.shards, placement.replicas),
-                   .needed = fmt::format("{} ranks", placement.shards * placement.replicas),
+                   .needed = fmt::format("{} ranks", placement.ranks()),
                    .available = fmt::format("{} ranks", world.size())};
   });
   const std::size_t group = world.rank() / placement.ranks_per_group();

@@ -33,7 +33,7 @@ class GpuLanes;
 // Throws B1005 if Wire::across names another format than Wire::reduce, and no rank would send a sum of several ranks.
 void check_across(const Wire& wire, const Mesh& mesh);
 
-// Called by all ranks of `world`, which are shards * replicas. On a GPU the groups' work goes into the lanes' streams.
+// Called by all ranks of `world`, which are placement.ranks(). On a GPU the groups' work goes into the lanes' streams.
 Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr,
                bool needs_matrices = false);
 

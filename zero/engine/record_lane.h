@@ -31,7 +31,7 @@ class RecordLane {
   void commit(const CommittedState& state) const;
   void abandon() const;
   std::uint64_t step() const { return store_.step(); }
-  std::span<const std::byte> note() const { return store_.user(); }  // of the last commit
+  std::span<const std::byte> note() const { return store_.note(); }  // of the last commit
   JointRound round() const { return round_of(store_.label()); }      // likewise
   bool keeps_run() const { return store_.shape().run_id != 0; }
 

@@ -102,7 +102,7 @@ void RecordMirror::catch_up(const std::optional<offload::CommitPoint>& point, of
       texts_of_all(*files_.group, fmt::format("{:d} {}", is_here, own_.generation()));
   files_.generation = std::stoull(states[files_.mirrored].substr(2));
   if (std::ranges::any_of(states, [](const std::string& state) { return state.front() == '0'; })) {
-    const std::string note = note_of_mirrored(own_.user());
+    const std::string note = note_of_mirrored(own_.note());
     copy_all(files_.generation);
     finish_writes();
     files_.store.count_from({point->incarnation, point->number - 1});

@@ -31,7 +31,7 @@ Staging Startup::staging() const {
   return parts_.homes.staging(bytes);
 }
 
-void Startup::initialise(const ParameterSource& source) const {
+void Startup::initialize(const ParameterSource& source) const {
   const Program& program = parts_.running.program();
   std::optional<RecordMemory> records;
   if (plan().tiles_on_drive() > 0) records.emplace(program, parts_.slots);

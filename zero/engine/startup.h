@@ -25,7 +25,7 @@ class Startup {
   void clear_device_memory() const;  // the host's is clear from the beginning
 
   // Optimizer state begins at zero; records are written, and committed as step 0.
-  void initialise(const ParameterSource& source) const;
+  void initialize(const ParameterSource& source) const;
 
   // Reads everything that is trained from the records of the newest committed step, and returns its number.
   std::uint64_t resume(const ParameterSource& frozen) const;

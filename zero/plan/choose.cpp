@@ -211,7 +211,7 @@ std::vector<Placement> pure_placements(const ChoiceInput& input) {
 Ledger memory_of(const ChoiceInput& input, const Placement& placement) {
   const Candidate candidate(input, placement);
   const Ledger ledger = candidate.ledger(outline(candidate.compile_input));
-  return input.beside == nullptr ? ledger : together(ledger, memory_of(*input.beside, placement));
+  return input.other_optimizer == nullptr ? ledger : together(ledger, memory_of(*input.other_optimizer, placement));
 }
 
 bool fits(const Ledger& ledger, const Machine& machine) { return shortage(ledger, machine) == 0; }
@@ -221,10 +221,10 @@ Choice price(const ChoiceInput& input, const Placement& placement) {
   const Program program = compile(candidate.compile_input);
   const Program simulated = with_activations(program, input.work, input.activations);
   Choice choice{placement, candidate.ledger(program), simulate({simulated, placement, input.machine, input.work})};
-  if (input.beside == nullptr) return choice;
-  const Choice beside = price(*input.beside, placement);
-  choice.ledger = together(choice.ledger, beside.ledger);
-  choice.simulation += beside.simulation;
+  if (input.other_optimizer == nullptr) return choice;
+  const Choice other = price(*input.other_optimizer, placement);
+  choice.ledger = together(choice.ledger, other.ledger);
+  choice.simulation += other.simulation;
   return choice;
 }
 

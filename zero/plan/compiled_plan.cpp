@@ -13,7 +13,7 @@ namespace {
 
 std::size_t rank_in_shard_group(const PlanOptions& options) {
   check(options.placement);
-  const std::size_t ranks = options.placement.shards * options.placement.replicas;
+  const std::size_t ranks = options.placement.ranks();
   require(options.rank < ranks, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot plan for rank {}", options.rank),
                    .needed = fmt::format("a rank below {}", ranks)};

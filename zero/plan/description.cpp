@@ -194,7 +194,7 @@ std::vector<std::string> describe(const CompiledPlan& plan) {
   const Placement& placement = plan.placement();
   const std::vector<Unit>& units = plan.model().units;
   std::vector<std::string> lines{
-      counted(placement.shards * placement.replicas, "rank", "ranks"),
+      counted(placement.ranks(), "rank", "ranks"),
       stage_of(placement),
       counted(placement.replicas, "copy of the state", "copies of the state"),
       fmt::format("{}{}", rule_begin, plan.rule()),

@@ -24,7 +24,7 @@ void check_formats(const Wire& wire) {
 
 void check(const Wire& wire, const Placement& placement) {
   check_formats(wire);
-  if (placement.shards * placement.replicas == 1 || wire.gather == WireFormat::exact) return;
+  if (placement.ranks() == 1 || wire.gather == WireFormat::exact) return;
   require(!placement.full_parameters, Code::unsupported, [&] {
     return Problem{
         .what = fmt::format("cannot send gathered parameters as {}: below stage 3 ranks keep full parameters, and each "

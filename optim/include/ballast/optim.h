@@ -2,10 +2,12 @@
 // parameter group, all of one kind.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <variant>
 
@@ -139,6 +141,13 @@ inline std::string_view name(const Rule& rule) {
 
 inline StateNames state_names(const Rule& rule) {
   return std::visit([](const auto& r) { return r.state; }, rule);
+}
+
+// Of each matrix; none for a rule that does not orthogonalize.
+inline std::optional<std::size_t> orthogonalization_steps(const Rule& rule) {
+  const auto* const muon = std::get_if<Muon>(&rule);
+  if (muon == nullptr) return std::nullopt;
+  return static_cast<std::size_t>(std::max(muon->ns_steps, 0));  // check() refuses fewer
 }
 
 inline void check(const Rule& rule) {

@@ -159,7 +159,7 @@ def test_invalid_files_are_refused(tmp_path):
         ballast.load(model, file)
 
 
-@pytest.mark.parametrize("origin", ["checkpoint", "initialisation"])
+@pytest.mark.parametrize("origin", ["checkpoint", "initialization"])
 def test_no_rank_ever_has_much_of_the_model(origin, tmp_path):
     """Each rank keeps its shard on a drive and its gradients in memory, and needs far less memory than the model."""
     (tmp_path / "drive").mkdir()

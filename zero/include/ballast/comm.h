@@ -49,6 +49,8 @@ struct ReceivedPart {
   View values{};
 };
 
+// The functions that are not pure are optional for a communicator of another library.
+//
 // Threads: one thread at a time uses a communicator. Other threads may use other communicators of the process
 // meanwhile. Failure: a call that fails on any rank ends the group. Pending and later calls of all ranks throw B3301
 // with the first error.
@@ -81,8 +83,9 @@ class Communicator {
   virtual SentBytes sent() const { return {}; }  // in all collectives so far; any thread may call
 
   // Adds integers, which are exact in any order, in place.
-  void all_reduce(std::span<std::int64_t> values);
-  virtual void all_reduce(std::span<std::int64_t> values, Purpose purpose) = 0;
+  virtual void all_reduce(std::span<std::int64_t> values) = 0;
+  // The same, for a purpose that the library's own communicators name in errors.
+  virtual void all_reduce(std::span<std::int64_t> values, Purpose purpose);
   // Copies the values of rank `root` to all ranks.
   virtual void broadcast(View values, std::size_t root) = 0;
   virtual void barrier() = 0;
@@ -94,8 +97,9 @@ class Communicator {
 
   // Makes one group of the ranks that name the same color, in rank order. With one color for all, it is a second group
   // of the same ranks, for another thread.
-  std::unique_ptr<Communicator> split(std::size_t color) { return split(color, nullptr); }
-  virtual std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) = 0;
+  virtual std::unique_ptr<Communicator> split(std::size_t color) = 0;
+  // The same, for a GPU's stream if there is a channel. A communicator that does not override it refuses one (B1005).
+  virtual std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel);
 
   // Ends this group and all groups related to it by split(). Any thread may call.
   virtual void abort(std::string_view reason) = 0;
@@ -109,8 +113,8 @@ class Communicator {
   virtual void set_activity(std::string_view activity) = 0;
 
   // The ranks that have died, left, not arrived or lost a connection, as the first error of all related groups names them, by
-  // their numbers in the group that was not split off. None before an error, and for an error that names none. Any thread may call. A communicator
-  // of another library may leave it out.
+  // their numbers in the group that was not split off. None before an error, and for an error that names none. Any thread may
+  // call.
   virtual std::vector<std::size_t> failed_ranks() const { return {}; }
 };
 

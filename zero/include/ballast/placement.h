@@ -37,7 +37,7 @@ enum class Reduction : std::uint8_t {
 
 struct Placement {
   std::size_t shards = 1;       // ranks that share one copy of the state
-  std::size_t replicas = 1;     // copies of it; shards * replicas ranks in all
+  std::size_t replicas = 1;     // copies of it
   bool full_parameters = true;  // kept gathered between steps
   Reduction reduction = Reduction::each;
   Spread parameters{};  // by unit
@@ -46,6 +46,7 @@ struct Placement {
   // Of stage 3: copies of the parameters. Neighbouring ranks share one, and gather from each other only.
   std::size_t parameter_replicas = 1;
 
+  std::size_t ranks() const { return shards * replicas; }
   // Ranks form groups of neighbours. Gradients are summed inside of the groups first, and then over them.
   std::size_t ranks_per_group() const { return shards / parameter_replicas; }
   std::size_t groups() const { return replicas * parameter_replicas; }

@@ -101,7 +101,7 @@ struct ChoiceInput {
   Tier activations = Tier::device;  // that the offloaded activations go to. Their bytes are not in the ledger
   // Another training with the same placement, which makes its step after this one: that of another optimizer's parameters. Its
   // memory and its time are added.
-  std::shared_ptr<const ChoiceInput> beside{};
+  std::shared_ptr<const ChoiceInput> other_optimizer{};
 };
 
 struct Choice {

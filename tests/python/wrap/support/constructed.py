@@ -21,7 +21,7 @@ class Positions(nn.Module):
 
 
 class Zoo(nn.Module):
-    """A model with every kind of initialisation that we know models to use."""
+    """A model with every kind of initialization that we know models to use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,9 +59,9 @@ class Tall(nn.Module):
         self.norm = nn.BatchNorm1d(width)
         self.blocks = nn.Sequential(*(nn.Linear(width, width) for _ in range(blocks)))
         self.last = nn.Linear(width, 5)
-        self.apply(self.initialise)
+        self.apply(self.initialize)
 
-    def initialise(self, module: nn.Module) -> None:
+    def initialize(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.1)
             nn.init.zeros_(module.bias)
