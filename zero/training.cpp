@@ -6,7 +6,7 @@
 #include "zero/engine/timeline.h"
 #include "zero/plan/compiled_plan.h"
 #include "zero/plan/ledger.h"
-#include "zero/records.h"
+#include "zero/runs/records.h"
 
 namespace ballast {
 

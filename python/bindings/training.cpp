@@ -5,7 +5,7 @@
 
 #include "python/bindings/by_name.h"
 #include "python/bindings/training_binding.h"
-#include "zero/records.h"
+#include "zero/runs/records.h"
 
 namespace ballast::python {
 namespace {

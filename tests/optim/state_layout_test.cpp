@@ -12,8 +12,9 @@ namespace {
 // Without padding, and without the scales of groups.
 double bytes_per_element(StateFormat format, const optim::Rule& rule, DType parameter = DType::bf16) {
   constexpr std::size_t elements = 1024;
+  const StateLayout layout({format, parameter, optim::state_names(rule)}, elements);
   std::size_t bytes = 0;
-  for (const optim::StateField& field : StateLayout({format, parameter, optim::state_names(rule)}, elements).fields())
+  for (const optim::StateField& field : layout.fields())
     bytes += field.name.ends_with("scales") ? 0 : field.bytes;
   return static_cast<double>(bytes) / elements;
 }

@@ -5,7 +5,7 @@
 #include "tests/zero/child_process.h"
 #include "tests/zero/mirrored_run.h"
 #include "tests/zero/progress_pipe.h"
-#include "zero/mirror_group.h"
+#include "zero/runs/mirror_group.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -1,5 +1,5 @@
 // Tests which records of a run count, wherever they are.
-#include "zero/run_inventory.h"
+#include "zero/runs/inventory.h"
 
 #include <catch2/catch.hpp>
 
@@ -51,17 +51,17 @@ TEST_CASE("the newest step that all ranks of a run have counts") {
   const auto run = newest_whole_run(all, "mine");
   REQUIRE(run.has_value());
   CHECK(run->step == 4);
-  CHECK(run->ranks() == 2);
+  CHECK(run->placement.ranks() == 2);
   CHECK(next_incarnation(all) == 2);
 }
 
 TEST_CASE("new records count when all of their ranks have committed them, even at the same step") {
   std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{1, 6, 5}}), seen(0, 1, 2, 0, {{1, 6, 5}}),
                                seen(0, 0, 3, 2, {{2, 7, 5}}), seen(0, 1, 3, 2, {{2, 7, 5}}), seen(0, 2, 3, 2, {})};
-  CHECK(newest_whole_run(all, "mine")->ranks() == 2);
+  CHECK(newest_whole_run(all, "mine")->placement.ranks() == 2);
   CHECK(next_incarnation(all) == 3);
   all[4].commits.push_back({{2, 7}, 5});
-  CHECK(newest_whole_run(all, "mine")->ranks() == 3);
+  CHECK(newest_whole_run(all, "mine")->placement.ranks() == 3);
   all.erase(all.begin());  // the old ones are partly removed
   CHECK(newest_whole_run(all, "mine")->made_in == 2);
 }

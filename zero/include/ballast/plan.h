@@ -2,21 +2,19 @@
 #pragma once
 
 #include <ballast/gradient_format.h>
-#include <ballast/joint_round.h>
 #include <ballast/log.h>
 #include <ballast/memory.h>
 #include <ballast/model.h>
 #include <ballast/optim.h>
 #include <ballast/placement.h>
 #include <ballast/planner.h>
+#include <ballast/records.h>
 #include <ballast/schedule.h>
 #include <ballast/state_format.h>
 #include <ballast/wire.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,45 +26,6 @@ namespace ballast {
 class Communicator;
 class CompiledPlan;   // the library's own
 class ExchangeOrder;  // likewise
-
-// The notes of a run that another number of ranks continues, or another stage.
-struct EarlierNotes {
-  std::vector<std::vector<std::byte>> of_ranks{};  // of the earlier ranks, in order
-  // Of each trained tensor of this training, in the order of units: its place among those of the earlier one.
-  std::vector<std::size_t> places{};
-};
-
-// The steps that a run lost before it began again.
-struct LostRun {
-  std::string reason{};
-  std::uint64_t step = 0;  // the newest one of which any rank had records
-};
-
-// The records of a rank on its drives.
-struct RecordOptions {
-  std::vector<std::filesystem::path> directories{};  // of one or several drives
-  // The name of a run that is kept. Without one, the files are temporary, and hold only what is not in memory.
-  std::string run{};
-  // Each record of the run is written on a drive of a rank of another host too, at every step, so that the run survives the loss
-  // of a host with its drives. Hosts mirror each other in pairs, and have as many ranks each. On one host, ranks mirror each
-  // other, which survives the loss of a drive. Two ranks that mirror each other have directories of their own.
-  bool mirror = false;
-  std::string host{};  // of this rank, to choose where it is mirrored; empty: this machine's name
-  // Where records of the run are missing or damaged, and no mirror has them: removes what is left and begins the run again; see
-  // Training::lost(). Without it, that is an error, and nothing is changed.
-  bool begins_again = false;
-  // Returns the note with which a rank continues the run of other ranks: see Training::set_note(). It returns or throws the
-  // same on all ranks. Without it, rank r gets the note of the earlier rank r, in turns.
-  std::function<std::vector<std::byte>(const EarlierNotes& notes)> join_notes{};
-  // With other runs: the commit from which this one is resumed, which newest_joint_points() has chosen; {0, 0}: it begins again.
-  // Newer ones do not count. Without it, a run that is resumed together with others is refused.
-  std::optional<RunPoint> resume_at{};
-  // Called by the trainer's thread before records are written, on all ranks. It may wait, or throw the same on all ranks.
-  std::function<void(RunWrite)> before_write{};
-  std::size_t depth = 16;  // requests at once, of each drive
-  bool allow_network = false;
-  Log* log = nullptr;  // outlives the records
-};
 
 struct TrainingOptions {
   int stage = 3;

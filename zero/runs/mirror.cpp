@@ -1,4 +1,4 @@
-#include "zero/run_mirror.h"
+#include "zero/runs/mirror.h"
 
 #include <ballast/error.h>
 
@@ -10,7 +10,7 @@
 #include "kernels/runtime/system_files.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/comm/texts.h"
-#include "zero/mirror_group.h"
+#include "zero/runs/mirror_group.h"
 
 namespace ballast {
 namespace {

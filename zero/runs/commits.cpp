@@ -4,8 +4,8 @@
 
 #include "zero/comm/on_all_ranks.h"
 #include "zero/engine/joint_round.h"
-#include "zero/records.h"
-#include "zero/run_search.h"
+#include "zero/runs/records.h"
+#include "zero/runs/search.h"
 
 namespace ballast {
 

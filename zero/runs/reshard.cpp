@@ -1,4 +1,4 @@
-#include "zero/reshard.h"
+#include "zero/runs/reshard.h"
 
 #include <ballast/error.h>
 

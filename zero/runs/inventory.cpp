@@ -1,4 +1,4 @@
-#include "zero/run_inventory.h"
+#include "zero/runs/inventory.h"
 
 #include <ballast/error.h>
 

@@ -1,7 +1,7 @@
 // The run of a training as this rank keeps it on its drives.
 #pragma once
 
-#include <ballast/plan.h>
+#include <ballast/records.h>
 
 #include <algorithm>
 #include <string>
@@ -10,8 +10,8 @@
 #include "offload/damage_mark.h"
 #include "offload/record_store.h"
 #include "zero/plan/compiled_plan.h"
-#include "zero/run_files.h"
-#include "zero/run_history.h"
+#include "zero/runs/files.h"
+#include "zero/runs/history.h"
 
 namespace ballast {
 

@@ -7,7 +7,7 @@
 
 #include "offload/run_directory.h"
 #include "zero/engine/record_mirror.h"
-#include "zero/own_run.h"
+#include "zero/runs/own_run.h"
 
 namespace ballast {
 

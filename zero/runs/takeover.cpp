@@ -1,4 +1,4 @@
-#include "zero/run_takeover.h"
+#include "zero/runs/takeover.h"
 
 #include <ballast/error.h>
 
@@ -15,9 +15,9 @@
 #include "offload/directory_lock.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/comm/texts.h"
-#include "zero/reshard.h"
-#include "zero/run_inventory.h"
-#include "zero/run_search.h"
+#include "zero/runs/reshard.h"
+#include "zero/runs/inventory.h"
+#include "zero/runs/search.h"
 
 namespace ballast {
 namespace {

@@ -1,4 +1,4 @@
-#include "zero/run_files.h"
+#include "zero/runs/files.h"
 
 #include <ballast/error.h>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ballast/comm.h>
-#include <ballast/plan.h>
+#include <ballast/records.h>
 
 #include <filesystem>
 #include <optional>
@@ -10,9 +10,9 @@
 
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
-#include "zero/own_run.h"
-#include "zero/run_history.h"
-#include "zero/run_mirror.h"
+#include "zero/runs/own_run.h"
+#include "zero/runs/history.h"
+#include "zero/runs/mirror.h"
 
 namespace ballast {
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <span>
 
-#include "zero/own_run.h"
+#include "zero/runs/own_run.h"
 
 namespace ballast {
 

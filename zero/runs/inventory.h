@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "zero/run_files.h"
-#include "zero/run_history.h"
+#include "zero/runs/files.h"
+#include "zero/runs/history.h"
 
 namespace ballast {
 

@@ -1,4 +1,4 @@
-#include "zero/run_history.h"
+#include "zero/runs/history.h"
 
 #include <ballast/error.h>
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "zero/own_run.h"
-#include "zero/run_inventory.h"
+#include "zero/runs/own_run.h"
+#include "zero/runs/inventory.h"
 
 namespace ballast {
 

@@ -1,4 +1,4 @@
-#include "zero/mirror_group.h"
+#include "zero/runs/mirror_group.h"
 
 #include <ballast/error.h>
 

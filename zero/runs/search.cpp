@@ -1,4 +1,4 @@
-#include "zero/run_search.h"
+#include "zero/runs/search.h"
 
 #include <ballast/error.h>
 

@@ -1,4 +1,4 @@
-#include "zero/records.h"
+#include "zero/runs/records.h"
 
 #include <ballast/error.h>
 
@@ -12,7 +12,7 @@
 #include "offload/drive_space.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
-#include "zero/run_takeover.h"
+#include "zero/runs/takeover.h"
 
 namespace ballast {
 namespace {
