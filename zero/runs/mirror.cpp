@@ -20,16 +20,11 @@ std::string host_of(const RecordOptions& options) {
   return options.host.empty() ? read_text("/proc/sys/kernel/random/boot_id").value_or("?") : options.host;
 }
 
-bool has_all_files(const std::vector<offload::Drive>& drives, const offload::StoreOptions& files) {
-  return std::ranges::all_of(
-      drives, [&](const offload::Drive& drive) { return std::filesystem::exists(files.path_in(drive.directory)); });
-}
-
 // None where there are no files, or none that can continue: they are a copy, and are made again.
 std::optional<offload::RecordStore> opened(const OwnRun& run, const offload::RecordShape& shape,
                                            const RecordFiles& kept) {
   const auto drives = run.drives(kept);
-  if (!has_all_files(drives, run.files_of(kept)) || are_marked_damaged(drives, run.files_of(kept))) return {};
+  if (missing_file(drives, run.files_of(kept)) || are_marked_damaged(drives, run.files_of(kept))) return {};
   try {
     return offload::RecordStore::open(shape, drives, run.files_of(kept));
   } catch (const Error& error) {

@@ -4,6 +4,9 @@
 #include <ballast/records.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +29,14 @@ inline std::vector<offload::Drive> drives_of(const RecordFiles& records, const R
 
 inline offload::StoreOptions store_options(const RecordFiles& records, const RecordOptions& options) {
   return {.name = records.name(), .file = {.allow_network = options.allow_network}, .log = options.log};
+}
+
+// Records that end on one drive and not yet on another, as after a crash, are not whole.
+inline std::optional<std::filesystem::path> missing_file(const std::vector<offload::Drive>& drives,
+                                                         const offload::StoreOptions& files) {
+  const auto lacks = std::ranges::find_if(
+      drives, [&](const auto& drive) { return !std::filesystem::exists(files.path_in(drive.directory)); });
+  return lacks == drives.end() ? std::nullopt : std::optional(files.path_in(lacks->directory));
 }
 
 // Whether an earlier read of the files has failed.

@@ -10,9 +10,9 @@
 
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
-#include "zero/runs/own_run.h"
 #include "zero/runs/history.h"
 #include "zero/runs/mirror.h"
+#include "zero/runs/own_run.h"
 
 namespace ballast {
 

@@ -7,9 +7,9 @@
 #include <set>
 
 #include "kernels/runtime/host_pages.h"
-#include "zero/runs/own_run.h"
 #include "zero/plan/recorded_state.h"
 #include "zero/runs/inventory.h"
+#include "zero/runs/own_run.h"
 
 namespace ballast {
 

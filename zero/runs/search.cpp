@@ -55,8 +55,13 @@ SeenRecords RunSearch::seen_in(const RecordFiles& files) const {
   const auto found = found_in(files);
   if (!found) return {.seen_by = world_.rank(), .files = files, .lacks_records = true};
   SeenRecords seen = seen_records(files, world_.rank(), *found);
-  const auto lacking = std::erase_if(seen.commits, [&](const auto& each) { return !has_commit(files, each.point); });
-  if (lacking > 0 || is_marked_damaged(files)) seen.lacks_records = true;
+  bool lacks_step = false;  // nothing is lost before the first one
+  std::erase_if(seen.commits, [&](const auto& each) {
+    const bool is_lacking = !has_commit(files, each.point);
+    lacks_step = lacks_step || (is_lacking && each.step > 0);
+    return is_lacking;
+  });
+  if (lacks_step || is_marked_damaged(files)) seen.lacks_records = true;
   if (own_ != nullptr && seen.digest == own_->shape.content_digest) {
     seen.is_described = seen.is_of_model = true;
     seen.placement = own_->plan.placement();
@@ -97,6 +102,13 @@ bool RunSearch::has_commit(const RecordFiles& files, offload::CommitPoint point)
       return false;
     offload::StoreOptions unchanged = store_options(files, options_);
     unchanged.file.writable = false;
+    if (const auto missing = missing_file(drives(files), unchanged)) {
+      if (options_.log != nullptr) {
+        options_.log->warning(
+            fmt::format("the records of rank {} do not count: {} is missing", files.rank, missing->string()));
+      }
+      return false;
+    }
     return offload::RecordStore::open(found->shape, drives(files), unchanged).go_to(point);
   } catch (const Error& error) {
     if (error.code() != Code::bad_record) throw;

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "zero/runs/own_run.h"
 #include "zero/runs/inventory.h"
+#include "zero/runs/own_run.h"
 
 namespace ballast {
 

@@ -15,8 +15,8 @@
 #include "offload/directory_lock.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/comm/texts.h"
-#include "zero/runs/reshard.h"
 #include "zero/runs/inventory.h"
+#include "zero/runs/reshard.h"
 #include "zero/runs/search.h"
 
 namespace ballast {
