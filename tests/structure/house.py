@@ -77,7 +77,7 @@ PYTHON_LAYERS = {
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
         *("wrapper.siblings", "wrapper.several"),
         "wrapper.throughput",
-        *("wrapper.state", "wrapper.writes", "wrapper.own_step", "wrapper.step_rollback", "wrapper.trial_step"),
+        *("wrapper.state", "wrapper.writes", "wrapper.custom_step", "wrapper.step_rollback", "wrapper.trial_step"),
     ],
     "activation": [
         *("wrapper.activation_tier", "wrapper.saved_activations", "wrapper.model_activations"),
@@ -94,7 +94,7 @@ PYTHON_LAYERS = {
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),
         *("wrapper.updates", "wrapper.partition", "wrapper.state_migration", "wrapper.kept_state", "wrapper.note_format"),
-        *("wrapper.rule_updates", "wrapper.custom_optimizer", "wrapper.stored_updates", "wrapper.update_kinds"),
+        *("wrapper.rule_updates", "wrapper.custom_updates", "wrapper.stored_updates", "wrapper.update_kinds"),
         *("wrapper.matrix_window", "wrapper.rank_sums", "wrapper.adafactor"),
     ],
     "plan": [

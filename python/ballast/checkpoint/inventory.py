@@ -125,7 +125,7 @@ def torch_tensors(
         if id(parameter) not in partitioned:
             yield TorchTensor(name, "frozen", plain(parameter), steps=max(_steps_of(each, parameter) for each in accesses))
     for access, partition in zip(accesses, partitions):
-        if access.has_own_step:
+        if access.has_custom_step:
             yield from custom_state(access, partition, names)
         else:
             yield from frozen_moments(access, names)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.wrapper.custom_optimizer import CustomUpdates, move_state_to
+from ballast.wrapper.custom_step import group_of
+from ballast.wrapper.custom_updates import CustomUpdates, move_state_to
 from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.matrix_window import MatrixWindow
 from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.own_step import group_of
 from ballast.wrapper.rank_sums import RankSums
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import TORCH_DTYPES, Member
@@ -25,7 +25,7 @@ class AdafactorUpdates(CustomUpdates):
 
     whole_values = frozenset({"row_var", "col_var"})
 
-    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
+    def custom_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
         shards = [shard for tile in call.tiles for shard in shards_in(tile, optimizer, kept, call.factor)]
         sums = RankSums({member: [1, *rows_and_columns(member.parameter.shape)] for member in kept.members})
         for shard in shards:

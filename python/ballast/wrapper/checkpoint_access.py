@@ -64,11 +64,11 @@ class CheckpointAccess:
 
     def names_of_moments(self) -> list[tuple[_core.Moment, str]]:
         """Return the moments of a rule of the library."""
-        return [] if self.has_own_step else self._plans.planner.updates.moments(self.optimizer)
+        return [] if self.has_custom_step else self._plans.planner.updates.moments(self.optimizer)
 
     def names_of_stored_values(self) -> list[str]:
         """Return the values of each element that the library keeps for the optimizer's own step, in their order there."""
-        return [name for _, name in self._plans.planner.updates.moments(self.optimizer)] if self.has_own_step else []
+        return [name for _, name in self._plans.planner.updates.moments(self.optimizer)] if self.has_custom_step else []
 
     @property
     def whole_values(self) -> frozenset[str]:
@@ -76,9 +76,9 @@ class CheckpointAccess:
         return self._plans.planner.updates.whole_values
 
     @property
-    def has_own_step(self) -> bool:
+    def has_custom_step(self) -> bool:
         """Whether the optimizer's own step makes the updates, and its own state."""
-        return self._plans.planner.updates.own_step is not None
+        return self._plans.planner.updates.custom_step is not None
 
     @property
     def frozen_state(self) -> State:

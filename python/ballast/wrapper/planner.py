@@ -123,16 +123,16 @@ class Planner:
             rules=[self.updates.rule(groups[place]) for place in self.groups.places],
             begun_at=self.groups.begun_at,
             max_norm=self.options.max_norm,
-            own_step=None if self.updates.own_step is None else self._custom_step,
+            custom_step=None if self.updates.custom_step is None else self._bound_custom_step,
             joint_run=self.joint_run,
         )
 
     def _described_groups(self) -> dict[str, str]:
         return described_groups(self._wrapped.optimizer)  # looked up at each call: a reference would keep it alive
 
-    def _custom_step(self, kept: ShardedState, call: StepCall) -> None:
-        assert self.updates.own_step is not None
-        self.updates.own_step(self._wrapped.optimizer, kept, call)
+    def _bound_custom_step(self, kept: ShardedState, call: StepCall) -> None:
+        assert self.updates.custom_step is not None
+        self.updates.custom_step(self._wrapped.optimizer, kept, call)
 
     def has_planned(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
         """Return whether the partition has the parameters that are trained, and no others."""

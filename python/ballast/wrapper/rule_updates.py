@@ -27,7 +27,7 @@ class RuleUpdates:
         self._make_rule = make_rule
 
     @property
-    def own_step(self) -> None:
+    def custom_step(self) -> None:
         return None
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:

@@ -12,11 +12,11 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
+from ballast.wrapper.custom_step import CustomStepRunner, Piece, group_of, moved, shape_of
 from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.kept_state import IN_LIBRARY, lazy_moment, left_of_state, moments_in
 from ballast.wrapper.memory import tensor_of
 from ballast.wrapper.note_format import Numbers, copied, decoded, encoded, joined, require_kept
-from ballast.wrapper.own_step import OwnStep, Piece, group_of, moved, shape_of
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.state import LazyState
@@ -55,7 +55,7 @@ class StoredUpdates:
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._kind = type(optimizer)  # which is another one once it is wrapped
-        self._step = OwnStep(self._kind)
+        self._step = CustomStepRunner(self._kind)
         self._names: tuple[str, ...] = ()
         self.prepare(optimizer)
         self._begun: set[int] = set()  # ids of parameters that have state
@@ -74,7 +74,7 @@ class StoredUpdates:
 
     # --- A step ---
 
-    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
+    def custom_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
         """Update tiles between the library's sum of gradients and its use of the new parameters."""
         pieces = [piece for tile in call.tiles for piece in self._pieces(optimizer, kept, tile, call.factor)]
         self._step.run(optimizer, pieces, is_last=call.is_last)

@@ -34,7 +34,7 @@ class Updates(Protocol):
     whole_values: frozenset[str]
 
     @property
-    def own_step(self) -> CustomStep | None:
+    def custom_step(self) -> CustomStep | None:
         """The step of the optimizer's own class; None if the library makes updates by a rule."""
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:

@@ -11,10 +11,10 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
+from ballast.wrapper.custom_step import CustomStepRunner, Piece, group_of, moved, shape_of
 from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.memory import tensor_of
 from ballast.wrapper.note_format import copied
-from ballast.wrapper.own_step import OwnStep, Piece, group_of, moved, shape_of
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import TORCH_DTYPES, Member
@@ -30,7 +30,7 @@ class CustomUpdates:
     whole_values: frozenset[str] = frozenset()
 
     def __init__(self, kind: type[torch.optim.Optimizer]):
-        self._step = OwnStep(kind)
+        self._step = CustomStepRunner(kind)
         self._parts: dict[int, torch.nn.Parameter] = {}  # by id of the parameter: its shard in fp32
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -42,9 +42,9 @@ class CustomUpdates:
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
         return []
 
-    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
+    def custom_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
         """Run the step between the library's sum of gradients and its use of the new parameters. A tile is a shard of a
-        unit, as `for_own_step()` has it."""
+        unit, as `for_custom_step()` has it."""
         pieces = []
         for tile in call.tiles:
             gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(call.factor)
