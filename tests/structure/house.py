@@ -89,7 +89,7 @@ PYTHON_LAYERS = {
         *("wrapper.autocast_cache", "wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors"),
         "wrapper.gather_block",
         *("wrapper.bitsandbytes_compat", "wrapper.compiled_blocks"),
-        *("wrapper.param_gather", "wrapper.pending", "wrapper.overlapped_gathers", "wrapper.full_params"),
+        *("wrapper.param_gather", "wrapper.awaited_parameter", "wrapper.overlapped_gathers", "wrapper.full_params"),
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),

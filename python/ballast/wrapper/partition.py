@@ -373,8 +373,8 @@ class Partition(ShardedState):
         self.require_not_updated("cannot offload the optimizer")
         self._discard_cleared_gradients()
         self.accept_writes()
-        [pending] = self._group.all_reduce([len(self._taken)])
-        if pending > 0:
+        [taken] = self._group.all_reduce([len(self._taken)])
+        if taken > 0:
             refuse_order(
                 "cannot offload the optimizer between a backward pass and its step: it has gradients",
                 needed="step() or zero_grad() before offload()",

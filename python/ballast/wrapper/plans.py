@@ -167,7 +167,7 @@ class Plans:
         self.current = self._migration.hand_over(make)
         preconditions.warn_of_counts(self.planner.options.run, self.planner.ranks.of_data, self.current.members)
         if not self.planner.options.keeps_full_parameters:
-            self.wrapped.holds = frozenset(id(member.parameter) for member in self.current.all_members)
+            self.wrapped.sharded_ids = frozenset(id(member.parameter) for member in self.current.all_members)
         self._hooks.remove_from_modules()
         if self.planner.options.keeps_full_parameters and not self.planner.options.overlap_gathers:
             self._hooks.leave_graphs_whole()

@@ -56,7 +56,7 @@ class Session:
         self._outer = outer
         self.checkpoint = CheckpointAccess(self.plans, self._history, outer)
         self._process = os.getpid()
-        self.holds = False  # whether gradients are held until more come
+        self.accumulates_locally = False  # whether gradients are held until more come
 
     # --- The beginning ---
 
@@ -146,7 +146,7 @@ class Session:
         partition = self.plans.of_this_step or self.partition()
         if id(parameter) in self.plans.planner.outside:
             refuse_outside(self.names()[id(parameter)])
-        partition.arrived(parameter, hold=self.holds)
+        partition.arrived(parameter, hold=self.accumulates_locally)
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """Partition the parameters before a module runs, if they are not partitioned yet."""
@@ -188,11 +188,11 @@ class Session:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        before, self.holds = self.holds, True
+        before, self.accumulates_locally = self.accumulates_locally, True
         try:
             yield
         finally:
-            self.holds = before
+            self.accumulates_locally = before
 
     def step(self, loss_scale: float, found_inf: bool) -> None:
         plans = self.plans
