@@ -51,7 +51,7 @@ def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAcces
 def access_of(optimizer: Any) -> CheckpointAccess:
     if not isinstance(optimizer, WrappedOptimizer):
         refuse(f"cannot save or load a {type(optimizer).__name__}: it is not wrapped", needed="an optimizer of ballast.wrap()")
-    optimizer._ballast.plans.require_open("call ballast.save() or ballast.load_checkpoint()")
+    optimizer._ballast.partitions.require_open("call ballast.save() or ballast.load_checkpoint()")
     return optimizer._ballast.checkpoint
 
 

@@ -28,7 +28,7 @@ from ballast.wrapper.updates import State, StepCall, Updates, steps_in
 from ballast.wrapper.wrapped import Wrapped
 
 
-class Planner:
+class PartitionFactory:
     """Makes partitions. It knows the groups of the last one, and the parameters that were outside of it."""
 
     def __init__(self, wrapped: Wrapped, ranks: ProcessGroups, updates: Updates, options: WrapOptions):
@@ -134,7 +134,7 @@ class Planner:
         assert self.updates.custom_step is not None
         self.updates.custom_step(self._wrapped.optimizer, kept, call)
 
-    def has_planned(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
+    def trains_exactly(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
         """Return whether the partition has the parameters that are trained, and no others."""
         known = self.outside | {id(member.parameter) for member in partition.members}
         return known == {id(each) for _, each in trained}
