@@ -93,7 +93,7 @@ PYTHON_LAYERS = {
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),
-        *("wrapper.updates", "wrapper.partition", "wrapper.state_migration", "wrapper.kept_state", "wrapper.note_format"),
+        *("wrapper.updates", "wrapper.partition", "wrapper.state_migration", "wrapper.moments", "wrapper.note_format"),
         *("wrapper.rule_updates", "wrapper.custom_updates", "wrapper.stored_updates", "wrapper.update_kinds"),
         *("wrapper.matrix_window", "wrapper.rank_sums", "wrapper.adafactor"),
     ],

@@ -130,9 +130,9 @@ class PartitionFactory:
     def _described_groups(self) -> dict[str, str]:
         return described_groups(self._wrapped.optimizer)  # looked up at each call: a reference would keep it alive
 
-    def _bound_custom_step(self, kept: ShardedState, call: StepCall) -> None:
+    def _bound_custom_step(self, shards: ShardedState, call: StepCall) -> None:
         assert self.updates.custom_step is not None
-        self.updates.custom_step(self._wrapped.optimizer, kept, call)
+        self.updates.custom_step(self._wrapped.optimizer, shards, call)
 
     def trains_exactly(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
         """Return whether the partition has the parameters that are trained, and no others."""

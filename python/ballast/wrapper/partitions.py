@@ -13,7 +13,7 @@ from ballast.checks import refuse_order
 from ballast.wrapper import preconditions
 from ballast.wrapper.deferred_params import DeferredParameters, drop_pending
 from ballast.wrapper.joint_runs import JointRun
-from ballast.wrapper.kept_state import begun_in
+from ballast.wrapper.moments import begun_in
 from ballast.wrapper.optimizer_state import OptimizerState
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.partition_factory import PartitionFactory
