@@ -19,7 +19,7 @@ from ballast.sizes import Size
 from ballast.tiers import Offload
 from ballast.wire import WireFormats, read_wire
 from ballast.wrapper.activation_options import read_activation_options
-from ballast.wrapper.options import WrapOptions, checked, for_own_step, for_stored_step, read_memory, read_units
+from ballast.wrapper.options import WrapOptions, checked, for_custom_step, for_stored_step, read_memory, read_units
 from ballast.wrapper.several import for_several
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ def _session_of(
     from ballast.wrapper.wrapped import Wrapped
 
     updates = updates_of(optimizer, declared=options.elementwise, stored=options.needs_stored_state)
-    if updates.own_step is not None:
-        options = for_stored_step(options) if options.needs_stored_state else for_own_step(options)
+    if updates.custom_step is not None:
+        options = for_stored_step(options) if options.needs_stored_state else for_custom_step(options)
     for group in optimizer.param_groups:
         _core.check_rule(updates.rule(group))
     ranks, outer = _connect(groups, options)

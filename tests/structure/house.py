@@ -79,7 +79,7 @@ PYTHON_LAYERS = {
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
         *("wrapper.siblings", "wrapper.several"),
         "wrapper.throughput",
-        *("wrapper.state", "wrapper.writes", "wrapper.own_step", "wrapper.step_rollback", "wrapper.trial_step"),
+        *("wrapper.state", "wrapper.writes", "wrapper.custom_step", "wrapper.step_rollback", "wrapper.trial_step"),
     ],
     "activation": [
         *("wrapper.activation_tier", "wrapper.saved_activations", "wrapper.model_activations"),
@@ -91,17 +91,17 @@ PYTHON_LAYERS = {
         *("wrapper.autocast_cache", "wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors"),
         "wrapper.gather_block",
         *("wrapper.bitsandbytes_compat", "wrapper.compiled_blocks"),
-        *("wrapper.param_gather", "wrapper.pending", "wrapper.overlapped_gathers", "wrapper.full_params"),
+        *("wrapper.param_gather", "wrapper.awaited_parameter", "wrapper.overlapped_gathers", "wrapper.full_params"),
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),
-        *("wrapper.updates", "wrapper.partition", "wrapper.state_migration", "wrapper.kept_state", "wrapper.note_format"),
-        *("wrapper.rule_updates", "wrapper.custom_optimizer", "wrapper.stored_updates", "wrapper.update_kinds"),
+        *("wrapper.updates", "wrapper.partition", "wrapper.state_migration", "wrapper.moments", "wrapper.note_format"),
+        *("wrapper.rule_updates", "wrapper.custom_updates", "wrapper.stored_updates", "wrapper.update_kinds"),
         *("wrapper.matrix_window", "wrapper.rank_sums", "wrapper.adafactor"),
     ],
     "plan": [
         *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),
-        *("wrapper.sharing", "wrapper.optimizer_state", "wrapper.planner", "wrapper.plans"),
+        *("wrapper.sharing", "wrapper.optimizer_state", "wrapper.partition_factory", "wrapper.partitions"),
     ],
     "outer": [
         *("outer.survivors", "outer.host_group", "outer.hosts", "outer.state", "outer.layout", "outer.optimizer"),

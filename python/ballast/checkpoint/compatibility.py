@@ -102,8 +102,8 @@ def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> Non
 
 def _require_optimizer(saved: SavedOptimizer, access: CheckpointAccess) -> None:
     moments = {moment.name: name for moment, name in access.names_of_moments()}
-    other_own_step = access.has_own_step and type(access.optimizer).__name__ != saved.optimizer
-    if moments != saved.moments or access.has_own_step != saved.own_step or other_own_step:
+    other_custom_step = access.has_custom_step and type(access.optimizer).__name__ != saved.optimizer
+    if moments != saved.moments or access.has_custom_step != saved.own_step or other_custom_step:
         refuse(
             f"cannot load a checkpoint of {saved.optimizer} into {type(access.optimizer).__name__}: their states differ",
             needed=f"an optimizer that keeps {_state_kept(saved)}",

@@ -16,8 +16,8 @@ from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state,
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.collectives import from_all_ranks
-from ballast.wrapper.kept_state import IN_LIBRARY
-from ballast.wrapper.own_step import shape_of
+from ballast.wrapper.custom_step import shape_of
+from ballast.wrapper.moments import IN_LIBRARY
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
 

@@ -39,7 +39,7 @@ class ForeignImport:
         self._current: tuple[str, dict[str, StoredTensor]] = ("", {})
         with self._agreement.attempt():
             access.require_not_gathered("cannot load a checkpoint")
-            if access.has_own_step:
+            if access.has_custom_step:
                 refuse(
                     f"cannot load another program's checkpoint into {type(access.optimizer).__name__}: its step is its own",
                     needed="an optimizer that the library has a rule for, such as AdamW",

@@ -51,7 +51,7 @@ def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAcces
 def access_of(optimizer: Any) -> CheckpointAccess:
     if not isinstance(optimizer, WrappedOptimizer):
         refuse(f"cannot save or load a {type(optimizer).__name__}: it is not wrapped", needed="an optimizer of ballast.wrap()")
-    optimizer._ballast.plans.require_open("call ballast.save() or ballast.load_checkpoint()")
+    optimizer._ballast.partitions.require_open("call ballast.save() or ballast.load_checkpoint()")
     return optimizer._ballast.checkpoint
 
 
@@ -125,7 +125,7 @@ def torch_tensors(
         if id(parameter) not in partitioned:
             yield TorchTensor(name, "frozen", plain(parameter), steps=max(_steps_of(each, parameter) for each in accesses))
     for access, partition in zip(accesses, partitions):
-        if access.has_own_step:
+        if access.has_custom_step:
             yield from custom_state(access, partition, names)
         else:
             yield from frozen_moments(access, names)

@@ -59,7 +59,7 @@ class LoadingPart:
     def begin(self) -> None:
         """Make a partition that continues after the saved step."""
         set_options(self._access.optimizer.param_groups, self._options)
-        if self._access.has_own_step:
+        if self._access.has_custom_step:
             self._frozen_state = self._custom.frozen()
         else:
             self._frozen_state, self._thawed = self._empty_moments()
@@ -96,7 +96,7 @@ class LoadingPart:
 
     def _targets(self, rest: Iterable[torch.nn.Parameter], buffers: Mapping[str, torch.Tensor]) -> list[Target]:
         """Return the targets of the tensors that are not sharded. Each rank fills all of them."""
-        moments = {} if self._access.has_own_step else {**self._frozen_state, **self._thawed}
+        moments = {} if self._access.has_custom_step else {**self._frozen_state, **self._thawed}
         targets: list[Target] = []
         for parameter in [*self._saved_parameters(), *rest]:
             name = self._name(parameter)

@@ -79,7 +79,7 @@ class SavingPart:
             optimizer=type(access.optimizer).__name__,
             moments={moment.name: name for moment, name in access.names_of_moments()},
             groups=self._groups,
-            own_step=access.has_own_step,
+            own_step=access.has_custom_step,
             outer_identity=access.outer_identity,
         )
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.wrapper.custom_optimizer import CustomUpdates, move_state_to
+from ballast.wrapper.custom_step import group_of
+from ballast.wrapper.custom_updates import CustomUpdates, move_state_to
 from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.matrix_window import MatrixWindow
 from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.own_step import group_of
 from ballast.wrapper.rank_sums import RankSums
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import TORCH_DTYPES, Member
@@ -25,30 +25,32 @@ class AdafactorUpdates(CustomUpdates):
 
     whole_values = frozenset({"row_var", "col_var"})
 
-    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
-        shards = [shard for tile in call.tiles for shard in shards_in(tile, optimizer, kept, call.factor)]
-        sums = RankSums({member: [1, *rows_and_columns(member.parameter.shape)] for member in kept.members})
-        for shard in shards:
+    def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
+        mine = [shard for tile in call.tiles for shard in shards_in(tile, optimizer, shards, call.factor)]
+        sums = RankSums({member: [1, *rows_and_columns(member.parameter.shape)] for member in shards.members})
+        for shard in mine:
             shard.add_squares(*sums.of(shard.member))
-        sums.add_up(kept.sharing)
-        updates = RankSums({member: [1] for member in kept.members})
-        for shard in shards:
+        sums.add_up(shards.sharing)
+        updates = RankSums({member: [1] for member in shards.members})
+        for shard in mine:
             move_state_to(optimizer, shard.member.parameter, shard.masters)
             shard.make_update(optimizer.state[shard.member.parameter], *sums.of(shard.member)[1:])
             shard.add_squares_of_update(*updates.of(shard.member))
-        updates.add_up(kept.sharing)
-        for shard in shards:
+        updates.add_up(shards.sharing)
+        for shard in mine:
             shard.apply(float(sums.of(shard.member)[0]), float(updates.of(shard.member)[0]))
-        wait_for_current_streams([shard.masters for shard in shards])  # the library continues in streams of its own
+        wait_for_current_streams([shard.masters for shard in mine])  # the library continues in streams of its own
 
 
-def shards_in(tile: _core.TileToUpdate, optimizer: torch.optim.Optimizer, kept: ShardedState, factor: float) -> Iterator[Shard]:
+def shards_in(
+    tile: _core.TileToUpdate, optimizer: torch.optim.Optimizer, shards: ShardedState, factor: float
+) -> Iterator[Shard]:
     gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
     masters = tensor_of(tile.masters, torch.float32)
-    for member, begin, count in kept.in_tile(tile):
+    for member, begin, count in shards.in_tile(tile):
         mine = masters[begin:][:count]
         group = group_of(optimizer, member.parameter)
-        yield Shard(member, kept.part(member)[0], mine, gradients[begin:][:count].to(mine.device), group)
+        yield Shard(member, shards.part(member)[0], mine, gradients[begin:][:count].to(mine.device), group)
 
 
 def rows_and_columns(shape: torch.Size) -> tuple[int, int]:

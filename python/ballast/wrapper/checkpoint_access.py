@@ -15,7 +15,7 @@ from ballast.wrapper.group_options import options_to_set
 from ballast.wrapper.metrics import StepHistory
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.plans import Plans
+from ballast.wrapper.partitions import Partitions
 from ballast.wrapper.updates import State
 
 
@@ -30,8 +30,8 @@ class Pending(Protocol):
 class CheckpointAccess:
     """Reads and changes a training, and knows the checkpoints that it has saved or loaded."""
 
-    def __init__(self, plans: Plans, history: StepHistory, outer: OuterOptimizer | None):
-        self._plans = plans
+    def __init__(self, partitions: Partitions, history: StepHistory, outer: OuterOptimizer | None):
+        self._partitions = partitions
         self._history = history
         self.outer = outer
         self.checkpoints: dict[str, set[str]] = {}  # by directory: the folders that this training has saved or loaded
@@ -40,54 +40,54 @@ class CheckpointAccess:
 
     @property
     def group(self) -> Group:
-        return self._plans.planner.ranks.of_data
+        return self._partitions.factory.ranks.of_data
 
     @property
     def options(self) -> WrapOptions:
-        return self._plans.planner.options
+        return self._partitions.factory.options
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        return self._plans.wrapped.optimizer
+        return self._partitions.wrapped.optimizer
 
     def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
-        return self._plans.wrapped.parameters()
+        return self._partitions.wrapped.parameters()
 
     def parameters_of_siblings(self) -> Iterator[torch.nn.Parameter]:
         """Yield the parameters that other optimizers of the model have."""
-        for sibling in self._plans.wrapped.siblings():
+        for sibling in self._partitions.wrapped.siblings():
             for _, parameter in sibling.parameters():
                 yield parameter
 
     def names(self) -> dict[int, str]:
-        return self._plans.wrapped.names()
+        return self._partitions.wrapped.names()
 
     def names_of_moments(self) -> list[tuple[_core.Moment, str]]:
         """Return the moments of a rule of the library."""
-        return [] if self.has_own_step else self._plans.planner.updates.moments(self.optimizer)
+        return [] if self.has_custom_step else self._partitions.factory.updates.moments(self.optimizer)
 
     def names_of_stored_values(self) -> list[str]:
         """Return the values of each element that the library keeps for the optimizer's own step, in their order there."""
-        return [name for _, name in self._plans.planner.updates.moments(self.optimizer)] if self.has_own_step else []
+        return [name for _, name in self._partitions.factory.updates.moments(self.optimizer)] if self.has_custom_step else []
 
     @property
     def whole_values(self) -> frozenset[str]:
         """Names of the optimizer's own state that is never by element, whatever its shape is."""
-        return self._plans.planner.updates.whole_values
+        return self._partitions.factory.updates.whole_values
 
     @property
-    def has_own_step(self) -> bool:
+    def has_custom_step(self) -> bool:
         """Whether the optimizer's own step makes the updates, and its own state."""
-        return self._plans.planner.updates.own_step is not None
+        return self._partitions.factory.updates.custom_step is not None
 
     @property
     def frozen_state(self) -> State:
         """The state of parameters that are frozen now."""
-        return self._plans.state.frozen_state
+        return self._partitions.state.frozen_state
 
     @property
     def steps(self) -> int:
-        return self._plans.steps
+        return self._partitions.steps
 
     @property
     def skipped(self) -> int:
@@ -102,10 +102,10 @@ class CheckpointAccess:
         return "" if self.outer is None else self.outer.identity
 
     def require_not_gathered(self, what: str) -> None:
-        self._plans.require_not_gathered(what)
+        self._partitions.require_not_gathered(what)
 
     def partition_now(self) -> Partition:
-        return self._plans.now()
+        return self._partitions.now()
 
     def finish_pending(self) -> None:
         """Wait for the save in the background, unless the caller did so, and raise its error. All ranks call this together."""
@@ -116,12 +116,12 @@ class CheckpointAccess:
 
     def require_changeable(self) -> None:
         """Refuse to change the state between the steps of the model's optimizers, if their runs are resumed together."""
-        if (run := self._plans.planner.joint_run) is not None:
+        if (run := self._partitions.factory.joint_run) is not None:
             run.runs.require_no_step()
 
     def changed_together(self) -> AbstractContextManager[None]:
         """Return a block whose changes are committed as one round, if the model's optimizers have joint runs."""
-        run = self._plans.planner.joint_run
+        run = self._partitions.factory.joint_run
         return nullcontext() if run is None else run.runs.changed_together()
 
     def begin_from(self, made: dict[int, int], steps: int, frozen_state: State) -> Partition:
@@ -130,15 +130,15 @@ class CheckpointAccess:
         it together."""
         if self.outer is not None:
             self.outer.forget()
-        return self._plans.begin_from(made, steps, frozen_state)
+        return self._partitions.begin_from(made, steps, frozen_state)
 
     def options_to_set(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the options of the groups as a checkpoint brings them. Raise B1001 where the optimizer cannot use them."""
-        return options_to_set(self.optimizer.param_groups, saved, self._plans.planner.updates.rule)
+        return options_to_set(self.optimizer.param_groups, saved, self._partitions.factory.updates.rule)
 
     def install(self, partition: Partition, state: State) -> None:
         """Give the optimizer its own state, apart from what the library keeps of it."""
-        self._plans.planner.updates.install(self.optimizer, partition, state)
+        self._partitions.factory.updates.install(self.optimizer, partition, state)
 
     def finish_loading(self) -> None:
-        self._plans.is_half_loaded = False
+        self._partitions.is_half_loaded = False

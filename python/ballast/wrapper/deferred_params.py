@@ -42,7 +42,7 @@ class TrainingStarter(Protocol):
 
 
 class DeferredParameters:
-    """The owner of parameters without values: until training begins, and between two plans."""
+    """The owner of parameters without values: until training begins, and between two partitions."""
 
     def __init__(self, starter: weakref.ref[TrainingStarter]):
         self._starter = starter
@@ -103,12 +103,12 @@ def begin_with_file(parameter: torch.nn.Parameter, stored: StoredTensor) -> None
 
 
 def suspend(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
-    """Make a parameter PENDING: it is in no plan any more, and the migration brings its values to the next plan."""
+    """Make a parameter PENDING: it is in no partition any more, and the migration brings its values to the next partition."""
     (managed(parameter) or ManagedParameter(parameter, ParameterState.PENDING)).suspend(owner)
 
 
 def suspend_and_drop(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
-    """Take a parameter out of its plan, and lose its values."""
+    """Take a parameter out of its partition, and lose its values."""
     suspend(parameter, owner)
     drop(parameter)
 

@@ -143,10 +143,10 @@ class ManagedParameter:
         """Begin without values: a checkpoint brings them."""
         self._enter(ParameterState.PENDING)
 
-    # --- Between two plans ---
+    # --- Between two partitions ---
 
     def suspend(self, owner: ParameterOwner) -> None:
-        """Leave a plan: the migration to the next one has the values, and brings them."""
+        """Leave a partition: the migration to the next one has the values, and brings them."""
         self._enter(ParameterState.PENDING)
         self._take_from_torch(owner, nothing_like(self.parameter, self.parameter.device))
 

@@ -1,5 +1,4 @@
-"""The note of an optimizer's own step in the commits of a run: the numbers of each parameter, which is the part of its state
-that is the same for all its elements."""
+"""The note of an optimizer's own step in the commits of a run: the scalar state of each parameter, which its elements share."""
 
 from __future__ import annotations
 
@@ -15,9 +14,11 @@ from ballast import _core
 from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.json_reader import Json, fail_malformed, parse
-from ballast.wrapper.kept_state import IN_LIBRARY
+from ballast.wrapper.moments import IN_LIBRARY
 
-Numbers = dict[str, Any]  # by the name in the optimizer's state; IN_LIBRARY for values of each element
+# State that is not per element, such as a count of steps, by its name in the optimizer's state. IN_LIBRARY stands for values of
+# each element.
+ScalarState = dict[str, Any]
 NOTE = "the note of the optimizer in a run"
 PLAIN = (bool, int, float, str, type(None))
 
@@ -26,16 +27,16 @@ def copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
-def encoded(kept: str, numbers: Sequence[Numbers]) -> bytes:
-    """Return the note. `kept` says what the library keeps. Equal numbers take little room: most optimizers count the same steps
+def encoded(kept: str, scalars: Sequence[ScalarState]) -> bytes:
+    """Return the note. `kept` says what the library keeps. Equal scalars take little room: most optimizers count the same steps
     for all parameters."""
-    texts = [json.dumps({name: _to_json(name, value) for name, value in each.items()}) for each in numbers]
+    texts = [json.dumps({name: _to_json(name, value) for name, value in each.items()}) for each in scalars]
     known = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     runs = [[len([*same]), known[text]] for text, same in groupby(texts)]
     note = json.dumps({"kept": kept, "texts": [*known], "runs": runs}, separators=(",", ":")).encode()
     if len(note) > _core.MAX_NOTE_BYTES:
         refuse(
-            "cannot keep the optimizer in a run: its numbers differ from parameter to parameter, and need room",
+            "cannot keep the optimizer in a run: its scalar state differs from parameter to parameter, and needs room",
             needed=f"{len(note):,} bytes",
             available=f"{_core.MAX_NOTE_BYTES:,} bytes",
             remedy="Leave out run=, and call ballast.save().",
@@ -55,8 +56,8 @@ def _content(note: bytes) -> Json:
         fail_malformed(NOTE, str(error))
 
 
-def decoded(note: bytes) -> Iterator[Numbers]:
-    """Yield the numbers of each parameter.
+def decoded(note: bytes) -> Iterator[ScalarState]:
+    """Yield the scalar state of each parameter.
 
     >>> [*decoded(encoded("Adam", [{"step": 3}, {"step": 3}, {}]))]
     [{'step': 3}, {'step': 3}, {}]
@@ -67,11 +68,11 @@ def decoded(note: bytes) -> Iterator[Numbers]:
         count, number = run.elements(2)
         text = texts[number.count(len(texts) - 1)].text()
         for _ in range(count.count()):
-            yield _numbers_in(text)
+            yield _scalars_in(text)
 
 
 def joined(kept: str, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
-    """Return the note with which an optimizer that keeps `kept` continues the run of other ranks. A rank's note has the numbers
+    """Return the note with which an optimizer that keeps `kept` continues the run of other ranks. A rank's note has the scalars
     of the parameters of which it had elements. `places` has the place of each parameter there.
 
     >>> notes = [encoded("Adam", [{"step": 3}, {}]), encoded("Adam", [{}, {"step": 5}])]
@@ -83,7 +84,7 @@ def joined(kept: str, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
         return b""
     for note in notes:
         require_kept(kept, note)
-    of_all: list[Numbers] = [next(filter(None, of_ranks), {}) for of_ranks in zip(*map(decoded, notes))]
+    of_all: list[ScalarState] = [next(filter(None, of_ranks), {}) for of_ranks in zip(*map(decoded, notes))]
     return encoded(kept, [of_all[place] for place in places])
 
 
@@ -99,7 +100,7 @@ def require_kept(kept: str, note: bytes) -> None:
         )
 
 
-def _numbers_in(text: str) -> Numbers:
+def _scalars_in(text: str) -> ScalarState:
     try:
         return {name: _from_json(each.value) for name, each in Json(parse(text.encode()), NOTE).items()}
     except Error:

@@ -32,7 +32,7 @@ class WrappedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step on all ranks with the gradients since the last step."""
-        self._ballast.plans.require_open("call step()")
+        self._ballast.partitions.require_open("call step()")
         count_step(self)
         loss = None
         if closure is not None:
@@ -56,7 +56,7 @@ class WrappedOptimizer(Optimizer):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Return the norm of all gradients, and clip it to `max_norm` in the next step. All ranks call it together."""
-        self._ballast.plans.require_open("call clip_grad_norm_()")
+        self._ballast.partitions.require_open("call clip_grad_norm_()")
         norm = self._ballast.partition().gradient_norm()
         coefficient = min(1.0, max_norm / (norm + 1e-6))
         if coefficient < 1.0 and math.isfinite(coefficient):
@@ -71,24 +71,24 @@ class WrappedOptimizer(Optimizer):
 
     def on_any_rank(self, happened: bool) -> bool:
         """Return whether something happened on any rank. All ranks call it together, between steps."""
-        self._ballast.plans.require_open("call on_any_rank()")
+        self._ballast.partitions.require_open("call on_any_rank()")
         return any(self._ballast.group.all_reduce([int(happened)]))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as to any optimizer, also between steps."""
-        self._ballast.plans.require_open("call add_param_group()")
+        self._ballast.partitions.require_open("call add_param_group()")
         super().add_param_group(param_group)
         try:
             self._ballast.require_addable(self.param_groups[-1]["params"])
         except BaseException:
             self.param_groups.pop()
             raise
-        self._ballast.plans.watch()
+        self._ballast.partitions.watch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's shard in the usual form of a state_dict(). No other rank takes part, and nothing
         is read yet: each entry is read when it is used. Warn once if the shard is not all of the state."""
-        self._ballast.plans.require_open("call state_dict()")
+        self._ballast.partitions.require_open("call state_dict()")
         state: dict[str, Any] = super().state_dict()
         group = self._ballast.group
         if group.size > 1 and self._ballast.options.stage != 0:
@@ -107,7 +107,7 @@ class WrappedOptimizer(Optimizer):
             kept.update(loaded["state"])
             return {**loaded, "state": {}}  # torch would round it to the format of the parameters
 
-        self._ballast.plans.require_open("call load_state_dict()")
+        self._ballast.partitions.require_open("call load_state_dict()")
         require_local_shard(state_dict, self._ballast.group)
         hook = self.register_load_state_dict_pre_hook(keep)  # it runs after all others
         state = self.state
@@ -118,13 +118,13 @@ class WrappedOptimizer(Optimizer):
         self.state = state
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         ours = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._ballast.plans.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
+        self._ballast.partitions.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
 
     def _require_possible(self, loaded: dict[str, Any]) -> None:
         """Refuse options with which this optimizer cannot make a step, before torch sets them."""
         groups = loaded["param_groups"]
         options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-        options_to_set(self.param_groups, options, self._ballast.plans.planner.updates.rule)
+        options_to_set(self.param_groups, options, self._ballast.partitions.factory.updates.rule)
         known = {number for group in groups for number in group["params"]}
         if unknown := [number for number in loaded["state"] if number not in known]:
             refuse(
@@ -138,13 +138,13 @@ class WrappedOptimizer(Optimizer):
 
         It is an additional step of the outer optimizer, with its learning rate and momentum. Fragments that were exchanged
         after the last step stay as they are."""
-        self._ballast.plans.require_open("call exchange()")
+        self._ballast.partitions.require_open("call exchange()")
         self._ballast.exchange()
 
     @property
     def steps(self) -> int:
         """The number of updates so far, including those before a restart."""
-        return self._ballast.plans.steps
+        return self._ballast.partitions.steps
 
     def metrics(self) -> dict[str, float]:
         """Return figures of the last step in a flat dictionary, for a progress bar or a logger. A rank may call it alone."""
@@ -162,13 +162,13 @@ class WrappedOptimizer(Optimizer):
 
     def memory(self) -> str:
         """Return a table of the bytes that this rank keeps, by owner and tier."""
-        self._ballast.plans.require_open("call memory()")
+        self._ballast.partitions.require_open("call memory()")
         return self._ballast.ledger()
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline of this rank's operations, for ui.perfetto.dev. It needs `timeline=True` in wrap()."""
-        self._ballast.plans.require_open("call write_timeline()")
-        Path(path).write_text(self._ballast.plans.now().chrome_trace())
+        self._ballast.partitions.require_open("call write_timeline()")
+        Path(path).write_text(self._ballast.partitions.now().chrome_trace())
 
     def offload(self, *, parameters: bool = True) -> None:
         """Free the device's memory for others until reload(). All ranks call it together, between steps.
@@ -181,12 +181,12 @@ class WrappedOptimizer(Optimizer):
         >>> optimizer.offload()
         >>> optimizer.reload()
         """
-        self._ballast.plans.require_open("call offload()")
+        self._ballast.partitions.require_open("call offload()")
         self._ballast.offload(parameters)
 
     def reload(self) -> None:
         """Bring everything back to the device, with the same bits. All ranks call it together."""
-        self._ballast.plans.require_open("call reload()")
+        self._ballast.partitions.require_open("call reload()")
         self._ballast.reload()
 
     def close(self) -> None:

@@ -199,7 +199,7 @@ def for_stored_step(options: WrapOptions) -> WrapOptions:
     return replace(options, state_format=("fp32",))
 
 
-def for_own_step(options: WrapOptions) -> WrapOptions:
+def for_custom_step(options: WrapOptions) -> WrapOptions:
     """Return the options for an optimizer whose own step makes the updates, and keeps its state itself. That step needs each
     shard in one piece."""
     return replace(for_stored_step(options), tile=ALL_OF_A_SHARD)

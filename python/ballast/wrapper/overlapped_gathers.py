@@ -10,15 +10,15 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import is_compiled
+from ballast.wrapper.awaited_parameter import make_awaited, make_ordinary
 from ballast.wrapper.gpu import current_stream
 from ballast.wrapper.hooks import EagerHook
-from ballast.wrapper.pending import make_ordinary, make_pending
 from ballast.wrapper.units import UnitOfMembers
 
 
 class OverlappedGathers:
-    """Makes the parameters of each unit pending when a step returns, until the first use of one of them. A module waits for its
-    own before it runs, because functions that torch does not dispatch, such as those of C++ extensions, cannot wait."""
+    """Lets uses of parameters wait when a step returns: those of a unit are awaited until the first use of one. A module waits
+    for its own before it runs, because functions that torch does not dispatch, such as those of C++ extensions, cannot wait."""
 
     def __init__(
         self, model: torch.nn.Module, options: _core.TrainingOptions, core: _core.Training, units: Sequence[UnitOfMembers]
@@ -28,7 +28,7 @@ class OverlappedGathers:
         self._gpu, self._stream = options.gpu, options.stream
         self._parameters = [[member.parameter for member in unit.trained] for unit in units]
         self._unit_of = {id(each): unit for unit, members in enumerate(self._parameters) for each in members}
-        self._pending: dict[int, list[type[torch.nn.Parameter]]] = {}  # by unit, the classes of its parameters
+        self._awaited: dict[int, list[type[torch.nn.Parameter]]] = {}  # by unit, the classes of its parameters
         self._hooks = [
             module.register_forward_pre_hook(EagerHook(self._before_call(units_of_it)), prepend=True)
             for module in model.modules()
@@ -43,21 +43,21 @@ class OverlappedGathers:
             self._make_all_ordinary()
             return
         for unit, parameters in enumerate(self._parameters):
-            if unit not in self._pending:
-                self._pending[unit] = [type(each) for each in parameters]
+            if unit not in self._awaited:
+                self._awaited[unit] = [type(each) for each in parameters]
                 for each in parameters:
-                    make_pending(each, partial(self.wait_for, unit))
+                    make_awaited(each, partial(self.wait_for, unit))
 
     def finish(self) -> None:
         """Wait for all parameters."""
-        if self._pending:
+        if self._awaited:
             self._core.finish()
             self._make_all_ordinary()
 
     def wait_for(self, unit: int) -> None:
         """Wait for the parameters of a unit, in the order of the training's stream. Work in another stream has no such order,
         so this waits for all of them there."""
-        if unit not in self._pending:
+        if unit not in self._awaited:
             return
         if current_stream(self._gpu) != self._stream:
             self.finish()
@@ -76,11 +76,11 @@ class OverlappedGathers:
             self._make_all_ordinary()
 
     def _make_all_ordinary(self) -> None:
-        for unit in [*self._pending]:
+        for unit in [*self._awaited]:
             self._make_ordinary(unit)
 
     def _make_ordinary(self, unit: int) -> None:
-        for parameter, kind in zip(self._parameters[unit], self._pending.pop(unit)):
+        for parameter, kind in zip(self._parameters[unit], self._awaited.pop(unit)):
             make_ordinary(parameter, kind)
 
     def _units_of(self, module: torch.nn.Module) -> list[int]:
@@ -90,7 +90,7 @@ class OverlappedGathers:
 
     def _before_call(self, units: list[int]) -> Callable[[torch.nn.Module], None]:
         def wait(_: torch.nn.Module) -> None:
-            if self._pending:
+            if self._awaited:
                 for unit in units:
                     self.wait_for(unit)
 

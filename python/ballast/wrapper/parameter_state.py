@@ -23,7 +23,7 @@ class ParameterState(Enum):
     following: tuple[ParameterState, ...]  # from TRANSITIONS; each call of a module needs them, so this look-up uses no hash
 
     DEFERRED = "deferred"  # nowhere yet: they are made, or read from files, when training begins
-    PENDING = "pending"  # not here: a checkpoint, or the migration to the next plan, brings them
+    PENDING = "pending"  # not here: a checkpoint, or the migration to the next partition, brings them
     SHARDED = "sharded"  # each rank keeps its shard (stage 3)
     GATHERED = "gathered"  # torch sees all of them, in memory that is acquired for a while (stage 3)
     FULL = "full"  # torch sees all of them, in memory that stays (stages 0 to 2)
@@ -39,7 +39,7 @@ TRANSITIONS: Mapping[ParameterState, frozenset[ParameterState]] = {
     ParameterState.PENDING: frozenset(  # DEFERRED: other values are read instead, or nothing brings them any more
         {ParameterState.DEFERRED, ParameterState.SHARDED, ParameterState.FULL, ParameterState.RELEASED}
     ),
-    ParameterState.SHARDED: frozenset(  # PENDING: the next plan gets the shard
+    ParameterState.SHARDED: frozenset(  # PENDING: the next partition gets the shard
         {
             ParameterState.GATHERED,
             ParameterState.OFFLOADED,
@@ -53,7 +53,7 @@ TRANSITIONS: Mapping[ParameterState, frozenset[ParameterState]] = {
     ParameterState.FULL: frozenset({ParameterState.OFFLOADED, ParameterState.RELEASED}),
     ParameterState.OFFLOADED: frozenset({ParameterState.SHARDED, ParameterState.FULL, ParameterState.LOST}),
     ParameterState.RELEASED: frozenset(),
-    # If a plan could not be made, the migration still has the values, or a checkpoint brings others.
+    # If a partition could not be made, the migration still has the values, or a checkpoint brings others.
     ParameterState.LOST: frozenset({ParameterState.PENDING}),
 }
 

@@ -35,7 +35,7 @@ from ballast.wrapper.updates import StepCall
 log = logging.getLogger("ballast")
 
 
-CustomStep = Callable[[ShardedState, StepCall], None]
+BoundCustomStep = Callable[[ShardedState, StepCall], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StepInputs:
     rules: list[Rule]  # by group
     begun_at: list[int]  # by group: steps before its first one
     max_norm: float
-    own_step: CustomStep | None  # where no rule of the library makes updates
+    custom_step: BoundCustomStep | None  # where no rule of the library makes updates
     joint_run: JointRun | None  # whose rounds the steps belong to
 
 
@@ -318,10 +318,10 @@ class Partition(ShardedState):
             max_norm=now.max_norm,
             loss_scale=loss_scale if discard else loss_scale / self._factors.agreed(self._taken),
             discard=discard,
-            custom_step=None if now.own_step is None else partial(self._own_step, now.own_step),
+            custom_step=None if now.custom_step is None else partial(self._run_custom, now.custom_step),
         )
 
-    def _own_step(self, step: CustomStep, tiles: Sequence[_core.TileToUpdate], factor: float, is_last: bool) -> None:
+    def _run_custom(self, step: BoundCustomStep, tiles: Sequence[_core.TileToUpdate], factor: float, is_last: bool) -> None:
         step(self, StepCall(tiles, factor, is_last))
 
     def _end_updates(self, loss_scale: float, discard: bool) -> _core.StepResult:
@@ -373,8 +373,8 @@ class Partition(ShardedState):
         self.require_not_updated("cannot offload the optimizer")
         self._discard_cleared_gradients()
         self.accept_writes()
-        [pending] = self._group.all_reduce([len(self._taken)])
-        if pending > 0:
+        [taken] = self._group.all_reduce([len(self._taken)])
+        if taken > 0:
             refuse_order(
                 "cannot offload the optimizer between a backward pass and its step: it has gradients",
                 needed="step() or zero_grad() before offload()",

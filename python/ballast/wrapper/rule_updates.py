@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ballast import _core
-from ballast.wrapper.kept_state import IN_LIBRARY, lazy_moment, left_of_state, moments_in
+from ballast.wrapper.moments import IN_LIBRARY, lazy_moment, left_of_state, moments_in
 from ballast.wrapper.rules import Group, MakeRule, Rule
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.state import LazyState
@@ -27,7 +27,7 @@ class RuleUpdates:
         self._make_rule = make_rule
 
     @property
-    def own_step(self) -> None:
+    def custom_step(self) -> None:
         return None
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -40,30 +40,30 @@ class RuleUpdates:
         rule = self.rule(optimizer.param_groups[0])
         return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
 
-    def begin(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
+    def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         names = self.moments(optimizer)
-        if moments := moments_in(state, kept, names):
-            kept.write_moments(moments)
-        for member in kept.members:
+        if moments := moments_in(state, shards, names):
+            shards.write_moments(moments)
+        for member in shards.members:
             optimizer.state[member.parameter] = {
-                "step": LazyState((), f"{member.name}, step", partial(steps_of, kept, member)),
-                **{name: lazy_moment(kept, member, moment, name) for moment, name in names},
+                "step": LazyState((), f"{member.name}, step", partial(steps_of, shards, member)),
+                **{name: lazy_moment(shards, member, moment, name) for moment, name in names},
             }
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State | None:
-        return left_of_state(optimizer, kept, kept.members)
+    def left_of_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+        return left_of_state(optimizer, shards, shards.members)
 
-    def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
+    def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         kept_here = {name: IN_LIBRARY for _, name in self.moments(optimizer)}
-        return {id(member.parameter): {"step": steps_of(kept, member), **kept_here} for member in kept.members}
+        return {id(member.parameter): {"step": steps_of(shards, member), **kept_here} for member in shards.members}
 
-    def keep_note(self, kept: ShardedState, state: State) -> None:
+    def keep_note(self, shards: ShardedState, state: State) -> None:
         pass
 
     def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
         return b""
 
-    def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
+    def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         pass
 
     def forget_partition(self) -> None:
@@ -72,10 +72,10 @@ class RuleUpdates:
     def offload(self, optimizer: torch.optim.Optimizer) -> None:
         pass
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> int:
+    def state_bytes(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> int:
         return 0
 
 
-def steps_of(kept: ShardedState, member: Member) -> torch.Tensor:
+def steps_of(shards: ShardedState, member: Member) -> torch.Tensor:
     """Return the count of steps of a parameter, in the form in which torch keeps it."""
-    return torch.tensor(float(kept.steps - member.begun_at), dtype=torch.float32, device="cpu")
+    return torch.tensor(float(shards.steps - member.begun_at), dtype=torch.float32, device="cpu")

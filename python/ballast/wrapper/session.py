@@ -1,4 +1,4 @@
-"""The life of a wrapped optimizer: wrapping, planning, steps and closing."""
+"""The life of a wrapped optimizer: wrapping, partitions, steps and closing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ballast.wrapper.model_activations import ModelActivations, offload_activati
 from ballast.wrapper.modules import refuse_outside
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.planner import Planner
-from ballast.wrapper.plans import Plans
+from ballast.wrapper.partition_factory import PartitionFactory
+from ballast.wrapper.partitions import Partitions
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.session_hooks import SessionHooks
 from ballast.wrapper.sharing import require_own, require_shareable
@@ -49,14 +49,15 @@ class Session:
         self._ranks = ranks
         self._deferred = DeferredParameters(weakref.ref(self))
         self._hooks = SessionHooks(weakref.ref(self))
-        self.plans = Plans(self._wrapped, Planner(self._wrapped, ranks, updates, options), self._hooks, self._deferred)
+        factory = PartitionFactory(self._wrapped, ranks, updates, options)
+        self.partitions = Partitions(self._wrapped, factory, self._hooks, self._deferred)
         self._activations: ModelActivations | None = None
         self._history = StepHistory()
         self.throughput: Throughput | None = None
         self._outer = outer
-        self.checkpoint = CheckpointAccess(self.plans, self._history, outer)
+        self.checkpoint = CheckpointAccess(self.partitions, self._history, outer)
         self._process = os.getpid()
-        self.holds = False  # whether gradients are held until more come
+        self.accumulates_locally = False  # whether gradients are held until more come
 
     # --- The beginning ---
 
@@ -71,7 +72,7 @@ class Session:
         require_shareable(wrapped, self)
         wrapped.join()
         defer(model, mine, self.group, self._deferred)
-        self.plans.watch()
+        self.partitions.watch()
         self._activations = offload_activations_of(model, mine, self.options.activations)  # below the hooks of stage 3
         self._hooks.watch_calls(model, of_modules=not self.options.keeps_full_parameters)
         if self._outer is not None and self.group.rank == 0:
@@ -98,7 +99,7 @@ class Session:
     @property
     def options(self) -> WrapOptions:
         """The options, with the chosen stage and tiers from the first partition on."""
-        return self.plans.planner.options
+        return self.partitions.factory.options
 
     @property
     def stage(self) -> int | None:
@@ -106,15 +107,15 @@ class Session:
 
     @property
     def is_closed(self) -> bool:
-        return self.plans.is_closed
+        return self.partitions.is_closed
 
     def require_open(self, what: str) -> None:
-        self.plans.require_open(what)
+        self.partitions.require_open(what)
 
     @property
     def lost(self) -> tuple[str, int | None] | None:
         """Why a run has begun again, and the newest step that it had."""
-        run = self.plans.planner.joint_run
+        run = self.partitions.factory.joint_run
         return self.partition_now().lost if run is None or run.lost is None else run.lost
 
     def names(self) -> dict[int, str]:
@@ -122,57 +123,57 @@ class Session:
 
     def partition(self) -> Partition:
         """Return the partition of the step that begins, or has begun."""
-        partition = self.plans.begin_step()
+        partition = self.partitions.begin_step()
         if self._outer is not None:
             self._outer.begin(partition)
         return partition
 
     def partition_now(self) -> Partition:
         """Return the partition without beginning a step."""
-        return self.plans.now()
+        return self.partitions.now()
 
     def join_run(self, run: JointRun) -> None:
         """Resume the run with those of the model's other optimizers."""
-        self.plans.join(run)
+        self.partitions.join(run)
 
     def load(self, state: State) -> None:
         """Take the optimizer's state over when the next step begins. All ranks do this together."""
-        self.plans.load(state)
+        self.partitions.load(state)
 
     # --- Called by hooks ---
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """Take a gradient that was added to `parameter.grad`."""
-        partition = self.plans.of_this_step or self.partition()
-        if id(parameter) in self.plans.planner.outside:
+        partition = self.partitions.of_this_step or self.partition()
+        if id(parameter) in self.partitions.factory.outside:
             refuse_outside(self.names()[id(parameter)])
-        partition.arrived(parameter, hold=self.holds)
+        partition.arrived(parameter, hold=self.accumulates_locally)
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """Partition the parameters before a module runs, if they are not partitioned yet."""
-        plans = self.plans
+        partitions = self.partitions
         begins_step = torch.is_grad_enabled()
         are_full = self.options.keeps_full_parameters
-        if are_full and not begins_step or (are_full or plans.current is None) and not self._wrapped.trained():
+        if are_full and not begins_step or (are_full or partitions.current is None) and not self._wrapped.trained():
             return
-        if plans.of_this_step is not None and not plans.of_this_step.has_begun:
-            plans.of_this_step = None  # the calls before brought no gradients, as in an evaluation
-        known = None if plans.current is None else weakref.ref(plans.current)  # the partition may go, and its memory
-        partition = self.partition() if begins_step else plans.now()
+        if partitions.of_this_step is not None and not partitions.of_this_step.has_begun:
+            partitions.of_this_step = None  # the calls before brought no gradients, as in an evaluation
+        known = None if partitions.current is None else weakref.ref(partitions.current)  # the partition may go, and its memory
+        partition = self.partition() if begins_step else partitions.now()
         partition.require_not_updated("cannot call the model")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this call
 
     def before_compiled_forward(self, module: torch.nn.Module) -> None:
         """Do the same before a model runs that torch has compiled: operations in it do not wait for parameters."""
-        if self.plans.current is not None:
-            self.plans.current.finish()
+        if self.partitions.current is not None:
+            self.partitions.current.finish()
         self.before_forward(module)
 
     def before_module(self, module: torch.nn.Module) -> None:
         """Do the same before a module inside the model runs, if no step has begun: a user may call methods of the model
         instead of the model."""
-        if torch.is_grad_enabled() or self.plans.current is None:
+        if torch.is_grad_enabled() or self.partitions.current is None:
             self.before_forward(module)
 
     def require_addable(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -181,45 +182,45 @@ class Session:
 
     def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]:
         """Keep writes inside the block to parameters that are full, or not partitioned yet."""
-        watcher = self.plans.current if self.options.keeps_full_parameters else None
+        watcher = self.partitions.current if self.options.keeps_full_parameters else None
         return keeping_writes(self._wrapped.model, watcher, parameters)
 
     # --- Steps ---
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        before, self.holds = self.holds, True
+        before, self.accumulates_locally = self.accumulates_locally, True
         try:
             yield
         finally:
-            self.holds = before
+            self.accumulates_locally = before
 
     def step(self, loss_scale: float, found_inf: bool) -> None:
-        plans = self.plans
-        if plans.of_this_step is not None and plans.state.has_changed(plans.of_this_step):
+        partitions = self.partitions
+        if partitions.of_this_step is not None and partitions.state.has_changed(partitions.of_this_step):
             what = "cannot make a step: optimizer.state was changed between a backward pass and its step"
             refuse_order(what, needed="the same after step()")
-        if (run := plans.planner.joint_run) is not None:
+        if (run := partitions.factory.joint_run) is not None:
             run.require_others()
         result = self.partition().step(loss_scale=loss_scale, discard=found_inf, in_round=True)
-        plans.of_this_step = None
+        partitions.of_this_step = None
         if self._activations is not None:
             self._activations.after_step()
         if result is not None:
             self._history.add(result, warns=not found_inf and self.group.rank == 0)
-            if self._outer is not None and plans.current is not None:
-                self._outer.after_step(plans.current, self._attempts)
+            if self._outer is not None and partitions.current is not None:
+                self._outer.after_step(partitions.current, self._attempts)
 
     @property
     def _attempts(self) -> int:
         """Steps with and without an update. Hosts may skip different ones."""
-        return self.plans.steps + self._history.skipped
+        return self.partitions.steps + self._history.skipped
 
     def exchange(self) -> None:
         """Exchange all parameters with the other hosts now, except those that were exchanged after the last step."""
         if self._outer is None:
             refuse_order("cannot exchange parameters: there is no outer optimizer", needed="ballast.wrap(..., outer=...)")
-        self.plans.require_not_gathered("cannot exchange parameters")
+        self.partitions.require_not_gathered("cannot exchange parameters")
         partition = self.partition_now()
         partition.require_not_cast()
         partition.require_not_updated("cannot exchange parameters")
@@ -231,18 +232,18 @@ class Session:
 
     def offload(self, parameters: bool) -> None:
         """Free the device's memory, with or without that of the parameters."""
-        self.plans.offload(parameters)
+        self.partitions.offload(parameters)
         if self._outer is not None:
             self._outer.offload()
 
     def reload(self) -> None:
-        self.plans.reload()
+        self.partitions.reload()
         if self._outer is not None:
             self._outer.reload()
 
     def discard(self) -> None:
-        if self.plans.current is not None and self.plans.current.discard():
-            self.plans.of_this_step = None
+        if self.partitions.current is not None and self.partitions.current.discard():
+            self.partitions.of_this_step = None
 
     def metrics(self) -> dict[str, float]:
         """Return figures of the last step and of memory; nothing before the first step."""
@@ -250,7 +251,7 @@ class Session:
             return {}
         of_activations = {} if self._activations is None else self._activations.figures()
         of_outer = {} if self._outer is None else self._outer.figures()
-        return self._history.figures(self.plans.custom_state()) | self._speed() | of_activations | of_outer
+        return self._history.figures(self.partitions.custom_state()) | self._speed() | of_activations | of_outer
 
     def _speed(self) -> dict[str, float]:
         if self.throughput is None or self._history.last is None:
@@ -262,7 +263,7 @@ class Session:
 
     def ledger(self) -> str:
         of_outer = "" if self._outer is None else self._outer.ledger()
-        return self.plans.now().ledger(self.plans.custom_state()) + of_outer
+        return self.partitions.now().ledger(self.partitions.custom_state()) + of_outer
 
     # --- The end ---
 
@@ -270,8 +271,8 @@ class Session:
         """End the training, either together with all ranks, which gather the parameters, or on this rank alone."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
-        if together and self.plans.current is not None:
-            self.plans.current.require_not_gathered("cannot close the optimizer")
+        if together and self.partitions.current is not None:
+            self.partitions.current.require_not_gathered("cannot close the optimizer")
         try:
             if together:
                 self.checkpoint.finish_pending()
@@ -285,7 +286,7 @@ class Session:
         if self._activations is not None:
             self._activations.remove()
         try:
-            self.plans.close(together=together)
+            self.partitions.close(together=together)
         finally:
             if self._outer is not None:
                 self._outer.close()

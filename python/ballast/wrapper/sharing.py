@@ -48,7 +48,7 @@ def require_own(what: str, wrapped: Wrapped, session: Trainer, mine: Collection[
                 needed="one optimizer for each parameter",
                 remedy="Call close() of the other one before.",
             )
-    held = {number for sibling in wrapped.siblings() for number in sibling.holds}
+    held = {number for sibling in wrapped.siblings() for number in sibling.sharded_ids}
     for parameter in mine:
         if id(parameter) in held:
             refuse(

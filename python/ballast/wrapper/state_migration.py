@@ -103,7 +103,7 @@ class TakenParameter:
 class StateMigration:
     """The shards of a partition that has ended, or nothing. A rank has its own shards, and at times one full tensor.
 
-    All ranks call all methods together. In stage 3 only this object has the values of parameters between two plans:
+    All ranks call all methods together. In stage 3 only this object has the values of parameters between two partitions:
     they are PENDING, and `owner` owns them until they are handed over.
     """
 
@@ -175,7 +175,7 @@ class StateMigration:
         there. Parameters that are in no partition any more return to torch's memory."""
         if self._is_lost:
             refuse_order(
-                "cannot continue to train: values were lost on the way from one plan to another",
+                "cannot continue to train: values were lost on the way from one partition to another",
                 needed="ballast.load_checkpoint(), after the cause of the failure is removed",
             )
         for taken in self._taken.values():
@@ -254,7 +254,7 @@ class StateMigration:
         total = sum_in_fp32(self._sharing, mine)
         return total.to(BYTES) if taken.is_opaque else total
 
-    # --- Between two plans ---
+    # --- Between two partitions ---
 
     def shown(self) -> State:
         """Return moments as optimizer.state has them: full if this rank has all of them, else its shard,

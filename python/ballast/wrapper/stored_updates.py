@@ -12,11 +12,11 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
+from ballast.wrapper.custom_step import CustomStepRunner, Piece, group_of, moved, shape_of
 from ballast.wrapper.gpu import wait_for_current_streams
-from ballast.wrapper.kept_state import IN_LIBRARY, lazy_moment, left_of_state, moments_in
 from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.note_format import Numbers, copied, decoded, encoded, joined, require_kept
-from ballast.wrapper.own_step import OwnStep, Piece, group_of, moved, shape_of
+from ballast.wrapper.moments import IN_LIBRARY, lazy_moment, left_of_state, moments_in
+from ballast.wrapper.note_format import ScalarState, copied, decoded, encoded, joined, require_kept
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.state import LazyState
@@ -32,34 +32,35 @@ class StoredPiece(Piece):
     member: Member
     values: Mapping[str, torch.Tensor]
 
-    def take_back(self) -> Numbers:
+    def take_back(self) -> ScalarState:
         """Keep the values of each element that the step has made, and return the state with IN_LIBRARY in their place."""
-        numbers: Numbers = {}
+        scalars: ScalarState = {}
         for name, value in self.state.items():
-            kept = self.values.get(name)
-            if kept is None or not isinstance(value, torch.Tensor) or value.shape != kept.shape or value.dtype != kept.dtype:
-                require_number(self.member.name, name, value, self.masters.shape)
-                numbers[name] = value
+            stored = self.values.get(name)
+            is_like = isinstance(value, torch.Tensor) and stored is not None and value.shape == stored.shape
+            if stored is None or not is_like or value.dtype != stored.dtype:
+                require_not_by_element(self.member.name, name, value, self.masters.shape)
+                scalars[name] = value
                 continue
-            if value.data_ptr() != kept.data_ptr():
-                kept.copy_(value)
-            numbers[name] = IN_LIBRARY
-        return numbers
+            if value.data_ptr() != stored.data_ptr():
+                stored.copy_(value)
+            scalars[name] = IN_LIBRARY
+        return scalars
 
 
 class StoredUpdates:
     """Updates by the optimizer's own step. The library keeps the values of each element, and optimizer.state shows them
-    beside the numbers: other values, such as a count of steps."""
+    next to the scalars: other values, such as a count of steps."""
 
     whole_values: frozenset[str] = frozenset()
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._kind = type(optimizer)  # which is another one once it is wrapped
-        self._step = OwnStep(self._kind)
+        self._step = CustomStepRunner(self._kind)
         self._names: tuple[str, ...] = ()
         self.prepare(optimizer)
         self._begun: set[int] = set()  # ids of parameters that have state
-        self._new: dict[int, tuple[Member, Numbers]] = {}  # by id of the parameter, until the training step ends
+        self._new: dict[int, tuple[Member, ScalarState]] = {}  # by id of the parameter, until the training step ends
         self._may_resume = True  # until the first partition has begun
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -74,26 +75,26 @@ class StoredUpdates:
 
     # --- A step ---
 
-    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
+    def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
         """Update tiles between the library's sum of gradients and its use of the new parameters."""
-        pieces = [piece for tile in call.tiles for piece in self._pieces(optimizer, kept, tile, call.factor)]
+        pieces = [piece for tile in call.tiles for piece in self._pieces(optimizer, shards, tile, call.factor)]
         self._step.run(optimizer, pieces, is_last=call.is_last)
         for piece in pieces:
             self._new[id(piece.parameter)] = piece.member, piece.take_back()
         wait_for_current_streams([piece.masters for piece in pieces])  # the library continues in streams of its own
         if call.is_last:
-            for member, numbers in self._new.values():
-                self._show(optimizer, kept, member, numbers)
+            for member, scalars in self._new.values():
+                self._show(optimizer, shards, member, scalars)
             self._new = {}
-            self._set_note(optimizer, kept)
+            self._set_note(optimizer, shards)
 
     def _pieces(
-        self, optimizer: torch.optim.Optimizer, kept: ShardedState, tile: _core.TileToUpdate, factor: float
+        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tile: _core.TileToUpdate, factor: float
     ) -> Iterator[StoredPiece]:
         gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
         masters = tensor_of(tile.masters, torch.float32)
         values = [tensor_of(each, torch.float32) for each in tile.own]
-        for member, begin, count in kept.in_tile(tile):
+        for member, begin, count in shards.in_tile(tile):
             shape = shape_of(member, count)
             part = torch.nn.Parameter(masters[begin:][:count].view(shape))
             part.grad = gradients[begin:][:count].view(shape).to(part.device)
@@ -106,17 +107,17 @@ class StoredUpdates:
             }
             yield StoredPiece(member.parameter, part, state, member, own)
 
-    def _show(self, optimizer: torch.optim.Optimizer, kept: ShardedState, member: Member, numbers: Numbers) -> None:
-        """Show the state. A number stays the same tensor, so that a state_dict() of before is as current as its moments."""
+    def _show(self, optimizer: torch.optim.Optimizer, shards: ShardedState, member: Member, scalars: ScalarState) -> None:
+        """Show the state. A scalar stays the same tensor, so that a state_dict() of before is as current as its moments."""
         moments = {name: moment for moment, name in self.moments(optimizer)}
         before = optimizer.state.get(member.parameter, {})
         self._begun.add(id(member.parameter))
         optimizer.state[member.parameter] = {
-            name: lazy_moment(kept, member, moments[name], name) if value is IN_LIBRARY else _current(before.get(name), value)
-            for name, value in numbers.items()
+            name: lazy_moment(shards, member, moments[name], name) if value is IN_LIBRARY else _current(before.get(name), value)
+            for name, value in scalars.items()
         }
 
-    def _numbers(self, optimizer: torch.optim.Optimizer, member: Member) -> Numbers:
+    def _scalars(self, optimizer: torch.optim.Optimizer, member: Member) -> ScalarState:
         if id(member.parameter) not in self._begun:
             return {}
         shown = optimizer.state[member.parameter]
@@ -131,53 +132,53 @@ class StoredUpdates:
     def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
         return joined(self._kept, notes, places)
 
-    def _set_note(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> None:
-        """Keep the numbers with the state in the next commits of a run."""
-        if kept.keeps_run:
-            kept.set_note(encoded(self._kept, [self._numbers(optimizer, member) for member in kept.members]))
+    def _set_note(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> None:
+        """Keep the scalars with the state in the next commits of a run."""
+        if shards.keeps_run:
+            shards.set_note(encoded(self._kept, [self._scalars(optimizer, member) for member in shards.members]))
 
-    def keep_note(self, kept: ShardedState, state: State) -> None:
-        if kept.keeps_run and not self._resumes(kept):
-            of_members = [_without_values(self._names, member, state) for member in kept.members]
-            kept.set_note(encoded(self._kept, of_members))
+    def keep_note(self, shards: ShardedState, state: State) -> None:
+        if shards.keeps_run and not self._resumes(shards):
+            of_members = [_without_values(self._names, member, state) for member in shards.members]
+            shards.set_note(encoded(self._kept, of_members))
 
-    def _resumes(self, kept: ShardedState) -> bool:
-        return self._may_resume and kept.found and bool(kept.note)
+    def _resumes(self, shards: ShardedState) -> bool:
+        return self._may_resume and shards.found and bool(shards.note)
 
-    def _resumed(self, kept: ShardedState) -> State:
-        require_kept(self._kept, kept.note)
-        return {id(member.parameter): numbers for member, numbers in zip(kept.members, decoded(kept.note)) if numbers}
+    def _resumed(self, shards: ShardedState) -> State:
+        require_kept(self._kept, shards.note)
+        return {id(member.parameter): scalars for member, scalars in zip(shards.members, decoded(shards.note)) if scalars}
 
     # --- State ---
 
-    def begin(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
-        for member in kept.members:
+    def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+        for member in shards.members:
             for name, value in state.get(id(member.parameter), {}).items():
                 if name not in self._names:
-                    require_number(member.name, name, value, member.parameter.shape)
-        if self._resumes(kept):
-            state = {**self._resumed(kept), **state}
+                    require_not_by_element(member.name, name, value, member.parameter.shape)
+        if self._resumes(shards):
+            state = {**self._resumed(shards), **state}
         self._may_resume = False
-        self.install(optimizer, kept, state)
-        if moments := moments_in(state, kept, self.moments(optimizer)):
-            kept.write_moments(moments)
+        self.install(optimizer, shards, state)
+        if moments := moments_in(state, shards, self.moments(optimizer)):
+            shards.write_moments(moments)
 
-    def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
+    def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         self._begun = set()
-        for member in kept.members:
-            numbers = _without_values(self._names, member, state)
+        for member in shards.members:
+            scalars = _without_values(self._names, member, state)
             optimizer.state.pop(member.parameter, None)
-            if numbers and kept.part(member)[1] > 0:
-                self._show(optimizer, kept, member, numbers)
-        self._set_note(optimizer, kept)
+            if scalars and shards.part(member)[1] > 0:
+                self._show(optimizer, shards, member, scalars)
+        self._set_note(optimizer, shards)
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State | None:
-        return left_of_state(optimizer, kept, [member for member in kept.members if id(member.parameter) in self._begun])
+    def left_of_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+        return left_of_state(optimizer, shards, [member for member in shards.members if id(member.parameter) in self._begun])
 
-    def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
-        """Return the numbers. A rank has those of parameters of which it has elements, and may get others."""
-        of_all = from_all_ranks(kept.ranks, [self._numbers(optimizer, member) for member in kept.members])
-        found = zip(kept.members, zip(*of_all))
+    def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
+        """Return the scalars. A rank has those of parameters of which it has elements, and may get others."""
+        of_all = from_all_ranks(shards.ranks, [self._scalars(optimizer, member) for member in shards.members])
+        found = zip(shards.members, zip(*of_all))
         return {id(member.parameter): next(filter(None, of_ranks), {}) for member, of_ranks in found}
 
     def forget_partition(self) -> None:
@@ -186,12 +187,12 @@ class StoredUpdates:
     def offload(self, optimizer: torch.optim.Optimizer) -> None:
         pass
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> int:
-        numbers = (value for member in kept.members for value in self._numbers(optimizer, member).values())
-        return sum(value.nbytes for value in numbers if isinstance(value, torch.Tensor))
+    def state_bytes(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> int:
+        scalars = (value for member in shards.members for value in self._scalars(optimizer, member).values())
+        return sum(value.nbytes for value in scalars if isinstance(value, torch.Tensor))
 
 
-def _without_values(names: tuple[str, ...], member: Member, state: State) -> Numbers:
+def _without_values(names: tuple[str, ...], member: Member, state: State) -> ScalarState:
     """Return the state of a parameter, with IN_LIBRARY in place of the values of each element."""
     values = state.get(id(member.parameter), {})
     return {name: IN_LIBRARY if name in names and isinstance(value, torch.Tensor) else value for name, value in values.items()}
@@ -205,7 +206,7 @@ def _current(shown: Any, value: Any) -> Any:
     return value
 
 
-def require_number(parameter: str, name: str, value: Any, shape: torch.Size) -> None:
+def require_not_by_element(parameter: str, name: str, value: Any, shape: torch.Size) -> None:
     """Refuse state of each element that the library does not keep."""
     if isinstance(value, torch.Tensor) and value.shape == shape and value.numel() > 1:
         refuse(

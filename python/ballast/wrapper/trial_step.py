@@ -8,7 +8,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
-from ballast.wrapper.own_step import OwnStep, Piece
+from ballast.wrapper.custom_step import CustomStepRunner, Piece
 from ballast.wrapper.step_rollback import StepRollback
 
 ELEMENTS = 7  # an unusual number, so that another value seldom has that many
@@ -51,7 +51,7 @@ def _trial(
 ) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
     groups = [group for group in optimizer.param_groups if group["params"]]
     pieces = [Piece(group["params"][0], torch.nn.Parameter(_values(0.5)), {}) for group in groups]
-    rollback, step = StepRollback(optimizer), OwnStep(kind)
+    rollback, step = StepRollback(optimizer), CustomStepRunner(kind)
     states: list[dict[str, Any]] = []
     try:
         with torch.random.fork_rng(devices=[]):

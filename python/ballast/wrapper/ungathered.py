@@ -36,7 +36,7 @@ _HARMLESS = {
 _NEED_VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
 
 ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter
-ATTRIBUTE_OF_PENDING = "ballast_wait"  # of a PendingParameter
+ATTRIBUTE_OF_AWAITED = "ballast_wait"  # of an AwaitedParameter
 
 
 class UsedThroughOwner(Protocol):
@@ -189,7 +189,7 @@ def kind_of(parameter: torch.Tensor) -> type[torch.Tensor]:
     managed: Owned | None = getattr(parameter, ATTRIBUTE, None)
     if managed is not None:
         return managed.kind
-    return torch.nn.Parameter if hasattr(parameter, ATTRIBUTE_OF_PENDING) or type(parameter) is Ungathered else type(parameter)
+    return torch.nn.Parameter if hasattr(parameter, ATTRIBUTE_OF_AWAITED) or type(parameter) is Ungathered else type(parameter)
 
 
 def plain(parameter: torch.Tensor) -> torch.Tensor:

@@ -51,7 +51,7 @@ class UnitGather:
         self._is_exact = False  # whether the open unit has the parameters that ranks keep, although gathers are encoded
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.is_gone = False  # the training has ended, and the values are lost
-        self.is_over = False  # the training has ended, or another plan has the values
+        self.is_over = False  # the training has ended, or another partition has the values
         self.before_use: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules; None during a step
 
     def take(self, owner: ParameterOwner) -> None:
@@ -182,7 +182,7 @@ class UnitGather:
                 self._managed[member].release(values)
 
     def end(self, *, is_gone: bool) -> None:
-        """Release the training's memory. If `is_gone`, the values are lost; else they are released, or another plan has
+        """Release the training's memory. If `is_gone`, the values are lost; else they are released, or another partition has
         them."""
         self.release_unit()
         self.is_gone, self.is_over = is_gone, True

@@ -7,7 +7,7 @@ import torch
 from ballast import _core
 from ballast.checks import fail
 from ballast.wrapper.adafactor import AdafactorUpdates
-from ballast.wrapper.custom_optimizer import CustomUpdates
+from ballast.wrapper.custom_updates import CustomUpdates
 from ballast.wrapper.rule_updates import RuleUpdates
 from ballast.wrapper.rules import require_elementwise, rule_of
 from ballast.wrapper.stored_updates import StoredUpdates

@@ -34,7 +34,7 @@ class Updates(Protocol):
     whole_values: frozenset[str]
 
     @property
-    def own_step(self) -> CustomStep | None:
+    def custom_step(self) -> CustomStep | None:
         """The step of the optimizer's own class; None if the library makes updates by a rule."""
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -45,23 +45,23 @@ class Updates(Protocol):
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
         """Return the moments that the library keeps, with torch's names."""
 
-    def begin(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
+    def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         """Take the state over, and show it in optimizer.state. All ranks do this together."""
 
-    def keep_note(self, kept: ShardedState, state: State) -> None:
+    def keep_note(self, shards: ShardedState, state: State) -> None:
         """Keep what the library does not know of this state with the commits of a new partition."""
 
     def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
         """Return the note with which a run of other ranks continues, from those of all of them. `places` has the place of each
         trained parameter in these."""
 
-    def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
+    def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         """Take over what a checkpoint has of this rank's state of its own step, apart from what the library keeps."""
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State | None:
+    def left_of_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
         """Return optimizer.state if state that the library keeps was removed from it; else None."""
 
-    def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
+    def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         """Return the full state outside the library's memory, on every rank."""
 
     def forget_partition(self) -> None:
@@ -70,7 +70,7 @@ class Updates(Protocol):
     def offload(self, optimizer: torch.optim.Optimizer) -> None:
         """Move state outside the library's memory to the host, until the next step."""
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> int:
+    def state_bytes(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> int:
         """Return the bytes of this rank's state outside the library's memory."""
 
 

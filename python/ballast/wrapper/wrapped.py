@@ -25,7 +25,7 @@ class Wrapped:
         self._model = None if model is None else weakref.ref(model)
         self.options = options  # as they were given
         self.call = call  # of wrap(), the same for the optimizers of a list
-        self.holds: frozenset[int] = frozenset()  # ids of the parameters of which stage 3 keeps shards
+        self.sharded_ids: frozenset[int] = frozenset()  # ids of the parameters of which stage 3 keeps shards
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

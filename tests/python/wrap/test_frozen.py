@@ -4,7 +4,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support.loops import mlp
-from python.wrap.support.plans import evaluated, freeze_a_layer, step
+from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 from python.wrap.support.ranks import run_ranks
 
 
@@ -129,7 +129,7 @@ def test_parameters_of_a_module_that_is_gone_are_left_alone():
     model[2] = torch.nn.Linear(20, 5)
     optimizer.add_param_group({"params": list(model[2].parameters())})
     step(model, optimizer)
-    plan, before = optimizer._ballast.plans.current, gone.weight.clone()
+    partition, before = optimizer._ballast.partitions.current, gone.weight.clone()
     step(model, optimizer)
-    assert optimizer._ballast.plans.current is plan
+    assert optimizer._ballast.partitions.current is partition
     assert torch.equal(gone.weight, before)

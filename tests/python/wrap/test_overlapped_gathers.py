@@ -5,8 +5,8 @@ import pytest
 import torch
 from ballast import _core
 from ballast.errors import FailureError
+from ballast.wrapper.awaited_parameter import AwaitedParameter
 from ballast.wrapper.overlapped_gathers import OverlappedGathers
-from ballast.wrapper.pending import PendingParameter
 from ballast.wrapper.units import Member, UnitOfMembers, numbered
 from python.wrap.support import overlapping
 from python.wrap.support.ranks import run_ranks
@@ -99,7 +99,7 @@ def test_questions_that_need_no_values_do_not_wait():
     assert (weight.shape, weight.numel(), weight.dtype, weight.is_leaf) == ((2, 2), 4, torch.float32, True)
     model.zero_grad()
     assert core.log == []
-    assert type(weight) is PendingParameter
+    assert type(weight) is AwaitedParameter
 
 
 def test_parameters_deep_in_the_arguments_wait_too():

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from python.wrap.support import bodies, plans
+from python.wrap.support import bodies, partitions
 from python.wrap.support.loops import adapted, only_trained
 from python.wrap.support.programs import Program
 from python.wrap.support.ranks import free_port, run_ranks
@@ -43,7 +43,7 @@ def test_all_stages_and_tiers_train_as_ddp_does_and_with_the_same_bits(ranks, tr
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
 
 
-@pytest.mark.parametrize("training", [plans.freezes, plans.begins_again])
+@pytest.mark.parametrize("training", [partitions.freezes, partitions.begins_again])
 def test_freezing_and_beginning_again_gives_the_same_bits_at_all_stages(training):
     for first, *others in run_ranks(2, training, [{"stage": stage} for stage in range(4)]):
         for other in others:
@@ -56,7 +56,7 @@ def test_another_plan_keeps_the_masters(kind):
     configurations = [{"stage": stage} for stage in range(4)]
     if kind is torch.optim.AdamW:
         configurations += [{"stage": 3, "state_format": format} for format in ("fp32", "bf16", "compact", "4bit")]
-    for undisturbed, disturbed in run_ranks(2, plans.others_freeze, kind, configurations)[0]:
+    for undisturbed, disturbed in run_ranks(2, partitions.others_freeze, kind, configurations)[0]:
         assert (undisturbed != 1.0).any()
         assert torch.equal(undisturbed, disturbed)
 
@@ -89,7 +89,7 @@ def test_a_state_dict_holds_a_ranks_shard_and_resumes():
 
 
 def test_removing_a_part_of_sharded_state_is_refused():
-    for said in run_ranks(2, plans.loses_some_state):
+    for said in run_ranks(2, partitions.loses_some_state):
         assert "B1001" in said and "parameter 2.weight" in said and "optimizer.state.clear()" in said
 
 

@@ -79,7 +79,7 @@ class Numbered(torch.optim.RMSprop):
 
 def test_numbers_for_which_a_commit_has_no_room_are_refused(tmp_path):
     options = {"kind": Numbered, "elementwise": True, **kept_runs.kept_in(tmp_path)}
-    with pytest.raises(ballast.UsageError, match="its numbers differ from parameter to parameter"):
+    with pytest.raises(ballast.UsageError, match="its scalar state differs from parameter to parameter"):
         kept_runs.train(kept_runs.Layers(), 0, 1, **options)
 
 

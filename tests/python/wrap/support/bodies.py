@@ -362,8 +362,8 @@ def forecast_of(session: Any) -> tuple[int, int]:
 
 
 def search_of(session: Any) -> autotune.Search:
-    members, rule = session.partition().members, session.plans.planner.step_inputs().rules[0]
-    request = autotune.PartitionRequest(session.group, rule, members, True, partial(session.plans.planner.units, members))
+    members, rule = session.partition().members, session.partitions.factory.step_inputs().rules[0]
+    request = autotune.PartitionRequest(session.group, rule, members, True, partial(session.partitions.factory.units, members))
     machine = autotune.budget_of_all_ranks(session.group, session.options, members)
     return autotune.Search(session.options, request, machine)
 

@@ -34,7 +34,7 @@ def clips_through_torch(rank: int, stage: int) -> tuple[int, int, bool]:
         loss = mean_square(model, loop.batch(1))
         loss.backward()
         if clip == "torch":
-            partition = optimizer._ballast.plans.current
+            partition = optimizer._ballast.partitions.current
             core, all_reduce = partition._core, Group.all_reduce
             partition._core = CountingCore(core, calls)
             Group.all_reduce = lambda group, values: calls.update(["all_reduce"]) or all_reduce(group, values)

@@ -80,8 +80,9 @@ def elements_of_fragments(rank: int, configurations: list[dict[str, Any]]) -> li
     found, outer = [], ballast.DiLoCo(every=4, hosts=2, fragments=2)
     for options in configurations:
         run = loop_of(rank, steps=1).run(**options, outer=outer)
-        plans, ranks = run.optimizer._ballast.plans, run.optimizer._ballast.group
-        question = _core.Question(model_of(plans.planner.units(plans.current.members, options["stage"])), _core.Machine())
+        partitions, ranks = run.optimizer._ballast.partitions, run.optimizer._ballast.group
+        units = partitions.factory.units(partitions.current.members, options["stage"])
+        question = _core.Question(model_of(units), _core.Machine())
         placement = _core.placement_of_stage(options["stage"], ranks.size)
         expected = fragment_elements(question, placement, outer, ranks.rank)
         found.append((expected, [fragment.elements for fragment in run.optimizer._ballast._outer.fragments]))

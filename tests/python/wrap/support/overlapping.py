@@ -116,7 +116,7 @@ class ReleasingCore:
 @contextmanager
 def holding(rank: int, model: torch.nn.Module) -> Iterator[None]:
     """Hold rank 1's update until rank 0 waits for a parameter, or until the end of the block."""
-    gathers = trainer_of(next(model.parameters())).plans.current._residence._gathers
+    gathers = trainer_of(next(model.parameters())).partitions.current._residence._gathers
     core, is_held = gathers._core, True
 
     def release() -> None:

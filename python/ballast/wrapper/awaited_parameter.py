@@ -12,7 +12,7 @@ from ballast._torch_compat import tree_leaves, without_torch_function
 from ballast.wrapper.ungathered import needs_no_values
 
 
-class PendingParameter(torch.nn.Parameter):
+class AwaitedParameter(torch.nn.Parameter):
     """A change of its class makes a parameter one, and an ordinary one again."""
 
     ballast_wait: Callable[[], None]  # returns when this is an ordinary parameter again
@@ -34,7 +34,7 @@ class PendingParameter(torch.nn.Parameter):
             with without_torch_function():
                 return func(*args, **options)
         for each in tree_leaves((args, options)):
-            if type(each) is PendingParameter:
+            if type(each) is AwaitedParameter:
                 each.ballast_wait()
         return func(*args, **options)
 
@@ -43,10 +43,10 @@ def _assigns_data(func: Any) -> bool:
     return bool(func.__name__ == "__set__" and func.__self__.__name__ == "data")
 
 
-def make_pending(parameter: torch.nn.Parameter, wait: Callable[[], None]) -> None:
+def make_awaited(parameter: torch.nn.Parameter, wait: Callable[[], None]) -> None:
     """Let the next use of the parameter's values call `wait`, which calls make_ordinary()."""
     vars(parameter)["ballast_wait"] = wait
-    parameter.__class__ = PendingParameter
+    parameter.__class__ = AwaitedParameter
 
 
 def make_ordinary(parameter: torch.nn.Parameter, kind: type[torch.nn.Parameter]) -> None:

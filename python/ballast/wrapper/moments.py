@@ -15,12 +15,12 @@ from ballast.wrapper.units import Member
 from ballast.wrapper.updates import State
 
 
-def left_of_state(optimizer: torch.optim.Optimizer, kept: ShardedState, members: Sequence[Member]) -> State | None:
+def left_of_state(optimizer: torch.optim.Optimizer, shards: ShardedState, members: Sequence[Member]) -> State | None:
     """Return optimizer.state if state of one of these members was removed from it; else None."""
     missing = [member for member in members if member.parameter not in optimizer.state]
     if not missing:
         return None
-    if len(missing) < len(members) and kept.sharing is not None:
+    if len(missing) < len(members) and shards.sharing is not None:
         refuse(
             "cannot take over optimizer.state: the state of some parameters was removed, and ranks have shards of the rest",
             where=f"parameter {missing[0].name}",
@@ -39,27 +39,27 @@ IN_LIBRARY = InLibrary.IN_LIBRARY
 
 
 def moments_in(
-    state: State, kept: ShardedState, names: Sequence[tuple[_core.Moment, str]]
+    state: State, shards: ShardedState, names: Sequence[tuple[_core.Moment, str]]
 ) -> dict[tuple[int, _core.Moment], torch.Tensor]:
     """Return the moments that the state has, as the library takes them over."""
     moments = {}
-    for member in kept.members:
+    for member in shards.members:
         for moment, name in names:
             value = state.get(id(member.parameter), {}).get(name)
             if value is not None and value is not IN_LIBRARY:
-                moments[id(member.parameter), moment] = full_moment(kept, member, value)
+                moments[id(member.parameter), moment] = full_moment(shards, member, value)
     return moments
 
 
-def lazy_moment(kept: ShardedState, member: Member, moment: _core.Moment, name: str) -> LazyState:
+def lazy_moment(shards: ShardedState, member: Member, moment: _core.Moment, name: str) -> LazyState:
     """Return a value of each element that is read when it is used: full if this rank keeps all of it, else its shard,
     one-dimensional."""
     parameter = member.parameter
-    parts = kept.parts(parameter)
+    parts = shards.parts(parameter)
     is_full = sum(count for _, count in parts) == parameter.numel()
 
     def read() -> torch.Tensor:
-        full = kept.read_moment(parameter, moment)
+        full = shards.read_moment(parameter, moment)
         own = [full.view(-1)[first : first + count] for first, count in parts]
         return full if is_full else torch.cat([full.new_empty(0), *own])
 
@@ -77,13 +77,13 @@ def begun_in(state: State, moments: State) -> State:
     }
 
 
-def full_moment(kept: ShardedState, member: Member, value: torch.Tensor) -> torch.Tensor:
+def full_moment(shards: ShardedState, member: Member, value: torch.Tensor) -> torch.Tensor:
     """Return the moment in fp32, with zeros where other ranks keep it."""
     shape = member.parameter.shape
     value = value.detach().to("cpu", torch.float32).contiguous()
     if value.shape == shape:
         return value
-    parts = kept.parts(member.parameter)
+    parts = shards.parts(member.parameter)
     if value.numel() != sum(count for _, count in parts):
         refuse(
             f"cannot load state of {value.numel()} elements: the parameter has another size",

@@ -1,4 +1,4 @@
-"""Tests of new plans, saves and reads while the parameters of an evaluation's last unit are still gathered."""
+"""Tests of new partitions, saves and reads while the parameters of an evaluation's last unit are still gathered."""
 
 import copy
 import weakref
@@ -8,7 +8,7 @@ import pytest
 import torch
 from python.wrap.support import uncommon
 from python.wrap.support.loops import Tower, mlp
-from python.wrap.support.plans import evaluated, freeze_a_layer, step
+from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 
 
 def freeze(model, optimizer, _):
@@ -44,7 +44,7 @@ def load(model, optimizer):
 @pytest.mark.parametrize("change", [freeze_a_layer, load])
 def test_the_previous_plan_is_freed_when_another_is_made(change):
     model, optimizer = evaluated()
-    before = weakref.ref(optimizer._ballast.plans.current)
+    before = weakref.ref(optimizer._ballast.partitions.current)
     change(model, optimizer)
     model(torch.ones(20)).square().sum().backward()
     assert before() is None
@@ -53,7 +53,7 @@ def test_the_previous_plan_is_freed_when_another_is_made(change):
 
 
 def frozen_and_thawed(model, stage):
-    """Return the parameters and their counts of steps after a long training whose plan has changed twice."""
+    """Return the parameters and their counts of steps after a long training whose partition has changed twice."""
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
     for trains in (True, False, True):
         model[0].requires_grad_(trains)

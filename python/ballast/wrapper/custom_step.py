@@ -27,7 +27,7 @@ class Piece:
     state: dict[str, Any]
 
 
-class OwnStep:
+class CustomStepRunner:
     """The step of the optimizer's class. The library may call it several times in a training step, each time with other
     pieces: then each call begins with the options and attributes that the optimizer had before the first one. A group keeps
     the options of the last call in which it had pieces, and the optimizer the attributes of the last call."""

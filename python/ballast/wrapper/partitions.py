@@ -13,10 +13,10 @@ from ballast.checks import refuse_order
 from ballast.wrapper import preconditions
 from ballast.wrapper.deferred_params import DeferredParameters, drop_pending
 from ballast.wrapper.joint_runs import JointRun
-from ballast.wrapper.kept_state import begun_in
+from ballast.wrapper.moments import begun_in
 from ballast.wrapper.optimizer_state import OptimizerState
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.planner import Planner
+from ballast.wrapper.partition_factory import PartitionFactory
 from ballast.wrapper.session_hooks import SessionHooks
 from ballast.wrapper.state_migration import StateMigration
 from ballast.wrapper.updates import State, merged
@@ -25,14 +25,14 @@ from ballast.wrapper.wrapped import Wrapped
 log = logging.getLogger("ballast")
 
 
-class Plans:
+class Partitions:
     """Makes a partition when it is first needed: until then the model can be moved and cast. All ranks call all methods
     together, except close()."""
 
-    def __init__(self, wrapped: Wrapped, planner: Planner, hooks: SessionHooks, deferred: DeferredParameters):
+    def __init__(self, wrapped: Wrapped, factory: PartitionFactory, hooks: SessionHooks, deferred: DeferredParameters):
         self.wrapped = wrapped
-        self.planner = planner
-        self.state = OptimizerState(wrapped, planner.updates)
+        self.factory = factory
+        self.state = OptimizerState(wrapped, factory.updates)
         self.current: Partition | None = None
         self._of_this_step: Partition | None = None
         self._hooks = hooks
@@ -92,18 +92,18 @@ class Plans:
                 return self.current
             self.state.begin_again(self.current)
             self.state.load_what_is_left(self.current)
-            is_same = self.planner.has_planned(self.current, trained)
+            is_same = self.factory.trains_exactly(self.current, trained)
             if is_same and self.state.loaded is None:
                 return self.current
-            preconditions.require_same_run(self.planner.options.run, is_same)
-            preconditions.require_same_in_outer(self.planner.options.outer is not None, is_same)
+            preconditions.require_same_run(self.factory.options.run, is_same)
+            preconditions.require_same_in_outer(self.factory.options.outer is not None, is_same)
         return self._make()
 
     # --- Runs that are resumed together ---
 
     def join(self, run: JointRun) -> None:
         """Resume the run with those of other optimizers. Call it before the first partition."""
-        self.planner.joint_run = run
+        self.factory.joint_run = run
         run.register(self)
 
     def wait_for_commit(self) -> None:
@@ -120,7 +120,7 @@ class Plans:
     def _make(self) -> Partition:
         state, steps = self.state.loaded, 0
         if self.current is not None:
-            moments = [] if state is not None else self.planner.updates.moments(self.wrapped.optimizer)
+            moments = [] if state is not None else self.factory.updates.moments(self.wrapped.optimizer)
             if state is None:
                 steps = self.current.steps
                 state = self.state.take_out(self.current)
@@ -129,17 +129,17 @@ class Plans:
             except_for = {id(each) for _, each in self.wrapped.trained()}
             state = merged(state or {}, begun_in(state or {}, self._migration.take_moments(except_for=except_for)))
             is_loaded = self.state.loaded is not None
-            partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=is_loaded))
+            partition = self._hand_over(partial(self.factory.make, state, steps, is_loaded=is_loaded))
         except BaseException:
             self.state.loaded = state  # it is nowhere else any more
             self.state.show(merged(state or {}, self._migration.shown()))
             raise
         self.state.loaded = None
         self.state.begin(partition, state)
-        if self.planner.ranks.of_data.rank == 0:
+        if self.factory.ranks.of_data.rank == 0:
             log.info("memory of each rank:\n%s", partition.ledger(self.custom_state()))
-            if self.planner.options.wire.given():
-                log.info("ranks send codes: %s", self.planner.options.wire)
+            if self.factory.options.wire.given():
+                log.info("ranks send codes: %s", self.factory.options.wire)
         return partition
 
     def begin_from(self, made: dict[int, int], steps: int, frozen_state: State) -> Partition:
@@ -152,24 +152,24 @@ class Plans:
         self._migration.begin_again()
         begun = {id(each): (number, steps - made.get(id(each), 0)) for number, each in self.wrapped.trained()}
         partition = self.current
-        if partition is None or not self.planner.groups.regroup(partition.members, begun):
+        if partition is None or not self.factory.groups.regroup(partition.members, begun):
             if partition is not None:
                 del partition  # so that its memory can be freed
                 self._take_apart([])
             state: State = {key: {"step": count} for key, count in made.items()}
-            partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=False))
+            partition = self._hand_over(partial(self.factory.make, state, steps, is_loaded=False))
         else:
-            preconditions.warn_of_counts(self.planner.options.run, self.planner.ranks.of_data, partition.members)
+            preconditions.warn_of_counts(self.factory.options.run, self.factory.ranks.of_data, partition.members)
         self.state.begin_empty(partition, frozen_state)
         return partition
 
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
         self.current = self._migration.hand_over(make)
-        preconditions.warn_of_counts(self.planner.options.run, self.planner.ranks.of_data, self.current.members)
-        if not self.planner.options.keeps_full_parameters:
-            self.wrapped.holds = frozenset(id(member.parameter) for member in self.current.all_members)
+        preconditions.warn_of_counts(self.factory.options.run, self.factory.ranks.of_data, self.current.members)
+        if not self.factory.options.keeps_full_parameters:
+            self.wrapped.sharded_ids = frozenset(id(member.parameter) for member in self.current.all_members)
         self._hooks.remove_from_modules()
-        if self.planner.options.keeps_full_parameters and not self.planner.options.overlap_gathers:
+        if self.factory.options.keeps_full_parameters and not self.factory.options.overlap_gathers:
             self._hooks.leave_graphs_whole()
         self._watch_uses()
         self._migration = StateMigration()
@@ -180,9 +180,9 @@ class Plans:
         assert self.current is not None
         self.current.require_not_gathered("cannot train other parameters, or with other state")
         self.current.end_step()
-        if (run := self.planner.joint_run) is not None:
+        if (run := self.factory.joint_run) is not None:
             run.resume_at = self.current.committed
-        owner = None if self.planner.options.keeps_full_parameters else self._deferred
+        owner = None if self.factory.options.keeps_full_parameters else self._deferred
         self._migration = StateMigration(self.current, moments, owner)
         self._drop(gathers=False)
         if owner is not None:
@@ -191,7 +191,7 @@ class Plans:
 
     def _drop(self, together: bool = True, gathers: bool = True) -> None:
         assert self.current is not None
-        self.current.release(together or self.planner.ranks.of_data.size == 1, gathers)
+        self.current.release(together or self.factory.ranks.of_data.size == 1, gathers)
         self.current = self._of_this_step = None
         self.state.forget_partition()
 
@@ -205,8 +205,8 @@ class Plans:
 
     def custom_state(self) -> tuple[_core.Tier, int]:
         """Return the tier and the bytes of state outside the library's memory."""
-        kept = 0 if self.current is None else self.planner.updates.state_bytes(self.wrapped.optimizer, self.current)
-        return _core.Tier[self.planner.options.tier_of_state], kept
+        kept = 0 if self.current is None else self.factory.updates.state_bytes(self.wrapped.optimizer, self.current)
+        return _core.Tier[self.factory.options.tier_of_state], kept
 
     # --- State, from optimizer.load_state_dict() ---
 
@@ -223,7 +223,7 @@ class Plans:
     def offload(self, parameters: bool) -> None:
         self.now().offload(parameters)
         self.of_this_step, self.is_offloaded = None, True
-        self.planner.updates.offload(self.wrapped.optimizer)
+        self.factory.updates.offload(self.wrapped.optimizer)
 
     def reload(self) -> None:
         if self.current is None or not self.is_offloaded:
@@ -235,9 +235,9 @@ class Plans:
 
     def close(self, *, together: bool) -> None:
         """End the training, either together with all ranks, which gather the parameters, or on this rank alone."""
-        is_alone = self.planner.ranks.of_data.size == 1
+        is_alone = self.factory.ranks.of_data.size == 1
         self._steps_at_close, self.is_closed = self.steps, True
-        if (run := self.planner.joint_run) is not None:
+        if (run := self.factory.joint_run) is not None:
             run.close()
         if self.is_offloaded and (together or is_alone):
             self.reload()

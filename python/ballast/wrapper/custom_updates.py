@@ -11,10 +11,10 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
+from ballast.wrapper.custom_step import CustomStepRunner, Piece, group_of, moved, shape_of
 from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.memory import tensor_of
 from ballast.wrapper.note_format import copied
-from ballast.wrapper.own_step import OwnStep, Piece, group_of, moved, shape_of
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import TORCH_DTYPES, Member
@@ -30,7 +30,7 @@ class CustomUpdates:
     whole_values: frozenset[str] = frozenset()
 
     def __init__(self, kind: type[torch.optim.Optimizer]):
-        self._step = OwnStep(kind)
+        self._step = CustomStepRunner(kind)
         self._parts: dict[int, torch.nn.Parameter] = {}  # by id of the parameter: its shard in fp32
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -42,14 +42,14 @@ class CustomUpdates:
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
         return []
 
-    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
+    def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
         """Run the step between the library's sum of gradients and its use of the new parameters. A tile is a shard of a
-        unit, as `for_own_step()` has it."""
+        unit, as `for_custom_step()` has it."""
         pieces = []
         for tile in call.tiles:
             gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(call.factor)
             masters = tensor_of(tile.masters, torch.float32)
-            for member, begin, count in kept.in_tile(tile):
+            for member, begin, count in shards.in_tile(tile):
                 shape = shape_of(member, count)
                 part = self._part(optimizer, member, masters[begin:][:count].view(shape))
                 part.grad = gradients[begin:][:count].view(shape).to(part.device)
@@ -69,9 +69,9 @@ class CustomUpdates:
             self._parts[key].data = values
         return self._parts[key]
 
-    def begin(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
-        for member in kept.members:
-            part = kept.part(member)
+    def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+        for member in shards.members:
+            part = shards.part(member)
             values = state.get(id(member.parameter))
             if values and part[1] > 0:
                 optimizer.state[member.parameter] = {
@@ -79,28 +79,28 @@ class CustomUpdates:
                     for name, value in values.items()
                 }
 
-    def keep_note(self, kept: ShardedState, state: State) -> None:
+    def keep_note(self, shards: ShardedState, state: State) -> None:
         pass
 
     def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
         return b""
 
-    def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
-        for member in kept.members:
+    def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+        for member in shards.members:
             if values := state.get(id(member.parameter)):
                 optimizer.state[member.parameter] = values
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> None:
+    def left_of_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> None:
         return None  # optimizer.state is the state itself
 
-    def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
+    def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         mine = [
-            (kept.part(member), to_host(optimizer.state.get(member.parameter, {})))
-            for member in kept.members
+            (shards.part(member), to_host(optimizer.state.get(member.parameter, {})))
+            for member in shards.members
         ]
-        of_all = from_all_ranks(kept.ranks, mine)
+        of_all = from_all_ranks(shards.ranks, mine)
         state = {}
-        for number, member in enumerate(kept.members):
+        for number, member in enumerate(shards.members):
             if values := full_state(member, [of_rank[number] for of_rank in of_all], self.whole_values):
                 state[id(member.parameter)] = values
         return state
@@ -113,8 +113,8 @@ class CustomUpdates:
         for parameter, values in optimizer.state.items():
             optimizer.state[parameter] = to_host(values)
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> int:
-        states = [optimizer.state.get(member.parameter, {}) for member in kept.members]
+    def state_bytes(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> int:
+        states = [optimizer.state.get(member.parameter, {}) for member in shards.members]
         return sum(value.nbytes for values in states for value in values.values() if isinstance(value, torch.Tensor))
 
 
@@ -147,21 +147,21 @@ def to_host(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def full_state(
-    member: Member, kept: Sequence[tuple[Part, dict[str, Any]]], whole_values: frozenset[str]
+    member: Member, of_ranks: Sequence[tuple[Part, dict[str, Any]]], whole_values: frozenset[str]
 ) -> dict[str, Any]:
     """Return the full state of a parameter. Values by element are joined from all shards; others are the first rank's."""
-    kept = [(part, values) for part, values in kept if values]
-    if not kept:
+    of_ranks = [(part, values) for part, values in of_ranks if values]
+    if not of_ranks:
         return {}
     state = {}
-    for name, value in kept[0][1].items():
+    for name, value in of_ranks[0][1].items():
         by_element = name not in whole_values and all(
             isinstance(values.get(name), torch.Tensor) and values[name].shape == shape_of(member, part[1])
-            for part, values in kept
+            for part, values in of_ranks
         )
         if by_element:
             full = torch.zeros(member.parameter.numel(), dtype=value.dtype, device="cpu")
-            for (first, count), values in kept:
+            for (first, count), values in of_ranks:
                 full[first : first + count] = values[name].view(-1)
             value = full.view(member.parameter.shape)
         state[name] = value

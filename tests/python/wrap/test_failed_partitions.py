@@ -1,13 +1,13 @@
-"""Tests of plans that cannot be made: values are kept where possible, and lost values are never trained with."""
+"""Tests of partitions that cannot be made: values are kept where possible, and lost values are never trained with."""
 
 import ballast
 import pytest
 import torch
 from ballast import _core
-from ballast.wrapper import planner
+from ballast.wrapper import partition_factory
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.state_migration import StateMigration
-from python.wrap.support.plans import evaluated, freeze_a_layer, step
+from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 
 
 def fail_once(monkeypatch, owner, name):
@@ -35,10 +35,10 @@ FAILURES = [(StateMigration, "take_moments"), (_core, "Training"), (Partition, "
 
 
 @pytest.mark.parametrize(
-    "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (planner, "ParamGather"))]
+    "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (partition_factory, "ParamGather"))]
 )
 def test_a_plan_that_cannot_be_made_loses_nothing(stage, failure, monkeypatch):
-    """The plan fails before anything of it exists, or after it has taken over the parameters."""
+    """The partition fails before anything of it exists, or after it has taken over the parameters."""
 
     def trained(fails):
         model, optimizer = evaluated(stage=stage)

@@ -28,7 +28,7 @@ from ballast.wrapper.updates import State, StepCall, Updates, steps_in
 from ballast.wrapper.wrapped import Wrapped
 
 
-class Planner:
+class PartitionFactory:
     """Makes partitions. It knows the groups of the last one, and the parameters that were outside of it."""
 
     def __init__(self, wrapped: Wrapped, ranks: ProcessGroups, updates: Updates, options: WrapOptions):
@@ -123,18 +123,18 @@ class Planner:
             rules=[self.updates.rule(groups[place]) for place in self.groups.places],
             begun_at=self.groups.begun_at,
             max_norm=self.options.max_norm,
-            own_step=None if self.updates.own_step is None else self._custom_step,
+            custom_step=None if self.updates.custom_step is None else self._bound_custom_step,
             joint_run=self.joint_run,
         )
 
     def _described_groups(self) -> dict[str, str]:
         return described_groups(self._wrapped.optimizer)  # looked up at each call: a reference would keep it alive
 
-    def _custom_step(self, kept: ShardedState, call: StepCall) -> None:
-        assert self.updates.own_step is not None
-        self.updates.own_step(self._wrapped.optimizer, kept, call)
+    def _bound_custom_step(self, shards: ShardedState, call: StepCall) -> None:
+        assert self.updates.custom_step is not None
+        self.updates.custom_step(self._wrapped.optimizer, shards, call)
 
-    def has_planned(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
+    def trains_exactly(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
         """Return whether the partition has the parameters that are trained, and no others."""
         known = self.outside | {id(member.parameter) for member in partition.members}
         return known == {id(each) for _, each in trained}
