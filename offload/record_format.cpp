@@ -118,6 +118,7 @@ std::uint64_t RecordPlaces::offset_of(std::size_t tile, std::uint64_t generation
 
 std::uint64_t RecordPlaces::file_bytes(std::size_t file) const {
   const std::size_t tiles = tiles_ / files_ + (file < tiles_ % files_ ? 1 : 0);
+  if (tiles == 0) return block_bytes;  // the identity alone is written
   return block_bytes + 2 * commit_bytes + places_ * tiles * record_bytes_;
 }
 

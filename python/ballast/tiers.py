@@ -12,7 +12,8 @@ TIERS = tuple(tier.name for tier in _core.Tier)
 AWAY = tuple(tier for tier in TIERS if tier != "device")  # tiers for activations until backward
 IN_FLIGHT = "64MiB"  # of activations on their way, by default
 
-TierFractions = str | Mapping[str, float]  # a tier, or fractions of tiers; a drive may have its directory: "nvme:/scratch"
+# A tier, or fractions of tiers. A drive may have its directory ("nvme:/scratch"); several drives have equal fractions.
+TierFractions = str | Mapping[str, float]
 Offload = str | Mapping[str, TierFractions]
 
 
@@ -22,7 +23,7 @@ def tiers_by_kind(offload: Offload) -> Mapping[str, TierFractions]:
 
 
 def fractions_of(tiers: TierFractions) -> Mapping[str, float]:
-    """Return the fraction in each tier.
+    """Return the fractions, by tier and directory as the user writes them.
 
     >>> fractions_of("host")
     {'host': 1.0}
@@ -34,9 +35,25 @@ def fractions_of(tiers: TierFractions) -> Mapping[str, float]:
     for word, part in tiers.items():
         if isinstance(part, bool) or not isinstance(part, (int, float)):
             refuse(f"{part!r} is no fraction for {word}", needed="fractions that add up to 1")
-    if len({tier_of(word) for word in tiers}) < len(tiers):
-        refuse(f"{dict(tiers)} names a tier twice", needed="one directory for everything on drives")
+    drives = {word: part for word, part in tiers.items() if tier_of(word) == "nvme"}
+    others = [tier_of(word) for word in tiers if word not in drives]
+    if len(set(others)) < len(others) or (len(drives) > 1 and "nvme" in drives):
+        refuse(f"{dict(tiers)} names a tier twice", needed="each tier once, and several drives by their directories")
+    if len(set(drives.values())) > 1:
+        refuse(f"{dict(tiers)} uses drives unequally", needed="equal fractions: tiles are dealt out to all drives in turn")
     return tiers
+
+
+def fractions_by_tier(tiers: TierFractions) -> dict[str, float]:
+    """Return the fraction in each tier.
+
+    >>> fractions_by_tier({"host": 0.5, "nvme:/one": 0.25, "nvme:/other": 0.25})
+    {'host': 0.5, 'nvme': 0.5}
+    """
+    parts: dict[str, float] = {}
+    for word, part in fractions_of(tiers).items():
+        parts[tier_of(word)] = parts.get(tier_of(word), 0.0) + float(part)
+    return parts
 
 
 def tier_of(word: str) -> str:
@@ -50,7 +67,7 @@ def spread_of(tiers: TierFractions) -> _core.Spread:
     >>> spread_of({"device": 0.25, "nvme:/scratch": 0.75}).nvme
     0.75
     """
-    return _core.Spread(**{tier_of(word): float(part) for word, part in fractions_of(tiers).items()})
+    return _core.Spread(**fractions_by_tier(tiers))
 
 
 def fractions_in(spread: _core.Spread) -> dict[str, float]:

@@ -51,6 +51,14 @@ TEST_CASE("a committed generation is read by this store and by a reopened one, o
   }
 }
 
+TEST_CASE("a store with fewer tiles than drives is opened again") {
+  StoreRig rig(3);
+  rig.shape.tiles = 1;
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  CHECK(rig.holds_step(rig.open(), 1));
+}
+
 TEST_CASE("a new store is all zeros") {
   StoreRig rig;
   const RecordStore store = rig.create();

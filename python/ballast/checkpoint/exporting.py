@@ -14,7 +14,7 @@ from ballast.checkpoint.unit_by_unit import begin_owners, by_unit, gathered_unit
 from ballast.checks import refuse
 from ballast.safetensors_format import SUFFIX
 from ballast.wrapper.memory import bytes_at
-from ballast.wrapper.ungathered import plain
+from ballast.wrapper.ungathered import slice_on_host
 
 
 class Export:
@@ -53,7 +53,6 @@ class Export:
 
     def _write(self, unit: dict[str, torch.Tensor]) -> None:
         for name, tensor in unit.items():
-            flat = plain(tensor).reshape(-1)
-            for first, count in slices(flat.numel(), SLICE):
-                values = flat[first : first + count].to("cpu")
+            for first, count in slices(tensor.numel(), SLICE):
+                values = slice_on_host(tensor, first, count)
                 self._writer.write(name, first * values.element_size(), bytes_at(values.data_ptr(), values.nbytes))

@@ -41,7 +41,7 @@ from ballast.checkpoint.torch_tensors import TorchTensor, Writers
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.collectives import by_first_rank
-from ballast.wrapper.ungathered import plain
+from ballast.wrapper.ungathered import slice_on_host
 
 SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the elements that share a scale
 INDEX_BYTES = 128  # of a chunk's entry in a rank's index
@@ -226,10 +226,6 @@ class Saving:
         self._agreement.settle()
         keeper.snapshot = snapshot
         return snapshot
-
-
-def slice_on_host(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
-    return plain(tensor).reshape(-1)[first : first + count].to("cpu").contiguous()
 
 
 def require_shared(folder: Path) -> None:

@@ -89,16 +89,23 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
     groups = []
     for number, group in enumerate(optimizer.param_groups):
         options = {key: unwrapped(value) for key, value in group.items() if key != "params"}
-        try:
-            json.dumps(options)
-        except TypeError as error:
-            refuse(
-                f"cannot save a parameter group: {error}",
-                where=f"param_groups[{number}]",
-                needed="numbers, text, None, and lists and dictionaries of them",
-            )
+        for key, value in options.items():
+            where = f'param_groups[{number}]["{key}"]'
+            needed = "numbers, text, None, lists of them, and dictionaries of them with text as keys"
+            try:
+                read = json.loads(json.dumps(value))
+            except (TypeError, ValueError) as error:
+                refuse(f"cannot save a parameter group: {error}", where=where, needed=needed)
+            if not _is_read_as(value, read):
+                refuse(f"cannot save a parameter group: {value!r} would be read as {read!r}", where=where, needed=needed)
         groups.append({"parameters": [names[id(parameter)] for parameter in group["params"]], "options": options})
     return groups
+
+
+def _is_read_as(value: Any, read: Any) -> bool:
+    """Return whether loading gives the value back: it makes a tuple of a list where the option is one."""
+    is_nan = value != value
+    return is_nan or (list(value) if isinstance(value, tuple) else value) == read
 
 
 def unwrapped(value: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from ballast.checks import refuse
 from ballast.connecting import Group
 from ballast.formats import AUTO
-from ballast.tiers import fractions_of, tier_of
+from ballast.tiers import fractions_by_tier
 from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.options import WrapOptions
 
@@ -63,7 +63,7 @@ def described(optimizer: torch.optim.Optimizer, options: WrapOptions) -> dict[st
     found = {"optimizer": type(optimizer).__name__, "number of parameter groups": str(len(optimizer.param_groups))}
     found |= {name: str(getattr(options, name)) for name in SHARED}
     by_kind = sorted(options.tiers.items())
-    tiers = {kind: {tier_of(word): part for word, part in fractions_of(of).items()} for kind, of in by_kind}
+    tiers = {kind: fractions_by_tier(of) for kind, of in by_kind}
     found["offload"] = AUTO if options.chooses_tiers else str(tiers)
     return found | described_groups(optimizer)
 

@@ -201,6 +201,11 @@ def plain(parameter: torch.Tensor) -> torch.Tensor:
         return parameter.detach()
 
 
+def slice_on_host(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """Return elements of a tensor that torch has. Their bytes are their values, as those of a lazy conjugate are not."""
+    return plain(tensor).reshape(-1)[first : first + count].to("cpu").resolve_conj().resolve_neg().contiguous()
+
+
 def needs_no_values(func: Any) -> bool:
     """Return whether a function of torch uses a parameter without its values."""
     name = _name_of(func)

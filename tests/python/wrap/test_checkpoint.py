@@ -228,12 +228,35 @@ def test_impossible_saves_are_refused_before_anything_is_written(tmp_path):
     training = Training({"stage": 2})
     with pytest.raises(ballast.UsageError, match="B1001(.|\n)*weights_only"):
         ballast.save(tmp_path, training.model, training.optimizer, extra={"way": Broken})
-    training.optimizer.param_groups[0]["friend"] = object()
-    with pytest.raises(ballast.UsageError, match=r"B1001(.|\n)*param_groups\[0\]"):
-        ballast.save(tmp_path, training.model, training.optimizer)
+    for option in (object(), {100: 0.1}, [(1, 2)]):  # JSON has none of them
+        training.optimizer.param_groups[0]["friend"] = option
+        with pytest.raises(ballast.UsageError, match=r"B1001(.|\n)*param_groups\[0\](.|\n)*friend"):
+            ballast.save(tmp_path, training.model, training.optimizer)
     with pytest.raises(ballast.UsageError, match="needed: *an optimizer of ballast.wrap"):
         ballast.save(tmp_path, training.model, torch.optim.AdamW(training.model.parameters()))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_options_of_groups_come_back_as_they_were(tmp_path):
+    options = {"milestones": [1, 2], "betas of the warm-up": (0.8, 0.9), "none": None, "where": {"rate": [0.1]}}
+    training = Training({"stage": 2})
+    training.optimizer.param_groups[0].update(options)
+    ballast.save(tmp_path, training.model, training.optimizer)
+    training.optimizer.param_groups[0].update(milestones=[], where={})
+    ballast.load_checkpoint(tmp_path, training.model, training.optimizer)
+    group = training.optimizer.param_groups[0]
+    assert {name: group[name] for name in options} == options
+
+
+@pytest.mark.parametrize("lazy", [torch.Tensor.conj, lambda values: values.conj().imag], ids=["conjugate", "negative"])
+def test_buffers_whose_bytes_are_not_their_values_are_saved_as_their_values(lazy, tmp_path):
+    values = torch.complex(torch.arange(3.0), torch.arange(1.0, 4.0))
+    training = Training({"stage": 2})
+    training.model.register_buffer("lazy", lazy(values))
+    ballast.save(tmp_path, training.model, training.optimizer)
+    training.model.lazy = torch.zeros_like(training.model.lazy.resolve_conj().resolve_neg())
+    ballast.load_checkpoint(tmp_path, training.model, training.optimizer)
+    assert torch.equal(training.model.lazy, lazy(values))
 
 
 @pytest.mark.parametrize("value", [None, True, [1.0], "warm"], ids=str)

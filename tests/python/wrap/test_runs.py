@@ -55,6 +55,22 @@ def test_a_run_warns_of_counts_of_steps_that_it_does_not_keep(tmp_path, caplog):
     optimizer.close()
 
 
+def test_several_drives_share_the_state_of_a_run(tmp_path):
+    drives = [tmp_path / "one", tmp_path / "other"]
+    for drive in drives:
+        drive.mkdir()
+    options = {"offload": {"state": {f"nvme:{drive}": 0.5 for drive in drives}, "gradients": "host"}, "run": "mine"}
+    whole = Layers()
+    train(whole, 0, 4, stage=2)
+    train(Layers(), 0, 2, **options)
+    resumed = Layers()
+    train(resumed, 0, 4, **options)
+    for one, other in zip(whole.parameters(), resumed.parameters()):
+        assert torch.equal(one, other)
+    sizes = [sum(file.stat().st_size for file in drive.rglob("*.records")) for drive in drives]
+    assert min(sizes) > 0
+
+
 def test_a_start_logs_the_run_that_it_resumes(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="ballast")
     train(Layers(), 0, 2, **kept_in(tmp_path))
