@@ -2,7 +2,7 @@
 #include "offload/record_store.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/child_process.h"
-#include "tests/zero/kept_run.h"
+#include "tests/zero/moved_run.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -10,28 +10,11 @@ using Catch::Contains;
 
 namespace {
 
-constexpr std::size_t steps_before = 3;
-
-// Units of different formats, with padding, a tensor of no elements, and names that several units have.
-Model several_units() {
-  return {{{.name = "embedding", .tensors = {{"weight", {30, 29}}}},
-           {.name = "h.0", .tensors = {{"w", {700}}, {"fixed", {450}, 0, true}, {"b", {3}}}},
-           {.name = "norm", .dtype = DType::fp32, .tensors = {{"gain", {50}}}},
-           {.name = "nothing", .tensors = {{"empty", {0}}}}}};
-}
-
 // The same parameters in one unit for each format, in another order.
 Model in_two_units() {
   return {{{.name = "half",
             .tensors = {{"b", {3}}, {"w", {700}}, {"weight", {30, 29}}, {"fixed", {450}, 0, true}, {"empty", {0}}}},
            {.name = "single", .dtype = DType::fp32, .tensors = {{"gain", {50}}}}}};
-}
-
-KeptRun run_of(std::size_t ranks, int stage = 3) {
-  return {.model = several_units(),
-          .ranks = ranks,
-          .shows_values = true,
-          .options = {.stage = stage, .state = all_in(Tier::nvme), .tile_elements = 256}};
 }
 
 // What a training of this format keeps of values.
@@ -49,35 +32,6 @@ AllValues rounded_to(const AllValues& values, StateFormat format, const Model& m
     }
   }
   return rounded;
-}
-
-const std::vector<std::string> no_failures(std::size_t ranks) { return std::vector<std::string>(ranks); }
-
-Ended begun(KeptRun& run, const TemporaryDirectory& directory, std::size_t steps = steps_before) {
-  run.directory = directory.path();
-  Ended ended = train(run, steps);
-  REQUIRE(ended.failures == no_failures(run.ranks));
-  return ended;
-}
-
-// Checks that the run resumes at a step with these values, and that nothing is left of other ranks.
-void check_resumes(const KeptRun& run, const AllValues& values, std::size_t step = steps_before) {
-  const Ended resumed = train(run, 0);
-  CHECK(resumed.failures == no_failures(run.ranks));
-  CHECK(resumed.began_at == std::vector<std::uint64_t>(run.ranks, step));
-  CHECK((resumed.values == values));
-  if (!run.hosts.empty()) return;
-  std::size_t files = 0;
-  for (const auto& [path, content] : contents(run.directory))
-    files += path.ends_with(".records") ? 1u : 0u;
-  CHECK(files == run.ranks);
-}
-
-std::string names_in(const std::filesystem::path& directory) {
-  std::string names;
-  for (const auto& [path, content] : contents(directory))
-    names += std::filesystem::path(path).filename().string() + " ";
-  return names;
 }
 
 struct Change {
@@ -136,53 +90,6 @@ TEST_CASE("a run continues in other state formats as a checkpoint does") {
     run.ranks = 2;
     run.options.format = after;
     check_resumes(run, rounded_to(ended.values, after, run.model));
-  }
-}
-
-TEST_CASE("a run on two drives moves on both") {
-  const TemporaryDirectory first;
-  const TemporaryDirectory second;
-  KeptRun run = run_of(3);
-  run.second = second.path();
-  const Ended before = begun(run, first);
-  run.ranks = 2;
-  check_resumes(run, before.values);
-  CHECK(names_in(second.path()) == "state-2.records state-2.records ");
-}
-
-// A crash may come between the drives: while old records are removed, or while new ones get their names.
-TEST_CASE("records that are only on one of two drives do not count") {
-  const TemporaryDirectory first;
-  const TemporaryDirectory second;
-  const TemporaryDirectory of_first;  // as it was before
-  const auto empty = [](const TemporaryDirectory& drive) {
-    for (const auto& entry : std::filesystem::directory_iterator(drive.path()))
-      std::filesystem::remove_all(entry.path());
-  };
-  KeptRun run = run_of(3);
-  run.second = second.path();
-  const Ended before = begun(run, first);
-  std::filesystem::copy(first.path(), of_first.path(), std::filesystem::copy_options::recursive);
-
-  SECTION("old ones, where the new ones are whole") {
-    run.ranks = 2;
-    check_resumes(run, before.values);
-    std::filesystem::copy(of_first.path(), first.path(),
-                          std::filesystem::copy_options::recursive | std::filesystem::copy_options::skip_existing);
-    check_resumes(run, before.values);
-  }
-  SECTION("new ones, before the first step") {
-    empty(first);
-    empty(second);
-    begun(run, first, 0);
-    empty(second);
-    const Ended again = train(run, 1);
-    CHECK(again.failures == no_failures(run.ranks));
-    CHECK(again.began_at == std::vector<std::uint64_t>(run.ranks, 0));
-  }
-  SECTION("all there are") {
-    empty(second);
-    check_refused(run, Contains("B3202") || Contains("B1009"));
   }
 }
 

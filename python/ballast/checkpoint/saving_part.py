@@ -105,7 +105,7 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
 def _is_read_as(value: Any, read: Any) -> bool:
     """Return whether loading gives the value back: it makes a tuple of a list where the option is one."""
     is_nan = value != value
-    return is_nan or (list(value) if isinstance(value, tuple) else value) == read
+    return bool(is_nan or (list(value) if isinstance(value, tuple) else value) == read)
 
 
 def unwrapped(value: Any) -> Any:
