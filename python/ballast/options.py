@@ -52,7 +52,7 @@ class Options:
     micro_steps: int
     efficiency: float
     optimizer: str
-    format: tuple[str, ...]  # the planner chooses among these; the most exact one is the first
+    state_format: tuple[str, ...]  # the planner chooses among these; the most exact one is the first
     gradient_format: tuple[str, ...]
     wire: Wire
     replicas: int  # copies of the parameters
@@ -107,7 +107,7 @@ class Options:
     @property
     def formats(self) -> Formats:
         """The formats; the most exact ones, while several are allowed."""
-        return Formats(self.format[0], self.gradient_format[0])
+        return Formats(self.state_format[0], self.gradient_format[0])
 
     @property
     def chooses_tiers(self) -> bool:

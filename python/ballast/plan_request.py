@@ -68,10 +68,10 @@ class PlanRequest:
     def of_each_format(self) -> list[PlanRequest]:
         """Return a request for each pair of formats that are allowed, the most exact ones first."""
         options = self.options
-        pairs = each_pair(options.format, options.gradient_format)
+        pairs = each_pair(options.state_format, options.gradient_format)
         if len(pairs) == 1:
             return [self]
-        changed = (replace(options, format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
+        changed = (replace(options, state_format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
         return [replace(request_of(each, self.description), as_flags=self.as_flags) for each in changed]
 
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
@@ -86,7 +86,7 @@ class PlanRequest:
             ranks=options.ranks,
             gpu=options.device_name,
             stage=_stage(placement) if options.stage is None else options.stage,
-            format=options.formats.state,
+            state_format=options.formats.state,
             gradient_format=options.formats.gradients,
             wire=options.wire.given(),
             optimizer=options.optimizer,
@@ -195,7 +195,7 @@ def request_plan(
     micro_steps: int = 1,
     efficiency: float | None = None,
     optimizer: str = "adamw",
-    format: StateFormats = "split",
+    state_format: StateFormats = "split",
     gradient_format: GradientFormats = "fp32",
     wire: WireFormats = "exact",
     replicas: Replicas | None = None,
@@ -227,7 +227,7 @@ def request_plan(
         micro_steps=read_count("micro_steps", micro_steps),
         efficiency=read_efficiency(efficiency, reached=found is not None and flops is None),
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
-        format=read_state_formats(format), gradient_format=read_gradient_formats(gradient_format),
+        state_format=read_state_formats(state_format), gradient_format=read_gradient_formats(gradient_format),
         wire=read_wire(wire, read_stage(stage)),
         outer=read_outer(outer), dtype=dtype, clipping=clipping, resumable=resumable,  # as they are
         replicas=copies_on(_machines(ranks, gpus_per_machine, outer), read_replicas(replicas, read_stage(stage))),

@@ -56,7 +56,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     efficiency        the fraction of the GPU's peak that the model's arithmetic reaches; 0.5, and 1 of measured flops
     optimizer         "adamw", or another optimizer that the library knows; with "muon", AdamW has all that is no matrix
                       of a block
-    format            the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"; several of them,
+    state_format      the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"; several of them,
                       or "auto" for all: the planner takes the most exact ones that cost at most 5 % of a step
     gradient_format   the format of the reduced gradients of bf16 parameters: "fp32" or "bf16"; both, or "auto"
     wire              what ranks send, as with `wrap(wire=)`: "exact", "int8", or formats by kind

@@ -18,8 +18,8 @@ def name_of(option: str, *, as_flags: bool) -> str:
 def with_value(option: str, value: object, *, as_flags: bool) -> str:
     """Return an option with its value.
 
-    >>> with_value("clipping", False, as_flags=True), with_value("format", "compact", as_flags=False)
-    ('--no-clipping', 'format="compact"')
+    >>> with_value("clipping", False, as_flags=True), with_value("state_format", "compact", as_flags=False)
+    ('--no-clipping', 'state_format="compact"')
     """
     if not as_flags:
         return f"{option}={json.dumps(value) if isinstance(value, str) else value}"

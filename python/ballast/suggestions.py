@@ -77,9 +77,9 @@ def settings_of(request: PlanRequest) -> list[Axis]:
     if request.description.activations and isinstance(options.activations.amount, str):
         axes.append(_smaller_activations(options))
         axes.append(_smaller_micro_steps(options))
-    states = _after(options.format, STATE_FORMATS)
+    states = _after(options.state_format, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
-    axes.append([Change.of({"format": name}, format=(name,)) for name in states])
+    axes.append([Change.of({"state_format": name}, state_format=(name,)) for name in states])
     axes.append([Change.of({"gradient_format": name}, gradient_format=(name,)) for name in gradients])
     if options.micro_steps > 1:
         axes.append([Change.of({"micro_steps": 1, "clipping": False}, micro_steps=1, clipping=False)])

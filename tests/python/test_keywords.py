@@ -42,7 +42,7 @@ wrapped: torch.optim.AdamW = ballast.wrap(
     process_group=torch.distributed.group.WORLD,
 )
 ballast.wrap(adamw, stage="auto", offload="auto", memory=1 << 30, units="Block", max_grad_norm=1)
-seconds: float = ballast.plan("gpt2", ranks=2, stage="auto", rates={"read": "3GB/s"}, format="bf16").seconds
+seconds: float = ballast.plan("gpt2", ranks=2, stage="auto", rates={"read": "3GB/s"}, state_format="bf16").seconds
 plans: list[ballast.Plan] = ballast.front({"h.0.weight": (4, 4)}, offload={"state": "host"}, gpu_memory="8GiB")
 """
 
@@ -60,7 +60,7 @@ WRONG = [
     ('ballast.plan("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "plan"'),
     ('ballast.plan("gpt2", ranks="2")', 'Argument "ranks" to "plan" has incompatible type "str"'),
     ('ballast.front("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "front"'),
-    ('ballast.front("gpt2", format="fp8")', 'Argument "format" to "front"'),
+    ('ballast.front("gpt2", state_format="fp8")', 'Argument "state_format" to "front"'),
 ]
 
 
@@ -135,6 +135,7 @@ def test_the_words_are_those_of_the_library():
         (ballast.wrap, "process_groups", "process_group"),
         (ballast.plan, "rank", "ranks"),
         (ballast.front, "host_mem", "host_memory"),
+        (ballast.plan, "format", "state_format"),
         (request_plan, "rank", "ranks"),
     ],
 )

@@ -24,8 +24,8 @@ SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
         {"stage": 3, "clipping": False},
         {"stage": 3, "offload": {"state": {"host": 1 / 3, "nvme": 2 / 3}}},
         {"stage": 3, "offload": "nvme", "resumable": True},
-        {"stage": 1, "format": "compact", "offload": {"state": "host"}},
-        {"stage": 1, "format": "4bit", "offload": {"state": "host"}},
+        {"stage": 1, "state_format": "compact", "offload": {"state": "host"}},
+        {"stage": 1, "state_format": "4bit", "offload": {"state": "host"}},
         {"stage": 2, "gradient_format": "bf16"},
     ],
     ids=str,
@@ -56,7 +56,7 @@ def test_70b_is_planned_for_few_and_for_many_ranks(ranks):
 
 @pytest.mark.parametrize("state_format, bytes_of_128", [("split", 10 * 128), ("compact", 3 * 128 + 8), ("4bit", 2 * 128 + 8)])
 def test_memory_is_to_the_byte(state_format, bytes_of_128):
-    plan = ballast.plan(SMALL, ranks=2, stage=2, format=state_format, offload="none", gpu_memory="8GiB", reserve=0)
+    plan = ballast.plan(SMALL, ranks=2, stage=2, state_format=state_format, offload="none", gpu_memory="8GiB", reserve=0)
     parameters = 2 * 512 * 512
     assert plan.memory["device"]["state"] == bytes_of_128 * parameters // 2 // 128
     assert plan.memory["device"]["parameters"] == 2 * parameters
@@ -91,7 +91,7 @@ PAIRS = [(state, gradients) for state in ("split", "bf16", "compact", "4bit") fo
 
 def plan_with(pair, **machine):
     try:
-        return ballast.plan("llama-8b", format=pair[0], gradient_format=pair[1], **machine)
+        return ballast.plan("llama-8b", state_format=pair[0], gradient_format=pair[1], **machine)
     except ballast.OutOfMemoryError:
         return None
 
@@ -103,21 +103,21 @@ def test_the_most_exact_formats_that_fit_are_chosen():
         fitting = {pair: plan for pair in PAIRS if (plan := plan_with(pair, **machine)) is not None}
         fastest = min(plan.seconds for plan in fitting.values())
         expected = next(plan for plan in fitting.values() if plan.seconds <= 1.05 * fastest)
-        found = ballast.plan("llama-8b", format="auto", gradient_format="auto", **machine)
+        found = ballast.plan("llama-8b", state_format="auto", gradient_format="auto", **machine)
         assert found.is_as(expected)
         assert (found.memory, found.seconds) == (expected.memory, expected.seconds)
-        assert all(each.fits for each in ballast.front("llama-8b", format="auto", gradient_format="auto", **machine))
-        chosen.append((found.format, found.gradient_format))
+        assert all(each.fits for each in ballast.front("llama-8b", state_format="auto", gradient_format="auto", **machine))
+        chosen.append((found.state_format, found.gradient_format))
     assert chosen[0] == ("split", "fp32")
     assert len(set(chosen)) == len(chosen)  # each machine needs smaller ones than the one before
 
 
 def test_formats_that_save_much_time_are_chosen_before_exact_ones():
     machine = {**CARD, "host_memory": "32GiB", "drives": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
-    plans = [ballast.plan("llama-8b", format=name, **machine) for name in ("split", "compact")]
-    chosen = ballast.plan("llama-8b", format="compact,split", **machine)
+    plans = [ballast.plan("llama-8b", state_format=name, **machine) for name in ("split", "compact")]
+    chosen = ballast.plan("llama-8b", state_format="compact,split", **machine)
     assert plans[0].seconds > 1.05 * plans[1].seconds
-    assert (chosen.format, chosen.seconds) == ("compact", plans[1].seconds)
+    assert (chosen.state_format, chosen.seconds) == ("compact", plans[1].seconds)
 
 
 @pytest.mark.parametrize("tier", ["device", "host"])
@@ -222,8 +222,8 @@ def test_micro_steps_that_keep_updates_out_of_the_backward_pass_are_mentioned():
         ({"offload": {"state": "nvm"}}, "nvme"),
         ({"rates": {"raed": "1GB/s"}}, "read"),
         ({"optimizer": "adam_w"}, "adamw"),
-        ({"format": "splt"}, "split"),
-        ({"format": "split,compat"}, "compact"),
+        ({"state_format": "splt"}, "split"),
+        ({"state_format": "split,compat"}, "compact"),
         ({"gradient_format": ["bf61", "fp32"]}, "bf16"),
         ({"activations": "checkpoint"}, "checkpointed"),
         ({"dtype": "bfloat"}, "bf16"),

@@ -43,7 +43,7 @@ WORDS = {
     "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB"),
     "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size; with ,host or ,nvme they go there"),
     "optimizer": ("NAME", f"one of {', '.join(_core.optimizers())}; default: adamw"),
-    "format": ("NAMES", "format of the optimizer's state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
+    "state-format": ("NAMES", "format of the optimizer state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
     "gradient-format": ("NAMES", "format of the reduced gradients of bf16 parameters: fp32 (default) or bf16; auto for both"),
     "wire": ("FORMATS", "what ranks send: exact (default), int8, or formats by kind: gather=int8,reduce=int8,across=int4"),
     "outer": (
