@@ -42,7 +42,7 @@ class Options:
     gpu_memory: int | None  # instead of the memory of that GPU
     flops: int | None  # instead of its peak
     host_memory: int | None  # None: not given, which counts as 0
-    drives: int | None
+    drive_space: int | None
     measured: Measured | None
     rates: Mapping[str, Rate]
     reserve: int
@@ -96,12 +96,12 @@ class Options:
     def room(self) -> Mapping[str, int]:
         """Bytes of a rank outside its device, by tier. On CPUs the host is the device."""
         host = 0 if self.is_on_cpu else self.host_memory or 0
-        return {"host": host // self.ranks_of_machine, "nvme": (self.drives or 0) // self.ranks_of_machine}
+        return {"host": host // self.ranks_of_machine, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
 
     @property
     def not_given(self) -> list[str]:
         """The tiers of the machine that the caller has not named. On CPUs the host is the device."""
-        names = ("drives",) if self.is_on_cpu else ("host_memory", "drives")
+        names = ("drive_space",) if self.is_on_cpu else ("host_memory", "drive_space")
         return [name for name in names if getattr(self, name) is None]
 
     @property

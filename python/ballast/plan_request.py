@@ -185,7 +185,7 @@ def request_plan(
     gpu_memory: Size | None = None,
     flops: Count | None = None,
     host_memory: Size | None = None,
-    drives: Size | None = None,
+    drive_space: Size | None = None,
     measured: str | os.PathLike[str] | None = None,
     rates: Mapping[str, Rate] | None = None,
     reserve: Size | None = None,
@@ -217,7 +217,7 @@ def request_plan(
         gpu_memory=read_size(gpu_memory),
         flops=read_count_or_none(flops),
         host_memory=read_size(host_memory),
-        drives=read_size(drives),
+        drive_space=read_size(drive_space),
         measured=(found := None if measured is None else read_measured(measured)),
         rates=read_rates(rates, found),
         reserve=read_reserve(reserve, found),
@@ -315,7 +315,7 @@ def _require_room_for_outer(
     """Refuse an outer optimizer that needs more than a rank has, before anything else is planned."""
     if searching.fits(needed, has):
         return
-    names = {"host_memory": "host", "drives": "nvme"}
+    names = {"host_memory": "host", "drive_space": "nvme"}
     missing = [name for name in options.not_given if names[name] in needed]
     problem = _core.Problem(
         what="the outer optimizer alone needs more memory than a rank has",

@@ -44,7 +44,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     gpu_memory        replaces the memory of that GPU
     flops             replaces its peak in bf16, such as "990T"
     host_memory       of a machine; without it nothing is kept on the host. It replaces the memory of measured CPUs
-    drives            free space on the drives of a machine; without it nothing is kept there
+    drive_space       free space on the drives of a machine; without it nothing is kept there
     measured          a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
     rates             replaces measured or usual rates by name, such as {"read": "3GB/s"}
     reserve           memory of each GPU for CUDA, NCCL and the allocator's gaps; 2 GiB, and 0 on measured CPUs

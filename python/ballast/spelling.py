@@ -31,8 +31,8 @@ def with_value(option: str, value: object, *, as_flags: bool) -> str:
 def all_of(options: Sequence[tuple[str, object]], *, as_flags: bool) -> str:
     """Return several options with their values, as they follow each other in a call.
 
-    >>> all_of([("ranks", 2), ("drives", "1TiB")], as_flags=True), all_of([("ranks", 2), ("drives", "1TiB")], as_flags=False)
-    ('--ranks 2 --drives 1TiB', 'ranks=2, drives="1TiB"')
+    >>> all_of([("ranks", 2), ("gpu", "h100")], as_flags=True), all_of([("ranks", 2), ("gpu", "h100")], as_flags=False)
+    ('--ranks 2 --gpu h100', 'ranks=2, gpu="h100"')
     """
     words = [with_value(option, value, as_flags=as_flags) for option, value in options]
     return (" " if as_flags else ", ").join(words)

@@ -125,11 +125,11 @@ def machines_for(options: Options) -> list[Axis]:
     ranks = _doubled(2 * options.ranks, 8 * options.ranks)
     found = options.hardware.memory * options.ranks_of_machine if options.is_on_cpu else options.host_memory or 0
     host = [size for size in _doubled(64 << 30, 4 << 40) if size > found]
-    drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drives or 0)]
+    drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drive_space or 0)]
     axes = [
         [Change.of({"ranks": count}, ranks=count) for count in ranks],
         [Change.of({"host_memory": _written(size)}, host_memory=size) for size in host],
-        [Change.of({"drives": _written(size)}, drives=size) for size in drives],
+        [Change.of({"drive_space": _written(size)}, drive_space=size) for size in drives],
     ]
     return [axis for axis in axes if axis]
 

@@ -53,6 +53,7 @@ def test_a_program_is_printed(run):
     [
         (["plan", "gpt2", "--rank", "2"], "--ranks"),
         (["plan", "gpt2", "--format", "compact"], "--state-format"),
+        (["plan", "gpt2", "--drives", "1TiB"], "--drive-space"),
         (["plan", "gpt3"], "gpt2"),
         (["plan", "gpt2", "--gpu", "h1000"], "h100"),
         (["plan", "gpt2", "--rate", "read"], "read=3GB/s"),

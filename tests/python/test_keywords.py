@@ -136,6 +136,7 @@ def test_the_words_are_those_of_the_library():
         (ballast.plan, "rank", "ranks"),
         (ballast.front, "host_mem", "host_memory"),
         (ballast.plan, "format", "state_format"),
+        (ballast.plan, "drives", "drive_space"),
         (request_plan, "rank", "ranks"),
     ],
 )

@@ -12,7 +12,7 @@ from ballast.hardware import GPUS
 from ballast.plan_request import request_plan
 
 GIB = 1 << 30
-MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drives": "30TB"}
+MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}
 SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
 
 
@@ -79,7 +79,7 @@ def test_sequences_are_as_long_as_the_caller_says_or_the_model_takes():
 
 
 def test_times_below_a_millisecond_are_shown(capsys):
-    assert main(["plan", "gpt2", "--tokens", "64", "--gpu", "h200", "--host-memory", "0", "--drives", "0"]) == 0
+    assert main(["plan", "gpt2", "--tokens", "64", "--gpu", "h200", "--host-memory", "0", "--drive-space", "0"]) == 0
     shown = capsys.readouterr().out
     step = re.search(r"^step +(\d+ [mu]s),", shown, re.MULTILINE)[1]
     assert step != "0 ms" and f"{step}  " in shown.partition("time for memory")[2]
@@ -113,7 +113,7 @@ def test_the_most_exact_formats_that_fit_are_chosen():
 
 
 def test_formats_that_save_much_time_are_chosen_before_exact_ones():
-    machine = {**CARD, "host_memory": "32GiB", "drives": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
+    machine = {**CARD, "host_memory": "32GiB", "drive_space": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
     plans = [ballast.plan("llama-8b", state_format=name, **machine) for name in ("split", "compact")]
     chosen = ballast.plan("llama-8b", state_format="compact,split", **machine)
     assert plans[0].seconds > 1.05 * plans[1].seconds
@@ -259,7 +259,7 @@ def test_uncounted_activations_are_mentioned():
 
 
 def test_the_front_has_no_plan_that_is_beaten():
-    plans = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB", drives="30TB")
+    plans = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB", drive_space="30TB")
     assert len(plans) > 1
     for fast, slow in itertools.pairwise(plans):
         assert fast.seconds <= slow.seconds
@@ -268,7 +268,7 @@ def test_the_front_has_no_plan_that_is_beaten():
 
 
 def test_large_tiles_predict_nearly_the_same_time():
-    request = request_plan("llama-70b", ranks=1, gpu="h200", host_memory="2TiB", drives="10TB")
+    request = request_plan("llama-70b", ranks=1, gpu="h200", host_memory="2TiB", drive_space="10TB")
     assert request.coarse.tile_elements > request.exact.tile_elements
     for placement in request.exact.placements():
         exact, coarse = (question.price(placement).simulation.seconds for question in (request.exact, request.coarse))

@@ -22,7 +22,7 @@ def test_a_plan_has_the_memory_of_the_copy_and_the_momentum_by_tier(momentum, wi
         plan = planned(outer=DiLoCo(every=8, momentum=momentum, offload=tier))
         assert 0 <= plan.memory[tier]["outer optimizer"] - values - SLOTS < 1 << 10
         assert plan.memory["host"]["values in an exchange"] == 2 * plan.parameters
-    plan = planned(outer=DiLoCo(every=8, momentum=momentum, offload=f"nvme:{tmp_path}"), drives="1TiB")
+    plan = planned(outer=DiLoCo(every=8, momentum=momentum, offload=f"nvme:{tmp_path}"), drive_space="1TiB")
     assert values < plan.memory["nvme"]["outer optimizer"] < 1.01 * values  # each record begins at a page
     assert "outer optimizer" not in plan.memory["device"]
     assert 2 * SLOTS < plan.memory["host"]["outer optimizer"] < 4 * SLOTS

@@ -27,7 +27,7 @@ def suggestions_in(error):
         ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--no-clipping"),
         ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--state-format compact"),
         ("llama-70b --ranks 8 --gpu h100", "--state-format 4bit --gradient-format bf16"),
-        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drives 64GiB", "--state-format 4bit --no-clipping"),
+        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --no-clipping"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
@@ -51,7 +51,7 @@ def test_where_no_change_fits_the_remedy_lists_the_changes(capsys, asked):
     assert code == 1
     assert not suggestions_in(error)
     tried = shlex.split(error.partition("all together: ")[2].splitlines()[0].rstrip(".").replace(",", ""))
-    for option in ("--state-format", "--gradient-format", "--no-clipping", "--ranks", "--host-memory", "--drives"):
+    for option in ("--state-format", "--gradient-format", "--no-clipping", "--ranks", "--host-memory", "--drive-space"):
         assert option in tried
     assert plan(capsys, [*asked.split(), *tried])[0] == 1
 
@@ -67,7 +67,7 @@ def test_nothing_is_suggested_that_is_requested_already():
     from ballast.suggestions import machines_for, settings_of
 
     given = {"state_format": "4bit", "gradient_format": "bf16", "clipping": False, "activations": "1GiB"}
-    given |= {"host_memory": "4TiB", "drives": "64TiB"}
+    given |= {"host_memory": "4TiB", "drive_space": "64TiB"}
     request = request_plan("gpt2", **given)
     assert settings_of(request) == []
     assert [axis[0].written for axis in machines_for(request.options)] == [(("ranks", 2),)]
@@ -110,10 +110,10 @@ def test_advice_keeps_the_sequences_that_the_caller_names(capsys):
 
 def test_tiers_that_the_caller_has_not_named_are_mentioned(capsys):
     _, error = plan(capsys, "llama-70b --ranks 8 --gpu a100".split())
-    assert "--host-memory and --drives were not given: 0 assumed." in error
+    assert "--host-memory and --drive-space were not given: 0 assumed." in error
     _, error = plan(capsys, "llama-70b --ranks 1 --gpu a100 --host-memory 0".split())
-    assert "--drives was not given: 0 assumed." in error
-    assert "host_memory and drives were not given: 0 assumed" in ballast.plan("gpt2").notes
+    assert "--drive-space was not given: 0 assumed." in error
+    assert "host_memory and drive_space were not given: 0 assumed" in ballast.plan("gpt2").notes
     assert not any("not given" in note for note in ballast.plan("gpt2", host_memory="1GiB").notes)
 
 

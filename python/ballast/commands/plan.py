@@ -23,7 +23,7 @@ from ballast.sizes import human_amount, human_size, human_time
 
 EXAMPLE = """\
 examples:
-  ballast plan llama-70b --ranks 8 --gpu h100 --host-memory 2TiB --drives 30TB
+  ballast plan llama-70b --ranks 8 --gpu h100 --host-memory 2TiB --drive-space 30TB
   ballast plan path/to/config.json --ranks 2 --gpu rtx4090 --host-memory 128GiB --offload host --tokens 4096
   ballast plan llama-8b --ranks 1 --gpu rtx4090 --host-memory 128GiB --tokens 2048 --json
   ballast plan models.json:small --ranks 2 --gpu l4 --tokens 1024 --sequence 1024
@@ -36,7 +36,7 @@ WORDS = {
     "gpu-memory": ("SIZE", "replaces the memory of that GPU"),
     "flops": ("N", "replaces its peak in bf16, such as 990T"),
     "host-memory": ("SIZE", "memory of a machine; default: nothing is kept on the host"),
-    "drives": ("SIZE", "free space on a machine's drives; default: nothing is kept there"),
+    "drive-space": ("SIZE", "free space on the drives of a machine; default: nothing is kept there"),
     "measured": ("FILE.json", "a file of ballast bench --output: its rates, flops and memory replace the usual ones"),
     "stage": ("N", "0, 1, 2, 3 or auto (default)"),
     "offload": ("TIER", "auto (default), none, host or nvme"),
