@@ -59,7 +59,7 @@ class Options:
     keep_gathered: int  # bytes for gathered parameters; 0: as many as prefetching needs
     outer: DiLoCo | None
     dtype: str | None
-    clipping: bool
+    update_in_backward: bool
     resumable: bool
     price: float | None  # of one GPU for an hour
     train_tokens: int | None  # of the whole training

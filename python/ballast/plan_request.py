@@ -166,7 +166,7 @@ class PlanRequest:
         notes += [] if self.options.is_on_cpu else notes_of(self.options.hardware, in_bf16=in_bf16)
         notes += self.options.measured.notes() if self.options.measured else ()
         notes += [self.not_given()] if self._may_offload else []
-        if not self.options.clipping and self.options.micro_steps > 1:
+        if self.options.update_in_backward and self.options.micro_steps > 1:
             notes.append("updates are not made in the backward pass: that needs one micro-step")
         if self.options.wire.across is not None and self.options.ranks <= self.options.ranks_of_machine:
             notes.append("wire across has no effect: all ranks are on one machine")
@@ -202,7 +202,7 @@ def request_plan(
     keep_gathered: KeepGathered = False,
     outer: DiLoCo | None = None,
     dtype: str | None = None,
-    clipping: bool = True,
+    update_in_backward: bool = False,
     resumable: bool = False,
     price: float | None = None,
     train_tokens: Count | None = None,
@@ -228,8 +228,8 @@ def request_plan(
         efficiency=read_efficiency(efficiency, reached=found is not None and flops is None),
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
         state_format=read_state_formats(state_format), gradient_format=read_gradient_formats(gradient_format),
-        wire=read_wire(wire, read_stage(stage)),
-        outer=read_outer(outer), dtype=dtype, clipping=clipping, resumable=resumable,  # as they are
+        wire=read_wire(wire, read_stage(stage)), outer=read_outer(outer),
+        dtype=dtype, update_in_backward=update_in_backward, resumable=resumable,  # as they are
         replicas=copies_on(_machines(ranks, gpus_per_machine, outer), read_replicas(replicas, read_stage(stage))),
         keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
         price=read_price(price), train_tokens=read_count_or_none(train_tokens),

@@ -82,9 +82,9 @@ def settings_of(request: PlanRequest) -> list[Axis]:
     axes.append([Change.of({"state_format": name}, state_format=(name,)) for name in states])
     axes.append([Change.of({"gradient_format": name}, gradient_format=(name,)) for name in gradients])
     if options.micro_steps > 1:
-        axes.append([Change.of({"micro_steps": 1, "clipping": False}, micro_steps=1, clipping=False)])
-    elif options.clipping:
-        axes.append([Change.of({"clipping": False}, clipping=False)])
+        axes.append([Change.of({"micro_steps": 1, "update_in_backward": True}, micro_steps=1, update_in_backward=True)])
+    elif not options.update_in_backward:
+        axes.append([Change.of({"update_in_backward": True}, update_in_backward=True)])
     return [axis for axis in axes if axis]
 
 

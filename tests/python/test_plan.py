@@ -21,7 +21,7 @@ SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
     [
         {"stage": 2},
         {"stage": 3, "offload": "nvme"},
-        {"stage": 3, "clipping": False},
+        {"stage": 3, "update_in_backward": True},
         {"stage": 3, "offload": {"state": {"host": 1 / 3, "nvme": 2 / 3}}},
         {"stage": 3, "offload": "nvme", "resumable": True},
         {"stage": 1, "state_format": "compact", "offload": {"state": "host"}},
@@ -43,7 +43,7 @@ def test_wrap_accepts_the_call_that_a_plan_prints(options, tmp_path):
 
 
 def test_a_plan_that_only_a_cpp_trainer_can_follow_prints_no_call():
-    plan = ballast.plan(SMALL, **MACHINE, stage=2, clipping=False)
+    plan = ballast.plan(SMALL, **MACHINE, stage=2, update_in_backward=True)
     assert plan.wrap_call() == ""
     assert "train     in C++" in str(plan)
 
@@ -207,8 +207,8 @@ def test_where_nothing_fits_the_error_names_the_missing_memory():
 
 def test_micro_steps_that_keep_updates_out_of_the_backward_pass_are_mentioned():
     early = "updates are not made in the backward pass"
-    assert early in ballast.plan(SMALL, clipping=False, micro_steps=2).text()
-    assert early not in ballast.plan(SMALL, clipping=False).text()
+    assert early in ballast.plan(SMALL, update_in_backward=True, micro_steps=2).text()
+    assert early not in ballast.plan(SMALL, update_in_backward=True).text()
 
 
 @pytest.mark.parametrize(
@@ -275,10 +275,10 @@ def test_large_tiles_predict_nearly_the_same_time():
         assert coarse == pytest.approx(exact, rel=0.05)
 
 
-def test_without_clipping_updates_hide_under_the_backward_pass():
+def test_updates_in_backward_hide_under_the_backward_pass():
     given = {"ranks": 4, "gpu": "a100", "host_memory": "2TiB", "offload": "host", "stage": 3}
     plain = ballast.plan("llama-8b", **given)
-    early = ballast.plan("llama-8b", clipping=False, **given)
+    early = ballast.plan("llama-8b", update_in_backward=True, **given)
     assert early.seconds < plain.seconds
 
 

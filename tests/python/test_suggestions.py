@@ -23,17 +23,17 @@ def suggestions_in(error):
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ("llama-70b --ranks 8 --gpu a100", "--state-format compact --no-clipping"),
-        ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--no-clipping"),
+        ("llama-70b --ranks 8 --gpu a100", "--state-format compact --update-in-backward"),
+        ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--update-in-backward"),
         ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--state-format compact"),
         ("llama-70b --ranks 8 --gpu h100", "--state-format 4bit --gradient-format bf16"),
-        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --no-clipping"),
+        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
         ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
         ("llama-70b --ranks 8 --gpu h100 --tokens 1048576", "--tokens 1024"),
-        ("llama-70b --ranks 8 --gpu h100 --state-format compact --micro-steps 4", "--micro-steps 1 --no-clipping"),
+        ("llama-70b --ranks 8 --gpu h100 --state-format compact --micro-steps 4", "--micro-steps 1 --update-in-backward"),
     ],
 )
 def test_suggestions_fit(capsys, asked, expected):
@@ -51,7 +51,7 @@ def test_where_no_change_fits_the_remedy_lists_the_changes(capsys, asked):
     assert code == 1
     assert not suggestions_in(error)
     tried = shlex.split(error.partition("all together: ")[2].splitlines()[0].rstrip(".").replace(",", ""))
-    for option in ("--state-format", "--gradient-format", "--no-clipping", "--ranks", "--host-memory", "--drive-space"):
+    for option in ("--state-format", "--gradient-format", "--update-in-backward", "--ranks", "--host-memory", "--drive-space"):
         assert option in tried
     assert plan(capsys, [*asked.split(), *tried])[0] == 1
 
@@ -66,7 +66,7 @@ def test_a_suggestion_is_the_smallest_of_its_kind(capsys):
 def test_nothing_is_suggested_that_is_requested_already():
     from ballast.suggestions import machines_for, settings_of
 
-    given = {"state_format": "4bit", "gradient_format": "bf16", "clipping": False, "activations": "1GiB"}
+    given = {"state_format": "4bit", "gradient_format": "bf16", "update_in_backward": True, "activations": "1GiB"}
     given |= {"host_memory": "4TiB", "drive_space": "64TiB"}
     request = request_plan("gpt2", **given)
     assert settings_of(request) == []
@@ -124,8 +124,8 @@ LAYERS = {"14B": (48, 13_824), "32B": (64, 27_648)}
 @pytest.mark.parametrize(
     ("size", "asked"),
     [
-        ("14B", "--gpu rtx4090 --host-memory 64GiB --no-clipping"),
-        ("32B", "--gpu h100 --host-memory 128GiB --no-clipping"),
+        ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward"),
+        ("32B", "--gpu h100 --host-memory 128GiB --update-in-backward"),
         ("32B", "--gpu h100 --host-memory 128GiB --tokens 4096"),
     ],
 )

@@ -78,9 +78,8 @@ def add_to(commands: Any) -> None:
     for name, (kind, help) in WORDS.items():
         parser.add_argument(f"--{name}", metavar=kind, help=help)
     parser.add_argument("--efficiency", type=float, metavar="X", help="fraction of the peak that is reached; default: 0.5")
-    parser.add_argument(
-        "--no-clipping", dest="clipping", action="store_false", default=None, help="update during the backward pass"
-    )
+    help = "update a unit as soon as its gradients are reduced, which excludes clipping and needs one micro-step"
+    parser.add_argument("--update-in-backward", action="store_true", default=None, help=help)
     parser.add_argument("--resumable", action="store_true", default=None, help="keep parameters with the state on drives")
     help = f"replace a rate, such as read=3GB/s: {', '.join(field.name for field in fields(Rates))}"
     parser.add_argument("--rate", dest="rates", action="append", metavar="NAME=RATE", help=help)
@@ -108,7 +107,7 @@ def _add_files(group: Any) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Print the plan, and a table of plans with more or less memory."""
     plot, html = _files(chosen)
-    names = [*COUNTS, *WORDS, "efficiency", "clipping", "resumable", "price", "train_tokens"]
+    names = [*COUNTS, *WORDS, "efficiency", "update_in_backward", "resumable", "price", "train_tokens"]
     given = {name.replace("-", "_"): getattr(chosen, name.replace("-", "_")) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     if chosen.rates:
