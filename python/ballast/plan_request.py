@@ -207,7 +207,7 @@ def request_plan(
     price: float | None = None,
     train_tokens: Count | None = None,
 ) -> PlanRequest:
-    """Read the options, which `plan()` explains, and describe the model. `front()` has the same options."""
+    """Read the options, which `plan()` explains, and describe the model. `pareto_front()` has the same options."""
     options = Options(
         ranks=read_count("ranks", ranks),
         gpus_per_machine=read_count("gpus_per_machine", gpus_per_machine),

@@ -78,12 +78,12 @@ def plan(model: ModelLike, **options: Any) -> Plan:
 
 
 @with_keywords_of(request_plan)
-def front(model: ModelLike, **options: Any) -> list[Plan]:
+def pareto_front(model: ModelLike, **options: Any) -> list[Plan]:
     """List the plans that no other plan beats in both GPU memory and time, fastest first. `plan()` explains the
     options.
 
     >>> import ballast
-    >>> plans = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
+    >>> plans = ballast.pareto_front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
     >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(plans, plans[1:]))
     True
     """
@@ -113,7 +113,7 @@ def searched(request: PlanRequest, *, also: Plan | None = None, fitting: bool = 
 
 
 def unbeaten(plans: Iterable[Plan], *, also: Plan | None = None) -> list[Plan]:
-    """Return the plans of `front()`. `also` is one of the plans, and is always listed."""
+    """Return the plans of `pareto_front()`. `also` is one of the plans, and is always listed."""
     fitting = (plan for plan in plans if plan.fits)
     plans = sorted(fitting, key=lambda plan: (plan.seconds, plan.bytes_in("device"), plan.bytes_in("host")))
     found: list[Plan] = []

@@ -30,7 +30,7 @@ def test_plan_for_programs(run):
     code, out, _ = run("plan", "llama-8b", *MACHINE, "--json")
     assert code == 0
     assert json.loads(out)["plan"]["fits"] is True
-    assert json.loads(out)["front"]
+    assert json.loads(out)["pareto_front"]
     code, out, _ = run("plan", "llama-70b", "--ranks", "1", "--gpu", "rtx4090", "--json")
     assert code == 1
     assert json.loads(out)["error"]["code"].startswith("B2")

@@ -1,4 +1,4 @@
-"""Tests of ballast.plan() and front(): what fits, its forecast time, and the error if nothing fits."""
+"""Tests of ballast.plan() and pareto_front(): what fits, its forecast time, and the error if nothing fits."""
 
 import itertools
 import json
@@ -51,7 +51,7 @@ def test_a_plan_that_only_a_cpp_trainer_can_follow_prints_no_call():
 @pytest.mark.parametrize("ranks", [8, 1024])
 def test_70b_is_planned_for_few_and_for_many_ranks(ranks):
     assert ballast.plan("llama-70b", ranks=ranks, **MACHINE).fits
-    assert all(offered.fits for offered in ballast.front("llama-70b", ranks=ranks, **MACHINE))
+    assert all(offered.fits for offered in ballast.pareto_front("llama-70b", ranks=ranks, **MACHINE))
 
 
 @pytest.mark.parametrize("state_format, bytes_of_128", [("split", 10 * 128), ("compact", 3 * 128 + 8), ("4bit", 2 * 128 + 8)])
@@ -106,7 +106,8 @@ def test_the_most_exact_formats_that_fit_are_chosen():
         found = ballast.plan("llama-8b", state_format="auto", gradient_format="auto", **machine)
         assert found.is_as(expected)
         assert (found.memory, found.seconds) == (expected.memory, expected.seconds)
-        assert all(each.fits for each in ballast.front("llama-8b", state_format="auto", gradient_format="auto", **machine))
+        front = ballast.pareto_front("llama-8b", state_format="auto", gradient_format="auto", **machine)
+        assert all(each.fits for each in front)
         chosen.append((found.state_format, found.gradient_format))
     assert chosen[0] == ("split", "fp32")
     assert len(set(chosen)) == len(chosen)  # each machine needs smaller ones than the one before
@@ -199,7 +200,7 @@ def test_where_nothing_fits_the_error_names_the_missing_memory():
     assert raised.value.__context__ is None
     with pytest.raises(ballast.OutOfMemoryError, match="the requested placement does not fit"):
         ballast.plan("llama-70b", ranks=8, gpu="h100", offload="host", host_memory="100GiB")
-    for function in (ballast.plan, ballast.front):
+    for function in (ballast.plan, ballast.pareto_front):
         with pytest.raises(ballast.OutOfMemoryError, match="activations alone") as raised:
             function("llama-70b", ranks=8, gpu="h100", tokens=1 << 20)
         assert raised.value.code == "B2003"
@@ -259,7 +260,7 @@ def test_uncounted_activations_are_mentioned():
 
 
 def test_the_front_has_no_plan_that_is_beaten():
-    plans = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB", drive_space="30TB")
+    plans = ballast.pareto_front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB", drive_space="30TB")
     assert len(plans) > 1
     for fast, slow in itertools.pairwise(plans):
         assert fast.seconds <= slow.seconds

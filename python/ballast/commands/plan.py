@@ -126,7 +126,7 @@ def run(chosen: argparse.Namespace) -> int:
     if html:
         write(html, page(plans, front, plan))
     if chosen.json:
-        print(json.dumps({"plan": plan.to_dict(), "front": [each.to_dict() for each in front]}, indent=2))
+        print(json.dumps({"plan": plan.to_dict(), "pareto_front": [each.to_dict() for each in front]}, indent=2))
     else:
         print(plan.text())
         print("\n" + table(front, plan))
