@@ -209,7 +209,6 @@ class Plan:
         lines += [f"train     {call}"] if self.fits else []
         return lines + [f"note      {note}" for note in self.notes]
 
-
     def _cost_lines(self) -> list[str]:
         lines = []
         if self.price is not None and self.cost_per_million_tokens is not None:
