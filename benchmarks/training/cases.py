@@ -51,7 +51,7 @@ CASES = [
     case(STATE_ON_DRIVE, _ON_DRIVE, STAGE_3),
     case(f"{STATE_ON_DRIVE}, steps waited for", f"{_ON_DRIVE} --wait-for-updates", STATE_ON_DRIVE),
     case(f"{STATE_ON_DRIVE}, updated in backward", f"{_ON_DRIVE} --update-in-backward", STATE_ON_DRIVE),
-    case(f"{STATE_ON_DRIVE}, compact", f"{_ON_DRIVE} --format compact", STATE_ON_DRIVE),
+    case(f"{STATE_ON_DRIVE}, compact", f"{_ON_DRIVE} --state-format compact", STATE_ON_DRIVE),
     case(RUN, f"{_ON_DRIVE} --run kept", STATE_ON_DRIVE),
     case(f"{RUN}, mirrored", f"{_ON_DRIVE} --run kept --mirror", RUN),
     case(ALL_ON_DRIVE, _ALL, STATE_ON_DRIVE),

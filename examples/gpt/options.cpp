@@ -116,7 +116,7 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
   spread("--parameters", training.parameters, "Tier of the parameters: device, host, nvme, or device=0.3,host=0.7");
   spread("--gradients", training.gradients, "Tier of the reduced gradients");
   spread("--state", training.state, "Tier of the optimizer state");
-  add_choice(app, "--format", training.format, formats,
+  add_choice(app, "--state-format", training.format, formats,
              "Format of the optimizer state: fp32, split (default), bf16, compact or 4bit")
       ->group("Memory");
   add_choice(app, "--gradient-format", training.gradient_format, gradient_formats,

@@ -19,7 +19,7 @@ from ballast.loading import load
 from ballast.machine import this_machine
 from ballast.offloading import offload_activations
 from ballast.outer.options import DiLoCo
-from ballast.planning import front, plan
+from ballast.planning import pareto_front, plan
 from ballast.result import Plan
 from ballast.saving import load_checkpoint, save
 from ballast.sizes import human_size, parse_rate, parse_size
@@ -50,13 +50,13 @@ __all__ = [
     "connect",
     "deferred",
     "export",
-    "front",
     "gather",
     "human_size",
     "import_deepspeed",
     "load",
     "load_checkpoint",
     "offload_activations",
+    "pareto_front",
     "parse_rate",
     "parse_size",
     "plan",

@@ -33,7 +33,7 @@ class Formats:
     gradients: str
 
     def in_words(self) -> str:
-        return f"format {self.state}" + (f", gradients in {self.gradients}" if self.gradients != "fp32" else "")
+        return f"state format {self.state}" + (f", gradients in {self.gradients}" if self.gradients != "fp32" else "")
 
 
 def each_pair(states: Iterable[str], gradients: Iterable[str]) -> list[Formats]:

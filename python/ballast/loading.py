@@ -19,9 +19,8 @@ def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | 
 
     All ranks call this together, before or after `ballast.wrap()`. Of values that it does not keep, a rank never holds more
     than a piece, and in the checkpoint of a training no more than one tensor with its state. Names and shapes must be those
-    of the model, and so must the formats in files with weights alone: all are checked before anything changes. What a training
-    has
-    saved is rounded to the format of the model; a model in fp32 gets the masters. Universal checkpoints lack frozen
+    of the model, and so must the formats in files with weights alone: all are checked before anything changes. Values saved by
+    a training are rounded to the format of the model; a model in fp32 gets the masters. Universal checkpoints lack frozen
     parameters and buffers, which stay as they are.
 
     Parameters that were constructed in `ballast.deferred()`, or on torch's meta device, are read when training begins, so

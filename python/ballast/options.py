@@ -42,7 +42,7 @@ class Options:
     gpu_memory: int | None  # instead of the memory of that GPU
     flops: int | None  # instead of its peak
     host_memory: int | None  # None: not given, which counts as 0
-    drives: int | None
+    drive_space: int | None
     measured: Measured | None
     rates: Mapping[str, Rate]
     reserve: int
@@ -52,14 +52,14 @@ class Options:
     micro_steps: int
     efficiency: float
     optimizer: str
-    format: tuple[str, ...]  # the planner chooses among these; the most exact one is the first
+    state_format: tuple[str, ...]  # the planner chooses among these; the most exact one is the first
     gradient_format: tuple[str, ...]
     wire: Wire
     replicas: int  # copies of the parameters
     keep_gathered: int  # bytes for gathered parameters; 0: as many as prefetching needs
     outer: DiLoCo | None
     dtype: str | None
-    clipping: bool
+    update_in_backward: bool
     resumable: bool
     price: float | None  # of one GPU for an hour
     train_tokens: int | None  # of the whole training
@@ -96,18 +96,18 @@ class Options:
     def room(self) -> Mapping[str, int]:
         """Bytes of a rank outside its device, by tier. On CPUs the host is the device."""
         host = 0 if self.is_on_cpu else self.host_memory or 0
-        return {"host": host // self.ranks_of_machine, "nvme": (self.drives or 0) // self.ranks_of_machine}
+        return {"host": host // self.ranks_of_machine, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
 
     @property
     def not_given(self) -> list[str]:
         """The tiers of the machine that the caller has not named. On CPUs the host is the device."""
-        names = ("drives",) if self.is_on_cpu else ("host_memory", "drives")
+        names = ("drive_space",) if self.is_on_cpu else ("host_memory", "drive_space")
         return [name for name in names if getattr(self, name) is None]
 
     @property
     def formats(self) -> Formats:
         """The formats; the most exact ones, while several are allowed."""
-        return Formats(self.format[0], self.gradient_format[0])
+        return Formats(self.state_format[0], self.gradient_format[0])
 
     @property
     def chooses_tiers(self) -> bool:

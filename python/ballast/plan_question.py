@@ -29,7 +29,7 @@ def question_of(description: Description, options: Options, budget: Budget) -> _
     question.set_optimizer(options.optimizer)
     _set_work(question, description, options, divided)
     schedule = _core.Schedule()
-    schedule.update_in_backward = not options.clipping and options.micro_steps == 1
+    schedule.update_in_backward = options.update_in_backward and options.micro_steps == 1
     schedule.gathered_bytes = options.keep_gathered
     question.schedule = schedule
     return question

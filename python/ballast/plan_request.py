@@ -68,10 +68,10 @@ class PlanRequest:
     def of_each_format(self) -> list[PlanRequest]:
         """Return a request for each pair of formats that are allowed, the most exact ones first."""
         options = self.options
-        pairs = each_pair(options.format, options.gradient_format)
+        pairs = each_pair(options.state_format, options.gradient_format)
         if len(pairs) == 1:
             return [self]
-        changed = (replace(options, format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
+        changed = (replace(options, state_format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
         return [replace(request_of(each, self.description), as_flags=self.as_flags) for each in changed]
 
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
@@ -86,7 +86,7 @@ class PlanRequest:
             ranks=options.ranks,
             gpu=options.device_name,
             stage=_stage(placement) if options.stage is None else options.stage,
-            format=options.formats.state,
+            state_format=options.formats.state,
             gradient_format=options.formats.gradients,
             wire=options.wire.given(),
             optimizer=options.optimizer,
@@ -166,7 +166,7 @@ class PlanRequest:
         notes += [] if self.options.is_on_cpu else notes_of(self.options.hardware, in_bf16=in_bf16)
         notes += self.options.measured.notes() if self.options.measured else ()
         notes += [self.not_given()] if self._may_offload else []
-        if not self.options.clipping and self.options.micro_steps > 1:
+        if self.options.update_in_backward and self.options.micro_steps > 1:
             notes.append("updates are not made in the backward pass: that needs one micro-step")
         if self.options.wire.across is not None and self.options.ranks <= self.options.ranks_of_machine:
             notes.append("wire across has no effect: all ranks are on one machine")
@@ -185,7 +185,7 @@ def request_plan(
     gpu_memory: Size | None = None,
     flops: Count | None = None,
     host_memory: Size | None = None,
-    drives: Size | None = None,
+    drive_space: Size | None = None,
     measured: str | os.PathLike[str] | None = None,
     rates: Mapping[str, Rate] | None = None,
     reserve: Size | None = None,
@@ -195,19 +195,19 @@ def request_plan(
     micro_steps: int = 1,
     efficiency: float | None = None,
     optimizer: str = "adamw",
-    format: StateFormats = "split",
+    state_format: StateFormats = "split",
     gradient_format: GradientFormats = "fp32",
     wire: WireFormats = "exact",
     replicas: Replicas | None = None,
     keep_gathered: KeepGathered = False,
     outer: DiLoCo | None = None,
     dtype: str | None = None,
-    clipping: bool = True,
+    update_in_backward: bool = False,
     resumable: bool = False,
     price: float | None = None,
     train_tokens: Count | None = None,
 ) -> PlanRequest:
-    """Read the options, which `plan()` explains, and describe the model. `front()` has the same options."""
+    """Read the options, which `plan()` explains, and describe the model. `pareto_front()` has the same options."""
     options = Options(
         ranks=read_count("ranks", ranks),
         gpus_per_machine=read_count("gpus_per_machine", gpus_per_machine),
@@ -217,7 +217,7 @@ def request_plan(
         gpu_memory=read_size(gpu_memory),
         flops=read_count_or_none(flops),
         host_memory=read_size(host_memory),
-        drives=read_size(drives),
+        drive_space=read_size(drive_space),
         measured=(found := None if measured is None else read_measured(measured)),
         rates=read_rates(rates, found),
         reserve=read_reserve(reserve, found),
@@ -227,9 +227,9 @@ def request_plan(
         micro_steps=read_count("micro_steps", micro_steps),
         efficiency=read_efficiency(efficiency, reached=found is not None and flops is None),
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
-        format=read_state_formats(format), gradient_format=read_gradient_formats(gradient_format),
-        wire=read_wire(wire, read_stage(stage)),
-        outer=read_outer(outer), dtype=dtype, clipping=clipping, resumable=resumable,  # as they are
+        state_format=read_state_formats(state_format), gradient_format=read_gradient_formats(gradient_format),
+        wire=read_wire(wire, read_stage(stage)), outer=read_outer(outer),
+        dtype=dtype, update_in_backward=update_in_backward, resumable=resumable,  # as they are
         replicas=copies_on(_machines(ranks, gpus_per_machine, outer), read_replicas(replicas, read_stage(stage))),
         keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
         price=read_price(price), train_tokens=read_count_or_none(train_tokens),
@@ -315,7 +315,7 @@ def _require_room_for_outer(
     """Refuse an outer optimizer that needs more than a rank has, before anything else is planned."""
     if searching.fits(needed, has):
         return
-    names = {"host_memory": "host", "drives": "nvme"}
+    names = {"host_memory": "host", "drive_space": "nvme"}
     missing = [name for name in options.not_given if names[name] in needed]
     problem = _core.Problem(
         what="the outer optimizer alone needs more memory than a rank has",

@@ -35,41 +35,42 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     models in a file is "FILE.json:NAME". Sizes and rates are numbers, or text such as "80GiB" and
     "25GB/s".
 
-    ranks             the number of GPUs in all
-    gpus_per_machine  GPUs of one machine, which share its host memory and drives
-    stage             0 to 3; "auto": the planner chooses
-    offload           "auto": the planner chooses; "none", "host", "nvme"; or a tier, or fractions of tiers, for each of
-                      "parameters", "gradients" and "state"
-    gpu               the name of a GPU, such as "h100"; by default "a100", or the measured one
-    gpu_memory        replaces the memory of that GPU
-    flops             replaces its peak in bf16, such as "990T"
-    host_memory       of a machine; without it nothing is kept on the host. It replaces the memory of measured CPUs
-    drives            free space on the drives of a machine; without it nothing is kept there
-    measured          a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
-    rates             replaces measured or usual rates by name, such as {"read": "3GB/s"}
-    reserve           memory of each GPU for CUDA, NCCL and the allocator's gaps; 2 GiB, and 0 on measured CPUs
-    activations       "checkpointed" or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave the
-                      device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
-    tokens            tokens of one rank in one micro-step
-    sequence          tokens that attend to each other; at most `tokens`. None: 4096, or the most that the model takes
-    micro_steps       backward passes of one step
-    efficiency        the fraction of the GPU's peak that the model's arithmetic reaches; 0.5, and 1 of measured flops
-    optimizer         "adamw", or another optimizer that the library knows; with "muon", AdamW has all that is no matrix
-                      of a block
-    format            the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"; several of them,
-                      or "auto" for all: the planner takes the most exact ones that cost at most 5 % of a step
-    gradient_format   the format of the reduced gradients of bf16 parameters: "fp32" or "bf16"; both, or "auto"
-    wire              what ranks send, as with `wrap(wire=)`: "exact", "int8", or formats by kind
-    replicas          in stage 3, "host" for a copy of the parameters in each machine, or a number of copies, as with
-                      `wrap(replicas=)`
-    keep_gathered     in stage 3, True keeps parameters from forward to backward, as with `wrap(keep_gathered=)`; or a size
-    outer             a `ballast.DiLoCo`: hosts train on their own, as with `wrap(outer=)`. The plan counts its memory, and
-                      the time of an exchange, divided by the steps from one to the next
-    dtype             the parameters' format; None: the model's own
-    clipping          False: no gradient clipping, so updates are made during the backward pass
-    resumable         True: state on drives includes the parameters, as with `wrap(run=...)`
-    price             of one GPU for an hour, in any currency: the plan has the cost of a million tokens on all ranks
-    train_tokens      tokens of the whole training, such as "15T": the plan has its seconds and, with a price, its cost
+    ranks               the number of GPUs in all
+    gpus_per_machine    GPUs of one machine, which share its host memory and drives
+    stage               0 to 3; "auto": the planner chooses
+    offload             "auto": the planner chooses; "none", "host", "nvme"; or a tier, or fractions of tiers, for each of
+                        "parameters", "gradients" and "state"
+    gpu                 the name of a GPU, such as "h100"; by default "a100", or the measured one
+    gpu_memory          replaces the memory of that GPU
+    flops               replaces its peak in bf16, such as "990T"
+    host_memory         of a machine; without it nothing is kept on the host. It replaces the memory of measured CPUs
+    drive_space         free space on the drives of a machine; without it nothing is kept there
+    measured            a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
+    rates               replaces measured or usual rates by name, such as {"read": "3GB/s"}
+    reserve             memory of each GPU for CUDA, NCCL and the allocator's gaps; 2 GiB, and 0 on measured CPUs
+    activations         "checkpointed" or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave the
+                        device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
+    tokens              tokens of one rank in one micro-step
+    sequence            tokens that attend to each other; at most `tokens`. None: 4096, or the most that the model takes
+    micro_steps         backward passes of one step
+    efficiency          the fraction of the GPU's peak that the model's arithmetic reaches; 0.5, and 1 of measured flops
+    optimizer           "adamw", or another optimizer that the library knows; with "muon", AdamW has all that is no matrix
+                        of a block
+    state_format        the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"; several of them,
+                        or "auto" for all: the planner takes the most exact ones that cost at most 5 % of a step
+    gradient_format     the format of the reduced gradients of bf16 parameters: "fp32" or "bf16"; both, or "auto"
+    wire                what ranks send, as with `wrap(wire=)`: "exact", "int8", or formats by kind
+    replicas            in stage 3, "host" for a copy of the parameters in each machine, or a number of copies, as with
+                        `wrap(replicas=)`
+    keep_gathered       in stage 3, True keeps parameters from forward to backward, as with `wrap(keep_gathered=)`; or a size
+    outer               a `ballast.DiLoCo`: hosts train on their own, as with `wrap(outer=)`. The plan counts its memory, and
+                        the time of an exchange, divided by the steps from one to the next
+    dtype               the parameters' format; None: the model's own
+    update_in_backward  True: a unit is updated as soon as its gradients are reduced, as with `wrap(update_in_backward=)`, which
+                        does so in stage 3 only; excludes clipping, and needs one micro-step
+    resumable           True: state on drives includes the parameters, as with `wrap(run=...)`
+    price               of one GPU for an hour, in any currency: the plan has the cost of a million tokens on all ranks
+    train_tokens        tokens of the whole training, such as "15T": the plan has its seconds and, with a price, its cost
 
     Raises OutOfMemoryError (B2004) where nothing fits. The error names the missing memory, and the nearest options that fit.
     """
@@ -77,12 +78,12 @@ def plan(model: ModelLike, **options: Any) -> Plan:
 
 
 @with_keywords_of(request_plan)
-def front(model: ModelLike, **options: Any) -> list[Plan]:
+def pareto_front(model: ModelLike, **options: Any) -> list[Plan]:
     """List the plans that no other plan beats in both GPU memory and time, fastest first. `plan()` explains the
     options.
 
     >>> import ballast
-    >>> plans = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
+    >>> plans = ballast.pareto_front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
     >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(plans, plans[1:]))
     True
     """
@@ -112,7 +113,7 @@ def searched(request: PlanRequest, *, also: Plan | None = None, fitting: bool = 
 
 
 def unbeaten(plans: Iterable[Plan], *, also: Plan | None = None) -> list[Plan]:
-    """Return the plans of `front()`. `also` is one of the plans, and is always listed."""
+    """Return the plans of `pareto_front()`. `also` is one of the plans, and is always listed."""
     fitting = (plan for plan in plans if plan.fits)
     plans = sorted(fitting, key=lambda plan: (plan.seconds, plan.bytes_in("device"), plan.bytes_in("host")))
     found: list[Plan] = []

@@ -38,7 +38,7 @@ class Plan:
     ranks: int
     gpu: str
     stage: int
-    format: str
+    state_format: str
     gradient_format: str
     placement: Mapping[str, Mapping[str, float]]  # fractions by tier, of parameters, gradients and state
     memory: Mapping[str, Mapping[str, int]]  # bytes of a rank, by tier and owner
@@ -142,7 +142,7 @@ class Plan:
         offload = {kind: _in_wrap(tiers) for kind, tiers in self.placement.items() if tiers.get("device") != 1}
         options = [f"stage={self.stage}"]
         options += [f"offload={json.dumps(offload)}"] if offload else []
-        options += [f'state_format="{self.format}"'] if self.format != "split" else []
+        options += [f'state_format="{self.state_format}"'] if self.state_format != "split" else []
         options += [f'gradient_format="{self.gradient_format}"'] if self.gradient_format != "fp32" else []
         options += [f"wire={json.dumps(dict(self.wire))}"] if self.wire else []
         options += [f"replicas={self.replicas}"] if self.replicas > 1 else []
@@ -157,12 +157,12 @@ class Plan:
 
     def is_as(self, other: Plan) -> bool:
         """Return whether the two differ in no choice of the planner."""
-        chosen = ("stage", "placement", "format", "gradient_format")
+        chosen = ("stage", "placement", "state_format", "gradient_format")
         return all(getattr(self, name) == getattr(other, name) for name in chosen)
 
     def formats(self) -> str:
-        """Return the formats in a few words, such as "format compact, gradients in bf16"."""
-        return Formats(self.format, self.gradient_format).in_words()
+        """Return the formats in a few words, such as "state format compact, gradients in bf16"."""
+        return Formats(self.state_format, self.gradient_format).in_words()
 
     def where(self) -> str:
         """Return the placement in a few words, such as "stage 3, state on the host"."""
@@ -208,7 +208,6 @@ class Plan:
         call = self.wrap_call() or "in C++: wrap() updates in the backward pass in stage 3 only"
         lines += [f"train     {call}"] if self.fits else []
         return lines + [f"note      {note}" for note in self.notes]
-
 
     def _cost_lines(self) -> list[str]:
         lines = []

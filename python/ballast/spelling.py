@@ -18,21 +18,20 @@ def name_of(option: str, *, as_flags: bool) -> str:
 def with_value(option: str, value: object, *, as_flags: bool) -> str:
     """Return an option with its value.
 
-    >>> with_value("clipping", False, as_flags=True), with_value("format", "compact", as_flags=False)
-    ('--no-clipping', 'format="compact"')
+    >>> with_value("update_in_backward", True, as_flags=True), with_value("state_format", "compact", as_flags=False)
+    ('--update-in-backward', 'state_format="compact"')
     """
     if not as_flags:
         return f"{option}={json.dumps(value) if isinstance(value, str) else value}"
-    if value is False:
-        return f"--no-{option}"
-    return f"{name_of(option, as_flags=True)} {value}"
+    name = name_of(option, as_flags=True)
+    return name if value is True else f"{name} {value}"
 
 
 def all_of(options: Sequence[tuple[str, object]], *, as_flags: bool) -> str:
     """Return several options with their values, as they follow each other in a call.
 
-    >>> all_of([("ranks", 2), ("drives", "1TiB")], as_flags=True), all_of([("ranks", 2), ("drives", "1TiB")], as_flags=False)
-    ('--ranks 2 --drives 1TiB', 'ranks=2, drives="1TiB"')
+    >>> all_of([("ranks", 2), ("gpu", "h100")], as_flags=True), all_of([("ranks", 2), ("gpu", "h100")], as_flags=False)
+    ('--ranks 2 --gpu h100', 'ranks=2, gpu="h100"')
     """
     words = [with_value(option, value, as_flags=as_flags) for option, value in options]
     return (" " if as_flags else ", ").join(words)

@@ -77,14 +77,14 @@ def settings_of(request: PlanRequest) -> list[Axis]:
     if request.description.activations and isinstance(options.activations.amount, str):
         axes.append(_smaller_activations(options))
         axes.append(_smaller_micro_steps(options))
-    states = _after(options.format, STATE_FORMATS)
+    states = _after(options.state_format, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
-    axes.append([Change.of({"format": name}, format=(name,)) for name in states])
+    axes.append([Change.of({"state_format": name}, state_format=(name,)) for name in states])
     axes.append([Change.of({"gradient_format": name}, gradient_format=(name,)) for name in gradients])
     if options.micro_steps > 1:
-        axes.append([Change.of({"micro_steps": 1, "clipping": False}, micro_steps=1, clipping=False)])
-    elif options.clipping:
-        axes.append([Change.of({"clipping": False}, clipping=False)])
+        axes.append([Change.of({"micro_steps": 1, "update_in_backward": True}, micro_steps=1, update_in_backward=True)])
+    elif not options.update_in_backward:
+        axes.append([Change.of({"update_in_backward": True}, update_in_backward=True)])
     return [axis for axis in axes if axis]
 
 
@@ -125,11 +125,11 @@ def machines_for(options: Options) -> list[Axis]:
     ranks = _doubled(2 * options.ranks, 8 * options.ranks)
     found = options.hardware.memory * options.ranks_of_machine if options.is_on_cpu else options.host_memory or 0
     host = [size for size in _doubled(64 << 30, 4 << 40) if size > found]
-    drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drives or 0)]
+    drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drive_space or 0)]
     axes = [
         [Change.of({"ranks": count}, ranks=count) for count in ranks],
         [Change.of({"host_memory": _written(size)}, host_memory=size) for size in host],
-        [Change.of({"drives": _written(size)}, drives=size) for size in drives],
+        [Change.of({"drive_space": _written(size)}, drive_space=size) for size in drives],
     ]
     return [axis for axis in axes if axis]
 

@@ -46,12 +46,14 @@ std::size_t number_in(const std::string& steps, const std::string& key) {
 // It takes at least 300 MiB, because libraries, stacks and malloc keep a few MiB more or less.
 TEST_CASE("a training's resident memory is within 3 % of the announced bytes") {
   if (testing::sanitized) return skip("a sanitizer keeps its own memory");
+  const char* all_on_drive =
+      "--stage 3 --parameters nvme --state nvme --state-format compact --update-in-backward --tile 2Mi --staging 16";
   for (const char* where : {
            "--stage 0",
            "--stage 3 --ranks 2 --threads 1 --gradients host --state host",
            "--stage 3 --state nvme --micro-steps 2 --prefetch 3",
            "--stage 3 --parameters nvme --gradients host --state nvme",
-           "--stage 3 --parameters nvme --state nvme --format compact --update-in-backward --tile 2Mi --staging 16",
+           all_on_drive,
        }) {
     CAPTURE(where);
     const Ended ended = run_gpt(fmt::format("{} --layers 2 --width 1024", where));
@@ -70,7 +72,7 @@ TEST_CASE("a training's resident memory is within 3 % of the announced bytes") {
 TEST_CASE("a training larger than memory stays within its limit, and is refused where it does not fit") {
   if (testing::sanitized) return skip("a sanitizer maps more than any limit");
   const std::string on_drive =
-      "--stage 3 --parameters nvme --state nvme --format compact --update-in-backward --layers 8 --memory-limit ";
+      "--stage 3 --parameters nvme --state nvme --state-format compact --update-in-backward --layers 8 --memory-limit ";
   const std::size_t limit = 640 * mebibyte;
 
   const Ended kept = run_gpt(fmt::format("{} {}", on_drive, limit));

@@ -21,7 +21,7 @@ ProgramOptions parsed(const std::string& line) {
 
 TEST_CASE("gpt's command line names formats and tiers") {
   const ProgramOptions options =
-      parsed("--dtype fp32 --format compact --gradient-format bf16 --state host=0.25,nvme=0.75 --gradients host");
+      parsed("--dtype fp32 --state-format compact --gradient-format bf16 --state host=0.25,nvme=0.75 --gradients host");
   CHECK(options.run.shape.dtype == DType::fp32);
   CHECK(options.run.training.format == StateFormat::compact);
   CHECK(options.run.training.gradient_format == GradientFormat::bf16);
@@ -31,12 +31,12 @@ TEST_CASE("gpt's command line names formats and tiers") {
 
 TEST_CASE("gpt uses the last value of an option that is given twice") {
   CHECK(parsed("--stage 1 --stage 3").run.training.stage == 3);
-  CHECK(parsed("--format fp32 --format bf16").run.training.format == StateFormat::bf16);
+  CHECK(parsed("--state-format fp32 --state-format bf16").run.training.format == StateFormat::bf16);
 }
 
 TEST_CASE("gpt refuses an unknown word and names the known ones") {
-  CHECK_THROWS_WITH(parsed("--format fp8"),
-                    Contains("cannot set --format to \"fp8\"") && Contains("one of 4bit, bf16, compact, fp32, split"));
+  CHECK_THROWS_WITH(parsed("--state-format fp8"), Contains("cannot set --state-format to \"fp8\"") &&
+                                                      Contains("one of 4bit, bf16, compact, fp32, split"));
   CHECK_THROWS_WITH(parsed("--dtype half"),
                     Contains("cannot set --dtype to \"half\"") && Contains("one of bf16, fp32"));
   CHECK_THROWS_WITH(parsed("--state disk"), Contains("there is no tier \"disk\"") && Contains("device, host or nvme"));

@@ -130,13 +130,13 @@ def test_what_the_caller_gives_comes_before_what_was_measured(tmp_path):
 def test_the_plan_of_a_measured_cpu_speaks_of_no_gpu(capsys, tmp_path):
     path = tmp_path / "here.json"
     path.write_text(json.dumps({"ballast_bench": 1, "measured": {**MEASURED, "device": "cpu", "memory": 10 << 30}}))
-    plan = ballast.plan("gpt2", measured=path, drives=0, ranks=2)
+    plan = ballast.plan("gpt2", measured=path, drive_space=0, ranks=2)
     assert "GPU" not in plan.text() and plan.text().startswith("gpt2: 124 million parameters on 2 CPU ranks")
     halves = {"state": {"device": 0.5, "nvme": 0.5}}
-    divided = ballast.plan("gpt2", measured=path, drives="1TiB", stage=2, offload=halves)
+    divided = ballast.plan("gpt2", measured=path, drive_space="1TiB", stage=2, offload=halves)
     assert divided.fits and not divided.memory["host"]
     assert divided.where() == "stage 2, state 50% on the host and 50% on drives"
-    larger = ballast.plan("gpt2", measured=path, drives=0, ranks=2, host_memory="64GiB")
+    larger = ballast.plan("gpt2", measured=path, drive_space=0, ranks=2, host_memory="64GiB")
     assert (larger.budget["device"], larger.budget["host"]) == (32 << 30, 0)
     words = ["plan", "llama-8b", "--ranks", "2", "--measured", str(path)]
     assert main(words) == 1

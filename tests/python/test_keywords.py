@@ -1,4 +1,4 @@
-"""Tests of the keywords of wrap(), plan() and front(): type checkers and help() see them, and misspelt ones are refused."""
+"""Tests of the keywords of wrap(), plan() and pareto_front(): type checkers and help() see them, misspelt ones are refused."""
 
 import doctest
 import inspect
@@ -21,7 +21,7 @@ from ballast.wrapper.options import WrapOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPED = Path(__file__).with_name("typed")  # programs that use a wrapped optimizer
-WITH_KEYWORDS = (ballast.wrap, ballast.plan, ballast.front)
+WITH_KEYWORDS = (ballast.wrap, ballast.plan, ballast.pareto_front)
 SCREEN = 60  # lines
 
 RIGHT = """
@@ -42,8 +42,8 @@ wrapped: torch.optim.AdamW = ballast.wrap(
     process_group=torch.distributed.group.WORLD,
 )
 ballast.wrap(adamw, stage="auto", offload="auto", memory=1 << 30, units="Block", max_grad_norm=1)
-seconds: float = ballast.plan("gpt2", ranks=2, stage="auto", rates={"read": "3GB/s"}, format="bf16").seconds
-plans: list[ballast.Plan] = ballast.front({"h.0.weight": (4, 4)}, offload={"state": "host"}, gpu_memory="8GiB")
+seconds: float = ballast.plan("gpt2", ranks=2, stage="auto", rates={"read": "3GB/s"}, state_format="bf16").seconds
+plans: list[ballast.Plan] = ballast.pareto_front({"h.0.weight": (4, 4)}, offload={"state": "host"}, gpu_memory="8GiB")
 """
 
 NO_VARIANT = 'No overload variant of "__call__" of "Wrap" matches argument types "AdamW",'
@@ -59,8 +59,8 @@ WRONG = [
     ("ballast.wrap(model)", 'No overload variant of "__call__" of "Wrap" matches argument type "Linear"'),
     ('ballast.plan("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "plan"'),
     ('ballast.plan("gpt2", ranks="2")', 'Argument "ranks" to "plan" has incompatible type "str"'),
-    ('ballast.front("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "front"'),
-    ('ballast.front("gpt2", format="fp8")', 'Argument "format" to "front"'),
+    ('ballast.pareto_front("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "pareto_front"'),
+    ('ballast.pareto_front("gpt2", state_format="fp8")', 'Argument "state_format" to "pareto_front"'),
 ]
 
 
@@ -104,7 +104,7 @@ def test_the_signature_has_every_option_and_its_default():
     groups = {"process_group", "norm_group", "replicated"}
     assert set(keywords_of(ballast.wrap)) == {field.name for field in fields(WrapOptions)} | groups
     assert list(keywords_of(ballast.plan)) == [field.name for field in fields(Options)]
-    assert keywords_of(ballast.plan) == keywords_of(ballast.front) == keywords_of(request_plan)
+    assert keywords_of(ballast.plan) == keywords_of(ballast.pareto_front) == keywords_of(request_plan)
     for function in WITH_KEYWORDS:
         assert inspect.Parameter.empty not in keywords_of(function).values()
         assert not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in inspect.signature(function).parameters.values())
@@ -120,7 +120,7 @@ def test_defaults_are_written_once(options):
 
 def test_each_function_returns_what_its_signature_says():
     assert inspect.signature(ballast.plan).return_annotation == "Plan"
-    assert inspect.signature(ballast.front).return_annotation == "list[Plan]"
+    assert inspect.signature(ballast.pareto_front).return_annotation == "list[Plan]"
 
 
 def test_the_words_are_those_of_the_library():
@@ -134,7 +134,9 @@ def test_the_words_are_those_of_the_library():
         (ballast.wrap, "max_norm", "max_grad_norm"),
         (ballast.wrap, "process_groups", "process_group"),
         (ballast.plan, "rank", "ranks"),
-        (ballast.front, "host_mem", "host_memory"),
+        (ballast.pareto_front, "host_mem", "host_memory"),
+        (ballast.plan, "format", "state_format"),
+        (ballast.plan, "drives", "drive_space"),
         (request_plan, "rank", "ranks"),
     ],
 )
@@ -149,7 +151,7 @@ def test_help_is_one_screen_and_names_every_option(function):
     page = pydoc.plain(pydoc.render_doc(function)).splitlines()
     assert len(page) <= SCREEN
     explained = {line.split()[0] for line in page if line.startswith("    ") and line.split()}
-    if function is not ballast.front:  # it refers to plan()
+    if function is not ballast.pareto_front:  # it refers to plan()
         assert set(keywords_of(function)) <= explained
 
 

@@ -1,4 +1,4 @@
-"""Tests of ballast.plan() and front(): what fits, its forecast time, and the error if nothing fits."""
+"""Tests of ballast.plan() and pareto_front(): what fits, its forecast time, and the error if nothing fits."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from ballast.hardware import GPUS
 from ballast.plan_request import request_plan
 
 GIB = 1 << 30
-MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drives": "30TB"}
+MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}
 SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
 
 
@@ -21,11 +21,11 @@ SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
     [
         {"stage": 2},
         {"stage": 3, "offload": "nvme"},
-        {"stage": 3, "clipping": False},
+        {"stage": 3, "update_in_backward": True},
         {"stage": 3, "offload": {"state": {"host": 1 / 3, "nvme": 2 / 3}}},
         {"stage": 3, "offload": "nvme", "resumable": True},
-        {"stage": 1, "format": "compact", "offload": {"state": "host"}},
-        {"stage": 1, "format": "4bit", "offload": {"state": "host"}},
+        {"stage": 1, "state_format": "compact", "offload": {"state": "host"}},
+        {"stage": 1, "state_format": "4bit", "offload": {"state": "host"}},
         {"stage": 2, "gradient_format": "bf16"},
     ],
     ids=str,
@@ -43,7 +43,7 @@ def test_wrap_accepts_the_call_that_a_plan_prints(options, tmp_path):
 
 
 def test_a_plan_that_only_a_cpp_trainer_can_follow_prints_no_call():
-    plan = ballast.plan(SMALL, **MACHINE, stage=2, clipping=False)
+    plan = ballast.plan(SMALL, **MACHINE, stage=2, update_in_backward=True)
     assert plan.wrap_call() == ""
     assert "train     in C++" in str(plan)
 
@@ -51,12 +51,12 @@ def test_a_plan_that_only_a_cpp_trainer_can_follow_prints_no_call():
 @pytest.mark.parametrize("ranks", [8, 1024])
 def test_70b_is_planned_for_few_and_for_many_ranks(ranks):
     assert ballast.plan("llama-70b", ranks=ranks, **MACHINE).fits
-    assert all(offered.fits for offered in ballast.front("llama-70b", ranks=ranks, **MACHINE))
+    assert all(offered.fits for offered in ballast.pareto_front("llama-70b", ranks=ranks, **MACHINE))
 
 
 @pytest.mark.parametrize("state_format, bytes_of_128", [("split", 10 * 128), ("compact", 3 * 128 + 8), ("4bit", 2 * 128 + 8)])
 def test_memory_is_to_the_byte(state_format, bytes_of_128):
-    plan = ballast.plan(SMALL, ranks=2, stage=2, format=state_format, offload="none", gpu_memory="8GiB", reserve=0)
+    plan = ballast.plan(SMALL, ranks=2, stage=2, state_format=state_format, offload="none", gpu_memory="8GiB", reserve=0)
     parameters = 2 * 512 * 512
     assert plan.memory["device"]["state"] == bytes_of_128 * parameters // 2 // 128
     assert plan.memory["device"]["parameters"] == 2 * parameters
@@ -79,7 +79,7 @@ def test_sequences_are_as_long_as_the_caller_says_or_the_model_takes():
 
 
 def test_times_below_a_millisecond_are_shown(capsys):
-    assert main(["plan", "gpt2", "--tokens", "64", "--gpu", "h200", "--host-memory", "0", "--drives", "0"]) == 0
+    assert main(["plan", "gpt2", "--tokens", "64", "--gpu", "h200", "--host-memory", "0", "--drive-space", "0"]) == 0
     shown = capsys.readouterr().out
     step = re.search(r"^step +(\d+ [mu]s),", shown, re.MULTILINE)[1]
     assert step != "0 ms" and f"{step}  " in shown.partition("time for memory")[2]
@@ -91,7 +91,7 @@ PAIRS = [(state, gradients) for state in ("split", "bf16", "compact", "4bit") fo
 
 def plan_with(pair, **machine):
     try:
-        return ballast.plan("llama-8b", format=pair[0], gradient_format=pair[1], **machine)
+        return ballast.plan("llama-8b", state_format=pair[0], gradient_format=pair[1], **machine)
     except ballast.OutOfMemoryError:
         return None
 
@@ -103,21 +103,22 @@ def test_the_most_exact_formats_that_fit_are_chosen():
         fitting = {pair: plan for pair in PAIRS if (plan := plan_with(pair, **machine)) is not None}
         fastest = min(plan.seconds for plan in fitting.values())
         expected = next(plan for plan in fitting.values() if plan.seconds <= 1.05 * fastest)
-        found = ballast.plan("llama-8b", format="auto", gradient_format="auto", **machine)
+        found = ballast.plan("llama-8b", state_format="auto", gradient_format="auto", **machine)
         assert found.is_as(expected)
         assert (found.memory, found.seconds) == (expected.memory, expected.seconds)
-        assert all(each.fits for each in ballast.front("llama-8b", format="auto", gradient_format="auto", **machine))
-        chosen.append((found.format, found.gradient_format))
+        front = ballast.pareto_front("llama-8b", state_format="auto", gradient_format="auto", **machine)
+        assert all(each.fits for each in front)
+        chosen.append((found.state_format, found.gradient_format))
     assert chosen[0] == ("split", "fp32")
     assert len(set(chosen)) == len(chosen)  # each machine needs smaller ones than the one before
 
 
 def test_formats_that_save_much_time_are_chosen_before_exact_ones():
-    machine = {**CARD, "host_memory": "32GiB", "drives": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
-    plans = [ballast.plan("llama-8b", format=name, **machine) for name in ("split", "compact")]
-    chosen = ballast.plan("llama-8b", format="compact,split", **machine)
+    machine = {**CARD, "host_memory": "32GiB", "drive_space": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
+    plans = [ballast.plan("llama-8b", state_format=name, **machine) for name in ("split", "compact")]
+    chosen = ballast.plan("llama-8b", state_format="compact,split", **machine)
     assert plans[0].seconds > 1.05 * plans[1].seconds
-    assert (chosen.format, chosen.seconds) == ("compact", plans[1].seconds)
+    assert (chosen.state_format, chosen.seconds) == ("compact", plans[1].seconds)
 
 
 @pytest.mark.parametrize("tier", ["device", "host"])
@@ -199,7 +200,7 @@ def test_where_nothing_fits_the_error_names_the_missing_memory():
     assert raised.value.__context__ is None
     with pytest.raises(ballast.OutOfMemoryError, match="the requested placement does not fit"):
         ballast.plan("llama-70b", ranks=8, gpu="h100", offload="host", host_memory="100GiB")
-    for function in (ballast.plan, ballast.front):
+    for function in (ballast.plan, ballast.pareto_front):
         with pytest.raises(ballast.OutOfMemoryError, match="activations alone") as raised:
             function("llama-70b", ranks=8, gpu="h100", tokens=1 << 20)
         assert raised.value.code == "B2003"
@@ -207,8 +208,8 @@ def test_where_nothing_fits_the_error_names_the_missing_memory():
 
 def test_micro_steps_that_keep_updates_out_of_the_backward_pass_are_mentioned():
     early = "updates are not made in the backward pass"
-    assert early in ballast.plan(SMALL, clipping=False, micro_steps=2).text()
-    assert early not in ballast.plan(SMALL, clipping=False).text()
+    assert early in ballast.plan(SMALL, update_in_backward=True, micro_steps=2).text()
+    assert early not in ballast.plan(SMALL, update_in_backward=True).text()
 
 
 @pytest.mark.parametrize(
@@ -222,8 +223,8 @@ def test_micro_steps_that_keep_updates_out_of_the_backward_pass_are_mentioned():
         ({"offload": {"state": "nvm"}}, "nvme"),
         ({"rates": {"raed": "1GB/s"}}, "read"),
         ({"optimizer": "adam_w"}, "adamw"),
-        ({"format": "splt"}, "split"),
-        ({"format": "split,compat"}, "compact"),
+        ({"state_format": "splt"}, "split"),
+        ({"state_format": "split,compat"}, "compact"),
         ({"gradient_format": ["bf61", "fp32"]}, "bf16"),
         ({"activations": "checkpoint"}, "checkpointed"),
         ({"dtype": "bfloat"}, "bf16"),
@@ -259,7 +260,7 @@ def test_uncounted_activations_are_mentioned():
 
 
 def test_the_front_has_no_plan_that_is_beaten():
-    plans = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB", drives="30TB")
+    plans = ballast.pareto_front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB", drive_space="30TB")
     assert len(plans) > 1
     for fast, slow in itertools.pairwise(plans):
         assert fast.seconds <= slow.seconds
@@ -268,17 +269,17 @@ def test_the_front_has_no_plan_that_is_beaten():
 
 
 def test_large_tiles_predict_nearly_the_same_time():
-    request = request_plan("llama-70b", ranks=1, gpu="h200", host_memory="2TiB", drives="10TB")
+    request = request_plan("llama-70b", ranks=1, gpu="h200", host_memory="2TiB", drive_space="10TB")
     assert request.coarse.tile_elements > request.exact.tile_elements
     for placement in request.exact.placements():
         exact, coarse = (question.price(placement).simulation.seconds for question in (request.exact, request.coarse))
         assert coarse == pytest.approx(exact, rel=0.05)
 
 
-def test_without_clipping_updates_hide_under_the_backward_pass():
+def test_updates_in_backward_hide_under_the_backward_pass():
     given = {"ranks": 4, "gpu": "a100", "host_memory": "2TiB", "offload": "host", "stage": 3}
     plain = ballast.plan("llama-8b", **given)
-    early = ballast.plan("llama-8b", clipping=False, **given)
+    early = ballast.plan("llama-8b", update_in_backward=True, **given)
     assert early.seconds < plain.seconds
 
 

@@ -4,7 +4,7 @@ import ballast
 import pytest
 from ballast.result import ESTIMATED
 
-LLAMA = {"model": "llama-8b", "ranks": 8, "gpu": "a100", "host_memory": "2TiB", "drives": "10TiB", "tokens": 8192}
+LLAMA = {"model": "llama-8b", "ranks": 8, "gpu": "a100", "host_memory": "2TiB", "drive_space": "10TiB", "tokens": 8192}
 HIDDEN, LAYERS = 4096, 32
 
 
@@ -58,7 +58,7 @@ def test_the_timeline_shows_the_copies():
 def test_too_little_room_in_the_tier_is_an_error():
     for activations, changes, words in (
         ("kept,host", {"host_memory": "16GiB"}, "host"),
-        ("kept,nvme", {"drives": "16GiB"}, "nvme"),
+        ("kept,nvme", {"drive_space": "16GiB"}, "nvme"),
     ):
         with pytest.raises(ballast.OutOfMemoryError, match="activations alone are more than a rank may keep") as raised:
             plan(activations, **changes)

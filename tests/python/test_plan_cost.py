@@ -30,7 +30,7 @@ def test_without_a_price_there_is_a_time_but_no_cost():
 
 
 def test_each_plan_of_the_front_has_its_cost():
-    plans = ballast.front("llama-8b", ranks=4, gpu="h100", host_memory="1TiB", price=2)
+    plans = ballast.pareto_front("llama-8b", ranks=4, gpu="h100", host_memory="1TiB", price=2)
     assert [plan.price for plan in plans] == [2.0] * len(plans)
     costs = [plan.cost_per_million_tokens for plan in plans]
     assert costs == sorted(costs) and costs[0] < costs[-1]
@@ -40,7 +40,7 @@ def test_the_command_shows_the_cost_of_each_plan(capsys):
     words = ["plan", "llama-8b", "--ranks", "4", "--gpu", "h100", "--host-memory", "1TiB"]
     assert main([*words, "--price", "2.5", "--train-tokens", "15T"]) == 0
     plan = ballast.plan("llama-8b", ranks=4, gpu="h100", host_memory="1TiB", price=2.5, train_tokens=15e12)
-    plans = ballast.front("llama-8b", ranks=4, gpu="h100", host_memory="1TiB", price=2.5)
+    plans = ballast.pareto_front("llama-8b", ranks=4, gpu="h100", host_memory="1TiB", price=2.5)
     text, table = capsys.readouterr().out.split("time for memory")
     assert f"cost      {plan.cost_per_million_tokens:.4f} per million tokens, at 2.50 an hour for each GPU" in text
     assert f"15T tokens: {plan.training_seconds / 86400:,.1f} days, which cost {plan.training_cost:,.0f}" in text
@@ -56,7 +56,7 @@ def test_costs_are_in_the_json(capsys):
     plan = ballast.plan("gpt2", ranks=2, host_memory=0, price=2.5, train_tokens="2B")
     assert shown["plan"] == json.loads(json.dumps(plan.to_dict()))
     assert shown["plan"]["training_cost"] == plan.training_cost
-    assert shown["front"][-1]["cost_per_million_tokens"] > 0
+    assert shown["pareto_front"][-1]["cost_per_million_tokens"] > 0
 
 
 @pytest.mark.parametrize(

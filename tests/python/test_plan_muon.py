@@ -6,7 +6,7 @@ import torch
 from ballast.commands import main
 from ballast.sizes import parse_size
 
-MACHINE = {"gpu": "h100", "ranks": 4, "host_memory": "64GiB", "drives": "1TiB", "stage": 3, "tokens": 1024}
+MACHINE = {"gpu": "h100", "ranks": 4, "host_memory": "64GiB", "drive_space": "1TiB", "stage": 3, "tokens": 1024}
 MATRICES = {f"h.{block}.{name}": shape for block in range(3) for name, shape in (("up", (2048, 512)), ("down", (512, 2048)))}
 OTHERS = {"h.1.norm": (512,), "wte": (4096, 512), "ln_f": (512,)}
 PLACES = ["none", {"state": "host"}, {"gradients": "host", "state": "nvme"}]

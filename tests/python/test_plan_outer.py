@@ -22,7 +22,7 @@ def test_a_plan_has_the_memory_of_the_copy_and_the_momentum_by_tier(momentum, wi
         plan = planned(outer=DiLoCo(every=8, momentum=momentum, offload=tier))
         assert 0 <= plan.memory[tier]["outer optimizer"] - values - SLOTS < 1 << 10
         assert plan.memory["host"]["values in an exchange"] == 2 * plan.parameters
-    plan = planned(outer=DiLoCo(every=8, momentum=momentum, offload=f"nvme:{tmp_path}"), drives="1TiB")
+    plan = planned(outer=DiLoCo(every=8, momentum=momentum, offload=f"nvme:{tmp_path}"), drive_space="1TiB")
     assert values < plan.memory["nvme"]["outer optimizer"] < 1.01 * values  # each record begins at a page
     assert "outer optimizer" not in plan.memory["device"]
     assert 2 * SLOTS < plan.memory["host"]["outer optimizer"] < 4 * SLOTS
@@ -58,7 +58,7 @@ def test_the_planner_finds_a_stage_in_which_the_outer_optimizer_fits():
     of_parameter = 2 * planned().parameters / (1 << 20)
     little = {"host_memory": f"{7 * of_parameter:.0f}MiB", "outer": DiLoCo(every=8)}
     assert planned(**little, stage="auto").stage == 2
-    assert 0 not in {plan.stage for plan in ballast.front("gpt2", **{**MACHINE, **little, "ranks": 4, "stage": "auto"})}
+    assert 0 not in {plan.stage for plan in ballast.pareto_front("gpt2", **{**MACHINE, **little, "ranks": 4, "stage": "auto"})}
     with pytest.raises(OutOfMemoryError, match="B2004 the outer optimizer alone needs more memory than a rank has"):
         planned(**little, stage=0)
     assert planned(**{**little, "host_memory": f"{13 * of_parameter:.0f}MiB"}, stage=0).stage == 0

@@ -100,7 +100,7 @@ def test_all_placements_and_the_limit_are_drawn(plans):
 
 
 def test_placements_that_do_not_fit_are_hollow_or_counted():
-    plans = Plans("llama-70b", ranks=1, gpu="h200", host_memory="512GiB", drives="30TB", resumable=True)
+    plans = Plans("llama-70b", ranks=1, gpu="h200", host_memory="512GiB", drive_space="30TB", resumable=True)
     drawing = plans.drawing()
     hollow = points(drawing, "searched-line", "4")
     limit = 1.2 * plans.chosen.budget["device"]
@@ -147,7 +147,7 @@ def test_the_page_has_each_lane_and_needs_no_other_file(plans):
 
 
 def test_the_page_of_a_large_model_is_small():
-    text = Plans("llama-70b", ranks=8, gpu="h100", host_memory="2TiB", drives="30TB", micro_steps=8).page()
+    text = Plans("llama-70b", ranks=8, gpu="h100", host_memory="2TiB", drive_space="30TB", micro_steps=8).page()
     assert len(text.encode()) < 1_000_000
     assert text.count("<rect") > 1000
 

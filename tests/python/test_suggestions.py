@@ -23,17 +23,17 @@ def suggestions_in(error):
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ("llama-70b --ranks 8 --gpu a100", "--format compact --no-clipping"),
-        ("llama-70b --ranks 8 --gpu h100 --format compact", "--no-clipping"),
-        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--format compact"),
-        ("llama-70b --ranks 8 --gpu h100", "--format 4bit --gradient-format bf16"),
-        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drives 64GiB", "--format 4bit --no-clipping"),
+        ("llama-70b --ranks 8 --gpu a100", "--state-format compact --update-in-backward"),
+        ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--update-in-backward"),
+        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--state-format compact"),
+        ("llama-70b --ranks 8 --gpu h100", "--state-format 4bit --gradient-format bf16"),
+        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
         ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
         ("llama-70b --ranks 8 --gpu h100 --tokens 1048576", "--tokens 1024"),
-        ("llama-70b --ranks 8 --gpu h100 --format compact --micro-steps 4", "--micro-steps 1 --no-clipping"),
+        ("llama-70b --ranks 8 --gpu h100 --state-format compact --micro-steps 4", "--micro-steps 1 --update-in-backward"),
     ],
 )
 def test_suggestions_fit(capsys, asked, expected):
@@ -51,7 +51,7 @@ def test_where_no_change_fits_the_remedy_lists_the_changes(capsys, asked):
     assert code == 1
     assert not suggestions_in(error)
     tried = shlex.split(error.partition("all together: ")[2].splitlines()[0].rstrip(".").replace(",", ""))
-    for option in ("--format", "--gradient-format", "--no-clipping", "--ranks", "--host-memory", "--drives"):
+    for option in ("--state-format", "--gradient-format", "--update-in-backward", "--ranks", "--host-memory", "--drive-space"):
         assert option in tried
     assert plan(capsys, [*asked.split(), *tried])[0] == 1
 
@@ -66,8 +66,8 @@ def test_a_suggestion_is_the_smallest_of_its_kind(capsys):
 def test_nothing_is_suggested_that_is_requested_already():
     from ballast.suggestions import machines_for, settings_of
 
-    given = {"format": "4bit", "gradient_format": "bf16", "clipping": False, "activations": "1GiB"}
-    given |= {"host_memory": "4TiB", "drives": "64TiB"}
+    given = {"state_format": "4bit", "gradient_format": "bf16", "update_in_backward": True, "activations": "1GiB"}
+    given |= {"host_memory": "4TiB", "drive_space": "64TiB"}
     request = request_plan("gpt2", **given)
     assert settings_of(request) == []
     assert [axis[0].written for axis in machines_for(request.options)] == [(("ranks", 2),)]
@@ -77,7 +77,7 @@ def test_nothing_is_suggested_that_is_requested_already():
     ("asked", "keywords"),
     [
         ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", {"ranks": 1, "gpu": "rtx4090", "host_memory": "64GiB"}),
-        ("llama-8b --ranks 4 --gpu t4 --format compact --gradient-format bf16 --tokens 512", {"ranks": 4, "gpu": "t4"}),
+        ("llama-8b --ranks 4 --gpu t4 --state-format compact --gradient-format bf16 --tokens 512", {"ranks": 4, "gpu": "t4"}),
     ],
 )
 def test_advice_is_written_as_the_caller_writes_options(capsys, asked, keywords):
@@ -110,10 +110,10 @@ def test_advice_keeps_the_sequences_that_the_caller_names(capsys):
 
 def test_tiers_that_the_caller_has_not_named_are_mentioned(capsys):
     _, error = plan(capsys, "llama-70b --ranks 8 --gpu a100".split())
-    assert "--host-memory and --drives were not given: 0 assumed." in error
+    assert "--host-memory and --drive-space were not given: 0 assumed." in error
     _, error = plan(capsys, "llama-70b --ranks 1 --gpu a100 --host-memory 0".split())
-    assert "--drives was not given: 0 assumed." in error
-    assert "host_memory and drives were not given: 0 assumed" in ballast.plan("gpt2").notes
+    assert "--drive-space was not given: 0 assumed." in error
+    assert "host_memory and drive_space were not given: 0 assumed" in ballast.plan("gpt2").notes
     assert not any("not given" in note for note in ballast.plan("gpt2", host_memory="1GiB").notes)
 
 
@@ -124,8 +124,8 @@ LAYERS = {"14B": (48, 13_824), "32B": (64, 27_648)}
 @pytest.mark.parametrize(
     ("size", "asked"),
     [
-        ("14B", "--gpu rtx4090 --host-memory 64GiB --no-clipping"),
-        ("32B", "--gpu h100 --host-memory 128GiB --no-clipping"),
+        ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward"),
+        ("32B", "--gpu h100 --host-memory 128GiB --update-in-backward"),
         ("32B", "--gpu h100 --host-memory 128GiB --tokens 4096"),
     ],
 )
@@ -137,4 +137,4 @@ def test_the_smallest_formats_fit_large_models_on_one_gpu(capsys, tmp_path, size
     path.write_text(json.dumps(config))
     words = [str(path), "--ranks", "1", *asked.split()]
     assert plan(capsys, words)[0] == 1
-    assert plan(capsys, [*words, "--format", "auto", "--gradient-format", "auto"]) == (0, "")
+    assert plan(capsys, [*words, "--state-format", "auto", "--gradient-format", "auto"]) == (0, "")

@@ -23,7 +23,7 @@ from ballast.sizes import human_amount, human_size, human_time
 
 EXAMPLE = """\
 examples:
-  ballast plan llama-70b --ranks 8 --gpu h100 --host-memory 2TiB --drives 30TB
+  ballast plan llama-70b --ranks 8 --gpu h100 --host-memory 2TiB --drive-space 30TB
   ballast plan path/to/config.json --ranks 2 --gpu rtx4090 --host-memory 128GiB --offload host --tokens 4096
   ballast plan llama-8b --ranks 1 --gpu rtx4090 --host-memory 128GiB --tokens 2048 --json
   ballast plan models.json:small --ranks 2 --gpu l4 --tokens 1024 --sequence 1024
@@ -36,14 +36,14 @@ WORDS = {
     "gpu-memory": ("SIZE", "replaces the memory of that GPU"),
     "flops": ("N", "replaces its peak in bf16, such as 990T"),
     "host-memory": ("SIZE", "memory of a machine; default: nothing is kept on the host"),
-    "drives": ("SIZE", "free space on a machine's drives; default: nothing is kept there"),
+    "drive-space": ("SIZE", "free space on the drives of a machine; default: nothing is kept there"),
     "measured": ("FILE.json", "a file of ballast bench --output: its rates, flops and memory replace the usual ones"),
     "stage": ("N", "0, 1, 2, 3 or auto (default)"),
     "offload": ("TIER", "auto (default), none, host or nvme"),
     "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB"),
     "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size; with ,host or ,nvme they go there"),
     "optimizer": ("NAME", f"one of {', '.join(_core.optimizers())}; default: adamw"),
-    "format": ("NAMES", "format of the optimizer's state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
+    "state-format": ("NAMES", "format of the optimizer state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
     "gradient-format": ("NAMES", "format of the reduced gradients of bf16 parameters: fp32 (default) or bf16; auto for both"),
     "wire": ("FORMATS", "what ranks send: exact (default), int8, or formats by kind: gather=int8,reduce=int8,across=int4"),
     "outer": (
@@ -78,9 +78,8 @@ def add_to(commands: Any) -> None:
     for name, (kind, help) in WORDS.items():
         parser.add_argument(f"--{name}", metavar=kind, help=help)
     parser.add_argument("--efficiency", type=float, metavar="X", help="fraction of the peak that is reached; default: 0.5")
-    parser.add_argument(
-        "--no-clipping", dest="clipping", action="store_false", default=None, help="update during the backward pass"
-    )
+    help = "update a unit as soon as its gradients are reduced, which excludes clipping and needs one micro-step"
+    parser.add_argument("--update-in-backward", action="store_true", default=None, help=help)
     parser.add_argument("--resumable", action="store_true", default=None, help="keep parameters with the state on drives")
     help = f"replace a rate, such as read=3GB/s: {', '.join(field.name for field in fields(Rates))}"
     parser.add_argument("--rate", dest="rates", action="append", metavar="NAME=RATE", help=help)
@@ -108,7 +107,7 @@ def _add_files(group: Any) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Print the plan, and a table of plans with more or less memory."""
     plot, html = _files(chosen)
-    names = [*COUNTS, *WORDS, "efficiency", "clipping", "resumable", "price", "train_tokens"]
+    names = [*COUNTS, *WORDS, "efficiency", "update_in_backward", "resumable", "price", "train_tokens"]
     given = {name.replace("-", "_"): getattr(chosen, name.replace("-", "_")) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     if chosen.rates:
@@ -127,7 +126,7 @@ def run(chosen: argparse.Namespace) -> int:
     if html:
         write(html, page(plans, front, plan))
     if chosen.json:
-        print(json.dumps({"plan": plan.to_dict(), "front": [each.to_dict() for each in front]}, indent=2))
+        print(json.dumps({"plan": plan.to_dict(), "pareto_front": [each.to_dict() for each in front]}, indent=2))
     else:
         print(plan.text())
         print("\n" + table(front, plan))

@@ -187,7 +187,7 @@ class Search:
         return sum(max(0, configuration.needs[tier] - size) for tier, size in self._has.items())
 
     def formats_in_words(self) -> str:
-        return f"state in {self._options.formats.in_words()}"
+        return self._options.formats.in_words()
 
     def in_words(self) -> str:
         """Return the reason for the choice."""

@@ -150,7 +150,7 @@ class WrappedOptimizer(Optimizer):
         """Return figures of the last step in a flat dictionary, for a progress bar or a logger. A rank may call it alone."""
         return self._ballast.metrics()
 
-    def tokens(self, count: int, *, flops_per_token: float | None = None, peak_flops: float | None = None) -> None:
+    def set_tokens_per_step(self, count: int, *, flops_per_token: float | None = None, peak_flops: float | None = None) -> None:
         """Tell how many tokens this rank trains on in a step, which adds `tokens_per_second`, `model_flops_per_second` and
         `mfu` to metrics(). It holds until the next call. A rank may call it alone.
 

@@ -45,7 +45,8 @@ class Throughput:
 def read_throughput(tokens: int, flops_per_token: float | None, peak_flops: float | None) -> Throughput:
     """Refuse figures that are not possible."""
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-        refuse(f"tokens({tokens!r}) is not possible", needed="the tokens of this rank in a step: a whole number from 1 on")
+        what = f"set_tokens_per_step({tokens!r}) is not possible"
+        refuse(what, needed="the tokens of this rank in a step: a whole number from 1 on")
     for name, value in {"flops_per_token": flops_per_token, "peak_flops": peak_flops}.items():
         if value is not None and not (is_number(value) and 0 < value < math.inf):
             refuse(f"{name}={value!r} is not possible", needed="a number above 0; or None")

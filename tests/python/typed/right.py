@@ -7,7 +7,7 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 optimizer = ballast.wrap(optimizer, model, stage=3, offload="host", max_grad_norm=1.0)
 values: dict[str, float] = optimizer.metrics()
-optimizer.tokens(128, peak_flops=1e15)
+optimizer.set_tokens_per_step(128, peak_flops=1e15)
 with optimizer.no_sync():
     optimizer.zero_grad()
 norm: torch.Tensor = optimizer.clip_grad_norm_(1.0)

@@ -6,7 +6,7 @@ import torch
 model = torch.nn.Linear(4, 1)
 optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
 optimizer.metric()  # error
-optimizer.tokens("many")  # error
+optimizer.set_tokens_per_step("many")  # error
 optimizer.metrics()["step"].append(1)  # error
 number: int = optimizer.memory()  # error
 ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stag=3)  # error

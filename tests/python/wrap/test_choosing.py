@@ -99,7 +99,7 @@ def test_the_most_exact_formats_that_fit_are_chosen(caplog):
         formats = run.optimizer._ballast.options.formats
         assert (formats.state, formats.gradients) == fitting[0]
         assert bodies.bytes_kept_by(run.optimizer)[0] == needed[fitting[0]]
-        assert f"state in {formats.in_words()}" in caplog.records[0].getMessage()
+        assert f"; {formats.in_words()}" in caplog.records[0].getMessage()
 
 
 def test_only_formats_that_are_allowed_are_chosen():

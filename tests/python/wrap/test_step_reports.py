@@ -61,14 +61,14 @@ def test_tokens_give_rates(stage):
     model, optimizer = wrapped(stage=stage)
     step(model, optimizer)
     assert "tokens_per_second" not in optimizer.metrics()
-    optimizer.tokens(TOKENS)
+    optimizer.set_tokens_per_step(TOKENS)
     found = optimizer.metrics()
     assert found["tokens_per_second"] == TOKENS / found["seconds"]
     assert found["model_flops_per_second"] == TOKENS * FLOPS / found["seconds"]
     assert "mfu" not in found  # the peak of a CPU is not known
-    optimizer.tokens(TOKENS, peak_flops=1e9)
+    optimizer.set_tokens_per_step(TOKENS, peak_flops=1e9)
     assert optimizer.metrics()["mfu"] == pytest.approx(found["model_flops_per_second"] / 1e9)
-    optimizer.tokens(TOKENS, flops_per_token=10)
+    optimizer.set_tokens_per_step(TOKENS, flops_per_token=10)
     assert optimizer.metrics()["model_flops_per_second"] == TOKENS * 10 / found["seconds"]
     optimizer.close()
 
@@ -110,8 +110,8 @@ def test_stalls_by_lane_are_all_of_the_waiting():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda optimizer: optimizer.tokens(0), "tokens(0) is not possible"),
-        (lambda optimizer: optimizer.tokens(8, peak_flops=-1), "peak_flops=-1 is not possible"),
+        (lambda optimizer: optimizer.set_tokens_per_step(0), "set_tokens_per_step(0) is not possible"),
+        (lambda optimizer: optimizer.set_tokens_per_step(8, peak_flops=-1), "peak_flops=-1 is not possible"),
         (lambda optimizer: ballast.StepLine(optimizer)(), "cannot show a step: the optimizer has made none yet"),
         (lambda optimizer: ballast.StepLine(optimizer, every=0), "every=0 is not possible"),
         (lambda optimizer: ballast.StepLine(torch.optim.SGD([nn.Parameter(torch.ones(1))])), "this SGD is not wrapped"),
@@ -127,7 +127,7 @@ def test_wrong_use_is_refused(call, says):
 
 def test_lines_are_aligned_and_every_nth_is_printed(capsys):
     model, optimizer = wrapped(offload="host")
-    optimizer.tokens(TOKENS)
+    optimizer.set_tokens_per_step(TOKENS)
     line = ballast.StepLine(optimizer, every=5)
     for _ in range(10):
         line(step(model, optimizer) * 1000)
@@ -147,7 +147,7 @@ def recorded(rank: int, folder: str) -> tuple[dict[str, float], str, str]:
     from io import StringIO
 
     model, optimizer = wrapped(stage=3, timeline=True)
-    optimizer.tokens(TOKENS)
+    optimizer.set_tokens_per_step(TOKENS)
     line, log = ballast.StepLine(optimizer), ballast.StepLog(folder, optimizer)
     with redirect_stdout(StringIO()) as printed:
         for _ in range(3):
