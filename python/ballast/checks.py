@@ -72,6 +72,12 @@ def all_known(kind: str, words: Iterable[str], known: Iterable[str]) -> None:
         one_of(kind, word, names)
 
 
+def require_directory(path: str, where: str) -> None:
+    """Refuse a path on a drive at which there is no directory."""
+    if not Path(path).is_dir():
+        refuse(f"cannot use {path}: it is no directory", where=where, needed="a directory that exists, on the drive")
+
+
 def is_number(value: Any) -> bool:
     """Return whether this is a number, of Python or NumPy. A bool is not one."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)

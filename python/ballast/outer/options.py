@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, NoReturn
 
-from ballast.checks import is_number, one_of, refuse
+from ballast.checks import is_number, one_of, refuse, require_directory
 from ballast.tiers import TIERS
 from ballast.wire import FORMATS, WireFormat
 
@@ -78,8 +77,8 @@ class DiLoCo:
         one_of("tier", tier, TIERS)
         if (tier == "nvme") != bool(path):
             _refuse("offload", self.offload, '"device", "host" or "nvme:DIRECTORY"')
-        if path and not Path(path).is_dir():
-            refuse(f"{path} is no directory", where="outer=DiLoCo(offload=...)", needed="a directory that exists, on the drive")
+        if path:
+            require_directory(path, where="outer=DiLoCo(offload=...)")
 
     @property
     def tier(self) -> str:

@@ -6,11 +6,10 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ballast import _core
-from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
+from ballast.checks import all_known, is_number, one_of, refuse, require_directory, require_timeout
 from ballast.formats import AUTO, Formats, each_pair
 from ballast.outer.options import DiLoCo
 from ballast.replicas import OF_HOSTS, Replicas
@@ -246,8 +245,7 @@ def _check_offload(options: WrapOptions) -> None:
             needed="one of them",
         )
     for path in options.directories:
-        if not Path(path).is_dir():
-            refuse(f"{path} is no directory", where="offload", needed="a directory that exists, on the drive")
+        require_directory(path, where="offload")
     placement = _core.placement_of_stage(3 if options.stage is None else options.stage, 1)
     set_tiers(placement, options.tiers)
     if options.run and spread_of(options.tiers.get("state", "device")).nvme < 1.0:
