@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
@@ -52,6 +53,13 @@ def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     cpu = next((value.strip() for name, _, value in fields if name.strip() == "model name"), "unknown processor")
     cores = len(os.sched_getaffinity(0))
     return f"{cpu}, {cores} {'core' if cores == 1 else 'cores'}"
+
+
+def free_port() -> int:
+    """Return a port of this machine that no process uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def commit() -> str:

@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -46,15 +45,9 @@ class Run(NamedTuple):
     losses: list[float]  # of each step, the mean of all ranks
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def run_once(case: Case, directory: Path, text: Path) -> Run:
     ranks = case.workload.ranks
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": suite.free_port(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     environment = {**os.environ, **{name: str(value) for name, value in rendezvous.items()}, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="ballast-peers-", dir=directory) as folder:
         running = [

@@ -3,11 +3,12 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import suite
 
 
 class Job:
@@ -20,7 +21,7 @@ class Job:
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
-            "BALLAST_PORT": str(free_port()),
+            "BALLAST_PORT": str(suite.free_port()),
         }
         self.ranks = [
             subprocess.Popen(
@@ -74,9 +75,3 @@ class Job:
     def processor_seconds(self, rank: int) -> float:
         fields = Path(f"/proc/{self.ranks[rank].pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

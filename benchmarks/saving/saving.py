@@ -6,7 +6,6 @@ parameter, in fp32. They save in turn, round after round. Times are those of the
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,9 +26,7 @@ Seconds = dict[str, dict[str, list[float]]]  # by system and measure, of each ro
 
 
 def trained(ranks: int, directory: Path, rounds: int, width: int) -> Seconds:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1], "WORLD_SIZE": ranks}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": suite.free_port(), "WORLD_SIZE": ranks}
     environment = {**os.environ, **{name: str(value) for name, value in rendezvous.items()}, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="ballast-saving-", dir=directory) as folder:
         running = [

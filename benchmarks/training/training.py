@@ -8,7 +8,6 @@ the step. A second table compares configurations with state on the drive with wh
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -37,12 +36,6 @@ class Run(NamedTuple):
     drive_rate: float  # bytes a second of fio with the same work, just after
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
     """Return the command of a rank, whose drive is this folder."""
     shape = ["--layers", "--width", "--heads", "--context", "--batch", "--steps"]
@@ -60,7 +53,7 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
         for each in drives:
             each.mkdir()
         starts = [command(case, options, each) for each in drives]
-        rendezvous = {"WORLD_SIZE": case.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        rendezvous = {"WORLD_SIZE": case.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": suite.free_port()}
         ranks = [
             subprocess.Popen(
                 [*start, "--json", str(lines)] if rank == 0 else start,

@@ -20,6 +20,12 @@ class Ranks(Protocol):
     def all_reduce(self, values: Sequence[int]) -> list[int]: ...
 
 
+def failed_ranks(group: Ranks, failed: bool) -> list[int]:
+    """Return the ranks that have failed. All ranks call it together."""
+    words = [int(failed and rank == group.rank) for rank in range(group.size)]
+    return [rank for rank, word in enumerate(group.all_reduce(words)) if word]
+
+
 class Agreement:
     """Lets ranks attempt an operation, each on its own, and settle together whether it failed."""
 
@@ -43,15 +49,13 @@ class Agreement:
 
     def settle(self) -> None:
         """Raise this rank's error, or name the ranks that failed. All ranks call it together."""
-        words = [0] * self.group.size
-        words[self.group.rank] = int(self.error is not None)
-        failed = self.group.all_reduce(words)
-        self.has_failed = any(failed)
+        failed = failed_ranks(self.group, self.error is not None)
+        self.has_failed = bool(failed)
         if self.error is not None:
             self._raise()
-        if self.has_failed:
-            ranks = ", ".join(str(rank) for rank, count in enumerate(failed) if count)
-            fail("peer_failed", _core.Problem(what=f"{self._what} failed on other ranks", where=f"rank {ranks}"))
+        if failed:
+            what, where = f"{self._what} failed on other ranks", f"rank {', '.join(map(str, failed))}"
+            fail("peer_failed", _core.Problem(what=what, where=where))
 
     def _raise(self) -> NoReturn:
         """Raise the error, and forget it: the error keeps this frame alive, so a reference back would form a cycle. The

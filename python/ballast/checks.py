@@ -9,7 +9,7 @@ import numbers
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from ballast import _core
 
@@ -25,13 +25,26 @@ def fail(name: str, problem: _core.Problem) -> NoReturn:
 def refuse(what: str, *, where: str = "", needed: str = "", available: str = "", remedy: str = "") -> NoReturn:
     """Raise B1001.
 
-    >>> refuse("ranks=0 is not possible", needed="at least 1")
+    >>> refuse("cannot measure: torch is not installed", needed="torch")
     Traceback (most recent call last):
-    ballast.errors.UsageError: B1001 ranks=0 is not possible
+    ballast.errors.UsageError: B1001 cannot measure: torch is not installed
     ...
     """
     problem = _core.Problem(what=what, where=where, needed=needed, available=available, remedy=remedy)
     fail("bad_argument", problem)
+
+
+def refuse_value(
+    name: str, value: object, needed: str, *, why: str = "the value is not valid", where: str = ""
+) -> NoReturn:
+    """Raise B1001 for an argument of this name.
+
+    >>> refuse_value("every", 0, "at least 1")
+    Traceback (most recent call last):
+    ballast.errors.UsageError: B1001 cannot use every=0: the value is not valid
+    ...
+    """
+    refuse(f"cannot use {name}={value!r}: {why}", where=where, needed=needed)
 
 
 def refuse_order(what: str, *, where: str = "", needed: str, remedy: str = "") -> NoReturn:
@@ -72,12 +85,39 @@ def all_known(kind: str, words: Iterable[str], known: Iterable[str]) -> None:
         one_of(kind, word, names)
 
 
+def require_directory(path: str, where: str) -> None:
+    """Refuse a path on a drive at which there is no directory."""
+    if not Path(path).is_dir():
+        refuse(f"cannot use {path}: it is no directory", where=where, needed="a directory that exists, on the drive")
+
+
 def is_number(value: Any) -> bool:
     """Return whether this is a number, of Python or NumPy. A bool is not one."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def is_whole_number(value: Any) -> TypeGuard[int]:
+    """Return whether this is a whole number, of Python or NumPy. A bool is not one."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def read_count(name: str, value: Any, *, least: int = 1, needed: str = "", where: str = "") -> int:
+    """Return a whole number from `least` on, of Python or NumPy, as Python's. `needed` says what it counts.
+
+    >>> read_count("ranks", True)
+    Traceback (most recent call last):
+    ballast.errors.UsageError: B1001 cannot use ranks=True: it is not a whole number
+    ...
+    """
+    needed = needed or f"a whole number from {least} on"
+    if not is_whole_number(value):
+        refuse_value(name, value, needed, why="it is not a whole number", where=where)
+    if value < least:
+        refuse_value(name, value, needed, why=f"it is below {least}", where=where)
+    return int(value)
+
+
 def require_timeout(seconds: Any) -> None:
     """Refuse a timeout that is not a positive, finite number."""
     if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
-        refuse(f"timeout={seconds!r} is not possible", needed="seconds, above 0 and finite; or None")
+        refuse_value("timeout", seconds, "seconds, above 0 and finite; or None")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
-from ballast.checks import refuse
+from ballast.checks import refuse_value
 from ballast.sizes import Size, parse_size
 
 KeepGathered = bool | Size | Literal["all"]
@@ -21,10 +21,8 @@ def read_keep_gathered(given: KeepGathered, stage: int | None) -> int:
     """
     size = ALL if given is True or given == "all" else 0 if given is False else parse_size(given)
     if size > 0 and stage is not None and stage < 3:
-        refuse(
-            f"keep_gathered={given!r} is not possible in stage {stage}: each rank keeps all parameters",
-            needed="stage 3, or no keep_gathered",
-        )
+        why = f"in stage {stage} each rank keeps all parameters"
+        refuse_value("keep_gathered", given, "stage 3, or no keep_gathered", why=why)
     return size
 
 

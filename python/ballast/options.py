@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ballast.checks import all_known, is_number, one_of, refuse
+from ballast.checks import all_known, is_number, one_of, refuse, refuse_value
 from ballast.formats import Formats
 from ballast.hardware import GPUS, USUAL_EFFICIENCY, Gpu, Rates, gpu_like, rates_of, rates_of_cpus, with_given
 from ballast.measured import Measured
@@ -134,13 +134,6 @@ class Options:
         return rates_of(self.hardware, self.rates)
 
 
-def read_count(name: str, value: object) -> int:
-    """Return a whole number from 1 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        refuse(f"{name}={value!r} is not possible", needed="a whole number from 1 on")
-    return value
-
-
 def read_word(kind: str, word: object, known: Iterable[str]) -> str:
     """Return the word in lower case, if it is known.
 
@@ -182,13 +175,13 @@ def read_efficiency(value: float | None, *, reached: bool) -> float:
     if value is None:
         return 1.0 if reached else USUAL_EFFICIENCY
     if not 0 < value <= 1:
-        refuse(f"efficiency={value} is not possible", needed="above 0, and 1 at most")
+        refuse_value("efficiency", value, "above 0, and 1 at most")
     return value
 
 
 def read_price(value: float | None) -> float | None:
     if value is not None and not (is_number(value) and 0 < value < math.inf):
-        refuse(f"price={value!r} is not possible", needed="the price of one GPU for an hour: a number above 0, and finite")
+        refuse_value("price", value, "the price of one GPU for an hour: a number above 0, and finite")
     return None if value is None else float(value)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ballast import _core, searching
-from ballast.checks import fail, refuse
+from ballast.checks import fail, read_count, refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
 from ballast.hardware import RATES, Budget, notes_of
 from ballast.keep_gathered import KeepGathered, as_given, read_keep_gathered
@@ -19,7 +19,6 @@ from ballast.options import (
     Options,
     Stage,
     read_activations,
-    read_count,
     read_count_or_none,
     read_efficiency,
     read_gpu,

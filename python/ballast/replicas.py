@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ballast.checks import refuse
+from ballast.checks import refuse, refuse_value
 
 Replicas = Literal["host"] | int
 
@@ -26,12 +26,9 @@ def read_replicas(given: object, stage: int | None) -> Replicas:
     elif str(given).isdecimal() and not isinstance(given, bool) and int(str(given)) > 0:  # text on a command line
         copies = int(str(given))
     else:
-        refuse(f"replicas={given!r} is not possible", needed='"host", or a number of copies of the parameters; or None')
+        refuse_value("replicas", given, '"host", or a number of copies of the parameters; or None')
     if copies != 1 and stage is not None and stage < 3:
-        refuse(
-            f"replicas={copies!r} is not possible in stage {stage}: each rank keeps all parameters",
-            needed="stage 3, or no replicas",
-        )
+        refuse_value("replicas", copies, "stage 3, or no replicas", why=f"in stage {stage} each rank keeps all parameters")
     return copies
 
 

@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 
 from ballast import _core
-from ballast.checks import refuse
+from ballast.checks import is_number, is_whole_number, refuse
 
 Size = int | str
 Rate = int | float | str
@@ -25,9 +25,9 @@ def parse_size(size: Size) -> int:
     """
     if isinstance(size, str):
         return _core.parse_bytes(size)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+    if not is_whole_number(size) or size < 0:
         refuse(f"{size!r} is not a size", needed='a number of bytes from 0 on, or text such as "512MiB"')
-    return size
+    return int(size)
 
 
 def parse_rate(rate: Rate) -> float:
@@ -41,7 +41,7 @@ def parse_rate(rate: Rate) -> float:
         if not slash or unit.strip() != "s":
             refuse(f'"{rate}" is not a rate', needed='bytes a second, such as "25GB/s"')
         return float(_core.parse_bytes(amount))
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate > 0:
+    if not is_number(rate) or not rate > 0:
         refuse(f"{rate!r} is not a rate", needed='bytes a second, above 0, or text such as "25GB/s"')
     return float(rate)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ballast.checks import refuse
+from ballast.checks import read_count
 from ballast.sizes import human_size
 
 if TYPE_CHECKING:
@@ -40,11 +40,9 @@ class StepLine:
     def __init__(self, optimizer: torch.optim.Optimizer, *, every: int = 1):
         from ballast.wrapper.last_step import rank_in_job, require_wrapped
 
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            refuse(f"every={every!r} is not possible", needed="a number of steps: a whole number from 1 on")
         self._optimizer = require_wrapped(optimizer, "show the steps")
         self._prints = rank_in_job(self._optimizer) == 0
-        self._every = every
+        self._every = read_count("every", every, needed="a number of steps: a whole number from 1 on")
         self._has_printed = False
 
     def __call__(self, loss: float | torch.Tensor | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ballast import _core
-from ballast.checks import refuse
+from ballast.checks import is_number, refuse
 
 KINDS = ("parameters", "gradients", "state")
 TIERS = tuple(tier.name for tier in _core.Tier)
@@ -33,7 +33,7 @@ def fractions_of(tiers: TierFractions) -> Mapping[str, float]:
     if not isinstance(tiers, Mapping) or not tiers:
         refuse(f"{tiers!r} is no tier", needed='a tier, or fractions of tiers such as {"device": 0.25, "host": 0.75}')
     for word, part in tiers.items():
-        if isinstance(part, bool) or not isinstance(part, (int, float)):
+        if not is_number(part):
             refuse(f"{part!r} is no fraction for {word}", needed="fractions that add up to 1")
     drives = {word: part for word, part in tiers.items() if tier_of(word) == "nvme"}
     others = [tier_of(word) for word in tiers if word not in drives]

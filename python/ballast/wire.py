@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ballast import _core
-from ballast.checks import all_known, one_of, refuse
+from ballast.checks import all_known, one_of, refuse_value
 
 WireFormat = Literal["exact", "int8", "int4"]
 WireFormats = WireFormat | Mapping[str, WireFormat]
@@ -71,7 +71,7 @@ def read_wire(given: object, stage: int | None) -> Wire:
         return Wire(gather=name if stage in (None, 3) else EXACT, reduce=name)
     by_kind: Any = _by_kind(given) if isinstance(given, str) else given
     if not isinstance(by_kind, Mapping):
-        refuse(f"wire={given!r} is not possible", needed='a format such as "int8", or formats by kind')
+        refuse_value("wire", given, 'a format such as "int8", or formats by kind')
     all_known("kind of values on the wire", by_kind, KINDS)
     return Wire(**{kind: one_of("wire format", str(name).strip().lower(), FORMATS) for kind, name in by_kind.items()})
 
@@ -81,6 +81,6 @@ def _by_kind(text: str) -> dict[str, str]:
     for word in text.split(","):
         kind, _, name = word.partition("=")
         if kind.strip() in by_kind:
-            refuse(f"wire={text!r} is not possible: it names {kind.strip()} twice", needed="one format for each kind")
+            refuse_value("wire", text, "one format for each kind", why=f"it names {kind.strip()} twice")
         by_kind[kind.strip()] = name
     return by_kind

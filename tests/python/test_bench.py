@@ -227,7 +227,7 @@ def test_what_is_no_decoder_of_tokens_is_not_trained(tmp_path):
     ("words", "said"),
     [
         (["--only", "stage 9"], "no case whose name contains stage 9"),
-        (["--ranks", "0"], "ranks=0 is not possible"),
+        (["--ranks", "0"], "cannot use ranks=0: it is below 1"),
         (["--drive", "no/such/directory"], "cannot measure the drive"),
         (["--model", "lama-8b"], "llama-8b"),
         (["--plot", "figure.png"], "writes .svg files only"),

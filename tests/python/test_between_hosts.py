@@ -10,9 +10,10 @@ import ballast
 import pytest
 
 pytest.importorskip("torch")
+from ports import free_port  # noqa: E402
 from python.hosts import rank as trained  # noqa: E402
 from python.wrap.support.programs import Program, run_program  # noqa: E402
-from python.wrap.support.ranks import free_port, run_ranks  # noqa: E402
+from python.wrap.support.ranks import run_ranks  # noqa: E402
 
 TESTS = Path(__file__).resolve().parents[1]
 IMITATED = Path(__file__).parent / "hosts" / "imitated.py"

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ballast.checks import refuse
-from ballast.options import read_count
+from ballast.checks import read_count, refuse
 from ballast.reports.output import output_path, write
 
 EXAMPLE = """\

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ballast.checks import refuse
+from ballast.checks import is_whole_number, refuse
 
 Shapes = dict[str, list[int]]
 Config = Mapping[str, Any]
@@ -177,9 +177,9 @@ def _layer_norms(*names: str, width: int) -> Shapes:
 def _number(config: Config, key: str) -> int:
     value = config.get(key)
     most = MOST_LAYERS if key in LAYERS else MOST_SIZE
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+    if not is_whole_number(value) or not 1 <= value <= most:
         refuse(f"{key} is {value!r} in the configuration", needed=f"a whole number from 1 to {most}")
-    return value
+    return int(value)
 
 
 def _optional(config: Config, key: str, default: int | None) -> int | None:

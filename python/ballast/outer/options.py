@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, NoReturn
 
-from ballast.checks import is_number, one_of, refuse
+from ballast.checks import is_number, one_of, read_count, refuse, refuse_value, require_directory
 from ballast.tiers import TIERS
 from ballast.wire import FORMATS, WireFormat
+
+WHERE = "outer=DiLoCo(...)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,34 +53,38 @@ class DiLoCo:
     timeout: float = 1800.0
 
     def __post_init__(self) -> None:
-        _require_count("every", self.every, "steps between two exchanges, at least 1")
-        _require_count("fragments", self.fragments, "a number of fragments, at least 1")
+        self._read_count("every", "steps between two exchanges, at least 1")
+        self._read_count("fragments", "a number of fragments, at least 1")
         if self.fragments > self.every:
             refuse(
                 f"cannot exchange {self.fragments} fragments within {self.every} steps: each is exchanged at a step of its own",
-                where="outer=DiLoCo(...)",
+                where=WHERE,
                 needed="at most as many fragments as steps between two exchanges",
             )
         if self.hosts is not None:
-            _require_count("hosts", self.hosts, "a number of hosts, at least 1; or None for the machines of the ranks")
+            self._read_count("hosts", "a number of hosts, at least 1; or None for the machines of the ranks")
         if not (is_number(self.lr) and 0 < self.lr < math.inf):
-            _refuse("lr", self.lr, "a number above 0")
+            refuse_value("lr", self.lr, "a number above 0", where=WHERE)
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
-            _refuse("momentum", self.momentum, "a number from 0 on, below 1")
+            refuse_value("momentum", self.momentum, "a number from 0 on, below 1", where=WHERE)
         if not (is_number(self.timeout) and 0 < self.timeout < math.inf):
-            _refuse("timeout", self.timeout, "seconds, more than 0")
+            refuse_value("timeout", self.timeout, "seconds, more than 0", where=WHERE)
         one_of("wire format", self.wire, FORMATS)
         self._check_tier()
 
+    def _read_count(self, name: str, needed: str) -> None:
+        count = read_count(name, getattr(self, name), needed=needed, where=WHERE)
+        object.__setattr__(self, name, count)  # the class is frozen
+
     def _check_tier(self) -> None:
         if not isinstance(self.offload, str):
-            _refuse("offload", self.offload, 'one tier: "device", "host" or "nvme:DIRECTORY"')
+            refuse_value("offload", self.offload, 'one tier: "device", "host" or "nvme:DIRECTORY"', where=WHERE)
         tier, _, path = self.offload.partition(":")
         one_of("tier", tier, TIERS)
         if (tier == "nvme") != bool(path):
-            _refuse("offload", self.offload, '"device", "host" or "nvme:DIRECTORY"')
-        if path and not Path(path).is_dir():
-            refuse(f"{path} is no directory", where="outer=DiLoCo(offload=...)", needed="a directory that exists, on the drive")
+            refuse_value("offload", self.offload, '"device", "host" or "nvme:DIRECTORY"', where=WHERE)
+        if path:
+            require_directory(path, where="outer=DiLoCo(offload=...)")
 
     @property
     def tier(self) -> str:
@@ -161,12 +166,3 @@ def _value_of(text: str) -> Any:
         return json.loads(text.lower())
     except ValueError:
         return text
-
-
-def _require_count(name: str, value: Any, needed: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        _refuse(name, value, needed)
-
-
-def _refuse(name: str, value: Any, needed: str) -> None:
-    refuse(f"{name}={value!r} is not possible", where="outer=DiLoCo(...)", needed=needed)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from ballast.checks import one_of, refuse
+from ballast.checks import one_of, refuse, require_directory
 from ballast.sizes import Size, parse_size
 from ballast.tiers import AWAY, IN_FLIGHT
 
@@ -32,8 +31,8 @@ def read_activation_options(to: str, *, min_bytes: Size = "256KiB", in_flight: S
         refuse(f'cannot keep activations in "{to}": the host has no directories', needed='"host", or "nvme:DIRECTORY"')
     if tier == "nvme" and not directory:
         refuse("cannot keep activations on a drive: no directory is given", needed='a directory, such as "nvme:/scratch"')
-    if directory and not Path(directory).is_dir():
-        refuse(f"{directory} is no directory", where="activations", needed="a directory that exists, on the drive")
+    if directory:
+        require_directory(directory, where="activations")
     return ActivationOptions(tier, directory, parse_size(min_bytes), parse_size(in_flight))
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from ballast import _core
-from ballast.agreement import Agreement
+from ballast.agreement import Agreement, failed_ranks
 from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.errors import Error
@@ -82,12 +82,11 @@ def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
     one rank has failed, the function raises on the others, so that no rank does the operation."""
 
     def agree(failed: bool) -> None:
-        words = [int(failed and rank == group.rank) for rank in range(group.size)]
-        others = [str(rank) for rank, count in enumerate(group.all_reduce(words)) if count and rank != group.rank]
-        if others and not failed:
+        ranks = failed_ranks(group, failed)
+        if ranks and not failed:
             problem = _core.Problem(
                 what=f"cannot complete {what}: other ranks have no memory for it, so it is not done here either",
-                where=f"rank {', '.join(others)}",
+                where=f"rank {', '.join(map(str, ranks))}",
                 remedy="Free memory there, and call it again on all ranks.",
             )
             fail("peer_failed", problem)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.custom_step import CustomStepRunner, Piece, group_of, moved, shape_of
 from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.memory import tensor_of
+from ballast.wrapper.moments import refuse_size
 from ballast.wrapper.note_format import copied
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
@@ -127,11 +127,7 @@ def shard_of_value(member: Member, part: Part, value: Any) -> Any:
     if value.shape == member.parameter.shape:
         return value.reshape(-1)[first:][:count].clone().view(shape_of(member, count))
     if value.numel() not in (1, count):
-        refuse(
-            f"cannot load state of {value.numel()} elements: the parameter has another size",
-            where=f"parameter {member.name}",
-            needed=f"{tuple(member.parameter.shape)}, or this rank's shard of {count} elements",
-        )
+        refuse_size(member, value, count)
     return value.clone()
 
 

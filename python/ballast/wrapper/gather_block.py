@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from ballast import _core
+from ballast.agreement import failed_ranks
 from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.wrapper.memory import tensor_at
@@ -66,13 +67,12 @@ class GatherBlocks:
 
     def _agree_to_keep(self, has_failed: bool) -> bool:
         """Return whether the block has ended in the same way on all ranks. Raise where it failed on other ranks only."""
-        failed = self._group.all_reduce([int(has_failed and rank == self._group.rank) for rank in range(self._group.size)])
-        if all(failed) or not any(failed):
+        failed = failed_ranks(self._group, has_failed)
+        if len(failed) in (0, self._group.size):
             return True
         if not has_failed:
-            ranks = ", ".join(str(rank) for rank, count in enumerate(failed) if count)
             what = "cannot keep writes of a block of ballast.gather(): the block failed on other ranks"
-            fail("peer_failed", _core.Problem(what=what, where=f"rank {ranks}"))
+            fail("peer_failed", _core.Problem(what=what, where=f"rank {', '.join(map(str, failed))}"))
         return False
 
     def _keep_writes(self, snapshots: Mapping[Member, Snapshot], slots: Slots) -> None:

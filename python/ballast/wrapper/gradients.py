@@ -69,7 +69,7 @@ class TakenGradient(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func not in ANSWERS:
-            refuse(func, args)
+            refuse_to_compute(func, args)
         return ANSWERS[func](*args, **(kwargs or {}))
 
     def receive(self, gradient: torch.Tensor) -> None:
@@ -82,7 +82,7 @@ class TakenGradient(torch.Tensor):
         self.next = gradient if self.next is None else self.next + gradient
 
 
-def refuse(func: Any, args: Sequence[Any]) -> NoReturn:
+def refuse_to_compute(func: Any, args: Sequence[Any]) -> NoReturn:
     """Refuse to compute with values that are not on this rank."""
     flat = (each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,)))
     taken = next(each for each in flat if isinstance(each, TakenGradient))
@@ -104,20 +104,20 @@ def _norm_order(order: Any) -> float:
 
 def _vector_norm(gradient: TakenGradient, order: Any = 2, *rest: Any, **more: Any) -> torch.Tensor:
     if _norm_order(order) != 2.0 or any(each for each in rest):
-        refuse(f"a norm of order {order}", [gradient])
+        refuse_to_compute(f"a norm of order {order}", [gradient])
     return _foreach_norm([gradient], order, **more)[0]
 
 
 def _foreach_norm(gradients: Sequence[TakenGradient], order: Any = 2, **more: Any) -> list[torch.Tensor]:
     if _norm_order(order) != 2.0:
-        refuse(f"a norm of order {order}", gradients)
+        refuse_to_compute(f"a norm of order {order}", gradients)
     dtype = more.get("dtype") or torch.float32
     return [gradient.taker.norm_tensor(gradient.member, gradient.device, dtype) for gradient in gradients]
 
 
 def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> TakenGradient:
     if isinstance(other, TakenGradient) or alpha != 1:
-        refuse("a sum of gradients", [gradient])
+        refuse_to_compute("a sum of gradients", [gradient])
     gradient.receive(other)
     return gradient
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import NoReturn
 
 import torch
 
@@ -85,14 +86,19 @@ def full_moment(shards: ShardedState, member: Member, value: torch.Tensor) -> to
         return value
     parts = shards.parts(member.parameter)
     if value.numel() != sum(count for _, count in parts):
-        refuse(
-            f"cannot load state of {value.numel()} elements: the parameter has another size",
-            where=f"parameter {member.name}",
-            needed=f"{tuple(shape)}, or this rank's shard of {sum(count for _, count in parts)} elements",
-        )
+        refuse_size(member, value, sum(count for _, count in parts))
     full = torch.zeros(shape, dtype=torch.float32, device="cpu")
     begin = 0
     for first, count in parts:
         full.view(-1)[first : first + count] = value.view(-1)[begin : begin + count]
         begin += count
     return full
+
+
+def refuse_size(member: Member, value: torch.Tensor, of_shard: int) -> NoReturn:
+    """Refuse a value by element that has neither the parameter's shape nor as many elements as this rank's shard."""
+    refuse(
+        f"cannot load state of {value.numel()} elements: the parameter has another size",
+        where=f"parameter {member.name}",
+        needed=f"{tuple(member.parameter.shape)}, or this rank's shard of {of_shard} elements",
+    )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from ballast import _core
-from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
+from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value, require_directory, require_timeout
 from ballast.formats import AUTO, Formats, each_pair
 from ballast.outer.options import DiLoCo
 from ballast.replicas import OF_HOSTS, Replicas
@@ -156,15 +153,12 @@ def checked(options: WrapOptions) -> WrapOptions:
     """Refuse values and combinations that are not possible. Return the options, with stage 3 where only that is
     possible."""
     if options.max_grad_norm is not None and not (is_number(options.max_grad_norm) and options.max_grad_norm > 0):
-        refuse(f"max_grad_norm={options.max_grad_norm!r} is not possible", needed="a number above 0, or None")
-    _require_count("verify", options.verify, "a number of steps, or 0 for never")
-    _require_count("threads", options.threads, "a number of threads, or 0 for one on each core that this process may use")
+        refuse_value("max_grad_norm", options.max_grad_norm, "a number above 0, or None")
+    options = _with_counts(options)
     require_timeout(options.timeout)
     if options.update_in_backward and options.keeps_full_parameters:
-        refuse(
-            f"update_in_backward is not possible in stage {options.stage}: torch uses the parameters during the backward pass",
-            needed="stage 3",
-        )
+        why = f"in stage {options.stage} torch uses the parameters during the backward pass"
+        refuse_value("update_in_backward", True, "stage 3", why=why)
     if options.update_in_backward and options.max_grad_norm is not None:
         refuse(
             "update_in_backward and max_grad_norm exclude each other: the norm is known after the backward pass",
@@ -181,9 +175,14 @@ def checked(options: WrapOptions) -> WrapOptions:
     return narrowed
 
 
-def _require_count(name: str, value: Any, needed: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        refuse(f"{name}={value!r} is not possible", needed=needed)
+def _with_counts(options: WrapOptions) -> WrapOptions:
+    """Return the options with their counts as numbers of Python."""
+    of_threads = "a number of threads, or 0 for one on each core that this process may use"
+    return replace(
+        options,
+        verify=read_count("verify", options.verify, least=0, needed="a number of steps, or 0 for never"),
+        threads=read_count("threads", options.threads, least=0, needed=of_threads),
+    )
 
 
 def for_stored_step(options: WrapOptions) -> WrapOptions:
@@ -191,11 +190,11 @@ def for_stored_step(options: WrapOptions) -> WrapOptions:
     needs masters in fp32."""
     why = "the optimizer makes updates with its own step, for which the library has no rule"
     if options.state_format not in (None, ("fp32",)):
-        refuse(f"state_format={options.formats.state!r} is not possible: {why}", needed="fp32: its step computes with that")
+        refuse_value("state_format", options.formats.state, "fp32: its step computes with that", why=why)
     if options.update_in_backward:
-        refuse(f"update_in_backward is not possible: {why}", needed="updates after the backward pass")
+        refuse_value("update_in_backward", True, "updates after the backward pass", why=why)
     if options.verify > 0:
-        refuse(f"verify={options.verify} is not possible: {why}", needed="0: the library cannot repeat its updates")
+        refuse_value("verify", options.verify, "0: the library cannot repeat its updates", why=why)
     return replace(options, state_format=("fp32",))
 
 
@@ -224,7 +223,7 @@ def _narrowed(options: WrapOptions) -> WrapOptions:
 
 def _check_offload(options: WrapOptions) -> None:
     if not (options.offload is None or isinstance(options.offload, (str, Mapping))):
-        refuse(f"offload={options.offload!r} is not possible", needed='a tier such as "host", or tiers by kind; or None')
+        refuse_value("offload", options.offload, 'a tier such as "host", or tiers by kind; or None')
     if options.run:
         _core.require_run_name(options.run)
     for name in ("mirror", "checkpoint"):
@@ -246,8 +245,7 @@ def _check_offload(options: WrapOptions) -> None:
             needed="one of them",
         )
     for path in options.directories:
-        if not Path(path).is_dir():
-            refuse(f"{path} is no directory", where="offload", needed="a directory that exists, on the drive")
+        require_directory(path, where="offload")
     placement = _core.placement_of_stage(3 if options.stage is None else options.stage, 1)
     set_tiers(placement, options.tiers)
     if options.run and spread_of(options.tiers.get("state", "device")).nvme < 1.0:

@@ -39,10 +39,10 @@ class ParamGather:
     ):
         self.group = group
         self._model = weakref.ref(model)
-        self.units = UnitGather(core, units, options, warns=group.rank == 0)
-        self._saved = SavedTensors(self.units)
-        self._compiled = CompiledBlocks(model, self.units.members)
-        self._blocks = GatherBlocks(self._model, group, core, self.units, self._saved)
+        self._gather = UnitGather(core, units, options, warns=group.rank == 0)
+        self._saved = SavedTensors(self._gather)
+        self._compiled = CompiledBlocks(model, self._gather.members)
+        self._blocks = GatherBlocks(self._model, group, core, self._gather, self._saved)
         self._hooks = [
             hook
             for module in model.modules()
@@ -50,14 +50,14 @@ class ParamGather:
             for hook in self._watch(module)
         ]
         self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
-        self.units.take(self)
+        self._gather.take(self)
         keep_packing(model, warns=group.rank == 0)
 
     # --- As the owner of parameters ---
 
     @property
     def is_gone(self) -> bool:
-        return self.units.is_gone
+        return self._gather.is_gone
 
     def begin(self) -> None:
         """Do nothing: training has begun."""
@@ -68,30 +68,30 @@ class ParamGather:
     ) -> Iterator[None]:
         """Gather parameters that one operation uses, outside the calls of their modules. Those of all units but the
         last are copies inside the block."""
-        members = [self.units.member_of(parameter) for parameter in parameters]
-        self.units.require_there(members[0])
-        if not again and not self._saved.is_in_call and not all(self.units.is_gathered(member) for member in members):
+        members = [self._gather.member_of(parameter) for parameter in parameters]
+        self._gather.require_there(members[0])
+        if not again and not self._saved.is_in_call and not all(self._gather.is_gathered(member) for member in members):
             require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
             refuse_order(
                 "cannot use a parameter: its values are partitioned over ranks",
                 where=f"parameter {members[0].name}",
                 needed="with ballast.gather(model): ...",
             )
-        units = list(dict.fromkeys(member.unit for member in members if member.unit not in self.units.full))
+        units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._gather.full))
         copies = {
-            member: self.units.copy_out(member)
+            member: self._gather.copy_out(member)
             for unit in units[:-1]
-            for member in self.units.opened(unit)
+            for member in self._gather.opened(unit)
             if member in members
         }
         for unit in units[-1:]:
-            self.units.open(unit)
+            self._gather.open(unit)
         for member, values in copies.items():
-            self.units.show(member, values)
+            self._gather.show(member, values)
         try:
             yield
         finally:
-            self.units.reshard(copies)
+            self._gather.reshard(copies)
 
     def gathered(
         self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True
@@ -107,9 +107,9 @@ class ParamGather:
 
     def _unit_of(self, module: torch.nn.Module) -> int | None:
         """Return the unit of the module's own parameters, if this optimizer keeps any of them."""
-        members = self.units.members
+        members = self._gather.members
         own = next((each for each in module.parameters(recurse=False) if id(each) in members), None)
-        return None if own is None else self.units.member_of(own).unit
+        return None if own is None else self._gather.member_of(own).unit
 
     def _watch(self, module: torch.nn.Module) -> list[Any]:
         begin, end = ModuleHook(self._saved.beginning_with(self._unit_of(module))), ModuleHook(self._saved.end_call)
@@ -126,11 +126,11 @@ class ParamGather:
     # --- As the residence of a partition ---
 
     def release_unit(self) -> None:
-        self.units.release_unit()
+        self._gather.release_unit()
 
     def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
         """Call `tell` before a module uses its parameters, from now on."""
-        self.units.before_use = tell
+        self._gather.before_use = tell
 
     def finish(self) -> None:
         """Do nothing: parameters are waited for where they are gathered."""
@@ -164,25 +164,25 @@ class ParamGather:
 
     def require_not_gathered(self, what: str) -> None:
         """Refuse an operation inside a block of gather()."""
-        if self.units.full:
+        if self._gather.full:
             refuse_order(
                 f"{what}: parameters are gathered",
-                where=f"parameter {self.units.units[min(self.units.full)].members[0].name}",
+                where=f"parameter {self._gather.units[min(self._gather.full)].members[0].name}",
                 needed="the same outside of `with ballast.gather(...)`",
             )
 
     def offload(self) -> None:
-        self.units.offload(self)
+        self._gather.offload(self)
 
     def reload(self) -> None:
-        self.units.reload()
+        self._gather.reload()
 
     def release(self, together: bool, gathers: bool) -> None:
         for hook in self._hooks:
             hook.remove()
         self._compiled.remove()
-        if together and gathers and not self.units.are_collected():
-            self.units.release_values()
+        if together and gathers and not self._gather.are_collected():
+            self._gather.release_values()
         self._saved.end_all_calls()
-        self.units.end(is_gone=not together)
+        self._gather.end(is_gone=not together)
         self._blocks.end()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
-from sys import getrefcount
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -20,8 +18,6 @@ from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
-from ballast.wrapper.gradient_factors import GradientFactors
-from ballast.wrapper.gradient_norms import FactorReader, NormTensors
 from ballast.wrapper.gradient_order import GradientOrder
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.joint_runs import ALONE, JointRun
@@ -29,6 +25,7 @@ from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same
 from ballast.wrapper.sharded_state import Residence, ShardedState
+from ballast.wrapper.taken_gradients import TakenGradients
 from ballast.wrapper.units import UnitOfMembers, backward_order
 from ballast.wrapper.updates import StepCall
 
@@ -71,18 +68,14 @@ class Partition(ShardedState):
         in_unit = [number for unit in units for number in range(len(unit.trained))]
         self._places = [(member.unit, number) for member, number in zip(self._members, in_unit)]
         self._copies = GradientCopies(units, self._begins)
-        self._made: list[TakenGradient | None] = [None] * len(self._members)  # in earlier steps
+        self.gradients = TakenGradients(self._group, self._members, self._tensor_norms, self._residence.undo_casts)
         self._updates_in_backward = options.update_in_backward
         self._order_is_learnt = False
         self._reset_step()
 
     def _reset_step(self) -> None:
         self._gradient_order = GradientOrder(self._order, [len(unit.trained) for unit in self._units])
-        self._taken: set[int] = set()  # members
-        self._factors = GradientFactors(self._group, self._members)
-        self._norms: list[list[float]] | None = None
-        self._norm_tensors = NormTensors()
-        self._factor_reader = FactorReader()
+        self.gradients.begin_step()
         self._passes: int | None = None  # of all ranks, after they have agreed
         self._may_update = False  # in backward, with the options as they were when its first unit was taken
 
@@ -110,10 +103,7 @@ class Partition(ShardedState):
             if together:
                 self.end_step()
             self._residence.release(together, gathers)
-        for member in self._members:
-            if isinstance(member.parameter.grad, TakenGradient):
-                member.parameter.grad = None
-        self._made = []  # they refer to this object
+        self.gradients.end()
 
     @property
     def has_begun(self) -> bool:
@@ -138,36 +128,16 @@ class Partition(ShardedState):
         number = self._index[id(parameter)]
         with without_torch_function():  # the parameter may be without its values
             gradient = parameter.grad
-        if number in self._taken and type(gradient) is not TakenGradient:
+        if number in self.gradients.taken and type(gradient) is not TakenGradient:
             self._discard_cleared_gradients()
         unit, place = self._places[number]
         if ended := self._gradient_order.ended_by(unit, place):
             self._take_all(ended)
-        self._keep_gradient(number, parameter, gradient)
+        self.gradients.take(number, parameter, gradient)
         if hold:
             self._gradient_order.held()
         elif complete := self._gradient_order.arrived(unit, place):
             self._take_all(complete)
-
-    def _keep_gradient(self, number: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
-        """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""
-        if type(gradient) is not TakenGradient:
-            with without_torch_function():
-                parameter.grad = self._taken_gradient(number, parameter, gradient)
-            self._taken.add(number)
-        elif gradient.next is not None:
-            held = gradient.fresh
-            gradient.fresh, gradient.next = gradient.next if held is None else held + gradient.next, None
-
-    def _taken_gradient(
-        self, number: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None
-    ) -> TakenGradient:
-        """Return the object of an earlier step, or a new one if a caller has kept that or the parameter was cast."""
-        made = self._made[number]
-        if made is None or getrefcount(made) > _references_of_an_item() or made.dtype != parameter.dtype:
-            made = self._made[number] = TakenGradient(parameter, self, number)
-        made.fresh, made.next, made.spent = gradient, None, False
-        return made
 
     def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
         for unit in units:
@@ -186,47 +156,15 @@ class Partition(ShardedState):
             finally:
                 self._core.release()
 
-    # --- Questions about taken gradients ---
-
-    def name_of(self, member: int) -> str:
-        return self._members[member].name
-
-    def norm_of(self, member: int) -> float:
-        if self._norms is None:
-            self._agree()
-            self._norms = self._core.tensor_norms(loss_scale=1.0)
-        place = self._members[member]
-        return self._norms[place.unit][place.tensor] * abs(self._factors.total_of(member))
-
-    def all_finite(self) -> bool:
-        """Return whether all gradients of all ranks are finite, so that all ranks return the same."""
-        return all(map(math.isfinite, self._norms_of_all()))
-
-    def _norms_of_all(self) -> list[float]:
-        return [self.norm_of(member) for member in range(len(self._members))]
-
-    def scale_all(self, factor: float) -> None:
-        self._factors.scale_all(factor)
-        self._norm_tensors = NormTensors()
-
-    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        return self._norm_tensors.take(member, (device, dtype), self._norms_of_all)
-
-    def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None:
-        value = self._factor_reader.read(factor)
-        self._factors.scale(member, 1.0 / value if divides else value)
-        self._norm_tensors.forget(member)
-
-    def drop(self, member: int) -> None:
-        self._members[member].parameter.grad = None
-
-    def undo_casts(self) -> None:
-        self._residence.undo_casts()
-
     def gradient_norm(self) -> float:
         """Return the norm of all gradients. All ranks call it together."""
         self._agree()
-        return self._core.gradient_norm(loss_scale=1.0 / self._factors.agreed(self._taken))
+        return self._core.gradient_norm(loss_scale=1.0 / self.gradients.factor())
+
+    def _tensor_norms(self) -> list[list[float]]:
+        """Return the norm of each gradient, by unit and tensor, before torch scales it. All ranks call it together."""
+        self._agree()
+        return self._core.tensor_norms(loss_scale=1.0)
 
     # --- Steps ---
 
@@ -272,7 +210,8 @@ class Partition(ShardedState):
         if not discard:
             self._residence.require_not_gathered("cannot make a step")
             self._discard_cleared_gradients()
-            self._take_assigned()
+            for parameter in self.gradients.not_taken():
+                self.arrived(parameter)
         has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
         if self._agree(count=not discard) == 0:
             if joint_round is not None:
@@ -288,10 +227,7 @@ class Partition(ShardedState):
         finally:
             self._pass_on_log()
         self._residence.after_step()
-        for number in self._taken:
-            gradient = self._members[number].parameter.grad
-            if isinstance(gradient, TakenGradient):
-                gradient.spent = True
+        self.gradients.spend()
         self._reset_step()
         return result
 
@@ -316,7 +252,7 @@ class Partition(ShardedState):
             rules=now.rules,
             begun_at=now.begun_at,
             max_norm=now.max_norm,
-            loss_scale=loss_scale if discard else loss_scale / self._factors.agreed(self._taken),
+            loss_scale=loss_scale if discard else loss_scale / self.gradients.factor(),
             discard=discard,
             custom_step=None if now.custom_step is None else partial(self._run_custom, now.custom_step),
         )
@@ -345,25 +281,17 @@ class Partition(ShardedState):
             self.step(discard=True)
         return has_begun
 
-    def _take_assigned(self) -> None:
-        """Take gradients that were assigned, and not computed by backward()."""
-        for number, member in enumerate(self._members):
-            gradient = member.parameter.grad
-            if number not in self._taken and gradient is not None and not isinstance(gradient, TakenGradient):
-                self.arrived(member.parameter)
-
     def _discard_cleared_gradients(self) -> None:
         """Discard gradients that were cleared through the model."""
-        gradients = {number: self._members[number].parameter.grad for number in self._taken}
-        cleared = [number for number, gradient in gradients.items() if not isinstance(gradient, TakenGradient)]
-        if len(cleared) < len(self._taken) and cleared:
+        cleared = self.gradients.cleared()
+        if len(cleared) < len(self.gradients.taken) and cleared:
             refuse(
                 "cannot make a step: some gradients were cleared, and others were not",
-                where=f"parameter {self.name_of(cleared[0])}",
+                where=f"parameter {self._members[cleared[0]].name}",
                 needed="optimizer.zero_grad(), or model.zero_grad(), of all parameters",
             )
         if cleared:
-            self._taken = set()
+            self.gradients.taken = set()
             self.discard()
 
     # --- While something else needs the device ---
@@ -373,7 +301,7 @@ class Partition(ShardedState):
         self.require_not_updated("cannot offload the optimizer")
         self._discard_cleared_gradients()
         self.accept_writes()
-        [taken] = self._group.all_reduce([len(self._taken)])
+        [taken] = self._group.all_reduce([len(self.gradients.taken)])
         if taken > 0:
             refuse_order(
                 "cannot offload the optimizer between a backward pass and its step: it has gradients",
@@ -390,11 +318,3 @@ class Partition(ShardedState):
     def chrome_trace(self) -> str:
         self._residence.release_unit()
         return self._core.chrome_trace()
-
-
-@cache
-def _references_of_an_item() -> int:
-    """Return what getrefcount() says of an object in a list and in a variable. Versions of Python differ."""
-    items = [object()]
-    item = items[0]
-    return getrefcount(item)

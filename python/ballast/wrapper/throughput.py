@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ballast.checks import is_number, refuse
+from ballast.checks import is_number, read_count, refuse_value
 from ballast.hardware import named_gpu
 from ballast.models.description import matrix_flops
 from ballast.wrapper.gpu import gpu_of_tensors, name_and_bytes
@@ -44,12 +44,10 @@ class Throughput:
 
 def read_throughput(tokens: int, flops_per_token: float | None, peak_flops: float | None) -> Throughput:
     """Refuse figures that are not possible."""
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-        what = f"set_tokens_per_step({tokens!r}) is not possible"
-        refuse(what, needed="the tokens of this rank in a step: a whole number from 1 on")
+    tokens = read_count("tokens", tokens, needed="the tokens of this rank in a step: a whole number from 1 on")
     for name, value in {"flops_per_token": flops_per_token, "peak_flops": peak_flops}.items():
         if value is not None and not (is_number(value) and 0 < value < math.inf):
-            refuse(f"{name}={value!r} is not possible", needed="a number above 0; or None")
+            refuse_value(name, value, "a number above 0; or None")
     return Throughput(tokens, flops_per_token, peak_flops)
 
 

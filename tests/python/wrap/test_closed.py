@@ -54,6 +54,16 @@ def calls(model, optimizer, folder):
     }
 
 
+def test_the_norm_of_a_gradient_that_a_caller_has_kept_is_refused():
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    mean_square(model, torch.ones(20)).backward()
+    kept = next(model.parameters()).grad
+    optimizer.close()
+    with pytest.raises(ballast.UsageError, match="B1007 cannot compute the norm of a gradient: its training has ended"):
+        kept.norm()
+
+
 @every_configuration
 def test_calls_that_need_the_state_are_refused_after_close(configuration, tmp_path):
     model, optimizer = closed(configuration, tmp_path)

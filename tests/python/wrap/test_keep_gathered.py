@@ -35,7 +35,7 @@ def test_micro_steps_gather_no_unit_again():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keep_gathered": True, "stage": 2}, "keep_gathered=True is not possible in stage 2"),
+        ({"keep_gathered": True, "stage": 2}, "cannot use keep_gathered=True: in stage 2"),
         ({"keep_gathered": "some", "stage": 3}, "some"),
         ({"keep_gathered": -1, "stage": 3}, "-1 is not a size"),
     ],

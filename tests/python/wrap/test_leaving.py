@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from ballast.checkpoint import manifest
+from ports import free_port
 
 SUPPORT = Path(__file__).parent / "support"
 LIMIT = int(os.environ.get("LIMIT", 120))  # seconds, after which ranks count as hanging
@@ -35,7 +35,7 @@ class Programs:
         self._jobs += 1
         folder = self._folder / str(self._jobs)
         folder.mkdir()
-        port = free_port()
+        port = str(free_port())
         rendezvous = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "BALLAST_PORT": port, **(environment or {})}
         job = {"script": str(SUPPORT / script), "arguments": [str(each) for each in arguments], "ranks": ranks}
         job |= {"environment": rendezvous, "leaver": leaver, "folder": str(folder)}
@@ -58,12 +58,6 @@ class Programs:
     def end(self):
         os.killpg(self._server.pid, signal.SIGKILL)  # and its ranks
         self._server.wait()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

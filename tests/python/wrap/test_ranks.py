@@ -4,10 +4,11 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from ports import free_port
 from python.wrap.support import bodies, partitions
 from python.wrap.support.loops import adapted, only_trained
 from python.wrap.support.programs import Program
-from python.wrap.support.ranks import free_port, run_ranks
+from python.wrap.support.ranks import run_ranks
 
 REMEDY = "Call ballast.save() and ballast.load_checkpoint() on all ranks; or save and load a file for each rank."
 

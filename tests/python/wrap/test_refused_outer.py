@@ -26,7 +26,7 @@ REFUSED = {
     "offload=None": {"every": 2, "offload": None},
     'there is no tier "disk"': {"every": 2, "offload": "disk"},
     'there is no wire format "int2"': {"every": 2, "wire": "int2"},
-    "/not/there is no directory": {"every": 2, "offload": "nvme:/not/there"},
+    "cannot use /not/there: it is no directory": {"every": 2, "offload": "nvme:/not/there"},
 }
 
 

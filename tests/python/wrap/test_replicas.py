@@ -50,7 +50,7 @@ def test_a_copy_takes_the_memory_of_its_parameters():
 def test_copies_that_are_not_possible_are_refused():
     for errors in run_ranks(4, replicas.refusals):
         assert ["on 4 ranks" in error for error in errors[:2]] == [True, True]
-        assert "not possible in stage 2" in errors[2]
+        assert "replicas='host': in stage 2" in errors[2]
 
 
 def test_hosts_that_cannot_share_copies_are_refused():

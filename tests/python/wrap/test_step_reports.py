@@ -110,10 +110,10 @@ def test_stalls_by_lane_are_all_of_the_waiting():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda optimizer: optimizer.set_tokens_per_step(0), "set_tokens_per_step(0) is not possible"),
-        (lambda optimizer: optimizer.set_tokens_per_step(8, peak_flops=-1), "peak_flops=-1 is not possible"),
+        (lambda optimizer: optimizer.set_tokens_per_step(0), "cannot use tokens=0: it is below 1"),
+        (lambda optimizer: optimizer.set_tokens_per_step(8, peak_flops=-1), "cannot use peak_flops=-1"),
         (lambda optimizer: ballast.StepLine(optimizer)(), "cannot show a step: the optimizer has made none yet"),
-        (lambda optimizer: ballast.StepLine(optimizer, every=0), "every=0 is not possible"),
+        (lambda optimizer: ballast.StepLine(optimizer, every=0), "cannot use every=0: it is below 1"),
         (lambda optimizer: ballast.StepLine(torch.optim.SGD([nn.Parameter(torch.ones(1))])), "this SGD is not wrapped"),
         (lambda optimizer: ballast.StepLog("/dev/null/run", optimizer), "cannot record steps in /dev/null/run/rank-0.jsonl"),
     ],

@@ -6,6 +6,7 @@ import ballast
 import numpy
 import pytest
 import torch
+from ballast.wrapper.throughput import read_throughput
 from python.wrap.support import uncommon
 from python.wrap.support.loops import Tower, mlp
 from python.wrap.support.ranks import run_ranks
@@ -183,7 +184,7 @@ def test_steps_of_a_loaded_state_are_known_before_the_next_one(stage):
 )
 def test_impossible_values_of_options_are_refused_by_name(option):
     [(name, value)] = option.items()
-    with pytest.raises(ballast.UsageError, match=f"B1001 {name}={value!r} is not possible"):
+    with pytest.raises(ballast.UsageError, match=f"B1001 cannot use {name}={value!r}: "):
         ballast.wrap(torch.optim.AdamW(mlp().parameters()), **option)
 
 
@@ -194,6 +195,29 @@ def test_numbers_of_numpy_are_accepted():
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **options)
     model(torch.ones(20)).sum().backward()
     optimizer.step()
+
+
+def threads_of(value):
+    optimizer = ballast.wrap(torch.optim.AdamW(mlp().parameters()), threads=value)
+    optimizer.close()
+    return optimizer._ballast.options.threads
+
+
+COUNTS = {
+    "ranks": lambda value: ballast.plan("gpt2", ranks=value).ranks,
+    "fragments": lambda value: ballast.DiLoCo(every=8, fragments=value).fragments,
+    "tokens": lambda value: read_throughput(value, None, None).tokens,
+    "threads": threads_of,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_may_be_of_numpy_but_is_no_truth_value(name):
+    count = COUNTS[name](numpy.int64(2))
+    assert (type(count), count) == (int, 2)
+    for value in (True, 2.0, "2"):
+        with pytest.raises(ballast.UsageError, match=f"cannot use {name}={value!r}: it is not a whole number"):
+            COUNTS[name](value)
 
 
 def test_a_class_of_modules_is_named_without_a_list():

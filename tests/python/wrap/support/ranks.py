@@ -9,7 +9,6 @@ import importlib
 import multiprocessing
 import os
 import pickle
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Collection
@@ -18,6 +17,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from ports import free_port
 
 PRELOADED = ["torch.distributed.run", "torch._dynamo", "ballast.wrapper.optimizer"]  # takes seconds, once for all ranks
 FRAMEWORKS = (
@@ -92,13 +93,6 @@ def _answers(size: int, where: str, call: bytes) -> list[bytes]:
     for each in ranks:
         each.join()
     return answers
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _answer(receiver: Any) -> bytes:

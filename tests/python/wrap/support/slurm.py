@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ports import free_ports
+
 NEEDED = ("munged", "slurmctld", "slurmd", "srun")
 
 CONFIGURATION = """
@@ -82,14 +84,6 @@ def daemon(command: list[str], environment: dict[str, str]) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as sockets:
-        listeners = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 def said(command: list[str], environment: dict[str, str]) -> str:

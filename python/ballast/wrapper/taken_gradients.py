@@ -1,0 +1,140 @@
+"""The gradients of a step that the library has taken: torch's objects in their place, and the answers of these."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from sys import getrefcount
+
+import torch
+
+from ballast._torch_compat import without_torch_function
+from ballast.checks import refuse_order
+from ballast.connecting import Group
+from ballast.wrapper.gradient_factors import GradientFactors
+from ballast.wrapper.gradient_norms import FactorReader, NormTensors
+from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.units import Member
+
+Norms = list[list[float]]  # by unit and tensor
+
+
+class TakenGradients:
+    """Replaces gradients by objects without memory, and answers what torch asks of these (see Taker)."""
+
+    def __init__(
+        self,
+        group: Group,
+        members: Sequence[Member],
+        read_norms: Callable[[], Norms],
+        undo_casts: Callable[[], None],
+    ):
+        self._group = group
+        self._members = members
+        self._read_norms = weakref.WeakMethod(read_norms)  # of the partition, which owns this object
+        self._undo_casts = undo_casts
+        self._made: list[TakenGradient | None] = [None] * len(members)  # in earlier steps
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        self.taken: set[int] = set()  # members
+        self._factors = GradientFactors(self._group, self._members)
+        self._norms: Norms | None = None
+        self._norm_tensors = NormTensors()
+        self._factor_reader = FactorReader()
+
+    def take(self, member: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
+        """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""
+        if type(gradient) is not TakenGradient:
+            with without_torch_function():
+                parameter.grad = self._in_place_of(member, parameter, gradient)
+            self.taken.add(member)
+        elif gradient.next is not None:
+            held = gradient.fresh
+            gradient.fresh, gradient.next = gradient.next if held is None else held + gradient.next, None
+
+    def _in_place_of(
+        self, member: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None
+    ) -> TakenGradient:
+        """Return the object of an earlier step, or a new one if a caller has kept that or the parameter was cast."""
+        made = self._made[member]
+        if made is None or getrefcount(made) > _references_of_an_item() or made.dtype != parameter.dtype:
+            made = self._made[member] = TakenGradient(parameter, self, member)
+        made.fresh, made.next, made.spent = gradient, None, False
+        return made
+
+    def not_taken(self) -> list[torch.nn.Parameter]:
+        """Return the parameters whose gradients were assigned, and not computed by backward()."""
+        parameters = [each.parameter for number, each in enumerate(self._members) if number not in self.taken]
+        return [each for each in parameters if each.grad is not None and not isinstance(each.grad, TakenGradient)]
+
+    def cleared(self) -> list[int]:
+        """Return the members whose gradients were cleared through the model."""
+        return [number for number in self.taken if not isinstance(self._members[number].parameter.grad, TakenGradient)]
+
+    def spend(self) -> None:
+        """Note that a step has used the gradients."""
+        for number in self.taken:
+            gradient = self._members[number].parameter.grad
+            if isinstance(gradient, TakenGradient):
+                gradient.spent = True
+
+    def end(self) -> None:
+        """Remove the objects: the training ends."""
+        for member in self._members:
+            if isinstance(member.parameter.grad, TakenGradient):
+                member.parameter.grad = None
+        self._made = []  # they refer to this object
+
+    def factor(self) -> float:
+        """Return the one factor of all gradients. All ranks call it together."""
+        return self._factors.agreed(self.taken)
+
+    def scale_all(self, factor: float) -> None:
+        self._factors.scale_all(factor)
+        self._norm_tensors = NormTensors()
+
+    # --- What torch asks ---
+
+    def name_of(self, member: int) -> str:
+        return self._members[member].name
+
+    def norm_of(self, member: int) -> float:
+        if self._norms is None:
+            read_norms = self._read_norms()
+            if read_norms is None:
+                refuse_order("cannot compute the norm of a gradient: its training has ended", needed="the same before close()")
+            self._norms = read_norms()
+        place = self._members[member]
+        return self._norms[place.unit][place.tensor] * abs(self._factors.total_of(member))
+
+    def all_finite(self) -> bool:
+        """Return whether all gradients of all ranks are finite, so that all ranks return the same."""
+        return all(map(math.isfinite, self._norms_of_all()))
+
+    def _norms_of_all(self) -> list[float]:
+        return [self.norm_of(member) for member in range(len(self._members))]
+
+    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        return self._norm_tensors.take(member, (device, dtype), self._norms_of_all)
+
+    def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None:
+        value = self._factor_reader.read(factor)
+        self._factors.scale(member, 1.0 / value if divides else value)
+        self._norm_tensors.forget(member)
+
+    def drop(self, member: int) -> None:
+        self._members[member].parameter.grad = None
+
+    def undo_casts(self) -> None:
+        self._undo_casts()
+
+
+@cache
+def _references_of_an_item() -> int:
+    """Return what getrefcount() says of an object in a list and in a variable. Versions of Python differ."""
+    items = [object()]
+    item = items[0]
+    return getrefcount(item)
