@@ -225,7 +225,8 @@ def _session_of(
     session = Session(Wrapped(optimizer, model, options, call), ranks, updates, options, outer)
     try:
         session.begin()
-        session.load({id(parameter): values for parameter, values in optimizer.state.items()})
+        if not options.checkpoint:  # which has the state with which a run begins
+            session.load({id(parameter): values for parameter, values in optimizer.state.items()})
     except BaseException:
         session.take_back()
         raise

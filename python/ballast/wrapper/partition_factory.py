@@ -39,10 +39,12 @@ class PartitionFactory:
         self.groups = Groups()
         self.joint_run: JointRun | None = None  # if the run is resumed with those of other optimizers
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
+        self._may_resume = True  # until the first partition is made
+        self.has_resumed = False  # whether the last partition has the state of a run that has made steps
 
     def make(self, state: State, steps_before: int, *, is_loaded: bool) -> Partition:
         """Partition the parameters that are trained now. The count of steps continues that of the state, or
-        `steps_before`."""
+        `steps_before`; in a run that is resumed, that of the run."""
         self.updates.prepare(self._wrapped.optimizer)
         require_same(self.ranks.of_data, described(self._wrapped.optimizer, self._requested))
         made = steps_in(state)
@@ -71,9 +73,14 @@ class PartitionFactory:
         partition = Partition(units, self.ranks, self.step_inputs, options, reside)
         with ExitStack() as undoing:
             undoing.callback(partition.release, together=False)
-            self.updates.keep_note(partition, state)
-            if steps > 0 or is_loaded:
-                partition.set_steps(steps)
+            self.has_resumed = self._may_resume and partition.found and partition.steps > 0
+            if self.has_resumed:
+                self.groups.count_all_steps(partition.members)
+            else:
+                self.updates.keep_note(partition, state)
+                if steps > 0 or is_loaded:
+                    partition.set_steps(steps)
+            self._may_resume = False
             undoing.pop_all()
         return partition
 

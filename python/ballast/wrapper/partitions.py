@@ -135,6 +135,8 @@ class Partitions:
             self.state.show(merged(state or {}, self._migration.shown()))
             raise
         self.state.loaded = None
+        if self.factory.has_resumed:
+            state = self.state.without_resumed(partition, state, self.factory.options.run)
         self.state.begin(partition, state)
         if self.factory.ranks.of_data.rank == 0:
             log.info("memory of each rank:\n%s", partition.ledger(self.custom_state()))

@@ -1,6 +1,7 @@
 """Tests of named runs: which training may resume a run, and from which step."""
 
 import logging
+from functools import partial
 
 import ballast
 import pytest
@@ -62,3 +63,46 @@ def test_a_start_logs_the_run_that_it_resumes(tmp_path, caplog):
     train(Layers(), 0, 3, **kept_in(tmp_path))
     assert 'resumes run "mine"' in caplog.text
     assert "after step 2: commit 3 of incarnation 1; this is incarnation 2" in caplog.text
+
+
+def preloaded(parameters, lr):
+    """Return an AdamW with the state of ten steps, as a script has it that loads a state_dict() of another training."""
+    optimizer = torch.optim.AdamW(parameters, lr=0)
+    for group in optimizer.param_groups:
+        for number, each in enumerate(group["params"]):
+            each.grad = torch.full_like(each, 0.1 * (number + 1))
+    for _ in range(10):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.param_groups[0]["lr"] = lr
+    return optimizer
+
+
+KINDS_WITH_STATE = {
+    "Adagrad": (torch.optim.Adagrad, 0),
+    "an own step": (partial(torch.optim.Adagrad, initial_accumulator_value=0.1), 0),
+    "preloaded": (preloaded, 10),
+}
+
+
+@pytest.mark.parametrize(("kind", "first"), KINDS_WITH_STATE.values(), ids=KINDS_WITH_STATE)
+def test_a_run_resumes_with_its_own_state_and_not_with_that_of_the_new_optimizer(kind, first, tmp_path, caplog):
+    options = {"kind": kind, **kept_in(tmp_path)}
+    began, whole = train(Layers(), 0, first + 6, kind=kind, stage=3)
+    assert began == first
+    assert train(Layers(), 0, first + 3, **options) == (first, whole[:3])
+    assert not caplog.records
+    assert train(Layers(), 0, first + 6, **options) == (first + 3, whole[3:])
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (first > 0)
+    assert all('run "mine" resumes after step 13, and leaves out the optimizer\'s state of step 10' in each for each in said)
+
+
+def test_a_run_that_begins_from_a_checkpoint_leaves_out_the_state_of_the_new_optimizer(tmp_path):
+    model = Layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    kept_runs.losses_until(3, model, optimizer)
+    ballast.save(tmp_path / "checkpoint", model, optimizer)
+    losses = kept_runs.losses_until(5, model, optimizer)
+    options = {**kept_in(tmp_path), "checkpoint": tmp_path / "checkpoint"}
+    assert train(Layers(), 0, 5, kind=preloaded, **options) == (3, losses)
