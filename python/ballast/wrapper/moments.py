@@ -4,23 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from itertools import chain
+from typing import Any
 
 import torch
 
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.sharded_state import ShardedState
-from ballast.wrapper.state import LazyState
+from ballast.wrapper.state import LazyState, reads_same
 from ballast.wrapper.units import Member
 from ballast.wrapper.updates import State
 
 
-def left_of_state(optimizer: torch.optim.Optimizer, shards: ShardedState, members: Sequence[Member]) -> State | None:
-    """Return optimizer.state if state of one of these members was removed from it; else None."""
+class ShownState:
+    """The state that optimizer.state shows of trained parameters. It notices when the user puts other objects in their place;
+    each step asks twice, so it looks at no value."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, dict[str, LazyState]] = {}  # by id of the parameter
+        self._objects: tuple[list[int], list[int]] | None = None  # when the state was last known to be as it was shown
+
+    def show(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, values: dict[str, LazyState]) -> None:
+        optimizer.state[parameter] = {**values}
+        self._values[id(parameter)] = values
+        self._objects = None
+
+    def is_as_shown(self, optimizer: torch.optim.Optimizer, members: Sequence[Member]) -> bool:
+        objects = _objects_in(optimizer.state)
+        if objects != self._objects:
+            if not all(self._has_kept(optimizer, member.parameter) for member in members):
+                return False
+            self._objects = objects
+        return True
+
+    def _has_kept(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+        now, shown = optimizer.state.get(parameter), self._values.get(id(parameter))
+        if not isinstance(now, dict) or shown is None or not all(reads_same(now.get(name), shown[name]) for name in shown):
+            return False
+        self._values[id(parameter)] = {name: now[name] for name in shown}  # they may be on another device
+        return True
+
+
+def _objects_in(state: dict[Any, Any]) -> tuple[list[int], list[int]]:
+    """Return the ids of keys and values. Those of `ShownState` live as long as it does, so no other objects get their ids."""
+    values = chain.from_iterable([each.values() for each in state.values() if isinstance(each, dict)])
+    return [*map(id, state)], [*map(id, values)]
+
+
+def changed_state(optimizer: torch.optim.Optimizer, shards: ShardedState, members: Sequence[Member]) -> State:
+    """Return optimizer.state, which the user has changed. It may lack state of all of these members."""
     missing = [member for member in members if member.parameter not in optimizer.state]
-    if not missing:
-        return None
-    if len(missing) < len(members) and shards.sharing is not None:
+    if 0 < len(missing) < len(members) and shards.sharing is not None:
         refuse(
             "cannot take over optimizer.state: the state of some parameters was removed, and ranks have shards of the rest",
             where=f"parameter {missing[0].name}",

@@ -31,14 +31,14 @@ class OptimizerState:
         self.loaded, self._unbegun = read_of(state), None
         self.show(self.loaded)
 
-    def load_what_is_left(self, partition: Partition) -> None:
-        """Load optimizer.state if the user has removed something from it."""
-        left = self._updates.left_of_state(self._wrapped.optimizer, partition)
-        if self.loaded is None and left is not None:
-            self.loaded = read_of(left)
+    def load_changed(self, partition: Partition) -> None:
+        """Load optimizer.state if the user has removed or replaced something in it."""
+        changed = self._updates.changed_state(self._wrapped.optimizer, partition)
+        if self.loaded is None and changed is not None:
+            self.loaded = read_of(changed)
 
     def has_changed(self, partition: Partition) -> bool:
-        return self._updates.left_of_state(self._wrapped.optimizer, partition) is not None
+        return self._updates.changed_state(self._wrapped.optimizer, partition) is not None
 
     @property
     def steps_of_loaded(self) -> int | None:

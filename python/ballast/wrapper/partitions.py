@@ -91,7 +91,7 @@ class Partitions:
             if not trained:  # only gradients of the model's inputs are computed
                 return self.current
             self.state.begin_again(self.current)
-            self.state.load_what_is_left(self.current)
+            self.state.load_changed(self.current)
             is_same = self.factory.trains_exactly(self.current, trained)
             if is_same and self.state.loaded is None:
                 return self.current

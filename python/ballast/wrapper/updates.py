@@ -58,8 +58,8 @@ class Updates(Protocol):
     def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         """Take over what a checkpoint has of this rank's state of its own step, apart from what the library keeps."""
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
-        """Return optimizer.state if state that the library keeps was removed from it; else None."""
+    def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+        """Return optimizer.state if state that the library keeps was removed from it or replaced; else None."""
 
     def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         """Return the full state outside the library's memory, on every rank."""
