@@ -12,6 +12,7 @@ from ballast import _core
 from ballast.checks import refuse_order
 from ballast.wrapper import preconditions
 from ballast.wrapper.deferred_params import DeferredParameters, drop_pending
+from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.joint_runs import JointRun
 from ballast.wrapper.moments import begun_in
 from ballast.wrapper.optimizer_state import OptimizerState
@@ -214,11 +215,25 @@ class Partitions:
 
     def load(self, state: State) -> None:
         """Load full state, or this rank's shard. The next step takes it over when it begins."""
-        if self.state.is_current(state) if state else self.current is None and self.state.loaded is None:
+        if self._is_loaded(state):
             return
         self.of_this_step = None
         self.state.load(state)
         self._migration.forget_moments()
+
+    def require_loadable(self, state: State) -> None:
+        """Refuse other state between a backward pass and its step: the partition of this state would lack the gradients."""
+        if self.current is None or not self.current.has_begun or self._is_loaded(state):
+            return
+        gradients = [member.parameter.grad for member in self.current.members]
+        if any(isinstance(each, TakenGradient) and not each.spent for each in gradients):  # model.zero_grad() clears them
+            what = "cannot load a state_dict() between a backward pass and its step: it has gradients"
+            refuse_order(what, needed="step() or zero_grad() before load_state_dict()")
+
+    def _is_loaded(self, state: State) -> bool:
+        if not state:
+            return self.current is None and self.state.loaded is None
+        return self.state.is_current(state)
 
     # --- While something else needs the device ---
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 import ballast
 import pytest
 import torch
-from python.wrap.support.loops import Loop, Run, check_close, mlp
+from python.wrap.support.loops import Loop, Run, check_close, check_equal, mlp
 
 
 def test_state_is_read_as_torchs():
@@ -192,3 +192,23 @@ def test_state_that_changes_before_the_step_is_refused(change):
     change(run.optimizer)
     with pytest.raises(ballast.UsageError, match="B1007(.|\n)*between a backward pass and its step"):
         run.optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{"stage": 0}, {"stage": 3}, {"stage": 2, "offload": "nvme:.", "run": "named"}], ids=str)
+def test_a_state_dict_is_not_loaded_between_a_backward_pass_and_its_step(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loop, loaded = Loop(steps=2), Loop(steps=1).run(stage=2).optimizer.state_dict()
+    run, expected = loop.run(**options), loop.run(stage=2)
+    for each in (run, expected):
+        loop.loss(each.model, loop.batch(2)).backward()
+    with pytest.raises(ballast.UsageError, match="B1007 cannot load a state_dict\\(\\) between a backward pass and its step"):
+        run.optimizer.load_state_dict(loaded)
+    for each in (run, expected):
+        each.optimizer.step()
+    with ballast.gather(run.model):
+        check_equal(run, Run(expected.model, expected.optimizer, run.losses))
+    run.optimizer.zero_grad()
+    loop.loss(run.model, loop.batch(3)).backward()
+    run.model.zero_grad()
+    run.optimizer.load_state_dict(loaded)
+    assert run.optimizer.steps == 1
