@@ -145,3 +145,9 @@ class PartitionFactory:
         """Return whether the partition has the parameters that are trained, and no others."""
         known = self.outside | {id(member.parameter) for member in partition.members}
         return known == {id(each) for _, each in trained}
+
+    def has_groups(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
+        """Return whether the parameters of the partition are in the groups whose options its updates use."""
+        places = self.groups.places
+        of_member = {id(member.parameter): places[member.group or 0] for member in partition.members}
+        return all(of_member.get(id(each), place) == place for place, each in trained)

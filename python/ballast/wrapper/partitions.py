@@ -73,6 +73,17 @@ class Partitions:
         with torch.inference_mode(False):  # an evaluation may begin with it, and training follows
             return self.of_this_step or self._look_up()
 
+    def require_unchanged(self) -> None:
+        """Refuse to make a step with other state or groups than those with which it began."""
+        if (partition := self._of_this_step) is None:
+            return
+        changed = "optimizer.state" if self.state.has_changed(partition) else ""
+        if not self.factory.has_groups(partition, self.wrapped.trained()):
+            changed = "optimizer.param_groups"
+        if changed:
+            what = f"cannot make a step: {changed} was changed between a backward pass and its step"
+            refuse_order(what, needed="the same after step()")
+
     def require_open(self, what: str) -> None:
         preconditions.require_open(what, is_closed=self.is_closed)
 
@@ -94,7 +105,7 @@ class Partitions:
             self.state.begin_again(self.current)
             self.state.load_changed(self.current)
             is_same = self.factory.trains_exactly(self.current, trained)
-            if is_same and self.state.loaded is None:
+            if is_same and self.state.loaded is None and self.factory.has_groups(self.current, trained):
                 return self.current
             preconditions.require_same_run(self.factory.options.run, is_same)
             preconditions.require_same_in_outer(self.factory.options.outer is not None, is_same)

@@ -197,9 +197,7 @@ class Session:
 
     def step(self, loss_scale: float, found_inf: bool) -> None:
         partitions = self.partitions
-        if partitions.of_this_step is not None and partitions.state.has_changed(partitions.of_this_step):
-            what = "cannot make a step: optimizer.state was changed between a backward pass and its step"
-            refuse_order(what, needed="the same after step()")
+        partitions.require_unchanged()
         if (run := partitions.factory.joint_run) is not None:
             run.require_others()
         result = self.partition().step(loss_scale=loss_scale, discard=found_inf, in_round=True)
