@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -18,12 +19,12 @@ from ballast.wrapper.updates import State
 
 
 class ShownState:
-    """The state that optimizer.state shows of trained parameters. It notices when the user puts other objects in their place;
-    each step asks twice, so it looks at no value."""
+    """The state that optimizer.state shows of trained parameters. It notices when the user puts other objects in their place,
+    and looks at no value."""
 
     def __init__(self) -> None:
         self._values: dict[int, dict[str, LazyState]] = {}  # by id of the parameter
-        self._objects: tuple[list[int], list[int]] | None = None  # when the state was last known to be as it was shown
+        self._objects: StateObjects | None = None  # when the state was last found to be as it was shown
 
     def show(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, values: dict[str, LazyState]) -> None:
         optimizer.state[parameter] = {**values}
@@ -31,11 +32,10 @@ class ShownState:
         self._objects = None
 
     def is_as_shown(self, optimizer: torch.optim.Optimizer, members: Sequence[Member]) -> bool:
-        objects = _objects_in(optimizer.state)
-        if objects != self._objects:
+        if self._objects is None or not self._objects.are_in(optimizer.state):
             if not all(self._has_kept(optimizer, member.parameter) for member in members):
                 return False
-            self._objects = objects
+            self._objects = StateObjects(optimizer.state)
         return True
 
     def _has_kept(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
@@ -46,10 +46,25 @@ class ShownState:
         return True
 
 
-def _objects_in(state: dict[Any, Any]) -> tuple[list[int], list[int]]:
-    """Return the ids of keys and values. Those of `ShownState` live as long as it does, so no other objects get their ids."""
-    values = chain.from_iterable([each.values() for each in state.values() if isinstance(each, dict)])
-    return [*map(id, state)], [*map(id, values)]
+class StateObjects:
+    """All keys, dictionaries and values of an optimizer.state. Each step compares them twice, so no Python code runs for each
+    parameter."""
+
+    def __init__(self, state: Mapping[Any, Any]):
+        self._keys = [*state]
+        self._entries = [each for each in state.values() if isinstance(each, dict)]
+        self._values = [*_values_in(self._entries)]
+
+    def are_in(self, state: Mapping[Any, Any]) -> bool:
+        if len(state) != len(self._entries) or not all(map(is_, state, self._keys)):
+            return False
+        if not all(map(is_, state.values(), self._entries)) or sum(map(len, self._entries)) != len(self._values):
+            return False
+        return all(map(is_, _values_in(self._entries), self._values))
+
+
+def _values_in(entries: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, entries))
 
 
 def changed_state(optimizer: torch.optim.Optimizer, shards: ShardedState, members: Sequence[Member]) -> State:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ class PartitionFactory:
         self.groups = Groups()
         self.joint_run: JointRun | None = None  # if the run is resumed with those of other optimizers
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
+        self._grouped: GroupedParameters | None = None  # when the groups of the last partition were last found in the optimizer
         self._may_resume = True  # until the first partition is made
         self.has_resumed = False  # whether the last partition has the state of a run that has made steps
 
@@ -69,7 +72,7 @@ class PartitionFactory:
             reside = partial(FullParameters, group, overlaps)
         else:
             reside = partial(ParamGather, self._wrapped.required_model, group, options)
-        self.outside = outside_of(units, members)
+        self.outside, self._grouped = outside_of(units, members), None
         partition = Partition(units, self.ranks, self.step_inputs, options, reside)
         with ExitStack() as undoing:
             undoing.callback(partition.release, together=False)
@@ -146,8 +149,38 @@ class PartitionFactory:
         known = self.outside | {id(member.parameter) for member in partition.members}
         return known == {id(each) for _, each in trained}
 
-    def has_groups(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
+    def has_groups(self, partition: Partition) -> bool:
         """Return whether the parameters of the partition are in the groups whose options its updates use."""
-        places = self.groups.places
-        of_member = {id(member.parameter): places[member.group or 0] for member in partition.members}
-        return all(of_member.get(id(each), place) == place for place, each in trained)
+        groups = self._wrapped.optimizer.param_groups
+        if self._grouped is None or not self._grouped.are_in(groups):
+            now, places = GroupedParameters(groups, partition), self.groups.places
+            if any(now.places.get(id(member.parameter)) != places[member.group or 0] for member in partition.members):
+                return False
+            self._grouped = now
+        return True
+
+    def added(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that the last partition does not train and that have a gradient. Call it after has_groups()."""
+        others = () if self._grouped is None else self._grouped.others
+        return [each for each in others if each.requires_grad and each.grad is not None]
+
+
+class GroupedParameters:
+    """The parameters in an optimizer's groups. Each step compares them twice, so no Python code runs for each of them."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], partition: Partition):
+        self.places = {id(each): place for place, group in enumerate(groups) for each in group["params"]}
+        self._counts = _counts_in(groups)
+        self._parameters = [*_parameters_in(groups)]
+        self.others = [each for each in self._parameters if not partition.trains(each)]
+
+    def are_in(self, groups: Sequence[dict[str, Any]]) -> bool:
+        return _counts_in(groups) == self._counts and all(map(is_, _parameters_in(groups), self._parameters))
+
+
+def _counts_in(groups: Sequence[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _parameters_in(groups: Sequence[dict[str, Any]]) -> Iterator[torch.nn.Parameter]:
+    return chain.from_iterable(group["params"] for group in groups)

@@ -14,6 +14,7 @@ from ballast.wrapper import preconditions
 from ballast.wrapper.deferred_params import DeferredParameters, drop_pending
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.joint_runs import JointRun
+from ballast.wrapper.modules import refuse_outside
 from ballast.wrapper.moments import begun_in
 from ballast.wrapper.optimizer_state import OptimizerState
 from ballast.wrapper.partition import Partition
@@ -74,15 +75,32 @@ class Partitions:
             return self.of_this_step or self._look_up()
 
     def require_unchanged(self) -> None:
-        """Refuse to make a step with other state or groups than those with which it began."""
+        """Refuse to make a step with other parameters, groups or state than those with which it began."""
         if (partition := self._of_this_step) is None:
             return
         changed = "optimizer.state" if self.state.has_changed(partition) else ""
-        if not self.factory.has_groups(partition, self.wrapped.trained()):
+        if not self.factory.has_groups(partition):
             changed = "optimizer.param_groups"
         if changed:
             what = f"cannot make a step: {changed} was changed between a backward pass and its step"
             refuse_order(what, needed="the same after step()")
+        for each in self.factory.added():
+            self.leave_or_refuse(each)
+
+    def leave_or_refuse(self, parameter: torch.nn.Parameter) -> None:
+        """Leave the gradient of a parameter to torch if the optimizer does not have it. Refuse the gradient if the partition
+        lacks the parameter for another reason."""
+        if all(each is not parameter for _, each in self.wrapped.parameters()):
+            return
+        name = self.wrapped.names()[id(parameter)]
+        if id(parameter) in self.factory.outside:
+            refuse_outside(name)
+        refuse_order(
+            "cannot take a gradient: the parameter is trained only since a later backward pass of this step",
+            where=f"parameter {name}",
+            needed="the same trained parameters in all backward passes of a step",
+            remedy="Unfreeze or add it before the first backward pass of a step.",
+        )
 
     def require_open(self, what: str) -> None:
         preconditions.require_open(what, is_closed=self.is_closed)
@@ -105,7 +123,7 @@ class Partitions:
             self.state.begin_again(self.current)
             self.state.load_changed(self.current)
             is_same = self.factory.trains_exactly(self.current, trained)
-            if is_same and self.state.loaded is None and self.factory.has_groups(self.current, trained):
+            if is_same and self.state.loaded is None and self.factory.has_groups(self.current):
                 return self.current
             preconditions.require_same_run(self.factory.options.run, is_same)
             preconditions.require_same_in_outer(self.factory.options.outer is not None, is_same)

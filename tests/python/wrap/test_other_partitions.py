@@ -185,7 +185,9 @@ def regrouped(change, **options):
 
 
 @pytest.mark.parametrize("change", [in_other_groups, in_reverse, to_another_group, into_one_group])
-@pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 3, "offload": "nvme:."}, {"stage": 2, "offload": "nvme:.", "run": "n"}])
+@pytest.mark.parametrize(
+    "options", [{"stage": 2}, {"stage": 3, "offload": "nvme:."}, {"stage": 2, "offload": "nvme:.", "run": "named"}], ids=str
+)
 def test_parameters_that_change_their_groups_have_the_options_of_the_new_ones(change, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run, expected = regrouped(change)
