@@ -173,3 +173,24 @@ def test_a_layer_that_thaws_between_two_backward_passes_of_a_step_is_named(stage
     optimizer.zero_grad()
     step(model, optimizer)
     assert optimizer.steps == 2
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_a_checkpoint_that_is_loaded_while_all_parameters_are_frozen_is_refused(is_foreign, tmp_path):
+    plain = mlp()
+    model, optimizer = evaluated(stage=2)
+    if is_foreign:
+        of_plain = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+        step(plain, of_plain)
+        torch.save({"model": plain.state_dict(), "optimizer": of_plain.state_dict()}, tmp_path / "saved.pt")
+    else:
+        ballast.save(tmp_path, model, optimizer)
+    path = tmp_path / "saved.pt" if is_foreign else tmp_path
+    model.requires_grad_(False)
+    with pytest.raises(ballast.UsageError, match="B1007 cannot load a checkpoint: all parameters of the optimizer are frozen"):
+        ballast.load_checkpoint(path, model, optimizer)
+    model.requires_grad_(True)  # the refusal has changed nothing
+    step(model, optimizer)
+    assert optimizer.steps == 2
+    ballast.load_checkpoint(path, model, optimizer)
+    assert optimizer.steps == 1
