@@ -106,3 +106,20 @@ def test_a_run_that_begins_from_a_checkpoint_leaves_out_the_state_of_the_new_opt
     losses = kept_runs.losses_until(5, model, optimizer)
     options = {**kept_in(tmp_path), "checkpoint": tmp_path / "checkpoint"}
     assert train(Layers(), 0, 5, kind=preloaded, **options) == (3, losses)
+
+
+def with_norms():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.BatchNorm1d(20), torch.nn.BatchNorm1d(20, affine=False))
+
+
+def test_a_run_that_resumes_warns_of_buffers_that_it_does_not_keep(tmp_path, caplog):
+    options = kept_in(tmp_path)
+    train(with_norms(), 0, 3, **options)
+    assert not caplog.records
+    train(with_norms(), 0, 4, **options)
+    [warning] = caplog.records
+    said = warning.getMessage()
+    assert said.startswith('run "mine" resumes after step 3, and keeps no buffers')
+    assert "1.running_mean, 1.running_var, 1.num_batches_tracked and 3 more have the values of the model at wrap()" in said
+    assert "ballast.save()" in said
