@@ -29,7 +29,6 @@ class ShownState:
     def show(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, values: dict[str, LazyState]) -> None:
         optimizer.state[parameter] = {**values}
         self._values[id(parameter)] = values
-        self._objects = None
 
     def is_as_shown(self, optimizer: torch.optim.Optimizer, members: Sequence[Member]) -> bool:
         if self._objects is None or not self._objects.are_in(optimizer.state):

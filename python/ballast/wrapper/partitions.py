@@ -255,7 +255,7 @@ class Partitions:
         if self.current is None or not self.current.has_begun or self._is_loaded(state):
             return
         gradients = [member.parameter.grad for member in self.current.members]
-        if any(isinstance(each, TakenGradient) and not each.spent for each in gradients):  # model.zero_grad() clears them
+        if any(isinstance(each, TakenGradient) for each in gradients):  # model.zero_grad() clears them
             what = "cannot load a state_dict() between a backward pass and its step: it has gradients"
             refuse_order(what, needed="step() or zero_grad() before load_state_dict()")
 

@@ -65,13 +65,13 @@ def test_a_start_logs_the_run_that_it_resumes(tmp_path, caplog):
     assert "after step 2: commit 3 of incarnation 1; this is incarnation 2" in caplog.text
 
 
-def preloaded(parameters, lr):
-    """Return an AdamW with the state of ten steps, as a script has it that loads a state_dict() of another training."""
+def preloaded(parameters, lr, of_first=10):
+    """Return an AdamW with the state of ten steps, as a script has it that loads a state_dict() of another training. The first
+    parameter may have made fewer."""
     optimizer = torch.optim.AdamW(parameters, lr=0)
-    for group in optimizer.param_groups:
-        for number, each in enumerate(group["params"]):
-            each.grad = torch.full_like(each, 0.1 * (number + 1))
-    for _ in range(10):
+    for step in range(10):
+        for number, each in enumerate(optimizer.param_groups[0]["params"]):
+            each.grad = torch.full_like(each, 0.1 * (number + 1)) if number > 0 or step < of_first else None
         optimizer.step()
     optimizer.zero_grad()
     optimizer.param_groups[0]["lr"] = lr
@@ -92,10 +92,17 @@ def test_a_run_resumes_with_its_own_state_and_not_with_that_of_the_new_optimizer
     assert began == first
     assert train(Layers(), 0, first + 3, **options) == (first, whole[:3])
     assert not caplog.records
+    if kind is preloaded:
+        options["kind"] = partial(preloaded, of_first=4)
     assert train(Layers(), 0, first + 6, **options) == (first + 3, whole[3:])
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == (first > 0)
     assert all('run "mine" resumes after step 13, and leaves out the optimizer\'s state of step 10' in each for each in said)
+
+
+def test_a_run_that_has_made_no_step_takes_the_state_of_the_new_optimizer(tmp_path):
+    assert train(Layers(), 0, 0, **kept_in(tmp_path)) == (0, [])
+    assert train(Layers(), 0, 11, kind=preloaded, **kept_in(tmp_path)) == train(Layers(), 0, 11, kind=preloaded, stage=3)
 
 
 def test_a_run_that_begins_from_a_checkpoint_leaves_out_the_state_of_the_new_optimizer(tmp_path):

@@ -108,7 +108,7 @@ def replace_entries(optimizer, parameters):
 
 
 def clear_one_entry(optimizer, parameters):
-    optimizer.state[parameters[2]].clear()
+    optimizer.state[parameters[-1]].clear()
 
 
 @pytest.mark.parametrize("change", [replace_a_moment, count_from_zero, replace_entries, clear_one_entry])
