@@ -38,7 +38,7 @@ class ForeignImport:
         self._moments = {kind.name: name for kind, name in access.names_of_moments()}
         self._current: tuple[str, dict[str, StoredTensor]] = ("", {})
         with self._agreement.attempt():
-            access.require_not_gathered("cannot load a checkpoint")
+            access.require_loadable()
             if access.has_custom_step:
                 refuse(
                     f"cannot load another program's checkpoint into {type(access.optimizer).__name__}: its step is its own",

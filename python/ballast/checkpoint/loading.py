@@ -64,7 +64,7 @@ class Loading:
         names, buffers = parameter_names(model, accesses), buffers_by_name(model)
         with self._agreement.attempt():
             for access in accesses:
-                access.require_not_gathered("cannot load a checkpoint")
+                access.require_loadable()
                 access.require_changeable()
                 require_all_partitioned(access, names)
             self._checkpoint = manifest.parse(directory, text)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ballast.checkpoint import manifest
+from ballast.checkpoint.inventory import buffers_by_name
 from ballast.checkpoint.loading import load_current
 from ballast.checkpoint.run_notice import tell_run
 from ballast.checks import refuse
@@ -18,6 +19,8 @@ from ballast.wrapper.joint_runs import join_runs
 from ballast.wrapper.session import Session
 
 log = logging.getLogger("ballast")
+
+CHANGED = ("running_mean", "running_var", "num_batches_tracked")  # buffers that torch's norms change in training
 
 
 def newest_checkpoint(group: Group, folder: str, model: torch.nn.Module | None) -> str:
@@ -47,7 +50,23 @@ def begin_runs(sessions: Sequence[Session], model: torch.nn.Module | None) -> No
             session.join_run(run)
     for session in sessions:
         session.partition_now()
+    if any(session.partitions.factory.has_resumed for session in sessions):
+        _warn_of_buffers(sessions[0], model)
     _begin_from_checkpoint(sessions, model)
+
+
+def _warn_of_buffers(session: Session, model: torch.nn.Module | None) -> None:
+    """Warn of buffers that training is known to change: a run does not keep them."""
+    names = [] if model is None else [name for name in buffers_by_name(model) if name.rpartition(".")[2] in CHANGED]
+    if names and session.group.rank == 0:
+        log.warning(
+            'run "%s" resumes after step %d, and keeps no buffers: %s%s have the values of the model at wrap(). Save buffers '
+            "yourself, and load them at each start; or resume from ballast.save(), which keeps them",
+            session.options.run,
+            session.partitions.steps,
+            ", ".join(names[:3]),
+            f" and {len(names) - 3} more" if len(names) > 3 else "",
+        )
 
 
 def _begin_from_checkpoint(sessions: Sequence[Session], model: torch.nn.Module | None) -> None:

@@ -12,6 +12,7 @@ from ballast.checkpoint.unpickling import fail_unreadable
 from ballast.checks import refuse
 from ballast.wrapper.memory import tensor_at
 from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.wrapper.updates import UNCOUNTED
 
 STEP = "step"  # in the state of a parameter, next to its moments
 
@@ -37,8 +38,8 @@ class Source(Protocol):
 
 
 def steps_made(source: Source, name: str, needed: bool) -> int:
-    """Return the number of steps that made the moments of a parameter. It is needed with second moments: without it, bias
-    correction would take them for those of the first step."""
+    """Return the number of steps that made the moments of a parameter; 1 for momentum that torch does not count. It is needed
+    with second moments: without it, bias correction would take them for those of the first step."""
     found = source.steps(name)
     if found is None and needed:
         refuse(
@@ -47,6 +48,8 @@ def steps_made(source: Source, name: str, needed: bool) -> int:
             needed="both: the next step corrects the moments by that number",
             remedy="DeepSpeed's ds_to_universal writes it to zero/optimizer_state.pt, torch next to the moments.",
         )
+    if found is None and UNCOUNTED in source.state(name):
+        return 1
     return found or 0
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ballast import _core
+from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.wrapper.group_options import options_to_set
@@ -113,6 +114,16 @@ class CheckpointAccess:
             self.pending.wait()
 
     # --- Loading ---
+
+    def require_loadable(self) -> None:
+        """Refuse to load while parameters are gathered, or while none is trained: below stage 3 a partition has no others."""
+        self.require_not_gathered("cannot load a checkpoint")
+        if self.options.stage != 3 and not self._partitions.wrapped.trained():
+            refuse_order(
+                "cannot load a checkpoint: all parameters of the optimizer are frozen",
+                needed="one that is trained; or stage 3",
+                remedy="Load the checkpoint first, and freeze parameters after that.",
+            )
 
     def require_changeable(self) -> None:
         """Refuse to change the state between the steps of the model's optimizers, if their runs are resumed together."""

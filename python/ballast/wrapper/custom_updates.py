@@ -90,7 +90,7 @@ class CustomUpdates:
             if values := state.get(id(member.parameter)):
                 optimizer.state[member.parameter] = values
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> None:
+    def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> None:
         return None  # optimizer.state is the state itself
 
     def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:

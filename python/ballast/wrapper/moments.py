@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import NoReturn
+from itertools import chain
+from operator import is_
+from typing import Any, NoReturn
 
 import torch
 
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.sharded_state import ShardedState
-from ballast.wrapper.state import LazyState
+from ballast.wrapper.state import LazyState, reads_same
 from ballast.wrapper.units import Member
 from ballast.wrapper.updates import State
 
 
-def left_of_state(optimizer: torch.optim.Optimizer, shards: ShardedState, members: Sequence[Member]) -> State | None:
-    """Return optimizer.state if state of one of these members was removed from it; else None."""
+class ShownState:
+    """The state that optimizer.state shows of trained parameters. It notices when the user puts other objects in their place,
+    and looks at no value."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, dict[str, LazyState]] = {}  # by id of the parameter
+        self._objects: StateObjects | None = None  # when the state was last found to be as it was shown
+
+    def show(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, values: dict[str, LazyState]) -> None:
+        optimizer.state[parameter] = {**values}
+        self._values[id(parameter)] = values
+
+    def is_as_shown(self, optimizer: torch.optim.Optimizer, members: Sequence[Member]) -> bool:
+        if self._objects is None or not self._objects.are_in(optimizer.state):
+            if not all(self._has_kept(optimizer, member.parameter) for member in members):
+                return False
+            self._objects = StateObjects(optimizer.state)
+        return True
+
+    def _has_kept(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+        now, shown = optimizer.state.get(parameter), self._values.get(id(parameter))
+        if not isinstance(now, dict) or shown is None or not all(reads_same(now.get(name), shown[name]) for name in shown):
+            return False
+        self._values[id(parameter)] = {name: now[name] for name in shown}  # they may be on another device
+        return True
+
+
+class StateObjects:
+    """All keys, dictionaries and values of an optimizer.state. Each step compares them twice, so no Python code runs for each
+    parameter."""
+
+    def __init__(self, state: Mapping[Any, Any]):
+        self._keys = [*state]
+        self._entries = [each for each in state.values() if isinstance(each, dict)]
+        self._values = [*_values_in(self._entries)]
+
+    def are_in(self, state: Mapping[Any, Any]) -> bool:
+        if len(state) != len(self._entries) or not all(map(is_, state, self._keys)):
+            return False
+        if not all(map(is_, state.values(), self._entries)) or sum(map(len, self._entries)) != len(self._values):
+            return False
+        return all(map(is_, _values_in(self._entries), self._values))
+
+
+def _values_in(entries: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, entries))
+
+
+def changed_state(optimizer: torch.optim.Optimizer, shards: ShardedState, members: Sequence[Member]) -> State:
+    """Return optimizer.state, which the user has changed. It may lack state of all of these members."""
     missing = [member for member in members if member.parameter not in optimizer.state]
-    if not missing:
-        return None
-    if len(missing) < len(members) and shards.sharing is not None:
+    if 0 < len(missing) < len(members) and shards.sharing is not None:
         refuse(
             "cannot take over optimizer.state: the state of some parameters was removed, and ranks have shards of the rest",
             where=f"parameter {missing[0].name}",

@@ -100,25 +100,27 @@ class WrappedOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state_dict() of this optimizer, or of one that is not wrapped. All ranks call it together."""
-        kept: dict[Any, Any] = {}
+        state: dict[int, dict[str, Any]] = {}  # by id of the parameter
 
         def keep(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
             self._require_possible(loaded)
-            kept.update(loaded["state"])
+            numbers = [number for group in loaded["param_groups"] for number in group["params"]]
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            ids = dict(zip(numbers, map(id, parameters)))
+            state.update({ids[number]: values for number, values in loaded["state"].items() if number in ids})
+            self._ballast.partitions.require_loadable(state)
             return {**loaded, "state": {}}  # torch would round it to the format of the parameters
 
         self._ballast.partitions.require_open("call load_state_dict()")
         require_local_shard(state_dict, self._ballast.group)
         hook = self.register_load_state_dict_pre_hook(keep)  # it runs after all others
-        state = self.state
+        shown = self.state
         try:
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
-        self.state = state
-        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-        ours = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._ballast.partitions.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
+        self.state = shown
+        self._ballast.partitions.load(state)
 
     def _require_possible(self, loaded: dict[str, Any]) -> None:
         """Refuse options with which this optimizer cannot make a step, before torch sets them."""

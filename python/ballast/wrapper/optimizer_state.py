@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.state import is_current_state, read_of
 from ballast.wrapper.updates import State, Updates, steps_in
 from ballast.wrapper.wrapped import Wrapped
+
+log = logging.getLogger("ballast")
 
 
 class OptimizerState:
@@ -27,14 +31,14 @@ class OptimizerState:
         self.loaded, self._unbegun = read_of(state), None
         self.show(self.loaded)
 
-    def load_what_is_left(self, partition: Partition) -> None:
-        """Load optimizer.state if the user has removed something from it."""
-        left = self._updates.left_of_state(self._wrapped.optimizer, partition)
-        if self.loaded is None and left is not None:
-            self.loaded = read_of(left)
+    def load_changed(self, partition: Partition) -> None:
+        """Load optimizer.state if the user has removed or replaced something in it."""
+        changed = self._updates.changed_state(self._wrapped.optimizer, partition)
+        if self.loaded is None and changed is not None:
+            self.loaded = read_of(changed)
 
     def has_changed(self, partition: Partition) -> bool:
-        return self._updates.left_of_state(self._wrapped.optimizer, partition) is not None
+        return self._updates.changed_state(self._wrapped.optimizer, partition) is not None
 
     @property
     def steps_of_loaded(self) -> int | None:
@@ -54,6 +58,20 @@ class OptimizerState:
         self.show(self.frozen_state)
         self._updates.begin(self._wrapped.optimizer, partition, state)
         self._unbegun = None
+
+    def without_resumed(self, partition: Partition, state: State, run: str) -> State:
+        """Return the state that the optimizer had when it was wrapped, without that of parameters of the run: its records
+        have newer state of them."""
+        trained = {id(member.parameter) for member in partition.members}
+        steps = max((count for key, count in steps_in(state).items() if key in trained), default=0)
+        if steps > 0 and partition.ranks.rank == 0:
+            log.warning(
+                'run "%s" resumes after step %d, and leaves out the optimizer\'s state of step %d from before ballast.wrap()',
+                run,
+                partition.steps,
+                steps,
+            )
+        return {key: values for key, values in state.items() if key not in trained}
 
     def begin_again(self, partition: Partition) -> None:
         """Write state again that could not be written."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -39,10 +41,13 @@ class PartitionFactory:
         self.groups = Groups()
         self.joint_run: JointRun | None = None  # if the run is resumed with those of other optimizers
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
+        self._grouped: GroupedParameters | None = None  # when the groups of the last partition were last found in the optimizer
+        self._may_resume = True  # until the first partition is made
+        self.has_resumed = False  # whether the last partition has the state of a run that has made steps
 
     def make(self, state: State, steps_before: int, *, is_loaded: bool) -> Partition:
         """Partition the parameters that are trained now. The count of steps continues that of the state, or
-        `steps_before`."""
+        `steps_before`; in a run that is resumed, that of the run."""
         self.updates.prepare(self._wrapped.optimizer)
         require_same(self.ranks.of_data, described(self._wrapped.optimizer, self._requested))
         made = steps_in(state)
@@ -67,13 +72,18 @@ class PartitionFactory:
             reside = partial(FullParameters, group, overlaps)
         else:
             reside = partial(ParamGather, self._wrapped.required_model, group, options)
-        self.outside = outside_of(units, members)
+        self.outside, self._grouped = outside_of(units, members), None
         partition = Partition(units, self.ranks, self.step_inputs, options, reside)
         with ExitStack() as undoing:
             undoing.callback(partition.release, together=False)
-            self.updates.keep_note(partition, state)
-            if steps > 0 or is_loaded:
-                partition.set_steps(steps)
+            self.has_resumed = self._may_resume and partition.found and partition.steps > 0
+            if self.has_resumed:
+                self.groups.count_all_steps(partition.members)
+            else:
+                self.updates.keep_note(partition, state)
+                if steps > 0 or is_loaded:
+                    partition.set_steps(steps)
+            self._may_resume = False
             undoing.pop_all()
         return partition
 
@@ -138,3 +148,39 @@ class PartitionFactory:
         """Return whether the partition has the parameters that are trained, and no others."""
         known = self.outside | {id(member.parameter) for member in partition.members}
         return known == {id(each) for _, each in trained}
+
+    def has_groups(self, partition: Partition) -> bool:
+        """Return whether the parameters of the partition are in the groups whose options its updates use."""
+        groups = self._wrapped.optimizer.param_groups
+        if self._grouped is None or not self._grouped.are_in(groups):
+            now, places = GroupedParameters(groups, partition), self.groups.places
+            if any(now.places.get(id(member.parameter)) != places[member.group or 0] for member in partition.members):
+                return False
+            self._grouped = now
+        return True
+
+    def added(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that the last partition does not train and that have a gradient. Call it after has_groups()."""
+        others = () if self._grouped is None else self._grouped.others
+        return [each for each in others if each.requires_grad and each.grad is not None]
+
+
+class GroupedParameters:
+    """The parameters in an optimizer's groups. Each step compares them twice, so no Python code runs for each of them."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], partition: Partition):
+        self.places = {id(each): place for place, group in enumerate(groups) for each in group["params"]}
+        self._counts = _counts_in(groups)
+        self._parameters = [*_parameters_in(groups)]
+        self.others = [each for each in self._parameters if not partition.trains(each)]
+
+    def are_in(self, groups: Sequence[dict[str, Any]]) -> bool:
+        return _counts_in(groups) == self._counts and all(map(is_, _parameters_in(groups), self._parameters))
+
+
+def _counts_in(groups: Sequence[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _parameters_in(groups: Sequence[dict[str, Any]]) -> Iterator[torch.nn.Parameter]:
+    return chain.from_iterable(group["params"] for group in groups)

@@ -12,7 +12,9 @@ from ballast import _core
 from ballast.checks import refuse_order
 from ballast.wrapper import preconditions
 from ballast.wrapper.deferred_params import DeferredParameters, drop_pending
+from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.joint_runs import JointRun
+from ballast.wrapper.modules import refuse_outside
 from ballast.wrapper.moments import begun_in
 from ballast.wrapper.optimizer_state import OptimizerState
 from ballast.wrapper.partition import Partition
@@ -72,6 +74,34 @@ class Partitions:
         with torch.inference_mode(False):  # an evaluation may begin with it, and training follows
             return self.of_this_step or self._look_up()
 
+    def require_unchanged(self) -> None:
+        """Refuse to make a step with other parameters, groups or state than those with which it began."""
+        if (partition := self._of_this_step) is None:
+            return
+        changed = "optimizer.state" if self.state.has_changed(partition) else ""
+        if not self.factory.has_groups(partition):
+            changed = "optimizer.param_groups"
+        if changed:
+            what = f"cannot make a step: {changed} was changed between a backward pass and its step"
+            refuse_order(what, needed="the same after step()")
+        for each in self.factory.added():
+            self.leave_or_refuse(each)
+
+    def leave_or_refuse(self, parameter: torch.nn.Parameter) -> None:
+        """Leave the gradient of a parameter to torch if the optimizer does not have it. Refuse the gradient if the partition
+        lacks the parameter for another reason."""
+        if all(each is not parameter for _, each in self.wrapped.parameters()):
+            return
+        name = self.wrapped.names()[id(parameter)]
+        if id(parameter) in self.factory.outside:
+            refuse_outside(name)
+        refuse_order(
+            "cannot take a gradient: the parameter is trained only since a later backward pass of this step",
+            where=f"parameter {name}",
+            needed="the same trained parameters in all backward passes of a step",
+            remedy="Unfreeze or add it before the first backward pass of a step.",
+        )
+
     def require_open(self, what: str) -> None:
         preconditions.require_open(what, is_closed=self.is_closed)
 
@@ -91,9 +121,9 @@ class Partitions:
             if not trained:  # only gradients of the model's inputs are computed
                 return self.current
             self.state.begin_again(self.current)
-            self.state.load_what_is_left(self.current)
+            self.state.load_changed(self.current)
             is_same = self.factory.trains_exactly(self.current, trained)
-            if is_same and self.state.loaded is None:
+            if is_same and self.state.loaded is None and self.factory.has_groups(self.current):
                 return self.current
             preconditions.require_same_run(self.factory.options.run, is_same)
             preconditions.require_same_in_outer(self.factory.options.outer is not None, is_same)
@@ -135,6 +165,8 @@ class Partitions:
             self.state.show(merged(state or {}, self._migration.shown()))
             raise
         self.state.loaded = None
+        if self.factory.has_resumed:
+            state = self.state.without_resumed(partition, state, self.factory.options.run)
         self.state.begin(partition, state)
         if self.factory.ranks.of_data.rank == 0:
             log.info("memory of each rank:\n%s", partition.ledger(self.custom_state()))
@@ -212,11 +244,25 @@ class Partitions:
 
     def load(self, state: State) -> None:
         """Load full state, or this rank's shard. The next step takes it over when it begins."""
-        if self.state.is_current(state) if state else self.current is None and self.state.loaded is None:
+        if self._is_loaded(state):
             return
         self.of_this_step = None
         self.state.load(state)
         self._migration.forget_moments()
+
+    def require_loadable(self, state: State) -> None:
+        """Refuse other state between a backward pass and its step: the partition of this state would lack the gradients."""
+        if self.current is None or not self.current.has_begun or self._is_loaded(state):
+            return
+        gradients = [member.parameter.grad for member in self.current.members]
+        if any(isinstance(each, TakenGradient) for each in gradients):  # model.zero_grad() clears them
+            what = "cannot load a state_dict() between a backward pass and its step: it has gradients"
+            refuse_order(what, needed="step() or zero_grad() before load_state_dict()")
+
+    def _is_loaded(self, state: State) -> bool:
+        if not state:
+            return self.current is None and self.state.loaded is None
+        return self.state.is_current(state)
 
     # --- While something else needs the device ---
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ballast import _core
-from ballast.wrapper.moments import IN_LIBRARY, lazy_moment, left_of_state, moments_in
+from ballast.wrapper.moments import IN_LIBRARY, ShownState, changed_state, lazy_moment, moments_in
 from ballast.wrapper.rules import Group, MakeRule, Rule
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.state import LazyState
@@ -25,6 +25,7 @@ class RuleUpdates:
 
     def __init__(self, make_rule: MakeRule):
         self._make_rule = make_rule
+        self._shown = ShownState()
 
     @property
     def custom_step(self) -> None:
@@ -45,13 +46,16 @@ class RuleUpdates:
         if moments := moments_in(state, shards, names):
             shards.write_moments(moments)
         for member in shards.members:
-            optimizer.state[member.parameter] = {
+            values = {
                 "step": LazyState((), f"{member.name}, step", partial(steps_of, shards, member)),
                 **{name: lazy_moment(shards, member, moment, name) for moment, name in names},
             }
+            self._shown.show(optimizer, member.parameter, values)
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
-        return left_of_state(optimizer, shards, shards.members)
+    def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+        if self._shown.is_as_shown(optimizer, shards.members):
+            return None
+        return changed_state(optimizer, shards, shards.members)
 
     def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         kept_here = {name: IN_LIBRARY for _, name in self.moments(optimizer)}
@@ -67,7 +71,7 @@ class RuleUpdates:
         pass
 
     def forget_partition(self) -> None:
-        pass
+        self._shown = ShownState()
 
     def offload(self, optimizer: torch.optim.Optimizer) -> None:
         pass

@@ -19,7 +19,6 @@ from ballast.wrapper.joint_runs import JointRun
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.metrics import StepHistory
 from ballast.wrapper.model_activations import ModelActivations, offload_activations_of
-from ballast.wrapper.modules import refuse_outside
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.partition_factory import PartitionFactory
@@ -145,9 +144,10 @@ class Session:
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """Take a gradient that was added to `parameter.grad`."""
         partition = self.partitions.of_this_step or self.partition()
-        if id(parameter) in self.partitions.factory.outside:
-            refuse_outside(self.names()[id(parameter)])
-        partition.arrived(parameter, hold=self.accumulates_locally)
+        if partition.trains(parameter):
+            partition.arrived(parameter, hold=self.accumulates_locally)
+        else:
+            self.partitions.leave_or_refuse(parameter)
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """Partition the parameters before a module runs, if they are not partitioned yet."""
@@ -197,9 +197,7 @@ class Session:
 
     def step(self, loss_scale: float, found_inf: bool) -> None:
         partitions = self.partitions
-        if partitions.of_this_step is not None and partitions.state.has_changed(partitions.of_this_step):
-            what = "cannot make a step: optimizer.state was changed between a backward pass and its step"
-            refuse_order(what, needed="the same after step()")
+        partitions.require_unchanged()
         if (run := partitions.factory.joint_run) is not None:
             run.require_others()
         result = self.partition().step(loss_scale=loss_scale, discard=found_inf, in_round=True)

@@ -164,6 +164,9 @@ class ShardedState:
         """Set the round of joint runs that the next commits belong to."""
         self._core.set_round(joint_round)
 
+    def trains(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) in self._index
+
     def parts(self, parameter: torch.Tensor) -> list[tuple[int, int]]:
         """Return the elements whose state this rank keeps: ranges of first and count."""
         member = self._members[self._index[id(parameter)]]

@@ -90,12 +90,12 @@ def is_current_state(loaded: Mapping[int, dict[str, Any]], now: Mapping[torch.Te
 
 def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return whether both are lazy and read the same state."""
-    return one.keys() == other.keys() and all(
-        isinstance(value, LazyState)
-        and isinstance(other[name], LazyState)
-        and value.read_now is other[name].read_now
-        for name, value in one.items()
-    )
+    return one.keys() == other.keys() and all(reads_same(value, other[name]) for name, value in one.items())
+
+
+def reads_same(one: Any, other: Any) -> bool:
+    """Return whether both values are lazy and read the same state, on whichever devices."""
+    return isinstance(one, LazyState) and isinstance(other, LazyState) and one.read_now is other.read_now
 
 
 def read_of(state: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:

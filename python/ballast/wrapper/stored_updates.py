@@ -15,7 +15,7 @@ from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.custom_step import CustomStepRunner, Piece, group_of, moved, shape_of
 from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.moments import IN_LIBRARY, lazy_moment, left_of_state, moments_in
+from ballast.wrapper.moments import IN_LIBRARY, changed_state, lazy_moment, moments_in
 from ballast.wrapper.note_format import ScalarState, copied, decoded, encoded, joined, require_kept
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
@@ -172,8 +172,19 @@ class StoredUpdates:
                 self._show(optimizer, shards, member, scalars)
         self._set_note(optimizer, shards)
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
-        return left_of_state(optimizer, shards, [member for member in shards.members if id(member.parameter) in self._begun])
+    def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+        begun = [member for member in shards.members if id(member.parameter) in self._begun]
+        is_there = all(member.parameter in optimizer.state for member in begun)
+        if is_there and not any(self._is_replaced(optimizer, member) for member in shards.members):
+            return None
+        return changed_state(optimizer, shards, begun)
+
+    def _is_replaced(self, optimizer: torch.optim.Optimizer, member: Member) -> bool:
+        """Return whether the user has replaced values of each element. The next step itself begins with other scalars, or
+        without state."""
+        values = optimizer.state.get(member.parameter, {})
+        shown = (values.get(name) for name in self._names)
+        return any(isinstance(each, torch.Tensor) and not isinstance(each, LazyState) for each in shown)
 
     def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         """Return the scalars. A rank has those of parameters of which it has elements, and may get others."""

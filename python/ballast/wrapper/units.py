@@ -130,6 +130,12 @@ class Groups:
     def begun_at(self) -> list[int]:
         return [begun_at for _, begun_at in self._of]
 
+    def count_all_steps(self, members: Iterable[Member]) -> None:
+        """Let each of the parameters count all steps of the training."""
+        for member in members:
+            member.begun_at = 0
+        self._of = [(place, 0) for place, _ in self._of]
+
     def regroup(self, members: Sequence[Member], begun: Mapping[int, tuple[int, int]]) -> bool:
         """Change the numbers of the groups if that is enough, and return whether it is. `begun` has, by id of the
         parameter, its entry of param_groups and the steps before its first one."""

@@ -13,6 +13,7 @@ from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
 
 State = dict[int, dict[str, Any]]  # by id of the parameter, with torch's names
+UNCOUNTED = "momentum_buffer"  # in the state of torch's SGD and Muon, which count no steps: at least one has made it
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Updates(Protocol):
     def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         """Take over what a checkpoint has of this rank's state of its own step, apart from what the library keeps."""
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
-        """Return optimizer.state if state that the library keeps was removed from it; else None."""
+    def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+        """Return optimizer.state if state that the library keeps was removed from it or replaced; else None."""
 
     def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         """Return the full state outside the library's memory, on every rank."""
@@ -81,8 +82,9 @@ def merged(one: State, other: State) -> State:
 
 
 def steps_in(state: State) -> dict[int, int]:
-    """Return the count of steps of each parameter whose state has one."""
-    return {key: int(values["step"]) for key, values in state.items() if _is_count(values.get("step"))}
+    """Return the count of steps of each parameter whose state has one; 1 for momentum that torch does not count."""
+    counted = {key: int(values["step"]) for key, values in state.items() if _is_count(values.get("step"))}
+    return {**{key: 1 for key, values in state.items() if isinstance(values.get(UNCOUNTED), torch.Tensor)}, **counted}
 
 
 def _is_count(value: Any) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from python.wrap.support import saved
 from python.wrap.support.constructed import Tall
-from python.wrap.support.loops import Loop, Tower
+from python.wrap.support.loops import Loop, Tower, check_close, mlp
 from python.wrap.support.ranks import run_ranks
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -305,3 +305,34 @@ def test_the_directory_of_a_run_is_refused_with_the_call_that_resumes_it(tmp_pat
             ballast.load_checkpoint(directory, another, its_optimizer)
         assert refused.value.available == "a run: mine"
         assert f'offload="nvme:{tmp_path}", run="mine"' in refused.value.remedy
+
+
+def by_wrapping(model, optimizer, state, path):
+    optimizer.load_state_dict(state)
+    return ballast.wrap(optimizer, model)
+
+
+def by_a_state_dict(model, optimizer, state, path):
+    optimizer = ballast.wrap(optimizer, model)
+    optimizer.load_state_dict(state)
+    return optimizer
+
+
+def by_a_file(model, optimizer, state, path):
+    optimizer = ballast.wrap(optimizer, model)
+    torch.save({"model": model.state_dict(), "optimizer": state}, path)
+    ballast.load_checkpoint(path, model, optimizer)
+    return optimizer
+
+
+@pytest.mark.parametrize("takes", [by_wrapping, by_a_state_dict, by_a_file])
+def test_momentum_of_torch_that_counts_no_steps_continues(takes, tmp_path):
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+    loop = Loop(steps=3, make_optimizer=torch.optim.SGD, optimizer_options=options)
+    run, model = loop.run(), mlp()
+    model.load_state_dict(run.model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), **options)
+    optimizer = takes(model, optimizer, copy.deepcopy(run.optimizer.state_dict()), tmp_path / "saved.pt")
+    assert optimizer.steps == 1  # at least: SGD keeps no count
+    loop.steps = 6
+    check_close(loop.train(run.model, run.optimizer, 3), loop.train(model, optimizer, 3))

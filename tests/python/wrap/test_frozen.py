@@ -133,3 +133,64 @@ def test_parameters_of_a_module_that_is_gone_are_left_alone():
     step(model, optimizer)
     assert optimizer._ballast.partitions.current is partition
     assert torch.equal(gone.weight, before)
+
+
+def without_a_group(stage):
+    """Train on after the optimizer has lost a group. Its parameters collect gradients, as torch's do."""
+    model = mlp()
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=1e-2)
+    optimizer = optimizer if stage is None else ballast.wrap(optimizer, model, stage=stage)
+    losses = []
+    for number in range(4):
+        if number == 2:
+            optimizer.param_groups.pop(0)
+        loss = model(torch.ones(20)).square().sum()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*losses, *(each.norm().item() for each in (model[0].weight, model[0].weight.grad))]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_parameters_of_a_group_that_is_removed_are_left_to_torch(stage):
+    assert without_a_group(stage) == pytest.approx(without_a_group(None), rel=1e-5)
+
+
+@pytest.mark.parametrize("was_trained", [True, False])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_layer_that_thaws_between_two_backward_passes_of_a_step_is_named(stage, was_trained):
+    model = mlp()
+    model[0].requires_grad_(was_trained)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
+    step(model, optimizer)
+    freeze_a_layer(model, optimizer)
+    model(torch.ones(20)).square().sum().backward()
+    model[0].requires_grad_(True)
+    with pytest.raises(ballast.UsageError, match=r"B1007 cannot take a gradient(.|\n)*parameter 0\.(weight|bias)"):
+        model(torch.ones(20)).square().sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    step(model, optimizer)
+    assert optimizer.steps == 2
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_a_checkpoint_that_is_loaded_while_all_parameters_are_frozen_is_refused(is_foreign, tmp_path):
+    plain = mlp()
+    model, optimizer = evaluated(stage=2)
+    if is_foreign:
+        of_plain = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+        step(plain, of_plain)
+        torch.save({"model": plain.state_dict(), "optimizer": of_plain.state_dict()}, tmp_path / "saved.pt")
+    else:
+        ballast.save(tmp_path, model, optimizer)
+    path = tmp_path / "saved.pt" if is_foreign else tmp_path
+    model.requires_grad_(False)
+    with pytest.raises(ballast.UsageError, match="B1007 cannot load a checkpoint: all parameters of the optimizer are frozen"):
+        ballast.load_checkpoint(path, model, optimizer)
+    model.requires_grad_(True)  # the refusal has changed nothing
+    step(model, optimizer)
+    assert optimizer.steps == 2
+    ballast.load_checkpoint(path, model, optimizer)
+    assert optimizer.steps == 1

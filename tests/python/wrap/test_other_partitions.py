@@ -7,7 +7,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import uncommon
-from python.wrap.support.loops import Tower, mlp
+from python.wrap.support.loops import Loop, Run, Tower, mlp
 from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 
 
@@ -146,3 +146,67 @@ def test_a_backward_pass_of_a_previous_plan_is_refused():
     optimizer.close()
     with pytest.raises(ballast.UsageError, match="B1007 cannot continue a backward pass"):
         loss.backward()
+
+
+def in_other_groups(optimizer, parameters):
+    optimizer.param_groups.clear()
+    optimizer.add_param_group({"params": parameters[:1], "lr": 0.0})
+    optimizer.add_param_group({"params": parameters[1:], "lr": 2e-2})
+
+
+def in_reverse(optimizer, parameters):
+    optimizer.param_groups.reverse()
+
+
+def to_another_group(optimizer, parameters):
+    first, second = optimizer.param_groups
+    first["params"].append(second["params"].pop(0))
+
+
+def into_one_group(optimizer, parameters):
+    first, second = optimizer.param_groups
+    first["params"] += second["params"]
+    optimizer.param_groups.pop()
+
+
+def regrouped(change, **options):
+    """Return the trained parameters of a loop in which parameters change their groups."""
+    loop, model = Loop(steps=2), mlp()
+    first, *others = model.parameters()
+    groups = [{"params": [first, others[0]], "lr": 1e-3}, {"params": others[1:], "weight_decay": 0.1}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+    loop.train(model, optimizer)
+    change(optimizer, [first, *others])
+    loop.steps = 4
+    run = loop.train(model, optimizer, 2)
+    with ballast.gather(model):
+        return Run(model, optimizer, run.losses), run.parameters
+
+
+@pytest.mark.parametrize("change", [in_other_groups, in_reverse, to_another_group, into_one_group])
+@pytest.mark.parametrize(
+    "options", [{"stage": 2}, {"stage": 3, "offload": "nvme:."}, {"stage": 2, "offload": "nvme:.", "run": "named"}], ids=str
+)
+def test_parameters_that_change_their_groups_have_the_options_of_the_new_ones(change, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, expected = regrouped(change)
+    ours, found = regrouped(change, **options)
+    assert ours.losses == pytest.approx(run.losses, rel=1e-5)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("change", [in_reverse, to_another_group, into_one_group])
+def test_groups_that_change_before_the_step_are_refused(change):
+    model = mlp()
+    parameters = [*model.parameters()]
+    groups = [{"params": parameters[:1], "lr": 1e-3}, {"params": parameters[1:]}]
+    optimizer = ballast.wrap(torch.optim.AdamW(groups, lr=1e-2), model)
+    model(torch.ones(20)).square().sum().backward()
+    change(optimizer, parameters)
+    with pytest.raises(ballast.UsageError, match="B1007 cannot make a step: optimizer.param_groups was changed between"):
+        optimizer.step()
+    optimizer.zero_grad()
+    step(model, optimizer)
+    assert optimizer.steps == 1

@@ -1,6 +1,7 @@
 """Tests of named runs: which training may resume a run, and from which step."""
 
 import logging
+from functools import partial
 
 import ballast
 import pytest
@@ -78,3 +79,70 @@ def test_a_start_logs_the_run_that_it_resumes(tmp_path, caplog):
     train(Layers(), 0, 3, **kept_in(tmp_path))
     assert 'resumes run "mine"' in caplog.text
     assert "after step 2: commit 3 of incarnation 1; this is incarnation 2" in caplog.text
+
+
+def preloaded(parameters, lr, of_first=10):
+    """Return an AdamW with the state of ten steps, as a script has it that loads a state_dict() of another training. The first
+    parameter may have made fewer."""
+    optimizer = torch.optim.AdamW(parameters, lr=0)
+    for step in range(10):
+        for number, each in enumerate(optimizer.param_groups[0]["params"]):
+            each.grad = torch.full_like(each, 0.1 * (number + 1)) if number > 0 or step < of_first else None
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.param_groups[0]["lr"] = lr
+    return optimizer
+
+
+KINDS_WITH_STATE = {
+    "Adagrad": (torch.optim.Adagrad, 0),
+    "an own step": (partial(torch.optim.Adagrad, initial_accumulator_value=0.1), 0),
+    "preloaded": (preloaded, 10),
+}
+
+
+@pytest.mark.parametrize(("kind", "first"), KINDS_WITH_STATE.values(), ids=KINDS_WITH_STATE)
+def test_a_run_resumes_with_its_own_state_and_not_with_that_of_the_new_optimizer(kind, first, tmp_path, caplog):
+    options = {"kind": kind, **kept_in(tmp_path)}
+    began, whole = train(Layers(), 0, first + 6, kind=kind, stage=3)
+    assert began == first
+    assert train(Layers(), 0, first + 3, **options) == (first, whole[:3])
+    assert not caplog.records
+    if kind is preloaded:
+        options["kind"] = partial(preloaded, of_first=4)
+    assert train(Layers(), 0, first + 6, **options) == (first + 3, whole[3:])
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (first > 0)
+    assert all('run "mine" resumes after step 13, and leaves out the optimizer\'s state of step 10' in each for each in said)
+
+
+def test_a_run_that_has_made_no_step_takes_the_state_of_the_new_optimizer(tmp_path):
+    assert train(Layers(), 0, 0, **kept_in(tmp_path)) == (0, [])
+    assert train(Layers(), 0, 11, kind=preloaded, **kept_in(tmp_path)) == train(Layers(), 0, 11, kind=preloaded, stage=3)
+
+
+def test_a_run_that_begins_from_a_checkpoint_leaves_out_the_state_of_the_new_optimizer(tmp_path):
+    model = Layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    kept_runs.losses_until(3, model, optimizer)
+    ballast.save(tmp_path / "checkpoint", model, optimizer)
+    losses = kept_runs.losses_until(5, model, optimizer)
+    options = {**kept_in(tmp_path), "checkpoint": tmp_path / "checkpoint"}
+    assert train(Layers(), 0, 5, kind=preloaded, **options) == (3, losses)
+
+
+def with_norms():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.BatchNorm1d(20), torch.nn.BatchNorm1d(20, affine=False))
+
+
+def test_a_run_that_resumes_warns_of_buffers_that_it_does_not_keep(tmp_path, caplog):
+    options = kept_in(tmp_path)
+    train(with_norms(), 0, 3, **options)
+    assert not caplog.records
+    train(with_norms(), 0, 4, **options)
+    [warning] = caplog.records
+    said = warning.getMessage()
+    assert said.startswith('run "mine" resumes after step 3, and keeps no buffers')
+    assert "1.running_mean, 1.running_var, 1.num_batches_tracked and 3 more have the values of the model at wrap()" in said
+    assert "ballast.save()" in said

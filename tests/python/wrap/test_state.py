@@ -5,7 +5,7 @@ from collections import defaultdict
 import ballast
 import pytest
 import torch
-from python.wrap.support.loops import Loop, Run, check_close, mlp
+from python.wrap.support.loops import Loop, Run, check_close, check_equal, mlp
 
 
 def test_state_is_read_as_torchs():
@@ -92,6 +92,64 @@ def test_an_optimizer_whose_state_is_emptied_begins_again(empty, kind, options, 
     assert {values["step"].item() for values in ours.optimizer.state.values()} == {3}
 
 
+def replace_a_moment(optimizer, parameters):
+    for each in parameters:
+        optimizer.state[each]["exp_avg"] = torch.zeros(each.shape)
+
+
+def count_from_zero(optimizer, parameters):
+    for each in parameters:
+        optimizer.state[each]["step"] = torch.tensor(0.0)
+
+
+def replace_entries(optimizer, parameters):
+    for each in parameters:
+        optimizer.state[each] = {}
+
+
+def clear_one_entry(optimizer, parameters):
+    optimizer.state[parameters[-1]].clear()
+
+
+@pytest.mark.parametrize("change", [replace_a_moment, count_from_zero, replace_entries, clear_one_entry])
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        (torch.optim.AdamW, {"stage": 2}),
+        (torch.optim.AdamW, {"stage": 3, "offload": "nvme:.", "tile": 128, "run": "named"}),
+        (torch.optim.NAdam, {"stage": 3, "offload": {"state": "nvme:."}, "tile": 128}),
+        (torch.optim.NAdam, {"stage": 2}),
+    ],
+    ids=str,
+)
+def test_values_that_the_user_puts_into_the_state_count(change, kind, options, tmp_path, monkeypatch):
+    def trained(**options):
+        loop, model = Loop(steps=3), mlp()
+        optimizer = kind(model.parameters(), lr=1e-2)
+        optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+        losses = loop.train(model, optimizer).losses
+        change(optimizer, [*model.parameters()])
+        loop.steps = 6
+        run = loop.train(model, optimizer, 3)
+        return Run(model, optimizer, losses + run.losses), [float(optimizer.state[each]["step"]) for each in model.parameters()]
+
+    monkeypatch.chdir(tmp_path)
+    (plain, expected), (ours, steps) = trained(), trained(**options)
+    with ballast.gather(ours.model):
+        check_close(plain, ours)
+    assert steps == expected
+
+
+def test_state_that_moves_to_another_device_or_is_extended_changes_no_partition():
+    run = Loop(steps=1).run(stage=2)
+    partition = run.optimizer._ballast.partitions.current
+    for values in run.optimizer.state.values():
+        values.update({name: value.to("meta") for name, value in values.items()}, noted=torch.ones(3))
+    run = Loop(steps=3).train(run.model, run.optimizer, 1)
+    assert run.optimizer._ballast.partitions.current is partition
+    assert run.losses == Loop(steps=3).run(stage=2).losses[1:]
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_parameter_takes_the_place_and_the_state_of_another(stage):
     """A parameter grows in training, and its moments grow with it."""
@@ -127,9 +185,30 @@ def test_a_parameter_takes_the_place_and_the_state_of_another(stage):
     assert torch.equal(plain.optimizer.state[plain.model[2].weight]["step"], torch.tensor(6.0))
 
 
-def test_state_that_is_taken_out_before_the_step_is_refused():
+@pytest.mark.parametrize("change", [clear, lambda optimizer: replace_a_moment(optimizer, [*optimizer.state])])
+def test_state_that_changes_before_the_step_is_refused(change):
     run = Loop(steps=1).run(stage=0)
     run.model(torch.ones(20)).sum().backward()
-    run.optimizer.state.clear()
+    change(run.optimizer)
     with pytest.raises(ballast.UsageError, match="B1007(.|\n)*between a backward pass and its step"):
         run.optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{"stage": 0}, {"stage": 3}, {"stage": 2, "offload": "nvme:.", "run": "named"}], ids=str)
+def test_a_state_dict_is_not_loaded_between_a_backward_pass_and_its_step(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loop, loaded = Loop(steps=2), Loop(steps=1).run(stage=2).optimizer.state_dict()
+    run, expected = loop.run(**options), loop.run(stage=2)
+    for each in (run, expected):
+        loop.loss(each.model, loop.batch(2)).backward()
+    with pytest.raises(ballast.UsageError, match="B1007 cannot load a state_dict\\(\\) between a backward pass and its step"):
+        run.optimizer.load_state_dict(loaded)
+    for each in (run, expected):
+        each.optimizer.step()
+    with ballast.gather(run.model):
+        check_equal(run, Run(expected.model, expected.optimizer, run.losses))
+    run.optimizer.zero_grad()
+    loop.loss(run.model, loop.batch(3)).backward()
+    run.model.zero_grad()
+    run.optimizer.load_state_dict(loaded)
+    assert run.optimizer.steps == 1

@@ -369,11 +369,13 @@ def search_of(session: Any) -> autotune.Search:
 
 
 def begins_a_step_and_loads(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:
-    """Load the state in the middle of a step, as after a bad batch, and train. At the end close in the middle of a step."""
+    """Load the state in the middle of a step, as after a bad batch whose gradients the model has cleared, and train. At the end
+    close in the middle of a step."""
     loop = loop_of(rank, steps=2)
     run = loop.run(stage=stage)
     kept = copy.deepcopy(run.optimizer.state_dict())
     run.model(torch.full((20,), 9.0)).sum().backward()
+    run.model.zero_grad()
     run.optimizer.load_state_dict(kept)
     again = replace(loop, steps=4).train(run.model, run.optimizer, first=2)
     run.model(torch.full((20,), 9.0)).sum().backward()

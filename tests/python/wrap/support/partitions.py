@@ -50,7 +50,7 @@ def freezes(rank: int, configurations: list[dict[str, Any]]) -> list[Trained]:
 
 
 def begins_again(rank: int, configurations: list[dict[str, Any]]) -> list[Trained]:
-    """Clear the optimizer's state after two steps."""
+    """Clear the optimizer's state after two steps, and replace a part of it after four."""
     trained = []
     for options in configurations:
         loop, model = loop_of(rank, steps=2), mlp()
@@ -59,9 +59,13 @@ def begins_again(rank: int, configurations: list[dict[str, Any]]) -> list[Traine
         loop.train(model, optimizer)
         optimizer.state.clear()
         loop.steps = 4
-        run = loop.train(model, optimizer, 2)
+        losses = loop.train(model, optimizer, 2).losses
+        optimizer.state[model[0].weight] = {}
+        optimizer.state[model[2].weight]["exp_avg"] = torch.full((5, 24), 0.01)
+        loop.steps = 6
+        run = loop.train(model, optimizer, 4)
         with ballast.gather(model):
-            trained.append((run.losses, run.parameters))
+            trained.append((losses + run.losses, run.parameters))
     return trained
 
 
