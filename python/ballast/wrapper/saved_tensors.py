@@ -105,9 +105,11 @@ class SavedTensors:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
                 values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
-                if saved.is_whole:
-                    return values
-                return values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
+                if not saved.is_whole:
+                    values = values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
+                if torch.is_grad_enabled() and not _knows(top_saved_tensor_hooks(), gather.key):
+                    return values.clone()  # backward makes a graph, and saves this outside of calls, without these hooks
+                return values
             if type(saved) is CastPlace and saved.key is gather.key:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
