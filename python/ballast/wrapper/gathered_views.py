@@ -33,6 +33,7 @@ class GatheredViews:
 
     def __init__(self, key: object, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
         self.tensors = tensors
+        self.addresses = [tensor.data_ptr() for tensor in tensors]
         self._key = key
         self._members = members
         storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]

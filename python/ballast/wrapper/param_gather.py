@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -21,6 +22,9 @@ from ballast.wrapper.saved_tensors import SavedTensors
 from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.unit_gather import UnitGather
 from ballast.wrapper.units import Member, UnitOfMembers
+from ballast.wrapper.writes import LOST, refuse_lost_writes
+
+log = logging.getLogger("ballast")
 
 
 class ParamGather:
@@ -91,7 +95,9 @@ class ParamGather:
         try:
             yield
         finally:
-            self.units.reshard(copies)
+            written = self.units.reshard(copies)
+        if written:
+            refuse_lost_writes(written)
 
     def gathered(
         self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True
@@ -181,6 +187,8 @@ class ParamGather:
         for hook in self._hooks:
             hook.remove()
         self._compiled.remove()
+        if written := self.units.close_unit():
+            log.warning("%s: parameter %s", LOST, ", ".join(written))
         if together and gathers and not self.units.are_collected():
             self.units.release_values()
         self._saved.end_all_calls()

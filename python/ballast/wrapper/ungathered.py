@@ -32,8 +32,8 @@ _HARMLESS = {
     "register_post_accumulate_grad_hook",
 }
 
-# Properties that need the values. All others are harmless.
-_NEED_VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
+# Properties that are the values. Those are needed to read them, and written where one is set. All others are harmless.
+_VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
 
 ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter
 ATTRIBUTE_OF_AWAITED = "ballast_wait"  # of an AwaitedParameter
@@ -204,7 +204,7 @@ def plain(parameter: torch.Tensor) -> torch.Tensor:
 def needs_no_values(func: Any) -> bool:
     """Return whether a function of torch uses a parameter without its values."""
     name = _name_of(func)
-    return name in _HARMLESS and not (name == "__get__" and func.__self__.__name__ in _NEED_VALUES)
+    return name in _HARMLESS and not (name in ("__get__", "__set__") and func.__self__.__name__ in _VALUES)
 
 
 def _name_of(func: Any) -> str:
