@@ -144,6 +144,7 @@ class ParamGather:
     def after_step(self) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
         self._saved.end_all_calls()
+        self.units.count_update()
 
     def writes(self) -> dict[Member, torch.Tensor]:
         """Return nothing: writes are kept when a block of gather() ends."""

@@ -84,15 +84,18 @@ class SavedTensors:
         """Return hooks that pass other tensors on to the outer hooks, such as those of activation checkpointing."""
         gather, members = self._gather, self._gather.members
 
+        def cast_place(tensor: torch.Tensor) -> CastPlace | None:
+            return place_in_cast(tensor, members, gather.key, gather.updates)
+
         def pack(tensor: torch.Tensor) -> Any:
             views = gather.now
             address = tensor.data_ptr()
             if views.begin <= address < views.end:
-                place = views.place_of(tensor, address)
+                place = views.place_of(tensor, address, gather.updates)
                 if place is not None:
                     return place
                 tensor = tensor.clone()  # other values will be in this memory
-            elif tensor.dtype is not views.dtype and (in_cast := place_in_cast(tensor, members, gather.key)) is not None:
+            elif tensor.dtype is not views.dtype and (in_cast := cast_place(tensor)) is not None:
                 if in_cast.unit == gather.open_unit:
                     gather.casts.add(in_cast.member, base_of(tensor))
                 return in_cast
@@ -104,6 +107,8 @@ class SavedTensors:
             if type(saved) is Place and saved.key is gather.key:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
+                if saved.updates != gather.updates:
+                    gather.require_not_updated(unit, number)
                 values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
                 if not saved.is_whole:
                     values = values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
@@ -113,6 +118,8 @@ class SavedTensors:
             if type(saved) is CastPlace and saved.key is gather.key:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
+                if saved.updates != gather.updates:
+                    gather.require_not_updated(unit, number)
                 is_full = unit in gather.full
                 cast = gather.full_values(unit, number).to(saved.dtype) if is_full else gather.now.cast_of(number, saved.dtype)
                 return cast.as_strided(saved.size, saved.stride, saved.offset)

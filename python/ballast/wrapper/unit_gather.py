@@ -46,6 +46,8 @@ class UnitGather:
         self._of_unit: list[list[ManagedParameter]] = []  # each list in the order of the unit's members
         self._nothing_of_unit: list[list[torch.Tensor]] = []
         self.units = units
+        self._steps = core.steps
+        self.updates = 0  # of all parameters that are trained
         self.now = NO_VIEWS  # the open unit's
         self.casts = CachedCasts()
         self.open_unit: int | None = None
@@ -116,6 +118,22 @@ class UnitGather:
                 "cannot continue a backward pass: its parameters were partitioned anew or released",
                 where=f"parameter {member.name}",
                 needed="a forward pass after the optimizer was closed, or its state loaded",
+            )
+
+    def count_update(self) -> None:
+        """Count the update of the last step, unless it was skipped."""
+        if (steps := self._core.steps) != self._steps:
+            self._steps = steps
+            self.updates += 1
+
+    def require_not_updated(self, unit: int, number: int) -> None:
+        """Refuse to continue a backward pass with a member that was updated since the forward pass. Frozen ones never are."""
+        member = self.units[unit].members[number]
+        if member.group is not None:
+            refuse_order(
+                "cannot continue a backward pass: its parameters were updated after its forward pass",
+                where=f"parameter {member.name}",
+                needed="all backward passes through a graph before step(), or another forward pass after it",
             )
 
     def release_unit(self) -> None:

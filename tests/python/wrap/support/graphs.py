@@ -59,3 +59,15 @@ def penalized(penalty: str, **options: Any) -> torch.Tensor:
 
 def penalized_on_each_rank(rank: int, penalties: list[str]) -> list[torch.Tensor]:
     return [penalized(penalty, stage=3) for penalty in penalties]
+
+
+def retained(*, autocast: bool = False, **options: Any) -> tuple[Field, Any, torch.Tensor]:
+    """Return a model after a step, its optimizer, and a loss whose graph has not been used."""
+    model = Field(in_forward=False)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+    model(batch())[0].square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        energy, _ = model(batch())
+    return model, optimizer, energy.float().square().mean()
