@@ -69,3 +69,12 @@ def test_a_graph_is_used_again_where_nothing_was_updated(stage):
     through_frozen.backward()
     with ballast.gather(model):
         torch.testing.assert_close(x.grad, model.second.weight.sum(0, keepdim=True))
+
+
+@pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 3}, {"stage": 3, "parameters": "nvme"}], ids=str)
+@pytest.mark.parametrize("kind", graphs.BY_HAND)
+def test_gradients_of_parameters_are_those_of_torch(kind, options, tmp_path):
+    if options.pop("parameters", None):
+        options["offload"] = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
+    expected, ours = graphs.gradients_by_hand(kind), graphs.gradients_by_hand(kind, **options)
+    torch.testing.assert_close(ours, expected)

@@ -71,3 +71,52 @@ def retained(*, autocast: bool = False, **options: Any) -> tuple[Field, Any, tor
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         energy, _ = model(batch())
     return model, optimizer, energy.float().square().mean()
+
+
+def used(model: Field) -> list[nn.Parameter]:
+    return [each for module in (model.first, model.second, model.last) for each in module.parameters()]
+
+
+def gradients(loss: torch.Tensor, model: Field) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, used(model)))
+
+
+def some_are_unused(loss: torch.Tensor, model: Field) -> list[torch.Tensor]:
+    named = {**dict(model.named_parameters()), "unused": model.unused.weight}
+    found = torch.autograd.grad(loss, named, materialize_grads=True)
+    assert list(found) == list(named)
+    return list(found.values())
+
+
+def gradients_of_gradients(loss: torch.Tensor, model: Field) -> list[torch.Tensor]:
+    first = torch.autograd.grad(loss, used(model), create_graph=True)
+    sum(each.square().sum() for each in first).backward()
+    return [each.detach() for each in first]
+
+
+def of_some_parameters(loss: torch.Tensor, model: Field) -> list[torch.Tensor]:
+    loss.backward(inputs=[model.second.weight, model.last.bias])
+    return []
+
+
+BY_HAND = {each.__name__: each for each in (gradients, some_are_unused, gradients_of_gradients, of_some_parameters)}
+
+
+def gradients_by_hand(kind: str, **options: Any) -> list[torch.Tensor]:
+    """Return the gradients that a function computes in each of two steps, and the parameters after the steps."""
+    model = Field(in_forward=False)
+    model.unused = nn.Linear(2, 2)
+    nn.init.ones_(model.unused.weight), nn.init.ones_(model.unused.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if options:
+        optimizer = ballast.wrap(optimizer, model, **options)
+    found = []
+    for _ in range(2):
+        loss = model(batch())[0].square().mean()
+        found += BY_HAND[kind](loss, model)
+        if kind in ("gradients_of_gradients", "of_some_parameters"):
+            optimizer.step()
+            optimizer.zero_grad()
+        model(batch())  # other units than those of the last backward pass are open
+    with ballast.gather(model):
+        return [*found, *(each.detach().clone() for each in model.parameters())]
