@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from ballast import _core
+from ballast._torch_compat import is_recomputing
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.bitsandbytes_compat import keep_packing
@@ -44,7 +45,7 @@ class ParamGather:
         self.group = group
         self._model = weakref.ref(model)
         self.units = UnitGather(core, units, options, warns=group.rank == 0)
-        self._saved = SavedTensors(self.units)
+        self._saved = SavedTensors(self.units, self._loose_units(model))
         self._compiled = CompiledBlocks(model, self.units.members)
         self._blocks = GatherBlocks(self._model, group, core, self.units, self._saved)
         self._hooks = [
@@ -71,10 +72,13 @@ class ParamGather:
         self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False
     ) -> Iterator[None]:
         """Gather parameters that one operation uses, outside the calls of their modules. Those of all units but the
-        last are copies inside the block."""
+        last are copies inside the block. In a recomputation outside of calls all of them are copies: autograd saves them
+        there without the hooks of this training, or before other units are opened."""
         members = [self.units.member_of(parameter) for parameter in parameters]
         self.units.require_there(members[0])
-        if not again and not self._saved.is_in_call and not all(self.units.is_gathered(member) for member in members):
+        recomputes = not self._saved.is_in_call and is_recomputing()
+        is_refused = not (again or recomputes or self._saved.is_in_call)
+        if is_refused and not all(self.units.is_gathered(member) for member in members):
             require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
             refuse_order(
                 "cannot use a parameter: its values are partitioned over ranks",
@@ -82,18 +86,22 @@ class ParamGather:
                 needed="with ballast.gather(model): ...",
             )
         units = list(dict.fromkeys(member.unit for member in members if member.unit not in self.units.full))
+        copied = len(units) if recomputes else max(len(units) - 1, 0)
         copies = {
             member: self.units.copy_out(member)
-            for unit in units[:-1]
+            for unit in units[:copied]
             for member in self.units.opened(unit)
             if member in members
         }
-        for unit in units[-1:]:
+        if recomputes:
+            self.units.release_unit()
+        for unit in units[copied:]:
             self.units.open(unit)
         for member, values in copies.items():
             self.units.show(member, values)
         try:
-            yield
+            with self._saved.watching() if recomputes else nullcontext():
+                yield
         finally:
             written = self.units.reshard(copies)
         if written:
@@ -116,6 +124,18 @@ class ParamGather:
         members = self.units.members
         own = next((each for each in module.parameters(recurse=False) if id(each) in members), None)
         return None if own is None else self.units.member_of(own).unit
+
+    def _loose_units(self, model: torch.nn.Module) -> set[int]:
+        """Return the units of parameters that a module has apart from those of modules in it. If a method of the module is
+        checkpointed, the recomputation uses them between calls of other units, and outside of the module's own call."""
+        found: set[int] = set()
+        for module in model.modules():
+            own, inside = (
+                {self.units.member_of(each).unit for each in module.parameters(recurse) if id(each) in self.units.members}
+                for recurse in (False, True)
+            )
+            found |= own if own < inside else set()
+        return found
 
     def _watch(self, module: torch.nn.Module) -> list[Any]:
         begin, end = ModuleHook(self._saved.beginning_with(self._unit_of(module))), ModuleHook(self._saved.end_call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,8 +30,10 @@ class SavedTensors:
     """Hooks of autograd that are active while modules run, and inside gather(). If a model has several optimizers, the hooks of
     one pass on the parameters of another."""
 
-    def __init__(self, gather: UnitGather):
+    def __init__(self, gather: UnitGather, loose_units: Collection[int]):
         self._gather = gather
+        self._loose_units = loose_units  # whose parameters are used outside of calls if a method is checkpointed
+        self._is_checkpointed = False  # calls inside of others have shown it
         self._outermost = self._hooks(None)
         self._calls: list[bool] = []  # of those that have not ended: whether hooks were pushed for it
 
@@ -50,12 +52,15 @@ class SavedTensors:
                 return
             if not calls:
                 gather.casts.are_evaluated = not torch.is_grad_enabled()
+            elif not gather.casts.are_evaluated and not torch.is_grad_enabled():
+                self._is_checkpointed = True
             if unit is not None:
                 gather.open(unit)
             outer = top_saved_tensor_hooks()
             if _knows(outer, gather.key):
                 calls.append(False)
                 return
+            self._is_checkpointed = self._is_checkpointed or bool(calls)
             hooks = self._outermost if outer is None else self._hooks(outer)
             push_saved_tensor_hooks(*hooks)
             calls.append(True)
@@ -63,8 +68,12 @@ class SavedTensors:
         return begin
 
     def end_call(self, _: torch.nn.Module | None = None) -> None:
-        if self._calls and self._calls.pop():  # without any, the call was refused before it began
+        if not self._calls:  # the call was refused before it began
+            return
+        if self._calls.pop():
             pop_saved_tensor_hooks()
+        if self._is_checkpointed and not self._calls and self._gather.open_unit in self._loose_units:
+            self._gather.release_unit()  # outside of calls, a recomputation would use its parameters without hooks
 
     def end_all_calls(self) -> None:
         """End calls that were interrupted, from the keyboard for example: torch runs no hooks for them."""

@@ -78,3 +78,19 @@ def test_gradients_of_parameters_are_those_of_torch(kind, options, tmp_path):
         options["offload"] = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
     expected, ours = graphs.gradients_by_hand(kind), graphs.gradients_by_hand(kind, **options)
     torch.testing.assert_close(ours, expected)
+
+
+CHECKPOINTED = [(reentrant, is_last) for reentrant in (True, False) for is_last in (True, False)]
+
+
+@pytest.mark.parametrize(("reentrant", "is_last"), CHECKPOINTED)
+def test_a_checkpointed_method_uses_parameters_of_its_own(reentrant, is_last, tmp_path):
+    on_drive = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
+    expected = graphs.recomputed(reentrant, is_last)
+    torch.testing.assert_close(graphs.recomputed(reentrant, is_last, stage=3, offload=on_drive), expected)
+
+
+def test_a_checkpointed_method_uses_parameters_of_its_own_on_two_ranks():
+    expected = [graphs.recomputed(*case) for case in CHECKPOINTED]
+    for ours in run_ranks(2, graphs.recomputed_on_each_rank, CHECKPOINTED):
+        torch.testing.assert_close(ours, expected)

@@ -6,6 +6,7 @@ from typing import Any
 
 import ballast
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 
@@ -120,3 +121,47 @@ def gradients_by_hand(kind: str, **options: Any) -> list[torch.Tensor]:
         model(batch())  # other units than those of the last backward pass are open
     with ballast.gather(model):
         return [*found, *(each.detach().clone() for each in model.parameters())]
+
+
+class Recomputes(nn.Module):
+    """A model that checkpoints a method, which uses parameters of its own."""
+
+    def __init__(self, reentrant: bool, is_last: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.reentrant, self.is_last = reentrant, is_last
+        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.scale, self.weight = nn.Parameter(torch.rand(4)), nn.Parameter(torch.randn(4, 4))
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(x @ self.weight) if self.is_last else torch.tanh(self.first(x)) * self.scale.view(1, -1)
+        x = torch.tanh(self.second(x))
+        x = x * self.scale if self.is_last else x @ self.weight
+        return torch.tanh(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=self.reentrant)
+        result: torch.Tensor = x if self.is_last else self.last(x)
+        return result
+
+
+def recomputed(reentrant: bool, is_last: bool, **options: Any) -> list[torch.Tensor]:
+    """Return the losses of three steps, and the parameters after them."""
+    model = Recomputes(reentrant, is_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if options:
+        optimizer = ballast.wrap(optimizer, model, **options)
+    losses = []
+    for _ in range(3):
+        loss = model(batch()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    with ballast.gather(model):
+        return [*losses, *(each.detach().clone() for each in model.parameters())]
+
+
+def recomputed_on_each_rank(rank: int, cases: list[tuple[bool, bool]]) -> list[list[torch.Tensor]]:
+    return [recomputed(*case, stage=3) for case in cases]
