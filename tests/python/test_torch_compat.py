@@ -19,6 +19,21 @@ def test_an_older_torch_is_refused():
     assert raised.value.needed == "torch 2.9 or newer"
 
 
+def test_a_recomputation_is_known_by_the_backward_pass_around_it():
+    from torch.utils.checkpoint import checkpoint
+
+    found = []
+
+    def observe(x):
+        found.append(compat.is_recomputing())
+        return x.exp()
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda gradient: found.append(compat.is_recomputing()))
+    checkpoint(observe, x, use_reentrant=False).sum().backward()
+    assert found == [False, True, False]  # in forward, in the recomputation, and in the hook
+
+
 @pytest.fixture
 def no_hooks():
     assert compat.top_saved_tensor_hooks() is None

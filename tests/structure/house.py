@@ -102,7 +102,8 @@ PYTHON_LAYERS = {
     ],
     "plan": [
         *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),
-        *("wrapper.sharing", "wrapper.optimizer_state", "wrapper.partition_factory", "wrapper.partitions"),
+        *("wrapper.sharing", "wrapper.shared_memory", "wrapper.optimizer_state"),
+        *("wrapper.partition_factory", "wrapper.partitions"),
     ],
     "outer": [
         *("outer.survivors", "outer.host_group", "outer.hosts", "outer.state", "outer.layout", "outer.optimizer"),

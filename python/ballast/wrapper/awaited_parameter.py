@@ -30,17 +30,13 @@ class AwaitedParameter(torch.nn.Parameter):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         options = kwargs or {}
-        if needs_no_values(func) and not _assigns_data(func):
+        if needs_no_values(func):
             with without_torch_function():
                 return func(*args, **options)
         for each in tree_leaves((args, options)):
             if type(each) is AwaitedParameter:
                 each.ballast_wait()
         return func(*args, **options)
-
-
-def _assigns_data(func: Any) -> bool:
-    return bool(func.__name__ == "__set__" and func.__self__.__name__ == "data")
 
 
 def make_awaited(parameter: torch.nn.Parameter, wait: Callable[[], None]) -> None:

@@ -39,6 +39,7 @@ class FullParameters:
         self._group = group
         self._gathers = None if overlapping is None else overlapping(core, units)
         self._core = core
+        self._steps = core.steps
         self._units = units
         self._members = [member for unit in units for member in unit.members]
         self._index = {id(member.parameter): number for number, member in enumerate(self._members)}
@@ -75,11 +76,20 @@ class FullParameters:
         """Do nothing: there are no calls of modules to watch."""
 
     def after_step(self) -> None:
+        self._count_update()
         if self._gathers is None or any(self._open.values()):
             self._core.finish()
         else:
             self._gathers.begin()
         self._watch_anew()
+
+    def _count_update(self) -> None:
+        """Let torch count the update as a write to each parameter, unless the step was skipped: autograd refuses graphs of
+        before it, which have saved the parameters."""
+        if (steps := self._core.steps) != self._steps:
+            self._steps = steps
+            self._versions = [version + 1 for version in self._versions]
+            torch.autograd.graph.increment_version([member.parameter for member in self._members])
 
     def finish(self) -> None:
         """Wait until all parameters are updated and gathered."""

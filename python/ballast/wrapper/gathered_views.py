@@ -26,6 +26,7 @@ class Place(NamedTuple):
     stride: tuple[int, ...]
     offset: int  # elements, from the member's first
     is_whole: bool  # it is the parameter as it is
+    updates: int  # that the gatherer had counted
 
 
 class GatheredViews:
@@ -33,6 +34,7 @@ class GatheredViews:
 
     def __init__(self, key: object, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
         self.tensors = tensors
+        self.addresses = [tensor.data_ptr() for tensor in tensors]
         self._key = key
         self._members = members
         storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]
@@ -44,25 +46,28 @@ class GatheredViews:
         self.begin = min((tensor.data_ptr() for tensor in filled), default=0)  # addresses
         self.end = max((tensor.data_ptr() + tensor.nbytes for tensor in filled), default=0)
 
-    def place_of(self, tensor: torch.Tensor, address: int) -> Place | None:
-        """Return the place of a tensor whose first element is at this address; None if it is no view of a member."""
+    def place_of(self, tensor: torch.Tensor, address: int, updates: int) -> Place | None:
+        """Return the place of a tensor whose first element is at this address; None if it is no view of a member. `updates` is
+        their number now."""
         key = (address, tensor.shape, tensor.stride(), tensor.dtype)
         place = self._places.get(key)
         if place is None:
-            place = self._find(tensor, address)
+            place = self._find(tensor, address, updates)
             if place is not None:
                 if len(self._places) >= _MOST_PLACES:
                     self._places.clear()
                 self._places[key] = place
+        elif place.updates != updates:
+            place = self._places[key] = Place(*place[:-1], updates)
         return place
 
-    def _find(self, tensor: torch.Tensor, address: int) -> Place | None:
+    def _find(self, tensor: torch.Tensor, address: int, updates: int) -> Place | None:
         for number, (member, view) in enumerate(zip(self._members, self.tensors)):
             offset = address - view.data_ptr()
             if 0 <= offset < view.nbytes and tensor.dtype == view.dtype:
                 size, stride = tuple(tensor.shape), tensor.stride()
                 is_whole = offset == 0 and (size, stride) == (tuple(view.shape), view.stride())
-                return Place(self._key, member.unit, number, size, stride, offset // view.element_size(), is_whole)
+                return Place(self._key, member.unit, number, size, stride, offset // view.element_size(), is_whole, updates)
         return None
 
     def cast_of(self, member: int, dtype: torch.dtype) -> torch.Tensor:

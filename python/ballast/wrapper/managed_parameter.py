@@ -21,6 +21,8 @@ from ballast.wrapper.units import is_opaque
 # Each call of a module needs these two, of each of its parameters, so nothing looks them up or calls a function for them.
 _SHARDED, _GATHERED = ParameterState.SHARDED, ParameterState.GATHERED
 
+_PLAIN = torch.nn.Parameter  # the class of which torch's functions see the memory, and ask no class of Ballast
+
 
 class ParameterOwner(Protocol):
     """Keeps values that torch does not have. It does not know the layers above it: its constructor gets callbacks into
@@ -90,6 +92,7 @@ class ManagedParameter:
         self.owner = owner  # none: the model is not wrapped yet, or torch has the values
         self.initial = initial  # while it is DEFERRED
         self.unit: int | None = None  # while it is SHARDED or GATHERED: parameters of one unit are gathered together
+        self._version = 0  # torch's count of writes, when the parameter was SHARDED last
         if state is not ParameterState.FULL:
             setattr(parameter, ATTRIBUTE, self)
 
@@ -175,18 +178,28 @@ class ManagedParameter:
         self._state = _GATHERED
         parameter = self._parameter()
         assert parameter is not None  # it owns this
-        parameter.__class__ = self.kind if is_copy else self._gathered_kind
+        parameter.__class__ = _PLAIN
         parameter.data = values
+        if self.is_opaque:
+            parameter.__class__ = self.kind if is_copy else self._gathered_kind
 
-    def reshard(self, nothing: torch.Tensor) -> None:
-        """Become SHARDED again."""
+    def reshard(self, nothing: torch.Tensor, address: int) -> torch.Tensor | None:
+        """Become SHARDED again. Return the values if torch has counted a write to them, or has them at another address than
+        this one, of the memory that they were gathered into."""
         if self._state is not _GATHERED:
             require_transition(self._state, _SHARDED)
         self._state = _SHARDED
         parameter = self._parameter()
-        if parameter is not None:  # else Python's collector is deleting it, see is_collected
-            parameter.data = nothing
-            parameter.__class__ = Ungathered
+        if parameter is None:  # Python's collector is deleting it, see is_collected
+            return None
+        if self.is_opaque:
+            parameter.__class__ = _PLAIN
+        version, written = parameter._version, None
+        if version != self._version or parameter.data_ptr() != address:
+            self._version, written = version, parameter.data
+        parameter.data = nothing
+        parameter.__class__ = Ungathered
+        return written
 
     def offload(self, owner: ParameterOwner) -> None:
         """Become OFFLOADED: the values are off the device, and this owner refuses their use."""
@@ -217,6 +230,8 @@ class ManagedParameter:
 
     def _take_from_torch(self, owner: ParameterOwner, nothing: torch.Tensor) -> None:
         parameter, self.owner, self.initial = self.parameter, owner, Unknown()
+        parameter.__class__ = _PLAIN
+        self._version = parameter._version
         parameter.data = nothing
         setattr(parameter, ATTRIBUTE, self)
         parameter.__class__ = Ungathered

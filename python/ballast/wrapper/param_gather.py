@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from ballast import _core
+from ballast._torch_compat import is_recomputing
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.bitsandbytes_compat import keep_packing
@@ -21,6 +23,9 @@ from ballast.wrapper.saved_tensors import SavedTensors
 from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.unit_gather import UnitGather
 from ballast.wrapper.units import Member, UnitOfMembers
+from ballast.wrapper.writes import LOST, refuse_lost_writes
+
+log = logging.getLogger("ballast")
 
 
 class ParamGather:
@@ -40,7 +45,7 @@ class ParamGather:
         self.group = group
         self._model = weakref.ref(model)
         self._gather = UnitGather(core, units, options, warns=group.rank == 0)
-        self._saved = SavedTensors(self._gather)
+        self._saved = SavedTensors(self._gather, self._loose_units(model))
         self._compiled = CompiledBlocks(model, self._gather.members)
         self._blocks = GatherBlocks(self._model, group, core, self._gather, self._saved)
         self._hooks = [
@@ -67,10 +72,13 @@ class ParamGather:
         self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False
     ) -> Iterator[None]:
         """Gather parameters that one operation uses, outside the calls of their modules. Those of all units but the
-        last are copies inside the block."""
+        last are copies inside the block. In a recomputation outside of calls all of them are copies: autograd saves them
+        there without the hooks of this training, or before other units are opened."""
         members = [self._gather.member_of(parameter) for parameter in parameters]
         self._gather.require_there(members[0])
-        if not again and not self._saved.is_in_call and not all(self._gather.is_gathered(member) for member in members):
+        recomputes = not self._saved.is_in_call and is_recomputing()
+        is_refused = not (again or recomputes or self._saved.is_in_call)
+        if is_refused and not all(self._gather.is_gathered(member) for member in members):
             require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
             refuse_order(
                 "cannot use a parameter: its values are partitioned over ranks",
@@ -78,20 +86,26 @@ class ParamGather:
                 needed="with ballast.gather(model): ...",
             )
         units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._gather.full))
+        copied = len(units) if recomputes else max(len(units) - 1, 0)
         copies = {
             member: self._gather.copy_out(member)
-            for unit in units[:-1]
+            for unit in units[:copied]
             for member in self._gather.opened(unit)
             if member in members
         }
-        for unit in units[-1:]:
+        if recomputes:
+            self._gather.release_unit()
+        for unit in units[copied:]:
             self._gather.open(unit)
         for member, values in copies.items():
             self._gather.show(member, values)
         try:
-            yield
+            with self._saved.watching() if recomputes else nullcontext():
+                yield
         finally:
-            self._gather.reshard(copies)
+            written = self._gather.reshard(copies)
+        if written:
+            refuse_lost_writes(written)
 
     def gathered(
         self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True
@@ -110,6 +124,18 @@ class ParamGather:
         members = self._gather.members
         own = next((each for each in module.parameters(recurse=False) if id(each) in members), None)
         return None if own is None else self._gather.member_of(own).unit
+
+    def _loose_units(self, model: torch.nn.Module) -> set[int]:
+        """Return the units of parameters that a module has apart from those of modules in it. If a method of the module is
+        checkpointed, the recomputation uses them between calls of other units, and outside of the module's own call."""
+        found: set[int] = set()
+        for module in model.modules():
+            own, inside = (
+                {self._gather.member_of(each).unit for each in module.parameters(recurse) if id(each) in self._gather.members}
+                for recurse in (False, True)
+            )
+            found |= own if own < inside else set()
+        return found
 
     def _watch(self, module: torch.nn.Module) -> list[Any]:
         begin, end = ModuleHook(self._saved.beginning_with(self._unit_of(module))), ModuleHook(self._saved.end_call)
@@ -138,6 +164,7 @@ class ParamGather:
     def after_step(self) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
         self._saved.end_all_calls()
+        self._gather.count_update()
 
     def writes(self) -> dict[Member, torch.Tensor]:
         """Return nothing: writes are kept when a block of gather() ends."""
@@ -181,6 +208,8 @@ class ParamGather:
         for hook in self._hooks:
             hook.remove()
         self._compiled.remove()
+        if written := self._gather.close_unit():
+            log.warning("%s: parameter %s", LOST, ", ".join(written))
         if together and gathers and not self._gather.are_collected():
             self._gather.release_values()
         self._saved.end_all_calls()

@@ -29,11 +29,12 @@ class CastPlace(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int  # elements, from the cast's first
+    updates: int  # that the gatherer had counted
 
 
-def place_in_cast(tensor: torch.Tensor, members: Mapping[int, Member], key: object) -> CastPlace | None:
+def place_in_cast(tensor: torch.Tensor, members: Mapping[int, Member], key: object, updates: int) -> CastPlace | None:
     """Return the place of a tensor that is a cast of one of these parameters (by id), or a view of such a cast; None if it
-    is not known to be one. `key` is that of the parameters' gatherer.
+    is not known to be one. `key` is that of the parameters' gatherer, which has counted this many `updates`.
 
     The graph of autograd shows it, so a cast of a frozen parameter is not found."""
     cast = base_of(tensor)
@@ -46,7 +47,7 @@ def place_in_cast(tensor: torch.Tensor, members: Mapping[int, Member], key: obje
     if member is None or parameter is None or not _has_all(cast, parameter):
         return None
     return CastPlace(
-        key, member.unit, member.tensor, cast.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        key, member.unit, member.tensor, cast.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), updates
     )
 
 

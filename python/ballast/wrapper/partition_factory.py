@@ -25,6 +25,7 @@ from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import blocks_of
 from ballast.wrapper.same_options import described, described_groups, require_same
 from ballast.wrapper.sharded_state import ShardedState
+from ballast.wrapper.shared_memory import require_own_memory
 from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
 from ballast.wrapper.updates import State, StepCall, Updates, steps_in
 from ballast.wrapper.wrapped import Wrapped
@@ -56,6 +57,7 @@ class PartitionFactory:
         self.options = self._settled(members)
         self._requested = self._requested.with_formats(self.options.formats)  # a training keeps its formats
         units, is_full = self.units(members, self.options.stage), self.options.keeps_full_parameters
+        require_own_memory((member for unit in units for member in unit.members), self._wrapped.model)
         if (model := self._wrapped.model) is not None:
             partitioned = (member.parameter for unit in units for member in unit.members)
             make_unpartitioned(model, partitioned, self._wrapped.keeps())

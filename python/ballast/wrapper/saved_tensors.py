@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,8 +30,10 @@ class SavedTensors:
     """Hooks of autograd that are active while modules run, and inside gather(). If a model has several optimizers, the hooks of
     one pass on the parameters of another."""
 
-    def __init__(self, gather: UnitGather):
+    def __init__(self, gather: UnitGather, loose_units: Collection[int]):
         self._gather = gather
+        self._loose_units = loose_units  # whose parameters are used outside of calls if a method is checkpointed
+        self._is_checkpointed = False  # calls inside of others have shown it
         self._outermost = self._hooks(None)
         self._calls: list[bool] = []  # of those that have not ended: whether hooks were pushed for it
 
@@ -50,12 +52,15 @@ class SavedTensors:
                 return
             if not calls:
                 gather.casts.are_evaluated = not torch.is_grad_enabled()
+            elif not gather.casts.are_evaluated and not torch.is_grad_enabled():
+                self._is_checkpointed = True
             if unit is not None:
                 gather.open(unit)
             outer = top_saved_tensor_hooks()
             if _knows(outer, gather.key):
                 calls.append(False)
                 return
+            self._is_checkpointed = self._is_checkpointed or bool(calls)
             hooks = self._outermost if outer is None else self._hooks(outer)
             push_saved_tensor_hooks(*hooks)
             calls.append(True)
@@ -63,8 +68,12 @@ class SavedTensors:
         return begin
 
     def end_call(self, _: torch.nn.Module | None = None) -> None:
-        if self._calls and self._calls.pop():  # without any, the call was refused before it began
+        if not self._calls:  # the call was refused before it began
+            return
+        if self._calls.pop():
             pop_saved_tensor_hooks()
+        if self._is_checkpointed and not self._calls and self._gather.open_unit in self._loose_units:
+            self._gather.release_unit()  # outside of calls, a recomputation would use its parameters without hooks
 
     def end_all_calls(self) -> None:
         """End calls that were interrupted, from the keyboard for example: torch runs no hooks for them."""
@@ -84,15 +93,18 @@ class SavedTensors:
         """Return hooks that pass other tensors on to the outer hooks, such as those of activation checkpointing."""
         gather, members = self._gather, self._gather.members
 
+        def cast_place(tensor: torch.Tensor) -> CastPlace | None:
+            return place_in_cast(tensor, members, gather.key, gather.updates)
+
         def pack(tensor: torch.Tensor) -> Any:
             views = gather.now
             address = tensor.data_ptr()
             if views.begin <= address < views.end:
-                place = views.place_of(tensor, address)
+                place = views.place_of(tensor, address, gather.updates)
                 if place is not None:
                     return place
                 tensor = tensor.clone()  # other values will be in this memory
-            elif tensor.dtype is not views.dtype and (in_cast := place_in_cast(tensor, members, gather.key)) is not None:
+            elif tensor.dtype is not views.dtype and (in_cast := cast_place(tensor)) is not None:
                 if in_cast.unit == gather.open_unit:
                     gather.casts.add(in_cast.member, base_of(tensor))
                 return in_cast
@@ -104,13 +116,19 @@ class SavedTensors:
             if type(saved) is Place and saved.key is gather.key:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
+                if saved.updates != gather.updates:
+                    gather.require_not_updated(unit, number)
                 values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
-                if saved.is_whole:
-                    return values
-                return values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
+                if not saved.is_whole:
+                    values = values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
+                if torch.is_grad_enabled() and not _knows(top_saved_tensor_hooks(), gather.key):
+                    return values.clone()  # backward makes a graph, and saves this outside of calls, without these hooks
+                return values
             if type(saved) is CastPlace and saved.key is gather.key:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
+                if saved.updates != gather.updates:
+                    gather.require_not_updated(unit, number)
                 is_full = unit in gather.full
                 cast = gather.full_values(unit, number).to(saved.dtype) if is_full else gather.now.cast_of(number, saved.dtype)
                 return cast.as_strided(saved.size, saved.stride, saved.offset)

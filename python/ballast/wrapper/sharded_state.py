@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from ballast import _core
+from ballast._torch_compat import without_torch_function
 from ballast.connecting import Group
 from ballast.wrapper.collectives import agree_on_memory
 from ballast.wrapper.deferred_params import InitialValueReader, refuse_to_begin
@@ -121,7 +122,8 @@ class ShardedState:
         """Free torch's memory of the parameters of this many units."""
         for unit in self._units[self._freed : units]:
             for member in unit.members:
-                member.parameter.data = nothing_like(member.parameter, member.parameter.device)
+                with without_torch_function():  # it may be without values already
+                    member.parameter.data = nothing_like(member.parameter, member.parameter.device)
         self._freed = max(self._freed, units)
 
     def _acquire_gradients(self, unit: int) -> _core.Memory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
+from inspect import signature
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -32,8 +33,11 @@ _HARMLESS = {
     "register_post_accumulate_grad_hook",
 }
 
-# Properties that need the values. All others are harmless.
-_NEED_VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
+# Functions that need the graph, and no values of the parameters in it.
+_DIFFERENTIATE = (torch.autograd.grad, torch.autograd.backward)
+
+# Properties that are the values. Those are needed to read them, and written where one is set. All others are harmless.
+_VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
 
 ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter
 ATTRIBUTE_OF_AWAITED = "ballast_wait"  # of an AwaitedParameter
@@ -136,6 +140,10 @@ def call_with_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     if needs_no_values(func):
         with without_torch_function():
             return func(*args, **kwargs)
+    if func in _DIFFERENTIATE:
+        arguments = signature(func).bind(*args, **kwargs).arguments
+        if any(isinstance(each, Ungathered) for each in arguments["inputs"] or ()):
+            return _differentiate(func, arguments)
     flat = _flat(args, kwargs.values())
     views = [each for each in flat if type(each) is OpaqueView]
     used = [(each, owner) for each in flat if (owner := _owner_of(each)) is not None]
@@ -150,6 +158,28 @@ def call_with_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
             result = func(*args, **kwargs)
             opaque = [each for each, _ in used if getattr(each, ATTRIBUTE).is_opaque]
             return _without_memory(result, opaque) if opaque else result
+
+
+def _differentiate(func: Any, arguments: dict[str, Any]) -> Any:
+    """Call torch.autograd.grad() or backward() with edges of the graph in place of parameters, whose values they do not need.
+    Their classes stay active: what runs in the backward pass may need values."""
+    inputs, makes_graph = arguments["inputs"], arguments.get("create_graph", False)
+    fills = arguments.get("materialize_grads", False)  # torch cannot, for edges
+    changed = {"materialize_grads": False, "allow_unused": True} if fills else {}
+    edges = [_edge_of(each) if isinstance(each, Ungathered) else each for each in inputs]
+    found = func(**{**arguments, **changed, "inputs": edges})
+    if not fills:
+        return found
+
+    def zeros_like(each: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(each.shape, dtype=each.dtype, device=each.device, requires_grad=makes_graph)
+
+    return tuple(zeros_like(each) if gradient is None else gradient for gradient, each in zip(found, inputs))
+
+
+def _edge_of(parameter: torch.Tensor) -> Any:
+    with without_torch_function():
+        return torch.autograd.graph.get_gradient_edge(parameter)
 
 
 def _with_memory(values: Sequence[Any]) -> list[Any]:
@@ -209,7 +239,7 @@ def slice_on_host(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
 def needs_no_values(func: Any) -> bool:
     """Return whether a function of torch uses a parameter without its values."""
     name = _name_of(func)
-    return name in _HARMLESS and not (name == "__get__" and func.__self__.__name__ in _NEED_VALUES)
+    return name in _HARMLESS and not (name in ("__get__", "__set__") and func.__self__.__name__ in _VALUES)
 
 
 def _name_of(func: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -17,6 +17,7 @@ from ballast.wrapper.memory import views_in
 from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.ungathered import nothing_like, plain
 from ballast.wrapper.units import Member, UnitOfMembers
+from ballast.wrapper.writes import refuse_lost_writes
 
 
 class UnitGather:
@@ -45,6 +46,8 @@ class UnitGather:
         self._of_unit: list[list[ManagedParameter]] = []  # each list in the order of the unit's members
         self._nothing_of_unit: list[list[torch.Tensor]] = []
         self.units = units
+        self._steps = core.steps
+        self.updates = 0  # of all parameters that are trained
         self.now = NO_VIEWS  # the open unit's
         self.casts = CachedCasts()
         self.open_unit: int | None = None
@@ -117,18 +120,58 @@ class UnitGather:
                 needed="a forward pass after the optimizer was closed, or its state loaded",
             )
 
+    def count_update(self) -> None:
+        """Count the update of the last step, unless it was skipped."""
+        if (steps := self._core.steps) != self._steps:
+            self._steps = steps
+            self.updates += 1
+
+    def require_not_updated(self, unit: int, number: int) -> None:
+        """Refuse to continue a backward pass with a member that was updated since the forward pass. Frozen ones never are."""
+        member = self.units[unit].members[number]
+        if member.group is not None:
+            refuse_order(
+                "cannot continue a backward pass: its parameters were updated after its forward pass",
+                where=f"parameter {member.name}",
+                needed="all backward passes through a graph before step(), or another forward pass after it",
+            )
+
     def release_unit(self) -> None:
-        """Release the open unit, if there is one."""
+        """Release the open unit, if there is one. Refuse what was written to it: the values are lost."""
+        if written := self.close_unit():
+            refuse_lost_writes(written)
+
+    def close_unit(self) -> list[str]:
+        """Release the open unit, and return the names of parameters that were written to."""
         if self.open_unit is None:
-            return
-        for each, nothing in zip(self._of_unit[self.open_unit], self._nothing_of_unit[self.open_unit]):
-            each.reshard(nothing)
+            return []
+        unit = self.open_unit
+        written = self._written(
+            [
+                (each, values)
+                for each, nothing, address in zip(self._of_unit[unit], self._nothing_of_unit[unit], self.now.addresses)
+                if (values := each.reshard(nothing, address)) is not None
+            ]
+        )
         if self._warns:
             self.now.warn_of_views(self._warned)
         self.now.forget_casts()
-        self.casts.empty(self.open_unit)
+        self.casts.empty(unit)
         self._core.release()
         self.open_unit, self.now = None, NO_VIEWS
+        return written
+
+    def _written(self, changed: Sequence[tuple[ManagedParameter, torch.Tensor]]) -> list[str]:
+        """Return the names of the changed parameters of the open unit, each with its values, that were written in the unit's
+        memory, or that are elsewhere and differ from it. Modules also assign casts and copies of the same values."""
+        names = []
+        for each, values in changed:
+            assert self.open_unit is not None
+            number = self._of_unit[self.open_unit].index(each)
+            view = self.now.tensors[number]
+            if values.data_ptr() == view.data_ptr() or not torch.equal(view.to(values), values):
+                names.append(self.units[self.open_unit].members[number].name)
+        return names
 
     # --- Copies of several units at the same time ---
 
@@ -148,11 +191,15 @@ class UnitGather:
         self.casts.forget()
         self._managed[member].gather(values, is_copy=True)
 
-    def reshard(self, members: Iterable[Member]) -> None:
-        for member in members:
-            self._managed[member].reshard(self._nothing[member])
+    def reshard(self, copies: Mapping[Member, torch.Tensor]) -> list[str]:
+        """Shard the parameters that torch sees these copies of, and return the names of those that were written to."""
+        written = []
+        for member, values in copies.items():
+            if self._managed[member].reshard(self._nothing[member], values.data_ptr()) is not None:
+                written.append(member.name)
             if self.is_gone:  # inside a block of gather(), which ends now
                 self._managed[member].lose()
+        return written
 
     # --- While something else needs the device, and at the end ---
 
@@ -184,7 +231,7 @@ class UnitGather:
     def end(self, *, is_gone: bool) -> None:
         """Release the training's memory. If `is_gone`, the values are lost; else they are released, or another partition has
         them."""
-        self.release_unit()
+        self.close_unit()
         self.is_gone, self.is_over = is_gone, True
         for each in self._managed.values() if is_gone else ():
             if each.state is not ParameterState.GATHERED:  # such a one is lost when its block of gather() ends

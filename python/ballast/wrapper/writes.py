@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
 from ballast import _core
 from ballast._torch_compat import storage_address, users_of_storage
 from ballast.agreement import Agreement
-from ballast.checks import fail, refuse
+from ballast.checks import fail, refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper import casting
 from ballast.wrapper.collectives import from_all_ranks
@@ -19,6 +19,7 @@ from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.units import Member
 
 _CHUNK = 4 << 20  # bytes of a GPU's memory that are summed together; as int64 they take eight times as many
+LOST = "cannot keep what was written to a parameter outside of ballast.gather(): each rank keeps a shard of it"
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # odd and without a pattern: 2^64 divided by the golden ratio
 
 
@@ -89,6 +90,17 @@ def agree_on_writes(
     anywhere = [member for member, count in zip(before, counts) if count > 0]
     require_same_values(group, anywhere, "cannot keep what was written to a parameter")
     return anywhere
+
+
+def refuse_lost_writes(names: Sequence[str]) -> NoReturn:
+    """Refuse writes to parameters that modules gather, after the parameters have their values from before again."""
+    refuse_order(
+        LOST,
+        where=f"parameter {', '.join(names)}",
+        needed="the write inside of `with ballast.gather(parameter): ...`, on all ranks and with the same values",
+        remedy="A write in a forward pass, such as that of nn.Embedding(max_norm=...), belongs before or after it. A tensor "
+        "that is not trained can be a buffer, which is not partitioned.",
+    )
 
 
 def require_same_values(group: Group, members: Collection[Member], what: str) -> None:

@@ -1,0 +1,96 @@
+"""Tests of uncommon uses of autograd: gradients of gradients, and graphs that are used again."""
+
+import ballast
+import pytest
+import torch
+from python.wrap.support import graphs
+from python.wrap.support.ranks import run_ranks
+
+PENALTIES = ["at the end", "in forward", "under autocast"]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("keep_gathered", [False, True])
+def test_a_penalty_on_gradients_trains_as_in_torch(penalty, keep_gathered, tmp_path):
+    on_drive = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
+    expected = graphs.penalized(penalty)
+    ours = graphs.penalized(penalty, stage=3, offload=on_drive, keep_gathered=keep_gathered)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_penalty_on_gradients_trains_as_in_torch_on_two_ranks():
+    expected = [graphs.penalized(penalty) for penalty in PENALTIES]
+    for ours in run_ranks(2, graphs.penalized_on_each_rank, PENALTIES):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+AFTER_AN_UPDATE = {
+    "of torch": (RuntimeError, "modified by an inplace operation"),
+    "of Ballast": (ballast.UsageError, "B1007 cannot continue a backward pass(.|\n)*parameter last.weight"),
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"stage": 0}, {"stage": 2, "offload": "host"}, {"stage": 2, "overlap_gathers": True}),
+        *({"stage": 3}, {"stage": 3, "autocast": True}),
+    ],
+    ids=str,
+)
+def test_a_graph_is_refused_after_an_update_of_its_parameters(options):
+    model, optimizer, loss = graphs.retained(**options)
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    error, said = AFTER_AN_UPDATE["of Ballast" if options["stage"] == 3 else "of torch"]
+    with pytest.raises(error, match=said):
+        loss.backward(retain_graph=True)
+    with ballast.gather(model), pytest.raises(error, match=said):
+        loss.backward()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_graph_is_used_again_where_nothing_was_updated(stage):
+    """A step is skipped where gradients are not finite, and frozen parameters are never updated."""
+    model, optimizer, loss = graphs.retained(stage=stage)
+    (loss * float("inf")).backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert optimizer.metrics()["skipped"] == 1.0
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.second.requires_grad_(False)
+    x = torch.ones(1, 6, requires_grad=True)
+    through_frozen = model.second(x).sum()
+    model(graphs.batch())[0].sum().backward()
+    optimizer.step()
+    through_frozen.backward()
+    with ballast.gather(model):
+        torch.testing.assert_close(x.grad, model.second.weight.sum(0, keepdim=True))
+
+
+@pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 3}, {"stage": 3, "parameters": "nvme"}], ids=str)
+@pytest.mark.parametrize("kind", graphs.BY_HAND)
+def test_gradients_of_parameters_are_those_of_torch(kind, options, tmp_path):
+    if options.pop("parameters", None):
+        options["offload"] = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
+    expected, ours = graphs.gradients_by_hand(kind), graphs.gradients_by_hand(kind, **options)
+    torch.testing.assert_close(ours, expected)
+
+
+CHECKPOINTED = [(reentrant, is_last) for reentrant in (True, False) for is_last in (True, False)]
+
+
+@pytest.mark.parametrize(("reentrant", "is_last"), CHECKPOINTED)
+def test_a_checkpointed_method_uses_parameters_of_its_own(reentrant, is_last, tmp_path):
+    on_drive = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
+    expected = graphs.recomputed(reentrant, is_last)
+    torch.testing.assert_close(graphs.recomputed(reentrant, is_last, stage=3, offload=on_drive), expected)
+
+
+def test_a_checkpointed_method_uses_parameters_of_its_own_on_two_ranks():
+    expected = [graphs.recomputed(*case) for case in CHECKPOINTED]
+    for ours in run_ranks(2, graphs.recomputed_on_each_rank, CHECKPOINTED):
+        torch.testing.assert_close(ours, expected)
