@@ -42,6 +42,7 @@ class TakenGradient(torch.Tensor):
     fresh: torch.Tensor | None  # the gradient, until its unit is taken
     next: torch.Tensor | None  # the gradient of the pass that begins now
     spent: bool  # a step has used it
+    last_norm: float | None  # of a spent gradient, if the step knew it
 
     @staticmethod
     def __new__(
@@ -53,7 +54,7 @@ class TakenGradient(torch.Tensor):
         gradient.member = member
         gradient.fresh = fresh
         gradient.next = None
-        gradient.spent = False
+        gradient.spent, gradient.last_norm = False, None
         return gradient
 
     def __init__(
@@ -71,6 +72,10 @@ class TakenGradient(torch.Tensor):
         if func not in ANSWERS:
             refuse_to_compute(func, args)
         return ANSWERS[func](*args, **(kwargs or {}))
+
+    def spend(self, norm: float | None) -> None:
+        """Note that a step has used the gradient, whose norm was this."""
+        self.spent, self.last_norm = True, norm
 
     def receive(self, gradient: torch.Tensor) -> None:
         if self.spent:
@@ -98,6 +103,15 @@ def refuse_to_compute(func: Any, args: Sequence[Any]) -> NoReturn:
     )
 
 
+def refuse_norm(what: str, where: str = "") -> NoReturn:
+    refuse_order(
+        f"cannot compute {what}: a step has used the values, or they were discarded",
+        where=where,
+        needed="norms before step()",
+        remedy='optimizer.metrics()["grad_norm"] is the norm of all gradients in the last step, before clipping.',
+    )
+
+
 def _norm_order(order: Any) -> float:
     return 2.0 if order is None else float(order)
 
@@ -112,7 +126,15 @@ def _foreach_norm(gradients: Sequence[TakenGradient], order: Any = 2, **more: An
     if _norm_order(order) != 2.0:
         refuse_to_compute(f"a norm of order {order}", gradients)
     dtype = more.get("dtype") or torch.float32
-    return [gradient.taker.norm_tensor(gradient.member, gradient.device, dtype) for gradient in gradients]
+    return [_norm(gradient, dtype) for gradient in gradients]
+
+
+def _norm(gradient: TakenGradient, dtype: torch.dtype) -> torch.Tensor:
+    if not gradient.spent:
+        return gradient.taker.norm_tensor(gradient.member, gradient.device, dtype)
+    if gradient.last_norm is None:
+        refuse_norm("the norm of a gradient", f"parameter {gradient.taker.name_of(gradient.member)}")
+    return torch.tensor(gradient.last_norm, dtype=dtype, device=gradient.device)
 
 
 def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> TakenGradient:
@@ -123,13 +145,21 @@ def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> T
 
 
 def _mul(gradient: TakenGradient, factor: Any) -> TakenGradient:
-    gradient.taker.scale(gradient.member, factor)
+    _scale(gradient, factor, divides=False)
     return gradient
 
 
 def _div(gradient: TakenGradient, divisor: Any) -> TakenGradient:
-    gradient.taker.scale(gradient.member, divisor, divides=True)
+    _scale(gradient, divisor, divides=True)
     return gradient
+
+
+def _scale(gradient: TakenGradient, factor: Any, *, divides: bool) -> None:
+    """Scale the gradient in the step that it belongs to. A spent one has nothing but a norm, which is forgotten."""
+    if not gradient.spent:
+        gradient.taker.scale(gradient.member, factor, divides=divides)
+    elif float(factor) != 1.0:
+        gradient.last_norm = None
 
 
 def _foreach_mul(gradients: Sequence[TakenGradient], factors: Any) -> None:
@@ -155,6 +185,9 @@ def _cast(gradient: TakenGradient, **_: Any) -> NoReturn:
 
 
 def _unscale(gradients: Sequence[TakenGradient], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+    for gradient in gradients:
+        if gradient.spent:
+            refuse_norm("whether gradients are finite", f"parameter {gradient.taker.name_of(gradient.member)}")
     of_takers = [taker.all_finite() for taker in dict.fromkeys(gradient.taker for gradient in gradients)]
     if not all(of_takers):
         found_inf.fill_(1.0)

@@ -19,7 +19,7 @@ from ballast.errors import FailureError
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
 from ballast.wrapper.gradient_order import GradientOrder
-from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.gradients import TakenGradient, refuse_norm
 from ballast.wrapper.joint_runs import ALONE, JointRun
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
@@ -158,13 +158,23 @@ class Partition(ShardedState):
 
     def gradient_norm(self) -> float:
         """Return the norm of all gradients. All ranks call it together."""
-        self._agree()
+        if not self._have_gradients():
+            if self.gradients.are_spent():
+                refuse_norm("the norm of the gradients")
+            return 0.0
         return self._core.gradient_norm(loss_scale=1.0 / self.gradients.factor())
 
     def _tensor_norms(self) -> list[list[float]]:
         """Return the norm of each gradient, by unit and tensor, before torch scales it. All ranks call it together."""
-        self._agree()
+        if not self._have_gradients():
+            refuse_norm("the norm of a gradient")
         return self._core.tensor_norms(loss_scale=1.0)
+
+    def _have_gradients(self) -> bool:
+        """Agree on the passes of the step, and return whether there is any. If there is none, they may still come."""
+        if self._agree() == 0:
+            self._passes = None
+        return self._passes is not None
 
     # --- Steps ---
 

@@ -75,11 +75,16 @@ class TakenGradients:
         return [number for number in self.taken if not isinstance(self._members[number].parameter.grad, TakenGradient)]
 
     def spend(self) -> None:
-        """Note that a step has used the gradients."""
+        """Note that a step has used the gradients. Their norms stay known where they are."""
         for number in self.taken:
             gradient = self._members[number].parameter.grad
             if isinstance(gradient, TakenGradient):
-                gradient.spent = True
+                gradient.spend(None if self._norms is None else self.norm_of(number))
+
+    def are_spent(self) -> bool:
+        """Return whether gradients that a step has used were not cleared."""
+        gradients = [each.parameter.grad for each in self._members]
+        return any(isinstance(each, TakenGradient) and each.spent for each in gradients)
 
     def end(self) -> None:
         """Remove the objects: the training ends."""
