@@ -60,6 +60,11 @@ push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_tensor_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
+def is_in_backward() -> bool:
+    """Return whether autograd runs a backward pass on this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.Tensor], None]]:
     """Return the hooks that register_post_accumulate_grad_hook() has registered. Ballast finds the session of a
     parameter through its own hook."""

@@ -14,6 +14,7 @@ from ballast._torch_compat import (
     MULTIPLY_EACH_BY_TENSOR,
     NORM_OF_EACH,
     UNSCALE_EACH,
+    is_in_backward,
     make_wrapper_tensor,
 )
 from ballast.checks import fail, refuse_order
@@ -73,6 +74,11 @@ class TakenGradient(torch.Tensor):
             refuse_to_compute(func, args)
         return ANSWERS[func](*args, **(kwargs or {}))
 
+    def _assign_data(self, values: torch.Tensor) -> NoReturn:
+        refuse_use("cannot assign other values to a gradient: it is partitioned over ranks", self)
+
+    data = property(torch.Tensor.data.__get__, _assign_data)  # type: ignore[assignment]
+
     def spend(self, norm: float | None) -> None:
         """Note that a step has used the gradient, whose norm was this."""
         self.spent, self.last_norm = True, norm
@@ -91,14 +97,18 @@ def refuse_to_compute(func: Any, args: Sequence[Any]) -> NoReturn:
     """Refuse to compute with values that are not on this rank."""
     flat = (each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,)))
     taken = next(each for each in flat if isinstance(each, TakenGradient))
+    refuse_use(f"cannot compute {func} of a gradient: it is partitioned over ranks", taken)
+
+
+def refuse_use(what: str, gradient: TakenGradient) -> NoReturn:
     fail(
         "unsupported",
         _core.Problem(
-            what=f"cannot compute {func} of a gradient: it is partitioned over ranks",
-            where=f"parameter {taken.taker.name_of(taken.member)}",
+            what=what,
+            where=f"parameter {gradient.taker.name_of(gradient.member)}",
             needed="norms, clipping by norm, or scaling",
-            remedy="Look at gradients in a hook of the parameter, before they are taken. If this is DistributedDataParallel: "
-            "leave it out, or name the model, wrap(optimizer, model).",
+            remedy="Look at gradients, and change them, in a hook of the parameter (register_hook()), before they are taken. "
+            "If this is DistributedDataParallel: leave it out, or name the model, wrap(optimizer, model).",
         ),
     )
 
@@ -138,8 +148,9 @@ def _norm(gradient: TakenGradient, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> TakenGradient:
-    if isinstance(other, TakenGradient) or alpha != 1:
-        refuse_to_compute("a sum of gradients", [gradient])
+    """Receive the next pass from autograd. A user's sum would come too late: the gradient is taken."""
+    if not is_in_backward() or isinstance(other, TakenGradient) or alpha != 1:
+        refuse_to_compute(aten.add_.Tensor, [gradient])
     gradient.receive(other)
     return gradient
 
@@ -156,6 +167,8 @@ def _div(gradient: TakenGradient, divisor: Any) -> TakenGradient:
 
 def _scale(gradient: TakenGradient, factor: Any, *, divides: bool) -> None:
     """Scale the gradient in the step that it belongs to. A spent one has nothing but a norm, which is forgotten."""
+    if isinstance(factor, torch.Tensor) and factor.numel() != 1:
+        refuse_to_compute("elementwise products", [gradient])
     if not gradient.spent:
         gradient.taker.scale(gradient.member, factor, divides=divides)
     elif float(factor) != 1.0:

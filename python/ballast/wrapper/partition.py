@@ -220,6 +220,7 @@ class Partition(ShardedState):
         if not discard:
             self._residence.require_not_gathered("cannot make a step")
             self._discard_cleared_gradients()
+            self.gradients.require_complete()
             for parameter in self.gradients.not_taken():
                 self.arrived(parameter)
         has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that

@@ -15,7 +15,7 @@ from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.gradient_factors import GradientFactors
 from ballast.wrapper.gradient_norms import FactorReader, NormTensors
-from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.gradients import TakenGradient, refuse_use
 from ballast.wrapper.units import Member
 
 Norms = list[list[float]]  # by unit and tensor
@@ -73,6 +73,13 @@ class TakenGradients:
     def cleared(self) -> list[int]:
         """Return the members whose gradients were cleared through the model."""
         return [number for number in self.taken if not isinstance(self._members[number].parameter.grad, TakenGradient)]
+
+    def require_complete(self) -> None:
+        """Refuse a sum that a hook has added to a gradient after it was taken."""
+        for number in self.taken:
+            gradient = self._members[number].parameter.grad
+            if isinstance(gradient, TakenGradient) and gradient.next is not None:
+                refuse_use("cannot make a step: a hook added to a gradient after it was taken", gradient)
 
     def spend(self) -> None:
         """Note that a step has used the gradients. Their norms stay known where they are."""
