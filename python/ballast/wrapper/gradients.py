@@ -77,7 +77,7 @@ class TakenGradient(torch.Tensor):
     def _assign_data(self, values: torch.Tensor) -> NoReturn:
         refuse_use("cannot assign other values to a gradient: it is partitioned over ranks", self)
 
-    data = property(torch.Tensor.data.__get__, _assign_data)  # type: ignore[assignment]
+    data = property(torch.Tensor.data.__get__, _assign_data)
 
     def spend(self, norm: float | None) -> None:
         """Note that a step has used the gradient, whose norm was this."""
@@ -110,6 +110,15 @@ def refuse_use(what: str, gradient: TakenGradient) -> NoReturn:
             remedy="Look at gradients, and change them, in a hook of the parameter (register_hook()), before they are taken. "
             "If this is DistributedDataParallel: leave it out, or name the model, wrap(optimizer, model).",
         ),
+    )
+
+
+def refuse_as_updated(what: str, needed: str) -> NoReturn:
+    """Refuse what comes too late with update_in_backward."""
+    refuse_order(
+        f"{what}: parameters have been updated in the backward pass",
+        needed=needed,
+        remedy="Leave update_in_backward out of ballast.wrap().",
     )
 
 

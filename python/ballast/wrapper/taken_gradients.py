@@ -15,7 +15,7 @@ from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.gradient_factors import GradientFactors
 from ballast.wrapper.gradient_norms import FactorReader, NormTensors
-from ballast.wrapper.gradients import TakenGradient, refuse_use
+from ballast.wrapper.gradients import TakenGradient, refuse_as_updated, refuse_use
 from ballast.wrapper.units import Member
 
 Norms = list[list[float]]  # by unit and tensor
@@ -36,6 +36,7 @@ class TakenGradients:
         self._read_norms = weakref.WeakMethod(read_norms)  # of the partition, which owns this object
         self._undo_casts = undo_casts
         self._made: list[TakenGradient | None] = [None] * len(members)  # in earlier steps
+        self.are_updates = False  # parameters are updated with them in the backward pass
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -134,6 +135,8 @@ class TakenGradients:
 
     def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None:
         value = self._factor_reader.read(factor)
+        if self.are_updates and value != 1.0:
+            refuse_as_updated("cannot scale gradients", "a loss, or hooks of parameters (register_hook()), that scale them")
         self._factors.scale(member, 1.0 / value if divides else value)
         self._norm_tensors.forget(member)
 
