@@ -137,7 +137,9 @@ class TakenGradients:
         value = self._factor_reader.read(factor)
         if self.are_updates and value != 1.0:
             refuse_as_updated("cannot scale gradients", "a loss, or hooks of parameters (register_hook()), that scale them")
-        self._factors.scale(member, 1.0 / value if divides else value)
+        if divides:
+            value = math.inf if value == 0.0 else 1.0 / value
+        self._factors.scale(member, value)
         self._norm_tensors.forget(member)
 
     def drop(self, member: int) -> None:

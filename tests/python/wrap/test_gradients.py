@@ -179,3 +179,53 @@ def test_scaling_the_data_of_gradients_scales_them():
         training.optimizer.step()
 
     check_as_plain(scaled, torch.optim.SGD)
+
+
+# --- Factors ---
+
+WRONG_FACTORS = {
+    "mul_(-1)": lambda gradient: gradient.mul_(-1),
+    "neg by a tensor": lambda gradient: gradient.mul_(torch.tensor(-0.5, device="cpu")),
+    "mul_(inf)": lambda gradient: gradient.mul_(float("inf")),
+    "div_(0)": lambda gradient: gradient.div_(0),
+    "div_(-2)": lambda gradient: gradient.div_(-2.0),
+}
+
+
+@pytest.mark.parametrize("scale", WRONG_FACTORS)
+def test_factors_that_are_not_possible_are_refused_at_once(scale):
+    def after(training):
+        for gradient in training.gradients:
+            with pytest.raises(ballast.UsageError, match="B1005 cannot scale a gradient by(.|\n)*parameter"):
+                WRONG_FACTORS[scale](gradient)
+        with pytest.raises(ballast.UsageError, match="B1005 cannot scale a gradient by -(.|\n)*all parameters"):
+            training.optimizer.clip_grad_norm_(-1.0)
+
+    check_trains_on(after)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])  # with a rule of the library, and with its own step
+def test_gradients_times_zero_are_zeros(kind):
+    def scaled(training):
+        training.step()
+        training.backward()
+        for gradient in training.gradients:
+            gradient.mul_(0)
+        norms_of_zeros = norms(training)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        training.step()
+        return norms_of_zeros
+
+    check_as_plain(scaled, kind)
+
+
+def test_clipping_by_an_infinite_norm_skips_the_step():
+    ours = Training(stage=2)
+    before = ours.values()
+    ours.backward(scale=float("inf"))
+    norm = torch.nn.utils.clip_grad_norm_(ours.model.parameters(), 1.0)
+    ours.optimizer.step()
+    assert not norm.isfinite()
+    assert ours.optimizer.metrics()["skipped"] == 1.0
+    assert all(map(torch.equal, before, ours.values()))
