@@ -68,7 +68,8 @@ class Partition(ShardedState):
         self._places = [(member.unit, number) for member, number in zip(self._members, in_unit)]
         self._copies = GradientCopies(units, self._begins)
         self.gradients = TakenGradients(self._group, self._members, self._tensor_norms, self._residence.undo_casts)
-        self._updates_in_backward = self.gradients.are_updates = options.update_in_backward
+        self._updates_in_backward = options.update_in_backward
+        self.gradients.may_scale = not options.update_in_backward
         self._order_is_learnt = False
         self._reset_step()
 
@@ -124,6 +125,14 @@ class Partition(ShardedState):
     def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
         """Take a gradient that was added to `parameter.grad`. With `hold`, it waits for the next one, or for the step."""
         require_stream(self._gpu, self._stream)
+        if self._passes is not None:
+            self.wait_for_commit()  # raises the error of a step that has failed
+            refuse_order(
+                "cannot add gradients: their norm is known already",
+                where=f"parameter {self._members[self._index[id(parameter)]].name}",
+                needed="norms and clipping after the last backward pass of a step",
+                remedy="Call step() or zero_grad() first.",
+            )
         number = self._index[id(parameter)]
         with without_torch_function():  # the parameter may be without its values
             gradient = parameter.grad
@@ -171,6 +180,7 @@ class Partition(ShardedState):
 
     def _have_gradients(self) -> bool:
         """Agree on the passes of the step, and return whether there is any. If there is none, they may still come."""
+        self._accept_assignments()
         if self._agree() == 0:
             self._passes = None
         return self._passes is not None
@@ -222,10 +232,8 @@ class Partition(ShardedState):
         require_stream(self._gpu, self._stream)
         if not discard and not ends:
             self._residence.require_not_gathered("cannot make a step")
-            self._discard_cleared_gradients()
+            self._accept_assignments()
             self.gradients.require_complete()
-            for parameter in self.gradients.not_taken():
-                self.arrived(parameter)
         has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
         if self._agree(count=not discard) == 0:
             if joint_round is not None:
@@ -295,12 +303,18 @@ class Partition(ShardedState):
             self.step(discard=True)
         return has_begun
 
+    def _accept_assignments(self) -> None:
+        """Discard gradients that were cleared through the model, and take those that were assigned to parameters."""
+        self._discard_cleared_gradients()
+        for parameter in self.gradients.not_taken():
+            self.arrived(parameter)
+
     def _discard_cleared_gradients(self) -> None:
         """Discard gradients that were cleared through the model."""
         cleared = self.gradients.cleared()
         if len(cleared) < len(self.gradients.taken) and cleared:
             refuse(
-                "cannot make a step: some gradients were cleared, and others were not",
+                "cannot use gradients: some of the step were cleared, and others were not",
                 where=f"parameter {self._members[cleared[0]].name}",
                 needed="optimizer.zero_grad(), or model.zero_grad(), of all parameters",
             )

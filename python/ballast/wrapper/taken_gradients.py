@@ -36,7 +36,7 @@ class TakenGradients:
         self._read_norms = weakref.WeakMethod(read_norms)  # of the partition, which owns this object
         self._undo_casts = undo_casts
         self._made: list[TakenGradient | None] = [None] * len(members)  # in earlier steps
-        self.are_updates = False  # parameters are updated with them in the backward pass
+        self.may_scale = True  # not after parameters have been updated with them in the backward pass
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -135,7 +135,7 @@ class TakenGradients:
 
     def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None:
         value = self._factor_reader.read(factor)
-        if self.are_updates and value != 1.0:
+        if not self.may_scale and value != 1.0:
             refuse_as_updated("cannot scale gradients", "a loss, or hooks of parameters (register_hook()), that scale them")
         if divides:
             value = math.inf if value == 0.0 else 1.0 / value

@@ -1,5 +1,7 @@
 """Tests of what users do with gradients that Ballast has taken: it does as torch does, or refuses and trains on."""
 
+from contextlib import nullcontext
+
 import ballast
 import pytest
 import torch
@@ -229,3 +231,52 @@ def test_clipping_by_an_infinite_norm_skips_the_step():
     assert not norm.isfinite()
     assert ours.optimizer.metrics()["skipped"] == 1.0
     assert all(map(torch.equal, before, ours.values()))
+
+
+# --- Gradients by hand, and accumulation ---
+
+
+def clip_by_torch(training):
+    return float(torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.1))
+
+
+def clip_by_itself(training):
+    if not training.options:
+        return clip_by_torch(training)
+    return float(training.optimizer.clip_grad_norm_(0.1))
+
+
+@pytest.mark.parametrize(("by_hand", "clip"), [(2, clip_by_itself), (2, clip_by_torch), (4, clip_by_itself)])
+def test_gradients_by_hand_are_clipped_with_the_others(by_hand, clip):
+    def clipped(training):
+        seen = []
+        for _ in range(2):
+            first, activation, last = training.model
+            if by_hand == 2:
+                last(activation(first(BATCH)).detach()).square().mean().backward()
+            for number, parameter in enumerate(list(training.model.parameters())[:by_hand]):
+                values = torch.linspace(-1, number, parameter.numel(), device="cpu")
+                parameter.grad = values.reshape(parameter.shape)
+            seen.append(clip(training))
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        return seen
+
+    check_as_plain(clipped, torch.optim.SGD)
+
+
+@pytest.mark.parametrize("clip", [clip_by_itself, clip_by_torch])
+@pytest.mark.parametrize("holds", [False, True])
+def test_gradients_after_a_norm_are_refused(clip, holds):
+    plain = Training()
+    plain.step()
+    for stage in (2, 3):
+        ours = Training(stage=stage)
+        ours.backward()
+        clip(ours)
+        with pytest.raises(ballast.UsageError, match="B1007 cannot add gradients(.|\n)*last backward pass(.|\n)*zero_grad"):
+            with ours.optimizer.no_sync() if holds else nullcontext():
+                ours.backward()
+        ours.optimizer.zero_grad()
+        ours.step()
+        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
