@@ -236,9 +236,10 @@ class Partition(ShardedState):
             self.gradients.require_complete()
         has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
         if self._agree(count=not discard) == 0:
+            self._reset_step()
+            self.gradients.require_cleared()
             if joint_round is not None:
                 self._commit_as_it_is(joint_round)
-            self._reset_step()
             return None
         if has_agreed and not discard:
             self.accept_writes()

@@ -94,6 +94,15 @@ class TakenGradients:
         gradients = [each.parameter.grad for each in self._members]
         return any(isinstance(each, TakenGradient) and each.spent for each in gradients)
 
+    def require_cleared(self) -> None:
+        """Refuse a step without new gradients while those of the last one have not been cleared: torch would use them again."""
+        if self.are_spent():
+            refuse_order(
+                "cannot make a step: the last one has used the gradients",
+                needed="a backward pass before each step()",
+                remedy="Call optimizer.zero_grad() after each step: one without gradients then does nothing.",
+            )
+
     def end(self) -> None:
         """Remove the objects: the training ends."""
         for member in self._members:

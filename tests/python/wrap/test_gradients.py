@@ -280,3 +280,18 @@ def test_gradients_after_a_norm_are_refused(clip, holds):
         ours.optimizer.zero_grad()
         ours.step()
         torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_step_with_the_same_gradients_is_refused():
+    plain = Training()
+    plain.step(), plain.step()
+    for stage in (2, 3):
+        ours = Training(stage=stage)
+        ours.backward()
+        ours.optimizer.step()
+        with pytest.raises(ballast.UsageError, match="B1007 cannot make a step: the last one has used(.|\n)*zero_grad"):
+            ours.optimizer.step()
+        ours.optimizer.zero_grad()
+        ours.optimizer.step()  # it has no gradients
+        ours.step()
+        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
