@@ -1,11 +1,14 @@
 """Tests of what users do with gradients that Ballast has taken: it does as torch does, or refuses and trains on."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import ballast
 import pytest
 import torch
-from python.wrap.support.loops import mean_square, mlp
+from python.wrap.support.clipping import clips_by_hand
+from python.wrap.support.loops import Loop, mean_square, mlp
+from python.wrap.support.ranks import run_ranks
 
 BATCH = torch.linspace(-1, 1, 20)
 
@@ -75,7 +78,7 @@ def test_norms_that_were_known_before_a_step_are_known_after_it():
         seen = []
         for _ in range(2):
             training.backward()
-            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.01)
+            seen.append(float(torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.01)))
             training.optimizer.step()
             seen += norms(training)
             torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.02)
@@ -295,3 +298,25 @@ def test_a_second_step_with_the_same_gradients_is_refused():
         ours.optimizer.step()  # it has no gradients
         ours.step()
         torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_agree_on_gradients_by_hand_and_on_norms_after_a_step(stage):
+    loop = Loop(ranks=2)
+    plain = loop.make_model()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    expected = [0.0]
+    for step, by_hand in enumerate((True, False, True)):
+        for parameter in plain.parameters():
+            parameter.grad = torch.full_like(parameter, 1.5) if by_hand else torch.zeros_like(parameter)
+        if not by_hand:
+            for rank in range(2):
+                (loop.loss(plain, replace(loop, rank=rank).batch(step)) / 2).backward()
+        expected.append(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)))
+        optimizer.step()
+        if not by_hand:
+            expected.append(min(expected[-1], 0.1))
+        optimizer.zero_grad()
+    for norms_seen, values in run_ranks(2, clips_by_hand, stage):
+        assert norms_seen == pytest.approx(expected, rel=1e-4)
+        torch.testing.assert_close(values, [each.detach() for each in plain.parameters()], rtol=1e-4, atol=1e-5)
