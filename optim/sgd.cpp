@@ -25,7 +25,12 @@ void SgdMomentum::check() const {
   });
 }
 
+// Without momentum torch uses the gradient itself, undamped, and leaves the buffer alone: it is needed again if a momentum
+// comes back.
 kernels::GroupStep at(const SgdMomentum& rule, const Step& step) {
+  if (rule.momentum == 0.0) {
+    return at(Sgd{.lr = rule.lr, .weight_decay = rule.weight_decay, .maximize = rule.maximize}, step);
+  }
   const double damped = step.number == 1 ? 0.0 : rule.dampening;
   return {kernels::SgdMomentum{.lr = static_cast<float>(rule.lr),
                                .l2 = static_cast<float>(rule.weight_decay),

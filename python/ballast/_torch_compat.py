@@ -60,10 +60,15 @@ push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_tensor_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
+def is_in_backward() -> bool:
+    """Return whether autograd runs a backward pass on this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def is_recomputing() -> bool:
     """Return whether a backward pass runs and records operations: it repeats those of a forward pass, for activation
     checkpointing."""
-    return bool(torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1)
+    return torch.is_grad_enabled() and is_in_backward()
 
 
 def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.Tensor], None]]:

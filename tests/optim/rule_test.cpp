@@ -3,7 +3,9 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "kernels/backend.h"
 #include "optim/step.h"
+#include "tests/kernels/update_memory.h"
 
 using namespace ballast;
 using namespace ballast::optim;
@@ -37,6 +39,26 @@ TEST_CASE("SGD ignores dampening at the first step, as torch does") {
   const SgdMomentum options{.dampening = 0.25};
   CHECK(std::get<kernels::SgdMomentum>(at(options, {.number = 1}).rule).one_minus_dampening == 1.0f);
   CHECK(std::get<kernels::SgdMomentum>(at(options, {.number = 2}).rule).one_minus_dampening == 0.75f);
+}
+
+TEST_CASE("SGD without momentum has the bits of plain SGD, and leaves the momentum alone") {
+  constexpr std::size_t count = 1000;
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const std::vector<kernels::Run> runs{{0, count, 0}};
+  const auto update = [&](kernels::UpdateMemory& memory, const Rule& rule) {
+    const std::vector<kernels::GroupStep> steps{at(rule, {.number = 3, .gradient_factor = 0.5f})};
+    backend->update(memory.tile(), runs, steps);
+  };
+  for (const StateFormat format : all_state_formats) {
+    kernels::UpdateMemory memory({.format = format, .count = count});
+    update(memory, SgdMomentum{.lr = 0.1});
+    kernels::UpdateMemory plain = memory;
+    update(memory, SgdMomentum{.lr = 0.1, .momentum = 0.0, .dampening = 0.5, .weight_decay = 0.01});
+    update(plain, Sgd{.lr = 0.1, .weight_decay = 0.01});
+    INFO(name(format));
+    const bool is_same = memory.bytes() == plain.bytes();
+    CHECK(is_same);
+  }
 }
 
 TEST_CASE("Adagrad's step size decays with the step") {

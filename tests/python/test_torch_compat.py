@@ -73,6 +73,14 @@ def test_the_hooks_on_top_are_those_that_were_pushed_last(no_hooks):
         assert compat.top_saved_tensor_hooks() == hooks
 
 
+def test_a_thread_knows_whether_it_runs_a_backward_pass():
+    seen = []
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.register_post_accumulate_grad_hook(lambda _: seen.append(compat.is_in_backward()))
+    weight.sum().backward()
+    assert (seen, compat.is_in_backward()) == ([True], False)
+
+
 def test_gradient_hooks_of_a_parameter_are_found():
     parameter = torch.nn.Parameter(torch.ones(2))
     assert not compat.gradient_hooks_of(parameter)

@@ -209,7 +209,9 @@ void Engine::require_acquirable(std::size_t unit, Phase phase) const {
                    .needed = "prepare() first"};
   });
   require(!norm_is_known_ || phase != Phase::backward, Code::out_of_order, [] {
-    return Problem{.what = "cannot add gradients: their norm is known already", .needed = "step() first"};
+    return Problem{.what = "cannot add gradients: their norm is known already",
+                   .needed = "norms and clipping after the last backward pass of a step",
+                   .remedy = "Make the step first, or discard its gradients (in Python with zero_grad())."};
   });
 }
 

@@ -11,6 +11,8 @@ from ballast.connecting import Group
 from ballast.wrapper.collectives import least_and_most
 from ballast.wrapper.units import Member
 
+LEAST = 1e-290  # The library divides by the factor. Its product with gradients, in fp32, is that with 0.
+
 
 class GradientFactors:
     """The factors of one step. The library multiplies all gradients by one factor, so all factors must be equal."""
@@ -22,10 +24,10 @@ class GradientFactors:
         self._of_all = 1.0  # also of gradients that only other ranks have
 
     def scale_all(self, factor: float) -> None:
-        self._of_all *= factor
+        self._of_all *= _possible(factor, "all parameters")
 
     def scale(self, member: int, factor: float) -> None:
-        self._by_member[member] = self.of(member) * factor
+        self._by_member[member] = self.of(member) * _possible(factor, f"parameter {self._members[member].name}")
 
     def of(self, member: int) -> float:
         """Return the factor of one gradient, without that of all."""
@@ -53,10 +55,25 @@ class GradientFactors:
                     "ballast.wrap().",
                 ),
             )
-        return self._of_all * (factors[0] if factors else 1.0)
+        return max(LEAST, self._of_all * (factors[0] if factors else 1.0))
 
     def _where_they_differ(self, mine: Collection[float], taken: Collection[int]) -> str:
         if len(mine) < 2:
             return "between ranks, which have gradients of different parameters"
         least = min(taken, key=self.of)
         return f"parameter {self._members[least].name}, among others"
+
+
+def _possible(factor: float, where: str) -> float:
+    """Return the factor. It may be NaN, from the norm of gradients that are not finite."""
+    if factor < 0.0 or factor == math.inf:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what=f"cannot scale a gradient by {factor}",
+                where=where,
+                needed="a finite factor that is not negative",
+                remedy="To go up the gradient, negate the loss, or give the optimizer maximize=True.",
+            ),
+        )
+    return factor

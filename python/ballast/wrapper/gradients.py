@@ -14,6 +14,7 @@ from ballast._torch_compat import (
     MULTIPLY_EACH_BY_TENSOR,
     NORM_OF_EACH,
     UNSCALE_EACH,
+    is_in_backward,
     make_wrapper_tensor,
 )
 from ballast.checks import fail, refuse_order
@@ -42,6 +43,7 @@ class TakenGradient(torch.Tensor):
     fresh: torch.Tensor | None  # the gradient, until its unit is taken
     next: torch.Tensor | None  # the gradient of the pass that begins now
     spent: bool  # a step has used it
+    last_norm: float | None  # of a spent gradient, if the step knew it
 
     @staticmethod
     def __new__(
@@ -53,7 +55,7 @@ class TakenGradient(torch.Tensor):
         gradient.member = member
         gradient.fresh = fresh
         gradient.next = None
-        gradient.spent = False
+        gradient.spent, gradient.last_norm = False, None
         return gradient
 
     def __init__(
@@ -72,6 +74,15 @@ class TakenGradient(torch.Tensor):
             refuse_to_compute(func, args)
         return ANSWERS[func](*args, **(kwargs or {}))
 
+    def _assign_data(self, values: torch.Tensor) -> NoReturn:
+        refuse_use("cannot assign other values to a gradient: it is partitioned over ranks", self)
+
+    data = property(torch.Tensor.data.__get__, _assign_data)
+
+    def spend(self, norm: float | None) -> None:
+        """Note that a step has used the gradient, whose norm was this."""
+        self.spent, self.last_norm = True, norm
+
     def receive(self, gradient: torch.Tensor) -> None:
         if self.spent:
             refuse_order(
@@ -86,15 +97,37 @@ def refuse_to_compute(func: Any, args: Sequence[Any]) -> NoReturn:
     """Refuse to compute with values that are not on this rank."""
     flat = (each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,)))
     taken = next(each for each in flat if isinstance(each, TakenGradient))
+    refuse_use(f"cannot compute {func} of a gradient: it is partitioned over ranks", taken)
+
+
+def refuse_use(what: str, gradient: TakenGradient) -> NoReturn:
     fail(
         "unsupported",
         _core.Problem(
-            what=f"cannot compute {func} of a gradient: it is partitioned over ranks",
-            where=f"parameter {taken.taker.name_of(taken.member)}",
+            what=what,
+            where=f"parameter {gradient.taker.name_of(gradient.member)}",
             needed="norms, clipping by norm, or scaling",
-            remedy="Look at gradients in a hook of the parameter, before they are taken. If this is DistributedDataParallel: "
-            "leave it out, or name the model, wrap(optimizer, model).",
+            remedy="Look at gradients, and change them, in a hook of the parameter (register_hook()), before they are taken. "
+            "If this is DistributedDataParallel: leave it out, or name the model, wrap(optimizer, model).",
         ),
+    )
+
+
+def refuse_as_updated(what: str, needed: str) -> NoReturn:
+    """Refuse what comes too late with update_in_backward."""
+    refuse_order(
+        f"{what}: parameters have been updated in the backward pass",
+        needed=needed,
+        remedy="Leave update_in_backward out of ballast.wrap().",
+    )
+
+
+def refuse_norm(what: str, where: str = "") -> NoReturn:
+    refuse_order(
+        f"cannot compute {what}: a step has used the values, or they were discarded",
+        where=where,
+        needed="norms before step()",
+        remedy='optimizer.metrics()["grad_norm"] is the norm of all gradients in the last step, before clipping.',
     )
 
 
@@ -112,24 +145,43 @@ def _foreach_norm(gradients: Sequence[TakenGradient], order: Any = 2, **more: An
     if _norm_order(order) != 2.0:
         refuse_to_compute(f"a norm of order {order}", gradients)
     dtype = more.get("dtype") or torch.float32
-    return [gradient.taker.norm_tensor(gradient.member, gradient.device, dtype) for gradient in gradients]
+    return [_norm(gradient, dtype) for gradient in gradients]
+
+
+def _norm(gradient: TakenGradient, dtype: torch.dtype) -> torch.Tensor:
+    if not gradient.spent:
+        return gradient.taker.norm_tensor(gradient.member, gradient.device, dtype)
+    if gradient.last_norm is None:
+        refuse_norm("the norm of a gradient", f"parameter {gradient.taker.name_of(gradient.member)}")
+    return torch.tensor(gradient.last_norm, dtype=dtype, device=gradient.device)
 
 
 def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> TakenGradient:
-    if isinstance(other, TakenGradient) or alpha != 1:
-        refuse_to_compute("a sum of gradients", [gradient])
+    """Receive the next pass from autograd. A user's sum would come too late: the gradient is taken."""
+    if not is_in_backward() or isinstance(other, TakenGradient) or alpha != 1:
+        refuse_to_compute(aten.add_.Tensor, [gradient])
     gradient.receive(other)
     return gradient
 
 
 def _mul(gradient: TakenGradient, factor: Any) -> TakenGradient:
-    gradient.taker.scale(gradient.member, factor)
+    _scale(gradient, factor, divides=False)
     return gradient
 
 
 def _div(gradient: TakenGradient, divisor: Any) -> TakenGradient:
-    gradient.taker.scale(gradient.member, divisor, divides=True)
+    _scale(gradient, divisor, divides=True)
     return gradient
+
+
+def _scale(gradient: TakenGradient, factor: Any, *, divides: bool) -> None:
+    """Scale the gradient in the step that it belongs to. A spent one has nothing but a norm, which is forgotten."""
+    if isinstance(factor, torch.Tensor) and factor.numel() != 1:
+        refuse_to_compute("elementwise products", [gradient])
+    if not gradient.spent:
+        gradient.taker.scale(gradient.member, factor, divides=divides)
+    elif float(factor) != 1.0:
+        gradient.last_norm = None
 
 
 def _foreach_mul(gradients: Sequence[TakenGradient], factors: Any) -> None:
@@ -155,6 +207,9 @@ def _cast(gradient: TakenGradient, **_: Any) -> NoReturn:
 
 
 def _unscale(gradients: Sequence[TakenGradient], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+    for gradient in gradients:
+        if gradient.spent:
+            refuse_norm("whether gradients are finite", f"parameter {gradient.taker.name_of(gradient.member)}")
     of_takers = [taker.all_finite() for taker in dict.fromkeys(gradient.taker for gradient in gradients)]
     if not all(of_takers):
         found_inf.fill_(1.0)

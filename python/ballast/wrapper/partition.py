@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
 
 import torch
 
@@ -19,7 +18,7 @@ from ballast.errors import FailureError
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
 from ballast.wrapper.gradient_order import GradientOrder
-from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.gradients import TakenGradient, refuse_as_updated, refuse_norm
 from ballast.wrapper.joint_runs import ALONE, JointRun
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
@@ -70,6 +69,7 @@ class Partition(ShardedState):
         self._copies = GradientCopies(units, self._begins)
         self.gradients = TakenGradients(self._group, self._members, self._tensor_norms, self._residence.undo_casts)
         self._updates_in_backward = options.update_in_backward
+        self.gradients.may_scale = not options.update_in_backward
         self._order_is_learnt = False
         self._reset_step()
 
@@ -77,12 +77,12 @@ class Partition(ShardedState):
         self._gradient_order = GradientOrder(self._order, [len(unit.trained) for unit in self._units])
         self.gradients.begin_step()
         self._passes: int | None = None  # of all ranks, after they have agreed
-        self._may_update = False  # in backward, with the options as they were when its first unit was taken
+        self._prepared: dict[str, str] | None = None  # the options with which the backward pass updates, once it has begun
 
     def require_not_updated(self, what: str) -> None:
         """Refuse an operation between updates of a backward pass and their step."""
-        if self._may_update:
-            self._fail_as_updated(f"{what} between a backward pass and its step", "step() after each backward pass")
+        if self._prepared is not None:
+            refuse_as_updated(f"{what} between a backward pass and its step", "step() after each backward pass")
 
     def begin_call(self, module: torch.nn.Module) -> None:
         """Tell the residence about a call of a module whose beginning it has missed."""
@@ -116,7 +116,7 @@ class Partition(ShardedState):
             [begun] = self._group.all_reduce([int(self.has_begun)])
             updates = self._updates_in_backward
             if begun > 0 and not (updates and self._joint_run is not None and self._joint_run.has_stepped):
-                self.step(discard=not updates, in_round=updates)
+                self.step(discard=not updates, in_round=updates, ends=True)
         except FailureError as error:  # this rank still releases its memory
             log.warning("the training had failed before it was released: %s", error)
 
@@ -125,6 +125,14 @@ class Partition(ShardedState):
     def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
         """Take a gradient that was added to `parameter.grad`. With `hold`, it waits for the next one, or for the step."""
         require_stream(self._gpu, self._stream)
+        if self._passes is not None:
+            self.wait_for_commit()  # raises the error of a step that has failed
+            refuse_order(
+                "cannot add gradients: their norm is known already",
+                where=f"parameter {self._members[self._index[id(parameter)]].name}",
+                needed="norms and clipping after the last backward pass of a step",
+                remedy="Call step() or zero_grad() first.",
+            )
         number = self._index[id(parameter)]
         with without_torch_function():  # the parameter may be without its values
             gradient = parameter.grad
@@ -142,13 +150,13 @@ class Partition(ShardedState):
     def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
         for unit in units:
             self._residence.release_unit()
-            if self._updates_in_backward and not self._may_update:
+            if self._updates_in_backward and self._prepared is None:
                 self._residence.require_not_gathered("cannot update parameters in the backward pass")
                 if self._joint_run is not None:
                     self._joint_run.require_turn()
                 now = self._inputs_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
-                self._may_update = True
+                self._prepared = now.described()
             memory = self._acquire_gradients(unit)
             try:
                 if count:
@@ -158,13 +166,24 @@ class Partition(ShardedState):
 
     def gradient_norm(self) -> float:
         """Return the norm of all gradients. All ranks call it together."""
-        self._agree()
+        if not self._have_gradients():
+            if self.gradients.are_spent():
+                refuse_norm("the norm of the gradients")
+            return 0.0
         return self._core.gradient_norm(loss_scale=1.0 / self.gradients.factor())
 
     def _tensor_norms(self) -> list[list[float]]:
         """Return the norm of each gradient, by unit and tensor, before torch scales it. All ranks call it together."""
-        self._agree()
+        if not self._have_gradients():
+            refuse_norm("the norm of a gradient")
         return self._core.tensor_norms(loss_scale=1.0)
+
+    def _have_gradients(self) -> bool:
+        """Agree on the passes of the step, and return whether there is any. If there is none, they may still come."""
+        self._accept_assignments()
+        if self._agree() == 0:
+            self._passes = None
+        return self._passes is not None
 
     # --- Steps ---
 
@@ -199,31 +218,36 @@ class Partition(ShardedState):
         self._order = self._group.all_reduce(seen if self._group.rank == 0 else [0] * len(seen))
         self._order_is_learnt = True
 
-    def step(self, *, loss_scale: float = 1.0, discard: bool = False, in_round: bool = False) -> _core.StepResult | None:
+    def step(
+        self, *, loss_scale: float = 1.0, discard: bool = False, in_round: bool = False, ends: bool = False
+    ) -> _core.StepResult | None:
         """Make a step, and return its result; None if no rank has a gradient. In a round of joint runs it is committed in any
-        case."""
+        case. With `ends` nothing that the user has done to gradients is refused any more."""
         with nullcontext() if self._joint_run is None or not in_round else self._joint_run.step() as joint_round:
-            return self._step(loss_scale, discard, joint_round)
+            return self._step(loss_scale, discard, ends, joint_round)
 
-    def _step(self, loss_scale: float, discard: bool, joint_round: _core.JointRound | None) -> _core.StepResult | None:
+    def _step(
+        self, loss_scale: float, discard: bool, ends: bool, joint_round: _core.JointRound | None
+    ) -> _core.StepResult | None:
         require_stream(self._gpu, self._stream)
-        if not discard:
+        if not discard and not ends:
             self._residence.require_not_gathered("cannot make a step")
-            self._discard_cleared_gradients()
-            for parameter in self.gradients.not_taken():
-                self.arrived(parameter)
+            self._accept_assignments()
+            self.gradients.require_complete()
         has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
         if self._agree(count=not discard) == 0:
+            self._reset_step()
+            self.gradients.require_cleared()
             if joint_round is not None:
                 self._commit_as_it_is(joint_round)
-            self._reset_step()
             return None
         if has_agreed and not discard:
             self.accept_writes()
+        if self._prepared is not None and not ends:
+            self._require_as_prepared(self._prepared, loss_scale, discard)
         try:
             with self._in_round(joint_round):
-                end = self._end_updates if self._updates_in_backward else self._update
-                result = end(loss_scale, discard)
+                result = self._core.step_prepared() if self._updates_in_backward else self._update(loss_scale, discard)
         finally:
             self._pass_on_log()
         self._residence.after_step()
@@ -260,19 +284,18 @@ class Partition(ShardedState):
     def _run_custom(self, step: BoundCustomStep, tiles: Sequence[_core.TileToUpdate], factor: float, is_last: bool) -> None:
         step(self, StepCall(tiles, factor, is_last))
 
-    def _end_updates(self, loss_scale: float, discard: bool) -> _core.StepResult:
+    def _require_as_prepared(self, prepared: dict[str, str], loss_scale: float, discard: bool) -> None:
+        """Refuse a step that is not the one for which the backward pass has updated parameters."""
         if discard:
-            self._fail_as_updated("cannot discard gradients", "a step after each backward pass")
+            refuse_as_updated("cannot discard gradients", "a step after each backward pass")
         if loss_scale != 1.0:
-            self._fail_as_updated(f"cannot use gradients that were scaled by {loss_scale}", "a loss that is not scaled")
-        return self._core.step_prepared()
-
-    def _fail_as_updated(self, what: str, needed: str) -> NoReturn:
-        refuse_order(
-            f"{what}: parameters have been updated in the backward pass",
-            needed=needed,
-            remedy="Leave update_in_backward out of ballast.wrap().",
-        )
+            refuse_as_updated(f"cannot use gradients that were scaled by {loss_scale}", "a loss that is not scaled")
+        now = self._first_inputs.described()
+        for name, before in prepared.items():
+            if now.get(name) != before:
+                option, _, of_group = name.partition(" ")
+                what = f"cannot use {option}={now.get(name)} {of_group}"
+                refuse_as_updated(what, f"{option}={before} until step(), or another one before the backward pass")
 
     def discard(self) -> bool:
         """Discard the gradients since the last step, and return whether there were any. All ranks call it together."""
@@ -281,12 +304,18 @@ class Partition(ShardedState):
             self.step(discard=True)
         return has_begun
 
+    def _accept_assignments(self) -> None:
+        """Discard gradients that were cleared through the model, and take those that were assigned to parameters."""
+        self._discard_cleared_gradients()
+        for parameter in self.gradients.not_taken():
+            self.arrived(parameter)
+
     def _discard_cleared_gradients(self) -> None:
         """Discard gradients that were cleared through the model."""
         cleared = self.gradients.cleared()
         if len(cleared) < len(self.gradients.taken) and cleared:
             refuse(
-                "cannot make a step: some gradients were cleared, and others were not",
+                "cannot use gradients: some of the step were cleared, and others were not",
                 where=f"parameter {self._members[cleared[0]].name}",
                 needed="optimizer.zero_grad(), or model.zero_grad(), of all parameters",
             )

@@ -15,7 +15,7 @@ from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.gradient_factors import GradientFactors
 from ballast.wrapper.gradient_norms import FactorReader, NormTensors
-from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.gradients import TakenGradient, refuse_as_updated, refuse_use
 from ballast.wrapper.units import Member
 
 Norms = list[list[float]]  # by unit and tensor
@@ -36,6 +36,7 @@ class TakenGradients:
         self._read_norms = weakref.WeakMethod(read_norms)  # of the partition, which owns this object
         self._undo_casts = undo_casts
         self._made: list[TakenGradient | None] = [None] * len(members)  # in earlier steps
+        self.may_scale = True  # not after parameters have been updated with them in the backward pass
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -74,12 +75,33 @@ class TakenGradients:
         """Return the members whose gradients were cleared through the model."""
         return [number for number in self.taken if not isinstance(self._members[number].parameter.grad, TakenGradient)]
 
+    def require_complete(self) -> None:
+        """Refuse a sum that a hook has added to a gradient after it was taken."""
+        for number in self.taken:
+            gradient = self._members[number].parameter.grad
+            if isinstance(gradient, TakenGradient) and gradient.next is not None:
+                refuse_use("cannot make a step: a hook added to a gradient after it was taken", gradient)
+
     def spend(self) -> None:
-        """Note that a step has used the gradients."""
+        """Note that a step has used the gradients. Their norms stay known where they are."""
         for number in self.taken:
             gradient = self._members[number].parameter.grad
             if isinstance(gradient, TakenGradient):
-                gradient.spent = True
+                gradient.spend(None if self._norms is None else self.norm_of(number))
+
+    def are_spent(self) -> bool:
+        """Return whether gradients that a step has used were not cleared."""
+        gradients = [each.parameter.grad for each in self._members]
+        return any(isinstance(each, TakenGradient) and each.spent for each in gradients)
+
+    def require_cleared(self) -> None:
+        """Refuse a step without new gradients while those of the last one have not been cleared: torch would use them again."""
+        if self.are_spent():
+            refuse_order(
+                "cannot make a step: the last one has used the gradients",
+                needed="a backward pass before each step()",
+                remedy="Call optimizer.zero_grad() after each step: one without gradients then does nothing.",
+            )
 
     def end(self) -> None:
         """Remove the objects: the training ends."""
@@ -122,7 +144,11 @@ class TakenGradients:
 
     def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None:
         value = self._factor_reader.read(factor)
-        self._factors.scale(member, 1.0 / value if divides else value)
+        if not self.may_scale and value != 1.0:
+            refuse_as_updated("cannot scale gradients", "a loss, or hooks of parameters (register_hook()), that scale them")
+        if divides:
+            value = math.inf if value == 0.0 else 1.0 / value
+        self._factors.scale(member, value)
         self._norm_tensors.forget(member)
 
     def drop(self, member: int) -> None:

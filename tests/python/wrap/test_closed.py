@@ -59,6 +59,7 @@ def test_the_norm_of_a_gradient_that_a_caller_has_kept_is_refused():
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
     mean_square(model, torch.ones(20)).backward()
     kept = next(model.parameters()).grad
+    model.zero_grad()
     optimizer.close()
     with pytest.raises(ballast.UsageError, match="B1007 cannot compute the norm of a gradient: its training has ended"):
         kept.norm()

@@ -24,6 +24,22 @@ def test_each_rule_trains_as_torch_does(kind, options):
     check_close(loop.run(), loop.run(stage=2))
 
 
+def test_momentum_is_turned_off_and_on_as_in_torch():
+    """Without momentum torch ignores dampening, and leaves the buffer alone."""
+
+    def groups(parameters, **options):
+        first, *rest = parameters
+        return torch.optim.SGD([{"params": [first], "momentum": 0.0}, {"params": rest}], **options)
+
+    def turn(model, optimizer):
+        of_rest = optimizer.param_groups[1]
+        of_rest["momentum"] = 0.9 - of_rest["momentum"]
+
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}
+    loop = Loop(make_optimizer=groups, optimizer_options=options, after_step=turn)
+    check_close(loop.run(), loop.run(stage=2))
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("micro_steps", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.05])

@@ -4,7 +4,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
-from python.wrap.support.loops import Loop, Tower, check_equal
+from python.wrap.support.loops import Loop, Tower, check_equal, mean_square
 from python.wrap.support.ranks import run_ranks
 
 IN_BACKWARD = {"stage": 3, "update_in_backward": True}
@@ -77,6 +77,51 @@ def test_losses_cannot_be_scaled():
     optimizer.grad_scale = torch.tensor(8.0)
     with pytest.raises(ballast.UsageError, match="scaled by 8.0"):
         optimizer.step()
+
+
+def test_options_that_are_set_after_the_backward_pass_are_refused():
+    run = Loop(make_model=Tower, steps=1).run(**IN_BACKWARD)
+    plain = Loop(make_model=Tower, steps=1).run(stage=3)
+    for each in (run, plain):
+        mean_square(each.model, torch.ones(20)).backward()
+    group = run.optimizer.param_groups[0]
+    group["lr"], group["initial_lr"] = 0.5, 0.01
+    with pytest.raises(ballast.UsageError, match="B1007 cannot use lr=0.5 of parameter group 0(.|\n)*lr=0.01 until"):
+        run.optimizer.step()
+    group["lr"] = 0.01
+    for each in (run, plain):
+        each.optimizer.step()
+    with ballast.gather(run.model), ballast.gather(plain.model):
+        check_equal(run, plain)
+
+
+def test_scaled_gradients_are_refused_and_the_step_is_not():
+    model, optimizer = begun()
+    for scale in (lambda each: each.mul_(0.1), lambda each: each.div_(2.0), lambda each: torch._foreach_mul_([each], 0.5)):
+        with pytest.raises(ballast.UsageError, match="B1007 cannot scale gradients(.|\n)*update_in_backward"):
+            scale(model.first.weight.grad)
+    model.first.weight.grad.mul_(1.0)
+    optimizer.step()
+    assert optimizer.steps == 2
+
+
+@pytest.mark.parametrize("spoil", ["rate", "hook", "clear"])
+def test_a_training_ends_where_its_step_is_refused(spoil):
+    loop = Loop(make_model=Tower, steps=1)
+    run, plain = loop.run(**IN_BACKWARD), loop.run(stage=3)
+    if spoil == "hook":
+        run.model.first.bias.register_post_accumulate_grad_hook(lambda each: [each.grad.add_(1.0)].clear())
+    for each in (run, plain):
+        each.model(torch.ones(20)).sum().backward()
+    plain.optimizer.step()
+    if spoil == "rate":
+        run.optimizer.param_groups[0]["lr"] = 0.5
+    elif spoil == "clear":
+        run.model.zero_grad()
+    with pytest.raises(ballast.UsageError, match="cannot"):
+        run.optimizer.step()
+    run.optimizer.close(), plain.optimizer.close()
+    check_equal(run, plain)
 
 
 def test_gradients_that_are_not_finite_are_reported(caplog):

@@ -48,3 +48,26 @@ def clips_through_torch(rank: int, stage: int) -> tuple[int, int, bool]:
         optimizer.zero_grad()
     is_equal = abs(norms[0] - norms[1]) <= 1e-6 * norms[1]
     return calls["tensor_norms"] + calls["gradient_norm"], calls["all_reduce"], is_equal
+
+
+def clips_by_hand(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:
+    """Make steps whose gradients are those of a backward pass, of the caller, or none, each rank with its own. Return the
+    norms before and after each step, and the parameters in the end."""
+    loop = Loop(rank=rank, ranks=2)
+    model = loop.make_model()
+    optimizer: Any = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+    seen = [float(optimizer.clip_grad_norm_(0.1))]
+    for step, by_hand in enumerate((True, False, True)):
+        if by_hand:
+            for parameter in model.parameters():
+                parameter.grad = torch.full(parameter.shape, rank + 1.0, device="cpu")
+        else:
+            loop.loss(model, loop.batch(step)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        seen.append(float(optimizer.clip_grad_norm_(0.1)))
+        optimizer.step()
+        if not by_hand:
+            seen.append(sum(float(each.grad.norm()) ** 2 for each in model.parameters()) ** 0.5)
+        optimizer.zero_grad()
+    with ballast.gather(model):
+        return seen, [each.detach().clone() for each in model.parameters()]

@@ -1,0 +1,322 @@
+"""Tests of what users do with gradients that Ballast has taken: it does as torch does, or refuses and trains on."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import ballast
+import pytest
+import torch
+from python.wrap.support.clipping import clips_by_hand
+from python.wrap.support.loops import Loop, mean_square, mlp
+from python.wrap.support.ranks import run_ranks
+
+BATCH = torch.linspace(-1, 1, 20)
+
+
+class Training:
+    """A training of a small model, with a plain optimizer or with a wrapped one."""
+
+    def __init__(self, kind=torch.optim.AdamW, rate=0.1, **options):
+        self.model = mlp()
+        self.optimizer = kind(self.model.parameters(), lr=rate, weight_decay=0.1)
+        self.options = options
+        if options:
+            self.optimizer = ballast.wrap(self.optimizer, self.model, **options)
+
+    @property
+    def gradients(self):
+        return [each.grad for each in self.model.parameters()]
+
+    def backward(self, scale=1.0):
+        (mean_square(self.model, BATCH) * scale).backward()
+
+    def step(self):
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def values(self):
+        if not self.options:
+            return [each.detach().clone() for each in self.model.parameters()]
+        with ballast.gather(self.model):
+            return [each.detach().clone() for each in self.model.parameters()]
+
+
+def check_as_plain(body, kind=torch.optim.AdamW, configurations=({"stage": 2}, {"stage": 3})):
+    """Compare trainings in which `body` does the same: what it returns, and the parameters in the end."""
+    plain = Training(kind)
+    expected = body(plain) or []
+    for options in configurations:
+        ours = Training(kind, **options)
+        assert (body(ours) or []) == pytest.approx(expected, rel=1e-5)
+        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+
+
+def check_trains_on(after, kind=torch.optim.AdamW):
+    """Compare a training with a plain one, in which `after` runs between the backward pass and the step and changes nothing."""
+    plain = Training(kind)
+    plain.step(), plain.step()
+    for stage in (2, 3):
+        ours = Training(kind, stage=stage)
+        ours.backward()
+        after(ours)
+        ours.optimizer.step()
+        ours.optimizer.zero_grad()
+        ours.step()
+        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+
+
+# --- Norms after a step ---
+
+
+def norms(training):
+    return [float(each.norm()) for each in training.gradients]
+
+
+def test_norms_that_were_known_before_a_step_are_known_after_it():
+    def clipped(training):
+        seen = []
+        for _ in range(2):
+            training.backward()
+            seen.append(float(torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.01)))
+            training.optimizer.step()
+            seen += norms(training)
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.02)
+            seen += norms(training)
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.005)  # too late for this step, and not for the next
+            training.optimizer.zero_grad()
+        return seen
+
+    check_as_plain(clipped)
+
+
+@pytest.mark.parametrize("read", [norms, lambda training: training.optimizer.clip_grad_norm_(1.0)])
+def test_norms_that_a_step_has_not_kept_are_refused(read):
+    plain = Training()
+    plain.step(), plain.step()
+    for stage in (2, 3):
+        ours = Training(stage=stage)
+        ours.backward()
+        ours.optimizer.step()
+        with pytest.raises(ballast.UsageError, match="B1007 cannot compute (.|\n)*used(.|\n)*before step(.|\n)*grad_norm"):
+            read(ours)
+        ours.optimizer.zero_grad()
+        ours.step()
+        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_that_was_kept_from_a_cleared_step_is_refused():
+    ours = Training(stage=2)
+    ours.backward()
+    kept = ours.gradients
+    ours.model.zero_grad()
+    ours.optimizer.step()
+    with pytest.raises(ballast.UsageError, match="B1007 cannot compute"):
+        kept[0].norm()
+    ours.step()
+
+
+def test_the_norm_of_no_gradients_is_zero():
+    def stepped(training):
+        clip = getattr(training.optimizer, "clip_grad_norm_", lambda norm: torch.zeros((), device="cpu"))
+        first = float(clip(1.0))
+        training.step()
+        last = float(clip(1.0))
+        training.step()
+        return [first, last]
+
+    check_as_plain(stepped)
+
+
+# --- Sums and other values ---
+
+
+def add_in_place(gradient):
+    gradient += torch.ones_like(gradient, device="cpu")
+
+
+def assign_data(gradient):
+    gradient.data = torch.ones(gradient.shape, device="cpu")
+
+
+EDITS = {
+    "add_": lambda gradient: gradient.add_(torch.full(gradient.shape, 0.3, device="cpu")),
+    "add_ of a number": lambda gradient: gradient.add_(1.0),
+    "+=": add_in_place,
+    "data.add_": lambda gradient: gradient.data.add_(torch.full(gradient.shape, 0.3, device="cpu")),
+    "data =": assign_data,
+    "fill_": lambda gradient: gradient.fill_(1.0),
+    "mul_ by a mask": lambda gradient: gradient.mul_(torch.ones(gradient.shape, device="cpu")),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_other_values_for_a_gradient_are_refused(edit):
+    def after(training):
+        for gradient in training.gradients:
+            with pytest.raises(ballast.UsageError, match="B1005 cannot .*gradient(.|\n)*where: *parameter"):
+                EDITS[edit](gradient)
+
+    check_trains_on(after)
+
+
+def test_a_hook_that_adds_to_a_taken_gradient_is_refused_at_the_step():
+    def add(parameter):
+        parameter.grad.add_(0.3)
+
+    for stage in (2, 3):
+        ours, plain = Training(stage=stage), Training()
+        handle = ours.model[0].bias.register_post_accumulate_grad_hook(add)
+        ours.backward()
+        with pytest.raises(ballast.UsageError, match="B1005 cannot make a step: a hook added(.|\n)*parameter 0.bias"):
+            ours.optimizer.step()
+        handle.remove()
+        ours.optimizer.zero_grad()
+        ours.step(), plain.step()
+        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+
+
+def test_scaling_the_data_of_gradients_scales_them():
+    def scaled(training):
+        training.backward()
+        for gradient in training.gradients:
+            gradient.data.mul_(0.5)
+        training.optimizer.step()
+
+    check_as_plain(scaled, torch.optim.SGD)
+
+
+# --- Factors ---
+
+WRONG_FACTORS = {
+    "mul_(-1)": lambda gradient: gradient.mul_(-1),
+    "neg by a tensor": lambda gradient: gradient.mul_(torch.tensor(-0.5, device="cpu")),
+    "mul_(inf)": lambda gradient: gradient.mul_(float("inf")),
+    "div_(0)": lambda gradient: gradient.div_(0),
+    "div_(-2)": lambda gradient: gradient.div_(-2.0),
+}
+
+
+@pytest.mark.parametrize("scale", WRONG_FACTORS)
+def test_factors_that_are_not_possible_are_refused_at_once(scale):
+    def after(training):
+        for gradient in training.gradients:
+            with pytest.raises(ballast.UsageError, match="B1005 cannot scale a gradient by(.|\n)*parameter"):
+                WRONG_FACTORS[scale](gradient)
+        with pytest.raises(ballast.UsageError, match="B1005 cannot scale a gradient by -(.|\n)*all parameters"):
+            training.optimizer.clip_grad_norm_(-1.0)
+
+    check_trains_on(after)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])  # with a rule of the library, and with its own step
+def test_gradients_times_zero_are_zeros(kind):
+    def scaled(training):
+        training.step()
+        training.backward()
+        for gradient in training.gradients:
+            gradient.mul_(0)
+        norms_of_zeros = norms(training)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        training.step()
+        return norms_of_zeros
+
+    check_as_plain(scaled, kind)
+
+
+def test_clipping_by_an_infinite_norm_skips_the_step():
+    ours = Training(stage=2)
+    before = ours.values()
+    ours.backward(scale=float("inf"))
+    norm = torch.nn.utils.clip_grad_norm_(ours.model.parameters(), 1.0)
+    ours.optimizer.step()
+    assert not norm.isfinite()
+    assert ours.optimizer.metrics()["skipped"] == 1.0
+    assert all(map(torch.equal, before, ours.values()))
+
+
+# --- Gradients by hand, and accumulation ---
+
+
+def clip_by_torch(training):
+    return float(torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.1))
+
+
+def clip_by_itself(training):
+    if not training.options:
+        return clip_by_torch(training)
+    return float(training.optimizer.clip_grad_norm_(0.1))
+
+
+@pytest.mark.parametrize(("by_hand", "clip"), [(2, clip_by_itself), (2, clip_by_torch), (4, clip_by_itself)])
+def test_gradients_by_hand_are_clipped_with_the_others(by_hand, clip):
+    def clipped(training):
+        seen = []
+        for _ in range(2):
+            first, activation, last = training.model
+            if by_hand == 2:
+                last(activation(first(BATCH)).detach()).square().mean().backward()
+            for number, parameter in enumerate(list(training.model.parameters())[:by_hand]):
+                values = torch.linspace(-1, number, parameter.numel(), device="cpu")
+                parameter.grad = values.reshape(parameter.shape)
+            seen.append(clip(training))
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        return seen
+
+    check_as_plain(clipped, torch.optim.SGD)
+
+
+@pytest.mark.parametrize("clip", [clip_by_itself, clip_by_torch])
+@pytest.mark.parametrize("holds", [False, True])
+def test_gradients_after_a_norm_are_refused(clip, holds):
+    plain = Training()
+    plain.step()
+    for stage in (2, 3):
+        ours = Training(stage=stage)
+        ours.backward()
+        clip(ours)
+        with pytest.raises(ballast.UsageError, match="B1007 cannot add gradients(.|\n)*last backward pass(.|\n)*zero_grad"):
+            with ours.optimizer.no_sync() if holds else nullcontext():
+                ours.backward()
+        ours.optimizer.zero_grad()
+        ours.step()
+        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_step_with_the_same_gradients_is_refused():
+    plain = Training()
+    plain.step(), plain.step()
+    for stage in (2, 3):
+        ours = Training(stage=stage)
+        ours.backward()
+        ours.optimizer.step()
+        with pytest.raises(ballast.UsageError, match="B1007 cannot make a step: the last one has used(.|\n)*zero_grad"):
+            ours.optimizer.step()
+        ours.optimizer.zero_grad()
+        ours.optimizer.step()  # it has no gradients
+        ours.step()
+        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_agree_on_gradients_by_hand_and_on_norms_after_a_step(stage):
+    loop = Loop(ranks=2)
+    plain = loop.make_model()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    expected = [0.0]
+    for step, by_hand in enumerate((True, False, True)):
+        for parameter in plain.parameters():
+            parameter.grad = torch.full_like(parameter, 1.5) if by_hand else torch.zeros_like(parameter)
+        if not by_hand:
+            for rank in range(2):
+                (loop.loss(plain, replace(loop, rank=rank).batch(step)) / 2).backward()
+        expected.append(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)))
+        optimizer.step()
+        if not by_hand:
+            expected.append(min(expected[-1], 0.1))
+        optimizer.zero_grad()
+    for norms_seen, values in run_ranks(2, clips_by_hand, stage):
+        assert norms_seen == pytest.approx(expected, rel=1e-4)
+        torch.testing.assert_close(values, [each.detach() for each in plain.parameters()], rtol=1e-4, atol=1e-5)
