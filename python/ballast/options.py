@@ -20,6 +20,9 @@ USUAL_GPU = "a100"
 RESERVE = 2 << 30  # of a GPU
 OFFLOADS = ("auto", "none", "host", "nvme")
 
+# The most of each count: a plan lists all ranks, and the program of a step has an entry for each micro-step.
+MOST = {"ranks": 1 << 20, "gpus_per_machine": 1 << 20, "tokens": 1 << 30, "sequence": 1 << 30, "micro_steps": 1 << 12}
+
 Stage = int | Literal["auto"]  # 0 to 3
 
 
@@ -135,9 +138,9 @@ class Options:
 
 
 def read_count(name: str, value: object) -> int:
-    """Return a whole number from 1 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        refuse(f"{name}={value!r} is not possible", needed="a whole number from 1 on")
+    """Return a whole number from 1 to the most of its name."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST[name]:
+        refuse(f"{name}={value!r} is not possible", needed=f"a whole number from 1 to {MOST[name]:,}")
     return value
 
 

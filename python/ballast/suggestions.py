@@ -11,7 +11,7 @@ from ballast import _core, searching
 from ballast.candidates import candidates, stages
 from ballast.errors import OutOfMemoryError
 from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
-from ballast.options import Options, TreatedActivations
+from ballast.options import MOST, Options, TreatedActivations
 from ballast.plan_request import PlanRequest, fits, request_of
 from ballast.sizes import human_size, human_time
 from ballast.spelling import all_of
@@ -122,7 +122,7 @@ def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 
 def machines_for(options: Options) -> list[Axis]:
     """List larger machines: ranks, host memory or drives, doubled again and again."""
-    ranks = _doubled(2 * options.ranks, 8 * options.ranks)
+    ranks = _doubled(2 * options.ranks, min(8 * options.ranks, MOST["ranks"]))
     found = options.hardware.memory * options.ranks_of_machine if options.is_on_cpu else options.host_memory or 0
     host = [size for size in _doubled(64 << 30, 4 << 40) if size > found]
     drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drive_space or 0)]

@@ -238,7 +238,21 @@ def test_an_unknown_word_is_refused_with_the_nearest(given, offered):
 
 @pytest.mark.parametrize(
     "given",
-    [{"ranks": 0}, {"stage": 4}, {"efficiency": 0.0}, {"tokens": 1.5}, {"gpu_memory": "80G"}, {"sequence": True}],
+    [
+        {"ranks": 0},
+        {"ranks": 10**12},
+        {"gpus_per_machine": 10**20},
+        {"tokens": 10**20},
+        {"sequence": 10**20},
+        {"micro_steps": 100_000},
+        {"rates": {"peers": "0GB/s"}},
+        {"stage": 4},
+        {"efficiency": 0.0},
+        {"tokens": 1.5},
+        {"gpu_memory": "80G"},
+        {"sequence": True},
+    ],
+    ids=str,
 )
 def test_values_that_cannot_be_are_refused(given):
     with pytest.raises(ballast.UsageError):
