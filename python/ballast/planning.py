@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -79,15 +80,17 @@ def plan(model: ModelLike, **options: Any) -> Plan:
 
 @with_keywords_of(request_plan)
 def pareto_front(model: ModelLike, **options: Any) -> list[Plan]:
-    """List the plans that no other plan beats in both GPU memory and time, fastest first. `plan()` explains the
-    options.
+    """List the plan of `plan()`, and the plans that no other plan beats in both GPU memory and time, fastest first. `plan()`
+    explains the options, and what is raised where nothing fits.
 
     >>> import ballast
     >>> plans = ballast.pareto_front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
     >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(plans, plans[1:]))
     True
     """
-    return unbeaten(searched(request_plan(model, **options)))
+    request = request_plan(model, **options)
+    plan = best(request)
+    return unbeaten(searched(request, also=plan), also=plan)
 
 
 def best(request: PlanRequest) -> Plan:
@@ -117,9 +120,11 @@ def unbeaten(plans: Iterable[Plan], *, also: Plan | None = None) -> list[Plan]:
     fitting = (plan for plan in plans if plan.fits)
     plans = sorted(fitting, key=lambda plan: (plan.seconds, plan.bytes_in("device"), plan.bytes_in("host")))
     found: list[Plan] = []
+    least = math.inf
     for plan in plans:
-        if plan is also or not found or plan.bytes_in("device") < found[-1].bytes_in("device"):
+        if plan is also or plan.bytes_in("device") < least:
             found.append(plan)
+        least = min(least, plan.bytes_in("device"))
     return found
 
 

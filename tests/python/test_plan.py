@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from types import SimpleNamespace
 
 import ballast
 import pytest
@@ -10,6 +11,7 @@ import torch
 from ballast.commands import main
 from ballast.hardware import GPUS
 from ballast.plan_request import request_plan
+from ballast.planning import unbeaten
 
 GIB = 1 << 30
 MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}
@@ -280,6 +282,27 @@ def test_the_front_has_no_plan_that_is_beaten():
         assert fast.seconds <= slow.seconds
         assert fast.bytes_in("device") > slow.bytes_in("device")
     assert all(plan.fits for plan in plans)
+
+
+@pytest.mark.parametrize(("ranks", "model", "host"), [(8, "llama-70b", "700GiB"), (1, "llama-8b", "64GiB")])
+def test_the_front_has_the_plan_that_divides_a_kind_of_state_among_tiers(ranks, model, host):
+    machine = {"ranks": ranks, "gpu": "h100", "host_memory": host}
+    plan, (only,) = ballast.plan(model, **machine), ballast.pareto_front(model, **machine)
+    assert only == plan and any(len(tiers) > 1 for tiers in plan.placement.values())
+
+
+def test_a_front_of_nothing_is_refused():
+    with pytest.raises(ballast.OutOfMemoryError, match="B2004"):
+        ballast.pareto_front("llama-8b", gpu="rtx4090", stage=0, state_format="4bit")
+
+
+def test_a_plan_that_is_beaten_hides_no_better_one():
+    def plan(seconds, device):
+        return SimpleNamespace(seconds=seconds, fits=True, bytes_in={"device": device, "host": 0}.get)
+
+    fast, chosen, slow, least = plans = [plan(1.0, 5), plan(1.1, 9), plan(1.2, 7), plan(1.3, 4)]
+    assert unbeaten(plans, also=chosen) == [fast, chosen, least]
+    assert unbeaten([slow, fast]) == [fast]
 
 
 def test_large_tiles_predict_nearly_the_same_time():
