@@ -1,6 +1,7 @@
 """Tests that each change that `ballast plan` suggests, when nothing fits, does fit."""
 
 import json
+import re
 import shlex
 
 import ballast
@@ -106,6 +107,30 @@ def test_advice_keeps_the_sequences_that_the_caller_names(capsys):
     (found,) = suggestions_in(error)
     assert found[:2] == ["--tokens", "4096"]
     assert plan(capsys, [*asked.split(), *found]) == (0, "")
+
+
+def test_the_suggestion_with_the_most_tokens_a_second_comes_first(capsys):
+    _, error = plan(capsys, "llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB --stage 2".split())
+    lines = error.partition("Any of these fits:\n")[2].splitlines()
+    first, last = [line for line in lines if line.startswith("  --")]
+    speeds = [re.search(r": (.+) s per step, ([\d,]+) tokens/s", line).groups() for line in (first, last)]
+    (slow, many), (fast, few) = [(float(seconds), int(tokens.replace(",", ""))) for seconds, tokens in speeds]
+    assert slow > fast and many > few
+    assert "--tokens 512 " in last and last.endswith("; sequences are cut from 4,096 to 512 tokens")
+    assert "sequences" not in first
+
+
+@pytest.mark.parametrize("tokens", [57344, 24576])
+def test_smaller_micro_steps_divide_the_tokens_of_a_step(tokens):
+    from ballast.suggestions import settings_of
+
+    request = request_plan("llama-8b", tokens=tokens, micro_steps=3, sequence=4096)
+    changes = [dict(change.written) for axis in settings_of(request) for change in axis if change.written[0][0] == "tokens"]
+    parts = [count for count in range(2, 9) if tokens % count == 0 and tokens // count >= 4096]
+    assert changes[: len(parts)] == [{"tokens": tokens // count, "micro_steps": 3 * count} for count in parts]
+    assert all(change["tokens"] in (4096, 8192, 16384) and len(change) == 1 for change in changes[len(parts) :])
+    most = request_plan("llama-8b", tokens=tokens, micro_steps=4096)
+    assert not any("micro_steps" in dict(change.written) for change in settings_of(most)[0])
 
 
 def test_tiers_that_the_caller_has_not_named_are_mentioned(capsys):
