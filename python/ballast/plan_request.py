@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ballast import _core, searching
-from ballast.checks import fail, refuse
+from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
 from ballast.hardware import RATES, Budget, notes_of
 from ballast.keep_gathered import KeepGathered, as_given, read_keep_gathered
@@ -44,7 +44,7 @@ from ballast.plan_question import (
 )
 from ballast.replicas import Replicas, copies_on, read_replicas
 from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, Plan
-from ballast.searching import by_tier, coarse_tile
+from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size
 from ballast.spelling import name_of
 from ballast.tiers import KINDS, Offload, fractions_in
@@ -60,7 +60,7 @@ class PlanRequest:
     budget: Budget  # bytes of a rank that are left for the plan
     activations: Mapping[str, int]  # bytes by tier, with those in flight
     of_outer: Mapping[str, int]  # bytes by tier of the outer optimizer, at the stage or else at stage 3
-    has_room: bool  # for the activations
+    has_room: bool  # for the activations and the outer optimizer
     exact: _core.Question  # with the engine's tiles
     coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
     as_flags: bool = False  # advice names flags of the command line, and not keywords
@@ -269,23 +269,26 @@ def _require_counted_time(options: Options, description: Description) -> None:
 def request_of(options: Options, description: Description) -> PlanRequest:
     """Divide the machine among its ranks, and make the questions for the planner."""
     activations = activation_bytes(description, options)
-    memory = options.hardware.memory
-    whole = {"device": memory - options.reserve, **options.room}
-    left = {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
+    left = left_of(options, activations)
     has_room = left["device"] > 0 and min(left.values()) >= 0
     host, drives = (0, 0) if options.offload == "none" else (left["host"], left["nvme"])
     budget = Budget(device=max(0, left["device"]), host=max(0, host), nvme=max(0, drives))
     exact = question_of(description, options, budget)
     stage = 3 if options.stage is None else options.stage
     of_outer = _by_tier(outer_memory(exact, options, _core.placement_of_stage(stage, options.ranks_of_host)))
-    if of_outer:
-        if has_room:
-            _require_room_for_outer(options, description, left, of_outer)
+    has_room = has_room and searching.fits(of_outer, left)
+    if of_outer and has_room:
         budget = Budget(**{tier: max(0, size - of_outer.get(tier, 0)) for tier, size in vars(budget).items()})
         exact = question_of(description, options, budget)
     coarse = question_of(description, options, budget)
     coarse.tile_elements = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks_of_host))
     return PlanRequest(options, description, budget, activations, of_outer, has_room, exact, coarse)
+
+
+def left_of(options: Options, activations: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of a rank that activations leave, by tier. They are negative where these need more."""
+    whole = {"device": options.hardware.memory - options.reserve, **options.room}
+    return {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
 
 
 def tier_in(options: Options, tier: _core.Tier) -> str:
@@ -307,24 +310,6 @@ def outer_memory(question: _core.Question, options: Options, placement: _core.Pl
 
 def _by_tier(memory: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     return {tier: sum(owners.values()) for tier, owners in memory.items()}
-
-
-def _require_room_for_outer(
-    options: Options, description: Description, has: Mapping[str, int], needed: Mapping[str, int]
-) -> None:
-    """Refuse an outer optimizer that needs more than a rank has, before anything else is planned."""
-    if searching.fits(needed, has):
-        return
-    names = {"host_memory": "host", "drive_space": "nvme"}
-    missing = [name for name in options.not_given if names[name] in needed]
-    problem = _core.Problem(
-        what="the outer optimizer alone needs more memory than a rank has",
-        where=description.name,
-        needed=by_tier(needed),
-        available=by_tier({tier: has[tier] for tier in needed}) + (f" ({' and '.join(missing)} not given)" if missing else ""),
-        remedy="Give more of that memory, another tier with outer=DiLoCo(offload=...), or more fragments.",
-    )
-    fail("memory_budget", problem)
 
 
 def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _core.Placement) -> bool:

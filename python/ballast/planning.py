@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ballast import _core
@@ -13,7 +13,8 @@ from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
 from ballast.keywords import with_keywords_of
 from ballast.models import ModelLike
-from ballast.plan_request import PlanRequest, fits, request_plan
+from ballast.options import Options
+from ballast.plan_request import PlanRequest, fits, left_of, request_plan
 from ballast.result import Plan
 from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size
@@ -149,37 +150,65 @@ def _fastest(request: PlanRequest) -> Plan | None:
 
 def _fastest_in(request: PlanRequest, stage: int) -> Plan | None:
     """Return the fastest plan in a stage. In stage 0 each rank has all of the outer optimizer's state, which may not fit."""
-    try:
-        return _fastest(request.of_stage(stage))
-    except OutOfMemoryError:
-        return None
+    of_stage = request.of_stage(stage)
+    return _fastest(of_stage) if of_stage.has_room else None
 
 
 def _require_room(request: PlanRequest) -> None:
-    """Raise B2003 where activations leave no memory of a GPU, and B2004 where the tier that they go to has too little."""
+    """Raise B2003 where activations leave no memory of a GPU, and B2004 where they, or the outer optimizer, are more than the
+    tier that they go to."""
     if request.has_room:
         return
+    left = left_of(request.options, request.activations)
+    if left["device"] <= 0:
+        _refuse_activations(request)
+    elif min(left.values()) < 0:
+        _refuse_offloaded_activations(request)
+    else:
+        _refuse_outer(request, left)
+
+
+def _refuse_activations(request: PlanRequest) -> NoReturn:
     options = request.options
-    tokens = f"for {options.tokens} tokens (estimated)" if isinstance(options.activations.amount, str) else "as given"
-    if request.budget.device > 0:
-        has = options.room
-        away = {tier: size for tier, size in request.activations.items() if tier != "device"}
-        problem = _core.Problem(
-            what="activations alone are more than a rank may keep there",
-            where=request.description.name,
-            needed=f"{by_tier(away)} {tokens}",
-            available=by_tier({tier: has[tier] for tier in away}),
-            remedy=remedy(request),
-        )
-        fail("memory_budget", problem)
     problem = _core.Problem(
         what=f"activations alone are more than a {'rank' if options.is_on_cpu else 'GPU'}'s memory",
         where=request.description.name,
-        needed=f"{human_size(request.activations['device'])} {tokens}, {human_size(options.reserve)} reserved",
+        needed=f"{human_size(request.activations['device'])} {_tokens(options)}, {human_size(options.reserve)} reserved",
         available=human_size(options.hardware.memory),
         remedy=remedy(request),
     )
     fail("device_memory", problem)
+
+
+def _refuse_offloaded_activations(request: PlanRequest) -> NoReturn:
+    has = request.options.room
+    away = {tier: size for tier, size in request.activations.items() if tier != "device"}
+    problem = _core.Problem(
+        what="activations alone are more than a rank may keep there",
+        where=request.description.name,
+        needed=f"{by_tier(away)} {_tokens(request.options)}",
+        available=by_tier({tier: has[tier] for tier in away}),
+        remedy=remedy(request),
+    )
+    fail("memory_budget", problem)
+
+
+def _refuse_outer(request: PlanRequest, left: Mapping[str, int]) -> NoReturn:
+    needed = request.of_outer
+    names = {"host_memory": "host", "drive_space": "nvme"}
+    missing = [name for name in request.options.not_given if names[name] in needed]
+    problem = _core.Problem(
+        what="the outer optimizer alone needs more memory than a rank has",
+        where=request.description.name,
+        needed=by_tier(needed),
+        available=by_tier({tier: left[tier] for tier in needed}) + (f" ({' and '.join(missing)} not given)" if missing else ""),
+        remedy=f"Name another tier for it with its option offload, or more fragments. {remedy(request)}",
+    )
+    fail("memory_budget", problem)
+
+
+def _tokens(options: Options) -> str:
+    return f"for {options.tokens} tokens (estimated)" if isinstance(options.activations.amount, str) else "as given"
 
 
 def _reserved(request: PlanRequest) -> str:

@@ -82,6 +82,10 @@ def settings_of(request: PlanRequest) -> list[Axis]:
         axes.append([Change.of({"stage": "auto"}, stage=None)])
     if options.offload != "auto":
         axes.append([Change.of({"offload": "auto"}, offload="auto")])
+    if options.keep_gathered > 0:
+        axes.append([Change.of({"keep_gathered": 0}, keep_gathered=0)])
+    if options.replicas > 1:
+        axes.append([Change.of({"replicas": 1}, replicas=1)])
     if request.description.activations and isinstance(options.activations.amount, str):
         axes.append(_smaller_activations(options))
         axes.append(_smaller_micro_steps(options))
@@ -127,12 +131,13 @@ def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 
 def machines_for(options: Options) -> list[Axis]:
     """List larger machines: ranks, host memory or drives, doubled again and again."""
+    copies = {"replicas": options.replicas} if options.replicas > 1 else {}  # "host" names more of them on more machines
     ranks = _doubled(2 * options.ranks, min(8 * options.ranks, MOST["ranks"]))
     found = options.hardware.memory * options.ranks_of_machine if options.is_on_cpu else options.host_memory or 0
     host = [size for size in _doubled(64 << 30, 4 << 40) if size > found]
     drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drive_space or 0)]
     axes = [
-        [Change.of({"ranks": count}, ranks=count) for count in ranks],
+        [Change.of({"ranks": count} | copies, ranks=count) for count in ranks],
         [Change.of({"host_memory": _written(size)}, host_memory=size) for size in host],
         [Change.of({"drive_space": _written(size)}, drive_space=size) for size in drives],
     ]

@@ -34,6 +34,9 @@ def suggestions_in(error):
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
         ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
         ("llama-70b --ranks 8 --gpu h100 --tokens 1048576", "--tokens 1024"),
+        ("llama-8b --ranks 16 --gpu rtx4090 --keep-gathered all", "--keep-gathered 0"),
+        ("llama-8b --ranks 16 --gpu rtx4090 --replicas 8", "--replicas 1"),
+        ("llama-8b --ranks 16 --gpu h100 --outer every=64", "--host-memory 128GiB"),
         ("llama-70b --ranks 8 --gpu h100 --state-format compact --micro-steps 4", "--micro-steps 1 --update-in-backward"),
     ],
 )
@@ -91,6 +94,13 @@ def test_advice_is_written_as_the_caller_writes_options(capsys, asked, keywords)
         assert "--" not in raised.value.remedy and len(lines) == len(suggestions_in(error))
         for line in lines:
             assert ballast.plan("llama-8b", **{**keywords, **eval(f"dict({line.partition(': ')[0].strip()})")}).fits
+
+
+def test_more_ranks_keep_the_copies_that_were_tried():
+    from ballast.suggestions import machines_for
+
+    options = request_plan("gpt2", ranks=16, replicas="host").options
+    assert machines_for(options)[0][0].written == (("ranks", 32), ("replicas", 2))
 
 
 def test_a_pair_of_a_setting_and_a_machine_is_found(capsys):
