@@ -156,9 +156,17 @@ def read_word(kind: str, word: object, known: Iterable[str]) -> str:
 OTHER_GPU = "For another one leave out gpu (--gpu), and give gpu_memory, flops and rates (--gpu-memory, --flops, --rate)."
 
 
-def read_gpu(name: object) -> str | None:
-    """Return the name of a GPU that is known, or None for none."""
-    return None if name is None else one_of("GPU", str(name).lower(), GPUS, remedy=OTHER_GPU)
+def read_gpu(name: object, measured: Measured | None) -> str | None:
+    """Return the name of a GPU that is known, or None for none. Ranks that were measured on CPUs have none."""
+    if name is None:
+        return None
+    if measured is not None and measured.on_cpu:
+        refuse(
+            f"cannot plan for gpu={name!r} with figures that were measured on CPUs: both name the device of a rank",
+            needed="gpu, or measured",
+            remedy="Leave out one of them. Rates of the host and of drives can be given with rates (--rate).",
+        )
+    return one_of("GPU", str(name).lower(), GPUS, remedy=OTHER_GPU)
 
 
 def read_size(size: Size | None) -> int | None:

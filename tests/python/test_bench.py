@@ -127,6 +127,13 @@ def test_what_the_caller_gives_comes_before_what_was_measured(tmp_path):
     assert (given.gpu, given.assumed["read"], given.assumed["flops"]) == ("t4", 3e9, 2.5e13)
 
 
+def test_a_gpu_with_the_figures_of_cpus_is_refused(tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({"ballast_bench": 1, "measured": {**MEASURED, "device": "cpu"}}))
+    with pytest.raises(ballast.UsageError, match="gpu='h100' with figures that were measured on CPUs"):
+        ballast.plan("gpt2", measured=path, gpu="h100")
+
+
 def test_the_plan_of_a_measured_cpu_speaks_of_no_gpu(capsys, tmp_path):
     path = tmp_path / "here.json"
     path.write_text(json.dumps({"ballast_bench": 1, "measured": {**MEASURED, "device": "cpu", "memory": 10 << 30}}))
