@@ -12,8 +12,9 @@ from ballast.sizes import Rate, parse_rate
 
 MIB = 1 << 20
 USUAL_EFFICIENCY = 0.5  # the part of its peak that a GPU reaches in a model
-# The rates of a machine, in bytes a second.
+# The rates of a machine as one rank sees it, in bytes a second.
 RATES = ("gather", "reduce", "across", "upload", "download", "device_memory", "host_memory", "read", "write")
+SHARED_RATES = ("host_memory", "read", "write")  # those that the ranks of a machine share
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ballast import _core, searching
 from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
-from ballast.hardware import RATES, Budget, notes_of
+from ballast.hardware import Budget, notes_of
 from ballast.keep_gathered import KeepGathered, as_given, read_keep_gathered
 from ballast.keywords import with_nearest_names
 from ballast.measured import read_measured
@@ -36,7 +36,6 @@ from ballast.outer.options import DiLoCo, hosts_of, read_outer
 from ballast.plan_question import (
     MUON,
     activation_bytes,
-    machine_of,
     notes_of_optimizer,
     notes_of_sequence,
     question_of,
@@ -78,7 +77,6 @@ class PlanRequest:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
         options, step, placement = self.options, choice.simulation, choice.placement
         entries = choice.ledger if ledger is None else ledger
-        rank = machine_of(options, self.budget)
         exchange = self._exchange(placement)
         return Plan(
             model=self.description.name,
@@ -102,7 +100,7 @@ class PlanRequest:
             exposed=step.exposed | exchange,
             critical=step.critical | exchange,
             tokens_per_second=_tokens(options) / (step.seconds + sum(exchange.values())),
-            assumed=_rates(rank) | {"flops": options.reach},
+            assumed=_rates(options) | {"flops": options.reach},
             sequence=sequence_of(self.description, options) if self.description.attends else 0,
             price=options.price,
             train_tokens=options.train_tokens,
@@ -322,9 +320,11 @@ def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _
     return searching.fits(needs, vars(request.budget))
 
 
-def _rates(rank: _core.Machine) -> dict[str, float]:
-    unused = ("across",) if rank.ranks_per_host == 0 else ()
-    return {name: getattr(rank, name) for name in RATES if name not in unused}
+def _rates(options: Options) -> dict[str, float]:
+    """Return the rates that the plan depends on, by the names and with the values that the caller may give."""
+    unused = ["network"] if options.ranks <= options.ranks_of_machine and options.hosts == 1 else []
+    unused += ["device_memory"] if options.is_on_cpu else []  # the host is the device
+    return {name: rate for name, rate in vars(options.all_rates).items() if name not in unused}
 
 
 def _stage(placement: _core.Placement) -> int:

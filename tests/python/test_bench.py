@@ -58,9 +58,7 @@ def test_the_planner_reads_what_was_measured(capsys, tmp_path, started):
     plan = json.loads(capsys.readouterr().out)["plan"]
     rates = found["measured"]["rates"]
     assert plan["gpu"] == "cpu" and plan["assumed"]["flops"] == found["measured"]["flops"]
-    assert plan["assumed"]["gather"] == plan["assumed"]["reduce"] == rates["peers"]
-    assert plan["assumed"]["host_memory"] == plan["assumed"]["device_memory"] == rates["host_memory"] / 2
-    assert plan["assumed"]["read"] == rates["read"] / 2
+    assert all(plan["assumed"][name] == rates[name] for name in ("peers", "host_memory", "read"))
 
 
 def test_an_interrupt_leaves_no_process(capsys, tmp_path, monkeypatch):

@@ -9,7 +9,8 @@ import ballast
 import pytest
 import torch
 from ballast.commands import main
-from ballast.hardware import GPUS
+from ballast.hardware import GPUS, SHARED_RATES
+from ballast.plan_question import machine_of
 from ballast.plan_request import request_plan
 from ballast.planning import unbeaten
 
@@ -149,7 +150,7 @@ def test_gpus_of_data_sheets_say_what_they_cannot_do():
     assert not ballast.plan("gpt2", gpu="t4", host_memory="1GiB", dtype="fp16").notes
     assert plans["b200"].seconds < plans["h200"].seconds < plans["a100"].seconds < plans["a10"].seconds < plans["t4"].seconds
     given = ballast.plan("gpt2", gpu_memory="96GiB", flops="500T", rates={"peers": "100GB/s"}, ranks=2, efficiency=1.0)
-    assert (given.budget["device"], given.assumed["flops"], given.assumed["gather"]) == (96 * GIB, 5e14, 1e11)
+    assert (given.budget["device"], given.assumed["flops"], given.assumed["peers"]) == (96 * GIB, 5e14, 1e11)
 
 
 def test_less_memory_never_makes_a_step_faster():
@@ -187,10 +188,25 @@ def test_the_ranks_of_a_machine_share_it():
     alone = ballast.plan("llama-8b", ranks=1, gpu="h200", host_memory="1TiB", offload="host")
     eight = ballast.plan("llama-8b", ranks=8, gpu="h200", host_memory="1TiB", offload="host")
     assert alone.budget["host"] == 8 * eight.budget["host"]
-    assert alone.assumed["host_memory"] == 8 * eight.assumed["host_memory"]
     apart = ballast.plan("llama-8b", ranks=16, gpu="h200", host_memory="1TiB")
-    assert "across" not in eight.assumed
-    assert apart.assumed["across"] < apart.assumed["gather"] == eight.assumed["gather"]
+    assert alone.assumed == eight.assumed
+    requests = [request_plan("llama-8b", ranks=ranks, gpu="h200") for ranks in (1, 8)]
+    of_rank = [machine_of(request.options, request.budget) for request in requests]
+    for name in SHARED_RATES:
+        assert getattr(of_rank[0], name) == 8 * getattr(of_rank[1], name) == alone.assumed[name]
+    assert "network" not in eight.assumed
+    assert apart.assumed["network"] < apart.assumed["peers"] == eight.assumed["peers"]
+
+
+def test_the_rates_that_a_plan_prints_can_be_given_back():
+    options = {"ranks": 16, "stage": 3, "offload": "nvme", "rates": {"read": "3GB/s"}, **MACHINE}
+    plan = ballast.plan("llama-8b", **options)
+    assert "of a machine: host_memory 200, read 3, write 6" in plan.text()
+    printed = re.search(r"GB/s\n +(.*)", plan.text())[1]
+    rates = {name: f"{rate}GB/s" for name, rate in re.findall(r"(\w+) ([\d.]+)(?:[,;]|$)", printed)}
+    assert len(rates) == 8 and rates["network"] == "45GB/s"
+    again = ballast.plan("llama-8b", **{**options, "rates": rates})
+    assert again.seconds == pytest.approx(plan.seconds, rel=1e-3) and again.text().count(printed) == 1
 
 
 def test_where_nothing_fits_the_error_names_the_missing_memory():
