@@ -29,6 +29,11 @@ class Gpu:
     has_bf16: bool = True  # otherwise the flops are those of fp16
     runs_ballast: bool = True
 
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether GPUs of a machine have links of their own, of NVLink or of AMD's kind."""
+        return self.peer_link > self.host_link
+
 
 NO_BF16 = "this GPU has no arithmetic in bf16: the time is that of dtype fp16"
 NO_ROCM = "Ballast runs on NVIDIA GPUs and on CPUs: this plan is a forecast only"
@@ -92,7 +97,7 @@ class Rates:
     """Rates in bytes a second: of each GPU, and of the resources that the GPUs of a machine share."""
 
     peers: float  # between GPUs of a machine, for each GPU
-    network: float = 45e9  # between machines, for each GPU: 400 Gbit/s
+    network: float = 0.4e9  # between machines, for each GPU: 25 Gbit/s of a machine with 8 of them
     upload: float = 25e9
     download: float = 25e9
     device_memory: float = 1e12
@@ -107,7 +112,8 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate]) -> Rates:
     >>> rates_of(GPUS["h100"], {"read": "3GB/s"}).read
     3000000000.0
     """
-    usual = Rates(gpu.peer_link, upload=gpu.host_link, download=gpu.host_link, device_memory=0.85 * gpu.memory_rate)
+    network = 45e9 if gpu.has_nvlink else Rates.network  # machines with NVLink have 400 Gbit/s for each GPU
+    usual = Rates(gpu.peer_link, network, upload=gpu.host_link, download=gpu.host_link, device_memory=0.85 * gpu.memory_rate)
     return with_given(usual, given)
 
 

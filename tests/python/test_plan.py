@@ -198,6 +198,13 @@ def test_the_ranks_of_a_machine_share_it():
     assert apart.assumed["network"] < apart.assumed["peers"] == eight.assumed["peers"]
 
 
+@pytest.mark.parametrize("gpu", GPUS)
+def test_links_between_machines_are_slower_than_those_inside(gpu):
+    plan = ballast.plan("gpt2", ranks=16, gpu=gpu)
+    assert plan.assumed["network"] == (0.4e9 if gpu in ("t4", "l4", "a10", "l40s", "rtx3090", "rtx4090", "rtx5090") else 45e9)
+    assert plan.assumed["network"] < plan.assumed["peers"]
+
+
 def test_the_rates_that_a_plan_prints_can_be_given_back():
     options = {"ranks": 16, "stage": 3, "offload": "nvme", "rates": {"read": "3GB/s"}, **MACHINE}
     plan = ballast.plan("llama-8b", **options)
