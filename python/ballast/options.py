@@ -232,7 +232,7 @@ def read_activations(value: Size) -> TreatedActivations:
     """
     words = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
     tier = str(words.pop()) if words[-1] in AWAY else "device"
-    if len(words) > 1:
+    if len(words) > 1 or (words and words[0] in AWAY):
         refuse(f'cannot read activations "{value}"', needed=f'one amount and one tier, such as "checkpointed,{AWAY[0]}"')
     amount = words[0] if words else "kept"
     if isinstance(amount, str) and not amount[:1].isdigit():

@@ -13,7 +13,7 @@ from ballast.errors import OutOfMemoryError
 from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
 from ballast.options import MOST, Options, TreatedActivations
 from ballast.plan_question import sequence_of
-from ballast.plan_request import PlanRequest, fits, request_of
+from ballast.plan_request import PlanRequest, fits, left_of, request_of
 from ballast.result import Plan
 from ballast.sizes import human_size, human_time
 from ballast.spelling import all_of
@@ -88,6 +88,7 @@ def settings_of(request: PlanRequest) -> list[Axis]:
         axes.append([Change.of({"replicas": 1}, replicas=1)])
     if request.description.activations and isinstance(options.activations.amount, str):
         axes.append(_smaller_activations(options))
+        axes.append(_activations_on_device(request))
         axes.append(_smaller_micro_steps(options))
     states = _after(options.state_format, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
@@ -103,7 +104,19 @@ def settings_of(request: PlanRequest) -> list[Axis]:
 def _smaller_activations(options: Options) -> Axis:
     """List treatments that need less of the device: other tiers that the machine has, activation checkpointing, and both."""
     away = [tier for tier, size in options.room.items() if size > 0]
-    tiers = ["device", *away] if options.activations.tier == "device" else [options.activations.tier]
+    chosen = options.activations.tier
+    return _treated(options, ["device", *away] if chosen == "device" else [tier for tier in away if tier == chosen])
+
+
+def _activations_on_device(request: PlanRequest) -> Axis:
+    """List treatments that leave activations on the device, where the tier that they would go to has too little memory."""
+    tier = request.options.activations.tier
+    has_room = tier == "device" or left_of(request.options, request.activations)[tier] >= 0
+    return [] if has_room else _treated(request.options, ["device"])
+
+
+def _treated(options: Options, tiers: Sequence[str]) -> Axis:
+    """List changes to activations in these tiers: the requested treatment first."""
     kept = [("kept", tier) for tier in tiers] if options.activations.amount == "kept" else []
     smaller = []
     for amount, tier in [*kept, *(("checkpointed", tier) for tier in tiers)]:
