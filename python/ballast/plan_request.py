@@ -46,7 +46,7 @@ from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size
 from ballast.spelling import name_of
-from ballast.tiers import KINDS, Offload, fractions_in
+from ballast.tiers import KINDS, Offload, fractions_in, state_with_parameters
 from ballast.wire import WireFormats, read_wire
 
 
@@ -92,7 +92,7 @@ class PlanRequest:
             keep_gathered=as_given(options.keep_gathered),
             outer=options.outer,
             activation_tier=options.activations.tier,
-            placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
+            placement=_tiers(placement),
             memory=self._memory(entries, placement),
             budget=self._budget(),
             fits=fits(self, entries, placement),
@@ -325,6 +325,12 @@ def _rates(options: Options) -> dict[str, float]:
     unused = ["network"] if options.ranks <= options.ranks_of_machine and options.hosts == 1 else []
     unused += ["device_memory"] if options.is_on_cpu else []  # the host is the device
     return {name: rate for name, rate in vars(options.all_rates).items() if name not in unused}
+
+
+def _tiers(placement: _core.Placement) -> dict[str, dict[str, float]]:
+    """Return where parameters, gradients and state are: the state is no nearer than the parameters."""
+    by_kind = {kind: fractions_in(getattr(placement, kind)) for kind in KINDS}
+    return by_kind | {"state": state_with_parameters(by_kind["parameters"], by_kind["state"])}
 
 
 def _stage(placement: _core.Placement) -> int:

@@ -13,7 +13,7 @@ from ballast.hardware import SHARED_RATES
 from ballast.measured import CPU
 from ballast.outer.options import DiLoCo
 from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time
-from ballast.tiers import in_words
+from ballast.tiers import KINDS, fractions_in, in_words
 from ballast.wire import formats_in_words
 
 ESTIMATED = "activations (estimated)"
@@ -113,8 +113,9 @@ class Plan:
         return self._question.timeline(self._placement)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON, and the costs."""
+        """Return the fields for JSON, the costs, and the call that trains with the plan if it fits."""
         values = vars(self) | {name: getattr(self, name) for name in DERIVED}
+        values["wrap_call"] = self.wrap_call() if self.fits else ""
         values["outer"] = None if self.outer is None else asdict(self.outer)
         return {
             key: dict(value) if isinstance(value, Mapping) else value
@@ -140,7 +141,7 @@ class Plan:
         in_backward = self._question is not None and self._question.schedule.update_in_backward
         if in_backward and self.stage < 3:
             return ""
-        offload = {kind: _in_wrap(tiers) for kind, tiers in self.placement.items() if tiers.get("device") != 1}
+        offload = {kind: _in_wrap(tiers) for kind, tiers in self._given_tiers().items() if tiers.get("device") != 1}
         options = [f"stage={self.stage}"]
         options += [f"offload={json.dumps(offload)}"] if offload else []
         options += [f'state_format="{self.state_format}"'] if self.state_format != "split" else []
@@ -155,6 +156,12 @@ class Plan:
         options += ['run="NAME"'] if self._question is not None and self._question.full_records else []
         wrapped = "[muon, adamw]" if self.optimizer == "muon" else "optimizer"
         return f"ballast.wrap({wrapped}, model, {', '.join(options)})"
+
+    def _given_tiers(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the tiers as wrap() takes them, which moves state to the tier of its parameters by itself."""
+        if self._placement is None:
+            return self.placement
+        return {kind: fractions_in(getattr(self._placement, kind)) for kind in KINDS}
 
     def is_as(self, other: Plan) -> bool:
         """Return whether the two differ in no choice of the planner."""

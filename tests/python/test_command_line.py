@@ -47,6 +47,7 @@ def test_a_program_is_printed(run):
     code, out, _ = run("plan", "gpt2", "--program")
     assert code == 0
     assert "update" in out and "commit" not in out
+    assert json.loads(run("plan", "gpt2", "--program", "--json")[1])["program"] == out.rstrip().splitlines()
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,18 @@ def test_the_front_has_the_plan_that_divides_a_kind_of_state_among_tiers(ranks, 
     assert only == plan and any(len(tiers) > 1 for tiers in plan.placement.values())
 
 
+def test_state_is_reported_where_its_parameters_take_it():
+    plan = ballast.plan("llama-70b", ranks=8, gpu="h100", host_memory="700GiB")
+    parts = plan.placement["parameters"]
+    assert 0.3 < parts["device"] < 0.5 and plan.placement["state"] == pytest.approx(parts)
+    state = plan.memory["device"]["state"] / (10 * plan.parameters / 8)  # of the format split
+    assert state == pytest.approx(parts["device"], abs=0.05)
+    assert ", state 39% on the GPU and 61% on the host" in plan.text()
+    call = plan.wrap_call()
+    assert '"parameters": ' in call and '"state": ' not in call  # wrap() takes it there
+    assert plan.to_dict()["wrap_call"] == call
+
+
 def test_a_front_of_nothing_is_refused():
     with pytest.raises(ballast.OutOfMemoryError, match="B2004"):
         ballast.pareto_front("llama-8b", gpu="rtx4090", stage=0, state_format="4bit")

@@ -117,7 +117,8 @@ def run(chosen: argparse.Namespace) -> int:
     request = request_plan(chosen.model, **given).on_command_line()
     plan = best(request)
     if chosen.program:
-        print(plan.program())
+        program = plan.program()
+        print(json.dumps({"program": program.splitlines()}, indent=2) if chosen.json else program)
         return 0
     plans = searched(request, also=plan, fitting=not (plot or html))
     front = unbeaten(plans, also=plan)
