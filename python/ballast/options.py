@@ -18,6 +18,8 @@ from ballast.wire import Wire
 
 USUAL_GPU = "a100"
 RESERVE = 2 << 30  # of a GPU
+# Of the host, for the system and for Python, torch and CUDA in each rank: at most an eighth of the host's memory.
+RESERVE_OF_MACHINE, RESERVE_OF_RANK = 4 << 30, 2 << 30
 OFFLOADS = ("auto", "none", "host", "nvme")
 
 # The most of each count: a plan lists all ranks, and the program of a step has an entry for each micro-step.
@@ -98,8 +100,16 @@ class Options:
     @property
     def room(self) -> Mapping[str, int]:
         """Bytes of a rank outside its device, by tier. On CPUs the host is the device."""
-        host = 0 if self.is_on_cpu else self.host_memory or 0
-        return {"host": host // self.ranks_of_machine, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
+        host = 0 if self.is_on_cpu else (self.host_memory or 0) // self.ranks_of_machine
+        return {"host": host - self.host_reserve, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
+
+    @property
+    def host_reserve(self) -> int:
+        """Bytes of a rank's part of the host that the plan leaves to the system and torch. Measured CPUs have theirs apart."""
+        if self.is_on_cpu or self.host_memory is None:
+            return 0
+        ranks = self.ranks_of_machine
+        return min(RESERVE_OF_MACHINE + ranks * RESERVE_OF_RANK, self.host_memory // 8) // ranks
 
     @property
     def not_given(self) -> list[str]:

@@ -42,7 +42,7 @@ from ballast.plan_question import (
     sequence_of,
 )
 from ballast.replicas import Replicas, copies_on, read_replicas
-from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, Plan
+from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_HOST, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size
 from ballast.spelling import name_of
@@ -126,7 +126,7 @@ class PlanRequest:
 
     def _budget(self) -> dict[str, int]:
         """Return all that a rank may use: for the plan, for activations and reserved."""
-        reserved = {"device": self.options.reserve}
+        reserved = {"device": self.options.reserve, "host": self.options.host_reserve}
         return {
             tier: size + self.activations.get(tier, 0) + self.of_outer.get(tier, 0) + reserved.get(tier, 0)
             for tier, size in vars(self.budget).items()
@@ -152,6 +152,7 @@ class PlanRequest:
         for tier, size in self.activations.items():
             memory[tier] |= {ESTIMATED: size} if size > 0 else {}
         memory["device"] |= {RESERVED: self.options.reserve} if self.options.reserve > 0 else {}
+        memory["host"] |= {RESERVED_ON_HOST: self.options.host_reserve} if memory["host"] and self.options.host_reserve else {}
         return memory
 
     def _notes(self) -> tuple[str, ...]:

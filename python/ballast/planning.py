@@ -45,7 +45,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     gpu                 the name of a GPU, such as "h100"; by default "a100", or the measured one
     gpu_memory          replaces the memory of that GPU
     flops               replaces its peak in bf16, such as "990T"
-    host_memory         of a machine; without it nothing is kept on the host. It replaces the memory of measured CPUs
+    host_memory         of a machine, of which 4 GiB and 2 GiB for each rank are left to the system and torch (an eighth at
+                        most); without it nothing is kept on the host. It replaces the memory of measured CPUs
     drive_space         free space on the drives of a machine; without it nothing is kept there
     measured            a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
     rates               replaces measured or usual rates by name, such as {"read": "3GB/s"}
@@ -215,7 +216,9 @@ def _reserved(request: PlanRequest) -> str:
     """Name the memory of a rank's device that the planner cannot use."""
     reserved = human_size(request.activations["device"] + request.options.reserve)
     whose = "of each rank are reserved for activations" if request.options.is_on_cpu else RESERVED_ON_GPU
-    return f"{request.description.name}; {reserved} {whose}"
+    on_host = request.options.host_reserve
+    of_host = f", and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""
+    return f"{request.description.name}; {reserved} {whose}{of_host}"
 
 
 def _refuse(request: PlanRequest) -> NoReturn:

@@ -18,6 +18,7 @@ from ballast.wire import formats_in_words
 
 ESTIMATED = "activations (estimated)"
 RESERVED = "reserved (CUDA, NCCL)"
+RESERVED_ON_HOST = "reserved (system, torch)"
 OUTER_STATE = "outer optimizer"
 EXCHANGED = "values in an exchange"
 DERIVED = ("cost_per_million_tokens", "training_seconds", "training_cost")

@@ -117,7 +117,7 @@ def test_the_most_exact_formats_that_fit_are_chosen():
 
 
 def test_formats_that_save_much_time_are_chosen_before_exact_ones():
-    machine = {**CARD, "host_memory": "32GiB", "drive_space": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
+    machine = {**CARD, "host_memory": "37GiB", "drive_space": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
     plans = [ballast.plan("llama-8b", state_format=name, **machine) for name in ("split", "compact")]
     chosen = ballast.plan("llama-8b", state_format="compact,split", **machine)
     assert plans[0].seconds > 1.05 * plans[1].seconds
@@ -216,12 +216,28 @@ def test_the_rates_that_a_plan_prints_can_be_given_back():
     assert again.seconds == pytest.approx(plan.seconds, rel=1e-3) and again.text().count(printed) == 1
 
 
+@pytest.mark.parametrize(("ranks", "host", "left"), [(1, 110, 6), (8, 1024, 20), (16, 1024, 20), (8, 64, 8)])
+def test_a_part_of_the_host_is_left_to_the_system(ranks, host, left):
+    plan = ballast.plan(SMALL, ranks=ranks, stage=2, gpu="h100", offload="host", host_memory=f"{host}GiB")
+    of_machine = min(ranks, 8)
+    assert plan.memory["host"]["reserved (system, torch)"] == left * GIB // of_machine
+    assert plan.budget["host"] == host * GIB // of_machine
+
+
+def test_the_host_is_not_filled():
+    plan = ballast.plan("llama-8b", gpu="h100", host_memory="70GiB")  # state is divided, so the host has all that it may have
+    used = plan.bytes_in("host") - plan.memory["host"]["reserved (system, torch)"]
+    assert 60 * GIB < used <= 64 * GIB
+    assert not ballast.plan(SMALL, gpu="h100", host_memory="1GiB").memory["host"]
+
+
 def test_where_nothing_fits_the_error_names_the_missing_memory():
     with pytest.raises(ballast.OutOfMemoryError) as raised:
         ballast.plan("llama-70b", ranks=8, gpu="h100", stage=0, host_memory="2TiB")
     assert raised.value.code == "B2004"
     assert 'stage="auto"' in raised.value.remedy
     assert "20 GiB of each GPU are reserved" in raised.value.where
+    assert "2.5 GiB of its part of the host for the system" in raised.value.where
     assert raised.value.__context__ is None
     with pytest.raises(ballast.OutOfMemoryError, match="the requested placement does not fit"):
         ballast.plan("llama-70b", ranks=8, gpu="h100", offload="host", host_memory="100GiB")
@@ -307,7 +323,7 @@ def test_the_front_has_no_plan_that_is_beaten():
     assert all(plan.fits for plan in plans)
 
 
-@pytest.mark.parametrize(("ranks", "model", "host"), [(8, "llama-70b", "700GiB"), (1, "llama-8b", "64GiB")])
+@pytest.mark.parametrize(("ranks", "model", "host"), [(8, "llama-70b", "700GiB"), (1, "llama-8b", "70GiB")])
 def test_the_front_has_the_plan_that_divides_a_kind_of_state_among_tiers(ranks, model, host):
     machine = {"ranks": ranks, "gpu": "h100", "host_memory": host}
     plan, (only,) = ballast.plan(model, **machine), ballast.pareto_front(model, **machine)

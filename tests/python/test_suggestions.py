@@ -26,7 +26,7 @@ def suggestions_in(error):
     [
         ("llama-70b --ranks 8 --gpu a100", "--state-format compact --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--update-in-backward"),
-        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--state-format compact"),
+        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 70GiB", "--state-format compact"),
         ("llama-70b --ranks 8 --gpu h100", "--state-format 4bit --gradient-format bf16"),
         ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
@@ -120,7 +120,7 @@ def test_advice_keeps_the_sequences_that_the_caller_names(capsys):
 
 
 def test_the_suggestion_with_the_most_tokens_a_second_comes_first(capsys):
-    _, error = plan(capsys, "llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB --stage 2".split())
+    _, error = plan(capsys, "llama-8b --ranks 1 --gpu rtx4090 --host-memory 70GiB --stage 2".split())
     lines = error.partition("Any of these fits:\n")[2].splitlines()
     first, last = [line for line in lines if line.startswith("  --")]
     speeds = [re.search(r": (.+) s per step, ([\d,]+) tokens/s", line).groups() for line in (first, last)]

@@ -35,7 +35,7 @@ WORDS = {
     "gpu": ("NAME", f"one of {', '.join(GPUS)}; default: a100"),
     "gpu-memory": ("SIZE", "replaces the memory of that GPU"),
     "flops": ("N", "replaces its peak in bf16, such as 990T"),
-    "host-memory": ("SIZE", "memory of a machine; default: nothing is kept on the host"),
+    "host-memory": ("SIZE", "memory of a machine, with that of the system and torch; default: nothing is kept on the host"),
     "drive-space": ("SIZE", "free space on the drives of a machine; default: nothing is kept there"),
     "measured": ("FILE.json", "a file of ballast bench --output: its rates, flops and memory replace the usual ones"),
     "stage": ("N", "0, 1, 2, 3 or auto (default)"),
