@@ -101,19 +101,23 @@ def is_whole_number(value: Any) -> TypeGuard[int]:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def read_count(name: str, value: Any, *, least: int = 1, needed: str = "", where: str = "") -> int:
-    """Return a whole number from `least` on, of Python or NumPy, as Python's. `needed` says what it counts.
+def read_count(
+    name: str, value: Any, *, least: int = 1, most: int | None = None, needed: str = "", where: str = ""
+) -> int:
+    """Return a whole number from `least` to `most`, of Python or NumPy, as Python's. `needed` says what it counts.
 
     >>> read_count("ranks", True)
     Traceback (most recent call last):
     ballast.errors.UsageError: B1001 cannot use ranks=True: it is not a whole number
     ...
     """
-    needed = needed or f"a whole number from {least} on"
+    needed = needed or f"a whole number from {least} {'on' if most is None else f'to {most:,}'}"
     if not is_whole_number(value):
         refuse_value(name, value, needed, why="it is not a whole number", where=where)
     if value < least:
         refuse_value(name, value, needed, why=f"it is below {least}", where=where)
+    if most is not None and value > most:
+        refuse_value(name, value, needed, why=f"it is above {most:,}", where=where)
     return int(value)
 
 

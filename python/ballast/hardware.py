@@ -12,8 +12,9 @@ from ballast.sizes import Rate, parse_rate
 
 MIB = 1 << 20
 USUAL_EFFICIENCY = 0.5  # the part of its peak that a GPU reaches in a model
-# The rates of a machine, in bytes a second.
+# The rates of a machine as one rank sees it, in bytes a second.
 RATES = ("gather", "reduce", "across", "upload", "download", "device_memory", "host_memory", "read", "write")
+SHARED_RATES = ("host_memory", "read", "write")  # those that the ranks of a machine share
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Gpu:
     peer_link: float  # NVLink, or the host's link
     has_bf16: bool = True  # otherwise the flops are those of fp16
     runs_ballast: bool = True
+
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether GPUs of a machine have links of their own, of NVLink or of AMD's kind."""
+        return self.peer_link > self.host_link
 
 
 NO_BF16 = "this GPU has no arithmetic in bf16: the time is that of dtype fp16"
@@ -91,7 +97,7 @@ class Rates:
     """Rates in bytes a second: of each GPU, and of the resources that the GPUs of a machine share."""
 
     peers: float  # between GPUs of a machine, for each GPU
-    network: float = 45e9  # between machines, for each GPU: 400 Gbit/s
+    network: float = 0.4e9  # between machines, for each GPU: 25 Gbit/s of a machine with 8 of them
     upload: float = 25e9
     download: float = 25e9
     device_memory: float = 1e12
@@ -106,7 +112,8 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate]) -> Rates:
     >>> rates_of(GPUS["h100"], {"read": "3GB/s"}).read
     3000000000.0
     """
-    usual = Rates(gpu.peer_link, upload=gpu.host_link, download=gpu.host_link, device_memory=0.85 * gpu.memory_rate)
+    network = 45e9 if gpu.has_nvlink else Rates.network  # machines with NVLink have 400 Gbit/s for each GPU
+    usual = Rates(gpu.peer_link, network, upload=gpu.host_link, download=gpu.host_link, device_memory=0.85 * gpu.memory_rate)
     return with_given(usual, given)
 
 

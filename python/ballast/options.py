@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ballast.checks import all_known, is_number, one_of, refuse, refuse_value
+from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
 from ballast.formats import Formats
 from ballast.hardware import GPUS, USUAL_EFFICIENCY, Gpu, Rates, gpu_like, rates_of, rates_of_cpus, with_given
 from ballast.measured import Measured
@@ -18,7 +18,12 @@ from ballast.wire import Wire
 
 USUAL_GPU = "a100"
 RESERVE = 2 << 30  # of a GPU
+# Of the host, for the system and for Python, torch and CUDA in each rank: at most an eighth of the host's memory.
+RESERVE_OF_MACHINE, RESERVE_OF_RANK = 4 << 30, 2 << 30
 OFFLOADS = ("auto", "none", "host", "nvme")
+
+# The most of each count: a plan lists all ranks, and the program of a step has an entry for each micro-step.
+MOST = {"ranks": 1 << 20, "gpus_per_machine": 1 << 20, "tokens": 1 << 30, "sequence": 1 << 30, "micro_steps": 1 << 12}
 
 Stage = int | Literal["auto"]  # 0 to 3
 
@@ -95,8 +100,16 @@ class Options:
     @property
     def room(self) -> Mapping[str, int]:
         """Bytes of a rank outside its device, by tier. On CPUs the host is the device."""
-        host = 0 if self.is_on_cpu else self.host_memory or 0
-        return {"host": host // self.ranks_of_machine, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
+        host = 0 if self.is_on_cpu else (self.host_memory or 0) // self.ranks_of_machine
+        return {"host": host - self.host_reserve, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
+
+    @property
+    def host_reserve(self) -> int:
+        """Bytes of a rank's part of the host that the plan leaves to the system and torch. Measured CPUs have theirs apart."""
+        if self.is_on_cpu or self.host_memory is None:
+            return 0
+        ranks = self.ranks_of_machine
+        return min(RESERVE_OF_MACHINE + ranks * RESERVE_OF_RANK, self.host_memory // 8) // ranks
 
     @property
     def not_given(self) -> list[str]:
@@ -134,6 +147,11 @@ class Options:
         return rates_of(self.hardware, self.rates)
 
 
+def read_planned_count(name: str, value: object) -> int:
+    """Return a whole number from 1 to the most of its name."""
+    return read_count(name, value, most=MOST[name])
+
+
 def read_word(kind: str, word: object, known: Iterable[str]) -> str:
     """Return the word in lower case, if it is known.
 
@@ -146,9 +164,17 @@ def read_word(kind: str, word: object, known: Iterable[str]) -> str:
 OTHER_GPU = "For another one leave out gpu (--gpu), and give gpu_memory, flops and rates (--gpu-memory, --flops, --rate)."
 
 
-def read_gpu(name: object) -> str | None:
-    """Return the name of a GPU that is known, or None for none."""
-    return None if name is None else one_of("GPU", str(name).lower(), GPUS, remedy=OTHER_GPU)
+def read_gpu(name: object, measured: Measured | None) -> str | None:
+    """Return the name of a GPU that is known, or None for none. Ranks that were measured on CPUs have none."""
+    if name is None:
+        return None
+    if measured is not None and measured.on_cpu:
+        refuse(
+            f"cannot plan for gpu={name!r} with figures that were measured on CPUs: both name the device of a rank",
+            needed="gpu, or measured",
+            remedy="Leave out one of them. Rates of the host and of drives can be given with rates (--rate).",
+        )
+    return one_of("GPU", str(name).lower(), GPUS, remedy=OTHER_GPU)
 
 
 def read_size(size: Size | None) -> int | None:
@@ -214,7 +240,7 @@ def read_activations(value: Size) -> TreatedActivations:
     """
     words = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
     tier = str(words.pop()) if words[-1] in AWAY else "device"
-    if len(words) > 1:
+    if len(words) > 1 or (words and words[0] in AWAY):
         refuse(f'cannot read activations "{value}"', needed=f'one amount and one tier, such as "checkpointed,{AWAY[0]}"')
     amount = words[0] if words else "kept"
     if isinstance(amount, str) and not amount[:1].isdigit():

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ballast import _core, searching
-from ballast.checks import fail, read_count, refuse
+from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
-from ballast.hardware import RATES, Budget, notes_of
+from ballast.hardware import Budget, notes_of
 from ballast.keep_gathered import KeepGathered, as_given, read_keep_gathered
 from ballast.keywords import with_nearest_names
 from ballast.measured import read_measured
@@ -20,6 +20,7 @@ from ballast.options import (
     Stage,
     read_activations,
     read_count_or_none,
+    read_planned_count,
     read_efficiency,
     read_gpu,
     read_offload,
@@ -35,18 +36,17 @@ from ballast.outer.options import DiLoCo, hosts_of, read_outer
 from ballast.plan_question import (
     MUON,
     activation_bytes,
-    machine_of,
     notes_of_optimizer,
     notes_of_sequence,
     question_of,
     sequence_of,
 )
 from ballast.replicas import Replicas, copies_on, read_replicas
-from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, Plan
-from ballast.searching import by_tier, coarse_tile
+from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_HOST, Plan
+from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size
 from ballast.spelling import name_of
-from ballast.tiers import KINDS, Offload, fractions_in
+from ballast.tiers import KINDS, Offload, fractions_in, state_with_parameters
 from ballast.wire import WireFormats, read_wire
 
 
@@ -59,7 +59,7 @@ class PlanRequest:
     budget: Budget  # bytes of a rank that are left for the plan
     activations: Mapping[str, int]  # bytes by tier, with those in flight
     of_outer: Mapping[str, int]  # bytes by tier of the outer optimizer, at the stage or else at stage 3
-    has_room: bool  # for the activations
+    has_room: bool  # for the activations and the outer optimizer
     exact: _core.Question  # with the engine's tiles
     coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
     as_flags: bool = False  # advice names flags of the command line, and not keywords
@@ -77,7 +77,6 @@ class PlanRequest:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
         options, step, placement = self.options, choice.simulation, choice.placement
         entries = choice.ledger if ledger is None else ledger
-        rank = machine_of(options, self.budget)
         exchange = self._exchange(placement)
         return Plan(
             model=self.description.name,
@@ -93,7 +92,7 @@ class PlanRequest:
             keep_gathered=as_given(options.keep_gathered),
             outer=options.outer,
             activation_tier=options.activations.tier,
-            placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
+            placement=_tiers(placement),
             memory=self._memory(entries, placement),
             budget=self._budget(),
             fits=fits(self, entries, placement),
@@ -101,7 +100,7 @@ class PlanRequest:
             exposed=step.exposed | exchange,
             critical=step.critical | exchange,
             tokens_per_second=_tokens(options) / (step.seconds + sum(exchange.values())),
-            assumed=_rates(rank) | {"flops": options.reach},
+            assumed=_rates(options) | {"flops": options.reach},
             sequence=sequence_of(self.description, options) if self.description.attends else 0,
             price=options.price,
             train_tokens=options.train_tokens,
@@ -127,7 +126,7 @@ class PlanRequest:
 
     def _budget(self) -> dict[str, int]:
         """Return all that a rank may use: for the plan, for activations and reserved."""
-        reserved = {"device": self.options.reserve}
+        reserved = {"device": self.options.reserve, "host": self.options.host_reserve}
         return {
             tier: size + self.activations.get(tier, 0) + self.of_outer.get(tier, 0) + reserved.get(tier, 0)
             for tier, size in vars(self.budget).items()
@@ -153,6 +152,7 @@ class PlanRequest:
         for tier, size in self.activations.items():
             memory[tier] |= {ESTIMATED: size} if size > 0 else {}
         memory["device"] |= {RESERVED: self.options.reserve} if self.options.reserve > 0 else {}
+        memory["host"] |= {RESERVED_ON_HOST: self.options.host_reserve} if memory["host"] and self.options.host_reserve else {}
         return memory
 
     def _notes(self) -> tuple[str, ...]:
@@ -208,22 +208,22 @@ def request_plan(
 ) -> PlanRequest:
     """Read the options, which `plan()` explains, and describe the model. `pareto_front()` has the same options."""
     options = Options(
-        ranks=read_count("ranks", ranks),
-        gpus_per_machine=read_count("gpus_per_machine", gpus_per_machine),
+        ranks=read_planned_count("ranks", ranks),
+        gpus_per_machine=read_planned_count("gpus_per_machine", gpus_per_machine),
         stage=read_stage(stage),
         offload=read_offload(offload),
-        gpu=read_gpu(gpu),
+        measured=(found := None if measured is None else read_measured(measured)),
+        gpu=read_gpu(gpu, found),
         gpu_memory=read_size(gpu_memory),
         flops=read_count_or_none(flops),
         host_memory=read_size(host_memory),
         drive_space=read_size(drive_space),
-        measured=(found := None if measured is None else read_measured(measured)),
         rates=read_rates(rates, found),
         reserve=read_reserve(reserve, found),
         activations=read_activations(activations),
-        tokens=read_count("tokens", tokens),
-        sequence=None if sequence is None else read_count("sequence", sequence),
-        micro_steps=read_count("micro_steps", micro_steps),
+        tokens=read_planned_count("tokens", tokens),
+        sequence=None if sequence is None else read_planned_count("sequence", sequence),
+        micro_steps=read_planned_count("micro_steps", micro_steps),
         efficiency=read_efficiency(efficiency, reached=found is not None and flops is None),
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
         state_format=read_state_formats(state_format), gradient_format=read_gradient_formats(gradient_format),
@@ -268,23 +268,26 @@ def _require_counted_time(options: Options, description: Description) -> None:
 def request_of(options: Options, description: Description) -> PlanRequest:
     """Divide the machine among its ranks, and make the questions for the planner."""
     activations = activation_bytes(description, options)
-    memory = options.hardware.memory
-    whole = {"device": memory - options.reserve, **options.room}
-    left = {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
+    left = left_of(options, activations)
     has_room = left["device"] > 0 and min(left.values()) >= 0
     host, drives = (0, 0) if options.offload == "none" else (left["host"], left["nvme"])
     budget = Budget(device=max(0, left["device"]), host=max(0, host), nvme=max(0, drives))
     exact = question_of(description, options, budget)
     stage = 3 if options.stage is None else options.stage
     of_outer = _by_tier(outer_memory(exact, options, _core.placement_of_stage(stage, options.ranks_of_host)))
-    if of_outer:
-        if has_room:
-            _require_room_for_outer(options, description, left, of_outer)
+    has_room = has_room and searching.fits(of_outer, left)
+    if of_outer and has_room:
         budget = Budget(**{tier: max(0, size - of_outer.get(tier, 0)) for tier, size in vars(budget).items()})
         exact = question_of(description, options, budget)
     coarse = question_of(description, options, budget)
     coarse.tile_elements = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks_of_host))
     return PlanRequest(options, description, budget, activations, of_outer, has_room, exact, coarse)
+
+
+def left_of(options: Options, activations: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of a rank that activations leave, by tier. They are negative where these need more."""
+    whole = {"device": options.hardware.memory - options.reserve, **options.room}
+    return {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
 
 
 def tier_in(options: Options, tier: _core.Tier) -> str:
@@ -308,24 +311,6 @@ def _by_tier(memory: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     return {tier: sum(owners.values()) for tier, owners in memory.items()}
 
 
-def _require_room_for_outer(
-    options: Options, description: Description, has: Mapping[str, int], needed: Mapping[str, int]
-) -> None:
-    """Refuse an outer optimizer that needs more than a rank has, before anything else is planned."""
-    if searching.fits(needed, has):
-        return
-    names = {"host_memory": "host", "drive_space": "nvme"}
-    missing = [name for name in options.not_given if names[name] in needed]
-    problem = _core.Problem(
-        what="the outer optimizer alone needs more memory than a rank has",
-        where=description.name,
-        needed=by_tier(needed),
-        available=by_tier({tier: has[tier] for tier in needed}) + (f" ({' and '.join(missing)} not given)" if missing else ""),
-        remedy="Give more of that memory, another tier with outer=DiLoCo(offload=...), or more fragments.",
-    )
-    fail("memory_budget", problem)
-
-
 def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _core.Placement) -> bool:
     """Return whether each tier has room for the entries of a plan, and for the outer optimizer."""
     needs = {tier.name: 0 for tier in _core.Tier}
@@ -336,9 +321,17 @@ def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _
     return searching.fits(needs, vars(request.budget))
 
 
-def _rates(rank: _core.Machine) -> dict[str, float]:
-    unused = ("across",) if rank.ranks_per_host == 0 else ()
-    return {name: getattr(rank, name) for name in RATES if name not in unused}
+def _rates(options: Options) -> dict[str, float]:
+    """Return the rates that the plan depends on, by the names and with the values that the caller may give."""
+    unused = ["network"] if options.ranks <= options.ranks_of_machine and options.hosts == 1 else []
+    unused += ["device_memory"] if options.is_on_cpu else []  # the host is the device
+    return {name: rate for name, rate in vars(options.all_rates).items() if name not in unused}
+
+
+def _tiers(placement: _core.Placement) -> dict[str, dict[str, float]]:
+    """Return where parameters, gradients and state are: the state is no nearer than the parameters."""
+    by_kind = {kind: fractions_in(getattr(placement, kind)) for kind in KINDS}
+    return by_kind | {"state": state_with_parameters(by_kind["parameters"], by_kind["state"])}
 
 
 def _stage(placement: _core.Placement) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ballast import _core
@@ -12,7 +13,8 @@ from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
 from ballast.keywords import with_keywords_of
 from ballast.models import ModelLike
-from ballast.plan_request import PlanRequest, fits, request_plan
+from ballast.options import Options
+from ballast.plan_request import PlanRequest, fits, left_of, request_plan
 from ballast.result import Plan
 from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size
@@ -43,7 +45,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     gpu                 the name of a GPU, such as "h100"; by default "a100", or the measured one
     gpu_memory          replaces the memory of that GPU
     flops               replaces its peak in bf16, such as "990T"
-    host_memory         of a machine; without it nothing is kept on the host. It replaces the memory of measured CPUs
+    host_memory         of a machine, of which 4 GiB and 2 GiB for each rank are left to the system and torch (an eighth at
+                        most); without it nothing is kept on the host. It replaces the memory of measured CPUs
     drive_space         free space on the drives of a machine; without it nothing is kept there
     measured            a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
     rates               replaces measured or usual rates by name, such as {"read": "3GB/s"}
@@ -79,15 +82,17 @@ def plan(model: ModelLike, **options: Any) -> Plan:
 
 @with_keywords_of(request_plan)
 def pareto_front(model: ModelLike, **options: Any) -> list[Plan]:
-    """List the plans that no other plan beats in both GPU memory and time, fastest first. `plan()` explains the
-    options.
+    """List the plan of `plan()`, and the plans that no other plan beats in both GPU memory and time, fastest first. `plan()`
+    explains the options, and what is raised where nothing fits.
 
     >>> import ballast
     >>> plans = ballast.pareto_front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
     >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(plans, plans[1:]))
     True
     """
-    return unbeaten(searched(request_plan(model, **options)))
+    request = request_plan(model, **options)
+    plan = best(request)
+    return unbeaten(searched(request, also=plan), also=plan)
 
 
 def best(request: PlanRequest) -> Plan:
@@ -117,9 +122,11 @@ def unbeaten(plans: Iterable[Plan], *, also: Plan | None = None) -> list[Plan]:
     fitting = (plan for plan in plans if plan.fits)
     plans = sorted(fitting, key=lambda plan: (plan.seconds, plan.bytes_in("device"), plan.bytes_in("host")))
     found: list[Plan] = []
+    least = math.inf
     for plan in plans:
-        if plan is also or not found or plan.bytes_in("device") < found[-1].bytes_in("device"):
+        if plan is also or plan.bytes_in("device") < least:
             found.append(plan)
+        least = min(least, plan.bytes_in("device"))
     return found
 
 
@@ -144,44 +151,74 @@ def _fastest(request: PlanRequest) -> Plan | None:
 
 def _fastest_in(request: PlanRequest, stage: int) -> Plan | None:
     """Return the fastest plan in a stage. In stage 0 each rank has all of the outer optimizer's state, which may not fit."""
-    try:
-        return _fastest(request.of_stage(stage))
-    except OutOfMemoryError:
-        return None
+    of_stage = request.of_stage(stage)
+    return _fastest(of_stage) if of_stage.has_room else None
 
 
 def _require_room(request: PlanRequest) -> None:
-    """Raise B2003 where activations leave no memory of a GPU, and B2004 where the tier that they go to has too little."""
+    """Raise B2003 where activations leave no memory of a GPU, and B2004 where they, or the outer optimizer, are more than the
+    tier that they go to."""
     if request.has_room:
         return
+    left = left_of(request.options, request.activations)
+    if left["device"] <= 0:
+        _refuse_activations(request)
+    elif min(left.values()) < 0:
+        _refuse_offloaded_activations(request)
+    else:
+        _refuse_outer(request, left)
+
+
+def _refuse_activations(request: PlanRequest) -> NoReturn:
     options = request.options
-    tokens = f"for {options.tokens} tokens (estimated)" if isinstance(options.activations.amount, str) else "as given"
-    if request.budget.device > 0:
-        has = options.room
-        away = {tier: size for tier, size in request.activations.items() if tier != "device"}
-        problem = _core.Problem(
-            what="activations alone are more than a rank may keep there",
-            where=request.description.name,
-            needed=f"{by_tier(away)} {tokens}",
-            available=by_tier({tier: has[tier] for tier in away}),
-            remedy=remedy(request),
-        )
-        fail("memory_budget", problem)
     problem = _core.Problem(
         what=f"activations alone are more than a {'rank' if options.is_on_cpu else 'GPU'}'s memory",
         where=request.description.name,
-        needed=f"{human_size(request.activations['device'])} {tokens}, {human_size(options.reserve)} reserved",
+        needed=f"{human_size(request.activations['device'])} {_tokens(options)}, {human_size(options.reserve)} reserved",
         available=human_size(options.hardware.memory),
         remedy=remedy(request),
     )
     fail("device_memory", problem)
 
 
+def _refuse_offloaded_activations(request: PlanRequest) -> NoReturn:
+    has = request.options.room
+    away = {tier: size for tier, size in request.activations.items() if tier != "device"}
+    problem = _core.Problem(
+        what="activations alone are more than a rank may keep there",
+        where=request.description.name,
+        needed=f"{by_tier(away)} {_tokens(request.options)}",
+        available=by_tier({tier: has[tier] for tier in away}),
+        remedy=remedy(request),
+    )
+    fail("memory_budget", problem)
+
+
+def _refuse_outer(request: PlanRequest, left: Mapping[str, int]) -> NoReturn:
+    needed = request.of_outer
+    names = {"host_memory": "host", "drive_space": "nvme"}
+    missing = [name for name in request.options.not_given if names[name] in needed]
+    problem = _core.Problem(
+        what="the outer optimizer alone needs more memory than a rank has",
+        where=request.description.name,
+        needed=by_tier(needed),
+        available=by_tier({tier: left[tier] for tier in needed}) + (f" ({' and '.join(missing)} not given)" if missing else ""),
+        remedy=f"Name another tier for it with its option offload, or more fragments. {remedy(request)}",
+    )
+    fail("memory_budget", problem)
+
+
+def _tokens(options: Options) -> str:
+    return f"for {options.tokens} tokens (estimated)" if isinstance(options.activations.amount, str) else "as given"
+
+
 def _reserved(request: PlanRequest) -> str:
     """Name the memory of a rank's device that the planner cannot use."""
     reserved = human_size(request.activations["device"] + request.options.reserve)
     whose = "of each rank are reserved for activations" if request.options.is_on_cpu else RESERVED_ON_GPU
-    return f"{request.description.name}; {reserved} {whose}"
+    on_host = request.options.host_reserve
+    of_host = f", and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""
+    return f"{request.description.name}; {reserved} {whose}{of_host}"
 
 
 def _refuse(request: PlanRequest) -> NoReturn:

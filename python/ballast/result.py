@@ -9,14 +9,16 @@ from typing import Any
 
 from ballast import _core
 from ballast.formats import Formats
+from ballast.hardware import SHARED_RATES
 from ballast.measured import CPU
 from ballast.outer.options import DiLoCo
 from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time
-from ballast.tiers import in_words
+from ballast.tiers import KINDS, fractions_in, in_words
 from ballast.wire import formats_in_words
 
 ESTIMATED = "activations (estimated)"
 RESERVED = "reserved (CUDA, NCCL)"
+RESERVED_ON_HOST = "reserved (system, torch)"
 OUTER_STATE = "outer optimizer"
 EXCHANGED = "values in an exchange"
 DERIVED = ("cost_per_million_tokens", "training_seconds", "training_cost")
@@ -48,7 +50,7 @@ class Plan:
     exposed: Mapping[str, float]  # seconds that the training waits, by phase
     critical: Mapping[str, float]  # seconds of the step, by the lane that it waits for
     tokens_per_second: float  # of all ranks
-    assumed: Mapping[str, float]  # rates, in bytes a second, and the flops of a GPU
+    assumed: Mapping[str, float]  # rates by name as `plan(rates=)` takes them, in bytes a second, and the flops of a GPU
     sequence: int = 0  # tokens that attend to each other; 0 where attention is not counted
     price: float | None = None  # of one GPU for an hour
     train_tokens: int | None = None  # of the whole training
@@ -112,8 +114,9 @@ class Plan:
         return self._question.timeline(self._placement)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON, and the costs."""
+        """Return the fields for JSON, the costs, and the call that trains with the plan if it fits."""
         values = vars(self) | {name: getattr(self, name) for name in DERIVED}
+        values["wrap_call"] = self.wrap_call() if self.fits else ""
         values["outer"] = None if self.outer is None else asdict(self.outer)
         return {
             key: dict(value) if isinstance(value, Mapping) else value
@@ -139,7 +142,7 @@ class Plan:
         in_backward = self._question is not None and self._question.schedule.update_in_backward
         if in_backward and self.stage < 3:
             return ""
-        offload = {kind: _in_wrap(tiers) for kind, tiers in self.placement.items() if tiers.get("device") != 1}
+        offload = {kind: _in_wrap(tiers) for kind, tiers in self._given_tiers().items() if tiers.get("device") != 1}
         options = [f"stage={self.stage}"]
         options += [f"offload={json.dumps(offload)}"] if offload else []
         options += [f'state_format="{self.state_format}"'] if self.state_format != "split" else []
@@ -154,6 +157,12 @@ class Plan:
         options += ['run="NAME"'] if self._question is not None and self._question.full_records else []
         wrapped = "[muon, adamw]" if self.optimizer == "muon" else "optimizer"
         return f"ballast.wrap({wrapped}, model, {', '.join(options)})"
+
+    def _given_tiers(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the tiers as wrap() takes them, which moves state to the tier of its parameters by itself."""
+        if self._placement is None:
+            return self.placement
+        return {kind: fractions_in(getattr(self._placement, kind)) for kind in KINDS}
 
     def is_as(self, other: Plan) -> bool:
         """Return whether the two differ in no choice of the planner."""
@@ -195,19 +204,25 @@ class Plan:
     def _time_lines(self) -> list[str]:
         waits = ", ".join(f"{phase} {human_time(seconds)}" for phase, seconds in self.exposed.items())
         lane, share = max(self.critical.items(), key=lambda item: item[1])
-        rates = ", ".join(f"{name} {value / 1e9:.4g}" for name, value in self.assumed.items() if name != "flops")
         sequences = f", sequences of {self.sequence:,} tokens" if self.sequence else ""
         lines = [
             f"step      {human_time(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
             *self._cost_lines(),
             f"waiting   {waits}",
             f"critical  {lane}, {share / self.seconds:.0%} of the step",
-            f"assumed   {_in_tera(self.assumed['flops'])} Tflop/s per {self.rank_device}{sequences}; GB/s per rank:",
-            f"          {rates}",
+            f"assumed   {_in_tera(self.assumed['flops'])} Tflop/s per {self.rank_device}{sequences}; GB/s",
+            f"          {self._rates()}",
         ]
         call = self.wrap_call() or "in C++: wrap() updates in the backward pass in stage 3 only"
         lines += [f"train     {call}"] if self.fits else []
         return lines + [f"note      {note}" for note in self.notes]
+
+    def _rates(self) -> str:
+        """Return the rates, each as the caller may give it: of a GPU, or of a machine."""
+        each = "GPU" if self.rank_device == "GPU" else "rank"
+        of_machine = {name: rate for name, rate in self.assumed.items() if name in SHARED_RATES}
+        of_rank = {name: rate for name, rate in self.assumed.items() if name not in (*SHARED_RATES, "flops")}
+        return f"of a {each}: {_in_giga(of_rank)}; of a machine: {_in_giga(of_machine)}"
 
     def _cost_lines(self) -> list[str]:
         lines = []
@@ -227,6 +242,10 @@ def _in_tera(flops: float) -> str:
     ('494', '0.0125')
     """
     return f"{flops / 1e12:.0f}" if flops >= 1e13 else f"{flops / 1e12:.3g}"
+
+
+def _in_giga(rates: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {rate / 1e9:.4g}" for name, rate in rates.items())
 
 
 def differences(plans: Sequence[Plan]) -> list[str]:

@@ -13,8 +13,14 @@ Size = int | str
 Rate = int | float | str
 Count = int | float | str
 
+NUMBER = r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)\s*"
+BITS_OF_SIZE = re.compile(NUMBER + "([KMGTP]i?)b")  # "80Gb"; "80gb" names bytes without capital letters
+BITS_OF_RATE = re.compile(rf"{NUMBER}((?:[KMGTP]i?)?)bits?", re.IGNORECASE)
+BITS_OR_BYTES = re.compile(rf"{NUMBER}((?:[KMGTPkmgtp]i?)?)b")
 THOUSANDS = "KMBT"  # thousands, millions, billions and trillions
 COUNT = re.compile(rf"(\d+(?:\.\d*)?(?:e\+?\d\d?)?)\s*([{THOUSANDS}]?)", re.IGNORECASE)
+
+BYTES_A_SECOND = 'bytes a second, above 0: a number, or text such as "25GB/s" or "400Gbit/s"'
 
 
 def parse_size(size: Size) -> int:
@@ -24,6 +30,8 @@ def parse_size(size: Size) -> int:
     (536870912, 40000000000, 4096)
     """
     if isinstance(size, str):
+        if bits := BITS_OF_SIZE.fullmatch(size.strip()):
+            refuse(f'cannot read the size "{size}": {bits[2]}b names bits', needed=f'bytes, such as "{bits[1]}{bits[2]}B"')
         return _core.parse_bytes(size)
     if not is_whole_number(size) or size < 0:
         refuse(f"{size!r} is not a size", needed='a number of bytes from 0 on, or text such as "512MiB"')
@@ -31,19 +39,33 @@ def parse_size(size: Size) -> int:
 
 
 def parse_rate(rate: Rate) -> float:
-    """Return bytes a second, from a number or from text.
+    """Return bytes a second, from a number or from text. Links are also named in bits.
 
-    >>> parse_rate("25GB/s"), parse_rate(1e9)
-    (25000000000.0, 1000000000.0)
+    >>> parse_rate("25GB/s"), parse_rate("400Gbit/s"), parse_rate(1e9)
+    (25000000000.0, 50000000000.0, 1000000000.0)
     """
-    if isinstance(rate, str):
-        amount, slash, unit = rate.rpartition("/")
-        if not slash or unit.strip() != "s":
-            refuse(f'"{rate}" is not a rate', needed='bytes a second, such as "25GB/s"')
-        return float(_core.parse_bytes(amount))
-    if not is_number(rate) or not rate > 0:
-        refuse(f"{rate!r} is not a rate", needed='bytes a second, above 0, or text such as "25GB/s"')
-    return float(rate)
+    if not isinstance(rate, str) and not is_number(rate):
+        refuse(f"{rate!r} is not a rate", needed=BYTES_A_SECOND)
+    found = _rate_in(rate) if isinstance(rate, str) else float(rate)
+    if not 0 < found < math.inf:
+        refuse(f"{rate!r} is not a rate", needed=BYTES_A_SECOND)
+    return found
+
+
+def _rate_in(text: str) -> float:
+    amount, slash, unit = text.rpartition("/")
+    amount = amount.strip()
+    if not slash or unit.strip() != "s":
+        refuse(f'"{text}" is not a rate', needed=BYTES_A_SECOND)
+    if bits := BITS_OF_RATE.fullmatch(amount):
+        return _core.parse_bytes(f"{bits[1]}{bits[2]}B") / 8
+    if unclear := BITS_OR_BYTES.fullmatch(amount):
+        number, prefix = unclear[1], unclear[2].capitalize()
+        refuse(
+            f'cannot read the rate "{text}": {unclear[2]}b may name bits or bytes',
+            needed=f'"{number}{prefix}bit/s", which is {float(number) / 8:g}{prefix}B/s, or "{number}{prefix}B/s"',
+        )
+    return float(_core.parse_bytes(amount))
 
 
 def parse_count(count: Count) -> int:

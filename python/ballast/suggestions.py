@@ -11,8 +11,10 @@ from ballast import _core, searching
 from ballast.candidates import candidates, stages
 from ballast.errors import OutOfMemoryError
 from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
-from ballast.options import Options, TreatedActivations
-from ballast.plan_request import PlanRequest, fits, request_of
+from ballast.options import MOST, Options, TreatedActivations
+from ballast.plan_question import sequence_of
+from ballast.plan_request import PlanRequest, fits, left_of, request_of
+from ballast.result import Plan
 from ballast.sizes import human_size, human_time
 from ballast.spelling import all_of
 
@@ -37,13 +39,17 @@ Axis = Sequence[Change]  # one option, from the smallest change to the largest
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Changes with which a step fits, and its time."""
+    """Changes with which a step fits, and its plan."""
 
     changes: Sequence[Change]
-    seconds: float
+    plan: Plan
 
-    def in_words(self, *, as_flags: bool) -> str:
-        return f"{_in_words(self.changes, as_flags=as_flags)}: {human_time(self.seconds)} per step"
+    def in_words(self, *, as_flags: bool, sequence: int) -> str:
+        """Return the options and the speed. `sequence` is that of the request."""
+        plan = self.plan
+        speed = f"{human_time(plan.seconds)} per step, {plan.tokens_per_second:,.0f} tokens/s"
+        cut = f"; sequences are cut from {sequence:,} to {plan.sequence:,} tokens" if plan.sequence < sequence else ""
+        return f"{_in_words(self.changes, as_flags=as_flags)}: {speed}{cut}"
 
 
 def _in_words(changes: Sequence[Change], *, as_flags: bool) -> str:
@@ -53,14 +59,16 @@ def _in_words(changes: Sequence[Change], *, as_flags: bool) -> str:
 
 def remedy(request: PlanRequest) -> str:
     """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together. The one with
-    the fastest step comes first."""
+    the most tokens a second comes first, because a step may have fewer of them."""
     search = Search(request)
     as_flags = request.as_flags
     settings, machine = settings_of(request), machines_for(request.options)
     found = [*search.nearest(settings), *search.nearest(machine)] or search.nearest([*settings, *machine])
     assumed = f"{request.not_given()}. " if request.options.not_given else ""
     if found:
-        words = [each.in_words(as_flags=as_flags) for each in sorted(found, key=lambda each: each.seconds)]
+        sequence = sequence_of(request.description, request.options) if request.description.attends else 0
+        fastest = sorted(found, key=lambda each: -each.plan.tokens_per_second)
+        words = [each.in_words(as_flags=as_flags, sequence=sequence) for each in fastest]
         return f"{assumed}Any of these fits:" + "".join(f"\n  {each}" for each in words)
     tried = ", ".join(_in_words([axis[-1]], as_flags=as_flags) for axis in (*settings, *machine))
     return f"{assumed}None of these fits either, alone, in pairs or all together: {tried}."
@@ -74,8 +82,13 @@ def settings_of(request: PlanRequest) -> list[Axis]:
         axes.append([Change.of({"stage": "auto"}, stage=None)])
     if options.offload != "auto":
         axes.append([Change.of({"offload": "auto"}, offload="auto")])
+    if options.keep_gathered > 0:
+        axes.append([Change.of({"keep_gathered": 0}, keep_gathered=0)])
+    if options.replicas > 1:
+        axes.append([Change.of({"replicas": 1}, replicas=1)])
     if request.description.activations and isinstance(options.activations.amount, str):
         axes.append(_smaller_activations(options))
+        axes.append(_activations_on_device(request))
         axes.append(_smaller_micro_steps(options))
     states = _after(options.state_format, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
@@ -91,7 +104,19 @@ def settings_of(request: PlanRequest) -> list[Axis]:
 def _smaller_activations(options: Options) -> Axis:
     """List treatments that need less of the device: other tiers that the machine has, activation checkpointing, and both."""
     away = [tier for tier, size in options.room.items() if size > 0]
-    tiers = ["device", *away] if options.activations.tier == "device" else [options.activations.tier]
+    chosen = options.activations.tier
+    return _treated(options, ["device", *away] if chosen == "device" else [tier for tier in away if tier == chosen])
+
+
+def _activations_on_device(request: PlanRequest) -> Axis:
+    """List treatments that leave activations on the device, where the tier that they would go to has too little memory."""
+    tier = request.options.activations.tier
+    has_room = tier == "device" or left_of(request.options, request.activations)[tier] >= 0
+    return [] if has_room else _treated(request.options, ["device"])
+
+
+def _treated(options: Options, tiers: Sequence[str]) -> Axis:
+    """List changes to activations in these tiers: the requested treatment first."""
     kept = [("kept", tier) for tier in tiers] if options.activations.amount == "kept" else []
     smaller = []
     for amount, tier in [*kept, *(("checkpointed", tier) for tier in tiers)]:
@@ -103,16 +128,13 @@ def _smaller_activations(options: Options) -> Axis:
 
 def _smaller_micro_steps(options: Options) -> Axis:
     """List smaller micro-steps: at first more of them with the same tokens in all, then fewer tokens."""
-    smaller = []
-    counts = _doubled(FEWEST_TOKENS, options.tokens // 2)
-    for tokens in reversed([count for count in counts if count >= (options.sequence or 0)]):  # none cuts what the caller named
-        parts = options.tokens // tokens
-        if parts * tokens == options.tokens and parts <= MOST_PARTS:
-            changes = {"tokens": tokens, "micro_steps": parts * options.micro_steps}
-        else:
-            changes = {"tokens": tokens}
-        smaller.append(Change.of(changes, **changes))
-    return smaller
+    fewest = max(FEWEST_TOKENS, options.sequence or 0)  # nothing cuts what the caller named
+    most_parts = min(MOST_PARTS, options.tokens // fewest, MOST["micro_steps"] // options.micro_steps)
+    parts = [count for count in range(2, most_parts + 1) if options.tokens % count == 0]
+    changes = [{"tokens": options.tokens // count, "micro_steps": count * options.micro_steps} for count in parts]
+    last = changes[-1]["tokens"] if changes else options.tokens
+    changes += [{"tokens": tokens} for tokens in reversed(_doubled(FEWEST_TOKENS, last - 1)) if tokens >= fewest]
+    return [Change.of(change, **change) for change in changes]
 
 
 def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
@@ -122,12 +144,13 @@ def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 
 def machines_for(options: Options) -> list[Axis]:
     """List larger machines: ranks, host memory or drives, doubled again and again."""
-    ranks = _doubled(2 * options.ranks, 8 * options.ranks)
+    copies = {"replicas": options.replicas} if options.replicas > 1 else {}  # "host" names more of them on more machines
+    ranks = _doubled(2 * options.ranks, min(8 * options.ranks, MOST["ranks"]))
     found = options.hardware.memory * options.ranks_of_machine if options.is_on_cpu else options.host_memory or 0
     host = [size for size in _doubled(64 << 30, 4 << 40) if size > found]
     drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drive_space or 0)]
     axes = [
-        [Change.of({"ranks": count}, ranks=count) for count in ranks],
+        [Change.of({"ranks": count} | copies, ranks=count) for count in ranks],
         [Change.of({"host_memory": _written(size)}, host_memory=size) for size in host],
         [Change.of({"drive_space": _written(size)}, drive_space=size) for size in drives],
     ]
@@ -196,8 +219,8 @@ class Search:
         return self._known[key]
 
     def _suggestion(self, changes: Sequence[Change]) -> Suggestion | None:
-        found = [seconds for request in self._changed(changes) if (seconds := _seconds(request)) is not None]
-        return Suggestion(changes, min(found)) if found else None
+        found = [plan for request in self._changed(changes) if (plan := _plan(request)) is not None]
+        return Suggestion(changes, min(found, key=lambda plan: plan.seconds)) if found else None
 
 
 def _has_placement(request: PlanRequest) -> bool:
@@ -210,15 +233,16 @@ def _has_placement(request: PlanRequest) -> bool:
     return request.options.chooses_tiers and _choice(request.coarse) is not None
 
 
-def _seconds(request: PlanRequest) -> float | None:
-    """Return the time of a step, or None where it does not fit with the engine's tiles."""
+def _plan(request: PlanRequest) -> Plan | None:
+    """Return the fastest plan, or None where nothing fits with the engine's tiles."""
     if not request.has_room:
         return None
     if not request.options.chooses_tiers:
         fitting = [placement for placement in candidates(request) if fits(request, request.exact.memory(placement), placement)]
-        return min((request.exact.price(placement).simulation.seconds for placement in fitting), default=None)
+        plans = (request.plan(request.exact.price(placement)) for placement in fitting)
+        return min(plans, key=lambda plan: plan.seconds, default=None)
     try:
-        return searching.fastest(request.exact, request.coarse, vars(request.budget)).simulation.seconds
+        return request.plan(searching.fastest(request.exact, request.coarse, vars(request.budget)))
     except OutOfMemoryError:
         return None
 

@@ -76,6 +76,22 @@ def fractions_in(spread: _core.Spread) -> dict[str, float]:
     return {tier: part for tier, part in parts.items() if part > 0}
 
 
+def state_with_parameters(parameters: Mapping[str, float], state: Mapping[str, float]) -> dict[str, float]:
+    """Return the fractions of the state by tier, which is no nearer to the device than the parameters that it makes.
+
+    >>> state_with_parameters({"device": 0.25, "host": 0.75}, {"device": 1.0})
+    {'device': 0.25, 'host': 0.75}
+    >>> state_with_parameters({"device": 0.5, "host": 0.5}, {"device": 0.5, "nvme": 0.5})
+    {'device': 0.25, 'host': 0.25, 'nvme': 0.5}
+    """
+    within = [  # the fractions in a tier and in those that are nearer
+        sum(parameters.get(tier, 0.0) for tier in TIERS[: i + 1]) * sum(state.get(tier, 0.0) for tier in TIERS[: i + 1])
+        for i in range(len(TIERS))
+    ]
+    parts = {tier: within[i] - (within[i - 1] if i else 0.0) for i, tier in enumerate(TIERS)}
+    return {tier: part for tier, part in parts.items() if part > 0}
+
+
 def in_words(stage: int, placement: Mapping[str, Mapping[str, float]], *, device: str) -> str:
     """Describe a placement in a few words.
 

@@ -58,9 +58,7 @@ def test_the_planner_reads_what_was_measured(capsys, tmp_path, started):
     plan = json.loads(capsys.readouterr().out)["plan"]
     rates = found["measured"]["rates"]
     assert plan["gpu"] == "cpu" and plan["assumed"]["flops"] == found["measured"]["flops"]
-    assert plan["assumed"]["gather"] == plan["assumed"]["reduce"] == rates["peers"]
-    assert plan["assumed"]["host_memory"] == plan["assumed"]["device_memory"] == rates["host_memory"] / 2
-    assert plan["assumed"]["read"] == rates["read"] / 2
+    assert all(plan["assumed"][name] == rates[name] for name in ("peers", "host_memory", "read"))
 
 
 def test_an_interrupt_leaves_no_process(capsys, tmp_path, monkeypatch):
@@ -125,6 +123,13 @@ def test_what_the_caller_gives_comes_before_what_was_measured(tmp_path):
     assert any("other processes" in note for note in plan.notes)
     given = ballast.plan("gpt2", measured=path, rates={"read": "3GB/s"}, gpu="t4", flops="100T", efficiency=0.25)
     assert (given.gpu, given.assumed["read"], given.assumed["flops"]) == ("t4", 3e9, 2.5e13)
+
+
+def test_a_gpu_with_the_figures_of_cpus_is_refused(tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({"ballast_bench": 1, "measured": {**MEASURED, "device": "cpu"}}))
+    with pytest.raises(ballast.UsageError, match="gpu='h100' with figures that were measured on CPUs"):
+        ballast.plan("gpt2", measured=path, gpu="h100")
 
 
 def test_the_plan_of_a_measured_cpu_speaks_of_no_gpu(capsys, tmp_path):

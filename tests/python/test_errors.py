@@ -69,13 +69,25 @@ def test_errors_of_the_core_are_translated():
         _core.Model([])
 
 
-@pytest.mark.parametrize("size", ["40G", "", "-1GiB", -1, 1.5, True, None])
+@pytest.mark.parametrize("size", ["40G", "", "-1GiB", "80Gb", "1.5 Gib", -1, 1.5, True, None])
 def test_an_invalid_size_is_refused(size):
     with pytest.raises(ballast.Error):
         ballast.parse_size(size)
 
 
-@pytest.mark.parametrize("rate", ["25GB", 0, -1.0, True])
+@pytest.mark.parametrize("rate", ["25GB", "0GB/s", "xGbit/s", "1e400GB/s", 0, -1.0, True, None, float("inf"), float("nan")])
 def test_an_invalid_rate_is_refused(rate):
     with pytest.raises(ballast.Error):
         ballast.parse_rate(rate)
+
+
+@pytest.mark.parametrize("rate", ["400Gbit/s", "400 gbit/s", "400Gbits/s", "0.4Tbit/s", "50GB/s", "400e9 bit/s"])
+def test_rates_are_named_in_bytes_or_in_bits(rate):
+    assert ballast.parse_rate(rate) == 50e9
+
+
+@pytest.mark.parametrize("rate", ["400Gb/s", "400gb/s", "400 Gb / s"])
+def test_a_rate_that_may_be_in_bits_or_in_bytes_is_refused(rate):
+    with pytest.raises(ballast.UsageError, match="may name bits or bytes") as raised:
+        ballast.parse_rate(rate)
+    assert raised.value.needed == '"400Gbit/s", which is 50GB/s, or "400GB/s"'

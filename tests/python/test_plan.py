@@ -3,13 +3,16 @@
 import itertools
 import json
 import re
+from types import SimpleNamespace
 
 import ballast
 import pytest
 import torch
 from ballast.commands import main
-from ballast.hardware import GPUS
+from ballast.hardware import GPUS, SHARED_RATES
+from ballast.plan_question import machine_of
 from ballast.plan_request import request_plan
+from ballast.planning import unbeaten
 
 GIB = 1 << 30
 MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}
@@ -114,7 +117,7 @@ def test_the_most_exact_formats_that_fit_are_chosen():
 
 
 def test_formats_that_save_much_time_are_chosen_before_exact_ones():
-    machine = {**CARD, "host_memory": "32GiB", "drive_space": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
+    machine = {**CARD, "host_memory": "37GiB", "drive_space": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
     plans = [ballast.plan("llama-8b", state_format=name, **machine) for name in ("split", "compact")]
     chosen = ballast.plan("llama-8b", state_format="compact,split", **machine)
     assert plans[0].seconds > 1.05 * plans[1].seconds
@@ -147,7 +150,7 @@ def test_gpus_of_data_sheets_say_what_they_cannot_do():
     assert not ballast.plan("gpt2", gpu="t4", host_memory="1GiB", dtype="fp16").notes
     assert plans["b200"].seconds < plans["h200"].seconds < plans["a100"].seconds < plans["a10"].seconds < plans["t4"].seconds
     given = ballast.plan("gpt2", gpu_memory="96GiB", flops="500T", rates={"peers": "100GB/s"}, ranks=2, efficiency=1.0)
-    assert (given.budget["device"], given.assumed["flops"], given.assumed["gather"]) == (96 * GIB, 5e14, 1e11)
+    assert (given.budget["device"], given.assumed["flops"], given.assumed["peers"]) == (96 * GIB, 5e14, 1e11)
 
 
 def test_less_memory_never_makes_a_step_faster():
@@ -185,10 +188,47 @@ def test_the_ranks_of_a_machine_share_it():
     alone = ballast.plan("llama-8b", ranks=1, gpu="h200", host_memory="1TiB", offload="host")
     eight = ballast.plan("llama-8b", ranks=8, gpu="h200", host_memory="1TiB", offload="host")
     assert alone.budget["host"] == 8 * eight.budget["host"]
-    assert alone.assumed["host_memory"] == 8 * eight.assumed["host_memory"]
     apart = ballast.plan("llama-8b", ranks=16, gpu="h200", host_memory="1TiB")
-    assert "across" not in eight.assumed
-    assert apart.assumed["across"] < apart.assumed["gather"] == eight.assumed["gather"]
+    assert alone.assumed == eight.assumed
+    requests = [request_plan("llama-8b", ranks=ranks, gpu="h200") for ranks in (1, 8)]
+    of_rank = [machine_of(request.options, request.budget) for request in requests]
+    for name in SHARED_RATES:
+        assert getattr(of_rank[0], name) == 8 * getattr(of_rank[1], name) == alone.assumed[name]
+    assert "network" not in eight.assumed
+    assert apart.assumed["network"] < apart.assumed["peers"] == eight.assumed["peers"]
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_links_between_machines_are_slower_than_those_inside(gpu):
+    plan = ballast.plan("gpt2", ranks=16, gpu=gpu)
+    assert plan.assumed["network"] == (0.4e9 if gpu in ("t4", "l4", "a10", "l40s", "rtx3090", "rtx4090", "rtx5090") else 45e9)
+    assert plan.assumed["network"] < plan.assumed["peers"]
+
+
+def test_the_rates_that_a_plan_prints_can_be_given_back():
+    options = {"ranks": 16, "stage": 3, "offload": "nvme", "rates": {"read": "3GB/s"}, **MACHINE}
+    plan = ballast.plan("llama-8b", **options)
+    assert "of a machine: host_memory 200, read 3, write 6" in plan.text()
+    printed = re.search(r"GB/s\n +(.*)", plan.text())[1]
+    rates = {name: f"{rate}GB/s" for name, rate in re.findall(r"(\w+) ([\d.]+)(?:[,;]|$)", printed)}
+    assert len(rates) == 8 and rates["network"] == "45GB/s"
+    again = ballast.plan("llama-8b", **{**options, "rates": rates})
+    assert again.seconds == pytest.approx(plan.seconds, rel=1e-3) and again.text().count(printed) == 1
+
+
+@pytest.mark.parametrize(("ranks", "host", "left"), [(1, 110, 6), (8, 1024, 20), (16, 1024, 20), (8, 64, 8)])
+def test_a_part_of_the_host_is_left_to_the_system(ranks, host, left):
+    plan = ballast.plan(SMALL, ranks=ranks, stage=2, gpu="h100", offload="host", host_memory=f"{host}GiB")
+    of_machine = min(ranks, 8)
+    assert plan.memory["host"]["reserved (system, torch)"] == left * GIB // of_machine
+    assert plan.budget["host"] == host * GIB // of_machine
+
+
+def test_the_host_is_not_filled():
+    plan = ballast.plan("llama-8b", gpu="h100", host_memory="70GiB")  # state is divided, so the host has all that it may have
+    used = plan.bytes_in("host") - plan.memory["host"]["reserved (system, torch)"]
+    assert 60 * GIB < used <= 64 * GIB
+    assert not ballast.plan(SMALL, gpu="h100", host_memory="1GiB").memory["host"]
 
 
 def test_where_nothing_fits_the_error_names_the_missing_memory():
@@ -197,6 +237,7 @@ def test_where_nothing_fits_the_error_names_the_missing_memory():
     assert raised.value.code == "B2004"
     assert 'stage="auto"' in raised.value.remedy
     assert "20 GiB of each GPU are reserved" in raised.value.where
+    assert "2.5 GiB of its part of the host for the system" in raised.value.where
     assert raised.value.__context__ is None
     with pytest.raises(ballast.OutOfMemoryError, match="the requested placement does not fit"):
         ballast.plan("llama-70b", ranks=8, gpu="h100", offload="host", host_memory="100GiB")
@@ -238,7 +279,21 @@ def test_an_unknown_word_is_refused_with_the_nearest(given, offered):
 
 @pytest.mark.parametrize(
     "given",
-    [{"ranks": 0}, {"stage": 4}, {"efficiency": 0.0}, {"tokens": 1.5}, {"gpu_memory": "80G"}, {"sequence": True}],
+    [
+        {"ranks": 0},
+        {"ranks": 10**12},
+        {"gpus_per_machine": 10**20},
+        {"tokens": 10**20},
+        {"sequence": 10**20},
+        {"micro_steps": 100_000},
+        {"rates": {"peers": "0GB/s"}},
+        {"stage": 4},
+        {"efficiency": 0.0},
+        {"tokens": 1.5},
+        {"gpu_memory": "80G"},
+        {"sequence": True},
+    ],
+    ids=str,
 )
 def test_values_that_cannot_be_are_refused(given):
     with pytest.raises(ballast.UsageError):
@@ -266,6 +321,39 @@ def test_the_front_has_no_plan_that_is_beaten():
         assert fast.seconds <= slow.seconds
         assert fast.bytes_in("device") > slow.bytes_in("device")
     assert all(plan.fits for plan in plans)
+
+
+@pytest.mark.parametrize(("ranks", "model", "host"), [(8, "llama-70b", "700GiB"), (1, "llama-8b", "70GiB")])
+def test_the_front_has_the_plan_that_divides_a_kind_of_state_among_tiers(ranks, model, host):
+    machine = {"ranks": ranks, "gpu": "h100", "host_memory": host}
+    plan, (only,) = ballast.plan(model, **machine), ballast.pareto_front(model, **machine)
+    assert only == plan and any(len(tiers) > 1 for tiers in plan.placement.values())
+
+
+def test_state_is_reported_where_its_parameters_take_it():
+    plan = ballast.plan("llama-70b", ranks=8, gpu="h100", host_memory="700GiB")
+    parts = plan.placement["parameters"]
+    assert 0.3 < parts["device"] < 0.5 and plan.placement["state"] == pytest.approx(parts)
+    state = plan.memory["device"]["state"] / (10 * plan.parameters / 8)  # of the format split
+    assert state == pytest.approx(parts["device"], abs=0.05)
+    assert ", state 39% on the GPU and 61% on the host" in plan.text()
+    call = plan.wrap_call()
+    assert '"parameters": ' in call and '"state": ' not in call  # wrap() takes it there
+    assert plan.to_dict()["wrap_call"] == call
+
+
+def test_a_front_of_nothing_is_refused():
+    with pytest.raises(ballast.OutOfMemoryError, match="B2004"):
+        ballast.pareto_front("llama-8b", gpu="rtx4090", stage=0, state_format="4bit")
+
+
+def test_a_plan_that_is_beaten_hides_no_better_one():
+    def plan(seconds, device):
+        return SimpleNamespace(seconds=seconds, fits=True, bytes_in={"device": device, "host": 0}.get)
+
+    fast, chosen, slow, least = plans = [plan(1.0, 5), plan(1.1, 9), plan(1.2, 7), plan(1.3, 4)]
+    assert unbeaten(plans, also=chosen) == [fast, chosen, least]
+    assert unbeaten([slow, fast]) == [fast]
 
 
 def test_large_tiles_predict_nearly_the_same_time():

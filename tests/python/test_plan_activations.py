@@ -1,5 +1,7 @@
 """Tests that plans count activations that wait for backward on the host or on drives."""
 
+import json
+
 import ballast
 import pytest
 from ballast.result import ESTIMATED
@@ -65,7 +67,7 @@ def test_too_little_room_in_the_tier_is_an_error():
         assert words in raised.value.needed
 
 
-@pytest.mark.parametrize("value", ["kept,host,nvme", "host,kept", "kept,device", "kept, hots"])
+@pytest.mark.parametrize("value", ["kept,host,nvme", "host,kept", "kept,device", "kept, hots", "nvme,host", "host,host"])
 def test_other_words_are_refused(value):
     with pytest.raises(ballast.UsageError, match="activations"):
         plan(value)
@@ -78,3 +80,14 @@ def test_offloaded_activations_are_suggested():
             plan(asked, gpu_memory=needed.bytes_in("device") - (1 << 20), stage=3,
                  offload={"state": "host", "gradients": "host", "parameters": "host"})
         assert suggested in raised.value.remedy
+
+
+def test_activations_stay_on_the_device_where_their_tier_has_no_room(tmp_path):
+    path = tmp_path / "bench.json"
+    measured = {"device": "cpu", "memory": 1 << 38, "cores": 8, "flops": 1e12, "rates": {}}
+    path.write_text(json.dumps({"ballast_bench": 1, "measured": measured}))
+    for options in ({"measured": path}, {"gpu": "h200", "tokens": 2048, "stage": 3}):
+        with pytest.raises(ballast.OutOfMemoryError, match="more than a rank may keep there") as raised:
+            ballast.plan("llama-8b", activations="host", **options)
+        assert 'activations="kept": ' in raised.value.remedy and "checkpointed,host" not in raised.value.remedy
+        assert ballast.plan("llama-8b", activations="kept", **options).fits

@@ -115,3 +115,8 @@ def test_the_path_of_a_step_names_functions_that_are_there(monkeypatch: pytest.M
         owner, name = function.replace("::", ".").split(".")
         python = f"class {owner}" in text and f"    def {name}(" in text
         assert python or f" {owner}::{name}(" in text, (function, file)
+
+
+def test_the_plan_that_it_names_fits(run):
+    (words,) = re.findall(r"`ballast (plan [^`]+)`", README)
+    assert run(*words.split())[0] == 0

@@ -1,6 +1,7 @@
 """Tests that each change that `ballast plan` suggests, when nothing fits, does fit."""
 
 import json
+import re
 import shlex
 
 import ballast
@@ -25,7 +26,7 @@ def suggestions_in(error):
     [
         ("llama-70b --ranks 8 --gpu a100", "--state-format compact --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--update-in-backward"),
-        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--state-format compact"),
+        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 70GiB", "--state-format compact"),
         ("llama-70b --ranks 8 --gpu h100", "--state-format 4bit --gradient-format bf16"),
         ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
@@ -33,6 +34,9 @@ def suggestions_in(error):
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
         ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
         ("llama-70b --ranks 8 --gpu h100 --tokens 1048576", "--tokens 1024"),
+        ("llama-8b --ranks 16 --gpu rtx4090 --keep-gathered all", "--keep-gathered 0"),
+        ("llama-8b --ranks 16 --gpu rtx4090 --replicas 8", "--replicas 1"),
+        ("llama-8b --ranks 16 --gpu h100 --outer every=64", "--host-memory 128GiB"),
         ("llama-70b --ranks 8 --gpu h100 --state-format compact --micro-steps 4", "--micro-steps 1 --update-in-backward"),
     ],
 )
@@ -92,6 +96,13 @@ def test_advice_is_written_as_the_caller_writes_options(capsys, asked, keywords)
             assert ballast.plan("llama-8b", **{**keywords, **eval(f"dict({line.partition(': ')[0].strip()})")}).fits
 
 
+def test_more_ranks_keep_the_copies_that_were_tried():
+    from ballast.suggestions import machines_for
+
+    options = request_plan("gpt2", ranks=16, replicas="host").options
+    assert machines_for(options)[0][0].written == (("ranks", 32), ("replicas", 2))
+
+
 def test_a_pair_of_a_setting_and_a_machine_is_found(capsys):
     asked = "llama-70b --ranks 1 --gpu rtx4090"
     _, error = plan(capsys, asked.split())
@@ -106,6 +117,30 @@ def test_advice_keeps_the_sequences_that_the_caller_names(capsys):
     (found,) = suggestions_in(error)
     assert found[:2] == ["--tokens", "4096"]
     assert plan(capsys, [*asked.split(), *found]) == (0, "")
+
+
+def test_the_suggestion_with_the_most_tokens_a_second_comes_first(capsys):
+    _, error = plan(capsys, "llama-8b --ranks 1 --gpu rtx4090 --host-memory 70GiB --stage 2".split())
+    lines = error.partition("Any of these fits:\n")[2].splitlines()
+    first, last = [line for line in lines if line.startswith("  --")]
+    speeds = [re.search(r": (.+) s per step, ([\d,]+) tokens/s", line).groups() for line in (first, last)]
+    (slow, many), (fast, few) = [(float(seconds), int(tokens.replace(",", ""))) for seconds, tokens in speeds]
+    assert slow > fast and many > few
+    assert "--tokens 512 " in last and last.endswith("; sequences are cut from 4,096 to 512 tokens")
+    assert "sequences" not in first
+
+
+@pytest.mark.parametrize("tokens", [57344, 24576])
+def test_smaller_micro_steps_divide_the_tokens_of_a_step(tokens):
+    from ballast.suggestions import settings_of
+
+    request = request_plan("llama-8b", tokens=tokens, micro_steps=3, sequence=4096)
+    changes = [dict(change.written) for axis in settings_of(request) for change in axis if change.written[0][0] == "tokens"]
+    parts = [count for count in range(2, 9) if tokens % count == 0 and tokens // count >= 4096]
+    assert changes[: len(parts)] == [{"tokens": tokens // count, "micro_steps": 3 * count} for count in parts]
+    assert all(change["tokens"] in (4096, 8192, 16384) and len(change) == 1 for change in changes[len(parts) :])
+    most = request_plan("llama-8b", tokens=tokens, micro_steps=4096)
+    assert not any("micro_steps" in dict(change.written) for change in settings_of(most)[0])
 
 
 def test_tiers_that_the_caller_has_not_named_are_mentioned(capsys):

@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from ballast.checkpoint import manifest
 from ballast.checkpoint.contents import Checkpoint
-from ballast.checkpoint.dcp_metadata import METADATA
 from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.weights import state_in
 from ballast.checks import refuse
@@ -38,11 +37,6 @@ class ReadLater(dcp.DefaultSavePlanner):  # type: ignore[misc]  # torch does not
 
 def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, StoredTensor]) -> None:
     """Write the weights, and the optimizer's state if the checkpoint is one of Ballast."""
-    if (folder / METADATA).exists():
-        refuse(
-            f"cannot export to {folder}: there is a checkpoint of torch.distributed.checkpoint already",
-            needed="another folder, or none",
-        )
     for path in folder.glob("*"):
         require_no_link(path)  # torch would follow it
     stored = {f"{MODEL}.{name}": tensor for name, tensor in weights.items()}

@@ -17,6 +17,7 @@ from ballast.checkpoint.weights import weights_in
 from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import read_json
 from ballast.new_files import write_new
+from ballast.safetensors_format import are_files_for
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.stored_tensor import StoredTensor
 
@@ -48,6 +49,7 @@ class OfflineExport:
     def run(self) -> Exported:
         if not self.checkpoint.exists():
             refuse(f"cannot export {self.checkpoint}: there is no such file or directory")
+        self._require_folder()
         config = None if self.config is None else self._require_config(self.config)
         stored = weights_in(self.checkpoint).tensors
         tensors = {name: self._in_format(stored[name]) for name in stored}
@@ -86,6 +88,16 @@ class OfflineExport:
                     writer.write(name, first * values.element_size(), bytes_at(values.data_ptr(), values.nbytes))
             writer.finish()
         return writer.names
+
+    def _require_folder(self) -> None:
+        """Refuse a folder in which the files of two formats would be mixed, or a checkpoint of torch would be replaced."""
+        found = ""
+        if (self.folder / METADATA).exists():
+            found = "a checkpoint of torch.distributed.checkpoint"
+        elif self.to == "distributed" and any(are_files_for(path.name, STEM) for path in self.folder.glob("*")):
+            found = "an export to safetensors"
+        if found:
+            refuse(f"cannot export to {self.folder}: there is {found} already", needed="another folder, or none")
 
     def _require_config(self, config: Path) -> Path:
         path = config / CONFIG if config.is_dir() else config

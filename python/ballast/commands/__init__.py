@@ -28,23 +28,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         command.add_to(commands)
     chosen = parser.parse_args(arguments)
+    code = 0
     try:
-        code: int = chosen.run(chosen)
+        try:
+            code = chosen.run(chosen)
+        except Error as error:
+            code = 2 if isinstance(error, UsageError) else 1
+            _report(error, as_json=chosen.json)
         sys.stdout.flush()
-    except Error as error:
-        return _report(error, as_json=chosen.json)
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return code
 
 
-def _report(error: Error, *, as_json: bool) -> int:
+def _report(error: Error, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"error": _parts(error)}, indent=2))
     else:
         print(error, file=sys.stderr)
-    return 2 if isinstance(error, UsageError) else 1
 
 
 def _parts(error: Error) -> dict[str, Any]:

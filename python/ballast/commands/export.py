@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
         "export", help="write the weights of a checkpoint to safetensors files", description=about, epilog=EXAMPLE
     )
     parser.add_argument("checkpoint", help="the directory of a checkpoint")
-    parser.add_argument("folder", help="the folder for the files; an earlier export there is replaced")
+    parser.add_argument("folder", help="the folder for the files; earlier safetensors files there are replaced")
     help = "safetensors (default), or distributed: for torch.distributed.checkpoint, with the optimizer's state of a training"
     parser.add_argument("--to", choices=("safetensors", "distributed"), default="safetensors", metavar="FORMAT", help=help)
     help = "fp32, bf16 or fp16: the format of the weights; default: as saved. In fp32 a training's masters are written"

@@ -35,7 +35,7 @@ WORDS = {
     "gpu": ("NAME", f"one of {', '.join(GPUS)}; default: a100"),
     "gpu-memory": ("SIZE", "replaces the memory of that GPU"),
     "flops": ("N", "replaces its peak in bf16, such as 990T"),
-    "host-memory": ("SIZE", "memory of a machine; default: nothing is kept on the host"),
+    "host-memory": ("SIZE", "memory of a machine, with that of the system and torch; default: nothing is kept on the host"),
     "drive-space": ("SIZE", "free space on the drives of a machine; default: nothing is kept there"),
     "measured": ("FILE.json", "a file of ballast bench --output: its rates, flops and memory replace the usual ones"),
     "stage": ("N", "0, 1, 2, 3 or auto (default)"),
@@ -117,7 +117,8 @@ def run(chosen: argparse.Namespace) -> int:
     request = request_plan(chosen.model, **given).on_command_line()
     plan = best(request)
     if chosen.program:
-        print(plan.program())
+        program = plan.program()
+        print(json.dumps({"program": program.splitlines()}, indent=2) if chosen.json else program)
         return 0
     plans = searched(request, also=plan, fitting=not (plot or html))
     front = unbeaten(plans, also=plan)

@@ -175,3 +175,14 @@ def test_torch_resumes_what_was_exported_to_its_format(optimizer, run, tmp_path)
         assert again.train(2, 2) == training.train(2, 2)
     code, _, err = run("export", tmp_path / "saved", tmp_path / "of-torch", "--to", "distributed")
     assert code == 2 and "already" in err
+
+
+def test_exports_of_two_formats_are_not_mixed(run, tmp_path):
+    torch.save({"weight": torch.ones(4)}, tmp_path / "model.pt")
+    for first, second in (("safetensors", "distributed"), ("distributed", "safetensors")):
+        folder = tmp_path / first
+        assert run("export", tmp_path / "model.pt", folder, "--to", first)[0] == 0
+        files = sorted(os.listdir(folder))
+        code, _, err = run("export", tmp_path / "model.pt", folder, "--to", second)
+        assert code == 2 and f"{'safetensors' if first == 'safetensors' else 'torch.distributed.checkpoint'} already" in err
+        assert sorted(os.listdir(folder)) == files
