@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ballast.checks import refuse
+from ballast.models.block import Block, attention_elements, mlp_elements
 
 Shapes = dict[str, list[int]]
 Config = Mapping[str, Any]
@@ -32,6 +33,7 @@ class Transformer:
     vocabulary: int
     head_width: int  # of all heads together
     tied: bool
+    kept: Block
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,12 @@ class Llama:
             vocabulary=vocabulary,
             head_width=heads * width,
             tied=bool(config.get("tie_word_embeddings", False)),
+            kept=Block(
+                norms=2 * hidden,
+                attention=attention_elements(heads * width, keys),
+                mlp=mlp_elements(_number(config, "intermediate_size"), config.get("hidden_act"), is_gated=True),
+                head_norms=heads * width + keys if self.has_head_norms else 0,
+            ),
         )
 
     def _block(self, config: Config, *, hidden: int, queries: int, keys: int, head_dim: int) -> Shapes:
@@ -102,6 +110,12 @@ def _gpt2(config: Config) -> Transformer:
         vocabulary=vocabulary,
         head_width=width,
         tied=bool(config.get("tie_word_embeddings", True)),
+        kept=Block(
+            norms=2 * width,
+            attention=attention_elements(width, width),
+            mlp=mlp_elements(inner, config.get("activation_function", "gelu_new"), is_gated=False),
+            has_rms_norms=False,
+        ),
     )
 
 
@@ -124,6 +138,12 @@ def _gpt_neox(config: Config) -> Transformer:
         vocabulary=vocabulary,
         head_width=hidden,
         tied=bool(config.get("tie_word_embeddings", False)),
+        kept=Block(
+            norms=2 * hidden,
+            attention=attention_elements(hidden, hidden, is_fused=True),
+            mlp=mlp_elements(inner, config.get("hidden_act"), is_gated=False),
+            has_rms_norms=False,
+        ),
     )
 
 

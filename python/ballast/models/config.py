@@ -90,7 +90,7 @@ def _by_arithmetic(config: Mapping[str, Any], *, name: str, dtype: str) -> Descr
         model=_core.Model(units),
         flops=[0.0, *[block_flops] * shape.layers, 0.0, matrix_flops(head)],
         attention=[none, *[attention] * shape.layers, none, none],
-        activations=Activations(shape.layers, shape.hidden, shape.vocabulary),
+        activations=Activations(shape.layers, shape.hidden, shape.vocabulary, block=shape.kept.kept_bytes(2)),
         longest=longest_sequence(config),
         notes=() if config.get("architectures") else (assumed,),
     )

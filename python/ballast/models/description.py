@@ -13,6 +13,8 @@ from ballast.checks import one_of, refuse
 # Names of the longest sequence in configurations. Those of an encoder and of a decoder differ.
 POSITIONS = ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions")
 MOST_ELEMENTS = 1 << 40  # of a tensor
+# At the peak of transformers' own loss, which is computed in fp32: log-probabilities and two tensors of gradients.
+BYTES_OF_LOGIT = 12
 
 
 @dataclass(frozen=True)
@@ -21,33 +23,36 @@ class Activations:
 
     layers: int
     hidden: int
-    vocabulary: int
-    block: int | None = None  # bytes of a block, if it is not a usual one
-
-    @property
-    def _bytes_of_block(self) -> int:
-        return 34 * self.hidden if self.block is None else self.block
+    vocabulary: int  # logits of a token; 0 without a head
+    block: int  # bytes that autograd keeps in a block
+    element: int = 2  # bytes of an element
 
     def bytes(self, tokens: int, *, checkpointed: bool) -> int:
-        """Estimate the bytes: 34 in a block for each token and hidden element, and 6 in the head for each logit.
+        """Estimate the peak: the saved bytes of all blocks, and what the largest step of backward needs.
 
-        >>> Activations(layers=2, hidden=8, vocabulary=0).bytes(1, checkpointed=True)
-        304
+        >>> Activations(layers=2, hidden=8, vocabulary=0, block=272).bytes(1, checkpointed=True)
+        440
         """
-        block = self._bytes_of_block
-        blocks = 2 * self.hidden * self.layers + block if checkpointed else block * self.layers
-        return tokens * (blocks + 6 * self.vocabulary)
+        return tokens * (self.layers * self._saved(checkpointed) + self._peak(checkpointed))
 
     def offloaded(self, tokens: int, *, checkpointed: bool) -> tuple[int, int]:
-        """Estimate the bytes that stay on the device where activations are offloaded, and those that leave it. One block is
-        computed while those before it are on their way. The head stays.
+        """Estimate the bytes that stay on the device where activations are offloaded, and those that leave it. The saved
+        bytes of two blocks are on their way. The head stays.
 
-        >>> Activations(layers=3, hidden=8, vocabulary=0).offloaded(1, checkpointed=False)
-        (544, 816)
+        >>> Activations(layers=3, hidden=8, vocabulary=0, block=272).offloaded(1, checkpointed=False)
+        (680, 816)
         """
-        block, head = self._bytes_of_block, 6 * self.vocabulary
-        saved = 2 * self.hidden if checkpointed else block
-        return tokens * (block + (2 if checkpointed else 1) * saved + head), tokens * saved * self.layers
+        saved = self._saved(checkpointed)
+        return tokens * (2 * saved + self._peak(checkpointed)), tokens * saved * self.layers
+
+    def _saved(self, checkpointed: bool) -> int:
+        return self.element * self.hidden if checkpointed else self.block
+
+    def _peak(self, checkpointed: bool) -> int:
+        """Return the bytes of the head or of a block in backward: the head's are released before. The gradients in a block
+        take half as much as what the block keeps, which checkpointing computes again."""
+        gradients = self.block // 2
+        return max(BYTES_OF_LOGIT * self.vocabulary, gradients + self.block if checkpointed else gradients)
 
 
 class Attention(NamedTuple):

@@ -58,7 +58,7 @@ def from_model(module: Any, *, dtype: str | None = None) -> Description:
     return replace(
         from_module(module, dtype=dtype),
         attention=known if is_known else (),
-        activations=activations_of(module.config),
+        activations=activations_of(module),
         longest=longest_sequence(module.config.get_text_config().to_dict()),
         notes=notes_of(module, attention_is_known=is_known),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ballast.models.block import Block, attention_elements, mlp_elements
 from ballast.models.description import Activations, Attention
-from ballast.models.experts import experts_of
+from ballast.models.experts import experts_of, first_size
 from ballast.models.modules import NO_ATTENTION, Part
 
 if TYPE_CHECKING:
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 
 OUTPUTS = ("o_proj", "out_proj", "dense", "proj", "o")  # names of the last projection of an attention
 QUERIES = ("q_proj", "query", "q", "q_lin")
+# Names of layers that say what a block keeps, and of sizes in configurations.
+FUSED = ("query_key_value", "qkv_proj")
+GATES = ("gate_proj", "gate_up_proj", "wi_1", "w3", "Wi")
+HEAD_NORMS = ("q_norm",)
+MORE_NORMS = ("pre_feedforward_layernorm",)  # in front of the attention and of the MLP, and after both
+RMS_NORMS = ("RMSNorm", "T5LayerNorm")
+INNER = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
+ACTIVATIONS = ("dense_act_fn", "hidden_act", "hidden_activation", "activation_function")
 SEVERAL_INPUTS = "the time is counted as if each token passed through all parts of the model"
 ONLY_TEXT = "the activations of the language model are counted, those of other parts are not"
 
@@ -51,8 +60,9 @@ def _size_of(module: Any, names: Iterable[str], size: str) -> int | None:
     return next((found for found in sizes if isinstance(found, int)), None)
 
 
-def activations_of(config: Any) -> Activations | None:
-    """Return the sizes of activations of a configuration of transformers; None where it does not name them."""
+def activations_of(module: Any) -> Activations | None:
+    """Return the sizes of activations of a model of transformers; None where its configuration does not name them."""
+    config = module.config
     text = config.get_text_config()
     stacks = ("encoder_layers", "decoder_layers") if config.is_encoder_decoder else ("num_hidden_layers",)
     layers = [getattr(text, name, None) or 0 for name in stacks]
@@ -61,18 +71,42 @@ def activations_of(config: Any) -> Activations | None:
     hidden = getattr(text, "hidden_size", None)
     if not hidden or not all(layers):
         return None
-    # Many configurations of images have the labels of a classifier, and none has a vocabulary.
-    vocabulary = getattr(text, "vocab_size", None) or 0
-    return Activations(sum(layers), hidden, vocabulary, block=_bytes_of_block(text, hidden))
+    # Many configurations have a vocabulary or labels, and the model has no head that turns them into logits.
+    vocabulary = 0 if module.get_output_embeddings() is None else getattr(text, "vocab_size", None) or 0
+    return Activations(sum(layers), hidden, vocabulary, block=_block(module, text, hidden).kept_bytes(2))
 
 
-def _bytes_of_block(text: Any, hidden: int) -> int | None:
-    """Return the bytes of a token in a block with experts, or None for a block without. Of the 34 bytes for each hidden
-    element of a usual block, 18 remain; each expert keeps its input, its output and four inner results in two bytes."""
+def _block(module: Any, text: Any, hidden: int) -> Block:
+    """Return what a block keeps: its widths are those of the configuration, its kinds of layers those of the modules."""
+    below = list(module.modules())
+    heads = first_size(text, ("num_attention_heads",)) or 1
+    width = first_size(text, ("qk_head_dim", "head_dim")) or hidden // heads
+    queries, keys = heads * width, width * (first_size(text, ("num_key_value_heads",)) or heads)
+    fused = next((size for each in below if (size := _size_of(each, FUSED, "out_features"))), None)
+    if fused:
+        keys = (fused - queries) // 2
+    return Block(
+        norms=hidden * (4 if _has(below, MORE_NORMS) else 2),
+        attention=attention_elements(queries, keys, is_fused=bool(fused) and hasattr(text, "rope_parameters")),
+        mlp=_mlp_elements(text, hidden, is_gated=_has(below, GATES)),
+        head_norms=queries + keys if _has(below, HEAD_NORMS) else 0,
+        has_rms_norms=any(kind in type(each).__name__ for each in below for kind in RMS_NORMS),
+    )
+
+
+def _mlp_elements(text: Any, hidden: int, *, is_gated: bool) -> int:
+    """Return what an MLP keeps. Each expert that a token passes through also keeps its own input and result."""
+    activation = next((getattr(text, name) for name in ACTIVATIONS if hasattr(text, name)), None)
     experts = experts_of(text)
     if experts is None:
-        return None
-    return 18 * hidden + experts.chosen * (4 * hidden + 8 * experts.width) + 8 * experts.shared_width
+        return mlp_elements(first_size(text, INNER) or 4 * hidden, activation, is_gated=is_gated)
+    widths = experts.chosen * experts.width + experts.shared_width
+    return 2 * experts.chosen * hidden + mlp_elements(widths, activation, is_gated=True)
+
+
+def _has(modules: Iterable[torch.nn.Module], names: Iterable[str]) -> bool:
+    """Return whether one of the modules has a layer or a parameter with one of these names."""
+    return any(getattr(module, name, None) is not None for module in modules for name in names)
 
 
 def notes_of(module: Any, *, attention_is_known: bool) -> list[str]:
