@@ -69,6 +69,16 @@ def test_a_block_keeps_what_autograd_keeps(kind):
     assert (measured[1] - measured[0]) / TOKENS == pytest.approx(described.activations.block, rel=0.045)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt_neox"])
+def test_a_block_in_fp32_keeps_elements_of_four_bytes(kind):
+    described = describe(config_of(kind), dtype="fp32")
+    by_hand = {"llama": 24 + 8 + 2 + 16 * 3.5, "qwen3": 24 + 8 + 2 + 8 * 1.25 + 16 * 3, "gpt_neox": 2 * (8 + 12 + 4 * 4)}
+    assert described.activations.block == by_hand[kind] * 256
+    measured = [kept_bytes(model_of(kind, layers, torch.float32)) for layers in (1, 2)]
+    assert (measured[1] - measured[0]) / TOKENS == pytest.approx(described.activations.block, rel=0.03)
+    assert describe(model_of(kind, 2, torch.float32)).activations == described.activations
+
+
 def test_the_loss_of_transformers_takes_twelve_bytes_for_each_logit():
     sizes = {**config_of("llama", layers=1), "hidden_size": 32, "intermediate_size": 32, "vocab_size": 8192}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).to(torch.bfloat16)

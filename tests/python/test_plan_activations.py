@@ -41,6 +41,16 @@ def test_the_head_and_the_blocks_have_their_own_peaks():
     assert found["device"] == 8192 * (saved + 49 * HIDDEN + 49 * HIDDEN // 2)
 
 
+def test_activations_have_the_format_of_the_parameters():
+    """An RMSNorm keeps 12 bytes of an element in fp32, and not 8: it computes in fp32 in both."""
+    found = plan("checkpointed", model="llama-8b", dtype="fp32", gpu_memory="1TiB")
+    assert of_activations(found)["device"] == 8192 * (4 * HIDDEN * LAYERS + 12 * 128256)
+    kept = plan("kept,host", dtype="fp32", gpu_memory="1TiB")
+    assert of_activations(kept)["host"] == 8192 * LAYERS * (2 * 49 - 8) * HIDDEN
+    assert any("TF32" in note for note in found.notes)
+    assert not any("TF32" in note for note in plan("checkpointed").notes)
+
+
 def test_a_tier_alone_means_all_activations():
     assert of_activations(plan("host")) == of_activations(plan("kept,host"))
 

@@ -13,6 +13,7 @@ from ballast.models.description import (
     Activations,
     Attention,
     Description,
+    bytes_of_element,
     dtype_named,
     longest_sequence,
     matrix_flops,
@@ -82,6 +83,7 @@ def _by_arithmetic(config: Mapping[str, Any], *, name: str, dtype: str) -> Descr
     tie = [_core.Tie("weight", unit=0, tensor=0)]
     last = unit("head", {}, tie) if shape.tied else unit("head", {"weight": head})
     units = [unit("embedding", shape.embedding), *blocks, unit("norm", shape.last), last]
+    element = bytes_of_element(kind)
     none, attention = Attention(0.0), Attention(2.0 * shape.head_width)  # two products, half of each is masked
     block_flops = sum(matrix_flops(s) for s in shape.block.values())
     assumed = f"counted as {exact.architecture}: the configuration names no architecture"
@@ -90,7 +92,7 @@ def _by_arithmetic(config: Mapping[str, Any], *, name: str, dtype: str) -> Descr
         model=_core.Model(units),
         flops=[0.0, *[block_flops] * shape.layers, 0.0, matrix_flops(head)],
         attention=[none, *[attention] * shape.layers, none, none],
-        activations=Activations(shape.layers, shape.hidden, shape.vocabulary, block=shape.kept.kept_bytes(2)),
+        activations=Activations(shape.layers, shape.hidden, shape.vocabulary, shape.kept.kept_bytes(element), element),
         longest=longest_sequence(config),
         notes=() if config.get("architectures") else (assumed,),
     )

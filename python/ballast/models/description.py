@@ -25,7 +25,7 @@ class Activations:
     hidden: int
     vocabulary: int  # logits of a token; 0 without a head
     block: int  # bytes that autograd keeps in a block
-    element: int = 2  # bytes of an element
+    element: int = 2  # bytes of an element, in which the parameters are
 
     def bytes(self, tokens: int, *, checkpointed: bool) -> int:
         """Estimate the peak: the saved bytes of all blocks, and what the largest step of backward needs.
@@ -118,6 +118,15 @@ def longest_sequence(sizes: Mapping[str, object]) -> int | None:
     if not found and isinstance(image, int) and isinstance(patch, int) and 0 < patch <= image:
         found = [(image // patch) ** 2 + 1]
     return max(found, default=None)
+
+
+def bytes_of_element(kind: _core.DType) -> int:
+    """Return the bytes of an element.
+
+    >>> bytes_of_element(_core.DType.fp32), bytes_of_element(_core.DType.bf16)
+    (4, 2)
+    """
+    return 4 if kind == _core.DType.fp32 else 2
 
 
 def dtype_named(name: str) -> _core.DType:

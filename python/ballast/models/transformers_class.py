@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ballast.checks import refuse
-from ballast.models.description import Description, longest_sequence
+from ballast.models.description import Description, bytes_of_element, longest_sequence
 from ballast.models.modules import from_module, parts_of
 from ballast.models.transformers_sizes import activations_of, attention_of, notes_of
 
@@ -55,10 +55,12 @@ def from_model(module: Any, *, dtype: str | None = None) -> Description:
     attention = [attention_of(part, decodes=decodes) for part in parts_of(module)]
     known = [each for each in attention if each is not None]
     is_known = len(known) == len(attention)
+    described = from_module(module, dtype=dtype)
+    elements = [bytes_of_element(unit.dtype) for unit in described.model.units]
     return replace(
-        from_module(module, dtype=dtype),
+        described,
         attention=known if is_known else (),
-        activations=activations_of(module),
+        activations=activations_of(module, element=max(elements, key=elements.count)),
         longest=longest_sequence(module.config.get_text_config().to_dict()),
         notes=notes_of(module, attention_is_known=is_known),
     )

@@ -60,8 +60,9 @@ def _size_of(module: Any, names: Iterable[str], size: str) -> int | None:
     return next((found for found in sizes if isinstance(found, int)), None)
 
 
-def activations_of(module: Any) -> Activations | None:
-    """Return the sizes of activations of a model of transformers; None where its configuration does not name them."""
+def activations_of(module: Any, *, element: int) -> Activations | None:
+    """Return the sizes of activations of a model of transformers, with so many bytes for each element; None where its
+    configuration does not name them."""
     config = module.config
     text = config.get_text_config()
     stacks = ("encoder_layers", "decoder_layers") if config.is_encoder_decoder else ("num_hidden_layers",)
@@ -73,7 +74,7 @@ def activations_of(module: Any) -> Activations | None:
         return None
     # Many configurations have a vocabulary or labels, and the model has no head that turns them into logits.
     vocabulary = 0 if module.get_output_embeddings() is None else getattr(text, "vocab_size", None) or 0
-    return Activations(sum(layers), hidden, vocabulary, block=_block(module, text, hidden).kept_bytes(2))
+    return Activations(sum(layers), hidden, vocabulary, _block(module, text, hidden).kept_bytes(element), element)
 
 
 def _block(module: Any, text: Any, hidden: int) -> Block:
