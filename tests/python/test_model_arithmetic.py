@@ -79,9 +79,37 @@ def test_tokens_pass_through_some_of_the_experts(kind):
 def test_attention_in_a_window_is_counted_up_to_the_window():
     config = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], **OTHERS["gpt_oss"][1], "head_dim": 16}
     inside, outside, *_ = (each for each in describe(config).attention if each.flops)
-    assert (inside.of(4096), outside.of(4096)) == (2 * 64 * 8, 2 * 64 * 4096)
+    assert (inside.of(4096), outside.of(4096)) == (4 * 64 * (8 - 64 / 8192), 2 * 64 * 4096)
+    assert inside.of(2) == 2 * 64 * 2
     encoder = describe({"model_type": "vit", **SMALL}).attention[1]
     assert encoder.of(196) == 4 * 64 * 196  # nothing is masked
+
+
+def seen(kind, tokens, **changes):
+    """Return by layer how many tokens one attends to on average, in heads of 64 elements together."""
+    config = {"model_type": kind, "architectures": [ARCHITECTURES.get(kind, "Phi3ForCausalLM")], **SMALL, "pad_token_id": 0}
+    config |= {"head_dim": 16, "num_key_value_heads": 2, **changes}
+    described = describe(config)
+    if kind in ARCHITECTURES:
+        read = describe(built(ARCHITECTURES[kind], config))
+        assert [each for each in read.attention if each.flops] == [each for each in described.attention if each.flops]
+    return [each.of(tokens) / (4 * 64) for each in described.attention if each.flops]
+
+
+def test_windows_are_those_of_the_configuration():
+    """A token far in sees a whole window: 4096 tokens on average less half a window's share at the start, not half of 32768."""
+    assert seen("mistral", 32768, sliding_window=4096) == seen("mistral", 32768) == [4096 - 4096 / 16] * 3
+    assert seen("mistral", 32768, sliding_window=None) == [16384] * 3
+    assert seen("phi3", 8188, sliding_window=2047) == [2047 - 2047 / 8] * 3
+    assert seen("phi3", 8188, sliding_window=None) == [4094] * 3
+    for kind in ("qwen2", "qwen3"):
+        assert seen(kind, 1024, sliding_window=64, max_window_layers=1) == [512] * 3
+        used = {"sliding_window": 64, "use_sliding_window": True}
+        assert seen(kind, 1024, **used, max_window_layers=1) == [512, 62, 62]
+        assert seen(kind, 1024, **used, max_window_layers=0) == [62] * 3
+        assert seen(kind, 1024, **used) == [512] * 3  # from layer 28 on
+        types = ["sliding_attention", "full_attention", "sliding_attention"]
+        assert seen(kind, 1024, **used, layer_types=types) == [62, 512, 62]
 
 
 def test_a_plan_says_what_its_time_leaves_out():

@@ -60,14 +60,19 @@ class Attention(NamedTuple):
 
     flops: float
     window: int = 0  # tokens, in sliding-window attention; 0: the whole sequence
+    causal: bool = False
 
     def of(self, sequence: int) -> float:
-        """Return the flops of a token in a sequence.
+        """Return the flops of a token in a sequence, on average. In causal attention a token attends to those before it: to
+        half of them on average, and to a full window where it is that far in.
 
-        >>> Attention(2.0, window=128).of(64), Attention(2.0, window=128).of(4096)
-        (128.0, 256.0)
+        >>> Attention(2.0).of(64), Attention(2.0, causal=True).of(64)
+        (128.0, 64.0)
+        >>> Attention(2.0, window=128, causal=True).of(64), Attention(2.0, window=128, causal=True).of(4096)
+        (64.0, 252.0)
         """
-        return self.flops * (min(sequence, self.window) if self.window else sequence)
+        seen = min(sequence, self.window or sequence)
+        return self.flops * (seen - seen * seen / (2 * sequence) if self.causal else seen)
 
 
 @dataclass(frozen=True)

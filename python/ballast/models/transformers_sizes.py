@@ -34,7 +34,10 @@ def attention_of(part: Part, *, decodes: bool) -> Attention | None:
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None
-    return Attention(sum(each.flops for each in known), max((each.window for each in known), default=0))
+    if len({each[1:] for each in known}) == 1:
+        return known[0]._replace(flops=sum(each.flops for each in known))
+    # An attention with itself and one with the encoder: none of them has a window.
+    return Attention(sum(each.flops / 2 if each.causal else each.flops for each in known))
 
 
 def _innermost(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -43,15 +46,21 @@ def _innermost(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def _attention(module: Any, *, decodes: bool) -> Attention | None:
-    """Return two products, of queries with keys and of scores with values. Half of each is masked where it is causal."""
+    """Return two products, of queries with keys and of scores with values."""
     values, query = _size_of(module, OUTPUTS, "in_features"), _size_of(module, QUERIES, "out_features")
     head = getattr(module, "qk_head_dim", None)  # of latent attention, whose values have another width
     keys = head * module.num_heads if head else values or query
     if keys is None:
         return None
     causal = getattr(module, "is_causal", decodes)
-    window = getattr(module, "sliding_window", None) or 0
-    return Attention((1.0 if causal else 2.0) * (keys + (values or keys)), window)
+    return Attention(2.0 * (keys + (values or keys)), _window(module), causal=bool(causal))
+
+
+def _window(module: Any) -> int:
+    """Return the window of an attention, 0 for none. Modules without an attribute for it use that of their configuration."""
+    config = getattr(module, "config", None)
+    is_used = getattr(config, "use_sliding_window", True)
+    return getattr(module if hasattr(module, "sliding_window") else config, "sliding_window", None) or 0 if is_used else 0
 
 
 def _size_of(module: Any, names: Iterable[str], size: str) -> int | None:
