@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ballast.checks import refuse
 from ballast.models.description import Description, bytes_of_element, longest_sequence
+from ballast.models.experts import CHOSEN, EXPERTS, WIDTH
 from ballast.models.modules import from_module, parts_of
 from ballast.models.transformers_sizes import activations_of, attention_of, notes_of
 
@@ -27,8 +28,11 @@ TASKS = (
     *("IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM"),
     *("IMAGE_CLASSIFICATION", "CTC", "AUDIO_CLASSIFICATION"),
 )
-SIZES = ("hidden_size", "hidden_sizes", "embed_dim", "num_hidden_layers", "vocab_size")
-
+SIZES = (
+    *("hidden_size", "hidden_sizes", "embed_dim", "num_hidden_layers", "vocab_size", "num_attention_heads"),
+    *("ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "shared_expert_intermediate_size"),
+    *(*WIDTH, *EXPERTS, *CHOSEN),
+)
 WRITTEN_FLAT = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
@@ -97,15 +101,17 @@ def _settings_of(config: Config) -> Any:
 
 def _missing_size(config: Config, settings: Any) -> str | None:
     """Return a size that the configuration leaves out, which would silently be that of transformers' default model."""
-    sizes = {settings.attribute_map.get(key, key) for key in SIZES} & {field.name for field in fields(settings)}
+    own = {field.name for field in fields(settings)}
+    sizes = [name for name in (settings.attribute_map.get(key, key) for key in SIZES) if name in own]
     if not sizes:
         parts = (part for part in settings.sub_configs if getattr(settings, part) is not None)
         return next((part for part in parts if part not in config and not _is_written_flat(config, settings, part)), None)
     if any(config.get(part) for part in settings.sub_configs):
         return None
     own_names = {written: key for key, written in settings.attribute_map.items()}
-    left_out = (size for size in sorted(sizes) if size not in config and own_names.get(size) not in config)
-    return next((size for size in left_out if getattr(settings, size) == getattr(type(settings)(), size)), None)
+    left_out = (size for size in sizes if size not in config and own_names.get(size) not in config)
+    assumed = (size for size in left_out if getattr(settings, size) is not None)  # else it follows from others
+    return next((size for size in assumed if getattr(settings, size) == getattr(type(settings)(), size)), None)
 
 
 def _is_written_flat(config: Config, settings: Any, part: str) -> bool:
