@@ -85,6 +85,35 @@ def test_attention_in_a_window_is_counted_up_to_the_window():
     assert encoder.of(196) == 4 * 64 * 196  # nothing is masked
 
 
+def test_adapters_leave_the_model_inside_and_its_frozen_matrices_take_half_of_backward():
+    peft = pytest.importorskip("peft", reason="peft is not installed: .ci/bootstrap venv frameworks")
+    model = built("LlamaForCausalLM", {"model_type": "llama", **SMALL})
+    plain = describe(model, dtype="bf16")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"]))
+    described = describe(adapted, dtype="bf16")
+    assert (described.activations, described.attention) == (plain.activations, plain.attention)
+    assert (described.longest, described.notes) == (plain.longest, plain.notes)
+    adapters = 3 * 2 * (64 + 64)  # of rank 2 in three layers of width 64
+    assert described.parameters == plain.parameters + adapters == sum(each.numel() for each in adapted.parameters())
+    assert sum(described.flops) - sum(described.frozen_flops) == 2 * adapters
+    planned = ballast.plan(adapted, dtype="bf16", gpu="h100", tokens=1024)
+    assert "activations (estimated)" in planned.memory["device"]
+
+
+def test_frozen_parameters_take_no_time_for_their_gradients():
+    """Forward takes two flops for each element. Backward takes four, or two where the matrix is frozen."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False, device="meta") for _ in range(4)))
+    figures = {"dtype": "bf16", "gpu": "h100", "tokens": 1 << 20}
+
+    def seconds():
+        entries = ballast.plan(model, **figures).timeline()
+        return sum(entry.end - entry.begin for entry in entries if entry.lane.name == "compute")
+
+    trained = seconds()
+    model[:3].requires_grad_(False)
+    assert seconds() / trained == pytest.approx((4 * 6 - 3 * 2) / (4 * 6), rel=0.001)
+
+
 def seen(kind, tokens, **changes):
     """Return by layer how many tokens one attends to on average, in heads of 64 elements together."""
     config = {"model_type": kind, "architectures": [ARCHITECTURES.get(kind, "Phi3ForCausalLM")], **SMALL, "pad_token_id": 0}

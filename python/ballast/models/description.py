@@ -82,6 +82,7 @@ class Description:
     name: str
     model: _core.Model
     flops: Sequence[float]  # of one token's forward pass by unit, without attention between tokens
+    frozen_flops: Sequence[float] = ()  # of `flops`, those with parameters that have no gradients
     attention: Sequence[Attention] = field(default=())  # by unit
     activations: Activations | None = None
     longest: int | None = None  # sequence that the model takes, in tokens, where its configuration says so

@@ -48,14 +48,22 @@ def from_transformers(config: Config, *, name: str, dtype: str) -> Description:
 
 
 def is_of_transformers(module: torch.nn.Module) -> bool:
-    """Return whether a class of transformers built this module."""
+    """Return whether a class of transformers built this module, or the model inside of PEFT's adapters."""
     transformers = sys.modules.get("transformers")
-    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
+    return transformers is not None and isinstance(_without_adapters(module), transformers.PreTrainedModel)
+
+
+def _without_adapters(module: Any) -> Any:
+    """Return the model that PEFT wraps. Adapters in its layers stay there."""
+    peft = sys.modules.get("peft")
+    return module.get_base_model() if peft is not None and isinstance(module, peft.PeftModel) else module
 
 
 def from_model(module: Any, *, dtype: str | None = None) -> Description:
-    """Describe a model of transformers: as any module, with its attention and its activations."""
-    decodes = "CausalLM" in type(module).__name__
+    """Describe a model of transformers: as any module, with its attention and its activations. With PEFT, the parameters are
+    those of the model and of its adapters."""
+    model = _without_adapters(module)
+    decodes = "CausalLM" in type(model).__name__
     attention = [attention_of(part, decodes=decodes) for part in parts_of(module)]
     known = [each for each in attention if each is not None]
     is_known = len(known) == len(attention)
@@ -64,9 +72,9 @@ def from_model(module: Any, *, dtype: str | None = None) -> Description:
     return replace(
         described,
         attention=known if is_known else (),
-        activations=activations_of(module, element=max(elements, key=elements.count)),
-        longest=longest_sequence(module.config.get_text_config().to_dict()),
-        notes=notes_of(module, attention_is_known=is_known),
+        activations=activations_of(model, element=max(elements, key=elements.count)),
+        longest=longest_sequence(model.config.get_text_config().to_dict()),
+        notes=notes_of(model, attention_is_known=is_known),
     )
 
 
