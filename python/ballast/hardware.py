@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ballast import _core
@@ -36,6 +36,7 @@ class Gpu:
 
 
 NO_BF16 = "this GPU has no arithmetic in bf16: the time is that of dtype fp16"
+IN_FP32 = "the time is that of products in bf16: in fp32, TF32 reaches half of that rate at most, and torch's default less"
 NO_ROCM = "Ballast runs on NVIDIA GPUs and on CPUs: this plan is a forecast only"
 
 GPUS: Mapping[str, Gpu] = {
@@ -56,9 +57,11 @@ GPUS: Mapping[str, Gpu] = {
 }
 
 
-def notes_of(gpu: Gpu, *, in_bf16: bool) -> list[str]:
-    """Return what a plan says about a GPU. `in_bf16` says that parameters are in bf16."""
-    return [*([NO_BF16] if in_bf16 and not gpu.has_bf16 else []), *([] if gpu.runs_ballast else [NO_ROCM])]
+def notes_of(gpu: Gpu, formats: Container[_core.DType]) -> list[str]:
+    """Return what a plan says about a GPU that computes with parameters in these formats."""
+    notes = [NO_BF16] if _core.DType.bf16 in formats and not gpu.has_bf16 else []
+    notes += [IN_FP32] if _core.DType.fp32 in formats else []
+    return notes + ([] if gpu.runs_ballast else [NO_ROCM])
 
 
 def gpu_like(name: str, memory: int) -> Gpu:

@@ -91,12 +91,15 @@ def _set_work(question: _core.Question, description: Description, options: Optio
 
 def _work(description: Description, options: Options) -> list[tuple[float, float]]:
     """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass,
-    and three times where activation checkpointing repeats the forward pass."""
+    and three times where activation checkpointing repeats the forward pass. Frozen parameters need no gradients."""
     sequence = sequence_of(description, options)
     factor = 3.0 if options.activations.amount == "checkpointed" and description.activations else 2.0
-    attention = description.attention or [Attention(0.0)] * len(description.flops)
-    forward = [options.tokens * (f + a.of(sequence)) / options.reach for f, a in zip(description.flops, attention, strict=True)]
-    return [(seconds, factor * seconds) for seconds in forward]
+    units = len(description.flops)
+    attention = description.attention or [Attention(0.0)] * units
+    forward = [each + between.of(sequence) for each, between in zip(description.flops, attention, strict=True)]
+    frozen = description.frozen_flops or [0.0] * units
+    seconds = options.tokens / options.reach
+    return [(seconds * f, seconds * (factor * f - without)) for f, without in zip(forward, frozen, strict=True)]
 
 
 def activation_bytes(description: Description, options: Options) -> dict[str, int]:

@@ -159,10 +159,10 @@ class PlanRequest:
         notes = list(self.description.notes)
         if self.activations["device"] == 0:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
-        in_bf16 = any(unit.dtype == _core.DType.bf16 for unit in self.description.model.units)
+        formats = {unit.dtype for unit in self.description.model.units}
         notes += notes_of_optimizer(self.description, self.options)
         notes += notes_of_sequence(self.description, self.options)
-        notes += [] if self.options.is_on_cpu else notes_of(self.options.hardware, in_bf16=in_bf16)
+        notes += [] if self.options.is_on_cpu else notes_of(self.options.hardware, formats)
         notes += self.options.measured.notes() if self.options.measured else ()
         notes += [self.not_given()] if self._may_offload else []
         if self.options.update_in_backward and self.options.micro_steps > 1:

@@ -60,7 +60,7 @@ MIXTURES = {
 @pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "gpt2"])  # it has no torch.nn.Linear
 def test_modules_have_the_arithmetic_of_the_configuration(kind):
     config = {"model_type": kind, "architectures": [ARCHITECTURES[kind]], **SMALL, "head_dim": 16, "num_key_value_heads": 2}
-    counted, read = describe(config), describe(built(ARCHITECTURES[kind], config))
+    counted, read = describe(config), describe(built(ARCHITECTURES[kind], config), dtype="bf16")
     assert [each for each in read.attention if each.flops] == [each for each in counted.attention if each.flops] != []
     assert (read.activations, sum(read.flops)) == (counted.activations, sum(counted.flops))
 
@@ -79,9 +79,66 @@ def test_tokens_pass_through_some_of_the_experts(kind):
 def test_attention_in_a_window_is_counted_up_to_the_window():
     config = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], **OTHERS["gpt_oss"][1], "head_dim": 16}
     inside, outside, *_ = (each for each in describe(config).attention if each.flops)
-    assert (inside.of(4096), outside.of(4096)) == (2 * 64 * 8, 2 * 64 * 4096)
+    assert (inside.of(4096), outside.of(4096)) == (4 * 64 * (8 - 64 / 8192), 2 * 64 * 4096)
+    assert inside.of(2) == 2 * 64 * 2
     encoder = describe({"model_type": "vit", **SMALL}).attention[1]
     assert encoder.of(196) == 4 * 64 * 196  # nothing is masked
+
+
+def test_adapters_leave_the_model_inside_and_its_frozen_matrices_take_half_of_backward():
+    peft = pytest.importorskip("peft", reason="peft is not installed: .ci/bootstrap venv frameworks")
+    model = built("LlamaForCausalLM", {"model_type": "llama", **SMALL})
+    plain = describe(model, dtype="bf16")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"]))
+    described = describe(adapted, dtype="bf16")
+    assert (described.activations, described.attention) == (plain.activations, plain.attention)
+    assert (described.longest, described.notes) == (plain.longest, plain.notes)
+    adapters = 3 * 2 * (64 + 64)  # of rank 2 in three layers of width 64
+    assert described.parameters == plain.parameters + adapters == sum(each.numel() for each in adapted.parameters())
+    assert sum(described.flops) - sum(described.frozen_flops) == 2 * adapters
+    planned = ballast.plan(adapted, dtype="bf16", gpu="h100", tokens=1024)
+    assert "activations (estimated)" in planned.memory["device"]
+
+
+def test_frozen_parameters_take_no_time_for_their_gradients():
+    """Forward takes two flops for each element. Backward takes four, or two where the matrix is frozen."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False, device="meta") for _ in range(4)))
+    figures = {"dtype": "bf16", "gpu": "h100", "tokens": 1 << 20}
+
+    def seconds():
+        entries = ballast.plan(model, **figures).timeline()
+        return sum(entry.end - entry.begin for entry in entries if entry.lane.name == "compute")
+
+    trained = seconds()
+    model[:3].requires_grad_(False)
+    assert seconds() / trained == pytest.approx((4 * 6 - 3 * 2) / (4 * 6), rel=0.001)
+
+
+def seen(kind, tokens, **changes):
+    """Return by layer how many tokens one attends to on average, in heads of 64 elements together."""
+    config = {"model_type": kind, "architectures": [ARCHITECTURES.get(kind, "Phi3ForCausalLM")], **SMALL, "pad_token_id": 0}
+    config |= {"head_dim": 16, "num_key_value_heads": 2, **changes}
+    described = describe(config)
+    if kind in ARCHITECTURES:
+        read = describe(built(ARCHITECTURES[kind], config))
+        assert [each for each in read.attention if each.flops] == [each for each in described.attention if each.flops]
+    return [each.of(tokens) / (4 * 64) for each in described.attention if each.flops]
+
+
+def test_windows_are_those_of_the_configuration():
+    """A token far in sees a whole window: 4096 tokens on average less half a window's share at the start, not half of 32768."""
+    assert seen("mistral", 32768, sliding_window=4096) == seen("mistral", 32768) == [4096 - 4096 / 16] * 3
+    assert seen("mistral", 32768, sliding_window=None) == [16384] * 3
+    assert seen("phi3", 8188, sliding_window=2047) == [2047 - 2047 / 8] * 3
+    assert seen("phi3", 8188, sliding_window=None) == [4094] * 3
+    for kind in ("qwen2", "qwen3"):
+        assert seen(kind, 1024, sliding_window=64, max_window_layers=1) == [512] * 3
+        used = {"sliding_window": 64, "use_sliding_window": True}
+        assert seen(kind, 1024, **used, max_window_layers=1) == [512, 62, 62]
+        assert seen(kind, 1024, **used, max_window_layers=0) == [62] * 3
+        assert seen(kind, 1024, **used) == [512] * 3  # from layer 28 on
+        types = ["sliding_attention", "full_attention", "sliding_attention"]
+        assert seen(kind, 1024, **used, layer_types=types) == [62, 512, 62]
 
 
 def test_a_plan_says_what_its_time_leaves_out():

@@ -40,6 +40,7 @@ MISTRAL_7B = {
     "num_key_value_heads": 8,
     "vocab_size": 32000,
 }
+MIXTRAL = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2, "vocab_size": 32000}
 QWEN2_05B = {
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -120,7 +121,13 @@ OTHERS = {
     "albert": ("AlbertForMaskedLM", {**SMALL, "embedding_size": 16}),
     "bert": ("BertForMaskedLM", BERT_BASE),
     "bloom": ("BloomForCausalLM", {"n_embed": 96, "n_layer": 3, "num_attention_heads": 4, "vocab_size": 100}),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", {**SMALL, "n_routed_experts": 16, "n_group": 4, "first_k_dense_replace": 1}),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        {
+            **{**SMALL, "n_routed_experts": 16, "num_experts_per_tok": 8, "moe_intermediate_size": 32},
+            **{"n_group": 4, "first_k_dense_replace": 1},
+        },
+    ),
     "falcon": ("FalconForCausalLM", SMALL),
     "gemma2": ("Gemma2ForCausalLM", {**SMALL, "head_dim": 16, "num_key_value_heads": 2}),
     "gemma3": (
@@ -142,7 +149,10 @@ OTHERS = {
         },
     ),
     "mamba": ("MambaForCausalLM", SMALL),
-    "mixtral": ("MixtralForCausalLM", {**SMALL, "num_key_value_heads": 2, "num_local_experts": 4}),
+    "mixtral": (
+        "MixtralForCausalLM",
+        {**SMALL, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "opt": ("OPTForCausalLM", {**SMALL, "ffn_dim": 96, "word_embed_proj_dim": 32}),
     "phi": ("PhiForCausalLM", SMALL),
     "qwen2_vl": (
@@ -153,7 +163,7 @@ OTHERS = {
         "Qwen3MoeForCausalLM",
         {**SMALL, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "num_key_value_heads": 2},
     ),
-    "t5": ("T5ForConditionalGeneration", {"d_model": 64, "num_layers": 3, "num_heads": 4, "vocab_size": 100}),
+    "t5": ("T5ForConditionalGeneration", {"d_model": 64, "d_ff": 160, "num_layers": 3, "num_heads": 4, "vocab_size": 100}),
     "vit": ("ViTForImageClassification", SMALL),
     "wav2vec2": ("Wav2Vec2ForCTC", SMALL),
     "whisper": (
@@ -164,6 +174,8 @@ OTHERS = {
             "decoder_layers": 3,
             "encoder_attention_heads": 4,
             "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 160,
+            "decoder_ffn_dim": 160,
             "vocab_size": 100,
             "pad_token_id": 0,
         },
@@ -292,8 +304,12 @@ def test_the_class_that_is_trained_is_counted_where_a_configuration_names_none()
         ({"model_type": "t5", "architectures": ["T5Model"], "vocab_size": 3}, "d_model is missing"),
         ({"model_type": "bert"}, "hidden_size is missing"),
         ({"model_type": "resnet", "architectures": ["ResNetModel"]}, "hidden_sizes is missing"),
+        ({"model_type": "mixtral", **MIXTRAL}, "intermediate_size is missing"),
+        ({"model_type": "mixtral", **MIXTRAL, "intermediate_size": 14336}, "num_local_experts is missing"),
+        ({"model_type": "opt", **SMALL}, "ffn_dim is missing"),
+        ({"model_type": "qwen3_moe", **SMALL, "num_experts": 16, "num_experts_per_tok": 4}, "moe_intermediate_size is missing"),
         ({"model_type": "clip", "architectures": ["CLIPModel"], "text_config": {}}, "vision_config is missing"),
-        ({"model_type": "opt", "architectures": ["OPTModel"], **SMALL, "num_attention_heads": 5}, "cannot build"),
+        ({"model_type": "opt", **SMALL, "ffn_dim": 96, "num_attention_heads": 5}, "cannot build"),
         ({"model_type": "bert", "architectures": ["BertModel"], **BERT_BASE, "hidden_size": "big"}, "cannot read"),
     ],
 )

@@ -236,7 +236,7 @@ def test_where_nothing_fits_the_error_names_the_missing_memory():
         ballast.plan("llama-70b", ranks=8, gpu="h100", stage=0, host_memory="2TiB")
     assert raised.value.code == "B2004"
     assert 'stage="auto"' in raised.value.remedy
-    assert "20 GiB of each GPU are reserved" in raised.value.where
+    assert "23.74 GiB of each GPU are reserved" in raised.value.where
     assert "2.5 GiB of its part of the host for the system" in raised.value.where
     assert raised.value.__context__ is None
     with pytest.raises(ballast.OutOfMemoryError, match="the requested placement does not fit"):

@@ -6,11 +6,12 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ballast.checks import is_whole_number, refuse
+from ballast.models.block import Block, attention_elements, mlp_elements
 
 Shapes = dict[str, list[int]]
 Config = Mapping[str, Any]
@@ -18,6 +19,7 @@ Config = Mapping[str, Any]
 LAYERS = ("num_hidden_layers", "n_layer")
 MOST_LAYERS = 1 << 14  # each of them is a unit of the plan
 MOST_SIZE = 1 << 24
+DEFAULT_WINDOW, DEFAULT_FULL_LAYERS = 4096, 28  # of Mistral and Qwen in transformers
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Transformer:
     vocabulary: int
     head_width: int  # of all heads together
     tied: bool
+    kept: Block
+    windows: Sequence[int] = ()  # of the attention by layer; 0 or none: the whole sequence
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Llama:
     optional_biases: tuple[str, ...] = ()  # which of attention_bias and mlp_bias its configuration may have
     has_qkv_bias: bool = False
     has_head_norms: bool = False
+    windows: Callable[[Config], Sequence[int]] = lambda config: ()
 
     def __call__(self, config: Config) -> Transformer:
         hidden, vocabulary = _number(config, "hidden_size"), _number(config, "vocab_size")
@@ -58,6 +63,13 @@ class Llama:
             vocabulary=vocabulary,
             head_width=heads * width,
             tied=bool(config.get("tie_word_embeddings", False)),
+            kept=Block(
+                norms=2 * hidden,
+                attention=attention_elements(heads * width, keys),
+                mlp=mlp_elements(_number(config, "intermediate_size"), config.get("hidden_act"), is_gated=True),
+                head_norms=heads * width + keys if self.has_head_norms else 0,
+            ),
+            windows=self.windows(config),
         )
 
     def _block(self, config: Config, *, hidden: int, queries: int, keys: int, head_dim: int) -> Shapes:
@@ -76,6 +88,24 @@ class Llama:
             "input_layernorm.weight": [hidden],
             "post_attention_layernorm.weight": [hidden],
         }
+
+
+def _window_of_all(config: Config) -> list[int]:
+    """Return the windows of Mistral: each layer has one, unless the configuration says null."""
+    return [_optional(config, "sliding_window", DEFAULT_WINDOW) or 0] * _number(config, "num_hidden_layers")
+
+
+def _windows_of_last(config: Config) -> list[int]:
+    """Return the windows of Qwen: layers may have one from max_window_layers on, or where layer_types says so."""
+    layers = _number(config, "num_hidden_layers")
+    window = _optional(config, "sliding_window", DEFAULT_WINDOW) if config.get("use_sliding_window") else None
+    if window is None:
+        return [0] * layers
+    types = config.get("layer_types")
+    if isinstance(types, list) and len(types) == layers:
+        return [window if kind == "sliding_attention" else 0 for kind in types]
+    full = 0 if config.get("max_window_layers") == 0 else _optional(config, "max_window_layers", DEFAULT_FULL_LAYERS) or 0
+    return [0] * min(full, layers) + [window] * max(0, layers - full)
 
 
 def _gpt2(config: Config) -> Transformer:
@@ -102,6 +132,12 @@ def _gpt2(config: Config) -> Transformer:
         vocabulary=vocabulary,
         head_width=width,
         tied=bool(config.get("tie_word_embeddings", True)),
+        kept=Block(
+            norms=2 * width,
+            attention=attention_elements(width, width),
+            mlp=mlp_elements(inner, config.get("activation_function", "gelu_new"), is_gated=False),
+            has_rms_norms=False,
+        ),
     )
 
 
@@ -124,6 +160,12 @@ def _gpt_neox(config: Config) -> Transformer:
         vocabulary=vocabulary,
         head_width=hidden,
         tied=bool(config.get("tie_word_embeddings", False)),
+        kept=Block(
+            norms=2 * hidden,
+            attention=attention_elements(hidden, hidden, is_fused=True),
+            mlp=mlp_elements(inner, config.get("hidden_act"), is_gated=False),
+            has_rms_norms=False,
+        ),
     )
 
 
@@ -139,11 +181,17 @@ EXACT: Mapping[str, Exact] = {
     "gpt2": Exact("GPT2LMHeadModel", _gpt2),
     "gpt_neox": Exact("GPTNeoXForCausalLM", _gpt_neox),
     "llama": Exact("LlamaForCausalLM", Llama(optional_biases=("attention_bias", "mlp_bias"))),
-    "mistral": Exact("MistralForCausalLM", Llama(key_value_heads=8)),
-    "qwen2": Exact("Qwen2ForCausalLM", Llama(key_value_heads=32, has_qkv_bias=True)),
+    "mistral": Exact("MistralForCausalLM", Llama(key_value_heads=8, windows=_window_of_all)),
+    "qwen2": Exact("Qwen2ForCausalLM", Llama(key_value_heads=32, has_qkv_bias=True, windows=_windows_of_last)),
     "qwen3": Exact(
         "Qwen3ForCausalLM",
-        Llama(key_value_heads=32, head_dim=128, optional_biases=("attention_bias",), has_head_norms=True),
+        Llama(
+            key_value_heads=32,
+            head_dim=128,
+            optional_biases=("attention_bias",),
+            has_head_norms=True,
+            windows=_windows_of_last,
+        ),
     ),
 }
 

@@ -13,6 +13,7 @@ from ballast.models.description import (
     Activations,
     Attention,
     Description,
+    bytes_of_element,
     dtype_named,
     longest_sequence,
     matrix_flops,
@@ -82,15 +83,18 @@ def _by_arithmetic(config: Mapping[str, Any], *, name: str, dtype: str) -> Descr
     tie = [_core.Tie("weight", unit=0, tensor=0)]
     last = unit("head", {}, tie) if shape.tied else unit("head", {"weight": head})
     units = [unit("embedding", shape.embedding), *blocks, unit("norm", shape.last), last]
-    none, attention = Attention(0.0), Attention(2.0 * shape.head_width)  # two products, half of each is masked
+    element = bytes_of_element(kind)
+    windows = shape.windows or [0] * shape.layers
+    attention = [Attention(4.0 * shape.head_width, window, causal=True) for window in windows]  # two products
+    none = Attention(0.0)
     block_flops = sum(matrix_flops(s) for s in shape.block.values())
     assumed = f"counted as {exact.architecture}: the configuration names no architecture"
     return Description(
         name=name,
         model=_core.Model(units),
         flops=[0.0, *[block_flops] * shape.layers, 0.0, matrix_flops(head)],
-        attention=[none, *[attention] * shape.layers, none, none],
-        activations=Activations(shape.layers, shape.hidden, shape.vocabulary),
+        attention=[none, *attention, none, none],
+        activations=Activations(shape.layers, shape.hidden, shape.vocabulary, shape.kept.kept_bytes(element), element),
         longest=longest_sequence(config),
         notes=() if config.get("architectures") else (assumed,),
     )

@@ -13,6 +13,8 @@ from ballast.checks import one_of, refuse
 # Names of the longest sequence in configurations. Those of an encoder and of a decoder differ.
 POSITIONS = ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions")
 MOST_ELEMENTS = 1 << 40  # of a tensor
+# At the peak of transformers' own loss, which is computed in fp32: log-probabilities and two tensors of gradients.
+BYTES_OF_LOGIT = 12
 
 
 @dataclass(frozen=True)
@@ -21,33 +23,36 @@ class Activations:
 
     layers: int
     hidden: int
-    vocabulary: int
-    block: int | None = None  # bytes of a block, if it is not a usual one
-
-    @property
-    def _bytes_of_block(self) -> int:
-        return 34 * self.hidden if self.block is None else self.block
+    vocabulary: int  # logits of a token; 0 without a head
+    block: int  # bytes that autograd keeps in a block
+    element: int = 2  # bytes of an element, in which the parameters are
 
     def bytes(self, tokens: int, *, checkpointed: bool) -> int:
-        """Estimate the bytes: 34 in a block for each token and hidden element, and 6 in the head for each logit.
+        """Estimate the peak: the saved bytes of all blocks, and what the largest step of backward needs.
 
-        >>> Activations(layers=2, hidden=8, vocabulary=0).bytes(1, checkpointed=True)
-        304
+        >>> Activations(layers=2, hidden=8, vocabulary=0, block=272).bytes(1, checkpointed=True)
+        440
         """
-        block = self._bytes_of_block
-        blocks = 2 * self.hidden * self.layers + block if checkpointed else block * self.layers
-        return tokens * (blocks + 6 * self.vocabulary)
+        return tokens * (self.layers * self._saved(checkpointed) + self._peak(checkpointed))
 
     def offloaded(self, tokens: int, *, checkpointed: bool) -> tuple[int, int]:
-        """Estimate the bytes that stay on the device where activations are offloaded, and those that leave it. One block is
-        computed while those before it are on their way. The head stays.
+        """Estimate the bytes that stay on the device where activations are offloaded, and those that leave it. The saved
+        bytes of two blocks are on their way. The head stays.
 
-        >>> Activations(layers=3, hidden=8, vocabulary=0).offloaded(1, checkpointed=False)
-        (544, 816)
+        >>> Activations(layers=3, hidden=8, vocabulary=0, block=272).offloaded(1, checkpointed=False)
+        (680, 816)
         """
-        block, head = self._bytes_of_block, 6 * self.vocabulary
-        saved = 2 * self.hidden if checkpointed else block
-        return tokens * (block + (2 if checkpointed else 1) * saved + head), tokens * saved * self.layers
+        saved = self._saved(checkpointed)
+        return tokens * (2 * saved + self._peak(checkpointed)), tokens * saved * self.layers
+
+    def _saved(self, checkpointed: bool) -> int:
+        return self.element * self.hidden if checkpointed else self.block
+
+    def _peak(self, checkpointed: bool) -> int:
+        """Return the bytes of the head or of a block in backward: the head's are released before. The gradients in a block
+        take half as much as what the block keeps, which checkpointing computes again."""
+        gradients = self.block // 2
+        return max(BYTES_OF_LOGIT * self.vocabulary, gradients + self.block if checkpointed else gradients)
 
 
 class Attention(NamedTuple):
@@ -55,14 +60,19 @@ class Attention(NamedTuple):
 
     flops: float
     window: int = 0  # tokens, in sliding-window attention; 0: the whole sequence
+    causal: bool = False
 
     def of(self, sequence: int) -> float:
-        """Return the flops of a token in a sequence.
+        """Return the flops of a token in a sequence, on average. In causal attention a token attends to those before it: to
+        half of them on average, and to a full window where it is that far in.
 
-        >>> Attention(2.0, window=128).of(64), Attention(2.0, window=128).of(4096)
-        (128.0, 256.0)
+        >>> Attention(2.0).of(64), Attention(2.0, causal=True).of(64)
+        (128.0, 64.0)
+        >>> Attention(2.0, window=128, causal=True).of(64), Attention(2.0, window=128, causal=True).of(4096)
+        (64.0, 252.0)
         """
-        return self.flops * (min(sequence, self.window) if self.window else sequence)
+        seen = min(sequence, self.window or sequence)
+        return self.flops * (seen - seen * seen / (2 * sequence) if self.causal else seen)
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ class Description:
     name: str
     model: _core.Model
     flops: Sequence[float]  # of one token's forward pass by unit, without attention between tokens
+    frozen_flops: Sequence[float] = ()  # of `flops`, those with parameters that have no gradients
     attention: Sequence[Attention] = field(default=())  # by unit
     activations: Activations | None = None
     longest: int | None = None  # sequence that the model takes, in tokens, where its configuration says so
@@ -113,6 +124,15 @@ def longest_sequence(sizes: Mapping[str, object]) -> int | None:
     if not found and isinstance(image, int) and isinstance(patch, int) and 0 < patch <= image:
         found = [(image // patch) ** 2 + 1]
     return max(found, default=None)
+
+
+def bytes_of_element(kind: _core.DType) -> int:
+    """Return the bytes of an element.
+
+    >>> bytes_of_element(_core.DType.fp32), bytes_of_element(_core.DType.bf16)
+    (4, 2)
+    """
+    return 4 if kind == _core.DType.fp32 else 2
 
 
 def dtype_named(name: str) -> _core.DType:

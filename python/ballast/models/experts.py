@@ -33,10 +33,10 @@ def experts_of(config: Any) -> Experts | None:
     0.25
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    count, chosen, width = (_first(text, names) for names in (EXPERTS, CHOSEN, WIDTH))
+    count, chosen, width = (first_size(text, names) for names in (EXPERTS, CHOSEN, WIDTH))
     if count is None or chosen is None or width is None:
         return None
-    shared = _first(text, ("shared_expert_intermediate_size",)) or width * (_first(text, ("n_shared_experts",)) or 0)
+    shared = first_size(text, ("shared_expert_intermediate_size",)) or width * (first_size(text, ("n_shared_experts",)) or 0)
     return Experts(count, chosen, width, shared)
 
 
@@ -49,6 +49,7 @@ def holds_experts(name: str) -> bool:
     return "experts" in name.split(".")[:-1]
 
 
-def _first(config: Any, names: tuple[str, ...]) -> int | None:
+def first_size(config: Any, names: tuple[str, ...]) -> int | None:
+    """Return the first of these sizes that the configuration has."""
     found = (getattr(config, name, None) for name in names)
     return next((value for value in found if isinstance(value, int) and value > 0), None)

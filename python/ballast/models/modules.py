@@ -66,12 +66,14 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
     if not units:
         refuse("cannot plan for a module without parameters", where=type(module).__name__)
     experts = experts_of(module.config) if hasattr(module, "config") else None
+    active = experts.active if experts else 1.0
     held = [parameter.numel() for name, parameter in module.named_parameters() if holds_experts(name)]
     return Description(
         name=type(module).__name__,
         model=_core.Model(units),
-        flops=[_flops(part, experts.active if experts else 1.0) for part in parts],
-        inactive=round(sum(held) * (1 - experts.active)) if experts else 0,
+        flops=[_flops(part, active) for part in parts],
+        frozen_flops=[_flops(part, active, only_frozen=True) for part in parts],
+        inactive=round(sum(held) * (1 - active)),
         notes=[NO_ATTENTION, *([ALL_EXPERTS] if held and not experts else [])],
     )
 
@@ -115,8 +117,8 @@ def _usual_dtype(parameters: list[tuple[str, torch.nn.Parameter]]) -> str:
     return counts.most_common(1)[0][0]
 
 
-def _flops(part: Part, active: float) -> float:
-    """Return the flops of a token. It passes through the `active` part of the experts."""
+def _flops(part: Part, active: float, *, only_frozen: bool = False) -> float:
+    """Return the flops of a token, or those with frozen parameters. It passes through the `active` part of the experts."""
     import torch
 
     tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
@@ -125,4 +127,5 @@ def _flops(part: Part, active: float) -> float:
         for name, module in part.named_modules()
         if not isinstance(module, tables)
         for own, parameter in module.named_parameters(recurse=False)
+        if not (only_frozen and parameter.requires_grad)
     )

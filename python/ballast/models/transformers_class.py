@@ -13,7 +13,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ballast.checks import refuse
-from ballast.models.description import Description, longest_sequence
+from ballast.models.description import Description, bytes_of_element, longest_sequence
+from ballast.models.experts import CHOSEN, EXPERTS, WIDTH
 from ballast.models.modules import from_module, parts_of
 from ballast.models.transformers_sizes import activations_of, attention_of, notes_of
 
@@ -27,8 +28,11 @@ TASKS = (
     *("IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM"),
     *("IMAGE_CLASSIFICATION", "CTC", "AUDIO_CLASSIFICATION"),
 )
-SIZES = ("hidden_size", "hidden_sizes", "embed_dim", "num_hidden_layers", "vocab_size")
-
+SIZES = (
+    *("hidden_size", "hidden_sizes", "embed_dim", "num_hidden_layers", "vocab_size", "num_attention_heads"),
+    *("ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "shared_expert_intermediate_size"),
+    *(*WIDTH, *EXPERTS, *CHOSEN),
+)
 WRITTEN_FLAT = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
@@ -44,23 +48,33 @@ def from_transformers(config: Config, *, name: str, dtype: str) -> Description:
 
 
 def is_of_transformers(module: torch.nn.Module) -> bool:
-    """Return whether a class of transformers built this module."""
+    """Return whether a class of transformers built this module, or the model inside of PEFT's adapters."""
     transformers = sys.modules.get("transformers")
-    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
+    return transformers is not None and isinstance(_without_adapters(module), transformers.PreTrainedModel)
+
+
+def _without_adapters(module: Any) -> Any:
+    """Return the model that PEFT wraps. Adapters in its layers stay there."""
+    peft = sys.modules.get("peft")
+    return module.get_base_model() if peft is not None and isinstance(module, peft.PeftModel) else module
 
 
 def from_model(module: Any, *, dtype: str | None = None) -> Description:
-    """Describe a model of transformers: as any module, with its attention and its activations."""
-    decodes = "CausalLM" in type(module).__name__
+    """Describe a model of transformers: as any module, with its attention and its activations. With PEFT, the parameters are
+    those of the model and of its adapters."""
+    model = _without_adapters(module)
+    decodes = "CausalLM" in type(model).__name__
     attention = [attention_of(part, decodes=decodes) for part in parts_of(module)]
     known = [each for each in attention if each is not None]
     is_known = len(known) == len(attention)
+    described = from_module(module, dtype=dtype)
+    elements = [bytes_of_element(unit.dtype) for unit in described.model.units]
     return replace(
-        from_module(module, dtype=dtype),
+        described,
         attention=known if is_known else (),
-        activations=activations_of(module.config),
-        longest=longest_sequence(module.config.get_text_config().to_dict()),
-        notes=notes_of(module, attention_is_known=is_known),
+        activations=activations_of(model, element=max(elements, key=elements.count)),
+        longest=longest_sequence(model.config.get_text_config().to_dict()),
+        notes=notes_of(model, attention_is_known=is_known),
     )
 
 
@@ -95,15 +109,17 @@ def _settings_of(config: Config) -> Any:
 
 def _missing_size(config: Config, settings: Any) -> str | None:
     """Return a size that the configuration leaves out, which would silently be that of transformers' default model."""
-    sizes = {settings.attribute_map.get(key, key) for key in SIZES} & {field.name for field in fields(settings)}
+    own = {field.name for field in fields(settings)}
+    sizes = [name for name in (settings.attribute_map.get(key, key) for key in SIZES) if name in own]
     if not sizes:
         parts = (part for part in settings.sub_configs if getattr(settings, part) is not None)
         return next((part for part in parts if part not in config and not _is_written_flat(config, settings, part)), None)
     if any(config.get(part) for part in settings.sub_configs):
         return None
     own_names = {written: key for key, written in settings.attribute_map.items()}
-    left_out = (size for size in sorted(sizes) if size not in config and own_names.get(size) not in config)
-    return next((size for size in left_out if getattr(settings, size) == getattr(type(settings)(), size)), None)
+    left_out = (size for size in sizes if size not in config and own_names.get(size) not in config)
+    assumed = (size for size in left_out if getattr(settings, size) is not None)  # else it follows from others
+    return next((size for size in assumed if getattr(settings, size) == getattr(type(settings)(), size)), None)
 
 
 def _is_written_flat(config: Config, settings: Any, part: str) -> bool:
