@@ -96,7 +96,8 @@ std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Placemen
   return {};
 }
 
-// Walks the placements whose state lies in one tier, and those that move a part of it to a nearer tier.
+// Walks the placements whose state lies in one tier, those that move a part of it to a nearer tier, and those that fill all
+// tiers. With drives, it also walks all placements without drives, so they never slow the choice down.
 class Search {
  public:
   explicit Search(const ChoiceInput& input) : input_(input) {}
@@ -107,8 +108,9 @@ class Search {
 
  private:
   void consider(const Choice& choice);
-  bool consider_if_it_fits(const Placement& placement, const Ledger& ledger);
+  void consider_if_it_fits(const Placement& placement, const Ledger& ledger);
   void consider_nearer_state(const Placement& far, const Ledger& ledger);
+  void consider_full_tiers(const ChoiceInput& input);
   void note_shortage(const Ledger& ledger);
 
   const ChoiceInput& input_;
@@ -120,10 +122,8 @@ void Search::consider(const Choice& choice) {
   if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
 }
 
-bool Search::consider_if_it_fits(const Placement& placement, const Ledger& ledger) {
-  const bool is_possible = fits(ledger, input_.machine);
-  is_possible ? consider(price(input_, placement)) : note_shortage(ledger);
-  return is_possible;
+void Search::consider_if_it_fits(const Placement& placement, const Ledger& ledger) {
+  fits(ledger, input_.machine) ? consider(price(input_, placement)) : note_shortage(ledger);
 }
 
 void Search::consider_nearer_state(const Placement& far, const Ledger& ledger) {
@@ -135,28 +135,25 @@ void Search::consider_nearer_state(const Placement& far, const Ledger& ledger) {
   }
 }
 
+void Search::consider_full_tiers(const ChoiceInput& input) {
+  if (const auto placement = fill_tiers(input)) consider_if_it_fits(*placement, memory_of(input_, *placement));
+}
+
 void Search::note_shortage(const Ledger& ledger) {
   if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) closest_ = ledger;
 }
 
-// If no placement with its state in one tier fits, two tiers together may still hold what neither holds alone; and all tiers
-// what two do not.
 void Search::run() {
-  std::vector<std::pair<Placement, Ledger>> too_large;
   for (const Placement& placement : pure_placements(input_)) {
     const Ledger ledger = memory_of(input_, placement);
-    if (consider_if_it_fits(placement, ledger)) {
-      consider_nearer_state(placement, ledger);
-    } else {
-      too_large.emplace_back(placement, ledger);
-    }
+    consider_if_it_fits(placement, ledger);
+    consider_nearer_state(placement, ledger);  // also of a placement that does not fit: two tiers together may hold it
   }
-  if (best_) return;
-  for (const auto& [placement, ledger] : too_large) {
-    consider_nearer_state(placement, ledger);
-  }
-  if (best_) return;
-  if (const auto placement = fill_tiers(input_)) consider_if_it_fits(*placement, memory_of(input_, *placement));
+  consider_full_tiers(input_);
+  if (!is_a_choice(Tier::nvme, input_.machine)) return;
+  ChoiceInput without_drives = input_;
+  without_drives.machine.bytes[index(Tier::nvme)] = 0;
+  consider_full_tiers(without_drives);
 }
 
 [[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {
