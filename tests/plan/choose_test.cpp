@@ -3,9 +3,12 @@
 
 #include <catch2/catch.hpp>
 
+#include <cmath>
+#include <functional>
 #include <utility>
 
 #include "tests/plan/plan_rig.h"
+#include "zero/plan/fullness.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -77,4 +80,22 @@ TEST_CASE("more memory of the host and added drives never make the chosen step s
       CHECK(alone < never);
     }
   }
+}
+
+TEST_CASE("the greatest part that memory holds is found in a few steps") {
+  const auto check = [](double least_fullness, int most_steps, const std::function<double(double)>& fullness_with) {
+    int steps = 0;
+    const double part = greatest_part(1.0 / 64, [&](double each) { return ++steps, fullness_with(each); });
+    CHECK(fullness_with(part) <= 1.0);
+    CHECK(fullness_with(part) >= least_fullness);
+    CHECK(steps <= most_steps);
+    return part;
+  };
+  check(0.99, 3, [](double part) { return 0.3 + 0.9 * part; });
+  check(0.99, 4, [](double part) { return 0.3 + (part > 0.0 ? 0.05 : 0.0) + 0.9 * part; });  // with slots for transfers
+  check(0.99, 5, [](double part) { return 0.3 + 0.9 * part * part; });
+  const double of_units = check(0.9, 12, [](double part) { return 1.8 * std::floor(part * 16) / 16; });
+  CHECK(of_units >= 8.0 / 16);
+  CHECK(check(0.5, 2, [](double part) { return 0.6 * part; }) == 1.0);
+  CHECK(greatest_part(0.01, [](double part) { return 1.1 + part; }) == 0.0);
 }

@@ -10,6 +10,7 @@
 #include "zero/plan/activation_traffic.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/fill_tiers.h"
+#include "zero/plan/fullness.h"
 #include "zero/plan/ledger.h"
 #include "zero/plan/simulate.h"
 #include "zero/plan/tiling.h"
@@ -67,33 +68,28 @@ bool is_a_choice(int stage, const ChoiceInput& input) {
   return stage != 1 && (stage != 2 || input.ranks > 1);
 }
 
-Spread mixed(Tier near, Tier far, double part_near) {
-  std::array<double, tier_count> fractions{};
-  fractions[index(near)] = part_near;
-  fractions[index(far)] += 1.0 - part_near;
+// Moves a part of what a tier has to a nearer one.
+Spread moved(const Spread& spread, Tier from, Tier near, double part) {
+  auto fractions = spread.fractions();
+  const double of_all = fractions[index(from)];
+  const double to_near = part == 1.0 ? of_all : round_fraction(part * of_all);
+  fractions[index(near)] += to_near;
+  fractions[index(from)] -= to_near;
   return {fractions[0], fractions[1], fractions[2]};
 }
 
-// Moves as much of the state as fits from its tier to a nearer one. Memory grows in proportion, so one guess and a few
-// smaller ones are enough.
-std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Placement& far, const Ledger& far_ledger,
-                                        Tier near) {
-  constexpr int guesses = 4;
-  const Tier from = far.state.nvme == 1.0 ? Tier::nvme : Tier::host;
+// Moves as much of the state as fits from its farthest tier to a nearer one. None if nothing of it fits there.
+std::optional<Placement> with_nearer_state(const ChoiceInput& input, const Placement& far, Tier near) {
+  constexpr double finest = 1.0 / 1024;
+  const Tier from = far.state.nvme > 0.0 ? Tier::nvme : Tier::host;
   Placement placement = far;
-  placement.state = all_in(near);
-  if (near == Tier::device) placement.gradients = all_in(Tier::device);
-  const std::size_t all_near = needs(memory_of(input, placement), input.machine)[index(near)];
-  const std::size_t now = needs(far_ledger, input.machine)[index(near)];
-  const std::size_t budget = input.machine.bytes[index(near)];
-  if (now > budget || all_near <= now) return {};
-  double part = static_cast<double>(budget - now) / static_cast<double>(all_near - now);
-  part = std::min(part, 1.0);
-  for (int guess = 0; guess < guesses && part > 0.01; ++guess, part *= 0.9) {
-    placement.state = mixed(near, from, part);
-    if (fits(memory_of(input, placement), input.machine)) return price(input, placement);
-  }
-  return {};
+  const auto fullness_with = [&](double part) {
+    placement.state = moved(far.state, from, near, part);
+    return fullness(input, placement, near, from);
+  };
+  placement.state = moved(far.state, from, near, greatest_part(finest, fullness_with));
+  if (placement.state == far.state) return {};
+  return placement;
 }
 
 // Walks the placements whose state lies in one tier, those that move a part of it to a nearer tier, and those that fill all
@@ -109,7 +105,7 @@ class Search {
  private:
   void consider(const Choice& choice);
   void consider_if_it_fits(const Placement& placement, const Ledger& ledger);
-  void consider_nearer_state(const Placement& far, const Ledger& ledger);
+  void consider_nearer_state(const Placement& far);
   void consider_full_tiers(const ChoiceInput& input);
   void note_shortage(const Ledger& ledger);
 
@@ -126,12 +122,14 @@ void Search::consider_if_it_fits(const Placement& placement, const Ledger& ledge
   fits(ledger, input_.machine) ? consider(price(input_, placement)) : note_shortage(ledger);
 }
 
-void Search::consider_nearer_state(const Placement& far, const Ledger& ledger) {
+void Search::consider_nearer_state(const Placement& far) {
   for (const Tier near : {Tier::device, Tier::host}) {
     const bool nearer = far.state.fractions()[index(near)] == 0.0 && (near == Tier::device || far.state.nvme > 0.0);
-    const bool below_parameters = near == Tier::device && far.parameters.device < 1.0;
-    if (!nearer || below_parameters || !is_a_choice(near, input_.machine)) continue;
-    if (const auto better = with_nearer_state(input_, far, ledger, near)) consider(*better);
+    const bool below = near == Tier::device && (far.parameters.device < 1.0 || far.gradients.device < 1.0);
+    if (!nearer || below || !is_a_choice(near, input_.machine)) continue;
+    if (const auto better = with_nearer_state(input_, far, near)) {
+      consider_if_it_fits(*better, memory_of(input_, *better));
+    }
   }
 }
 
@@ -145,9 +143,8 @@ void Search::note_shortage(const Ledger& ledger) {
 
 void Search::run() {
   for (const Placement& placement : pure_placements(input_)) {
-    const Ledger ledger = memory_of(input_, placement);
-    consider_if_it_fits(placement, ledger);
-    consider_nearer_state(placement, ledger);  // also of a placement that does not fit: two tiers together may hold it
+    consider_if_it_fits(placement, memory_of(input_, placement));
+    consider_nearer_state(placement);  // also of a placement that does not fit: two tiers together may hold it
   }
   consider_full_tiers(input_);
   if (!is_a_choice(Tier::nvme, input_.machine)) return;

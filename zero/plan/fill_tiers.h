@@ -1,4 +1,4 @@
-// Spreads parameters, gradients and state over all tiers, for models that no tier holds even one kind of.
+// Spreads parameters, gradients and state over all tiers.
 #pragma once
 
 #include <ballast/planner.h>
