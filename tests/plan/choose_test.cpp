@@ -70,12 +70,14 @@ TEST_CASE("more memory of the host and added drives never make the chosen step s
     const Question question(ranks);
     for (const double device : {3.0, 6.0, 9.0, 12.0}) {
       double alone = never;
+      double with_drives = never;
       for (double host = 2.0; host <= 18.0; host += 2.0) {
         CAPTURE(ranks, device, host);
         const double less_alone = std::exchange(alone, seconds_of(question(device, host, 0.0)));
-        const double with_drives = seconds_of(question(device, host, 100.0));
+        const double less_with_drives = std::exchange(with_drives, seconds_of(question(device, host, 100.0)));
         CHECK(alone <= less_alone);
         CHECK(with_drives <= alone);
+        CHECK(with_drives <= 1.05 * less_with_drives);  // a tile is a hundredth of this small model, and a unit more
       }
       CHECK(alone < never);
     }
@@ -98,4 +100,19 @@ TEST_CASE("the greatest part that memory holds is found in a few steps") {
   CHECK(of_units >= 8.0 / 16);
   CHECK(check(0.5, 2, [](double part) { return 0.6 * part; }) == 1.0);
   CHECK(greatest_part(0.01, [](double part) { return 1.1 + part; }) == 0.0);
+}
+
+TEST_CASE("while state is on drives, the chosen placement leaves at most 3 % of the device and of the host free") {
+  for (const auto& [device, host] :
+       {std::pair{6.0, 6.0}, {6.0, 8.0}, {6.0, 10.0}, {9.0, 4.0}, {9.0, 6.0}, {12.0, 4.0}}) {
+    CAPTURE(device, host);
+    const auto choice = Question()(device, host, 100.0);
+    REQUIRE(choice);
+    const auto per_parameter = [&](Tier tier) {
+      return static_cast<double>(bytes_in(choice->ledger, tier)) / double{Question::elements};
+    };
+    CHECK(per_parameter(Tier::nvme) > 0.5);
+    CHECK(per_parameter(Tier::device) > 0.97 * device);
+    CHECK(per_parameter(Tier::host) > 0.97 * host);
+  }
 }

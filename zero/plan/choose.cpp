@@ -92,8 +92,9 @@ std::optional<Placement> with_nearer_state(const ChoiceInput& input, const Place
   return placement;
 }
 
-// Walks the placements whose state lies in one tier, those that move a part of it to a nearer tier, and those that fill all
-// tiers. With drives, it also walks all placements without drives, so they never slow the choice down.
+// Walks the placements whose parameters, gradients and state are each in one tier, those that fill all tiers, and for each of
+// them those that move state to nearer tiers. With drives, it also walks all placements without drives; with more memory of
+// the host, those with less. So neither slows the choice down, but for the grain of units and tiles.
 class Search {
  public:
   explicit Search(const ChoiceInput& input) : input_(input) {}
@@ -103,54 +104,61 @@ class Search {
   const Ledger& closest() const { return *closest_; }  // of the closest placement that does not fit
 
  private:
-  void consider(const Choice& choice);
-  void consider_if_it_fits(const Placement& placement, const Ledger& ledger);
+  void consider(const Placement& placement);
   void consider_nearer_state(const Placement& far);
   void consider_full_tiers(const ChoiceInput& input);
-  void note_shortage(const Ledger& ledger);
 
   const ChoiceInput& input_;
+  std::vector<Placement> considered_{};
   std::optional<Choice> best_{};
   std::optional<Ledger> closest_{};
 };
 
-void Search::consider(const Choice& choice) {
-  if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
-}
-
-void Search::consider_if_it_fits(const Placement& placement, const Ledger& ledger) {
-  fits(ledger, input_.machine) ? consider(price(input_, placement)) : note_shortage(ledger);
-}
-
-void Search::consider_nearer_state(const Placement& far) {
-  for (const Tier near : {Tier::device, Tier::host}) {
-    const bool nearer = far.state.fractions()[index(near)] == 0.0 && (near == Tier::device || far.state.nvme > 0.0);
-    const bool below = near == Tier::device && (far.parameters.device < 1.0 || far.gradients.device < 1.0);
-    if (!nearer || below || !is_a_choice(near, input_.machine)) continue;
-    if (const auto better = with_nearer_state(input_, far, near)) {
-      consider_if_it_fits(*better, memory_of(input_, *better));
-    }
+void Search::consider(const Placement& placement) {
+  if (std::ranges::find(considered_, placement) != considered_.end()) return;
+  considered_.push_back(placement);
+  const Ledger ledger = memory_of(input_, placement);
+  if (fits(ledger, input_.machine)) {
+    const Choice choice = price(input_, placement);
+    if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
+  } else if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) {
+    closest_ = ledger;
   }
 }
 
-void Search::consider_full_tiers(const ChoiceInput& input) {
-  if (const auto placement = fill_tiers(input)) consider_if_it_fits(*placement, memory_of(input_, *placement));
+// Also of a placement that does not fit: two tiers together may hold what neither of them holds alone.
+void Search::consider_nearer_state(const Placement& far) {
+  const auto nearer = [&](const Placement& placement, Tier near) {
+    return is_a_choice(near, input_.machine) ? with_nearer_state(input_, placement, near) : std::nullopt;
+  };
+  const bool from_drives = far.state.nvme > 0.0;
+  // Gradients of units with state on the device are there too, so placements with gradients on the host yield nothing new.
+  if (far.parameters.device > 0.0 && far.gradients.device > 0.0 && far.state.device == 0.0) {
+    if (const auto on_device = nearer(far, Tier::device)) {
+      consider(*on_device);
+      if (const auto on_both = from_drives ? nearer(*on_device, Tier::host) : std::nullopt) consider(*on_both);
+    }
+  }
+  if (const auto on_host = from_drives ? nearer(far, Tier::host) : std::nullopt) consider(*on_host);
 }
 
-void Search::note_shortage(const Ledger& ledger) {
-  if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) closest_ = ledger;
+void Search::consider_full_tiers(const ChoiceInput& input) {
+  const auto filled = fill_tiers(input);
+  if (!filled) return;
+  consider(*filled);
+  consider_nearer_state(*filled);
+  if (filled->parameters.device < 1.0) consider_nearer_state(with_one_more_unit(input, *filled));
 }
 
 void Search::run() {
   for (const Placement& placement : pure_placements(input_)) {
-    consider_if_it_fits(placement, memory_of(input_, placement));
-    consider_nearer_state(placement);  // also of a placement that does not fit: two tiers together may hold it
+    consider(placement);
+    consider_nearer_state(placement);
   }
-  consider_full_tiers(input_);
-  if (!is_a_choice(Tier::nvme, input_.machine)) return;
   ChoiceInput without_drives = input_;
   without_drives.machine.bytes[index(Tier::nvme)] = 0;
-  consider_full_tiers(without_drives);
+  consider_full_tiers(without_drives);  // first, so drives are not used where they save no time
+  if (is_a_choice(Tier::nvme, input_.machine)) consider_full_tiers(input_);
 }
 
 [[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {

@@ -39,4 +39,13 @@ std::optional<Placement> fill_tiers(const ChoiceInput& input) {
   return filled(input, part_on_device(input, in_memory), in_memory);
 }
 
+Placement with_one_more_unit(const ChoiceInput& input, const Placement& filled) {
+  Placement placement = filled;
+  const double more = 1.0 / static_cast<double>(input.model.units.size());
+  const double on_device = std::min(1.0, round_fraction(filled.parameters.device + more));
+  placement.parameters = placement.gradients = {.device = on_device, .host = 1.0 - on_device};
+  placement.state = all_in(input.machine.bytes[2] > 0 ? Tier::nvme : Tier::host);
+  return placement;
+}
+
 }  // namespace ballast
