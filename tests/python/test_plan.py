@@ -57,6 +57,16 @@ def test_70b_is_planned_for_few_and_for_many_ranks(ranks):
     assert all(offered.fits for offered in ballast.pareto_front("llama-70b", ranks=ranks, **MACHINE))
 
 
+def test_more_host_memory_or_drives_make_no_plan_slower():
+    def seconds(**machine):
+        return ballast.plan("llama-70b", ranks=8, gpu="h100", **machine).seconds
+
+    least = seconds(host_memory="700GiB")
+    assert seconds(host_memory="1TiB") <= least
+    assert seconds(host_memory="700GiB", drive_space="8TB") <= least
+    assert seconds(host_memory="600GiB", drive_space="8TB") <= seconds(host_memory="400GiB", drive_space="8TB")
+
+
 @pytest.mark.parametrize("state_format, bytes_of_128", [("split", 10 * 128), ("compact", 3 * 128 + 8), ("4bit", 2 * 128 + 8)])
 def test_memory_is_to_the_byte(state_format, bytes_of_128):
     plan = ballast.plan(SMALL, ranks=2, stage=2, state_format=state_format, offload="none", gpu_memory="8GiB", reserve=0)

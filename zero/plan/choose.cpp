@@ -10,6 +10,7 @@
 #include "zero/plan/activation_traffic.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/fill_tiers.h"
+#include "zero/plan/fullness.h"
 #include "zero/plan/ledger.h"
 #include "zero/plan/simulate.h"
 #include "zero/plan/tiling.h"
@@ -67,36 +68,33 @@ bool is_a_choice(int stage, const ChoiceInput& input) {
   return stage != 1 && (stage != 2 || input.ranks > 1);
 }
 
-Spread mixed(Tier near, Tier far, double part_near) {
-  std::array<double, tier_count> fractions{};
-  fractions[index(near)] = part_near;
-  fractions[index(far)] += 1.0 - part_near;
+// Moves a part of what a tier has to a nearer one.
+Spread moved(const Spread& spread, Tier from, Tier near, double part) {
+  auto fractions = spread.fractions();
+  const double of_all = fractions[index(from)];
+  const double to_near = part == 1.0 ? of_all : round_fraction(part * of_all);
+  fractions[index(near)] += to_near;
+  fractions[index(from)] -= to_near;
   return {fractions[0], fractions[1], fractions[2]};
 }
 
-// Moves as much of the state as fits from its tier to a nearer one. Memory grows in proportion, so one guess and a few
-// smaller ones are enough.
-std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Placement& far, const Ledger& far_ledger,
-                                        Tier near) {
-  constexpr int guesses = 4;
-  const Tier from = far.state.nvme == 1.0 ? Tier::nvme : Tier::host;
+// Moves as much of the state as fits from its farthest tier to a nearer one. None if nothing of it fits there.
+std::optional<Placement> with_nearer_state(const ChoiceInput& input, const Placement& far, Tier near) {
+  constexpr double finest = 1.0 / 1024;
+  const Tier from = far.state.nvme > 0.0 ? Tier::nvme : Tier::host;
   Placement placement = far;
-  placement.state = all_in(near);
-  if (near == Tier::device) placement.gradients = all_in(Tier::device);
-  const std::size_t all_near = needs(memory_of(input, placement), input.machine)[index(near)];
-  const std::size_t now = needs(far_ledger, input.machine)[index(near)];
-  const std::size_t budget = input.machine.bytes[index(near)];
-  if (now > budget || all_near <= now) return {};
-  double part = static_cast<double>(budget - now) / static_cast<double>(all_near - now);
-  part = std::min(part, 1.0);
-  for (int guess = 0; guess < guesses && part > 0.01; ++guess, part *= 0.9) {
-    placement.state = mixed(near, from, part);
-    if (fits(memory_of(input, placement), input.machine)) return price(input, placement);
-  }
-  return {};
+  const auto fullness_with = [&](double part) {
+    placement.state = moved(far.state, from, near, part);
+    return fullness(input, placement, near, from);
+  };
+  placement.state = moved(far.state, from, near, greatest_part(finest, fullness_with));
+  if (placement.state == far.state) return {};
+  return placement;
 }
 
-// Walks the placements whose state lies in one tier, and those that move a part of it to a nearer tier.
+// Walks the placements whose parameters, gradients and state are each in one tier, those that fill all tiers, and for each of
+// them those that move state to nearer tiers. With drives, it also walks all placements without drives; with more memory of
+// the host, those with less. So neither slows the choice down, but for the grain of units and tiles.
 class Search {
  public:
   explicit Search(const ChoiceInput& input) : input_(input) {}
@@ -106,57 +104,61 @@ class Search {
   const Ledger& closest() const { return *closest_; }  // of the closest placement that does not fit
 
  private:
-  void consider(const Choice& choice);
-  bool consider_if_it_fits(const Placement& placement, const Ledger& ledger);
-  void consider_nearer_state(const Placement& far, const Ledger& ledger);
-  void note_shortage(const Ledger& ledger);
+  void consider(const Placement& placement);
+  void consider_nearer_state(const Placement& far);
+  void consider_full_tiers(const ChoiceInput& input);
 
   const ChoiceInput& input_;
+  std::vector<Placement> considered_{};
   std::optional<Choice> best_{};
   std::optional<Ledger> closest_{};
 };
 
-void Search::consider(const Choice& choice) {
-  if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
-}
-
-bool Search::consider_if_it_fits(const Placement& placement, const Ledger& ledger) {
-  const bool is_possible = fits(ledger, input_.machine);
-  is_possible ? consider(price(input_, placement)) : note_shortage(ledger);
-  return is_possible;
-}
-
-void Search::consider_nearer_state(const Placement& far, const Ledger& ledger) {
-  for (const Tier near : {Tier::device, Tier::host}) {
-    const bool nearer = far.state.fractions()[index(near)] == 0.0 && (near == Tier::device || far.state.nvme > 0.0);
-    const bool below_parameters = near == Tier::device && far.parameters.device < 1.0;
-    if (!nearer || below_parameters || !is_a_choice(near, input_.machine)) continue;
-    if (const auto better = with_nearer_state(input_, far, ledger, near)) consider(*better);
+void Search::consider(const Placement& placement) {
+  if (std::ranges::find(considered_, placement) != considered_.end()) return;
+  considered_.push_back(placement);
+  const Ledger ledger = memory_of(input_, placement);
+  if (fits(ledger, input_.machine)) {
+    const Choice choice = price(input_, placement);
+    if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
+  } else if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) {
+    closest_ = ledger;
   }
 }
 
-void Search::note_shortage(const Ledger& ledger) {
-  if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) closest_ = ledger;
-}
-
-// If no placement with its state in one tier fits, two tiers together may still hold what neither holds alone; and all tiers
-// what two do not.
-void Search::run() {
-  std::vector<std::pair<Placement, Ledger>> too_large;
-  for (const Placement& placement : pure_placements(input_)) {
-    const Ledger ledger = memory_of(input_, placement);
-    if (consider_if_it_fits(placement, ledger)) {
-      consider_nearer_state(placement, ledger);
-    } else {
-      too_large.emplace_back(placement, ledger);
+// Also of a placement that does not fit: two tiers together may hold what neither of them holds alone.
+void Search::consider_nearer_state(const Placement& far) {
+  const auto nearer = [&](const Placement& placement, Tier near) {
+    return is_a_choice(near, input_.machine) ? with_nearer_state(input_, placement, near) : std::nullopt;
+  };
+  const bool from_drives = far.state.nvme > 0.0;
+  // Gradients of units with state on the device are there too, so placements with gradients on the host yield nothing new.
+  if (far.parameters.device > 0.0 && far.gradients.device > 0.0 && far.state.device == 0.0) {
+    if (const auto on_device = nearer(far, Tier::device)) {
+      consider(*on_device);
+      if (const auto on_both = from_drives ? nearer(*on_device, Tier::host) : std::nullopt) consider(*on_both);
     }
   }
-  if (best_) return;
-  for (const auto& [placement, ledger] : too_large) {
-    consider_nearer_state(placement, ledger);
+  if (const auto on_host = from_drives ? nearer(far, Tier::host) : std::nullopt) consider(*on_host);
+}
+
+void Search::consider_full_tiers(const ChoiceInput& input) {
+  const auto filled = fill_tiers(input);
+  if (!filled) return;
+  consider(*filled);
+  consider_nearer_state(*filled);
+  if (filled->parameters.device < 1.0) consider_nearer_state(with_one_more_unit(input, *filled));
+}
+
+void Search::run() {
+  for (const Placement& placement : pure_placements(input_)) {
+    consider(placement);
+    consider_nearer_state(placement);
   }
-  if (best_) return;
-  if (const auto placement = fill_tiers(input_)) consider_if_it_fits(*placement, memory_of(input_, *placement));
+  ChoiceInput without_drives = input_;
+  without_drives.machine.bytes[index(Tier::nvme)] = 0;
+  consider_full_tiers(without_drives);  // first, so drives are not used where they save no time
+  if (is_a_choice(Tier::nvme, input_.machine)) consider_full_tiers(input_);
 }
 
 [[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {

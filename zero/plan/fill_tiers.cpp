@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include "zero/plan/fullness.h"
+
 namespace ballast {
 namespace {
 
-constexpr int bisections = 7;  // parts are known to a hundredth
+constexpr double finest_of_units = 1.0 / 128;
+constexpr double finest_of_tiles = 1.0 / 256;
 
 // Parameters, with their gradients and as much of their state, lie on the device or on the host; the rest of the state is
 // on drives.
@@ -18,25 +21,11 @@ Placement filled(const ChoiceInput& input, double on_device, double in_memory) {
   return placement;
 }
 
-bool holds(const ChoiceInput& input, const Placement& placement, Tier tier) {
-  const auto number = static_cast<std::size_t>(tier);
-  return needs(memory_of(input, placement), input.machine)[number] <= input.machine.bytes[number];
-}
-
-// Returns the greatest part for which the condition holds, which it does below some part; 0 if for none.
-template <class Condition>
-double greatest_part(const Condition& holds) {
-  if (holds(1.0)) return 1.0;
-  double part = 0.0;
-  for (double step = 0.5; step > 1.0 / (1 << bisections); step /= 2) {
-    if (holds(part + step)) part += step;
-  }
-  return part;
-}
-
 double part_on_device(const ChoiceInput& input, double in_memory) {
   if (input.parameter_replicas > 1) return 1.0;  // copies of parameters are on the device
-  return greatest_part([&](double part) { return holds(input, filled(input, part, in_memory), Tier::device); });
+  return round_fraction(greatest_part(finest_of_units, [&](double part) {
+    return fullness(input, filled(input, part, in_memory), Tier::device, Tier::host);
+  }));
 }
 
 }  // namespace
@@ -44,10 +33,19 @@ double part_on_device(const ChoiceInput& input, double in_memory) {
 std::optional<Placement> fill_tiers(const ChoiceInput& input) {
   const auto& bytes = input.machine.bytes;
   if (input.stage.value_or(3) != 3 || input.machine.host_is_device || bytes[1] == 0) return {};
-  const double in_memory = bytes[2] == 0 ? 1.0 : greatest_part([&](double part) {
-    return holds(input, filled(input, part_on_device(input, part), part), Tier::host);
-  });
+  const double in_memory = bytes[2] == 0 ? 1.0 : round_fraction(greatest_part(finest_of_tiles, [&](double part) {
+    return fullness(input, filled(input, part_on_device(input, part), part), Tier::host, Tier::nvme);
+  }));
   return filled(input, part_on_device(input, in_memory), in_memory);
+}
+
+Placement with_one_more_unit(const ChoiceInput& input, const Placement& filled) {
+  Placement placement = filled;
+  const double more = 1.0 / static_cast<double>(input.model.units.size());
+  const double on_device = std::min(1.0, round_fraction(filled.parameters.device + more));
+  placement.parameters = placement.gradients = {.device = on_device, .host = 1.0 - on_device};
+  placement.state = all_in(input.machine.bytes[2] > 0 ? Tier::nvme : Tier::host);
+  return placement;
 }
 
 }  // namespace ballast

@@ -113,8 +113,8 @@ struct Choice {
 // The bytes that a placement takes of a machine, by tier.
 TierBytes needs(const Ledger& ledger, const Machine& machine);
 
-// The placements with every kind of state in one tier, near ones first. The choice may also divide state, or where nothing else
-// fits parameters too, among tiers.
+// The placements with every kind of state in one tier, near ones first. The choice may also divide state and parameters among
+// tiers.
 std::vector<Placement> pure_placements(const ChoiceInput& input);
 
 // The memory of a placement. Cheaper than price(), because nothing is compiled or simulated.
