@@ -111,8 +111,8 @@ def wrap(
     keep_gathered       in stage 3, True keeps parameters gathered from forward to backward, "4GiB" as many as fit into that
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
-    run                 a name under which drives keep state and trained parameters, not buffers: a training of the same model and
-                        optimizer resumes after its last step, on any ranks, in any stage and format; others are refused
+    run                 a name under which drives keep state and trained parameters, not buffers: a training of the same model
+                        and optimizer resumes after its last step, on any ranks, in any stage and format; others are refused
     mirror              keeps a run's records on another host's drive too (on one host: another rank's), to survive its loss
     checkpoint          a directory of `ballast.save()`: a run that has no records, or lost them, begins from its newest one
     outer               lets each host train on its own, and exchange parameters with the others every N steps:
