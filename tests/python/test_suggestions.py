@@ -25,8 +25,8 @@ def suggestions_in(error):
     [
         ("llama-70b --ranks 8 --gpu a100", "--state-format compact --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--update-in-backward"),
-        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--state-format compact"),
-        ("llama-70b --ranks 8 --gpu h100", "--state-format 4bit --gradient-format bf16"),
+        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB --tokens 5120", "--state-format compact"),
+        ("llama-70b --ranks 8 --gpu h100 --tokens 6656", "--state-format 4bit --gradient-format bf16"),
         ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
