@@ -124,7 +124,7 @@ LAYERS = {"14B": (48, 13_824), "32B": (64, 27_648)}
 @pytest.mark.parametrize(
     ("size", "asked"),
     [
-        ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward"),
+        ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward --tokens 5120"),
         ("32B", "--gpu h100 --host-memory 128GiB --update-in-backward"),
         ("32B", "--gpu h100 --host-memory 128GiB --tokens 4096"),
     ],
