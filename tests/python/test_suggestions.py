@@ -26,8 +26,8 @@ def suggestions_in(error):
     [
         ("llama-70b --ranks 8 --gpu a100", "--state-format compact --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--update-in-backward"),
-        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 70GiB", "--state-format compact"),
-        ("llama-70b --ranks 8 --gpu h100", "--state-format 4bit --gradient-format bf16"),
+        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 70GiB --tokens 5120", "--state-format compact"),
+        ("llama-70b --ranks 8 --gpu h100 --tokens 6656", "--state-format 4bit --gradient-format bf16"),
         ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
@@ -35,7 +35,7 @@ def suggestions_in(error):
         ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
         ("llama-70b --ranks 8 --gpu h100 --tokens 1048576", "--tokens 1024"),
         ("llama-8b --ranks 16 --gpu rtx4090 --keep-gathered all", "--keep-gathered 0"),
-        ("llama-8b --ranks 16 --gpu rtx4090 --replicas 8", "--replicas 1"),
+        ("llama-8b --ranks 16 --gpu rtx4090 --replicas 8 --tokens 5120", "--replicas 1"),
         ("llama-8b --ranks 16 --gpu h100 --outer every=64", "--host-memory 128GiB"),
         ("llama-70b --ranks 8 --gpu h100 --state-format compact --micro-steps 4", "--micro-steps 1 --update-in-backward"),
     ],
@@ -159,7 +159,7 @@ LAYERS = {"14B": (48, 13_824), "32B": (64, 27_648)}
 @pytest.mark.parametrize(
     ("size", "asked"),
     [
-        ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward"),
+        ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward --tokens 5120"),
         ("32B", "--gpu h100 --host-memory 128GiB --update-in-backward"),
         ("32B", "--gpu h100 --host-memory 128GiB --tokens 4096"),
     ],
