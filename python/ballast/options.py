@@ -105,7 +105,7 @@ class Options:
 
     @property
     def host_reserve(self) -> int:
-        """Bytes of a rank's part of the host that the plan leaves to the system and torch. Measured CPUs have theirs apart."""
+        """Bytes of a rank's part of the host that the plan leaves to the system and torch; `reserve` is that of CPUs."""
         if self.is_on_cpu or self.host_memory is None:
             return 0
         ranks = self.ranks_of_machine
