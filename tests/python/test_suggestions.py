@@ -161,7 +161,7 @@ LAYERS = {"14B": (48, 13_824), "32B": (64, 27_648)}
     [
         ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward --tokens 5120"),
         ("32B", "--gpu h100 --host-memory 128GiB --update-in-backward"),
-        ("32B", "--gpu h100 --host-memory 128GiB --tokens 4096"),
+        ("32B", "--gpu h100 --host-memory 128GiB --tokens 2048"),
     ],
 )
 def test_the_smallest_formats_fit_large_models_on_one_gpu(capsys, tmp_path, size, asked):
