@@ -22,6 +22,7 @@ from ballast.wrapper.partition import Partition, StepInputs
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import blocks_of
 from ballast.wrapper.same_options import described, described_groups, require_same
+from ballast.wrapper.same_parameters import in_words, require_same_parameters
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
 from ballast.wrapper.updates import State, StepCall, Updates, steps_in
@@ -45,6 +46,7 @@ class PartitionFactory:
         `steps_before`."""
         self.updates.prepare(self._wrapped.optimizer)
         require_same(self.ranks.of_data, described(self._wrapped.optimizer, self._requested))
+        require_same_parameters(self.ranks.of_data, [*in_words(self._wrapped.trained(), self._wrapped.names())])
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
         members = self._members(made, steps)

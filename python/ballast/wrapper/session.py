@@ -25,6 +25,7 @@ from ballast.wrapper.partition import Partition
 from ballast.wrapper.partition_factory import PartitionFactory
 from ballast.wrapper.partitions import Partitions
 from ballast.wrapper.process_groups import ProcessGroups
+from ballast.wrapper.same_parameters import in_words, in_words_of_model, require_same_parameters
 from ballast.wrapper.session_hooks import SessionHooks
 from ballast.wrapper.sharing import require_own, require_shareable
 from ballast.wrapper.throughput import Throughput, used_parameters
@@ -70,6 +71,7 @@ class Session:
         mine = [each for _, each in wrapped.parameters()]
         preconditions.require_parameters_of(model, mine)
         require_shareable(wrapped, self)
+        self._require_same_parameters()
         wrapped.join()
         defer(model, mine, self.group, self._deferred)
         self.partitions.watch()
@@ -80,6 +82,15 @@ class Session:
         if self._needs_no_calls(model):
             self._hooks.leave_graphs_whole()
         preconditions.begin_with_same_values(self.group, model, mine)
+
+    def _require_same_parameters(self) -> None:
+        """Compare parameters and buffers over ranks, which exchange them in this order."""
+        model = self._wrapped.model
+        of_model = () if model is None else in_words_of_model(model)
+        mine = [*in_words(self._wrapped.parameters(), self.names()), *of_model]
+        require_same_parameters(self.group, mine)
+        if self._outer is not None and self.group.rank == 0:
+            require_same_parameters(self._outer.hosts.group, mine)
 
     def _needs_no_calls(self, model: torch.nn.Module | None) -> bool:
         """Return whether training may begin with the first gradient: torch has all parameters, and nothing waits for them."""

@@ -1,5 +1,6 @@
 """Rank bodies that wrap with options of their own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import ballast
@@ -34,3 +35,70 @@ def trains_with(rank: int, of_ranks: list[dict[str, Any]]) -> tuple[str, int]:
     except ballast.Error as error:
         return str(error), optimizer.steps
     return "", optimizer.steps
+
+
+def layers() -> torch.nn.Sequential:
+    return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+
+
+def with_layers_in_reverse(model: torch.nn.Sequential) -> torch.optim.Optimizer:
+    return torch.optim.SGD([each for layer in reversed([*model]) for each in layer.parameters()], lr=0.1)
+
+
+def in_other_groups(model: torch.nn.Sequential) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [*model[:2].parameters()]}, {"params": [*model[2].parameters()]}], lr=0.1)
+
+
+def with_one_less(model: torch.nn.Sequential) -> torch.optim.Optimizer:
+    return torch.optim.SGD([*model.parameters()][:-1], lr=0.1)
+
+
+def with_another_shape(model: torch.nn.Sequential) -> torch.optim.Optimizer:
+    model[0].weight.data = model[0].weight.data.reshape(2, 8)
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def with_another_buffer(model: torch.nn.Sequential) -> torch.optim.Optimizer:
+    model[1].register_buffer("seen", torch.zeros(2, device="cpu"))
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def wraps_what_rank_1_lists(
+    rank: int, stages: list[int], lists: list[Callable[[torch.nn.Sequential], torch.optim.Optimizer]]
+) -> list[tuple[str, bool]]:
+    """Wrap parameters that rank 1 lists in another way. Return the errors, and whether they left all values as they were."""
+    said = []
+    for stage in stages:
+        for of_rank_1 in lists:
+            torch.manual_seed(rank)
+            model = layers()
+            plain = of_rank_1(model) if rank == 1 else torch.optim.SGD(model.parameters(), lr=0.1)
+            before = [each.detach().clone() for each in model.parameters()]
+            error = ""
+            try:
+                ballast.wrap(plain, model, stage=stage, timeout=20)
+            except ballast.Error as refused:
+                error = str(refused)
+            said.append((error, all(map(torch.equal, before, model.parameters()))))
+    return said
+
+
+def freezes_or_adds_in_its_own_way(rank: int, stage: int) -> list[tuple[str, int]]:
+    """Change what is trained after wrap(), on rank 1 in another way. Return the errors and the steps."""
+    said = []
+    for adds in (False, True):
+        model = layers()
+        optimizer = ballast.wrap(torch.optim.SGD([*model[: 1 if adds else 3].parameters()]), model, stage=stage, timeout=20)
+        if adds:
+            optimizer.add_param_group({"params": [*model[1 + rank].parameters(), *model[2 - rank].parameters()]})
+        else:
+            model[1 + rank].weight.requires_grad_(False)
+        error = ""
+        try:
+            model(torch.ones(4)).sum().backward()
+            optimizer.step()
+        except ballast.Error as refused:
+            error = str(refused)
+        said.append((error, optimizer.steps))
+        optimizer.close()
+    return said
