@@ -16,6 +16,7 @@ from ballast import _core
 from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError
+from ballast.wrapper.collectives import words_of_all_ranks
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
 from ballast.wrapper.gradient_order import GradientOrder
@@ -174,19 +175,17 @@ class Partition(ShardedState):
         self._residence.release_unit()  # the last unit may be frozen, so that no gradient has released it
         if self._passes is not None:
             return self._passes
-        ranks, rank = self._group.size, self._group.rank
-        words = [0] * (3 * ranks)
-        words[rank] = self._gradient_order.passes
         writes = self._residence.writes() if count else {}  # a step that is discarded uses no parameters
-        words[ranks + rank] = len(writes)
-        options = self._first_inputs.described() if count and ranks > 1 else {}
-        words[2 * ranks + rank] = zlib.crc32(str(options).encode())
-        words = self._group.all_reduce(words)
-        if len({*words[2 * ranks :]}) > 1:
+        options = self._first_inputs.described() if count and self._group.size > 1 else {}
+        mine = [self._gradient_order.passes, len(writes), zlib.crc32(str(options).encode()), *self.gradients.in_words()]
+        passes, written, described, *taken = words_of_all_ranks(self._group, mine)
+        if len({*described}) > 1:
             require_same(self._group, options)
-        if any(words[ranks : 2 * ranks]):
+        if count:
+            self.gradients.compare_ranks(*taken)
+        if any(written):
             self._take_over(writes)
-        self._passes = max(words[:ranks])
+        self._passes = max(passes)
         completed = self._gradient_order.completed
         self._take_all(self._gradient_order.rest(self._passes), count=count)
         if self._passes > 0 and not self._order_is_learnt:

@@ -10,7 +10,7 @@ import torch
 
 from ballast.checks import refuse
 from ballast.connecting import Group
-from ballast.wrapper.collectives import from_all_ranks
+from ballast.wrapper.collectives import from_all_ranks, words_of_all_ranks
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.unwrap import named_buffers, named_parameters
 
@@ -20,9 +20,9 @@ def require_same_parameters(group: Group, mine: Sequence[str]) -> None:
     error if one has others. They exchange the words themselves only then."""
     if group.size == 1:
         return
-    digests = [0] * group.size
-    digests[group.rank] = int.from_bytes(hashlib.blake2b("\n".join(mine).encode(), digest_size=7).digest(), "little")
-    if len({*group.all_reduce(digests)}) == 1:
+    digest = hashlib.blake2b("\n".join(mine).encode(), digest_size=7).digest()
+    [digests] = words_of_all_ranks(group, [int.from_bytes(digest, "little")])
+    if len({*digests}) == 1:
         return
     first, *others = from_all_ranks(group, mine)
     for rank, theirs in enumerate(others, start=1):
