@@ -165,7 +165,7 @@ class Session:
         partitions = self.partitions
         begins_step = torch.is_grad_enabled()
         are_full = self.options.keeps_full_parameters
-        if are_full and not begins_step or (are_full or partitions.current is None) and not self._wrapped.trained():
+        if are_full and not begins_step or (are_full or self._waits_for_trained) and not self._wrapped.trained():
             return
         if partitions.of_this_step is not None and not partitions.of_this_step.has_begun:
             partitions.of_this_step = None  # the calls before brought no gradients, as in an evaluation
@@ -174,6 +174,12 @@ class Session:
         partition.require_not_updated("cannot call the model")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this call
+
+    @property
+    def _waits_for_trained(self) -> bool:
+        """Return whether the first partition has to have parameters that are trained: the stage is chosen for them, or no later
+        partition may train others."""
+        return self.partitions.current is None and (self.stage is None or self._outer is not None)
 
     def before_compiled_forward(self, module: torch.nn.Module) -> None:
         """Do the same before a model runs that torch has compiled: operations in it do not wait for parameters."""
