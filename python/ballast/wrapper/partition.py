@@ -24,7 +24,7 @@ from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.joint_runs import ALONE, JointRun
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
-from ballast.wrapper.same_options import require_same
+from ballast.wrapper.same_options import require_same, require_same_end
 from ballast.wrapper.sharded_state import Residence, ShardedState
 from ballast.wrapper.taken_gradients import TakenGradients
 from ballast.wrapper.units import UnitOfMembers, backward_order
@@ -177,9 +177,11 @@ class Partition(ShardedState):
             return self._passes
         writes = self._residence.writes() if count else {}  # a step that is discarded uses no parameters
         options = self._first_inputs.described() if count and self._group.size > 1 else {}
-        mine = [self._gradient_order.passes, len(writes), zlib.crc32(str(options).encode()), *self.gradients.in_words()]
-        passes, written, described, *taken = words_of_all_ranks(self._group, mine)
-        if len({*described}) > 1:
+        described = zlib.crc32(str(options).encode())
+        mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.in_words()]
+        passes, written, are_discarded, of_options, *taken = words_of_all_ranks(self._group, mine)
+        require_same_end(are_discarded)
+        if len({*of_options}) > 1:
             require_same(self._group, options)
         if count:
             self.gradients.compare_ranks(*taken)

@@ -46,6 +46,14 @@ def test_a_rank_may_have_its_own_threads_timeline_and_directory(tmp_path):
     assert run_ranks(2, trains_with, own) == [("", 1), ("", 1)]
 
 
+def test_a_rank_that_discards_its_gradients_alone_is_named():
+    for answers in run_ranks(2, options.discards_on_rank_1):
+        assert len(answers) == 2
+        for message in answers:
+            assert message.startswith("B1001 cannot make a step: rank 1 discarded its gradients"), message
+            assert "rank 0 did not" in message
+
+
 DIFFERENT_LISTS = {
     options.with_layers_in_reverse: ("2.weight, torch.float32 of shape [4, 4], in", "0.weight, torch.float32 of shape [4, 4]"),
     options.in_other_groups: ("2.weight, torch.float32 of shape [4, 4], in parameter group 1", "in parameter group 0"),

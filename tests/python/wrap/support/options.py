@@ -102,3 +102,22 @@ def freezes_or_adds_in_its_own_way(rank: int, stage: int) -> list[tuple[str, int
         said.append((error, optimizer.steps))
         optimizer.close()
     return said
+
+
+def discards_on_rank_1(rank: int) -> list[str]:
+    """Make a step on rank 0 only, and compute a norm on rank 0 only."""
+    said = []
+    for use in ("step", "norm"):
+        model = layers()
+        optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, timeout=20)
+        model(torch.ones(4)).sum().backward()
+        try:
+            if rank == 1:
+                optimizer.zero_grad()
+            elif use == "step":
+                optimizer.step()
+            else:
+                optimizer.clip_grad_norm_(1.0)
+        except ballast.Error as refused:
+            said.append(str(refused))
+    return said
