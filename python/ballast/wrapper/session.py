@@ -108,6 +108,10 @@ class Session:
         return self._ranks.of_data
 
     @property
+    def ranks_of_all_hosts(self) -> int:
+        return self.group.size * (1 if self._outer is None else self._outer.hosts.size)
+
+    @property
     def options(self) -> WrapOptions:
         """The options, with the chosen stage and tiers from the first partition on."""
         return self.partitions.factory.options
@@ -275,8 +279,7 @@ class Session:
             return {}
         model = self._wrapped.model
         used = [each for _, each in self._wrapped.parameters()] if model is None else used_parameters(model)
-        ranks = self.group.size * (1 if self._outer is None else self._outer.hosts.size)
-        return self.throughput.figures(self._history.last.metrics["seconds"], ranks, used)
+        return self.throughput.figures(self._history.last.metrics["seconds"], self.ranks_of_all_hosts, used)
 
     def ledger(self) -> str:
         of_outer = "" if self._outer is None else self._outer.ledger()

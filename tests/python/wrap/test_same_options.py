@@ -79,6 +79,18 @@ def test_parameters_that_a_rank_freezes_or_adds_in_another_way_are_refused(stage
         assert (frozen[1], added[1]) == (0, 0)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rank_0_logs_once_which_values_each_rank_keeps_of_its_own(ranks):
+    answers = run_ranks(ranks, options.logs_of_own_values, [0, 3])
+    lines = [[line for line in each if "each" in line] for each in answers[0]]
+    expected = ["", "", "WARNING each rank averages the statistics of its own batches in 1 BatchNorm1d, 1 BatchNorm2d, and"] * 2
+    expected.append("INFO ballast.wrap() has no model: ranks begin with rank 0's values of the optimizer's parameters")
+    for said, begin in zip(lines, expected, strict=True):
+        assert len(said) == int(ranks == 2 and begin != "")
+        assert all(line.startswith(begin) for line in said)
+    assert all(not any("each" in line for line in each) for answer in answers[1:] for each in answer)
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_an_optimizer_of_another_model_is_refused(stage):
     other = mlp()

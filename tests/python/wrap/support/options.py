@@ -1,5 +1,6 @@
 """Rank bodies that wrap with options of their own."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -121,3 +122,36 @@ def discards_on_rank_1(rank: int) -> list[str]:
         except ballast.Error as refused:
             said.append(str(refused))
     return said
+
+
+class Heard(logging.Handler):
+    """Keeps the lines of the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+        logging.getLogger("ballast").addHandler(self)
+        logging.getLogger("ballast").setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+
+def logs_of_own_values(rank: int, stages: list[int]) -> list[list[str]]:
+    """Wrap models without and with averages of their own, and a list of optimizers. Return the lines of the log of each."""
+    kinds: list[Callable[[int], torch.nn.Module]] = [
+        torch.nn.SyncBatchNorm,
+        torch.nn.InstanceNorm1d,
+        lambda width: torch.nn.Sequential(torch.nn.BatchNorm1d(width), torch.nn.BatchNorm2d(width)),
+    ]
+    heard, found = Heard(), []
+    for stage in stages:
+        for make in kinds:
+            model = torch.nn.Sequential(torch.nn.Linear(4, 4), make(4), torch.nn.Linear(4, 4))
+            plain = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model[0], model[2])]
+            for optimizer in ballast.wrap(plain, model, stage=stage):
+                optimizer.close()
+            found.append(heard.lines)
+            heard.lines = []
+    ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1)).close()
+    return [*found, heard.lines]
