@@ -25,6 +25,7 @@ from ballast.wrapper.joint_runs import ALONE, JointRun
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same, require_same_end
+from ballast.wrapper.same_parameters import naming_unused_parameters
 from ballast.wrapper.sharded_state import Residence, ShardedState
 from ballast.wrapper.taken_gradients import TakenGradients
 from ballast.wrapper.units import UnitOfMembers, backward_order
@@ -150,7 +151,8 @@ class Partition(ShardedState):
                 now = self._inputs_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
                 self._may_update = True
-            memory = self._acquire_gradients(unit)
+            with naming_unused_parameters():
+                memory = self._acquire_gradients(unit)
             try:
                 if count:
                     self._copies.copy(unit, memory)
