@@ -85,7 +85,9 @@ def wrap(
     1.0
 
     All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are
-    averaged over the ranks, so the model needs no DistributedDataParallel. Its parameters may be deferred: see
+    averaged over the ranks, so the model needs no DistributedDataParallel. All ranks begin with rank 0's values of the
+    optimizer's parameters, and of the frozen parameters and buffers of `model`. Without `model`, which only stage 3 and some
+    options need, each rank begins with its own frozen parameters and buffers. The parameters of `model` may be deferred: see
     `ballast.deferred()`. Rank 0 logs what "auto" chooses, with a forecast of transfers and updates. A list of optimizers of one
     model is returned as a list. To give them different options, wrap them one after the other, before training begins.
 
@@ -178,6 +180,7 @@ def _wrap(
     from ballast.checkpoint.run_fallback import begin_runs
     from ballast.wrapper.joint_runs import name_of_member
     from ballast.wrapper.optimizer import class_for
+    from ballast.wrapper.preconditions import tell_of_own_values
 
     if not optimizers:
         refuse("cannot wrap an empty list: there is no optimizer in it", needed="the optimizers of a model")
@@ -197,6 +200,7 @@ def _wrap(
         for session in reversed(sessions):
             session.take_back()
         raise
+    tell_of_own_values(sessions[0].group.rank, sessions[0].ranks_of_all_hosts, model)
     for optimizer, session in zip(optimizers, sessions):
         optimizer.__dict__.pop("step", None)  # a learning rate scheduler counts steps of the plain optimizer with it
         optimizer.__class__ = class_for(type(optimizer))

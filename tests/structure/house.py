@@ -95,7 +95,8 @@ PYTHON_LAYERS = {
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.taken_gradients", "wrapper.same_options"),
-        *("wrapper.sharded_state", "wrapper.updates", "wrapper.partition", "wrapper.state_migration"),
+        *("wrapper.same_parameters", "wrapper.sharded_state", "wrapper.updates", "wrapper.partition"),
+        "wrapper.state_migration",
         *("wrapper.moments", "wrapper.note_format"),
         *("wrapper.rule_updates", "wrapper.custom_updates", "wrapper.stored_updates", "wrapper.update_kinds"),
         *("wrapper.matrix_window", "wrapper.rank_sums", "wrapper.adafactor"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +24,13 @@ def from_all_ranks(group: Group, value: Any) -> list[Any]:
     mine = pickle.dumps(value)
     lengths = group.all_reduce([len(mine) if rank == group.rank else 0 for rank in range(group.size)])
     return [pickle.loads(_broadcast(group, mine, length, rank)) for rank, length in enumerate(lengths)]
+
+
+def words_of_all_ranks(group: Group, mine: Sequence[int]) -> list[list[int]]:
+    """Return each word of all ranks, by rank, in one exchange. All ranks call it together, with as many words."""
+    sent = [word if rank == group.rank else 0 for word in mine for rank in range(group.size)]
+    words = group.all_reduce(sent)
+    return [words[first : first + group.size] for first in range(0, len(words), group.size)]
 
 
 def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:

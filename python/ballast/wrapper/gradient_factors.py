@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 from ballast import _core
 from ballast.checks import fail
@@ -44,16 +45,11 @@ class GradientFactors:
         if any(not math.isfinite(factor) for factor in factors):
             return 1.0  # the gradients are not finite either, and the step finds that
         if len(factors) > 1:
-            fail(
-                "unsupported",
-                _core.Problem(
-                    what="cannot make a step: gradients were scaled or clipped by different factors",
-                    where=self._where_they_differ(mine, taken),
-                    needed="all of the optimizer's parameters, on all ranks, clipped together by one factor",
-                    available=", ".join(map(str, factors)),
-                    remedy="Use optimizer.clip_grad_norm_(max_norm), which counts all ranks' gradients, or max_grad_norm= of "
-                    "ballast.wrap().",
-                ),
+            refuse_different(
+                "cannot make a step: gradients were scaled or clipped by different factors",
+                where=self._where_they_differ(mine, taken),
+                needed="all of the optimizer's parameters, on all ranks, clipped together by one factor",
+                available=", ".join(map(str, factors)),
             )
         return max(LEAST, self._of_all * (factors[0] if factors else 1.0))
 
@@ -77,3 +73,9 @@ def _possible(factor: float, where: str) -> float:
             ),
         )
     return factor
+
+
+def refuse_different(what: str, *, where: str, needed: str, available: str = "") -> NoReturn:
+    """Refuse to clip or scale gradients of which ranks would use different factors."""
+    remedy = "Use optimizer.clip_grad_norm_(max_norm), which counts all ranks' gradients, or max_grad_norm= of ballast.wrap()."
+    fail("unsupported", _core.Problem(what=what, where=where, needed=needed, available=available, remedy=remedy))

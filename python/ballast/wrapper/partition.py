@@ -15,6 +15,7 @@ from ballast import _core
 from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError
+from ballast.wrapper.collectives import words_of_all_ranks
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
 from ballast.wrapper.gradient_order import GradientOrder
@@ -22,7 +23,8 @@ from ballast.wrapper.gradients import TakenGradient, refuse_as_updated, refuse_n
 from ballast.wrapper.joint_runs import ALONE, JointRun
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
-from ballast.wrapper.same_options import require_same
+from ballast.wrapper.same_options import require_same, require_same_end
+from ballast.wrapper.same_parameters import naming_unused_parameters
 from ballast.wrapper.sharded_state import Residence, ShardedState
 from ballast.wrapper.taken_gradients import TakenGradients
 from ballast.wrapper.units import UnitOfMembers, backward_order
@@ -157,7 +159,8 @@ class Partition(ShardedState):
                 now = self._inputs_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
                 self._prepared = now.described()
-            memory = self._acquire_gradients(unit)
+            with naming_unused_parameters():
+                memory = self._acquire_gradients(unit)
             try:
                 if count:
                     self._copies.copy(unit, memory)
@@ -193,19 +196,19 @@ class Partition(ShardedState):
         self._residence.release_unit()  # the last unit may be frozen, so that no gradient has released it
         if self._passes is not None:
             return self._passes
-        ranks, rank = self._group.size, self._group.rank
-        words = [0] * (3 * ranks)
-        words[rank] = self._gradient_order.passes
         writes = self._residence.writes() if count else {}  # a step that is discarded uses no parameters
-        words[ranks + rank] = len(writes)
-        options = self._first_inputs.described() if count and ranks > 1 else {}
-        words[2 * ranks + rank] = zlib.crc32(str(options).encode())
-        words = self._group.all_reduce(words)
-        if len({*words[2 * ranks :]}) > 1:
+        options = self._first_inputs.described() if count and self._group.size > 1 else {}
+        described = zlib.crc32(str(options).encode())
+        mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.in_words()]
+        passes, written, are_discarded, of_options, *taken = words_of_all_ranks(self._group, mine)
+        require_same_end(are_discarded)
+        if len({*of_options}) > 1:
             require_same(self._group, options)
-        if any(words[ranks : 2 * ranks]):
+        if count:
+            self.gradients.compare_ranks(*taken)
+        if any(written):
             self._take_over(writes)
-        self._passes = max(words[:ranks])
+        self._passes = max(passes)
         completed = self._gradient_order.completed
         self._take_all(self._gradient_order.rest(self._passes), count=count)
         if self._passes > 0 and not self._order_is_learnt:

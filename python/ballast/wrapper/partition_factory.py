@@ -24,6 +24,7 @@ from ballast.wrapper.partition import Partition, StepInputs
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import blocks_of
 from ballast.wrapper.same_options import described, described_groups, require_same
+from ballast.wrapper.same_parameters import in_words, require_same_parameters
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.shared_memory import require_own_memory
 from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
@@ -51,6 +52,7 @@ class PartitionFactory:
         `steps_before`; in a run that is resumed, that of the run."""
         self.updates.prepare(self._wrapped.optimizer)
         require_same(self.ranks.of_data, described(self._wrapped.optimizer, self._requested))
+        require_same_parameters(self.ranks.of_data, [*in_words(self._wrapped.trained(), self._wrapped.names())])
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
         members = self._members(made, steps)

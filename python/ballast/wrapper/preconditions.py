@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 import torch
@@ -14,6 +15,12 @@ from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.units import Member, has_foreign_class
 from ballast.wrapper.unwrap import named_parameters
 from ballast.wrapper.writes import require_same_values
+
+# SyncBatchNorm is none of them.
+AVERAGING = (
+    *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d),
+    *(torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d),
+)
 
 log = logging.getLogger("ballast")
 
@@ -59,6 +66,27 @@ def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: It
     require_same_values(group, foreign, "cannot wrap the optimizer")
     foreign_ids = {id(member.parameter) for member in foreign}
     broadcast_initial_values(group, (each for each in there if id(each) not in foreign_ids))
+
+
+def tell_of_own_values(rank: int, ranks: int, model: torch.nn.Module | None) -> None:
+    """Log which values of the model each rank has of its own, from the beginning or after its calls."""
+    if rank != 0 or ranks == 1:
+        return
+    if model is None:
+        log.info(
+            "ballast.wrap() has no model: ranks begin with rank 0's values of the optimizer's parameters, and each with its "
+            "own frozen parameters and buffers; ballast.wrap(optimizer, model) copies rank 0's"
+        )
+        return
+    normalizing = [each for each in model.modules() if isinstance(each, AVERAGING) and each.running_mean is not None]
+    if normalizing:
+        counts = Counter(type(each).__name__ for each in normalizing)
+        log.warning(
+            "each rank averages the statistics of its own batches in %s, and ballast.save() keeps rank 0's; "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm() averages over all ranks, or send rank 0's buffers with "
+            "torch.distributed.broadcast() before an evaluation",
+            ", ".join(f"{count} {name}" for name, count in sorted(counts.items())),
+        )
 
 
 def require_open(what: str, *, is_closed: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,6 +48,16 @@ def require_same(group: Group, mine: dict[str, str]) -> None:
                     where=f"{name} is {there} on rank {rank}, and {here} on rank 0",
                     needed="the same optimizer and the same options on all ranks",
                 )
+
+
+def require_same_end(are_discarded: Sequence[int]) -> None:
+    """Refuse to make a step on some ranks with gradients that others discard. `are_discarded` has 0 or 1 of each rank."""
+    if len({*are_discarded}) > 1:
+        refuse(
+            f"cannot make a step: rank {are_discarded.index(1)} discarded its gradients",
+            where=f"rank {are_discarded.index(0)} did not",
+            needed="zero_grad() and step() on all ranks together, and the same found_inf of gradient scalers",
+        )
 
 
 def described(optimizer: torch.optim.Optimizer, options: WrapOptions) -> dict[str, str]:

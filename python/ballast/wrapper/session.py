@@ -24,6 +24,7 @@ from ballast.wrapper.partition import Partition
 from ballast.wrapper.partition_factory import PartitionFactory
 from ballast.wrapper.partitions import Partitions
 from ballast.wrapper.process_groups import ProcessGroups
+from ballast.wrapper.same_parameters import in_words, in_words_of_model, require_same_parameters
 from ballast.wrapper.session_hooks import SessionHooks
 from ballast.wrapper.sharing import require_own, require_shareable
 from ballast.wrapper.throughput import Throughput, used_parameters
@@ -69,6 +70,7 @@ class Session:
         mine = [each for _, each in wrapped.parameters()]
         preconditions.require_parameters_of(model, mine)
         require_shareable(wrapped, self)
+        self._require_same_parameters()
         wrapped.join()
         defer(model, mine, self.group, self._deferred)
         self.partitions.watch()
@@ -79,6 +81,15 @@ class Session:
         if self._needs_no_calls(model):
             self._hooks.leave_graphs_whole()
         preconditions.begin_with_same_values(self.group, model, mine)
+
+    def _require_same_parameters(self) -> None:
+        """Compare parameters and buffers over ranks, which exchange them in this order."""
+        model = self._wrapped.model
+        of_model = () if model is None else in_words_of_model(model)
+        mine = [*in_words(self._wrapped.parameters(), self.names()), *of_model]
+        require_same_parameters(self.group, mine)
+        if self._outer is not None and self.group.rank == 0:
+            require_same_parameters(self._outer.hosts.group, mine)
 
     def _needs_no_calls(self, model: torch.nn.Module | None) -> bool:
         """Return whether training may begin with the first gradient: torch has all parameters, and nothing waits for them."""
@@ -94,6 +105,10 @@ class Session:
     @property
     def group(self) -> Group:
         return self._ranks.of_data
+
+    @property
+    def ranks_of_all_hosts(self) -> int:
+        return self.group.size * (1 if self._outer is None else self._outer.hosts.size)
 
     @property
     def options(self) -> WrapOptions:
@@ -154,7 +169,7 @@ class Session:
         partitions = self.partitions
         begins_step = torch.is_grad_enabled()
         are_full = self.options.keeps_full_parameters
-        if are_full and not begins_step or (are_full or partitions.current is None) and not self._wrapped.trained():
+        if are_full and not begins_step or (are_full or self._waits_for_trained) and not self._wrapped.trained():
             return
         if partitions.of_this_step is not None and not partitions.of_this_step.has_begun:
             partitions.of_this_step = None  # the calls before brought no gradients, as in an evaluation
@@ -163,6 +178,12 @@ class Session:
         partition.require_not_updated("cannot call the model")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this call
+
+    @property
+    def _waits_for_trained(self) -> bool:
+        """Return whether the first partition has to have parameters that are trained: the stage is chosen for them, or no later
+        partition may train others."""
+        return self.partitions.current is None and (self.stage is None or self._outer is not None)
 
     def before_compiled_forward(self, module: torch.nn.Module) -> None:
         """Do the same before a model runs that torch has compiled: operations in it do not wait for parameters."""
@@ -256,8 +277,7 @@ class Session:
             return {}
         model = self._wrapped.model
         used = [each for _, each in self._wrapped.parameters()] if model is None else used_parameters(model)
-        ranks = self.group.size * (1 if self._outer is None else self._outer.hosts.size)
-        return self.throughput.figures(self._history.last.metrics["seconds"], ranks, used)
+        return self.throughput.figures(self._history.last.metrics["seconds"], self.ranks_of_all_hosts, used)
 
     def ledger(self) -> str:
         of_outer = "" if self._outer is None else self._outer.ledger()

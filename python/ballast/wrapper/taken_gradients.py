@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from sys import getrefcount
@@ -13,7 +14,7 @@ import torch
 from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse_order
 from ballast.connecting import Group
-from ballast.wrapper.gradient_factors import GradientFactors
+from ballast.wrapper.gradient_factors import GradientFactors, refuse_different
 from ballast.wrapper.gradient_norms import FactorReader, NormTensors
 from ballast.wrapper.gradients import TakenGradient, refuse_as_updated, refuse_use
 from ballast.wrapper.units import Member
@@ -43,6 +44,8 @@ class TakenGradients:
         self.taken: set[int] = set()  # members
         self._factors = GradientFactors(self._group, self._members)
         self._norms: Norms | None = None
+        self._are_summed = False  # norms, by torch, of the gradients that this rank has
+        self._rank_with_others: int | None = None  # which has gradients of other parameters than rank 0
         self._norm_tensors = NormTensors()
         self._factor_reader = FactorReader()
 
@@ -140,7 +143,36 @@ class TakenGradients:
         return [self.norm_of(member) for member in range(len(self._members))]
 
     def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        return self._norm_tensors.take(member, (device, dtype), self._norms_of_all)
+        return self._norm_tensors.take(member, (device, dtype), self._norms_to_sum)
+
+    def _norms_to_sum(self) -> list[float]:
+        self._are_summed = True
+        norms = self._norms_of_all()
+        self._require_same_on_all_ranks()
+        return norms
+
+    # --- Gradients of different parameters on different ranks ---
+
+    def in_words(self) -> list[int]:
+        """Return words for compare_ranks() of all ranks."""
+        taken = bytes(map(self.taken.__contains__, range(len(self._members))))
+        return [zlib.crc32(taken), int(self._are_summed)]
+
+    def compare_ranks(self, taken: Sequence[int], are_summed: Sequence[int]) -> None:
+        """Learn whether the ranks have gradients of the same parameters. If not, refuse, on all ranks, norms that torch adds
+        up: each rank would miss those of the gradients that it does not have, and clip by another factor or not at all."""
+        self._rank_with_others = next((rank for rank, each in enumerate(taken) if each != taken[0]), None)
+        if any(are_summed):
+            self._require_same_on_all_ranks()
+
+    def _require_same_on_all_ranks(self) -> None:
+        if self._rank_with_others is not None:
+            self._are_summed = False  # the caller may try optimizer.clip_grad_norm_()
+            refuse_different(
+                "cannot compute norms of gradients: ranks have gradients of different parameters",
+                where=f"rank {self._rank_with_others}, which has others than rank 0",
+                needed="gradients of the same parameters on all ranks",
+            )
 
     def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None:
         value = self._factor_reader.read(factor)

@@ -5,7 +5,11 @@ from collections import Counter
 import ballast
 import pytest
 import torch
-from python.wrap.support.clipping import clips_through_torch
+from python.wrap.support.clipping import (
+    clips_different_gradients,
+    clips_on_a_rank_without_a_batch,
+    clips_through_torch,
+)
 from python.wrap.support.loops import Tower, mean_square
 from python.wrap.support.ranks import run_ranks
 from torch.profiler import ProfilerActivity, profile
@@ -47,6 +51,21 @@ def test_clipping_reads_one_tensor_and_makes_one(stage, clip):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_clipping_asks_the_library_once(stage):
     assert run_ranks(2, clips_through_torch, stage) == [(1, 1, True)] * 2
+
+
+DIFFERENT = "cannot compute norms of gradients: ranks have gradients of different parameters"
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_torch_cannot_clip_gradients_of_different_parameters_but_the_optimizer_can(stage):
+    for message, (before, after) in run_ranks(2, clips_different_gradients, stage):
+        assert DIFFERENT in message and "rank 1" in message and "optimizer.clip_grad_norm_(max_norm)" in message, message
+        assert before > 0.02
+        assert after == pytest.approx(0.01, rel=1e-4)
+
+
+def test_clipping_on_a_rank_without_a_batch_fails_on_all_ranks_at_once():
+    assert all(DIFFERENT in message for message in run_ranks(2, clips_on_a_rank_without_a_batch))
 
 
 def test_a_norm_that_is_written_to_changes_no_other_norm():

@@ -1,5 +1,7 @@
 """Tests of parameters that are not trained in every step, and of those with one element or none."""
 
+from contextlib import nullcontext
+
 import ballast
 import pytest
 import torch
@@ -97,6 +99,22 @@ def test_parameters_frozen_after_an_evaluation_with_gradients_keep_their_values(
     step(model, optimizer)
     with ballast.gather(model):
         assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("calls", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_a_model_of_which_nothing_is_trained_is_partitioned_when_it_is_called(calls, is_deferred):
+    expected = mlp(80)(torch.ones(20))
+    with ballast.deferred() if is_deferred else nullcontext():
+        model = mlp(80).requires_grad_(False)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    with calls():
+        assert torch.equal(model(torch.ones(20)), expected)
+    with pytest.raises(ballast.UsageError, match="B1007"):
+        model[0].weight.sum()  # it is sharded
+    model.requires_grad_(True)
+    step(model, optimizer)
+    assert optimizer.steps == 1
 
 
 def test_a_layer_is_frozen_after_an_interrupt():

@@ -8,6 +8,7 @@ from typing import Any
 import ballast
 import torch
 from ballast.connecting import Group
+from python.wrap.support.bodies import Routed
 from python.wrap.support.loops import Loop, Tower, mean_square
 
 
@@ -71,3 +72,35 @@ def clips_by_hand(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor
         optimizer.zero_grad()
     with ballast.gather(model):
         return seen, [each.detach().clone() for each in model.parameters()]
+
+
+def clips_different_gradients(rank: int, stage: int) -> tuple[str, list[float]]:
+    """Unscale and clip gradients that each rank has of other parameters. Return what torch's function says, and the norms
+    before and after clipping through the optimizer."""
+    model = Routed()
+    options = {"units": ("Routed",)} if stage == 3 else {}  # all ranks gather the same units
+    optimizer: Any = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage, timeout=20, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(mean_square(model, torch.full((20,), 0.05))).backward()
+    scaler.unscale_(optimizer)  # which asks whether norms are finite
+    error = ""
+    try:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    except ballast.Error as refused:
+        error = str(refused)
+    norms = [float(optimizer.clip_grad_norm_(0.01)), float(optimizer.clip_grad_norm_(1e9))]
+    optimizer.step()
+    return error, norms
+
+
+def clips_on_a_rank_without_a_batch(rank: int) -> str:
+    model = torch.nn.Linear(20, 5)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, timeout=20)
+    if rank == 0:
+        mean_square(model, torch.ones(20)).backward()
+    try:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        optimizer.step()
+    except ballast.Error as refused:
+        return str(refused)
+    return ""
