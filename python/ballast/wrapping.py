@@ -85,11 +85,10 @@ def wrap(
     1.0
 
     All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are
-    averaged over the ranks, so the model needs no DistributedDataParallel. All ranks begin with rank 0's values of the
-    optimizer's parameters, and of the frozen parameters and buffers of `model`. Without `model`, which only stage 3 and some
-    options need, each rank begins with its own frozen parameters and buffers. The parameters of `model` may be deferred: see
-    `ballast.deferred()`. Rank 0 logs what "auto" chooses, with a forecast of transfers and updates. A list of optimizers of one
-    model is returned as a list. To give them different options, wrap them one after the other, before training begins.
+    averaged over the ranks, so the model needs no DistributedDataParallel. Ranks begin with rank 0's values of the optimizer's
+    parameters and, where `model` is given, of its frozen parameters and buffers. It may be `ballast.deferred()`. Rank 0 logs what
+    "auto" chooses, with a forecast of transfers and updates. A list of optimizers of one model is returned as a list. To give
+    them different options, wrap them one after the other, before training begins.
 
     stage               0 shards nothing; 1 and 2 shard the state and the reduced gradients; 3 also shards the
                         parameters of `model`, and gathers them where torch uses them; "auto" chooses the fastest

@@ -50,8 +50,8 @@ def test_a_parameter_that_its_owner_writes_to_is_no_fault():
 
 def test_trainings_that_cannot_be_verified_are_refused():
     for wrong in (-1, True, 0.5, "2"):
-        with pytest.raises(ballast.UsageError, match="B1001 verify="):
+        with pytest.raises(ballast.UsageError, match="B1001 cannot use verify="):
             one_unit(verify=wrong)
     model = torch.nn.Linear(4, 4)
-    with pytest.raises(ballast.UsageError, match="B1001 verify=1(.|\n)*its own step"):
+    with pytest.raises(ballast.UsageError, match="B1001 cannot use verify=1(.|\n)*its own step"):
         ballast.wrap(torch.optim.NAdam(model.parameters()), verify=1)
