@@ -84,11 +84,10 @@ def wrap(
     >>> optimizer.metrics()["step"]
     1.0
 
-    All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are
-    averaged over the ranks, so the model needs no DistributedDataParallel. Ranks begin with rank 0's values of the optimizer's
-    parameters and, where `model` is given, of its frozen parameters and buffers. It may be `ballast.deferred()`. Rank 0 logs what
-    "auto" chooses, with a forecast of transfers and updates. A list of optimizers of one model is returned as a list. To give
-    them different options, wrap them one after the other, before training begins.
+    All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are averaged
+    over the ranks, so the model needs no DistributedDataParallel. Ranks begin with rank 0's values of the optimizer's
+    parameters and of the frozen parameters and buffers of `model`, if that is given. It may be `ballast.deferred()`. Rank 0
+    logs what "auto" chooses. Several optimizers of a model are wrapped as a list, or, with different options, one by one.
 
     stage               0 shards nothing; 1 and 2 shard the state and the reduced gradients; 3 also shards the
                         parameters of `model`, and gathers them where torch uses them; "auto" chooses the fastest
