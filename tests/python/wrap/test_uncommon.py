@@ -296,8 +296,8 @@ def test_a_rank_without_a_batch_clips_as_the_others():
         assert stage_2[0] == norms and all(map(torch.equal, parameters, stage_2[1]))
 
 
-def test_ranks_that_clip_by_different_factors_are_refused_with_a_remedy():
-    for said in run_ranks(2, uncommon.clips_parts_of_a_model):
+def test_ranks_that_scale_by_different_factors_are_refused_with_a_remedy():
+    for said in run_ranks(2, uncommon.scales_by_its_own_factor):
         assert "different factors" in said and "optimizer.clip_grad_norm_(max_norm)" in said
 
 
