@@ -185,6 +185,7 @@ def _wrap(
     for optimizer in optimizers:
         _require_plain(optimizer)
     sessions: list[Session] = []
+    given = [dict(optimizer.state) for optimizer in optimizers]
     call = object()
     try:
         for member, optimizer in enumerate(optimizers):
@@ -197,6 +198,9 @@ def _wrap(
     except BaseException:
         for session in reversed(sessions):
             session.take_back()
+        for optimizer, state in zip(optimizers, given):
+            optimizer.state.clear()  # a run may have been opened, whose state it showed
+            optimizer.state.update(state)
         raise
     tell_of_own_values(sessions[0].group.rank, sessions[0].ranks_of_all_hosts, model)
     for optimizer, session in zip(optimizers, sessions):

@@ -246,3 +246,26 @@ def test_a_commit_of_which_another_rank_has_a_copy_is_resumed(tmp_path, options)
     for began, is_same in run_ranks(2, joint_runs.copied_on_ranks, str(tmp_path), options):
         assert began == [4, 4]
         assert is_same
+
+
+def test_a_list_of_which_the_second_is_refused_keeps_the_state_of_both(tmp_path):
+    options = {"offload": f"nvme:{tmp_path}", "run": "mine"}
+
+    def stepped(width):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, width))
+        optimizers = [torch.optim.AdamW(part.parameters()) for part in model]
+        model(torch.ones(4)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return model, optimizers
+
+    model, optimizers = stepped(4)
+    for optimizer in ballast.wrap(optimizers, model, **options):
+        optimizer.close()
+    model, optimizers = stepped(5)
+    before = [{key: dict(values) for key, values in optimizer.state.items()} for optimizer in optimizers]
+    with pytest.raises(ballast.UsageError, match="B1009"):
+        ballast.wrap(optimizers, model, **options)
+    for optimizer, values in zip(optimizers, before):
+        assert type(optimizer) is torch.optim.AdamW
+        assert {key: dict(shown) for key, shown in optimizer.state.items()} == values
