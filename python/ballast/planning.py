@@ -83,7 +83,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
 @with_keywords_of(request_plan)
 def pareto_front(model: ModelLike, **options: Any) -> list[Plan]:
     """List the plan of `plan()`, and the plans that no other plan beats in both GPU memory and time, fastest first. `plan()`
-    explains the options, and what is raised where nothing fits.
+    explains the options, and the errors if nothing fits.
 
     >>> import ballast
     >>> plans = ballast.pareto_front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")

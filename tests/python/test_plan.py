@@ -294,12 +294,15 @@ def test_the_front_has_the_plan_that_divides_a_kind_of_state_among_tiers(ranks, 
 def test_state_is_reported_where_its_parameters_take_it():
     plan = ballast.plan("llama-70b", ranks=8, gpu="h100", host_memory="700GiB")
     parts = plan.placement["parameters"]
-    assert 0.3 < parts["device"] < 0.5 and plan.placement["state"] == pytest.approx(parts, abs=0.05)
+    call = plan.wrap_call()
+    kept = float(re.search(r'"state": \{"device": ([\d.]+), "host"', call)[1])  # of the state of parameters on the device
+    expected = kept * parts["device"]  # wrap() takes the state of those on the host there
+    assert 0.3 < parts["device"] < 0.5
+    assert plan.placement["state"] == pytest.approx({"device": expected, "host": 1 - expected})
     state = plan.memory["device"]["state"] / (10 * plan.parameters / 8)  # of the format split
     assert state == pytest.approx(parts["device"], abs=0.05)
-    assert re.search(r", state 3\d% on the GPU and 6\d% on the host", plan.text())
-    call = plan.wrap_call()
-    assert '"parameters": ' in call  # wrap() takes the state of those on the host there
+    assert f", state {expected:.0%} on the GPU and {1 - expected:.0%} on the host" in plan.text()
+    assert '"parameters": ' in call
     assert plan.to_dict()["wrap_call"] == call
 
 

@@ -30,7 +30,7 @@ std::size_t tile_of_run(Communicator& world, const RecordOptions& options);
 class Records {
  public:
   // Resumes from the newest commit that all ranks have, if the run has begun; else creates files. Takes over the records of other
-  // ranks, or of another stage, format or tile: see run_takeover.h. Refuses a run of other parameters or another rule (B1009).
+  // ranks, or of another stage, format or tile: see takeover.h. Refuses a run of other parameters or another rule (B1009).
   Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options);
 
   offload::RecordStore& store() { return *store_; }

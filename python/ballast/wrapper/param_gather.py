@@ -23,7 +23,7 @@ from ballast.wrapper.saved_tensors import SavedTensors
 from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.unit_gather import UnitGather
 from ballast.wrapper.units import Member, UnitOfMembers
-from ballast.wrapper.writes import LOST, refuse_lost_writes
+from ballast.wrapper.writes import LOST_WRITE, refuse_lost_writes
 
 log = logging.getLogger("ballast")
 
@@ -209,7 +209,7 @@ class ParamGather:
             hook.remove()
         self._compiled.remove()
         if written := self._gather.close_unit():
-            log.warning("%s: parameter %s", LOST, ", ".join(written))
+            log.warning("%s: parameter %s", LOST_WRITE, ", ".join(written))
         if together and gathers and not self._gather.are_collected():
             self._gather.release_values()
         self._saved.end_all_calls()

@@ -137,7 +137,7 @@ class UnitGather:
             )
 
     def release_unit(self) -> None:
-        """Release the open unit, if there is one. Refuse what was written to it: the values are lost."""
+        """Release the open unit, if there is one. Refuse writes to its parameters, because ranks keep none of them."""
         if written := self.close_unit():
             refuse_lost_writes(written)
 

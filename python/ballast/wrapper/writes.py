@@ -19,7 +19,8 @@ from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.units import Member
 
 _CHUNK = 4 << 20  # bytes of a GPU's memory that are summed together; as int64 they take eight times as many
-LOST = "cannot keep what was written to a parameter outside of ballast.gather(): each rank keeps a shard of it"
+REFUSED = "cannot keep a write to a parameter"
+LOST_WRITE = f"{REFUSED} outside of ballast.gather(): each rank keeps a shard of it"
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # odd and without a pattern: 2^64 divided by the golden ratio
 
 
@@ -88,14 +89,14 @@ def agree_on_writes(
     agreement.settle()
     counts = group.all_reduce([int(member in written) for member in before])
     anywhere = [member for member, count in zip(before, counts) if count > 0]
-    require_same_values(group, anywhere, "cannot keep what was written to a parameter")
+    require_same_values(group, anywhere, REFUSED)
     return anywhere
 
 
 def refuse_lost_writes(names: Sequence[str]) -> NoReturn:
     """Refuse writes to parameters that modules gather, after the parameters have their values from before again."""
     refuse_order(
-        LOST,
+        LOST_WRITE,
         where=f"parameter {', '.join(names)}",
         needed="the write inside of `with ballast.gather(parameter): ...`, on all ranks and with the same values",
         remedy="A write in a forward pass, such as that of nn.Embedding(max_norm=...), belongs before or after it. A tensor "

@@ -111,7 +111,7 @@ def test_memory_of_a_parameter_that_another_tensor_uses_is_not_overwritten(stage
 @pytest.mark.parametrize("by_data", [True, False])
 def test_values_that_differ_between_ranks_are_refused_on_all_of_them(stage, by_data):
     for error in run_ranks(2, writing.writes_on_rank_1_only, stage, by_data):
-        assert "cannot keep what was written to a parameter: ranks hold different values" in error
+        assert "cannot keep a write to a parameter: ranks hold different values" in error
         assert "parameter 0.weight; rank 1 differs from rank 0" in error
 
 

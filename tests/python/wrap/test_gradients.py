@@ -41,6 +41,9 @@ class Training:
         with ballast.gather(self.model):
             return [each.detach().clone() for each in self.model.parameters()]
 
+    def require_values_of(self, plain):
+        torch.testing.assert_close(self.values(), plain.values(), rtol=1e-5, atol=1e-6)
+
 
 def check_as_plain(body, kind=torch.optim.AdamW, configurations=({"stage": 2}, {"stage": 3})):
     """Compare trainings in which `body` does the same: what it returns, and the parameters in the end."""
@@ -49,7 +52,7 @@ def check_as_plain(body, kind=torch.optim.AdamW, configurations=({"stage": 2}, {
     for options in configurations:
         ours = Training(kind, **options)
         assert (body(ours) or []) == pytest.approx(expected, rel=1e-5)
-        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+        ours.require_values_of(plain)
 
 
 def check_trains_on(after, kind=torch.optim.AdamW):
@@ -63,7 +66,7 @@ def check_trains_on(after, kind=torch.optim.AdamW):
         ours.optimizer.step()
         ours.optimizer.zero_grad()
         ours.step()
-        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+        ours.require_values_of(plain)
 
 
 # --- Norms after a step ---
@@ -102,7 +105,7 @@ def test_norms_that_a_step_has_not_kept_are_refused(read):
             read(ours)
         ours.optimizer.zero_grad()
         ours.step()
-        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+        ours.require_values_of(plain)
 
 
 def test_a_norm_that_was_kept_from_a_cleared_step_is_refused():
@@ -173,7 +176,7 @@ def test_a_hook_that_adds_to_a_taken_gradient_is_refused_at_the_step():
         handle.remove()
         ours.optimizer.zero_grad()
         ours.step(), plain.step()
-        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+        ours.require_values_of(plain)
 
 
 def test_scaling_the_data_of_gradients_scales_them():
@@ -282,7 +285,7 @@ def test_gradients_after_a_norm_are_refused(clip, holds):
                 ours.backward()
         ours.optimizer.zero_grad()
         ours.step()
-        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+        ours.require_values_of(plain)
 
 
 def test_a_second_step_with_the_same_gradients_is_refused():
@@ -297,7 +300,7 @@ def test_a_second_step_with_the_same_gradients_is_refused():
         ours.optimizer.zero_grad()
         ours.optimizer.step()  # it has no gradients
         ours.step()
-        torch.testing.assert_close(ours.values(), plain.values(), rtol=1e-5, atol=1e-6)
+        ours.require_values_of(plain)
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -7,7 +7,7 @@ from python.wrap.support import lost_writes
 from python.wrap.support.lost_writes import KINDS, Writing, error_of, train, wrapped
 from python.wrap.support.ranks import run_ranks
 
-LOST = "cannot keep what was written to a parameter"
+LOST = "cannot keep a write to a parameter outside of"
 
 
 def check_named(said):

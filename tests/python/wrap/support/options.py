@@ -67,7 +67,7 @@ def with_another_buffer(model: torch.nn.Sequential) -> torch.optim.Optimizer:
 def wraps_what_rank_1_lists(
     rank: int, stages: list[int], lists: list[Callable[[torch.nn.Sequential], torch.optim.Optimizer]]
 ) -> list[tuple[str, bool]]:
-    """Wrap parameters that rank 1 lists in another way. Return the errors, and whether they left all values as they were."""
+    """Wrap parameters that rank 1 lists differently. Return the errors, and whether they left all values as they were."""
     said = []
     for stage in stages:
         for of_rank_1 in lists:
@@ -85,7 +85,7 @@ def wraps_what_rank_1_lists(
 
 
 def freezes_or_adds_in_its_own_way(rank: int, stage: int) -> list[tuple[str, int]]:
-    """Change what is trained after wrap(), on rank 1 in another way. Return the errors and the steps."""
+    """Train other parameters after wrap(), and other ones on rank 1. Return the errors and the steps."""
     said = []
     for adds in (False, True):
         model = layers()
