@@ -137,10 +137,11 @@ class Soak:
         return "\n".join(f"{log}: {log.read_text(errors='replace')[-1000:]}" for log in logs[-6:])
 
     def sample_files(self) -> None:
-        """Sample what is there between two jobs."""
+        """Sample what is there between two jobs. Each rank has its files, so only samples of as many ranks are compared."""
+        ranks = self.progress().split()[-1]
         for name in ("records", "checkpoints", "tmp"):
             files = [each for each in (self.folder / name).rglob("*") if each.is_file()]
-            self.outcome.sample(f"files in {name}", len(files))
+            self.outcome.sample(f"files in {name} of {ranks} rank(s)", len(files))
         self.outcome.sample("names in /dev/shm", len(set(os.listdir("/dev/shm"))))
 
     def compare(self) -> None:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from soak.outcome import FEWEST, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release"))
@@ -20,3 +21,12 @@ def test_a_training_that_fails_again_and_again_has_the_bits_of_an_undisturbed_on
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "the same bits" in ended.stdout
     assert "fault: " in ended.stdout, "there was no fault"
+
+
+@pytest.mark.parametrize(("samples", "grows"), [([8] * FEWEST, False), ([*range(FEWEST)], True), ([8, 12], False)])
+def test_growth_is_a_failure_when_enough_samples_show_it(samples, grows):
+    outcome = Outcome(seed=0)
+    for files in samples:
+        outcome.sample("files in records of 2 rank(s)", files)
+    outcome.check_growth()
+    assert bool(outcome.failures) == grows

@@ -82,7 +82,7 @@ def train(folder: Path) -> None:
         if is_over or optimizer.steps % SAVES_EVERY == 0:
             ballast.save(checkpoints, model, optimizer)
         if rank == 0:
-            (folder / "progress.new").write_text(f"{optimizer.steps} {os.getpid()}")
+            (folder / "progress.new").write_text(f"{optimizer.steps} {os.getpid()} {ranks}")
             (folder / "progress.new").rename(folder / "progress")
         if optimizer.on_any_rank(told_to_end.is_set()):
             break
