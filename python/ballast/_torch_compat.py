@@ -60,9 +60,22 @@ push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_tensor_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
+NO_BACKWARD = -1
+
+# Returns the number of the backward pass that runs on this thread, or NO_BACKWARD. One inside of another has its own number.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
+
+
 def is_in_backward() -> bool:
     """Return whether autograd runs a backward pass on this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_backward() != NO_BACKWARD
+
+
+def has_gradient_in_backward(parameter: torch.Tensor) -> bool:
+    """Return whether the backward pass that runs on this thread computes a gradient of the parameter, or has done so."""
+    with torch.enable_grad(), without_torch_function():
+        accumulates = torch.autograd.graph.get_gradient_edge(parameter).node
+    return bool(torch._C._will_engine_execute_node(accumulates))
 
 
 def is_recomputing() -> bool:

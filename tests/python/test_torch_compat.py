@@ -81,6 +81,23 @@ def test_a_thread_knows_whether_it_runs_a_backward_pass():
     assert (seen, compat.is_in_backward()) == ([True], False)
 
 
+def test_a_backward_pass_knows_which_parameters_get_gradients():
+    used, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    seen = []
+
+    def look(_):
+        seen.append((compat.current_backward(), compat.has_gradient_in_backward(used), compat.has_gradient_in_backward(other)))
+
+    inner = used * 2
+    inner.register_hook(look)
+    for _ in range(2):
+        inner.sum().backward(retain_graph=True)
+    (one, *first), (two, *second) = seen
+    assert first == second == [True, False]
+    assert one != two and compat.NO_BACKWARD not in (one, two)
+    assert compat.current_backward() == compat.NO_BACKWARD
+
+
 def test_gradient_hooks_of_a_parameter_are_found():
     parameter = torch.nn.Parameter(torch.ones(2))
     assert not compat.gradient_hooks_of(parameter)

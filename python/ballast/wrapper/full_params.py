@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,6 +75,9 @@ class FullParameters:
 
     def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
         """Do nothing: there are no calls of modules to watch."""
+
+    def before_gathers(self, tell: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """Do nothing: no unit is gathered alone."""
 
     def after_step(self) -> None:
         self._count_update()

@@ -27,6 +27,8 @@ class GradientOrder:
     [1, 0, 1, 0]
     >>> order.ended_by(1, 0), order.held(), order.rest(passes=3)  # it waits for the next one
     ([], None, [1, 0])
+    >>> order.arrived(1, 0), order.next_unit, order.missing_of_begun(1), order.missing_of_begun(0)
+    ([], 1, [1], [])
     """
 
     def __init__(self, order: Sequence[int], members: Sequence[int]):
@@ -59,6 +61,16 @@ class GradientOrder:
         while self._taken < len(self._order) and not self._missing[self._order[self._taken]]:
             self._taken += 1
         return self._order[first : self._taken]
+
+    @property
+    def next_unit(self) -> int | None:
+        """The unit whose turn it is."""
+        return self._order[self._taken] if self._taken < len(self._order) else None
+
+    def missing_of_begun(self, unit: int) -> list[int]:
+        """Return the members whose gradients are missing in this pass; none before one of the unit has arrived."""
+        missing = self._missing[unit]
+        return sorted(missing) if len(missing) < self._members[unit] else []
 
     def held(self) -> None:
         """Count a gradient that belongs to this pass and is taken later."""

@@ -158,6 +158,10 @@ class ParamGather:
         """Call `tell` before a module uses its parameters, from now on."""
         self._gather.before_use = tell
 
+    def before_gathers(self, tell: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """Call `tell` before another unit is gathered, from now on."""
+        self._gather.before_gather = tell
+
     def finish(self) -> None:
         """Do nothing: parameters are waited for where they are gathered."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,7 @@ from functools import partial
 import torch
 
 from ballast import _core
-from ballast._torch_compat import without_torch_function
+from ballast._torch_compat import NO_BACKWARD, current_backward, has_gradient_in_backward, without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.wrapper.collectives import words_of_all_ranks
@@ -24,10 +25,10 @@ from ballast.wrapper.joint_runs import ALONE, JointRun
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same, require_same_end
-from ballast.wrapper.same_parameters import naming_unused_parameters
 from ballast.wrapper.sharded_state import Residence, ShardedState
 from ballast.wrapper.taken_gradients import TakenGradients
 from ballast.wrapper.units import UnitOfMembers, backward_order
+from ballast.wrapper.unused_units import naming_unused_units
 from ballast.wrapper.updates import StepCall
 
 log = logging.getLogger("ballast")
@@ -73,6 +74,8 @@ class Partition(ShardedState):
         self._updates_in_backward = options.update_in_backward
         self.gradients.may_scale = not options.update_in_backward
         self._order_is_learnt = False
+        self._last_backward = [NO_BACKWARD] * len(units)  # in which gradients of each unit have arrived
+        self._residence.before_gathers(weakref.WeakMethod(self._complete_unit))
         self._reset_step()
 
     def _reset_step(self) -> None:
@@ -141,6 +144,9 @@ class Partition(ShardedState):
         if number in self.gradients.taken and type(gradient) is not TakenGradient:
             self._discard_cleared_gradients()
         unit, place = self._places[number]
+        if self.stage == 3 and unit != self._gradient_order.next_unit:
+            self._complete_unit()
+        self._last_backward[unit] = current_backward()
         if ended := self._gradient_order.ended_by(unit, place):
             self._take_all(ended)
         self.gradients.take(number, parameter, gradient)
@@ -148,6 +154,17 @@ class Partition(ShardedState):
             self._gradient_order.held()
         elif complete := self._gradient_order.arrived(unit, place):
             self._take_all(complete)
+
+    def _complete_unit(self) -> None:
+        """Take the unit whose turn it is if the backward pass computes none of its missing gradients, such as those of an
+        expert without tokens. Other ranks may have all of them, and reduce the unit before they gather the next one."""
+        unit = self._gradient_order.next_unit
+        if unit is None or self._last_backward[unit] != current_backward():
+            return
+        missing = [self._units[unit].trained[place].parameter for place in self._gradient_order.missing_of_begun(unit)]
+        if not any(map(has_gradient_in_backward, missing)):
+            for parameter in missing:
+                self.arrived(parameter)
 
     def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
         for unit in units:
@@ -159,7 +176,7 @@ class Partition(ShardedState):
                 now = self._inputs_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
                 self._prepared = now.described()
-            with naming_unused_parameters():
+            with naming_unused_units():
                 memory = self._acquire_gradients(unit)
             try:
                 if count:

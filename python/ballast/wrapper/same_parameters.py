@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import zip_longest
 
 import torch
 
-from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import refuse
 from ballast.connecting import Group
-from ballast.errors import UsageError
 from ballast.wrapper.collectives import from_all_ranks, words_of_all_ranks
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.unwrap import named_buffers, named_parameters
@@ -38,28 +35,6 @@ def require_same_parameters(group: Group, mine: Sequence[str]) -> None:
                     remedy="Make lists of parameters from model.parameters(), or sort them by name. A set of parameters has "
                     "another order in each process.",
                 )
-
-
-@contextmanager
-def naming_unused_parameters() -> Iterator[None]:
-    """Say what to do about parameters that only some ranks use, in the error of ranks that do not reduce a unit together."""
-    try:
-        yield
-        return
-    except UsageError as error:
-        names = {"B1003": "wrong_size", "B1007": "out_of_order"}
-        if error.code not in names or "rank" not in error.what_happened:
-            raise
-        name, met = names[error.code], error
-    remedy = (
-        "Make the same calls with the same sizes, in the same order, on all ranks. If a rank uses only some parameters of the "
-        "unit, as one without tokens for an expert does, give it gradients of zero: "
-        "loss + 0 * sum(p.sum() for p in expert.parameters()), in the module that uses the expert."
-    )
-    problem = _core.Problem(
-        what=met.what_happened, where=met.where, needed=met.needed, available=met.available, remedy=remedy
-    )
-    fail(name, problem)
 
 
 def in_words(parameters: Iterable[tuple[int, torch.Tensor]], names: Mapping[int, str]) -> Iterator[str]:

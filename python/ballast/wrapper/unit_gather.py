@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -17,6 +18,7 @@ from ballast.wrapper.memory import views_in
 from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.ungathered import nothing_like, plain
 from ballast.wrapper.units import Member, UnitOfMembers
+from ballast.wrapper.unused_units import naming_unused_units
 from ballast.wrapper.writes import refuse_lost_writes
 
 
@@ -56,6 +58,7 @@ class UnitGather:
         self.is_gone = False  # the training has ended, and the values are lost
         self.is_over = False  # the training has ended, or another partition has the values
         self.before_use: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules; None during a step
+        self.before_gather: weakref.WeakMethod[Callable[[], None]] | None = None  # told before another unit is gathered
 
     def take(self, owner: ParameterOwner) -> None:
         """Shard all parameters: `owner` keeps their values from now on."""
@@ -83,9 +86,12 @@ class UnitGather:
         if self.open_unit == unit and self._is_exact == exact:
             return
         self.require_there(self.units[unit].members[0])
+        if self.before_gather is not None and (tell := self.before_gather()) is not None:
+            tell()
         self.release_unit()
         acquire = self._core.acquire_exact_parameters if exact else self._core.acquire_parameters
-        memory = acquire(unit)
+        with naming_unused_units():
+            memory = acquire(unit)
         key = (unit, memory.address)
         members = self.units[unit].members
         if key not in self._views:

@@ -172,15 +172,15 @@ class Experts(torch.nn.Module):
         if self.uses_all:
             result = result + self.experts[1](x)
         elif self.adds_zero:
-            result = result + 0 * sum(each.sum() for each in self.experts[1].parameters())
+            result = result + 0 * self.experts[1](x).sum()
         return result
 
 
 def leaves_an_expert_out(rank: int, adds_zero: bool, step: int) -> str:
-    """Train three steps in stage 3. In one of them rank 1 does not use an expert of the second block. Return the error."""
+    """Train three steps in stage 3. In one of them rank 1 does not use an expert that is a unit. Return the error."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(Experts() for _ in range(3)))
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, units=["Experts"], timeout=20)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, units=["Linear"], timeout=5)
     try:
         for number in range(3):
             model[1].uses_all, model[1].adds_zero = (rank, number) != (1, step), adds_zero
