@@ -83,6 +83,15 @@ constexpr double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
 }
 
+// Not std::countl_zero(): it calls a function of the host compiler, which nvcc leaves out of device code without a word.
+constexpr int leading_zeros(std::uint64_t x) {
+  int zeros = 0;
+  for (int half = 32; half > 0; half /= 2) {
+    if (x >> (64 - half) == 0) zeros += half, x <<= half;
+  }
+  return zeros;  // 63 if no bit is set
+}
+
 // Returns the sum, rounded once to nearest, ties to even. It is NaN if a NaN was added, else infinite if an infinity
 // was.
 constexpr double value(const ExactSum& sum) {
@@ -101,7 +110,7 @@ constexpr double value(const ExactSum& sum) {
   }
   // Take the leading 64 bits; the last one also says whether any bit below it is set. That is 11 bits more than a
   // double has, so the conversion rounds the whole sum correctly.
-  const int free = std::countl_zero(bin(top));  // at least 1, for the sign bit of the bin
+  const int free = leading_zeros(bin(top));  // at least 1, for the sign bit of the bin
   const std::uint64_t below = bin(top - 1) << 32 | bin(top - 2);
   bool inexact = below << free != 0;
   for (int i = 0; i < top - 2; ++i) {

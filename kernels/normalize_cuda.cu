@@ -6,7 +6,11 @@ namespace {
 
 __global__ void __launch_bounds__(threads_per_chunk)
     normalize_kernel(ConstNumbers from, Stretch all, const ExactSum* squares, NormBound bound, Numbers to) {
-  const float by = divisor(*squares, bound);
+  __shared__ float by;
+  if (threadIdx.x == 0) {
+    by = divisor(*squares, bound);
+  }
+  __syncthreads();
   each_chunk(all.chunks_end, [&](std::size_t chunk) {
     const OctetPlace place = place_in(all, chunk, threadIdx.x);
     FloatOctet floats = load_floats(from, place);

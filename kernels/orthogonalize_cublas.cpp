@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "kernels/cublas.h"
 #include "kernels/cuda.h"
 #include "kernels/newton_schulz.h"
@@ -26,7 +28,12 @@ int whole(std::size_t count) {
 
 // cuBLAS stores matrices by columns, so it reads a factor that is stored by rows as its transpose.
 cublasOperation_t operation(const Factor& factor) { return factor.column_step == 1 ? CUBLAS_OP_N : CUBLAS_OP_T; }
-int stride(const Factor& factor) { return whole(factor.column_step == 1 ? factor.row_step : factor.column_step); }
+
+// The distance of the columns that cuBLAS reads. It refuses one that is less than their height, as the step of a factor with one
+// row or one column may be.
+int stride(const Factor& factor, std::size_t rows, std::size_t columns) {
+  return whole(factor.column_step == 1 ? std::max(factor.row_step, columns) : std::max(factor.column_step, rows));
+}
 
 class CudaMatrixWork : public MatrixWork {
  public:
@@ -50,11 +57,12 @@ class CudaMatrixWork : public MatrixWork {
     const auto step = [](auto height, auto width) {
       return static_cast<long long>(height) * static_cast<long long>(width);
     };
-    check(cublas().multiply(handle_, operation(right), operation(left), whole(columns), whole(rows), whole(inner),
-                            &alpha, right.data, CUDA_R_16BF, stride(right), step(inner, columns), left.data,
-                            CUDA_R_16BF, stride(left), step(rows, inner), &beta, to, CUDA_R_16BF, whole(columns),
-                            step(rows, columns), whole(count), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-          "a product of matrices by cuBLAS");
+    check(
+        cublas().multiply(handle_, operation(right), operation(left), whole(columns), whole(rows), whole(inner), &alpha,
+                          right.data, CUDA_R_16BF, stride(right, inner, columns), step(inner, columns), left.data,
+                          CUDA_R_16BF, stride(left, rows, inner), step(rows, inner), &beta, to, CUDA_R_16BF,
+                          whole(columns), step(rows, columns), whole(count), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+        "a product of matrices by cuBLAS");
   }
 
  private:

@@ -161,8 +161,12 @@ Completion ActivationStore::leave(Order order, std::byte* to) {
   used_.erase(order);
   held_.insert(order);  // so that nothing takes its buffer now
   read_ahead(order);
-  check(order, piece);
   Completion left;
+  if (upload_ && !piece.was_read) {
+    piece.entered.order(*upload_);  // a copy of the GPU, which waits for it there
+  } else {
+    check(order, piece);
+  }
   if (upload_) {
     copy(to, piece.buffer->memory.data(), piece.bytes, *upload_);
     left = mark(*upload_);

@@ -5,7 +5,8 @@
 namespace ballast::offload {
 namespace {
 
-constexpr std::size_t slab_buffers = 16;
+constexpr std::size_t least_buffers = 16;  // of a slab; large ones are slow to pin, and many are slower
+constexpr std::size_t growth = 4;          // a slab adds at least this part of what is there
 
 }  // namespace
 
@@ -52,12 +53,14 @@ PieceBuffer* PieceBuffers::take_used() {
 }
 
 void PieceBuffers::add_slab() {
-  const std::size_t count = std::min(slab_buffers, options_.most - buffers_.size());
+  const std::size_t wanted = std::max(least_buffers, buffers_.size() / growth);
+  const std::size_t count = std::min(wanted, options_.most - buffers_.size());
   const bool pinned = options_.gpu.has_value();
   slabs_.push_back(allocate(accounts_, {.kind = pinned ? MemoryKind::pinned : MemoryKind::pageable,
                                         .bytes = count * options_.buffer_bytes,
                                         .owner = "offloaded activations",
-                                        .gpu = options_.gpu.value_or(0)}));
+                                        .gpu = options_.gpu.value_or(0),
+                                        .threads = 0}));
   const std::span<std::byte> memory{slabs_.back().data(), slabs_.back().bytes()};
   if (options_.queue != nullptr) options_.queue->remember(memory);
   for (std::size_t i = 0; i < count; ++i) {

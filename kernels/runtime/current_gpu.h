@@ -1,4 +1,4 @@
-// The current GPU of the calling thread, for direct calls of CUDA and its libraries. Only in builds with CUDA.
+// The current GPU of the calling thread, for direct calls of CUDA and its libraries. In builds without CUDA nothing is selected.
 #pragma once
 
 #include <new>

@@ -38,7 +38,7 @@ std::size_t available_bytes(int gpu);
 std::string pin(std::byte* memory, std::size_t bytes, int gpu);  // returns why it is not pinned; empty on success
 void unpin(std::byte* memory, int gpu) noexcept;                 // waits for all of the GPU's work
 
-StreamHandle create_stream(int gpu);
+StreamHandle create_stream(int gpu, bool has_priority = false);
 void destroy(StreamHandle stream) noexcept;
 void synchronize(StreamHandle stream);
 bool is_done(StreamHandle stream);

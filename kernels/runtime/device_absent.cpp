@@ -1,9 +1,17 @@
 // The device of a build without CUDA: there is no GPU, and each call that needs one throws B2101.
 #include <ballast/error.h>
 
+#include <fmt/format.h>
+
+#include "kernels/runtime/current_gpu.h"
 #include "kernels/runtime/device.h"
 
-#include <fmt/format.h>
+namespace ballast {
+
+CurrentGpu::CurrentGpu(int) {}
+CurrentGpu::~CurrentGpu() = default;
+
+}  // namespace ballast
 
 namespace ballast::device {
 
@@ -28,7 +36,7 @@ std::size_t available_bytes(int) { refuse("a GPU's free memory"); }
 std::string pin(std::byte*, std::size_t, int) { return "no GPU: " + absence(); }
 void unpin(std::byte*, int) noexcept {}
 
-StreamHandle create_stream(int) { refuse("a stream"); }
+StreamHandle create_stream(int, bool) { refuse("a stream"); }
 void destroy(StreamHandle) noexcept {}
 void synchronize(StreamHandle) { refuse("a stream"); }
 bool is_done(StreamHandle) { refuse("a stream"); }

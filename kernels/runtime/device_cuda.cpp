@@ -120,7 +120,12 @@ void require_gpu(int gpu) {
   });
 }
 
-void choose_gpu(int gpu) { check_cuda(cudaSetDevice(existing(gpu)), "choosing a GPU"); }
+// Only threads of our own call this. Without the mode, their calls would break a CUDA graph that another thread captures.
+void choose_gpu(int gpu) {
+  check_cuda(cudaSetDevice(existing(gpu)), "choosing a GPU");
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "leaving captured streams alone");
+}
 
 std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner) {
   const CurrentGpu current(existing(gpu));
@@ -166,10 +171,13 @@ void unpin(std::byte* memory, int gpu) noexcept {
   ignore(cudaHostUnregister(memory));
 }
 
-StreamHandle create_stream(int gpu) {
+StreamHandle create_stream(int gpu, bool has_priority) {
   const CurrentGpu current(existing(gpu));
   StreamHandle stream = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  int lowest = 0, highest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "reading the priorities of streams");
+  check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, has_priority ? highest : lowest),
+             "creating a stream");
   return stream;
 }
 

@@ -14,8 +14,10 @@ class Event;
 // completes after the stream is destroyed.
 class Stream {
  public:
-  explicit Stream(int gpu = 0);                          // throws B2101 or B2102 without a GPU
-  static Stream wrap(StreamHandle handle, int gpu = 0);  // a stream that the caller owns
+  enum class Priority { normal, high };  // the kernels of a high one begin before those that wait in others
+
+  explicit Stream(int gpu = 0, Priority priority = Priority::normal);  // throws B2101 or B2102 without a GPU
+  static Stream wrap(StreamHandle handle, int gpu = 0);                // a stream that the caller owns
 
   StreamHandle handle() const { return handle_.get(); }
   int gpu() const { return gpu_; }

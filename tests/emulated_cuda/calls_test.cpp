@@ -6,6 +6,7 @@
 #include "tests/comm/process_groups.h"
 #include "tests/emulated_cuda/emulated.h"
 #include "tests/zero/training_rig.h"
+#include "zero/comm/channel.h"
 #include "zero/engine/gpu_lanes.h"
 #include "zero/plan/awaited.h"
 #include "zero/plan/compiled_plan.h"
@@ -125,4 +126,22 @@ TEST_CASE("a unit takes four kernels, three exchanges and seven events where eve
 
 TEST_CASE("a unit takes three kernels, three exchanges and eight events where its state is on the host") {
   check_calls_of_two_ranks(all_in(Tier::host), {.kernels = 3, .nccl_kernels = 3, .records = 8});
+}
+
+TEST_CASE("a group of GPUs that only gathers connects no pairs of ranks") {
+  const ProcessGroupRig rig(2, HostTransport::shared_memory, patient);
+  Processes processes(2, [&](std::size_t rank) {
+    rig.as_rank(rank, [&](Communicator& world) {
+      const int gpu = static_cast<int>(rank);
+      const Stream stream(gpu);
+      const auto backend = kernels::cuda_backend(stream.handle(), gpu);
+      for (const bool only_gathers : {true, false}) {
+        emulated::reset_counts();
+        const Channel channel{{stream.handle(), gpu, only_gathers}, backend.get()};
+        const auto on_gpus = world.split(0, &channel);
+        expect(emulated::counts()["ncclSend"] == (only_gathers ? 0 : 2), "the number of ranks that are connected");
+      }
+    });
+  });
+  CHECK(processes.failures() == Failures(2));
 }

@@ -125,7 +125,9 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
                                           cublasGemmAlgo_t) {
   const cublasStatus_t status = begin("cublasGemmStridedBatchedEx", emulated::Context::on_current);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  if (handle->gpu != emulated::current_gpu()) return CUBLAS_STATUS_INVALID_VALUE;
+  const bool are_high_enough = a_stride >= (a_operation == CUBLAS_OP_N ? rows : inner) &&
+                               b_stride >= (b_operation == CUBLAS_OP_N ? inner : columns) && c_stride >= rows;
+  if (handle->gpu != emulated::current_gpu() || !are_high_enough) return CUBLAS_STATUS_INVALID_VALUE;
   const Matrix first{const_cast<void*>(a), a_type, a_stride, a_operation == CUBLAS_OP_T};
   const Matrix second{const_cast<void*>(b), b_type, b_stride, b_operation == CUBLAS_OP_T};
   const Matrix to{c, c_type, c_stride};

@@ -2,10 +2,13 @@
 #include <catch2/catch.hpp>
 #include <set>
 
+#include "kernels/runtime/buffer.h"
+#include "kernels/runtime/stream.h"
 #include "tests/comm/process_groups.h"
 #include "tests/emulated_cuda/emulated.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/training_rig.h"
+#include "zero/comm/channel.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -138,4 +141,29 @@ TEST_CASE("ranks end when a call of CUDA or NCCL fails on one of them") {
   }
   CHECK(failed > 8);
   CHECK(followed + 3 > failed);
+}
+
+// A link may break while a rank waits. No call of NCCL returns that error.
+TEST_CASE("an error that NCCL finds between its calls ends the ranks") {
+  const ProcessGroupRig rig(2, HostTransport::shared_memory, patient);
+  Processes processes(2, [&](std::size_t rank) {
+    rig.as_rank(rank, [&](Communicator& world) {
+      const int gpu = static_cast<int>(rank);
+      const Stream stream(gpu);
+      const auto backend = kernels::cuda_backend(stream.handle(), gpu);
+      const Channel channel{{stream.handle(), gpu}, backend.get()};
+      const auto on_gpus = world.split(0, &channel);
+      MemoryAccounts accounts;
+      const Buffer memory = allocate(accounts, {.kind = MemoryKind::device, .bytes = 256, .owner = "test", .gpu = gpu});
+      if (rank == 0) {
+        emulated::fail_call_of("ncclCommGetAsyncError", 1, cudaErrorLaunchFailure);
+        on_gpus->all_gather(memory.view(DType::u8).part(0, 128), memory.view(DType::u8));
+      }
+      world.barrier();  // rank 1 makes no other call
+      stream.synchronize();
+    });
+  });
+  for (const std::string& failure : processes.failures()) {
+    CHECK_THAT(failure, Contains("NCCL failed: remote process exited or there was a network error"));
+  }
 }

@@ -139,6 +139,13 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return fails ? ncclSystemError : ncclSuccess;
 }
 
+// A call that is told to fail finds the error that it was told.
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  emulated::communicator_of(comm);
+  *error = is_told_to_fail("ncclCommGetAsyncError") ? ncclRemoteError : ncclSuccess;
+  return ncclSuccess;
+}
+
 const char* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
     case ncclSuccess: return "no error";

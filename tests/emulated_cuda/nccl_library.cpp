@@ -12,6 +12,7 @@ const ballast::NcclCalls& ballast::nccl_calls() {
                                .group_end = ncclGroupEnd,
                                .send = ncclSend,
                                .receive = ncclRecv,
-                               .all_gather = ncclAllGather};
+                               .all_gather = ncclAllGather,
+                               .asynchronous_error = ncclCommGetAsyncError};
   return calls;
 }

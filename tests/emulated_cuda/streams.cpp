@@ -153,8 +153,26 @@ using emulated::call;
 using emulated::Context;
 using emulated::stream_of;
 
+// Nothing is captured.
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return call("cudaThreadExchangeStreamCaptureMode", Context::none, [] { return cudaSuccess; });
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+  return call("cudaDeviceGetStreamPriorityRange", Context::on_current, [&] {
+    *lowest = 0;
+    *highest = -5;
+    return cudaSuccess;
+  });
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return call("cudaStreamCreateWithFlags", Context::on_current, [&] {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+// Priorities change no order that is promised.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return call("cudaStreamCreateWithPriority", Context::on_current, [&] {
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;  // the others are not emulated
     emulated::end_destroyed_streams();
     auto made = std::make_shared<CUstream_st>(emulated::current_gpu());

@@ -2,10 +2,15 @@
 // bytes, and a write outside its arrays is seen too.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/state_math.h"
@@ -33,6 +38,26 @@ class UpdateMemory {
   }
 
   std::vector<std::byte>& bytes() { return bytes_; }
+
+  // Says where the other memory differs; nothing if it is the same.
+  std::string difference(const UpdateMemory& other) const {
+    static constexpr std::array names{"parameters",
+                                      "gradients",
+                                      "masters",
+                                      "momenta",
+                                      "variances",
+                                      "scales of the momenta",
+                                      "scales of the variances"};
+    const auto at = static_cast<std::size_t>(std::ranges::mismatch(bytes_, other.bytes_).in1 - bytes_.begin());
+    if (at == bytes_.size()) return {};
+    std::size_t count = 0;
+    for (std::size_t i = at; i < bytes_.size(); ++i) {
+      if (bytes_[i] != other.bytes_[i]) ++count;
+    }
+    return fmt::format("{} bytes differ; the first is byte {} of the {}: {:02x}, not {:02x}", count, at % room() - 64,
+                       names.at(at / room()), std::to_integer<unsigned>(bytes_[at]),
+                       std::to_integer<unsigned>(other.bytes_[at]));
+  }
   TileMemory tile() { return tile_at(bytes_.data()); }
 
   TileMemory tile_at(std::byte* base) const {

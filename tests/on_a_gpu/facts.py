@@ -13,7 +13,9 @@ from pathlib import Path
 
 from on_a_gpu.machine import ROOT, Machine
 
-GPU_FIELDS = "name,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm,clocks.max.mem,power.limit"
+GPU_FIELDS = (
+    "name,compute_cap,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm,clocks.max.mem,power.limit"
+)
 
 
 def output_of(program: str | None, *arguments: str) -> str:
@@ -21,7 +23,7 @@ def output_of(program: str | None, *arguments: str) -> str:
     if program is None:
         return "missing"
     try:
-        ran = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20)
+        ran = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)  # torch is large
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"failed: {error}"
     text = " | ".join(line.strip() for line in (ran.stdout or ran.stderr).splitlines() if line.strip())
@@ -93,7 +95,7 @@ def facts(machine: Machine) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "pybind11", lambda: str(machine.pybind11 or "missing")
     yield "torch", torch
     yield "pytest", lambda: output_of(sys.executable, "-c", "import pytest; print(pytest.__version__, pytest.__file__)")
-    yield "pack", lambda: text_of(str(machine.pack / "origin.txt"))
+    yield "pack", lambda: " | ".join(text_of(str(machine.pack / name)) for name in ("origin.txt", "commit.txt"))
     yield "cores", lambda: str(machine.cores)
     yield "memory", memory
     yield "ulimit -l (soft, hard)", locked_memory

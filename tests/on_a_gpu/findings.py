@@ -15,7 +15,7 @@ TELLING = re.compile(
     r"|tests passed, |\((Failed|Timeout|Skipped|SEGFAULT|Subprocess aborted)\)|^test skipped: |No tests were found"
     r"|^All tests passed|^test cases: |: FAILED:$"
     r"|^(FAILED|ERROR|SKIPPED) |^=+ .*\b(passed|failed|skipped|error)|^E  +\w*(Error|Exception)"
-    r"|ERROR SUMMARY|RACECHECK SUMMARY|^========= (Invalid|Race|Error|Warning|Program hit)"
+    r"|NVRM: Xid|ERROR SUMMARY|RACECHECK SUMMARY|^========= (Invalid|Race|Error|Warning|Program hit)"
 )
 # They name nothing, and would fill the page.
 REPEATED = re.compile(r"^ninja: build stopped|^\[\d+/\d+\]")
@@ -31,9 +31,11 @@ def findings(log: str) -> list[str]:
 
 def has_run_no_test(log: str) -> bool:
     """Tell whether ctest or a test program has skipped all of its tests, which neither of them calls a failure."""
+    if re.search(r"(test skipped|SKIPPED \[\d+\] .*): no usable GPU", log):
+        return True
     total = re.search(r"tests failed out of (\d+)", log)
     skipped = len(re.findall(r"^\s*\d+ - .* \(Skipped\)$", log, re.M))
-    return "test skipped: no usable GPU" in log or (total is not None and skipped >= int(total[1]))
+    return total is not None and skipped >= int(total[1])
 
 
 def last_lines(log: str, count: int) -> list[str]:

@@ -81,6 +81,10 @@ class Machine:
         folders = [Path(sysconfig.get_path("include")), self.pack / "usr" / "include" / version]
         return next((folder for folder in folders if (folder / "Python.h").is_file()), None)
 
+    @property
+    def can_build_package(self) -> bool:
+        return self.pybind11 is not None and self.python_headers is not None
+
     def has_module(self, name: str) -> bool:
         return importlib.util.find_spec(name) is not None
 
@@ -104,6 +108,7 @@ class Machine:
             "CMAKE_BUILD_TYPE": "Release",
             "BALLAST_CUDA": "ON",
             "BALLAST_CUDA_ARCHITECTURES": self.architectures,
+            "CMAKE_CUDA_FLAGS": "-lineinfo",  # for compute-sanitizer; the code is the same
             "BALLAST_INSTALL": "OFF",
             "BALLAST_PYTHON": "OFF",
             "Python_EXECUTABLE": sys.executable,
@@ -114,7 +119,7 @@ class Machine:
             given["CMAKE_CUDA_COMPILER"] = nvcc
         if self.nvidia_wheels is not None:
             given["BALLAST_NVIDIA_WHEELS"] = str(self.nvidia_wheels)
-        if self.pybind11 is not None and self.python_headers:
+        if self.can_build_package:
             given["BALLAST_PYTHON"] = "ON"
             given["pybind11_ROOT"] = str(self.pybind11)
             given["Python_INCLUDE_DIR"] = str(self.python_headers)

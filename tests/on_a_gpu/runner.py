@@ -43,7 +43,7 @@ class Runner:
         return exit_code([self.results.of(step.name) for step in chosen])
 
     def _run_all(self, chosen: Sequence[Step], again: bool) -> None:
-        commit = commit_of(ROOT)
+        commit = commit_of(ROOT, self.machine.pack)
         for step in chosen:
             if self.results.is_finished(step, chosen) and not again:
                 print(f"{step.name}: {self.results.of(step.name).result} in an earlier run", flush=True)
@@ -86,7 +86,7 @@ class Runner:
         if outcome == "timed out" and limit < own_limit:
             outcome = "cut"
         text = log.read_text(errors="replace")
-        if outcome == "passed" and has_run_no_test(text):
+        if outcome == "passed" and not self.machine.no_gpu_because and has_run_no_test(text):
             outcome = "FAILED"  # the driver has a GPU, but no test could use it
         said = findings(text) or (last_lines(text, 5) if outcome != "passed" else [])
         return Result(step.name, outcome, round(time.monotonic() - began, 1), said, log.name)
@@ -137,10 +137,13 @@ def exit_code(results: Sequence[Result | None]) -> int:
     return NO_GPU if "no GPU" in names else ALL_PASSED
 
 
-def commit_of(tree: Path) -> str:
-    """Return the commit of the tree, or nothing where git or its folder is missing."""
+def commit_of(tree: Path, pack: Path) -> str:
+    """Return the commit of the tree, or that of the pack where git or its folder is missing, or nothing."""
     try:
         asked = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=tree, capture_output=True, text=True, timeout=20)
+        if asked.returncode == 0:
+            return asked.stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return asked.stdout.strip() if asked.returncode == 0 else ""
+        pass
+    packed = pack / "commit.txt"
+    return packed.read_text().strip() if packed.exists() else ""

@@ -1,4 +1,4 @@
-"""The steps of `run`, in their order: what tells the most comes first, and each program is built just before it is needed."""
+"""The steps of `run`, in their order: what tells the most comes first. The kernels are built alone, then all other programs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ FORECASTS = {
     **{f"stage-{stage}": f"stage {stage} on one GPU" for stage in range(4)},
     "stage-3-host": "stage 3 with the optimizer's state on the host",
 }
+
+RUNTIME = ["test_runtime"]
+ENGINE = ["test_offload", "test_comm", "test_zero"]
+PACKAGE = ["_core"]
+TRAINER = ["gpt", "test_gpt"]
+RATES = ["benchmark_gpu", "show_machine"]
+
+QUICK = "[gpu]~*many elements*~*more elements*~*orthogonalizes*"  # tests of kernels that compute-sanitizer runs in seconds
 
 
 @dataclass(frozen=True)
@@ -40,13 +48,16 @@ def all_steps(machine: Machine) -> list[Step]:
     return [
         Step("facts", "what the machine has", 120, python("-m", "on_a_gpu.facts"), needs_gpu=False),
         configuring(machine),
-        *kernels_and_runtime(machine),
+        *kernels(machine),
+        building_all(machine),
+        *runtime(machine),
         *engine(machine),
         *package(machine),
-        *sanitizers(machine),
         *trainer(machine),
         *rates(machine),
         *forecasts(machine),
+        *sanitizers(machine),
+        driver_messages(),
     ]
 
 
@@ -69,35 +80,49 @@ def building(machine: Machine, name: str, targets: list[str], product: str) -> S
     )
 
 
+def building_all(machine: Machine) -> Step:
+    """Return the step that compiles all programs together, as far as it can: the steps after it tell which are missing."""
+    targets = [*RUNTIME, *ENGINE, *(PACKAGE if machine.can_build_package else []), *TRAINER, *RATES]
+    command = ("cmake", "--build", str(machine.build), "--parallel", str(machine.cores), "--target", *targets)
+    about = "compile all other programs at once"
+    return Step("build-all", about, 400, (*command, "--", "-k", "0"), after="configure", needs_gpu=False)
+
+
 def ctest(machine: Machine, *choice: str) -> tuple[str, ...]:
     build = str(machine.build)
-    return ("ctest", "--test-dir", build, "-L", "gpu", *choice, "--output-on-failure", "--no-tests=error", "--timeout", "120")
+    return ("ctest", "--test-dir", build, "-L", "gpu", *choice, "--output-on-failure", "--no-tests=error", "--timeout", "60")
 
 
-def kernels_and_runtime(machine: Machine) -> list[Step]:
-    kernels, runtime = ctest(machine, "-R", "^kernels:"), ctest(machine, "-R", "^runtime:")
+def kernels(machine: Machine) -> list[Step]:
+    tests = ctest(machine, "-R", "^kernels:")
     return [
         building(machine, "kernels", ["test_kernels"], "tests/test_kernels"),
-        Step("test-kernels", "kernels give the bits of the CPU", 240, kernels, after="build-kernels"),
-        building(machine, "runtime", ["test_runtime"], "tests/test_runtime"),
-        Step("test-runtime", "memory, streams and events", 120, runtime, after="build-runtime"),
+        Step("test-kernels", "kernels give the bits of the CPU", 240, tests, after="build-kernels"),
+    ]
+
+
+def runtime(machine: Machine) -> list[Step]:
+    tests = ctest(machine, "-R", "^runtime:")
+    return [
+        building(machine, "runtime", RUNTIME, "tests/test_runtime"),
+        Step("test-runtime", "memory, streams and events", 120, tests, after="build-runtime"),
     ]
 
 
 def engine(machine: Machine) -> list[Step]:
     rest = ctest(machine, "-E", "^(kernels|runtime|gpt):")
     return [
-        building(machine, "engine", ["test_offload", "test_comm", "test_zero"], "tests/test_zero"),
+        building(machine, "engine", ENGINE, "tests/test_zero"),
         Step("test-engine", "offload, NCCL, and training at each stage and tier", 240, rest, after="build-engine"),
     ]
 
 
 def package(machine: Machine) -> list[Step]:
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "python").rglob("test_gpu*.py"))
-    tests = python("-m", "pytest", "-p", "no:cacheprovider", "--durations=5", *files)
+    tests = python("-m", "pytest", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60", "--durations=5", *files)
     about = "tests/python/**/test_gpu*.py; without a GPU those parts that run on the CPU"
     return [
-        building(machine, "python", ["_core"], f"python/ballast/_core{sysconfig.get_config_var('EXT_SUFFIX')}"),
+        building(machine, "python", PACKAGE, f"python/ballast/_core{sysconfig.get_config_var('EXT_SUFFIX')}"),
         Step("test-python", about, 400, tests, after="build-python", needs_gpu=False, module="torch"),
     ]
 
@@ -107,10 +132,10 @@ def sanitizers(machine: Machine) -> list[Step]:
     program = str(machine.build / "tests" / "test_kernels")
 
     def step(name: str, about: str) -> Step:
-        command = (tool, "--tool", name, "--error-exitcode", "9", "--print-limit", "20", program, "[gpu]", "--durations", "yes")
-        return Step(name, about, 300, command, after="build-kernels", program="compute-sanitizer")
+        command = (tool, "--tool", name, "--error-exitcode", "9", "--print-limit", "20", program, QUICK, "--durations", "yes")
+        return Step(name, about, 120, command, after="build-kernels", program="compute-sanitizer")
 
-    return [
+    return [  # after the others: they take long
         step("memcheck", "kernel tests under compute-sanitizer: memory"),
         step("racecheck", "kernel tests under compute-sanitizer: shared memory"),
     ]
@@ -129,7 +154,7 @@ def trainer(machine: Machine) -> list[Step]:
 
     compare = python("-m", "on_a_gpu.gpt_tiers", "compare", *folders)
     return [
-        building(machine, "gpt", ["gpt", "test_gpt"], "examples/gpt/gpt"),
+        building(machine, "gpt", TRAINER, "examples/gpt/gpt"),
         Step("test-gpt", "layers on the GPU vs. the CPU, and a small training", 180, tests, after="build-gpt"),
         tier("device"),
         tier("host"),
@@ -142,7 +167,7 @@ def rates(machine: Machine) -> list[Step]:
     programs = machine.build / "benchmarks"
     measure = python("-m", "on_a_gpu.rates", str(programs / "benchmark_gpu"))
     return [
-        building(machine, "rates", ["benchmark_gpu", "show_machine"], "benchmarks/benchmark_gpu"),
+        building(machine, "rates", RATES, "benchmarks/benchmark_gpu"),
         Step("machine", "the machine as Ballast sees it", 60, (str(programs / "show_machine"),), "build-rates", False),
         Step("rates", "kernels vs. a copy in the GPU's memory; transfers vs. PCIe", 240, measure, after="build-rates"),
     ]
@@ -156,3 +181,9 @@ def forecasts(machine: Machine) -> list[Step]:
         return Step(name, about, 150, command, after="build-python", module="torch")
 
     return [step(case, about) for case, about in FORECASTS.items()]
+
+
+def driver_messages() -> Step:
+    """Return the step that asks the driver what went wrong, for what the steps before it do not explain."""
+    ask = "dmesg 2>&1 | grep -iE 'nvrm|xid|segfault|out of memory|not permitted' | tail -n 30; nvidia-smi -q"
+    return Step("driver", "messages of the driver and the kernel", 30, ("bash", "-c", ask))

@@ -46,6 +46,8 @@ def test_a_log_of_skipped_tests_only_is_recognised():
     assert not has_run_no_test(CTEST)
     assert has_run_no_test(CTEST + "\t132 - kernels:CUDA casts as the CPU does (Skipped)\n")
     assert has_run_no_test("test skipped: no usable GPU: a reason\n")
+    assert has_run_no_test("SKIPPED [3] tests/python/wrap/test_gpu.py:30: no usable GPU: a reason\n")
+    assert not has_run_no_test("SKIPPED [3] tests/python/wrap/test_gpu.py:30: needs two GPUs\n")
 
 
 def test_a_log_without_telling_lines_gives_its_end():

@@ -11,9 +11,14 @@ from on_a_gpu.steps import FORECASTS, all_steps
 
 STEPS = all_steps(Machine(ROOT / "build" / "on_a_gpu"))
 NAMES = [step.name for step in STEPS]
-BUILT = {
-    target for step in STEPS if step.name.startswith("build-") for target in step.command[step.command.index("--target") + 1 :]
-}
+
+
+def targets_of(step):
+    targets = step.command[step.command.index("--target") + 1 :]
+    return targets[: targets.index("--")] if "--" in targets else targets
+
+
+BUILT = {target for step in STEPS if step.name.startswith("build-") for target in targets_of(step)}
 
 
 def cmake_files() -> str:
@@ -38,6 +43,11 @@ def test_what_is_built_is_in_the_build():
         kind, _, folder = target.partition("_")
         declared = {"test": f"ballast_tests({folder} ", "benchmark": f"ballast_benchmark({folder} "}.get(kind, "")
         assert declared and declared in text or re.search(rf"add_(executable|library)\({target} |add_module\({target} ", text)
+
+
+def test_all_programs_are_built_together_before_their_steps():
+    together = {*targets_of(next(step for step in STEPS if step.name == "build-all"))}
+    assert BUILT - together <= {"test_kernels", "_core"}  # without Python's headers there is no target _core
 
 
 def test_each_folder_with_gpu_tests_is_built_and_chosen_by_one_step():

@@ -170,3 +170,27 @@ def test_missing_ranks_are_named(tmp_path):
     with pytest.raises(ballast.FailureError) as raised:
         ballast.connect(store=FileStore(tmp_path), rank=0, size=2, timeout=0.2)
     assert "1" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("towards_master", "towards_others", "expected"),
+    [
+        ("10.0.0.7", "10.0.0.7", "10.0.0.7"),
+        ("127.0.1.1", "10.0.0.7", "10.0.0.7"),  # the host's own name, as Debian resolves it
+        ("127.0.1.1", "", "127.0.1.1"),  # there is no way to another machine
+        ("fd00::7", "", "fd00::7"),
+        ("", "10.0.0.7", ""),
+    ],
+)
+def test_a_rank_names_an_address_that_other_machines_reach(monkeypatch, towards_master, towards_others, expected):
+    process_groups = pytest.importorskip("ballast.wrapper.process_groups")
+    known = {"node-0": towards_master, process_groups.ANY_OTHER_MACHINE: towards_others}
+    monkeypatch.setattr(process_groups, "_address_towards", known.__getitem__)
+    monkeypatch.setenv("MASTER_ADDR", "node-0")
+    assert process_groups.own_address() == expected
+
+
+def test_the_address_towards_this_machine_is_found():
+    process_groups = pytest.importorskip("ballast.wrapper.process_groups")
+    assert process_groups._address_towards("127.0.0.1") == "127.0.0.1"
+    assert process_groups._address_towards("no-such-host.invalid") == ""

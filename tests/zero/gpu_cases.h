@@ -165,7 +165,7 @@ inline void check_norms_of_tensors() {
   Setup poisoned{.placement = placement_of_stage(3, 2), .poisoned_step = 1};  // the wrong gradient is named
   poisoned.placement.gradients = poisoned.placement.state = all_in(Tier::host);
   const std::vector<Outcome> expected = train(poisoned);
-  poisoned.gpu = true;
+  poisoned.gpu = 0;
   check_same(expected, train(poisoned));
 }
 

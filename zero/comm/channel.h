@@ -12,6 +12,8 @@ class Backend;
 struct GpuStream {
   StreamHandle stream = nullptr;
   int gpu = 0;
+  // No rank sends a part to one other. NCCL then connects fewer ranks with each other, which takes gigabytes less memory.
+  bool only_gathers = false;
 };
 
 // The stream of a group, and the backend that adds on it. Both outlive the group. Calls of a group with a channel return

@@ -102,7 +102,7 @@ class Collectives : public Communicator {
         add_parts(call, all.part(0, in_parts), mine);
         gather(call, mine, into.part(0, in_parts));
       }
-      add({.call = call, .values = all.part(in_parts, rest)}, into.part(in_parts, rest));
+      if (rest > 0 || part == 0) add({.call = call, .values = all.part(in_parts, rest)}, into.part(in_parts, rest));
     });
   }
 
@@ -284,7 +284,8 @@ class Collectives : public Communicator {
     call.values = encoding.values;
     call.sums = encoding.sums;
     const auto gather_bytes = [this](const Call& of, const ConstView& mine, const View& all) { gather(of, mine, all); };
-    return {*transport_, has_two_levels() ? &two_level() : nullptr, gather_bytes, backend_, call, encoding};
+    const bool sums = call.kind != Collective::all_gather;
+    return {*transport_, sums && has_two_levels() ? &two_level() : nullptr, gather_bytes, backend_, call, encoding};
   }
 
   void copy(const ConstView& from, const View& to) {

@@ -19,6 +19,7 @@ namespace ballast {
 namespace {
 
 constexpr auto patience_of_abort = std::chrono::seconds(1);
+constexpr std::size_t first_gathers[] = {256, std::size_t{64} << 10, std::size_t{4} << 20};  // bytes of each rank
 
 ncclUniqueId exchange_id(ProcessGroup& group) {
   ncclUniqueId id{};
@@ -29,23 +30,41 @@ ncclUniqueId exchange_id(ProcessGroup& group) {
   return id;
 }
 
-// NCCL sets up what two ranks exchange through when they first do, and the call waits for the other rank. After this no
-// call does.
-void exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStream& stream) {
-  constexpr std::size_t bytes = 256;  // of each rank; aligned as NCCL likes it
-  MemoryAccounts accounts;
-  const Buffer memory = allocate(
-      accounts, {.kind = MemoryKind::device, .bytes = 2 * size * bytes, .owner = "connecting NCCL", .gpu = stream.gpu});
-  std::byte* const sent = memory.data();
-  std::byte* const received = memory.data() + size * bytes;
+// The calls inside of the block run as one group. NCCL keeps the group of a thread open until it is ended, also after an error.
+void as_group(const std::function<void()>& calls) {
   check_nccl(nccl_calls().group_start());
-  for (std::size_t peer = 0; peer < size; ++peer) {
-    const int other = static_cast<int>(peer);
-    check_nccl(nccl_calls().send(sent + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
-    check_nccl(nccl_calls().receive(received + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+  try {
+    calls();
+  } catch (...) {
+    nccl_calls().group_end();
+    throw;
   }
   check_nccl(nccl_calls().group_end());
-  check_nccl(nccl_calls().all_gather(sent, received, bytes, ncclUint8, communicator, stream.stream));
+}
+
+// NCCL sets up what ranks exchange through when they first do, and the call waits for the other ranks: for each pair, and for
+// each of the ways in which it gathers, which it chooses by size. After this hardly any call does.
+void exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStream& stream) {
+  const NcclCalls& nccl = nccl_calls();
+  MemoryAccounts accounts;
+  const std::size_t room = size * first_gathers[std::size(first_gathers) - 1];
+  const Buffer memory = allocate(
+      accounts, {.kind = MemoryKind::device, .bytes = 2 * room, .owner = "connecting NCCL", .gpu = stream.gpu});
+  std::byte* const sent = memory.data();
+  std::byte* const received = memory.data() + room;
+  if (!stream.only_gathers) {
+    as_group([&] {
+      constexpr std::size_t bytes = 256;  // of each rank; aligned as NCCL likes it
+      for (std::size_t peer = 0; peer < size; ++peer) {
+        const int other = static_cast<int>(peer);
+        check_nccl(nccl.send(sent + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+        check_nccl(nccl.receive(received + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+      }
+    });
+  }
+  for (const std::size_t bytes : first_gathers) {
+    check_nccl(nccl.all_gather(sent, received, bytes, ncclUint8, communicator, stream.stream));
+  }
   Stream::wrap(stream.stream, stream.gpu).synchronize();
 }
 
@@ -87,8 +106,16 @@ struct NcclCommunicator::Handle {
     Handle& handle_;
   };
 
+  // Throws the error of work that was issued, such as that of a broken link: NCCL returns it from no other call.
+  void check() {
+    const std::lock_guard lock(mutex);  // an abort takes the communicator away
+    ncclResult_t error = ncclSuccess;
+    if (const ncclComm_t asked = nccl) check_nccl(nccl_calls().asynchronous_error(asked, &error));
+    check_nccl(error);
+  }
+
   const int gpu;
-  std::mutex mutex{};  // guards the flag
+  std::mutex mutex{};  // guards the flag, and the communicator against an abort
   std::condition_variable changed{};
   bool is_issuing = false;
   std::atomic<ncclComm_t> nccl = nullptr;
@@ -142,7 +169,7 @@ NcclCommunicator::NcclCommunicator(const ProcessGroup& group, const GpuStream& s
       timeout_(group.job().timeout()),
       handle_(std::make_shared<Handle>(stream.gpu)),
       aborter_(std::make_unique<Aborter>(handle_)),
-      watch_(group_, stream) {
+      watch_(group_, stream, [handle = handle_] { handle->check(); }) {
   connect(stream);
   error_.when_set(this, [this] {
     if (error_.is_set()) aborter_->abort();  // else it is other news
@@ -175,6 +202,7 @@ void NcclCommunicator::connect(const GpuStream& stream) {
     deadline.wait([&](auto pause) { return is_connected.wait_for(pause) == std::future_status::ready; },
                   [&] { group_.fail_late_of_others(); });
   } catch (const Error&) {
+    aborter_->abort();
     thread.detach();
     throw;
   }
@@ -205,9 +233,7 @@ void NcclCommunicator::issue(const std::function<void(ncclComm_t)>& body) {
       const Handle::Issuing issuing(*handle_);
       const ncclComm_t nccl = handle_->nccl;
       error_.check();
-      check_nccl(nccl_calls().group_start());
-      body(nccl);
-      check_nccl(nccl_calls().group_end());
+      as_group([&] { body(nccl); });
     });
   });
 }

@@ -50,6 +50,7 @@ NcclCalls load_nccl(const std::string& file) {
   library.find("ncclSend", calls.send);
   library.find("ncclRecv", calls.receive);
   library.find("ncclAllGather", calls.all_gather);
+  library.find("ncclCommGetAsyncError", calls.asynchronous_error);
   return calls;
 }
 

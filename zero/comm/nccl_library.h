@@ -19,6 +19,7 @@ struct NcclCalls {
   decltype(&ncclSend) send = nullptr;
   decltype(&ncclRecv) receive = nullptr;
   decltype(&ncclAllGather) all_gather = nullptr;
+  decltype(&ncclCommGetAsyncError) asynchronous_error = nullptr;
 };
 
 // Returns the calls of a shared library, which stays loaded. Throws B2301 if it cannot be loaded or lacks one of them.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "kernels/runtime/system_limits.h"
 
@@ -15,8 +16,9 @@ constexpr auto time_to_arrive = std::chrono::seconds(3);  // for what a rank sen
 
 }  // namespace
 
-NcclWatch::NcclWatch(const ProcessGroup& group, const GpuStream& stream)
+NcclWatch::NcclWatch(const ProcessGroup& group, const GpuStream& stream, std::function<void()> check)
     : group_(group),
+      check_(std::move(check)),
       stream_(Stream::wrap(stream.stream, stream.gpu)),
       end_(stream.gpu),
       thread_(start_thread("watching an NCCL communicator", [this] { run(); })) {}
@@ -58,30 +60,46 @@ void NcclWatch::run() {
 
 // Returns true when work is late, and false at the end.
 bool NcclWatch::is_late() {
-  std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return ending_ || has_more_work_ || watched_since_; });
-    if (ending_) return false;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return ending_ || has_more_work_ || watched_since_; });
+      if (ending_) return false;
+    }
     if (has_waited_too_long()) return true;
+    std::unique_lock lock(mutex_);
     changed_.wait_for(lock, look_again, [&] { return ending_; });
   }
 }
 
+// Calls of CUDA may wait for calls of other threads, so the mutex is free meanwhile.
 bool NcclWatch::has_waited_too_long() {
   const auto now = Clock::now();
   const bool is_waiting = watched_since_ && !end_.is_done();
-  if (issuing_since_ || is_waiting) {
-    const auto waited = now - std::min(issuing_since_.value_or(now), is_waiting ? *watched_since_ : now);
+  const std::optional<Clock::time_point> issuing = issuing_since();
+  if (issuing || is_waiting) {
+    const auto waited = now - std::min(issuing.value_or(now), is_waiting ? *watched_since_ : now);
     require_all_ranks(waited);
+    check_();
     if (waited > group_.job().timeout()) return true;
   }
   if (is_waiting) return false;
   watched_since_.reset();
-  if (!has_more_work_) return false;
-  has_more_work_ = issuing_since_.has_value();
+  if (!take_more_work()) return false;
   end_.record(stream_);
   watched_since_ = now;
   return false;
+}
+
+std::optional<NcclWatch::Clock::time_point> NcclWatch::issuing_since() {
+  const std::lock_guard lock(mutex_);
+  return issuing_since_;
+}
+
+// Returns whether there is work that is not watched. What is being issued counts again after this.
+bool NcclWatch::take_more_work() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(has_more_work_, issuing_since_.has_value());
 }
 
 // A rank that leaves ends its own work first, so what still waits for it will wait for ever.

@@ -18,7 +18,7 @@ Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* 
   const std::size_t group = world.rank() / placement.ranks_per_group();
   const auto split = [&](std::size_t color, Lane lane) {
     if (gpu == nullptr) return world.split(color);
-    const Channel channel{{gpu->stream(lane).handle(), gpu->gpu()}, &gpu->backend(lane)};
+    const Channel channel{{gpu->stream(lane).handle(), gpu->gpu(), lane == Lane::gather}, &gpu->backend(lane)};
     return world.split(color, &channel);
   };
   return {.gather = split(group, Lane::gather),

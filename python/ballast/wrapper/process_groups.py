@@ -102,14 +102,25 @@ def rank_in_job() -> int:
     return _core.launched_rank()
 
 
+ANY_OTHER_MACHINE = "192.0.2.1"  # an address that no machine has (RFC 5737): the way to it is the default route
+
+
 def own_address() -> str:
     """Return the address at which other machines reach this one; empty if all ranks are on this machine."""
     master = os.environ.get("MASTER_ADDR", "")
     if master in ("", "localhost", "127.0.0.1", "::1"):
         return ""
+    address = _address_towards(master)
+    # Many systems give a machine's own name an address that only the machine itself reaches.
+    return (_address_towards(ANY_OTHER_MACHINE) or address) if address.startswith("127.") else address
+
+
+def _address_towards(host: str) -> str:
+    """Return this machine's address on the way to a host; empty if there is none."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((master, 9))  # sends nothing, and chooses the route
+        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # sends nothing, and chooses the route
             address: str = probe.getsockname()[0]
             return address
     except OSError:

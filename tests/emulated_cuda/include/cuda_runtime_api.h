@@ -80,6 +80,10 @@ cudaError_t cudaMemGetInfo(std::size_t* available, std::size_t* total);
 cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void* memory);
 
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);

@@ -10,7 +10,7 @@ import torch
 def a_gpu() -> pytest.MarkDecorator:
     known = ballast.this_machine()
     usable = torch.cuda.is_available() and len(known["gpus"]) > 0
-    return pytest.mark.skipif(not usable, reason=known["no_gpu_because"] or "torch has no CUDA")
+    return pytest.mark.skipif(not usable, reason=f"no usable GPU: {known['no_gpu_because'] or 'torch has no CUDA'}")
 
 
 emulated = pytest.param("emulated", marks=pytest.mark.emulated)
