@@ -159,8 +159,8 @@ TEST_CASE("an error that NCCL finds between its calls ends the ranks") {
         emulated::fail_call_of("ncclCommGetAsyncError", 1, cudaErrorLaunchFailure);
         on_gpus->all_gather(memory.view(DType::u8).part(0, 128), memory.view(DType::u8));
       }
-      world.barrier();  // rank 1 makes no other call
       stream.synchronize();
+      world.barrier();  // rank 1 makes no other call
     });
   });
   for (const std::string& failure : processes.failures()) {
