@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -83,10 +84,11 @@ float from_coded(float x, Moment moment) { return moment == Moment::momentum ? x
 
 template <class Code>
 void encode_group(std::span<const float> values, Moment moment, std::byte* bytes, float& scale) {
-  float largest = 0.0f;
+  std::uint32_t bits = 0;  // as numbers, the bits of a NaN are above all others: the group becomes NaN, as in an update
   for (const float value : values) {
-    largest = std::max(largest, std::abs(coded(value, moment)));
+    bits = std::max(bits, std::bit_cast<std::uint32_t>(std::abs(coded(value, moment))));
   }
+  const auto largest = std::bit_cast<float>(bits);
   const float factor = Code::factor(largest);
   scale = Code::scale(largest);
   for (std::size_t i = 0; i < values.size(); ++i) {

@@ -55,6 +55,20 @@ TEST_CASE("moments are read from a tile as exactly as its format stores them") {
   }
 }
 
+TEST_CASE("a moment that is not a number stays one in every format") {
+  for (const StateFormat format : all_state_formats) {
+    for (const Moment moment : {Moment::momentum, Moment::variance}) {
+      INFO(name(format));
+      UpdateMemory memory({.format = format, .count = count});
+      std::vector<float> values = some_moments(moment);
+      values[3] = std::nanf("");
+      write_moment(memory.tile(), moment, values);
+      read_moment(memory.tile(), moment, values);
+      CHECK(std::isnan(values[3]));
+    }
+  }
+}
+
 TEST_CASE("writing a moment does not touch the memory around it") {
   UpdateMemory memory({.format = StateFormat::compact, .count = count});
   std::vector<float> variance(count), again(count);

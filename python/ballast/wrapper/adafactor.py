@@ -85,7 +85,7 @@ class Shard:
         self._steps = float(state["step"])
         weight = self._steps ** self._group["beta2_decay"]
         eps = self._group["eps"][0]
-        eps = torch.finfo(torch.float32).eps if eps is None else eps
+        eps = torch.finfo(torch.float32).eps if eps is None else eps  # that of the masters, in which updates are made
         if self._window is None:
             variance = state["variance"].lerp_(self._update.view(state["variance"].shape).square(), weight).flatten().clone()
         else:

@@ -90,9 +90,14 @@ def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule | None:
         return _sgd_momentum if with_momentum else _sgd
     if kind is torch.optim.Adagrad:
         return None if any(group["initial_accumulator_value"] != 0 for group in groups) else _adagrad
-    if kind.__name__ == "Lion" and set(optimizer.defaults) >= {"lr", "betas", "weight_decay"}:
+    if is_named_lion(optimizer):
         return _lion
     return _muon if kind is getattr(torch.optim, "Muon", None) else None
+
+
+def is_named_lion(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer may be Lion, which torch does not have. Variants of it have the same name."""
+    return type(optimizer).__name__ == "Lion" and set(optimizer.defaults) >= {"lr", "betas", "weight_decay"}
 
 
 def _adamw(group: Group) -> Rule:

@@ -9,8 +9,9 @@ from ballast.checks import fail
 from ballast.wrapper.adafactor import AdafactorUpdates
 from ballast.wrapper.custom_updates import CustomUpdates
 from ballast.wrapper.rule_updates import RuleUpdates
-from ballast.wrapper.rules import require_elementwise, rule_of
+from ballast.wrapper.rules import is_named_lion, require_elementwise, rule_of
 from ballast.wrapper.stored_updates import StoredUpdates
+from ballast.wrapper.trial_step import makes_steps_of_lion
 from ballast.wrapper.updates import Updates
 
 
@@ -18,7 +19,7 @@ def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool, stored: bool
     """Return updates by a rule of the library, if it has one; else by the optimizer's own step. `declared` is true if the
     user declares that this step does the same to each element. The library keeps the state of that step if `stored`."""
     make_rule = rule_of(optimizer)
-    if make_rule is not None:
+    if make_rule is not None and (not is_named_lion(optimizer) or makes_steps_of_lion(optimizer)):
         return RuleUpdates(make_rule)
     if type(optimizer) is torch.optim.Adafactor:
         if stored:

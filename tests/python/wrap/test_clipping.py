@@ -10,7 +10,7 @@ from python.wrap.support.clipping import (
     clips_on_a_rank_without_a_batch,
     clips_through_torch,
 )
-from python.wrap.support.loops import Tower, mean_square
+from python.wrap.support.loops import Loop, Tower, mean_square
 from python.wrap.support.ranks import run_ranks
 from torch.profiler import ProfilerActivity, profile
 
@@ -94,3 +94,13 @@ def test_norms_and_factors_follow_each_scaling():
                 gradient.div_(uncounted)
     assert [float(each.norm()) for each in gradients] == pytest.approx([norm / 8 for norm in first], rel=1e-6)
     optimizer.step()
+
+
+@pytest.mark.parametrize("max_norm", [-1.0, float("nan")])
+def test_a_norm_that_gradients_cannot_have_is_refused(max_norm):
+    loop = Loop()
+    model = loop.make_model()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=0)
+    mean_square(model, loop.batch(0)).backward()
+    with pytest.raises(ballast.UsageError, match=f"cannot clip gradients to a norm of {max_norm}"):
+        optimizer.clip_grad_norm_(max_norm)
