@@ -60,7 +60,7 @@ class GPT(nn.Module):
 
 def text_of_this_project() -> torch.Tensor:
     root = Path(__file__).resolve().parents[1]
-    files = (file for file in root.rglob("*.md") if "build" not in file.relative_to(root).parts)
+    files = (file for file in root.rglob("*.md") if not {"build", "venv", ".venv"} & set(file.relative_to(root).parts))
     return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in sorted(files))), dtype=torch.uint8)
 
 

@@ -5,13 +5,57 @@ if(BALLAST_CUDA STREQUAL "OFF")
   return()
 endif()
 
+# Try nvcc on a small file, and return the beginning of its errors, which name a host compiler that it does not support.
+function(ballast_errors_of_nvcc nvcc result)
+  set(file ${CMAKE_BINARY_DIR}/CMakeFiles/ballast_nvcc.cu)
+  file(WRITE ${file} "int main() { return 0; }\n")
+  separate_arguments(nvcc UNIX_COMMAND "${nvcc}") # such as "ccache nvcc"
+  set(host)
+  if(NOT "$ENV{CUDAHOSTCXX}" STREQUAL "")
+    set(host -ccbin $ENV{CUDAHOSTCXX})
+  endif()
+  execute_process(COMMAND ${nvcc} ${host} -c ${file} -o ${file}.o OUTPUT_VARIABLE said ERROR_VARIABLE said RESULT_VARIABLE code)
+  if(code STREQUAL "0")
+    set(said "See the log in ${CMAKE_BINARY_DIR}/CMakeFiles.")
+  elseif(said STREQUAL "")
+    set(said "${code}") # it could not be started
+  endif()
+  string(SUBSTRING "${said}" 0 800 said)
+  string(STRIP "${said}" said)
+  set(${result} "${said}" PARENT_SCOPE)
+endfunction()
+
+# A search that failed in an earlier configuration is made again: nvcc may be there by now.
+if(DEFINED CMAKE_CUDA_COMPILER AND NOT CMAKE_CUDA_COMPILER)
+  unset(CMAKE_CUDA_COMPILER CACHE)
+endif()
+if(NOT DEFINED CMAKE_CUDA_COMPILER AND "$ENV{CUDACXX}" STREQUAL "") # NVIDIA's packages do not put nvcc on the PATH
+  find_program(found_nvcc nvcc NO_CACHE NO_CMAKE_SYSTEM_PATH
+    PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
+  if(found_nvcc)
+    set(ENV{CUDACXX} ${found_nvcc})
+  endif()
+endif()
+
 include(CheckLanguage)
 set(CMAKE_CUDA_ARCHITECTURES ${BALLAST_CUDA_ARCHITECTURES})
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER AND NOT "$ENV{CUDACXX}" STREQUAL "")
+  ballast_errors_of_nvcc("$ENV{CUDACXX}" said)
+  set(unusable "$ENV{CUDACXX} cannot compile a program:\n${said}\n"
+    "Set CUDAHOSTCXX to a C++ compiler that this nvcc supports, or use a newer CUDA. Ballast needs CUDA 12.8 or newer.")
+  list(JOIN unusable "" unusable)
+  if(BALLAST_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "BALLAST_CUDA=ON, but ${unusable}")
+  endif()
+  message(WARNING "Ballast: ${unusable}\nBuilding for CPUs only.")
+  return()
+endif()
 if(NOT CMAKE_CUDA_COMPILER)
   if(BALLAST_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "BALLAST_CUDA=ON, but no CUDA compiler was found. Put nvcc on the PATH or set CUDACXX.")
+    message(FATAL_ERROR "BALLAST_CUDA=ON, but no CUDA compiler was found in the PATH, in CUDA_HOME or in /usr/local/cuda. "
+      "Put nvcc on the PATH or set CUDACXX.")
   endif()
   message(STATUS "Ballast: no CUDA compiler found, building for CPUs only")
   return()

@@ -1,5 +1,9 @@
 """Tests of the scripts of examples/. They run as in ./quickstart, and every warning is an error."""
 
+import re
+import runpy
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,7 +12,8 @@ from python.exits import folder_with_dill, folder_without_dill, run_silently
 from python.wrap.support.programs import run_program
 
 pytest.importorskip("torch")
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 SMALL = "--layers 2 --width 128 --context 64 --steps 2 --stage 3 --offload host".split()
 
 
@@ -33,3 +38,19 @@ def test_a_training_writes_nothing_to_stderr(with_dill: bool, environment: dict[
     environment = {**environment, "OMP_NUM_THREADS": "1"}  # otherwise torchrun warns that it sets it
     printed = run_silently([*torchrun(2), EXAMPLES / "gpt.py", *SMALL], environment, folder)
     assert "step   2" in printed
+
+
+def test_the_text_to_learn_from_is_without_the_environment_of_the_user(tmp_path: Path) -> None:
+    """The documentation tells users to make `venv` in the repository; its packages contain Markdown too."""
+    for name in ("README.md", "docs/page.md", "venv/lib/licence.md", ".venv/licence.md", "build/notes.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "examples").mkdir()
+    script = shutil.copy(EXAMPLES / "gpt.py", tmp_path / "examples")
+    text = bytes(runpy.run_path(script)["text_of_this_project"]().tolist()).decode()
+    assert text == "README.mddocs/page.md"
+
+    found = re.search(r"^find .* -print0", (ROOT / "quickstart").read_text(), re.M)
+    assert found is not None
+    listed = subprocess.run(["bash", "-c", found[0]], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert set(listed.split("\0")) == {"./README.md", "./docs/page.md", ""}

@@ -1,5 +1,6 @@
 """Tests that the repository keeps the rules, and that every rule finds a planted violation."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,23 @@ def test_ruff_finds_nothing():
 def test_nothing_is_found_in_a_clean_tree(tmp_path):
     plant(tmp_path, CLEAN)
     assert rules.violations(tmp_path) == []
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_files_that_git_ignores_are_not_judged(tmp_path):
+    violation = {"zero/rank.cpp": 'auto rank = std::getenv("RANK");\n'}
+    plant(tmp_path, CLEAN | violation | {".gitignore": "/venv/\n", "venv/zero/rank.cpp": violation["zero/rank.cpp"]})
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    assert {found.file for found in rules.violations(tmp_path)} == {"zero/rank.cpp"}  # untracked, but not ignored
+    subprocess.run(["git", "-C", tmp_path, "add", "."], check=True)
+    (tmp_path / "zero" / "rank.cpp").unlink()  # its deletion is not added
+    assert rules.violations(tmp_path) == []
+
+
+def test_the_folders_that_the_documentation_tells_users_to_make_are_ignored():
+    """`python3 -m venv venv`, `pip wheel --wheel-dir wheels`, and `portable_wheel.py ... portable` make them."""
+    ignored = (REPOSITORY / ".gitignore").read_text().splitlines()
+    assert {"/venv/", "/wheels/", "/portable/"} <= set(ignored)
 
 
 @pytest.mark.parametrize("name", INNOCENT)

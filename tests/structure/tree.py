@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,18 +20,44 @@ class Violation(NamedTuple):
         return f"{self.file}:{self.line}: {self.rule}: {self.message}"
 
 
+def paths_of_git(root: Path) -> list[Path] | None:
+    """Return what git tracks or would add, relative to the root, or None if the root is no work tree that git reads."""
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # git is not installed, or refuses a tree of another user
+        return None
+    # A deleted file stays listed until its deletion is added. A nested repository is listed as one folder.
+    paths = [Path(os.fsdecode(name)) for name in sorted(set(listed.stdout.split(b"\0"))) if name]
+    return [path for path in paths if os.path.lexists(root / path) and not set(path.parts) & house.IGNORED]
+
+
+def paths_below(root: Path) -> tuple[list[str], list[Path]]:
+    """Return the names at the top of the root, and its files relative to it."""
+    listed = paths_of_git(root)
+    if listed is not None:
+        return sorted({path.parts[0] for path in listed}), [path for path in listed if (root / path).is_file()]
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - house.IGNORED)
+        files += [Path(folder, name).relative_to(root) for name in sorted(set(names) - house.IGNORED)]
+    return sorted(set(os.listdir(root)) - house.IGNORED), files
+
+
 class Tree:
-    """The text files below a root by their relative paths, and the names at the top."""
+    """The text files below a root by their relative paths, and the names at the top.
+
+    In a git work tree these are what git tracks or would add, so that what .gitignore names, such as a `venv`, is not judged.
+    """
 
     def __init__(self, root: Path):
-        self.top = sorted(set(os.listdir(root)) - house.IGNORED)
+        self.top, paths = paths_below(root)
         self.files: dict[str, str] = {}
-        for folder, folders, names in os.walk(root):
-            folders[:] = sorted(set(folders) - house.IGNORED)
-            for name in sorted(set(names) - house.IGNORED):
-                path = Path(folder, name)
-                if path.suffix in house.TEXT_SUFFIXES and not path.is_symlink():
-                    self.files[path.relative_to(root).as_posix()] = path.read_text(errors="replace")
+        for path in paths:
+            if path.suffix in house.TEXT_SUFFIXES and not (root / path).is_symlink():
+                self.files[path.as_posix()] = (root / path).read_text(errors="replace")
 
     def with_suffix(self, suffixes: set[str]) -> Iterator[tuple[str, str]]:
         return ((path, text) for path, text in self.files.items() if Path(path).suffix in suffixes)
