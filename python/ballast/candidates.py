@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ballast import _core
 from ballast.options import Options
+from ballast.plan_question import question_of
 from ballast.plan_request import PlanRequest
 from ballast.tiers import set_tiers, spread_of, tiers_by_kind
 
@@ -22,7 +25,7 @@ def stages(options: Options) -> tuple[int, ...]:
 def candidates(request: PlanRequest) -> list[_core.Placement]:
     """Return all placements, or the requested one in each stage."""
     if request.options.chooses_tiers:
-        return request.exact.placements()
+        return _with_state_on_drives(request) if request.options.resumable else request.exact.placements()
     placements = []
     for stage in stages(request.options):
         placement = _core.placement_of_stage(stage, request.options.ranks_of_host)
@@ -30,6 +33,14 @@ def candidates(request: PlanRequest) -> list[_core.Placement]:
         set_tiers(placement, request.options.offload)
         placements.append(placement)
     return placements
+
+
+def _with_state_on_drives(request: PlanRequest) -> list[_core.Placement]:
+    """Return all placements of a run that resumes, whose state is all on drives. A machine without drives has them, too: the
+    error then names the missing space."""
+    with_drives = replace(request.budget, nvme=max(1, request.budget.nvme))
+    placements = question_of(request.description, request.options, with_drives).placements()
+    return [placement for placement in placements if placement.state.nvme == 1.0]
 
 
 def _parameters(options: Options) -> _core.Spread:

@@ -56,12 +56,42 @@ GPUS: Mapping[str, Gpu] = {
     "mi300x": Gpu(196592 * MIB, 1307e12, 5.3e12, 50e9, 340e9, runs_ballast=False),
 }
 
+UNNAMED = "GPU"  # a GPU that the caller describes by its memory and flops
+UNNAMED_GPU = Gpu(0, 0.0, 1e12, 25e9, 20e9)  # its links are those of PCIe 4
+
 
 def notes_of(gpu: Gpu, formats: Container[_core.DType]) -> list[str]:
     """Return what a plan says about a GPU that computes with parameters in these formats."""
     notes = [NO_BF16] if _core.DType.bf16 in formats and not gpu.has_bf16 else []
     notes += [IN_FP32] if _core.DType.fp32 in formats else []
     return notes + ([] if gpu.runs_ballast else [NO_ROCM])
+
+
+def gpu_called(name: str) -> str:
+    """Return the name in the table for a name as people write it, or else the same name in lower case. A size of memory has to
+    be that of the GPU, in GiB or in GB.
+
+    >>> [gpu_called(name) for name in ("RTX 4090", "4090", "A100-80GB", "a100_sxm4_40gb", "NVIDIA H100 80GB HBM3", "h100-sxm")]
+    ['rtx4090', 'rtx4090', 'a100', 'a100-40gb', 'h100', 'h100']
+    >>> gpu_called("h100-pcie"), gpu_called("H100 NVL 94GB"), gpu_called("RTX 4080")
+    ('h100-pcie', 'h100 nvl 94gb', 'rtx 4080')
+    """
+    given = name.strip().lower()
+    folded = re.sub(r"[-_\s]", "", given)
+    models = dict.fromkeys(word.partition("-")[0] for word in GPUS)
+    model = rf"((?:rtx)?\d{{4}}|{'|'.join(models)})"
+    found = re.fullmatch(rf"(?:nvidia|amd|instinct|geforce)*{model}(?:sxm\d?)?(?:(\d+)g(?:i?b)?)?(?:hbm\d?e?)?", folded)
+    if found is None:
+        return given
+    name = f"rtx{found[1]}" if found[1].isdecimal() else found[1]
+    if found[2] is None:
+        return name if name in GPUS else given
+    sized = [word for word in GPUS if word.partition("-")[0] == name and _has(GPUS[word], int(found[2]))]
+    return sized[0] if sized else given
+
+
+def _has(gpu: Gpu, size: int) -> bool:
+    return any(abs(gpu.memory - size * unit) < 0.02 * gpu.memory for unit in (1 << 30, 10**9))
 
 
 def gpu_like(name: str, memory: int) -> Gpu:

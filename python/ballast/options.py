@@ -9,7 +9,19 @@ from typing import Literal, NamedTuple
 
 from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
 from ballast.formats import Formats
-from ballast.hardware import GPUS, USUAL_EFFICIENCY, Gpu, Rates, gpu_like, rates_of, rates_of_cpus, with_given
+from ballast.hardware import (
+    GPUS,
+    UNNAMED,
+    UNNAMED_GPU,
+    USUAL_EFFICIENCY,
+    Gpu,
+    Rates,
+    gpu_called,
+    gpu_like,
+    rates_of,
+    rates_of_cpus,
+    with_given,
+)
 from ballast.measured import Measured
 from ballast.outer.options import DiLoCo, hosts_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
@@ -43,7 +55,7 @@ class Options:
     gpus_per_machine: int
     stage: int | None  # None: the planner chooses
     offload: Offload
-    gpu: str | None  # None: the measured one, or the usual one
+    gpu: str | None  # None: the measured one, the one that memory and flops describe, or the usual one
     gpu_memory: int | None  # instead of the memory of that GPU
     flops: int | None  # instead of its peak
     host_memory: int | None  # None: not given, which counts as 0
@@ -71,12 +83,15 @@ class Options:
 
     @property
     def device_name(self) -> str:
-        return self.gpu or (self.measured.device if self.measured else USUAL_GPU)
+        """The name of the GPU. One whose memory and flops the caller gives needs no name."""
+        is_described = self.gpu_memory is not None and self.flops is not None
+        return self.gpu or (self.measured.device if self.measured else UNNAMED if is_described else USUAL_GPU)
 
     @property
     def hardware(self) -> Gpu:
         """The GPU. What the caller gives comes before what was measured, and this before data sheets."""
-        found, measured = GPUS.get(self.device_name), self.measured
+        measured = self.measured
+        found = UNNAMED_GPU if self.device_name == UNNAMED else GPUS.get(self.device_name)
         if found is None:
             assert measured is not None
             found = replace(gpu_like(measured.device, measured.memory), memory=measured.memory)
@@ -127,6 +142,16 @@ class Options:
         return self.offload in ("auto", "none")
 
     @property
+    def divides_state(self) -> bool:
+        """Whether the planner may divide a kind of state among tiers. A run that resumes has its state on drives."""
+        return self.chooses_tiers and not self.resumable
+
+    @property
+    def sent(self) -> Wire:
+        """The formats on the wire. One rank sends nothing."""
+        return self.wire if self.ranks_of_host > 1 else Wire()
+
+    @property
     def hosts(self) -> int:
         """The hosts that train on their own; 1 without an outer optimizer."""
         return hosts_of(self.outer, self.ranks, self.gpus_per_machine)
@@ -161,11 +186,11 @@ def read_word(kind: str, word: object, known: Iterable[str]) -> str:
     return one_of(kind, str(word).lower(), known)
 
 
-OTHER_GPU = "For another one leave out gpu (--gpu), and give gpu_memory, flops and rates (--gpu-memory, --flops, --rate)."
+NOT_IN_TABLE = "For another one leave out gpu (--gpu), and give gpu_memory, flops and rates (--gpu-memory, --flops, --rate)."
 
 
 def read_gpu(name: object, measured: Measured | None) -> str | None:
-    """Return the name of a GPU that is known, or None for none. Ranks that were measured on CPUs have none."""
+    """Return the name of a GPU in the table, or None for none. Ranks that were measured on CPUs have none."""
     if name is None:
         return None
     if measured is not None and measured.on_cpu:
@@ -174,7 +199,7 @@ def read_gpu(name: object, measured: Measured | None) -> str | None:
             needed="gpu, or measured",
             remedy="Leave out one of them. Rates of the host and of drives can be given with rates (--rate).",
         )
-    return one_of("GPU", str(name).lower(), GPUS, remedy=OTHER_GPU)
+    return one_of("GPU", gpu_called(str(name)), GPUS, remedy=NOT_IN_TABLE)
 
 
 def read_size(size: Size | None) -> int | None:

@@ -9,6 +9,7 @@ from ballast.models.description import Attention, Description
 from ballast.models.matrices import Divided, divide
 from ballast.options import Options
 from ballast.sizes import human_amount, parse_size
+from ballast.spelling import name_of
 from ballast.tiers import IN_FLIGHT
 
 MUON = "muon"
@@ -23,7 +24,7 @@ def question_of(description: Description, options: Options, budget: Budget) -> _
     question.ranks, question.stage, question.micro_steps = options.ranks_of_host, options.stage, options.micro_steps
     question.format = _core.StateFormat[options.formats.state]
     question.gradient_format = _core.GradientFormat[options.formats.gradients]
-    question.wire = options.wire.for_core()
+    question.wire = options.sent.for_core()
     question.parameter_replicas = options.replicas
     question.full_records = options.resumable
     question.set_optimizer(options.optimizer)
@@ -62,6 +63,23 @@ def notes_of_sequence(description: Description, options: Options) -> list[str]:
         return [f"a micro-step has {options.tokens:,} tokens: sequences of {options.sequence:,} are cut to that"]
     longest = description.longest or options.sequence
     return [f"the configuration names {longest:,} tokens as the longest sequence"] if options.sequence > longest else []
+
+
+def notes_of_unused(options: Options, stage: int, *, as_flags: bool) -> list[str]:
+    """Return a note for each option that has no effect on these ranks, or in the stage of the plan."""
+    notes = []
+    if options.wire.given() and options.ranks_of_host == 1:
+        notes.append(f"wire has no effect {'on one rank' if options.ranks == 1 else 'with one rank on each host'}")
+    elif options.wire.across is not None and options.ranks <= options.ranks_of_machine:
+        notes.append("wire across has no effect: all ranks are on one machine")
+    if options.keep_gathered > 0 and stage < 3:
+        option = name_of("keep_gathered", as_flags=as_flags)
+        notes.append(f"{option} has no effect in stage {stage}, where each rank keeps all parameters")
+    if options.outer is not None and options.hosts == 1:
+        ranks = "there is one rank" if options.ranks == 1 else "all ranks are on one machine"
+        why = f": {ranks}" if options.outer.hosts is None else ""
+        notes.append(f"the outer optimizer has one host and exchanges nothing{why}")
+    return notes
 
 
 def _divided(description: Description) -> Divided:

@@ -18,6 +18,7 @@ from ballast.models.description import Description
 from ballast.options import (
     Options,
     Stage,
+    TreatedActivations,
     read_activations,
     read_count_or_none,
     read_efficiency,
@@ -38,6 +39,7 @@ from ballast.plan_question import (
     activation_bytes,
     notes_of_optimizer,
     notes_of_sequence,
+    notes_of_unused,
     question_of,
     sequence_of,
 )
@@ -46,7 +48,7 @@ from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED
 from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size
 from ballast.spelling import name_of
-from ballast.tiers import KINDS, Offload, fractions_in, state_with_parameters
+from ballast.tiers import KINDS, Offload, fractions_in, spread_of, state_with_parameters, tiers_by_kind
 from ballast.wire import WireFormats, read_wire
 
 
@@ -63,6 +65,7 @@ class PlanRequest:
     exact: _core.Question  # with the engine's tiles
     coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
     as_flags: bool = False  # advice names flags of the command line, and not keywords
+    offers_kept: bool = False  # the caller has not said how activations are treated
 
     def of_each_format(self) -> list[PlanRequest]:
         """Return a request for each pair of formats that are allowed, the most exact ones first."""
@@ -86,7 +89,7 @@ class PlanRequest:
             stage=_stage(placement) if options.stage is None else options.stage,
             state_format=options.formats.state,
             gradient_format=options.formats.gradients,
-            wire=options.wire.given(),
+            wire=options.sent.given(),
             optimizer=options.optimizer,
             replicas=options.replicas,
             keep_gathered=as_given(options.keep_gathered),
@@ -101,11 +104,15 @@ class PlanRequest:
             critical=step.critical | exchange,
             tokens_per_second=_tokens(options) / (step.seconds + sum(exchange.values())),
             assumed=_rates(options) | {"flops": options.reach},
+            tokens=options.tokens,
+            micro_steps=options.micro_steps,
+            activations=options.activations.amount,
+            efficiency=options.efficiency,
             sequence=sequence_of(self.description, options) if self.description.attends else 0,
             price=options.price,
             train_tokens=options.train_tokens,
             active_parameters=self.description.active_parameters if self.description.inactive else None,
-            notes=self._notes(),
+            notes=self._notes(placement),
             _question=self.exact,
             _placement=placement,
         )
@@ -113,6 +120,17 @@ class PlanRequest:
     def on_command_line(self) -> PlanRequest:
         """Return the same request, whose advice names flags."""
         return replace(self, as_flags=True)
+
+    def with_kept_activations(self, plan: Plan) -> PlanRequest:
+        """Return the request for the same stage and formats as the plan, without activation checkpointing."""
+        options = replace(
+            self.options,
+            activations=TreatedActivations("kept", "device"),
+            stage=plan.stage,
+            state_format=(plan.state_format,),
+            gradient_format=(plan.gradient_format,),
+        )
+        return request_of(options, self.description)
 
     def not_given(self) -> str:
         """Say which tiers of the machine count as 0 because the caller has not named them."""
@@ -155,7 +173,7 @@ class PlanRequest:
         memory["host"] |= {RESERVED_ON_HOST: self.options.host_reserve} if memory["host"] and self.options.host_reserve else {}
         return memory
 
-    def _notes(self) -> tuple[str, ...]:
+    def _notes(self, placement: _core.Placement) -> tuple[str, ...]:
         notes = list(self.description.notes)
         if self.activations["device"] == 0:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
@@ -167,9 +185,8 @@ class PlanRequest:
         notes += [self.not_given()] if self._may_offload else []
         if self.options.update_in_backward and self.options.micro_steps > 1:
             notes.append("updates are not made in the backward pass: that needs one micro-step")
-        if self.options.wire.across is not None and self.options.ranks <= self.options.ranks_of_machine:
-            notes.append("wire across has no effect: all ranks are on one machine")
-        return tuple(notes)
+        stage = _stage(placement) if self.options.stage is None else self.options.stage
+        return (*notes, *notes_of_unused(self.options, stage, as_flags=self.as_flags))
 
 
 @with_nearest_names
@@ -188,7 +205,7 @@ def request_plan(
     measured: str | os.PathLike[str] | None = None,
     rates: Mapping[str, Rate] | None = None,
     reserve: Size | None = None,
-    activations: Size = "checkpointed",
+    activations: Size | None = None,
     tokens: int = 8192,
     sequence: int | None = None,
     micro_steps: int = 1,
@@ -220,7 +237,7 @@ def request_plan(
         drive_space=read_size(drive_space),
         rates=read_rates(rates, found),
         reserve=read_reserve(reserve, found),
-        activations=read_activations(activations),
+        activations=read_activations("checkpointed" if activations is None else activations),
         tokens=read_planned_count("tokens", tokens),
         sequence=None if sequence is None else read_planned_count("sequence", sequence),
         micro_steps=read_planned_count("micro_steps", micro_steps),
@@ -233,7 +250,7 @@ def request_plan(
         keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
         price=read_price(price), train_tokens=read_count_or_none(train_tokens),
     )
-    return _described(options, model)
+    return replace(_described(options, model), offers_kept=activations is None)
 
 
 def _tokens(options: Options) -> int:
@@ -248,11 +265,30 @@ def _machines(ranks: int, gpus_per_machine: int, outer: DiLoCo | None) -> list[i
 
 def _described(options: Options, model: ModelLike) -> PlanRequest:
     options.wire.require_possible(options.stage)
+    if options.resumable:
+        _require_state_on_drives(options)
     if options.optimizer == MUON and options.outer is not None:
         refuse("outer= exchanges the parameters of one optimizer", needed="one optimizer for all parameters")
     description = describe(model, dtype=options.dtype)
     _require_counted_time(options, description)
     return request_of(options, description)
+
+
+def _require_state_on_drives(options: Options) -> None:
+    """Refuse a run that `wrap(run=)` refuses."""
+    if options.outer is not None:
+        refuse(
+            "resumable and outer exclude each other: drives do not keep the outer optimizer of a run",
+            needed="ballast.save() and ballast.load_checkpoint(), which keep it",
+        )
+    if options.offload == "auto":
+        return
+    tiers = {} if options.offload == "none" else tiers_by_kind(options.offload)
+    if spread_of(tiers.get("state", "device")).nvme < 1.0:
+        refuse(
+            f"cannot plan a run that resumes with offload={options.offload!r}: its state is not all on drives",
+            needed='offload="auto", or the state on "nvme"',
+        )
 
 
 def _require_counted_time(options: Options, description: Description) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from ballast import _core
@@ -17,9 +18,11 @@ from ballast.options import Options
 from ballast.plan_request import PlanRequest, fits, left_of, request_plan
 from ballast.result import Plan
 from ballast.searching import by_tier, fastest
-from ballast.sizes import human_size
+from ballast.sizes import human_size, human_time
+from ballast.spelling import with_value
 from ballast.suggestions import remedy
 
+WORTH_A_NOTE = 0.99  # of the time of a step
 RESERVED_ON_GPU = "of each GPU are reserved for activations and CUDA"
 
 
@@ -42,7 +45,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     stage               0 to 3; "auto": the planner chooses
     offload             "auto": the planner chooses; "none", "host", "nvme"; or a tier, or fractions of tiers, for each of
                         "parameters", "gradients" and "state"
-    gpu                 the name of a GPU, such as "h100"; by default "a100", or the measured one
+    gpu                 the name of a GPU, such as "h100"; by default "a100", the measured one, or a GPU without a name that
+                        `gpu_memory` and `flops` describe
     gpu_memory          replaces the memory of that GPU
     flops               replaces its peak in bf16, such as "990T"
     host_memory         of a machine, of which 4 GiB and 2 GiB for each rank are left to the system and torch (an eighth at
@@ -51,8 +55,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     measured            a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
     rates               replaces measured or usual rates by name, such as {"read": "3GB/s"}
     reserve             memory of each GPU for CUDA, NCCL and the allocator's gaps; 2 GiB, and 0 on measured CPUs
-    activations         "checkpointed" or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave the
-                        device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
+    activations         "checkpointed" (None) or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave
+                        the device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
     tokens              tokens of one rank in one micro-step
     sequence            tokens that attend to each other; at most `tokens`. None: 4096, or the most that the model takes
     micro_steps         backward passes of one step
@@ -71,7 +75,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     dtype               the parameters' format; None: the model's own
     update_in_backward  True: a unit is updated as soon as its gradients are reduced, as with `wrap(update_in_backward=)`, which
                         does so in stage 3 only; excludes clipping, and needs one micro-step
-    resumable           True: state on drives includes the parameters, as with `wrap(run=...)`
+    resumable           True: all state is on drives, with the parameters, as with `wrap(run=...)`
     price               of one GPU for an hour, in any currency: the plan has the cost of a million tokens on all ranks
     train_tokens        tokens of the whole training, such as "15T": the plan has its seconds and, with a price, its cost
 
@@ -102,7 +106,21 @@ def best(request: PlanRequest) -> Plan:
     found = [plan for each in requests if (plan := _fastest(each)) is not None]
     if not found:
         _refuse(requests[-1])
-    return preferred(found, lambda plan: plan.seconds)
+    chosen = preferred(found, lambda plan: plan.seconds)
+    return replace(chosen, notes=(*chosen.notes, *_notes_of_kept(request, chosen)))
+
+
+def _notes_of_kept(request: PlanRequest, plan: Plan) -> list[str]:
+    """Return a note where the placement of the plan fits without activation checkpointing, too, and is faster."""
+    placement = plan.core_placement
+    if not request.offers_kept or request.description.activations is None or placement is None:
+        return []
+    kept = request.with_kept_activations(plan)
+    if not kept.has_room or not fits(kept, kept.exact.memory(placement), placement):
+        return []
+    seconds = kept.plan(kept.exact.price(placement)).seconds
+    option = with_value("activations", "kept", as_flags=request.as_flags)
+    return [f"{option} fits too: {human_time(seconds)} per step"] if seconds < WORTH_A_NOTE * plan.seconds else []
 
 
 def searched(request: PlanRequest, *, also: Plan | None = None, fitting: bool = True) -> list[Plan]:
@@ -139,14 +157,18 @@ def _fastest(request: PlanRequest) -> Plan | None:
     if request.options.outer is not None and request.options.stage is None:
         in_stages = [plan for stage in stages(request.options) if (plan := _fastest_in(request, stage)) is not None]
         return min(in_stages, key=lambda plan: plan.seconds, default=None)
-    if request.options.chooses_tiers:
+    if request.options.divides_state:
         try:
             return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))
         except OutOfMemoryError:
             return None
+    question = request.coarse if request.options.chooses_tiers else request.exact
     fitting = (placement for placement, ledger in _with_memory(request) if fits(request, ledger, placement))
-    plans = (request.plan(request.exact.price(placement)) for placement in fitting)
-    return min(plans, key=lambda plan: plan.seconds, default=None)
+    choices = (question.price(placement) for placement in fitting)
+    choice = min(choices, key=lambda choice: choice.simulation.seconds, default=None)
+    if choice is None:
+        return None
+    return request.plan(choice if question is request.exact else request.exact.price(choice.placement))
 
 
 def _fastest_in(request: PlanRequest, stage: int) -> Plan | None:
@@ -225,7 +247,7 @@ def _refuse(request: PlanRequest) -> NoReturn:
     """Raise B2004, with the memory of what comes closest."""
     closest = min((request.exact.needs(placement) for placement in candidates(request)), key=lambda needs: needs["device"])
     what, needed = "the requested placement does not fit", by_tier(closest)
-    if request.options.chooses_tiers:
+    if request.options.divides_state:
         try:
             request.exact.choose()
         except OutOfMemoryError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ballast import _core
 from ballast.formats import Formats
-from ballast.hardware import SHARED_RATES
+from ballast.hardware import SHARED_RATES, UNNAMED
 from ballast.measured import CPU
 from ballast.outer.options import DiLoCo
 from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time
@@ -38,7 +38,7 @@ class Plan:
     model: str
     parameters: int
     ranks: int
-    gpu: str
+    gpu: str  # "GPU" without a name
     stage: int
     state_format: str
     gradient_format: str
@@ -51,6 +51,10 @@ class Plan:
     critical: Mapping[str, float]  # seconds of the step, by the lane that it waits for
     tokens_per_second: float  # of all ranks
     assumed: Mapping[str, float]  # rates by name as `plan(rates=)` takes them, in bytes a second, and the flops of a GPU
+    tokens: int  # of a rank in a micro-step
+    micro_steps: int
+    activations: int | str  # bytes, "checkpointed" or "kept"
+    efficiency: float  # the fraction of the peak that `assumed["flops"]` is
     sequence: int = 0  # tokens that attend to each other; 0 where attention is not counted
     price: float | None = None  # of one GPU for an hour
     train_tokens: int | None = None  # of the whole training
@@ -88,6 +92,11 @@ class Plan:
             return None
         return self.price * self.ranks / HOUR * self.training_seconds
 
+    @property
+    def core_placement(self) -> _core.Placement | None:
+        """The placement as the C++ planner takes it; None in a plan that is copied field by field."""
+        return self._placement
+
     def bytes_in(self, tier: str) -> int:
         """Return the bytes of a rank in "device", "host" or "nvme"."""
         return sum(self.memory[tier].values())
@@ -114,8 +123,10 @@ class Plan:
         return self._question.timeline(self._placement)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON, the costs, and the call that trains with the plan if it fits."""
+        """Return the fields for JSON, the costs, and the call that trains with the plan if it fits. A GPU without a name is
+        None."""
         values = vars(self) | {name: getattr(self, name) for name in DERIVED}
+        values["gpu"] = None if self.gpu == UNNAMED else self.gpu
         values["wrap_call"] = self.wrap_call() if self.fits else ""
         values["outer"] = None if self.outer is None else asdict(self.outer)
         return {
@@ -210,18 +221,22 @@ class Plan:
             *self._cost_lines(),
             f"waiting   {waits}",
             f"critical  {lane}, {share / self.seconds:.0%} of the step",
-            f"assumed   {_in_tera(self.assumed['flops'])} Tflop/s per {self.rank_device}{sequences}; GB/s",
+            f"assumed   {_in_tera(self.assumed['flops'])} Tflop/s and {self._batch()} per {self.rank_device}{sequences}; GB/s",
             f"          {self._rates()}",
         ]
         call = self.wrap_call() or "in C++: wrap() updates in the backward pass in stage 3 only"
         lines += [f"train     {call}"] if self.fits else []
         return lines + [f"note      {note}" for note in self.notes]
 
+    def _batch(self) -> str:
+        return f"{self.tokens:,} tokens x {self.micro_steps:,} micro-step{'' if self.micro_steps == 1 else 's'}"
+
     def _rates(self) -> str:
         """Return the rates, each as the caller may give it: of a GPU, or of a machine."""
         each = "GPU" if self.rank_device == "GPU" else "rank"
         of_machine = {name: rate for name, rate in self.assumed.items() if name in SHARED_RATES}
-        of_rank = {name: rate for name, rate in self.assumed.items() if name not in (*SHARED_RATES, "flops")}
+        others = (*SHARED_RATES, "flops", *(("peers",) if self.ranks == 1 else ()))
+        of_rank = {name: rate for name, rate in self.assumed.items() if name not in others}
         return f"of a {each}: {_in_giga(of_rank)}; of a machine: {_in_giga(of_machine)}"
 
     def _cost_lines(self) -> list[str]:

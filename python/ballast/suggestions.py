@@ -230,14 +230,14 @@ def _has_placement(request: PlanRequest) -> bool:
         return False
     if any(searching.fits(request.coarse.needs(placement), vars(request.budget)) for placement in candidates(request)):
         return True
-    return request.options.chooses_tiers and _choice(request.coarse) is not None
+    return request.options.divides_state and _choice(request.coarse) is not None
 
 
 def _plan(request: PlanRequest) -> Plan | None:
     """Return the fastest plan, or None where nothing fits with the engine's tiles."""
     if not request.has_room:
         return None
-    if not request.options.chooses_tiers:
+    if not request.options.divides_state:
         fitting = [placement for placement in candidates(request) if fits(request, request.exact.memory(placement), placement)]
         plans = (request.plan(request.exact.price(placement)) for placement in fitting)
         return min(plans, key=lambda plan: plan.seconds, default=None)

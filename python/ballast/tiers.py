@@ -97,13 +97,16 @@ def in_words(stage: int, placement: Mapping[str, Mapping[str, float]], *, device
 
     >>> in_words(3, {"parameters": {"device": 1.0}, "state": {"device": 0.25, "nvme": 0.75}}, device="the GPU")
     'stage 3, state 25% on the GPU and 75% on drives'
+    >>> in_words(2, {"state": {"device": 0.0044, "host": 0.9956}}, device="the GPU")
+    'stage 2, state 0.4% on the GPU and 99.6% on the host'
     """
     words = {"device": f"on {device}", "host": "on the host", "nvme": "on drives"}
 
     def spread(parts: Mapping[str, float]) -> str:
         if len(parts) == 1:
             return words[next(iter(parts))]
-        return " and ".join(f"{part:.0%} {words[tier]}" for tier, part in parts.items())
+        digits = 1 if min(parts.values()) < 0.01 else 0
+        return " and ".join(f"{part:.{digits}%} {words[tier]}" for tier, part in parts.items())
 
     offloaded = [f"{kind} {spread(parts)}" for kind, parts in placement.items() if parts.get("device") != 1]
     return ", ".join([f"stage {stage}", *offloaded])

@@ -30,6 +30,8 @@ SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
         {"stage": 1, "state_format": "compact", "offload": {"state": "host"}},
         {"stage": 1, "state_format": "4bit", "offload": {"state": "host"}},
         {"stage": 2, "gradient_format": "bf16"},
+        {"resumable": True},
+        {"wire": "int8"},
     ],
     ids=str,
 )
@@ -106,9 +108,10 @@ def test_drives_hold_parameters_only_where_a_run_resumes_from_them(resumable, by
 
 
 def test_gpus_of_data_sheets_say_what_they_cannot_do():
-    plans = {name: ballast.plan("gpt2", gpu=name, host_memory="1GiB") for name in GPUS}
+    options = {"host_memory": "1GiB", "activations": "checkpointed"}
+    plans = {name: ballast.plan("gpt2", gpu=name, **options) for name in GPUS}
     assert {name for name, plan in plans.items() if plan.notes} == {"t4", "mi300x"}
-    assert not ballast.plan("gpt2", gpu="t4", host_memory="1GiB", dtype="fp16").notes
+    assert not ballast.plan("gpt2", gpu="t4", dtype="fp16", **options).notes
     assert plans["b200"].seconds < plans["h200"].seconds < plans["a100"].seconds < plans["a10"].seconds < plans["t4"].seconds
     given = ballast.plan("gpt2", gpu_memory="96GiB", flops="500T", rates={"peers": "100GB/s"}, ranks=2, efficiency=1.0)
     assert (given.budget["device"], given.assumed["flops"], given.assumed["peers"]) == (96 * GIB, 5e14, 1e11)

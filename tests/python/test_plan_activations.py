@@ -4,7 +4,9 @@ import json
 
 import ballast
 import pytest
+from ballast.commands import main
 from ballast.result import ESTIMATED
+from ballast.sizes import human_time
 
 LLAMA = {"model": "llama-8b", "ranks": 8, "gpu": "a100", "host_memory": "2TiB", "drive_space": "10TiB", "tokens": 8192}
 HIDDEN, LAYERS = 4096, 32
@@ -51,6 +53,18 @@ def test_activations_have_the_format_of_the_parameters():
     assert of_activations(kept)["host"] == 8192 * LAYERS * (2 * 49 - 8) * HIDDEN
     assert any("TF32" in note for note in found.notes)
     assert not any("TF32" in note for note in plan("checkpointed").notes)
+
+
+def test_kept_activations_that_fit_and_save_time_are_mentioned(capsys):
+    options = {"ranks": 8, "gpu": "h200"}
+    usual, kept = ballast.plan("llama-8b", **options), ballast.plan("llama-8b", activations="kept", **options)
+    assert kept.seconds < usual.seconds
+    assert f'activations="kept" fits too: {human_time(kept.seconds)} per step' in usual.notes
+    assert main(["plan", "llama-8b", "--ranks", "8", "--gpu", "h200"]) == 0
+    assert f"note      --activations kept fits too: {human_time(kept.seconds)} per step" in capsys.readouterr().out
+    others = [{**options, "activations": "checkpointed"}, {**options, "activations": "kept"}, {"ranks": 8, "gpu": "a100"}]
+    for other in others:
+        assert not [note for note in ballast.plan("llama-8b", **other).notes if "fits too" in note]
 
 
 def test_a_tier_alone_means_all_activations():

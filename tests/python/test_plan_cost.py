@@ -51,9 +51,10 @@ def test_the_command_shows_the_cost_of_each_plan(capsys):
 
 
 def test_costs_are_in_the_json(capsys):
-    assert main(["plan", "gpt2", "--ranks", "2", "--host-memory", "0", "--price", "2.5", "--train-tokens", "2B", "--json"]) == 0
+    options = ["--ranks", "2", "--host-memory", "0", "--activations", "checkpointed", "--price", "2.5", "--train-tokens", "2B"]
+    assert main(["plan", "gpt2", *options, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    plan = ballast.plan("gpt2", ranks=2, host_memory=0, price=2.5, train_tokens="2B")
+    plan = ballast.plan("gpt2", ranks=2, host_memory=0, activations="checkpointed", price=2.5, train_tokens="2B")
     assert shown["plan"] == json.loads(json.dumps(plan.to_dict()))
     assert shown["plan"]["training_cost"] == plan.training_cost
     assert shown["pareto_front"][-1]["cost_per_million_tokens"] > 0

@@ -80,10 +80,21 @@ def test_ranks_that_hosts_cannot_share_are_refused():
 def test_the_command_line_has_the_options_of_the_outer_optimizer(capsys):
     arguments = ["gpt2", "--ranks", "4", "--gpus-per-machine", "2", "--gpu", "h100", "--host-memory", "64GiB", "--stage", "2"]
     options = "every=8,wire=int8,momentum=0,nesterov=false"
-    assert main(["plan", *arguments, "--tokens", "1024", "--outer", options, "--json"]) == 0
+    arguments += ["--tokens", "1024", "--activations", "checkpointed"]
+    assert main(["plan", *arguments, "--outer", options, "--json"]) == 0
     outer = DiLoCo(every=8, wire="int8", momentum=0, nesterov=False)
     printed = json.loads(capsys.readouterr().out)["plan"]
-    assert printed == json.loads(json.dumps(planned(outer=outer).to_dict()))
+    assert printed == json.loads(json.dumps(planned(outer=outer, activations="checkpointed").to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "said"),
+    [(2, None, ": all ranks are on one machine"), (1, None, ": there is one rank"), (4, 1, "")],
+)
+def test_an_outer_optimizer_of_one_host_is_mentioned(ranks, hosts, said):
+    note = f"the outer optimizer has one host and exchanges nothing{said}"
+    assert note in planned(ranks=ranks, outer=DiLoCo(every=8, hosts=hosts)).notes
+    assert not [each for each in planned(outer=DiLoCo(every=8)).notes if "outer" in each]
 
 
 @pytest.mark.parametrize(

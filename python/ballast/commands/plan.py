@@ -32,7 +32,7 @@ examples:
 """
 
 WORDS = {
-    "gpu": ("NAME", f"one of {', '.join(GPUS)}; default: a100"),
+    "gpu": ("NAME", f"one of {', '.join(GPUS)}; default: a100, or the one that --gpu-memory and --flops describe"),
     "gpu-memory": ("SIZE", "replaces the memory of that GPU"),
     "flops": ("N", "replaces its peak in bf16, such as 990T"),
     "host-memory": ("SIZE", "memory of a machine, with that of the system and torch; default: nothing is kept on the host"),
@@ -80,7 +80,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--efficiency", type=float, metavar="X", help="fraction of the peak that is reached; default: 0.5")
     help = "update a unit as soon as its gradients are reduced, which excludes clipping and needs one micro-step"
     parser.add_argument("--update-in-backward", action="store_true", default=None, help=help)
-    parser.add_argument("--resumable", action="store_true", default=None, help="keep parameters with the state on drives")
+    help = "keep all state on drives, with the parameters, as wrap(run=) does"
+    parser.add_argument("--resumable", action="store_true", default=None, help=help)
     help = f"replace a rate, such as read=3GB/s: {', '.join(field.name for field in fields(Rates))}"
     parser.add_argument("--rate", dest="rates", action="append", metavar="NAME=RATE", help=help)
     _add_costs(parser.add_argument_group("cost"))

@@ -12,7 +12,7 @@ from ballast.checks import refuse
 from ballast.models.config import from_config
 from ballast.models.description import Description
 from ballast.models.files import is_config, read_model
-from ballast.models.known import KNOWN
+from ballast.models.known import KNOWN, known_name
 from ballast.models.shapes import from_shapes
 
 # A torch.nn.Module, a Hugging Face configuration, the name of a known model, shapes, or the path of a JSON file.
@@ -36,6 +36,7 @@ def describe(model: ModelLike, *, dtype: str | None = None) -> Description:
     if hasattr(model, "to_dict"):  # a configuration object of transformers
         model = model.to_dict()
     if isinstance(model, str):
+        model = known_name(model)
         return _from_mapping(KNOWN[model] if model in KNOWN else read_model(model), name=model, dtype=dtype)
     if isinstance(model, Mapping):
         return _from_mapping(model, name=str(model.get("_name_or_path") or "model"), dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -38,3 +39,13 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     "llama-70b": _llama(80, 8192, 64, 28672),
     "llama-405b": _llama(126, 16384, 128, 53248),
 }
+
+
+def known_name(model: str) -> str:
+    """Return the name of a known model in any case, or else the same text. A file of that name comes first.
+
+    >>> known_name("Llama-8B"), known_name("Llama-9B")
+    ('llama-8b', 'Llama-9B')
+    """
+    lower = model.lower()
+    return lower if lower in KNOWN and not Path(model).exists() else model

@@ -1,0 +1,106 @@
+"""Tests of what `ballast plan` accepts and prints: names of GPUs and models, runs, options without effect, and the batch."""
+
+import json
+import re
+
+import ballast
+import pytest
+from ballast.commands import main
+from ballast.hardware import GPUS
+
+GIB = 1 << 30
+MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}
+SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
+
+
+@pytest.mark.parametrize("model", [SMALL, "llama-70b"])
+def test_a_run_that_resumes_has_its_state_on_drives(model):
+    options = {"ranks": 8, "resumable": True, **MACHINE}
+    for plan in ballast.pareto_front(model, **options):
+        assert plan.placement["state"] == {"nvme": 1.0}
+        assert '"state": "nvme:DIRECTORY"' in plan.wrap_call() and 'run="NAME"' in plan.wrap_call()
+    without = {**options, "host_memory": None, "drive_space": None}
+    with pytest.raises(ballast.OutOfMemoryError, match="drive_space") as raised:
+        ballast.plan("llama-8b", **without)
+    assert re.search(r'host_memory="64GiB", drive_space="\d+TiB": ', raised.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"offload": "none"}, "not all on drives"),
+        ({"offload": "host"}, "not all on drives"),
+        ({"offload": {"state": {"host": 0.5, "nvme": 0.5}}}, "not all on drives"),
+        ({"outer": ballast.DiLoCo(every=8)}, "exclude each other"),
+    ],
+)
+def test_a_run_that_wrap_refuses_is_not_planned(options, reason):
+    with pytest.raises(ballast.UsageError, match=reason):
+        ballast.plan(SMALL, ranks=2, resumable=True, **MACHINE, **options)
+
+
+def test_options_without_effect_are_mentioned(capsys):
+    wire = "wire has no effect on one rank"
+    alone, two = (ballast.plan("gpt2", ranks=ranks, wire="int8") for ranks in (1, 2))
+    assert wire in alone.notes and "wire" not in alone.wrap_call() and "on the wire" not in alone.text()
+    assert wire not in two.notes and "wire" in two.wrap_call() and "on the wire" in two.text()
+    kept = "keep_gathered has no effect in stage 2, where each rank keeps all parameters"
+    assert kept in ballast.plan("gpt2", ranks=2, keep_gathered="all").notes
+    assert kept not in ballast.plan("gpt2", ranks=2, keep_gathered="all", stage=3).notes
+    assert main(["plan", "gpt2", "--ranks", "2", "--keep-gathered", "all"]) == 0
+    assert f"note      --{kept.replace('_', '-', 1)}" in capsys.readouterr().out
+
+
+def test_one_rank_has_no_rate_of_peers():
+    alone, two = (ballast.plan("gpt2", ranks=ranks) for ranks in (1, 2))
+    assert "of a GPU: upload" in alone.text() and "of a GPU: peers" in two.text()
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("RTX 4090", "rtx4090"),
+        ("4090", "rtx4090"),
+        ("a100-80gb", "a100"),
+        ("A100_40GB", "a100-40gb"),
+        ("h100-sxm", "h100"),
+        ("h100-80gb", "h100"),
+        ("H200 141GB", "h200"),
+        ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        *((name.upper(), name) for name in GPUS),
+    ],
+)
+def test_names_of_gpus_are_read_as_they_are_written(written, name):
+    assert ballast.plan(SMALL, gpu=written, activations="1GiB").gpu == name
+
+
+@pytest.mark.parametrize("written", ["h100-pcie", "h100-94gb", "rtx 4080", "100"])
+def test_other_gpus_are_not_taken_for_those_in_the_table(written):
+    with pytest.raises(ballast.UsageError, match="there is no GPU"):
+        ballast.plan(SMALL, gpu=written)
+
+
+def test_names_of_models_are_read_in_any_case(tmp_path, monkeypatch):
+    assert ballast.plan("Llama-8B", gpu="h200") == ballast.plan("llama-8b", gpu="h200")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "GPT2").write_text(json.dumps({name: list(shape) for name, shape in SMALL.items()}))
+    assert ballast.plan("GPT2").parameters == 2 * 512 * 512  # a file comes first
+
+
+def test_a_gpu_that_the_caller_describes_has_no_name():
+    options = {"ranks": 2, "gpu_memory": "48GiB", "flops": "150T"}
+    plan = ballast.plan("gpt2", **options)
+    assert "on 2 x GPU" in plan.text() and plan.to_dict()["gpu"] is None
+    assert (plan.budget["device"], plan.assumed["flops"], plan.assumed["peers"]) == (48 * GIB, 75e12, 20e9)
+    assert ballast.plan("gpt2", **options, rates={"peers": "100GB/s"}).assumed["peers"] == 1e11
+    assert ballast.plan("gpt2", **options, gpu="a100").to_dict()["gpu"] == "a100"
+    assert ballast.plan("gpt2", gpu_memory="48GiB").gpu == "a100"
+
+
+def test_the_batch_is_printed():
+    one, four = (ballast.plan("llama-8b", gpu="h200", tokens=4096, micro_steps=count) for count in (1, 4))
+    assert "494 Tflop/s and 4,096 tokens x 1 micro-step per GPU, sequences of 4,096 tokens; GB/s" in one.text()
+    assert "4,096 tokens x 4 micro-steps per GPU" in four.text()
+    shown = four.to_dict()
+    found = [shown[name] for name in ("tokens", "micro_steps", "activations", "efficiency")]
+    assert found == [4096, 4, "checkpointed", 0.5]
