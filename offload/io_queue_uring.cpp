@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "kernels/runtime/not_in_children.h"
-#include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_limits.h"
 #include "offload/io_queue.h"
 #include "offload/ring_end.h"
+#include "offload/ring_log.h"
 #include "offload/ring_table.h"
 
 namespace ballast::offload {
@@ -162,8 +162,22 @@ class UringQueue : public IoQueue {
       return Problem{.what = "cannot use io_uring: the kernel refuses it", .available = text_of(-result)};
     });
     has_ring_ = true;
+    require_operations();
     keep_from_children();
     register_tables();
+  }
+
+  // Kernels before 5.6 make a ring, but refuse its reads and writes.
+  void require_operations() {
+    io_uring_probe* const probe = io_uring_get_probe_ring(&ring_);
+    const bool has_all = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
+                         io_uring_opcode_supported(probe, IORING_OP_WRITE) != 0 &&
+                         io_uring_opcode_supported(probe, IORING_OP_FSYNC) != 0;
+    if (probe != nullptr) io_uring_free_probe(probe);
+    require(has_all, Code::no_io_uring, [] {
+      return Problem{.what = "cannot use io_uring: the kernel's rings cannot read and write",
+                     .available = "the kernel is older than 5.6, or a filter refuses io_uring_register"};
+    });
   }
 
   // The kernel ends a ring when no process has its descriptor or its memory.
@@ -176,10 +190,9 @@ class UringQueue : public IoQueue {
     std::array<int, RingTable<const File*>::size + 1> files{};
     files.fill(-1);
     files.back() = end_.write_end();
-    tables_ = io_uring_register_files(&ring_, files.data(), files.size()) == 0 &&
-              io_uring_register_buffers_sparse(&ring_, RingTable<MemoryPiece>::size) == 0;
-    if (!tables_) {
-      io_uring_unregister_files(&ring_);
+    has_file_table_ = io_uring_register_files(&ring_, files.data(), files.size()) == 0;
+    memory_table_ = io_uring_register_buffers_sparse(&ring_, RingTable<MemoryPiece>::size);
+    if (!has_file_table_) {
       const int result = io_uring_register_files(&ring_, &files.back(), 1);
       require(result == 0, Code::no_io_uring, [&] {
         return Problem{.what = "cannot use io_uring: the kernel cannot register files", .available = text_of(-result)};
@@ -289,12 +302,7 @@ class UringQueue : public IoQueue {
 
   // No code here cancels requests: the kernel cancels one for which it cannot start a worker thread.
   void do_without_worker(std::unique_ptr<Job> job) {
-    if (log_ != nullptr && !std::exchange(has_logged_workers_, true)) {
-      log_->write_once(Level::warning, "io_uring's workers",
-                       fmt::format("io_uring cannot start a worker thread ({}): the ring's own thread makes blocking "
-                                   "calls, more slowly",
-                                   limits_behind(EAGAIN)));
-    }
+    if (!std::exchange(has_logged_workers_, true)) log_no_workers(log_);
     end(*job, move_all(job->transfer, system_call));
   }
 
@@ -312,19 +320,14 @@ class UringQueue : public IoQueue {
   void give_up_ring(int error) {
     const std::string reason =
         fmt::format("the kernel refused io_uring_enter {} times in a row ({})", refusals_, text_of(error));
-    if (log_ != nullptr) {
-      log_->warning(fmt::format(
-          "io_uring is given up: {}. One thread reads and writes instead, one request at a time. Look for what "
-          "refuses it: a seccomp filter, too little memory, a descriptor that was closed",
-          reason));
-    }
+    log_given_up(log_, reason);
     while (reap() > 0) {
     }
     if (!is_ring(ring_.ring_fd)) ring_.ring_fd = -1;  // the number may belong to another file
     close_ring();
     files_ = {};
     memory_ = {};
-    tables_ = false;
+    has_file_table_ = false;
     offered_.clear();
     if (std::ranges::any_of(started_, [](const auto& entry) { return entry.second->taken; })) end_.wait(log_);
     for (auto& [known, job] : std::exchange(started_, {})) {
@@ -336,19 +339,13 @@ class UringQueue : public IoQueue {
   void register_memory(std::span<std::byte> memory) {
     if (!has_ring_) return;
     for (const MemoryPiece& piece : pieces_of(memory)) {
-      const int index = memory_.free();
-      const int result = tables_ && index >= 0 ? register_piece(index, piece) : -ENOSPC;
-      if (result < 0 && log_ != nullptr) {
-        log_->write_once(
-            Level::info, "registered memory",
-            fmt::format("io_uring works without registered memory, for more CPU time: {} for {} (ulimit -l)",
-                        text_of(-result), human_bytes(memory.size())));
-      }
-      if (result < 0) return;
+      const int result = memory_table_ == 0 ? register_piece(memory_.free(), piece) : memory_table_;
+      if (result < 0) return log_unregistered(log_, memory_table_ != -EINVAL, -result, memory.size());
     }
   }
 
   int register_piece(int index, const MemoryPiece& piece) {
+    if (index < 0) return -ENOSPC;
     const iovec memory{piece.data, piece.bytes};
     const __u64 no_tag = 0;
     const int result = io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(index), &memory, &no_tag, 1);
@@ -357,7 +354,7 @@ class UringQueue : public IoQueue {
   }
 
   bool register_file(int index, int descriptor) {
-    return tables_ && io_uring_register_files_update(&ring_, static_cast<unsigned>(index), &descriptor, 1) >= 0;
+    return has_file_table_ && io_uring_register_files_update(&ring_, static_cast<unsigned>(index), &descriptor, 1) >= 0;
   }
 
   const std::size_t depth_;
@@ -382,7 +379,8 @@ class UringQueue : public IoQueue {
   std::size_t refusals_ = 0;   // in a row
   bool has_logged_workers_ = false;
   RingEnd end_;
-  bool tables_ = false;
+  bool has_file_table_ = false;
+  int memory_table_ = 0;  // or -errno, where there is none
   std::uint64_t wakes_ = 0;
   RingTable<const File*> files_;
   RingTable<MemoryPiece> memory_;

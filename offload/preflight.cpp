@@ -54,8 +54,10 @@ std::string rate(double bytes_per_second) { return fmt::format("{:.2f} GB/s", by
 
 DriveReport inspect(const std::filesystem::path& directory, IoQueue& queue, const Probe& probe) {
   Runway runway(directory, queue, probe);
+  const FileSystem found = file_system_of(directory);
   DriveReport report{.directory = directory,
-                     .file_system = file_system_of(directory).name,
+                     .file_system = found.name,
+                     .is_network = found.network,
                      .free_bytes = std::filesystem::space(directory).available,
                      .buffered_because = runway.file().buffered_because(),
                      .queue = std::string(queue.kind())};

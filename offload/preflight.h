@@ -11,6 +11,7 @@ namespace ballast::offload {
 struct DriveReport {
   std::filesystem::path directory;
   std::string file_system;
+  bool is_network = false;
   std::uint64_t free_bytes = 0;
   std::string buffered_because{};  // empty: direct I/O works
   std::string queue{};

@@ -93,7 +93,7 @@ RecordStore::RecordStore(RecordStore&&) noexcept = default;
 
 RecordStore::~RecordStore() {
   if (newest_ == nullptr) return;  // moved-from
-  abandon();                       // writes that are not committed do not count
+  finish();                        // writes that are not committed do not count
   for (const auto& stripe : stripes_) {
     stripe->queue->forget(stripe->file);
   }
@@ -214,6 +214,9 @@ PendingRead RecordStore::start_read(std::size_t tile, std::span<std::byte> recor
   read.log_ = log_;
   read.completion_ =
       stripe.queue->submit({IoKind::read, &stripe.file, places_.offset_of(tile, read.name_.generation), read.record_});
+  const std::lock_guard lock(*newest_);
+  std::erase_if(reads_, [](const Completion& known) { return known.is_done(); });
+  reads_.push_back(read.completion_);
   return read;
 }
 
@@ -293,6 +296,20 @@ void RecordStore::flush() {
     flushes.add(stripe->queue->submit({IoKind::flush, &stripe->file, 0, {}}));
   }
   flushes.wait();
+}
+
+void RecordStore::finish() {
+  std::deque<Completion> reads;
+  {
+    const std::lock_guard lock(*newest_);
+    reads.swap(reads_);
+  }
+  for (const Completion& read : reads) {
+    settle(read);
+  }
+  for (const Written& written : written_) {
+    settle(written.completion);
+  }
 }
 
 void RecordStore::abandon() {

@@ -3,6 +3,7 @@
 // current. Scratch files, which end with the process, have one place for each tile.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -114,6 +115,10 @@ class RecordStore {
   // returns `note`, and label() `label`.
   void commit(std::uint64_t step, std::span<const std::byte> note = {}, const CommitLabel& label = {});
 
+  // Waits for all reads and writes in flight, and ignores their failures: their memory can be freed afterwards. No other
+  // call starts a read or a write meanwhile.
+  void finish();
+
   // Discards all writes of the next generation, or in scratch files keeps them in it. They have ended when this returns.
   void abandon();
 
@@ -160,7 +165,7 @@ class RecordStore {
   CommitPoint counted_from_{};
   std::vector<std::byte> note_;
   CommitLabel label_{};
-  // Guards generation_ and the members below, which determine a tile's newest record.
+  // Guards generation_ and the members below. All but reads_ determine a tile's newest record.
   std::unique_ptr<std::mutex> newest_ = std::make_unique<std::mutex>();
   std::vector<Seals> current_;  // of each tile
   std::vector<Seals> next_;
@@ -169,6 +174,7 @@ class RecordStore {
     Completion completion{};
   };
   std::vector<Written> written_;
+  mutable std::deque<Completion> reads_;  // in flight, and some that have ended
   bool commit_failed_ = false;
 };
 

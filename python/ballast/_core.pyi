@@ -288,6 +288,7 @@ def this_machine(*, root: str = "/") -> MachineFound: ...
 
 class DriveFound(TypedDict):
     file_system: str
+    is_network: bool
     free_bytes: int
     buffered_because: str
     queue: str

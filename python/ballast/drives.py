@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ballast._core import DriveFound
 
 PROBE = 64 << 20  # bytes that are written and read
-NETWORK = {"nfs", "cifs", "smb2", "9p", "ceph", "lustre", "gpfs", "afs"}
 LITTLE_SPACE = 64 << 30
 SLOW = 1e9  # bytes a second
 
@@ -32,7 +31,7 @@ def look_at(folder: str) -> Iterator[Diagnostic]:
 def judge(folder: str, drive: DriveFound) -> Iterator[Diagnostic]:
     """Turn the measurements of a directory into diagnostics."""
     system, free = drive["file_system"], drive["free_bytes"]
-    if system in NETWORK:
+    if drive["is_network"]:
         yield bad("drive", f"{folder} is on a network file system ({system})", "Use a directory on a local drive.")
     elif system == "tmpfs":
         yield bad("drive", f"{folder} is in memory ({system})", "Use a directory on a drive.")

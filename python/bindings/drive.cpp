@@ -16,6 +16,7 @@ py::dict inspect_drive(const std::string& directory, std::size_t bytes) {
   }
   py::dict found;
   found["file_system"] = report.file_system;
+  found["is_network"] = report.is_network;
   found["free_bytes"] = report.free_bytes;
   found["buffered_because"] = report.buffered_because;
   found["queue"] = report.queue;

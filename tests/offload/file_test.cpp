@@ -3,12 +3,14 @@
 #include "offload/file.h"
 
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <optional>
+#include <sstream>
 
 #include "offload/file_system.h"
 #include "offload/run_directory.h"
@@ -52,11 +54,37 @@ TEST_CASE("network file systems are recognized by their type numbers, and refuse
     CHECK_FALSE(file_system(local).network);
     CHECK_NOTHROW(require_local(file_system(local), "/scratch"));
   }
-  for (const std::uint32_t network : {0x6969u, 0xff534d42u, 0xfe534d42u, 0x01021997u, 0x00c36400u, 0x0bd00bd0u}) {
+  for (const std::uint32_t network :
+       {0x6969u, 0xff534d42u, 0xfe534d42u, 0x01021997u, 0x00c36400u, 0x0bd00bd0u, 0x6b414653u, 0x19830326u, 0xaad7aaeau,
+        0xbacbacbcu, 0x01161970u, 0x7461636fu, 0x65735546u}) {
     CHECK_THROWS_WITH(require_local(file_system(network), "/scratch"),
                       Catch::Contains("B2203") && Catch::Contains("/scratch") &&
                           Catch::Contains("(" + file_system(network).name + ")"));
   }
+}
+
+TEST_CASE("a file system of FUSE is local only if it lies on a block device, as the type of its mount says") {
+  const std::string mounts =
+      "22 1 8:1 / / rw,noatime shared:1 - ext4 /dev/sda1 rw\n"
+      "40 22 0:41 / /sshfs rw,nosuid shared:2 master:3 - fuse.sshfs ada@host:/ rw,user_id=0\n"
+      "41 22 0:42 / /ntfs rw - fuseblk /dev/sdb1 rw\n"
+      "42 22 0:43 / /virtiofs rw - virtiofs scratch rw\n"
+      "43 22 0:44 / /plain\\040-\\040fuse rw - fuse source rw\n"
+      "44 22 0:4 / /other rw - fuseblk source rw\n";
+  const auto found = [&](unsigned minor) {
+    std::istringstream lines(mounts);
+    return fuse_file_system(lines, makedev(0, minor));
+  };
+  CHECK(found(41).name == "fuse.sshfs");
+  CHECK(found(41).network);
+  CHECK(found(42).name == "fuseblk");
+  CHECK_FALSE(found(42).network);
+  CHECK(found(43).name == "virtiofs");
+  CHECK(found(43).network);
+  CHECK(found(44).name == "fuse");
+  CHECK(found(44).network);
+  CHECK(found(99).name == "fuse");  // its mount is not listed
+  CHECK(found(99).network);
 }
 
 TEST_CASE("a run's directory is locked by one process, which is named to others, until that process ends") {

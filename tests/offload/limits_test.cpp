@@ -1,10 +1,15 @@
 // Tests of the limits of a machine or a container, set for real in a child process.
 #include <ballast/error.h>
 
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <bit>
 #include <catch2/catch.hpp>
 #include <cerrno>
 #include <fstream>
@@ -32,6 +37,26 @@ bool has_uring() {
     return false;
   }
 }
+
+// Refuses one operation of io_uring_register(2), as an older kernel does. The second argument's low half comes first.
+void forbid_registering(unsigned operation) {
+  static_assert(std::endian::native == std::endian::little);
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(SYS_io_uring_register), 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, operation, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(EINVAL)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{std::size(rules), rules};
+  const bool forbidden = ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+                         ::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+  if (!forbidden) throw std::runtime_error("seccomp is not there");
+}
+
+constexpr unsigned register_probe = 8;      // IORING_REGISTER_PROBE, since Linux 5.6
+constexpr unsigned register_buffers2 = 15;  // IORING_REGISTER_BUFFERS2, since 5.13; sparse tables since 5.19
 
 }  // namespace
 
@@ -65,6 +90,42 @@ TEST_CASE("requesting io_uring where it is forbidden fails with the reason") {
   });
   if (output.find("seccomp is not there") != std::string::npos) return skip(output);
   CHECK_THAT(output, Catch::Contains("B2201") && Catch::Contains("Operation not permitted"));
+}
+
+TEST_CASE("a ring of a kernel that has no reads and writes for it is not used: threads do the work") {
+  if (!has_uring()) return skip("no io_uring here");
+  const std::string output = in_a_child([]() -> std::string {
+    forbid_registering(register_probe);
+    std::string lines;
+    Log log([&](Level, std::string_view line) { lines.append(line).append("\n"); });
+    return std::string(open_queue({.depth = 2, .log = &log})->kind()) + ": " + lines;
+  });
+  if (output.find("seccomp is not there") != std::string::npos) return skip(output);
+  CHECK_THAT(output, Catch::StartsWith("threads: no io_uring (the kernel is older than 5.6"));
+}
+
+TEST_CASE("where the kernel has no sparse tables of memory, files are registered, and the log names no limit") {
+  if (!has_uring()) return skip("no io_uring here");
+  const std::string output = in_a_child([]() -> std::string {
+    forbid_registering(register_buffers2);
+    std::string lines;
+    Log log([&](Level, std::string_view line) { lines.append(line).append("\n"); });
+    const TemporaryDirectory directory;
+    std::optional<File> file(std::in_place, directory.path() / "one", FileOptions{.create = true});
+    const Aligned memory(block_bytes);
+    const auto queue = uring_queue({.depth = 2, .log = &log});
+    queue->remember(memory.span());
+    queue->remember(*file);
+    const int descriptor = file->descriptor();
+    const int closed = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ::dup2(closed, descriptor);  // only the ring's table still has the file
+    queue->submit({IoKind::write, &*file, 0, memory.span()}).wait();
+    return lines + "written";
+  });
+  if (output.find("seccomp is not there") != std::string::npos) return skip(output);
+  CHECK(output ==
+        "io_uring works without registered memory, for more CPU time: this kernel has no sparse tables of memory\n"
+        "written");
 }
 
 TEST_CASE("memory that may not be registered is used unregistered, and the log says so once") {

@@ -92,6 +92,25 @@ TEST_CASE("uncommitted writes are visible to their store only, and disappear whe
   CHECK(rig.holds_step(rig.open(), 3));
 }
 
+TEST_CASE("after finish() no read or write is in flight, whether they fail or not") {
+  const auto calls = std::make_shared<FaultyCalls>();
+  StoreRig rig;
+  rig.use(thread_queue({.depth = 4}, [calls](const IoRequest& request) { return (*calls)(request); }));
+  RecordStore store = rig.create();
+  const Fault late{.what = Fault::What::delay, .amount = 100};
+  calls->plan(IoKind::read, {late, {.error = EIO}, late});
+  calls->plan(IoKind::write, {late});
+  const Aligned memory(4 * rig.record().size());
+  const auto at = [&](std::size_t i) { return memory.span().subspan(i * rig.record().size(), rig.record().size()); };
+  const PendingRead reads[] = {store.read(0, at(0)), store.read(1, at(1)), store.read_first(2, at(2))};
+  const Completion written = store.write(3, at(3));
+  CHECK_FALSE(std::ranges::all_of(reads, [](const PendingRead& read) { return read.completion().is_done(); }));
+  CHECK_NOTHROW(store.finish());
+  CHECK(std::ranges::all_of(reads, [](const PendingRead& read) { return read.completion().is_done(); }));
+  CHECK(written.is_done());
+  CHECK_NOTHROW(store.finish());
+}
+
 TEST_CASE("a request that does not fit its record is refused before it touches others") {
   StoreRig rig;
   RecordStore store = rig.create();

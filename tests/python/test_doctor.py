@@ -91,7 +91,7 @@ def test_a_machine_without_shared_memory_is_seen(machine):
 @pytest.mark.parametrize(
     ("spoil", "state", "about"),
     [
-        ({"file_system": "nfs"}, "bad", "drive"),
+        ({"file_system": "fuse.sshfs", "is_network": True}, "bad", "drive"),
         ({"file_system": "tmpfs"}, "bad", "drive"),
         ({"free_bytes": GIB}, "note", "space"),
         ({"buffered_because": "the file system has none"}, "note", "direct"),
@@ -100,7 +100,7 @@ def test_a_machine_without_shared_memory_is_seen(machine):
 )
 def test_an_unsuitable_drive_is_seen(spoil, state, about):
     fine = {
-        "file_system": "ext4", "free_bytes": 1000 * GIB, "buffered_because": "", "queue": "io_uring",
+        "file_system": "ext4", "is_network": False, "free_bytes": 1000 * GIB, "buffered_because": "", "queue": "io_uring",
         "read": 5e9, "write": 3e9, "both": 4e9,
     }  # fmt: skip
     assert all(finding.state == "good" for finding in drives.judge(".", fine))

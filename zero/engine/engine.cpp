@@ -120,6 +120,7 @@ Engine::~Engine() {
   } catch (const std::exception&) {
   }
   threads_.stop();
+  if (records_) records_->finish();  // a late read would write to memory of a slot that is freed
   if (parts_.gpu == nullptr) return;
   try {  // no work may use the slots when they are freed
     parts_.gpu->finish();

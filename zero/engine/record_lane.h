@@ -30,6 +30,7 @@ class RecordLane {
   offload::Completion write(const Op& op) const;
   void commit(const CommittedState& state) const;
   void abandon() const;
+  void finish() const { store_.finish(); }  // see RecordStore
   std::uint64_t step() const { return store_.step(); }
   std::span<const std::byte> note() const { return store_.note(); }  // of the last commit
   JointRound round() const { return round_of(store_.label()); }      // likewise

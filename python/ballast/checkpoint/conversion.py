@@ -16,7 +16,8 @@ from ballast.checkpoint.commit import Commit
 from ballast.checkpoint.contents import Checkpoint, SavedOptimizer, Tensor
 from ballast.checkpoint.folder import CheckpointDirectory, folder_name, require_space
 from ballast.checkpoint.foreign import source_of
-from ballast.checkpoint.kinds import FOREIGN, MANIFEST, kind_of, refuse_without_checkpoint
+from ballast.checkpoint.kinds import FOREIGN, kind_of, refuse_without_checkpoint
+from ballast.checkpoint.manifest import content_in
 from ballast.checkpoint.pieces import slices
 from ballast.checkpoint.rank_files import Chunk, RankFiles
 from ballast.checkpoint.saving import INDEX_BYTES, SLICE, packed
@@ -174,5 +175,5 @@ def _foreign_kind(path: Path) -> str:
 
 
 def _require_no_checkpoint(directory: Path) -> None:
-    if (directory / MANIFEST).exists():
+    if content_in(directory) != {}:  # None: one that cannot be read
         refuse(f"cannot convert to {directory}: there is a checkpoint already", needed="another directory, or none")

@@ -27,9 +27,8 @@ class CheckpointDirectory:
     """A directory while one job saves to it, locked until `release()`. Rank 0 of the job uses it."""
 
     def __init__(self, directory: Path):
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         require_own_folder(directory)
-        flush_folder(directory.parent)
         self.path = directory
         self._lock = lock_of(directory)
         self._replaced = ""  # the folder of the checkpoint that the new one has replaced
@@ -149,6 +148,23 @@ def write_file(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def make_folder(directory: Path) -> None:
+    """Make a folder and its parents, unless they exist. Those that are made are on the drive when this returns. The parent of
+    an existing folder needs no permission to read it."""
+    try:
+        directory.mkdir()
+    except FileNotFoundError:
+        if directory.parent == directory:
+            raise
+        make_folder(directory.parent)
+        directory.mkdir(exist_ok=True)
+    except OSError:
+        if not directory.is_dir():
+            raise
+        return
+    flush_folder(directory.parent)
 
 
 def flush_folder(directory: Path) -> None:

@@ -87,25 +87,38 @@ def read(directory: str | Path) -> Checkpoint:
 def read_text(directory: Path) -> bytes:
     """Return the manifest as it is now. Raise B1001 where there is no checkpoint."""
     path = directory / MANIFEST
-    try:
-        is_there = path.exists()
-    except OSError as error:
-        _fail_unreadable(path, error)
-    return read_bytes(path) if is_there else refuse_without_checkpoint(directory)
+    return read_bytes(path) if _is_there(path) else refuse_without_checkpoint(directory)
+
+
+def read_content(directory: Path) -> Mapping[str, Any]:
+    """Return the content of the manifest: empty where there is none. Raise an error where it cannot be read."""
+    path = directory / MANIFEST
+    if not _is_there(path):
+        return {}
+    found: Mapping[str, Any] = unsealed(read_bytes(path), str(path))
+    content = Json(found, str(path))
+    content["folder"].text(), content["step"].count(), dict(content["tensors"].items())
+    return found
 
 
 def content_in(directory: Path) -> Mapping[str, Any] | None:
     """Return the content of the manifest: empty where there is none, None where it cannot be read."""
-    path = directory / MANIFEST
     try:
-        if not path.exists():
-            return {}
-        found: Mapping[str, Any] = unsealed(read_bytes(path), str(path))
-        content = Json(found, str(path))
-        content["folder"].text(), content["step"].count(), dict(content["tensors"].items())
-        return found
-    except (Error, OSError):
+        return read_content(directory)
+    except Error:
         return None
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a file exists. Raise an error where that is unknown: Path.exists() returns False there since Python 3.14,
+    so a checkpoint on a file system that fails for a moment would be taken for none, and be removed."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        _fail_unreadable(path, error)
+    return True
 
 
 def folder_in(directory: Path) -> str | None:

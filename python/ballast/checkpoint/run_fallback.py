@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from ballast.checkpoint import manifest
+from ballast.checkpoint.contents import FOLDER
 from ballast.checkpoint.inventory import buffers_by_name
 from ballast.checkpoint.loading import load_current
 from ballast.checkpoint.run_notice import tell_run
 from ballast.checks import refuse
 from ballast.connecting import Group
+from ballast.errors import Error
 from ballast.wrapper.collectives import by_first_rank
 from ballast.wrapper.joint_runs import join_runs
 from ballast.wrapper.session import Session
@@ -25,22 +28,40 @@ CHANGED = ("running_mean", "running_var", "num_batches_tracked")  # buffers that
 
 def newest_checkpoint(group: Group, folder: str, model: torch.nn.Module | None) -> str:
     """Return the directory of the newest checkpoint that rank 0 finds in `folder`: itself, or one right below. It is empty if
-    there is none. All ranks call it together."""
+    there is none. If there are some, but none that can be read, it is one of those: a run that has its records does not need it.
+    All ranks call it together."""
     if model is None:
         refuse(f"checkpoint={folder!r} needs the model, whose parameters it holds", needed="wrap(optimizer, model, ...)")
     return by_first_rank(group, "look for a checkpoint", lambda: _newest_in(Path(folder)))
 
 
 def _newest_in(folder: Path) -> str:
-    steps = {path: _step_of(path) for path in [folder, *sorted(folder.glob("*/"))]}
-    newest = max(steps, key=lambda path: steps[path])
-    return str(newest) if steps[newest] >= 0 else ""
+    steps: dict[Path, int] = {}
+    unreadable: dict[Path, Error] = {}
+    for path in [folder, *filter(_may_be_checkpoint, sorted(folder.glob("*/")))]:
+        try:
+            if content := manifest.read_content(path):
+                steps[path] = int(content["step"])
+        except Error as error:
+            unreadable[path] = error
+    newest = max(steps, key=lambda path: steps[path], default=None)
+    if newest is None:
+        return str(next(iter(unreadable), ""))
+    for path, reason in unreadable.items():
+        log.warning(
+            "checkpoint %s cannot be read, and may be newer than %s of step %d, which is used: %s",
+            path,
+            newest,
+            steps[newest],
+            reason.what_happened,
+        )
+    return str(newest)
 
 
-def _step_of(directory: Path) -> int:
-    """Return the step of a checkpoint; -1 where there is none that can be read."""
-    content = manifest.content_in(directory)
-    return int(content["step"]) if content else -1
+def _may_be_checkpoint(path: Path) -> bool:
+    """Return whether a folder below that of the checkpoints can be one. A save that was killed may leave a manifest in its own
+    folder, which is no checkpoint. Folders that this process cannot enter belong to others, such as lost+found."""
+    return not FOLDER.fullmatch(path.name) and os.access(path, os.X_OK)
 
 
 def begin_runs(sessions: Sequence[Session], model: torch.nn.Module | None) -> None:

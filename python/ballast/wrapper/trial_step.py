@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +14,9 @@ from ballast.wrapper.custom_step import CustomStepRunner, Piece
 from ballast.wrapper.step_rollback import StepRollback
 
 ELEMENTS = 7  # an unusual number, so that another value seldom has that many
-START, GRADIENTS, TRIAL_LR = 0.5, (0.1, -0.2, 0.0001), 0.01  # the largest element before the trial, and of each gradient
+START = 0.5  # the largest element before a trial
+GRADIENTS = (0.1, -0.2)  # of each step, the largest element
+LION_GRADIENTS, LION_LR = (*GRADIENTS, 0.0001), 0.01  # the last one points against the momentum
 REMEDY = 'Keep its state in memory, where it may be anything: offload={"state": "host"}, or none.'
 
 
@@ -45,8 +47,8 @@ def makes_steps_of_lion(optimizer: torch.optim.Optimizer) -> bool:
     kept = [group["lr"] for group in optimizer.param_groups]
     try:
         for group in optimizer.param_groups:
-            group["lr"] = TRIAL_LR  # a schedule may begin with 0
-        _, found = _trial(optimizer, type(optimizer), new_objects=False)
+            group["lr"] = LION_LR  # a schedule may begin with 0
+        _, found = _trial(optimizer, type(optimizer), new_objects=False, gradients=LION_GRADIENTS)
     except Error:
         return False
     finally:
@@ -59,9 +61,9 @@ def makes_steps_of_lion(optimizer: torch.optim.Optimizer) -> bool:
 def _after_lion(group: Mapping[str, Any]) -> torch.Tensor:
     values, momentum = _values(START), torch.zeros(ELEMENTS, device="cpu")
     beta1, beta2 = (float(beta) for beta in group["betas"])
-    for factor in GRADIENTS:
+    for factor in LION_GRADIENTS:
         gradient = _values(-factor if group.get("maximize") else factor)
-        values = values * (1 - TRIAL_LR * float(group["weight_decay"])) - TRIAL_LR * momentum.lerp(gradient, 1 - beta1).sign()
+        values = values * (1 - LION_LR * float(group["weight_decay"])) - LION_LR * momentum.lerp(gradient, 1 - beta1).sign()
         momentum = momentum.lerp(gradient, 1 - beta2)
     return values
 
@@ -77,7 +79,11 @@ def _states_after_steps(optimizer: torch.optim.Optimizer, kind: type[torch.optim
 
 
 def _trial(
-    optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer], *, new_objects: bool
+    optimizer: torch.optim.Optimizer,
+    kind: type[torch.optim.Optimizer],
+    *,
+    new_objects: bool,
+    gradients: Sequence[float] = GRADIENTS,
 ) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
     groups = [group for group in optimizer.param_groups if group["params"]]
     pieces = [Piece(group["params"][0], torch.nn.Parameter(_values(START)), {}) for group in groups]
@@ -85,7 +91,7 @@ def _trial(
     states: list[dict[str, Any]] = []
     try:
         with torch.random.fork_rng(devices=[]):
-            for gradient in GRADIENTS:
+            for gradient in gradients:
                 if new_objects:
                     pieces = [Piece(each.parameter, torch.nn.Parameter(each.masters.detach()), each.state) for each in pieces]
                 for piece in pieces:

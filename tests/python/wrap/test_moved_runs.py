@@ -5,6 +5,7 @@ import shutil
 import ballast
 import pytest
 import torch
+from ballast.checkpoint import manifest
 from python.wrap.support import moved_runs
 from python.wrap.support.kept_runs import Layers, kept_in, losses_until, train
 from python.wrap.support.moved_runs import Seen
@@ -85,6 +86,45 @@ def check_begins_from_checkpoint(folder, caplog):
     caplog.clear()
     assert train(Layers(), 0, 4, **options) == (3, loaded[:1])
     assert "of step 3: no rank has records of a step" in caplog.text
+
+
+def save_step(step, directory):
+    model = Layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    losses_until(step, model, optimizer)
+    ballast.save(directory, model, optimizer)
+
+
+def begun_from(checkpoints, run):
+    """Return the step from which a new run begins."""
+    run.mkdir()
+    return train(Layers(), 0, 0, **kept_in(run), checkpoint=checkpoints)[0]
+
+
+def test_a_run_does_not_begin_without_a_word_if_a_checkpoint_cannot_be_read(tmp_path, caplog):
+    older, newest = tmp_path / "saved" / "older", tmp_path / "saved" / "newest"
+    save_step(1, older)
+    save_step(2, newest)
+    (newest / "checkpoint.json").write_bytes(b"{}")
+    assert begun_from(tmp_path / "saved", tmp_path / "first") == 1
+    assert f"checkpoint {newest} cannot be read, and may be newer than {older} of step 1, which is used" in caplog.text
+    shutil.rmtree(older)
+    with pytest.raises(ballast.FailureError, match="B3202") as refused:
+        begun_from(tmp_path / "saved", tmp_path / "second")
+    assert str(newest / "checkpoint.json") in refused.value.where
+    assert train(Layers(), 0, 0, **kept_in(tmp_path / "first"), checkpoint=tmp_path / "saved")[0] == 1  # it has its records
+    shutil.rmtree(newest)
+    assert begun_from(tmp_path / "saved", tmp_path / "third") == 0
+
+
+def test_the_manifest_of_a_save_that_was_killed_is_no_checkpoint_of_a_run(tmp_path):
+    saved = tmp_path / "saved"
+    save_step(1, saved)
+    killed = saved / "step-2-0123abcd"
+    killed.mkdir()
+    content = {**manifest.content_in(saved), "step": 2, "folder": killed.name}
+    (killed / "checkpoint.json").write_bytes(manifest.sealed(content))
+    assert begun_from(saved, tmp_path / "run") == 1
 
 
 def test_ranks_that_mirror_each_other_survive_the_loss_of_either_drive(tmp_path):

@@ -1,0 +1,57 @@
+"""Tests of the directory of a checkpoint: what a save removes, and what it flushes."""
+
+import errno
+import os
+from pathlib import Path
+
+import ballast
+import pytest
+from ballast.checkpoint import conversion, manifest
+from ballast.checkpoint.folder import CheckpointDirectory
+from ballast.checkpoint.kinds import MANIFEST
+from python.wrap.support.jobs import save, training
+
+
+def fail_for_manifests(monkeypatch):
+    """Make the file system fail, as Python 3.14 reports it: Path.exists() returns False."""
+    real = os.stat
+
+    def stat(path, *args, **options):
+        if os.path.basename(path) == MANIFEST:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(Path, "exists", os.path.exists)
+
+
+def test_a_checkpoint_survives_a_file_system_that_fails_for_a_moment(tmp_path, monkeypatch):
+    save(tmp_path, training(1))
+    with monkeypatch.context() as failing:
+        fail_for_manifests(failing)
+        assert manifest.content_in(tmp_path) is None
+        with pytest.raises(ballast.FailureError, match="B3201 cannot read a file of a checkpoint: Input/output error"):
+            manifest.read_text(tmp_path)
+        with pytest.raises(ballast.UsageError, match="there is a checkpoint already"):
+            conversion._require_no_checkpoint(tmp_path)
+        directory = CheckpointDirectory(tmp_path)
+        directory.create("step-2-00000000")
+        directory.discard("step-2-00000000")
+        directory.release()
+    assert manifest.read(tmp_path).step == 1
+
+
+def test_a_file_in_place_of_the_directory_holds_no_checkpoint(tmp_path):
+    (tmp_path / "file").touch()
+    assert manifest.content_in(tmp_path / "file") == manifest.content_in(tmp_path / "nothing") == {}
+
+
+def test_only_the_parents_of_new_folders_are_flushed(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("ballast.checkpoint.folder.flush_folder", flushed.append)
+    for _ in range(2):  # the second time all are there, and their parents may be closed to this user
+        CheckpointDirectory(tmp_path / "one" / "two").release()
+    assert flushed == [tmp_path, tmp_path / "one"]
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="File exists"):
+        CheckpointDirectory(tmp_path / "file")
