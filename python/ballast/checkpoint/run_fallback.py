@@ -28,8 +28,8 @@ CHANGED = ("running_mean", "running_var", "num_batches_tracked")  # buffers that
 
 def newest_checkpoint(group: Group, folder: str, model: torch.nn.Module | None) -> str:
     """Return the directory of the newest checkpoint that rank 0 finds in `folder`: itself, or one right below. It is empty if
-    there is none. If there are some, but none that can be read, it is one of those: a run that has its records does not need it.
-    All ranks call it together."""
+    there is none. If none of them can be read, it is any of them: a run that has its records needs none. All ranks call it
+    together."""
     if model is None:
         refuse(f"checkpoint={folder!r} needs the model, whose parameters it holds", needed="wrap(optimizer, model, ...)")
     return by_first_rank(group, "look for a checkpoint", lambda: _newest_in(Path(folder)))
