@@ -57,7 +57,7 @@ class WrappedOptimizer(Optimizer):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Return the norm of all gradients, and clip it to `max_norm` in the next step. All ranks call it together."""
         self._ballast.partitions.require_open("call clip_grad_norm_()")
-        if not max_norm >= 0:
+        if math.isnan(max_norm):
             refuse(f"cannot clip gradients to a norm of {max_norm}", needed="a norm that is not negative")
         norm = self._ballast.partition().gradient_norm()
         coefficient = min(1.0, max_norm / (norm + 1e-6))

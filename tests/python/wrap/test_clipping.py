@@ -96,11 +96,10 @@ def test_norms_and_factors_follow_each_scaling():
     optimizer.step()
 
 
-@pytest.mark.parametrize("max_norm", [-1.0, float("nan")])
-def test_a_norm_that_gradients_cannot_have_is_refused(max_norm):
+def test_a_norm_that_is_not_a_number_is_refused():
     loop = Loop()
     model = loop.make_model()
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=0)
     mean_square(model, loop.batch(0)).backward()
-    with pytest.raises(ballast.UsageError, match=f"cannot clip gradients to a norm of {max_norm}"):
-        optimizer.clip_grad_norm_(max_norm)
+    with pytest.raises(ballast.UsageError, match="cannot clip gradients to a norm of nan"):
+        optimizer.clip_grad_norm_(float("nan"))
