@@ -69,7 +69,7 @@ endif()
 
 execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE nvcc_says ERROR_QUIET)
 if(nvcc_says MATCHES "release ([0-9.]+)" AND CMAKE_MATCH_1 VERSION_LESS 12.8)
-  ballast_leave_cuda_out("${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_MATCH_1}; Ballast needs CUDA 12.8 or newer. "
+  ballast_leave_cuda_out("${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_MATCH_1}, and Ballast needs CUDA 12.8 or newer. "
     "Put a newer nvcc on the PATH or set CUDACXX.")
 endif()
 
