@@ -11,7 +11,7 @@ class CurrentGpu {
  public:
   explicit CurrentGpu(int gpu);
   CurrentGpu(int gpu, std::nothrow_t) noexcept;  // for destructors: a GPU that has failed is not selected
-  ~CurrentGpu();
+  ~CurrentGpu();                                 // NOLINT(performance-trivially-destructible): it is not, with CUDA
   CurrentGpu(const CurrentGpu&) = delete;
   CurrentGpu& operator=(const CurrentGpu&) = delete;
 

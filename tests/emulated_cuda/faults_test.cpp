@@ -156,7 +156,8 @@ TEST_CASE("an error that NCCL finds between its calls ends the ranks") {
       MemoryAccounts accounts;
       const Buffer memory = allocate(accounts, {.kind = MemoryKind::device, .bytes = 256, .owner = "test", .gpu = gpu});
       if (rank == 0) {
-        emulated::fail_call_of("ncclCommGetAsyncError", 1, cudaErrorLaunchFailure);
+        // An error that leaves the GPU usable: else waiting for the stream might report it first.
+        emulated::fail_call_of("ncclCommGetAsyncError", 1, cudaErrorMemoryAllocation);
         on_gpus->all_gather(memory.view(DType::u8).part(0, 128), memory.view(DType::u8));
       }
       stream.synchronize();
