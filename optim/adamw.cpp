@@ -23,7 +23,7 @@ kernels::AdamW coefficients(const Options& options, std::uint64_t step, double d
   const double correction1 = 1.0 - std::pow(options.beta1, t);
   const double correction2 = 1.0 - std::pow(options.beta2, t);
   return {.decay = static_cast<float>(decay),
-          .one_minus_beta1 = static_cast<float>(1.0 - options.beta1),
+          .mean = kernels::RunningMean::of(options.beta1),
           .beta2 = static_cast<float>(options.beta2),
           .one_minus_beta2 = static_cast<float>(1.0 - options.beta2),
           .inverse_root_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),

@@ -13,8 +13,8 @@ void Lion::check() const {
 kernels::GroupStep at(const Lion& rule, const Step& step) {
   return {kernels::Lion{.lr = static_cast<float>(rule.lr),
                         .decay = static_cast<float>(1.0 - rule.lr * rule.weight_decay),
-                        .one_minus_beta1 = static_cast<float>(1.0 - rule.beta1),
-                        .one_minus_beta2 = static_cast<float>(1.0 - rule.beta2)},
+                        .mean = kernels::RunningMean::of(rule.beta1),
+                        .kept_mean = kernels::RunningMean::of(rule.beta2)},
           gradient_factor(step, rule.maximize)};
 }
 

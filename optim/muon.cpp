@@ -72,7 +72,7 @@ void Muon::check() const {
 }
 
 kernels::GroupStep at(const Muon& rule, const Step& step) {
-  return {kernels::MuonMomentum{.one_minus_momentum = static_cast<float>(1.0 - rule.momentum),
+  return {kernels::MuonMomentum{.mean = kernels::RunningMean::of(rule.momentum),
                                 .from_momentum = rule.nesterov ? static_cast<float>(rule.momentum) : 1.0f,
                                 .from_gradient = rule.nesterov ? static_cast<float>(1.0 - rule.momentum) : 0.0f},
           step.gradient_factor};

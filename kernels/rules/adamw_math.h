@@ -1,6 +1,7 @@
 // AdamW and Adam: the coefficients of one step, and one element's update.
 #pragma once
 
+#include "kernels/rules/running_mean.h"
 #include "kernels/rules/second_moment.h"
 
 namespace ballast::kernels {
@@ -10,7 +11,7 @@ struct AdamW {
   static constexpr bool has_variance = true;
 
   float decay;  // 1 - lr * weight_decay
-  float one_minus_beta1;
+  RunningMean mean;
   float beta2;
   float one_minus_beta2;
   float inverse_root_correction2;  // 1 / sqrt(1 - beta2^step)
@@ -19,7 +20,7 @@ struct AdamW {
 
   template <class F>
   constexpr void operator()(F& p, F& m, SecondMoment<F>& v, F g) const {
-    m = fma(F(one_minus_beta1), g - m, m);
+    m = mean(m, g);
     v.set(fma(F(one_minus_beta2) * g, g, F(beta2) * v.value));
     const F denominator = fma(v.root, F(inverse_root_correction2), F(eps));
     p = fma(F(-step_size), m / denominator, p * F(decay));

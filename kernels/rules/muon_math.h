@@ -2,6 +2,7 @@
 // whose matrices are then orthogonalized (orthogonalize.h), and the second takes the step.
 #pragma once
 
+#include "kernels/rules/running_mean.h"
 #include "kernels/rules/second_moment.h"
 
 namespace ballast::kernels {
@@ -12,13 +13,13 @@ struct MuonMomentum {
   static constexpr bool has_variance = false;
   static constexpr bool makes_direction = true;
 
-  float one_minus_momentum;
+  RunningMean mean;
   float from_momentum;  // the direction is from_momentum * m + from_gradient * g: (1, 0), or (momentum, 1 - momentum)
   float from_gradient;  // for Nesterov
 
   template <class F>
   constexpr void operator()(F& direction, F& m, SecondMoment<F>&, F g) const {
-    m = fma(F(one_minus_momentum), g - m, m);
+    m = mean(m, g);
     direction = fma(F(from_momentum), m, F(from_gradient) * g);
   }
 };

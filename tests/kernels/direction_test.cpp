@@ -9,8 +9,8 @@
 namespace ballast::kernels {
 namespace {
 
-const Rule with_nesterov = MuonMomentum{.one_minus_momentum = 0.05f, .from_momentum = 0.95f, .from_gradient = 0.05f};
-const Rule without = MuonMomentum{.one_minus_momentum = 0.05f, .from_momentum = 1.0f, .from_gradient = 0.0f};
+const Rule with_nesterov = MuonMomentum{.mean = RunningMean::of(0.95), .from_momentum = 0.95f, .from_gradient = 0.05f};
+const Rule without = MuonMomentum{.mean = RunningMean::of(0.95), .from_momentum = 1.0f, .from_gradient = 0.0f};
 
 TileMemory direction_tile(UpdateMemory& memory, std::byte* base) {
   TileMemory tile = memory.tile_at(base);

@@ -51,7 +51,7 @@ Results compute_all(int threads) {
   tile.gradient = halves.data();
   tile.momentum = reinterpret_cast<std::byte*>(results.momentum.data());
   tile.variance = reinterpret_cast<std::byte*>(results.variance.data());
-  const std::vector<GroupStep> groups{{AdamW{0.99f, 0.1f, 0.999f, 0.001f, 30.0f, 1e-8f, 1e-3f}, 1.0f}};
+  const std::vector<GroupStep> groups{{AdamW{0.99f, RunningMean::of(0.9), 0.999f, 0.001f, 30.0f, 1e-8f, 1e-3f}, 1.0f}};
   const std::vector<Run> runs{{0, 100'000, 0}, {100'100, count - 100'100, 0}};
   backend->update(tile, runs, groups);
   return results;

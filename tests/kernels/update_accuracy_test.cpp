@@ -163,6 +163,21 @@ TEST_CASE("updates of 0 to 1,100 elements agree with doubles, 4bit") {
     check_sizes(StateFormat::four_bit, rule);
 }
 
+TEST_CASE("without decay a momentum is the gradient, however large it was before") {
+  AdamW adamw = std::get<AdamW>(sample_rules().front());
+  adamw.mean = RunningMean::of(0.0);
+  const Lion lion{.lr = 1e-3f, .decay = 1.0f, .mean = RunningMean::of(0.9), .kept_mean = RunningMean::of(0.0)};
+  for (const Rule& rule : {Rule(adamw), Rule(lion)}) {
+    UpdateMemory memory({.format = StateFormat::fp32, .gradient_dtype = DType::fp32, .count = 100});
+    const TileMemory tile = memory.tile();
+    std::fill_n(reinterpret_cast<float*>(tile.momentum), 100, 1e9f);
+    std::fill_n(reinterpret_cast<float*>(const_cast<std::byte*>(tile.gradient)), 100, 1e-3f);
+    cpu().update(tile, std::vector<Run>{{0, 100, 0}}, std::vector<GroupStep>{{.rule = rule}});
+    for (std::size_t i = 0; i < 100; ++i)
+      CHECK(state_of(tile, i, rule).momentum == double{1e-3f});
+  }
+}
+
 TEST_CASE("large updates agree with doubles") {
   testing::Sweep sweep(7);
   for (const StateFormat format : all_state_formats) {

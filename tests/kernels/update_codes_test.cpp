@@ -42,7 +42,7 @@ float through(float x, float largest, std::uint32_t random) {
 // AdamW with coefficients that leave both moments as they are.
 Rule keeps_moments() {
   return AdamW{.decay = 1.0f,
-               .one_minus_beta1 = 0.0f,
+               .mean = RunningMean::of(1.0),
                .beta2 = 1.0f,
                .one_minus_beta2 = 0.0f,
                .inverse_root_correction2 = 1.0f,

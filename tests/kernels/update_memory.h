@@ -156,7 +156,7 @@ class UpdateMemory {
 // Returns one step of each rule that updates a master, with every coefficient in use.
 inline std::vector<Rule> sample_rules() {
   const AdamW adamw{.decay = 0.999f,
-                    .one_minus_beta1 = 0.1f,
+                    .mean = RunningMean::of(0.9),
                     .beta2 = 0.999f,
                     .one_minus_beta2 = 0.001f,
                     .inverse_root_correction2 = 1.0f / std::sqrt(0.003f),
@@ -164,6 +164,7 @@ inline std::vector<Rule> sample_rules() {
                     .step_size = 3e-4f};
   AdamW without_decay = adamw;
   without_decay.decay = 1.0f;
+  without_decay.mean = RunningMean::of(0.3);  // where gradients weigh more
   return {adamw,
           Adam{.l2 = 0.01f, .without_decay = without_decay},
           Sgd{.lr = 0.01f, .l2 = 0.1f},
@@ -173,7 +174,7 @@ inline std::vector<Rule> sample_rules() {
                       .one_minus_dampening = 0.7f,
                       .from_momentum = 0.9f,
                       .from_gradient = 1.0f},
-          Lion{.lr = 1e-3f, .decay = 0.999f, .one_minus_beta1 = 0.1f, .one_minus_beta2 = 0.01f},
+          Lion{.lr = 1e-3f, .decay = 0.999f, .mean = RunningMean::of(0.9), .kept_mean = RunningMean::of(0.99)},
           Adagrad{.step_size = 0.01f, .l2 = 0.1f, .eps = 1e-10f},
           External{},
           MuonStep{.decay = 0.999f, .step_size = 0.02f}};

@@ -55,10 +55,23 @@ double size_of(double a, double b) { return std::max(std::abs(a) + std::abs(b), 
 double kept(double variance) { return std::max(variance, 0x1p-126); }
 double flushed(double momentum) { return std::abs(momentum) < 0x1p-126 ? 0 : momentum; }
 
+// A value that weighs more than a half, and the difference to it, which is rounded, times the smaller weight.
+struct ExactMean {
+  ExactMean(const RunningMean& mean, double old, double g, double g_size) {
+    const double sum = g_size + std::abs(old);
+    const bool is_mostly_gradient = mean.decay < 0.5f;
+    value = is_mostly_gradient ? g + mean.decay * (old - g) : old + mean.one_minus_decay * (g - old);
+    size = is_mostly_gradient ? size_of(g_size, mean.decay * sum) : size_of(old, mean.one_minus_decay * sum);
+  }
+  double value;
+  double size;
+};
+
 ExactStep step(const AdamW& rule, const Element& old, double g, double g_size) {
+  const ExactMean mean(rule.mean, old.momentum, g, g_size);
   ExactStep next;
-  next.value.momentum = old.momentum + rule.one_minus_beta1 * (g - old.momentum);
-  next.size.momentum = size_of(old.momentum, rule.one_minus_beta1 * (g_size + std::abs(old.momentum)));
+  next.value.momentum = mean.value;
+  next.size.momentum = mean.size;
   next.value.variance = kept(rule.beta2 * old.variance + rule.one_minus_beta2 * g * g);
   next.size.variance = kept(rule.beta2 * old.variance + rule.one_minus_beta2 * square(g_size));
   const double divisor = std::sqrt(next.value.variance) * rule.inverse_root_correction2 + rule.eps;
@@ -94,15 +107,16 @@ ExactStep step(const SgdMomentum& rule, const Element& old, double g) {
 }
 
 ExactStep step(const Lion& rule, const Element& old, double g) {
-  const double direction = old.momentum + rule.one_minus_beta1 * (g - old.momentum);
+  const double direction = ExactMean(rule.mean, old.momentum, g, std::abs(g)).value;
+  const ExactMean kept_mean(rule.kept_mean, old.momentum, g, std::abs(g));
   const double sign = direction > 0 ? 1.0 : direction < 0 ? -1.0 : 0.0;
   ExactStep next;
   next.value.parameter = old.parameter * rule.decay - rule.lr * sign;
   next.size.parameter = std::abs(old.parameter) + rule.lr;
   const bool clear = std::abs(direction) > 4 * ulp(std::abs(old.momentum) + std::abs(g));
   next.doubt = clear || direction == 0 ? 0 : 2 * double{rule.lr};
-  next.value.momentum = old.momentum + rule.one_minus_beta2 * (g - old.momentum);
-  next.size.momentum = size_of(old.momentum, rule.one_minus_beta2 * (std::abs(g) + std::abs(old.momentum)));
+  next.value.momentum = kept_mean.value;
+  next.size.momentum = kept_mean.size;
   return next;
 }
 
@@ -120,9 +134,10 @@ ExactStep step(const Adagrad& rule, const Element& old, double g) {
 
 // Its parameter is the direction.
 ExactStep step(const MuonMomentum& rule, const Element& old, double g) {
+  const ExactMean mean(rule.mean, old.momentum, g, std::abs(g));
   ExactStep next;
-  next.value.momentum = old.momentum + rule.one_minus_momentum * (g - old.momentum);
-  next.size.momentum = size_of(old.momentum, rule.one_minus_momentum * (std::abs(g) + std::abs(old.momentum)));
+  next.value.momentum = mean.value;
+  next.size.momentum = mean.size;
   next.value.parameter = rule.from_momentum * next.value.momentum + rule.from_gradient * g;
   next.size.parameter = size_of(rule.from_momentum * next.size.momentum, rule.from_gradient * g);
   return next;

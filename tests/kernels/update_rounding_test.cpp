@@ -171,7 +171,7 @@ TEST_CASE("moments that decay for 500 steps keep their mean in bf16 and compact"
   constexpr std::size_t count = 16'384;
   constexpr int steps = 500;
   AdamW rule = std::get<AdamW>(sample_rules().front());
-  rule.one_minus_beta1 = 0.001f;
+  rule.mean = RunningMean::of(0.999);
   rule.beta2 = 0.999f;
   for (const StateFormat format : {StateFormat::bf16, StateFormat::compact}) {
     UpdateMemory memory({.format = format, .count = count});

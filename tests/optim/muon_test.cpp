@@ -35,7 +35,7 @@ TEST_CASE("Muon's coefficients are its options") {
   const Muon options{.lr = 0.02, .momentum = 0.9, .weight_decay = 0.3, .ns_steps = 3, .eps = 1e-5};
   const auto momentum = at(options, {.number = 7, .gradient_factor = 0.25f});
   CHECK(momentum.gradient_factor == 0.25f);
-  CHECK(std::get<kernels::MuonMomentum>(momentum.rule).one_minus_momentum == static_cast<float>(1 - 0.9));
+  CHECK(std::get<kernels::MuonMomentum>(momentum.rule).mean.one_minus_decay == static_cast<float>(1 - 0.9));
   CHECK(std::get<kernels::MuonMomentum>(momentum.rule).from_momentum == 0.9f);
   CHECK(std::get<kernels::MuonMomentum>(momentum.rule).from_gradient == static_cast<float>(1 - 0.9));
   const auto step = step_of(options, {.rows = 10, .columns = 20});

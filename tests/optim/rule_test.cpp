@@ -18,6 +18,8 @@ TEST_CASE("AdamW's coefficients are its options with the bias corrections of the
   CHECK(rule.decay == static_cast<float>(1 - 3e-4 * 0.1));
   CHECK(rule.step_size == static_cast<float>(3e-4 / (1 - std::pow(0.9, 7))));
   CHECK(rule.inverse_root_correction2 == static_cast<float>(1 / std::sqrt(1 - std::pow(0.95, 7))));
+  CHECK(rule.mean.decay == 0.9f);
+  CHECK(rule.mean.one_minus_decay == static_cast<float>(1 - 0.9));
   CHECK(rule.one_minus_beta2 == static_cast<float>(1 - 0.95));
 }
 
