@@ -60,6 +60,14 @@ def check_contents(wheel: Path) -> None:
     assert set(names) - {*extensions, *bundled} == {file.relative_to(SOURCE).as_posix() for file in files}, names
 
 
+def check_licences(wheel: Path) -> None:
+    """Compare the libraries that the wheel holds with the licences in it. One is Ballast's own (python/portable_wheel.py)."""
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
+    libraries = {re.sub(r"(-[0-9a-f]{8})?\.so.*", "", Path(name).name) for name in names if name.startswith("ballast.libs/")}
+    licences = {Path(name).stem for name in names if ".dist-info/licenses/" in name}
+    assert licences == libraries - {"libibverbs"} | {"LICENSE"}, licences
+
+
 def check_libraries(wheel: Path) -> None:
     """Compare the libraries that the wheel needs with those that it may need. A new one is a decision."""
     command = [sys.executable, "-m", "auditwheel", "show", "--json", wheel]
@@ -90,6 +98,7 @@ def check_use(wheel: Path, folder: Path) -> None:
 wheel = Path(sys.argv[1]).resolve()
 check_name(wheel)
 check_contents(wheel)
+check_licences(wheel)
 if find_spec("auditwheel"):
     check_libraries(wheel)
 else:
