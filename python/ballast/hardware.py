@@ -10,16 +10,23 @@ from ballast import _core
 from ballast.checks import all_known
 from ballast.sizes import Rate, parse_rate
 
-MIB = 1 << 20
+GIB = 1 << 30
 USUAL_EFFICIENCY = 0.5  # the part of its peak that a GPU reaches in a model
 # The rates of a machine as one rank sees it, in bytes a second.
 RATES = ("gather", "reduce", "across", "upload", "download", "device_memory", "host_memory", "read", "write")
 SHARED_RATES = ("host_memory", "read", "write")  # those that the ranks of a machine share
+# Rates of a host's memory, 0.7 of that of its channels: two of DDR5 in a desktop, sixteen in a server with two processors.
+DESKTOP_MEMORY, SERVER_MEMORY, DDR5_SERVER_MEMORY = 60e9, 200e9, 400e9
+GRACE_MEMORY = 700e9  # of two Grace processors, for four GPUs
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by its data sheet: memory as nvidia-smi shows it, dense bf16 flops, and links in one direction."""
+    """A GPU by its data sheet: its memory, dense bf16 flops, and links in one direction.
+
+    The memory is the total of cudaMemGetInfo, which torch reports, rounded down to 0.1 GiB. nvidia-smi shows 0.3 to 0.8 GiB
+    more, which the driver keeps for itself.
+    """
 
     memory: int
     flops: float
@@ -28,6 +35,7 @@ class Gpu:
     peer_link: float  # NVLink, or the host's link
     has_bf16: bool = True  # otherwise the flops are those of fp16
     runs_ballast: bool = True
+    host_memory: float = SERVER_MEMORY  # the rate of the memory of a machine that has this GPU
 
     @property
     def has_nvlink(self) -> bool:
@@ -39,21 +47,26 @@ NO_BF16 = "this GPU has no arithmetic in bf16: the time is that of dtype fp16"
 IN_FP32 = "the time is that of products in bf16: in fp32, TF32 reaches half of that rate at most, and torch's default less"
 NO_ROCM = "Ballast runs on NVIDIA GPUs and on CPUs: this plan is a forecast only"
 
+
+def _gib(size: float) -> int:
+    return int(size * GIB)
+
+
 GPUS: Mapping[str, Gpu] = {
-    "a100-40gb": Gpu(40960 * MIB, 312e12, 1.555e12, 25e9, 230e9),
-    "a100": Gpu(81920 * MIB, 312e12, 2.039e12, 25e9, 230e9),
-    "h100": Gpu(81559 * MIB, 989e12, 3.35e12, 50e9, 350e9),
-    "h200": Gpu(143771 * MIB, 989e12, 4.8e12, 50e9, 350e9),
-    "b200": Gpu(183359 * MIB, 2250e12, 8e12, 50e9, 700e9),
-    "gb200": Gpu(189471 * MIB, 2500e12, 8e12, 180e9, 700e9),  # two of them share the NVLink to their host
-    "t4": Gpu(15360 * MIB, 65e12, 0.32e12, 12e9, 10e9, has_bf16=False),
-    "l4": Gpu(23034 * MIB, 121e12, 0.3e12, 25e9, 20e9),
-    "a10": Gpu(23028 * MIB, 125e12, 0.6e12, 25e9, 20e9),
-    "l40s": Gpu(46068 * MIB, 362e12, 0.864e12, 25e9, 20e9),
-    "rtx3090": Gpu(24576 * MIB, 71e12, 0.936e12, 25e9, 10e9),
-    "rtx4090": Gpu(24564 * MIB, 165e12, 1.008e12, 25e9, 10e9),
-    "rtx5090": Gpu(32607 * MIB, 209e12, 1.792e12, 50e9, 20e9),
-    "mi300x": Gpu(196592 * MIB, 1307e12, 5.3e12, 50e9, 340e9, runs_ballast=False),
+    "a100-40gb": Gpu(_gib(39.4), 312e12, 1.555e12, 25e9, 230e9),
+    "a100": Gpu(_gib(79.2), 312e12, 2.039e12, 25e9, 230e9),
+    "h100": Gpu(_gib(79.1), 989e12, 3.35e12, 50e9, 350e9, host_memory=DDR5_SERVER_MEMORY),
+    "h200": Gpu(_gib(139.7), 989e12, 4.8e12, 50e9, 350e9, host_memory=DDR5_SERVER_MEMORY),
+    "b200": Gpu(_gib(178.3), 2250e12, 8e12, 50e9, 700e9, host_memory=DDR5_SERVER_MEMORY),
+    "gb200": Gpu(_gib(184.3), 2500e12, 8e12, 180e9, 700e9, host_memory=GRACE_MEMORY),  # two share a Grace
+    "t4": Gpu(_gib(14.7), 65e12, 0.32e12, 12e9, 10e9, has_bf16=False),
+    "l4": Gpu(_gib(22.0), 121e12, 0.3e12, 25e9, 20e9),
+    "a10": Gpu(_gib(22.1), 125e12, 0.6e12, 25e9, 20e9),
+    "l40s": Gpu(_gib(44.4), 362e12, 0.864e12, 25e9, 20e9),
+    "rtx3090": Gpu(_gib(23.6), 71e12, 0.936e12, 25e9, 10e9, host_memory=DESKTOP_MEMORY),
+    "rtx4090": Gpu(_gib(23.5), 165e12, 1.008e12, 25e9, 10e9, host_memory=DESKTOP_MEMORY),
+    "rtx5090": Gpu(_gib(31.3), 209e12, 1.792e12, 50e9, 20e9, host_memory=DESKTOP_MEMORY),
+    "mi300x": Gpu(_gib(191.9), 1307e12, 5.3e12, 50e9, 340e9, host_memory=DDR5_SERVER_MEMORY, runs_ballast=False),
 }
 
 UNNAMED = "GPU"  # a GPU that the caller describes by its memory and flops
@@ -91,7 +104,8 @@ def gpu_called(name: str) -> str:
 
 
 def _has(gpu: Gpu, size: int) -> bool:
-    return any(abs(gpu.memory - size * unit) < 0.02 * gpu.memory for unit in (1 << 30, 10**9))
+    """Return whether a GPU is sold with this memory, of which CUDA sees a few hundredths less."""
+    return any(abs(gpu.memory - size * unit) < 0.025 * gpu.memory for unit in (GIB, 10**9))
 
 
 def gpu_like(name: str, memory: int) -> Gpu:
@@ -134,7 +148,7 @@ class Rates:
     upload: float = 25e9
     download: float = 25e9
     device_memory: float = 1e12
-    host_memory: float = 200e9  # of a machine
+    host_memory: float = SERVER_MEMORY  # of a machine
     read: float = 12e9  # of all drives of a machine
     write: float = 6e9
 
@@ -145,8 +159,16 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate]) -> Rates:
     >>> rates_of(GPUS["h100"], {"read": "3GB/s"}).read
     3000000000.0
     """
-    network = 45e9 if gpu.has_nvlink else Rates.network  # machines with NVLink have 400 Gbit/s for each GPU
-    usual = Rates(gpu.peer_link, network, upload=gpu.host_link, download=gpu.host_link, device_memory=0.85 * gpu.memory_rate)
+    # Machines with NVLink have 400 Gbit/s for each GPU. The network's card has a link as that of the GPU to the host, at most.
+    network = min(45e9, 0.9 * gpu.host_link) if gpu.has_nvlink else Rates.network
+    usual = Rates(
+        peers=gpu.peer_link,
+        network=network,
+        upload=gpu.host_link,
+        download=gpu.host_link,
+        device_memory=0.85 * gpu.memory_rate,
+        host_memory=gpu.host_memory,
+    )
     return with_given(usual, given)
 
 
@@ -183,14 +205,15 @@ class Budget:
 
 
 def machine(budget: Budget, rates: Rates, *, ranks: int, ranks_of_machine: int) -> _core.Machine:
-    """Return the machine as one rank sees it: with its part of the resources that the ranks of a machine share."""
+    """Return the machine as one rank sees it: with its part of the resources that the ranks of a machine share. Its copies from
+    and to the host are no faster than its part of the host's memory."""
     made = _core.Machine()
     made.device_bytes, made.host_bytes, made.nvme_bytes = budget.device, budget.host, budget.nvme
     made.gather = made.reduce = rates.peers
     made.across = rates.network
     made.ranks_per_host = ranks_of_machine if ranks > ranks_of_machine else 0
-    made.upload, made.download = rates.upload, rates.download
     made.device_memory = rates.device_memory
     made.host_memory = rates.host_memory / ranks_of_machine
+    made.upload, made.download = min(rates.upload, made.host_memory), min(rates.download, made.host_memory)
     made.read, made.write = rates.read / ranks_of_machine, rates.write / ranks_of_machine
     return made

@@ -30,8 +30,13 @@ from ballast.wire import Wire
 
 USUAL_GPU = "a100"
 RESERVE = 2 << 30  # of a GPU
-# Of the host, for the system and for Python, torch and CUDA in each rank: at most an eighth of the host's memory.
-RESERVE_OF_MACHINE, RESERVE_OF_RANK = 4 << 30, 2 << 30
+# By NCCL's sources its buffers take about 3 GiB more on a machine of 8 GPUs with NVLink: a GPU has some for each of the others.
+# Fewer of them count in proportion, and more count as 7.
+RESERVE_OF_PEERS, COUNTED_PEERS = 3 << 30, 7
+# Of the host: the kernel describes each page of 4 KiB in 64 bytes. The system takes memory, and so do Python, torch and CUDA in
+# each rank: an eighth of the host's memory at most, but the pages and 2 GiB at least.
+PAGES = 64
+RESERVE_OF_MACHINE, RESERVE_OF_RANK, LEAST_OF_MACHINE = 4 << 30, 2 << 30, 2 << 30
 OFFLOADS = ("auto", "none", "host", "nvme")
 
 # The most of each count: a plan lists all ranks, and the program of a step has an entry for each micro-step.
@@ -62,7 +67,7 @@ class Options:
     drive_space: int | None
     measured: Measured | None
     rates: Mapping[str, Rate]
-    reserve: int
+    reserve: int | None  # None: the usual one
     activations: TreatedActivations
     tokens: int
     sequence: int | None  # None: the usual one, or the longest that the model takes
@@ -119,12 +124,25 @@ class Options:
         return {"host": host - self.host_reserve, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
 
     @property
+    def reserved(self) -> int:
+        """Bytes of a rank's device that the plan leaves to CUDA, NCCL and cuBLAS. Ranks on a CPU need none."""
+        if self.reserve is not None:
+            return self.reserve
+        if self.is_on_cpu:
+            return 0
+        hardware = self.hardware
+        has_links = hardware.has_nvlink or self.all_rates.peers > hardware.host_link
+        return usual_reserve(self.ranks_of_machine if has_links else 1)
+
+    @property
     def host_reserve(self) -> int:
         """Bytes of a rank's part of the host that the plan leaves to the system and torch; `reserve` is that of CPUs."""
         if self.is_on_cpu or self.host_memory is None:
             return 0
-        ranks = self.ranks_of_machine
-        return min(RESERVE_OF_MACHINE + ranks * RESERVE_OF_RANK, self.host_memory // 8) // ranks
+        size, ranks = self.host_memory, self.ranks_of_machine
+        pages = size // PAGES
+        usual = min(pages + RESERVE_OF_MACHINE + ranks * RESERVE_OF_RANK, size // 8)
+        return min(size, max(usual, pages + LEAST_OF_MACHINE)) // ranks
 
     @property
     def not_given(self) -> list[str]:
@@ -172,6 +190,15 @@ class Options:
         return rates_of(self.hardware, self.rates)
 
 
+def usual_reserve(linked: int) -> int:
+    """Return the bytes of a GPU to leave to CUDA, NCCL and cuBLAS, where links of their own join this many GPUs of a machine.
+
+    >>> [usual_reserve(linked) >> 20 for linked in (1, 2, 8, 72)]
+    [2048, 2486, 5120, 5120]
+    """
+    return RESERVE + RESERVE_OF_PEERS * min(linked - 1, COUNTED_PEERS) // COUNTED_PEERS
+
+
 def read_planned_count(name: str, value: object) -> int:
     """Return a whole number from 1 to the most of its name."""
     return read_count(name, value, most=MOST[name])
@@ -208,11 +235,6 @@ def read_size(size: Size | None) -> int | None:
 
 def read_count_or_none(value: Count | None) -> int | None:
     return None if value is None else parse_count(value)
-
-
-def read_reserve(size: Size | None, measured: Measured | None) -> int:
-    """Return the bytes that the planner leaves alone. Ranks on a CPU need none."""
-    return (0 if measured is not None and measured.on_cpu else RESERVE) if size is None else parse_size(size)
 
 
 def read_rates(rates: Mapping[str, Rate] | None, measured: Measured | None) -> Mapping[str, Rate]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ballast import _core
 from ballast.checks import refuse
 from ballast.hardware import Budget, machine
-from ballast.models.description import Attention, Description
-from ballast.models.matrices import Divided, divide
+from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description
+from ballast.models.matrices import Divided, divide, is_block
 from ballast.options import Options
 from ballast.sizes import human_amount, parse_size
 from ballast.spelling import name_of
@@ -108,16 +108,21 @@ def _set_work(question: _core.Question, description: Description, options: Optio
 
 
 def _work(description: Description, options: Options) -> list[tuple[float, float]]:
-    """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass,
-    and three times where activation checkpointing repeats the forward pass. Frozen parameters need no gradients."""
+    """Return the seconds of each unit, forward and backward. Activation checkpointing repeats the forward pass of blocks, and
+    not that of the head. Frozen parameters need no gradients."""
     sequence = sequence_of(description, options)
-    factor = 3.0 if options.activations.amount == "checkpointed" and description.activations else 2.0
-    units = len(description.flops)
-    attention = description.attention or [Attention(0.0)] * units
-    forward = [each + between.of(sequence) for each, between in zip(description.flops, attention, strict=True)]
-    frozen = description.frozen_flops or [0.0] * units
+    units = description.model.units
+    attention = [each.of(sequence) for each in description.attention or [Attention(0.0)] * len(units)]
+    frozen = description.frozen_flops or [0.0] * len(units)
+    checkpointed = options.activations.amount == "checkpointed" and description.activations is not None
     seconds = options.tokens / options.reach
-    return [(seconds * f, seconds * (factor * f - without)) for f, without in zip(forward, frozen, strict=True)]
+    work = []
+    for unit, matrices, between, without in zip(units, description.flops, attention, frozen, strict=True):
+        forward = matrices + between
+        repeated = forward if checkpointed and (is_block(unit) or len(units) == 1) else 0.0
+        backward = OF_MATRICES * matrices + OF_ATTENTION * between + repeated - without
+        work.append((seconds * forward, seconds * backward))
+    return work
 
 
 def activation_bytes(description: Description, options: Options) -> dict[str, int]:

@@ -27,7 +27,6 @@ from ballast.options import (
     read_planned_count,
     read_price,
     read_rates,
-    read_reserve,
     read_size,
     read_stage,
     read_word,
@@ -144,7 +143,7 @@ class PlanRequest:
 
     def _budget(self) -> dict[str, int]:
         """Return all that a rank may use: for the plan, for activations and reserved."""
-        reserved = {"device": self.options.reserve, "host": self.options.host_reserve}
+        reserved = {"device": self.options.reserved, "host": self.options.host_reserve}
         return {
             tier: size + self.activations.get(tier, 0) + self.of_outer.get(tier, 0) + reserved.get(tier, 0)
             for tier, size in vars(self.budget).items()
@@ -169,7 +168,7 @@ class PlanRequest:
             memory[tier] |= owners
         for tier, size in self.activations.items():
             memory[tier] |= {ESTIMATED: size} if size > 0 else {}
-        memory["device"] |= {RESERVED: self.options.reserve} if self.options.reserve > 0 else {}
+        memory["device"] |= {RESERVED: self.options.reserved} if self.options.reserved > 0 else {}
         memory["host"] |= {RESERVED_ON_HOST: self.options.host_reserve} if memory["host"] and self.options.host_reserve else {}
         return memory
 
@@ -236,7 +235,7 @@ def request_plan(
         host_memory=read_size(host_memory),
         drive_space=read_size(drive_space),
         rates=read_rates(rates, found),
-        reserve=read_reserve(reserve, found),
+        reserve=read_size(reserve),
         activations=read_activations("checkpointed" if activations is None else activations),
         tokens=read_planned_count("tokens", tokens),
         sequence=None if sequence is None else read_planned_count("sequence", sequence),
@@ -322,7 +321,7 @@ def request_of(options: Options, description: Description) -> PlanRequest:
 
 def left_of(options: Options, activations: Mapping[str, int]) -> dict[str, int]:
     """Return the bytes of a rank that activations leave, by tier. They are negative where these need more."""
-    whole = {"device": options.hardware.memory - options.reserve, **options.room}
+    whole = {"device": options.hardware.memory - options.reserved, **options.room}
     return {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
 
 

@@ -49,12 +49,14 @@ def plan(model: ModelLike, **options: Any) -> Plan:
                         `gpu_memory` and `flops` describe
     gpu_memory          replaces the memory of that GPU
     flops               replaces its peak in bf16, such as "990T"
-    host_memory         of a machine, of which 4 GiB and 2 GiB for each rank are left to the system and torch (an eighth at
-                        most); without it nothing is kept on the host. It replaces the memory of measured CPUs
+    host_memory         of a machine, of which a 64th, 4 GiB, and 2 GiB for each rank are left to the system and torch (an
+                        eighth at most, but a 64th and 2 GiB at least); without it nothing is kept on the host. It replaces the
+                        memory of measured CPUs
     drive_space         free space on the drives of a machine; without it nothing is kept there
     measured            a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
     rates               replaces measured or usual rates by name, such as {"read": "3GB/s"}
-    reserve             memory of each GPU for CUDA, NCCL and the allocator's gaps; 2 GiB, and 0 on measured CPUs
+    reserve             memory of each GPU for CUDA, NCCL and the allocator's gaps. None: 2 GiB, and more where NVLink joins the
+                        ranks of a machine: 5 GiB for 8 of them. On measured CPUs it is 0
     activations         "checkpointed" (None) or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave
                         the device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
     tokens              tokens of one rank in one micro-step
@@ -196,7 +198,7 @@ def _refuse_activations(request: PlanRequest) -> NoReturn:
     problem = _core.Problem(
         what=f"activations alone are more than a {'rank' if options.is_on_cpu else 'GPU'}'s memory",
         where=request.description.name,
-        needed=f"{human_size(request.activations['device'])} {_tokens(options)}, {human_size(options.reserve)} reserved",
+        needed=f"{human_size(request.activations['device'])} {_tokens(options)}, {human_size(options.reserved)} reserved",
         available=human_size(options.hardware.memory),
         remedy=remedy(request),
     )
@@ -236,7 +238,7 @@ def _tokens(options: Options) -> str:
 
 def _reserved(request: PlanRequest) -> str:
     """Name the memory of a rank's device that the planner cannot use."""
-    reserved = human_size(request.activations["device"] + request.options.reserve)
+    reserved = human_size(request.activations["device"] + request.options.reserved)
     whose = "of each rank are reserved for activations" if request.options.is_on_cpu else RESERVED_ON_GPU
     on_host = request.options.host_reserve
     of_host = f", and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""

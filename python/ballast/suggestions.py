@@ -20,6 +20,7 @@ from ballast.spelling import all_of
 
 FEWEST_TOKENS = 512
 MOST_PARTS = 8  # of a micro-step, in a suggestion that keeps the step's tokens
+MOST_CHANGES = 3  # that are tried in all combinations
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,25 @@ def _in_words(changes: Sequence[Change], *, as_flags: bool) -> str:
 
 
 def remedy(request: PlanRequest) -> str:
-    """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together. The one with
-    the most tokens a second comes first, because a step may have fewer of them."""
+    """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together. Where three are
+    too few, name as few as possible of all. The one with the most tokens a second comes first, because a step may have fewer
+    of them."""
     search = Search(request)
     as_flags = request.as_flags
     settings, machine = settings_of(request), machines_for(request.options)
-    found = [*search.nearest(settings), *search.nearest(machine)] or search.nearest([*settings, *machine])
+    both = [*settings, *machine]
+    found = [*(search.nearest(settings) or search.of_many(settings)), *search.nearest(machine)]
+    if all(len(each.changes) > MOST_CHANGES for each in found):
+        found += search.nearest(both)
+    found = found or search.of_many(both)
     assumed = f"{request.not_given()}. " if request.options.not_given else ""
     if found:
         sequence = sequence_of(request.description, request.options) if request.description.attends else 0
         fastest = sorted(found, key=lambda each: -each.plan.tokens_per_second)
         words = [each.in_words(as_flags=as_flags, sequence=sequence) for each in fastest]
         return f"{assumed}Any of these fits:" + "".join(f"\n  {each}" for each in words)
-    tried = ", ".join(_in_words([axis[-1]], as_flags=as_flags) for axis in (*settings, *machine))
-    return f"{assumed}None of these fits either, alone, in pairs or all together: {tried}."
+    tried = ", ".join(_in_words([axis[-1]], as_flags=as_flags) for axis in both)
+    return f"{assumed}None of these fits either, alone, in pairs, in threes or all together: {tried}."
 
 
 def settings_of(request: PlanRequest) -> list[Axis]:
@@ -174,12 +180,16 @@ class Search:
         self._known: dict[tuple[Change, ...], bool] = {}
 
     def nearest(self, axes: Sequence[Axis]) -> list[Suggestion]:
-        """Return the single changes that fit; else the pairs; else as few as possible of all of them."""
-        for count in (1, 2):
+        """Return the single changes that fit, or else the pairs, or else the triples."""
+        for count in range(1, MOST_CHANGES + 1):
             combined = [self._least(chosen) for chosen in combinations(axes, count)]
             found = [suggestion for changes in combined if changes and (suggestion := self._suggestion(changes))]
             if found:
                 return found
+        return []
+
+    def of_many(self, axes: Sequence[Axis]) -> list[Suggestion]:
+        """Return as few changes as possible of all of them together, if these fit."""
         if not self._fits([axis[-1] for axis in axes]):
             return []
         changes = self._least(self._needed(axes))

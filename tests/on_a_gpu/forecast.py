@@ -109,7 +109,7 @@ def efficiency(of: Setting, seconds: float) -> float:
     from ballast.models import describe
 
     counted = describe(of.config)
-    return min(1.0, 3 * of.tokens * counted.flops_of_token(of.length) / seconds / GPUS[of.gpu].flops)
+    return min(1.0, of.tokens * counted.flops_of_token(of.length) / seconds / GPUS[of.gpu].flops)
 
 
 def forecast(of: Setting, options: dict, part_of_peak: float):

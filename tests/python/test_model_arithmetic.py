@@ -114,6 +114,20 @@ def test_frozen_parameters_take_no_time_for_their_gradients():
     assert seconds() / trained == pytest.approx((4 * 6 - 3 * 2) / (4 * 6), rel=0.001)
 
 
+def test_backward_repeats_checkpointed_blocks_and_not_the_head():
+    """Backward takes 2 times as long as forward for matrices, and 2.5 times for attention, whose heads have 4096 elements."""
+    options = {"gpu": "h200", "gpu_memory": "1TiB", "tokens": 4096, "dtype": "bf16"}
+    between, described = 4 * 4096 * 4096 / 2, describe("llama-8b", dtype="bf16")
+    block = described.flops[described.unit_names.index("layers.0")]
+    for activations, repeated in (("checkpointed", 1), ("kept", 0)):
+        entries = ballast.plan("llama-8b", activations=activations, **options).timeline()
+        seconds = {(each.unit, each.phase.name): each.end - each.begin for each in entries if each.kind == "use"}
+        assert seconds["head", "backward"] == pytest.approx(2 * seconds["head", "forward"])
+        forward, backward = (seconds["layers.0", phase] for phase in ("forward", "backward"))
+        expected = repeated + (2 * block + 2.5 * between) / (block + between)
+        assert backward / forward == pytest.approx(expected)
+
+
 def seen(kind, tokens, **changes):
     """Return by layer how many tokens one attends to on average, in heads of 64 elements together."""
     config = {"model_type": kind, "architectures": [ARCHITECTURES.get(kind, "Phi3ForCausalLM")], **SMALL, "pad_token_id": 0}

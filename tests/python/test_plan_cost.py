@@ -5,6 +5,7 @@ import json
 import ballast
 import pytest
 from ballast.commands import main
+from ballast.sizes import human_amount
 
 SHAPES = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
 TABLE = {"embedding.weight": (512, 512)}
@@ -45,7 +46,7 @@ def test_the_command_shows_the_cost_of_each_plan(capsys):
     assert f"cost      {plan.cost_per_million_tokens:.4f} per million tokens, at 2.50 an hour for each GPU" in text
     assert f"15T tokens: {plan.training_seconds / 86400:,.1f} days, which cost {plan.training_cost:,.0f}" in text
     for each, line in zip(plans, table.splitlines()[2:], strict=True):
-        assert f"{each.cost_per_million_tokens:.3g}" in line.split()
+        assert human_amount(each.cost_per_million_tokens) in line.split()
     assert main(words) == 0
     assert "cost" not in capsys.readouterr().out
 

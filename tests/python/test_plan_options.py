@@ -7,6 +7,8 @@ import ballast
 import pytest
 from ballast.commands import main
 from ballast.hardware import GPUS
+from ballast.plan_question import machine_of
+from ballast.plan_request import request_plan
 
 GIB = 1 << 30
 MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}
@@ -67,6 +69,7 @@ def test_one_rank_has_no_rate_of_peers():
         ("h100-80gb", "h100"),
         ("H200 141GB", "h200"),
         ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("RTX 4090 24GB", "rtx4090"),
         *((name.upper(), name) for name in GPUS),
     ],
 )
@@ -95,6 +98,61 @@ def test_a_gpu_that_the_caller_describes_has_no_name():
     assert ballast.plan("gpt2", **options, rates={"peers": "100GB/s"}).assumed["peers"] == 1e11
     assert ballast.plan("gpt2", **options, gpu="a100").to_dict()["gpu"] == "a100"
     assert ballast.plan("gpt2", gpu_memory="48GiB").gpu == "a100"
+
+
+# The total of cudaMemGetInfo in GiB, which is less than nvidia-smi's.
+SEEN_BY_CUDA = {"a100-40gb": 39.4, "a100": 79.2, "h100": 79.1, "h200": 139.7, "b200": 178.3, "gb200": 184.3, "t4": 14.7}
+SEEN_BY_CUDA |= {"l4": 22.0, "a10": 22.1, "l40s": 44.4, "rtx3090": 23.6, "rtx4090": 23.5, "rtx5090": 31.3, "mi300x": 191.9}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_gpu_has_the_memory_that_cuda_sees(gpu):
+    plan = ballast.plan(SMALL, gpu=gpu, activations="1GiB")
+    assert plan.budget["device"] == int(SEEN_BY_CUDA[gpu] * GIB)
+
+
+@pytest.mark.parametrize(
+    ("options", "reserved"),
+    [
+        ({"gpu": "h100"}, 2),
+        ({"gpu": "h100", "ranks": 8}, 5),
+        ({"gpu": "h100", "ranks": 16}, 5),
+        ({"gpu": "h100", "ranks": 16, "gpus_per_machine": 1}, 2),
+        ({"gpu": "h100", "ranks": 8, "reserve": "1GiB"}, 1),
+        ({"gpu": "l4", "ranks": 8}, 2),
+        ({"gpu_memory": "48GiB", "flops": "150T", "ranks": 8}, 2),
+        ({"gpu_memory": "48GiB", "flops": "150T", "ranks": 8, "rates": {"peers": "200GB/s"}}, 5),
+    ],
+    ids=str,
+)
+def test_nccl_takes_more_memory_where_gpus_have_links_of_their_own(options, reserved):
+    assert ballast.plan(SMALL, **options).memory["device"]["reserved (CUDA, NCCL)"] == reserved * GIB
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        ({"gpu": "gb200"}, 180e9),
+        ({"gpu": "gb200", "ranks": 8}, 87.5e9),
+        ({"gpu": "gb200", "ranks": 8, "gpus_per_machine": 4}, 175e9),
+        ({"gpu": "gb200", "ranks": 8, "rates": {"host_memory": "800GB/s"}}, 100e9),
+        ({"gpu": "h100", "ranks": 8}, 50e9),
+        ({"gpu": "h100", "ranks": 8, "rates": {"host_memory": "200GB/s"}}, 25e9),
+        ({"gpu": "rtx4090"}, 25e9),
+        ({"gpu": "rtx4090", "ranks": 4}, 15e9),
+    ],
+    ids=str,
+)
+def test_the_copies_of_all_ranks_share_the_memory_of_the_host(options, rate):
+    request = request_plan(SMALL, **options)
+    made = machine_of(request.options, request.budget)
+    assert (made.upload, made.download) == (rate, rate)
+
+
+def test_desktops_have_slower_memory_than_servers():
+    rates = {gpu: ballast.plan(SMALL, gpu=gpu).assumed["host_memory"] for gpu in GPUS}
+    assert {gpu for gpu, rate in rates.items() if rate == 60e9} == {"rtx3090", "rtx4090", "rtx5090"}
+    assert {gpu for gpu, rate in rates.items() if rate > 200e9} == {"h100", "h200", "b200", "gb200", "mi300x"}
 
 
 def test_the_batch_is_printed():

@@ -117,7 +117,7 @@ def test_placements_that_do_not_fit_are_hollow_or_counted():
 
 def test_a_limit_far_above_all_points_is_named():
     texts = [text.text for text in Plans("gpt2", ranks=2).drawing().iter(f"{SVG}text")]
-    assert any("limit 80 GiB, to the right" in text for text in texts)
+    assert any("limit 79.2 GiB, to the right" in text for text in texts)
 
 
 @pytest.mark.parametrize("high", [0.0123, 1, 7.3, 84, 999, 30_442, 2.5e6])

@@ -27,13 +27,13 @@ def suggestions_in(error):
         ("llama-70b --ranks 8 --gpu a100", "--state-format compact --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--update-in-backward"),
         ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 70GiB --tokens 5120", "--state-format compact"),
-        ("llama-70b --ranks 8 --gpu h100 --tokens 6656", "--state-format 4bit --gradient-format bf16"),
+        ("llama-70b --ranks 8 --gpu h100 --tokens 5120", "--state-format 4bit --gradient-format bf16"),
         ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --update-in-backward"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
         ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
-        ("llama-70b --ranks 8 --gpu h100 --tokens 1048576", "--tokens 1024"),
+        ("llama-70b --ranks 8 --gpu h100 --tokens 1048576 --reserve 2GiB", "--tokens 1024"),
         ("llama-8b --ranks 16 --gpu rtx4090 --keep-gathered all", "--keep-gathered 0"),
         ("llama-8b --ranks 16 --gpu rtx4090 --replicas 8 --tokens 5120", "--replicas 1"),
         ("llama-8b --ranks 16 --gpu h100 --outer every=64", "--host-memory 128GiB"),
@@ -111,6 +111,18 @@ def test_a_pair_of_a_setting_and_a_machine_is_found(capsys):
     assert plan(capsys, [*asked.split(), *found]) == (0, "")
 
 
+def test_three_changes_are_suggested_where_two_do_not_fit(capsys):
+    asked = "llama-70b --ranks 8 --gpu h100 --tokens 1048576"
+    _, error = plan(capsys, asked.split())
+    found = suggestions_in(error)
+    assert [words[::2] for words in found] == [
+        ["--tokens", "--state-format", "--gradient-format"],
+        ["--tokens", "--state-format", "--update-in-backward"],
+    ]
+    for words in found:
+        assert plan(capsys, [*asked.split(), *words]) == (0, "")
+
+
 def test_advice_keeps_the_sequences_that_the_caller_names(capsys):
     asked = "llama-70b --ranks 1 --gpu rtx4090 --sequence 4096"
     _, error = plan(capsys, asked.split())
@@ -120,7 +132,7 @@ def test_advice_keeps_the_sequences_that_the_caller_names(capsys):
 
 
 def test_the_suggestion_with_the_most_tokens_a_second_comes_first(capsys):
-    _, error = plan(capsys, "llama-8b --ranks 1 --gpu rtx4090 --host-memory 70GiB --stage 2".split())
+    _, error = plan(capsys, "llama-8b --ranks 1 --gpu rtx4090 --gpu-memory 24GiB --host-memory 70GiB --stage 2".split())
     lines = error.partition("Any of these fits:\n")[2].splitlines()
     first, last = [line for line in lines if line.startswith("  --")]
     speeds = [re.search(r": (.+) s per step, ([\d,]+) tokens/s", line).groups() for line in (first, last)]
@@ -161,7 +173,7 @@ LAYERS = {"14B": (48, 13_824), "32B": (64, 27_648)}
     [
         ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward --tokens 5120"),
         ("32B", "--gpu h100 --host-memory 128GiB --update-in-backward"),
-        ("32B", "--gpu h100 --host-memory 128GiB --tokens 2048"),
+        ("32B", "--gpu h100 --host-memory 128GiB --tokens 1024"),
     ],
 )
 def test_the_smallest_formats_fit_large_models_on_one_gpu(capsys, tmp_path, size, asked):

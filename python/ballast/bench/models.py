@@ -14,6 +14,7 @@ from ballast.bench.cases import Workload
 from ballast.checks import refuse
 from ballast.models import describe
 from ballast.models.config import without_quantization
+from ballast.models.description import OF_ATTENTION
 from ballast.models.files import is_config, read_model
 from ballast.models.known import KNOWN
 from ballast.models.transformers_class import built, usual_class
@@ -102,9 +103,10 @@ def vocabulary_of(of: Workload) -> int:
 
 
 def flops_of_token(of: Workload, model: nn.Module) -> float:
-    """Return the flops of a token's forward pass, as the planner counts them."""
+    """Return the flops of a token's forward and backward pass, as the planner counts them."""
     if of.config is None:
-        return describe(model).flops_of_token(of.context) + 2.0 * of.layers * of.width * of.context
+        attention = 2.0 * of.layers * of.width * of.context
+        return describe(model).flops_of_token(of.context) + (1 + OF_ATTENTION) * attention
     return describe(of.config).flops_of_token(of.context)
 
 

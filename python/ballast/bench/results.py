@@ -136,8 +136,7 @@ def row_of(case: Case, run: Run, setting: Setting) -> Row:
 def measured(runs: Mapping[Case, Run], setting: Setting, device: tuple[str, int]) -> dict[str, Any]:
     """Return what the planner reads: the flops of a rank without any communication, and rates of Ballast's lanes."""
     alone = next(run for case, run in runs.items() if not case.trains)
-    tokens = 3 * setting.workload.tokens  # a backward pass is as much work as two forward passes
-    reached = [tokens * rank["flops_of_token"] / statistics.median(rank["seconds"]) for rank in alone.ranks]
+    reached = [setting.workload.tokens * rank["flops_of_token"] / statistics.median(rank["seconds"]) for rank in alone.ranks]
     figures = [rank["figures"] for case, run in runs.items() if case.is_ballast for rank in run.ranks]
     name, memory = device
     cores = os.cpu_count() or 1

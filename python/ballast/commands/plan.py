@@ -40,7 +40,7 @@ WORDS = {
     "measured": ("FILE.json", "a file of ballast bench --output: its rates, flops and memory replace the usual ones"),
     "stage": ("N", "0, 1, 2, 3 or auto (default)"),
     "offload": ("TIER", "auto (default), none, host or nvme"),
-    "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB"),
+    "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB, 5GiB with 8 GPUs on NVLink"),
     "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size; with ,host or ,nvme they go there"),
     "optimizer": ("NAME", f"one of {', '.join(_core.optimizers())}; default: adamw"),
     "state-format": ("NAMES", "format of the optimizer state: fp32, split (default), bf16, compact or 4bit; several, or auto"),

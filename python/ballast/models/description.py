@@ -15,6 +15,9 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_source_positions", "
 MOST_ELEMENTS = 1 << 40  # of a tensor
 # At the peak of transformers' own loss, which is computed in fp32: log-probabilities and two tensors of gradients.
 BYTES_OF_LOGIT = 12
+# A backward pass relative to its forward pass: a matrix has two products, for its input and for its weight. Fused attention has
+# five where forward has two, because it computes the scores again.
+OF_MATRICES, OF_ATTENTION = 2.0, 2.5
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,9 @@ class Description:
         return any(each.flops for each in self.attention)
 
     def flops_of_token(self, sequence: int) -> float:
-        """Return the flops of a token's forward pass, with its attention in a sequence of this length."""
-        return sum(self.flops) + sum(each.of(sequence) for each in self.attention)
+        """Return the flops of a token's forward and backward pass, with its attention in a sequence of this length."""
+        attention = sum(each.of(sequence) for each in self.attention)
+        return (1 + OF_MATRICES) * sum(self.flops) + (1 + OF_ATTENTION) * attention
 
     @property
     def active_parameters(self) -> int:

@@ -30,8 +30,7 @@ def divide(model: _core.Model) -> Divided | None:
 
 
 def is_hidden_matrix(unit: _core.Unit, tensor: _core.Tensor) -> bool:
-    """Return whether Muon is used for a tensor: a trained matrix of a block, whose name ends with a number. Embeddings and
-    heads are outside of the blocks.
+    """Return whether Muon is used for a tensor: a trained matrix of a block.
 
     >>> block, head = (
     ...     _core.Unit(name, dtype=_core.DType.bf16, tensors=[_core.Tensor("w", [8, 4])]) for name in ("layers.0", "head")
@@ -39,7 +38,12 @@ def is_hidden_matrix(unit: _core.Unit, tensor: _core.Tensor) -> bool:
     >>> is_hidden_matrix(block, block.tensors[0]), is_hidden_matrix(head, head.tensors[0])
     (True, False)
     """
-    return unit.name.split(".")[-1].isdigit() and len(tensor.shape) == 2 and not tensor.frozen
+    return is_block(unit) and len(tensor.shape) == 2 and not tensor.frozen
+
+
+def is_block(unit: _core.Unit) -> bool:
+    """Return whether a unit is a repeated block, whose name ends with a number. Embeddings and heads are outside."""
+    return unit.name.split(".")[-1].isdigit()
 
 
 def _part(
