@@ -92,8 +92,15 @@ class FullParameters:
         before it, which have saved the parameters."""
         if (steps := self._core.steps) != self._steps:
             self._steps = steps
-            self._versions = [version + 1 for version in self._versions]
-            torch.autograd.graph.increment_version([member.parameter for member in self._members])
+            self._count_write()
+
+    def _count_write(self) -> None:
+        self._versions = [version + 1 for version in self._versions]
+        torch.autograd.graph.increment_version([member.parameter for member in self._members])
+
+    def after_load(self) -> None:
+        """Let torch count the load as a write to each parameter."""
+        self._count_write()
 
     def finish(self) -> None:
         """Wait until all parameters are updated and gathered."""

@@ -45,10 +45,8 @@ class GatherBlocks:
         units = sorted({gather.member_of(parameter).unit for parameter in parameters} - gather.full)
         copies = gather.copies_of(units)
         gather.release_unit()
-        for member, values in copies.items():
-            gather.show(member, values)
+        gather.hold(units, copies)
         snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
-        gather.full |= set(units)
         has_failed = False
         try:
             with self._saved.watching():
@@ -62,8 +60,7 @@ class GatherBlocks:
                     with gather.in_stream():  # a program may leave the block in another stream
                         self._keep_writes(snapshots, slots)
             finally:
-                gather.full -= set(units)
-                gather.reshard(copies)
+                gather.let_go(units, copies)
 
     def _agree_to_keep(self, has_failed: bool) -> bool:
         """Return whether the block has ended in the same way on all ranks. Raise where it failed on other ranks only."""
@@ -93,18 +90,21 @@ class GatherBlocks:
                 tensor_at(into, count, values.dtype).copy_(values[first : first + count])
             return values is not None
 
+        gather.count_writes(gather.counted_writes())
         self._core.write_parameters(fill)
 
     def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
         """Read files into the shards, and into the copies of a block. All ranks call it together."""
         self._gather.release_unit()
-        stored = {}
+        stored, written = {}, []
         for parameter, each in values.items():
             member = self._gather.member_of(parameter)
             if member.unit in self._gather.full:
                 parameter.detach().copy_(each.read_all())
             else:
                 stored[member.unit, member.tensor] = each
+                written.append(member)
+        self._gather.count_writes(written)
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             found = stored.get((unit, tensor))

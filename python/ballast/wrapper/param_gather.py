@@ -170,6 +170,9 @@ class ParamGather:
         self._saved.end_all_calls()
         self._gather.count_update()
 
+    def after_load(self) -> None:
+        self._gather.count_writes(self._gather.members.values())
+
     def writes(self) -> dict[Member, torch.Tensor]:
         """Return nothing: writes are kept when a block of gather() ends."""
         return {}

@@ -288,7 +288,7 @@ class Partition(ShardedState):
     def _commit_as_it_is(self, joint_round: _core.JointRound) -> None:
         """Commit the state in the round, in which the optimizer has no gradients."""
         with self._in_round(joint_round):
-            self.change_shards(lambda part: None, self.steps, lambda: None)
+            self.move_shards(lambda part: None)
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
         now = self._first_inputs if discard else self._inputs_now()  # the optimizer may be gone

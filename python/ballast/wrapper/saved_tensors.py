@@ -94,7 +94,8 @@ class SavedTensors:
         gather, members = self._gather, self._gather.members
 
         def cast_place(tensor: torch.Tensor) -> CastPlace | None:
-            return place_in_cast(tensor, members, gather.key, gather.updates)
+            place = place_in_cast(tensor, members, gather.key, gather.updates)
+            return None if place is None or place.unit in gather.full else place  # a block may write to full parameters
 
         def pack(tensor: torch.Tensor) -> Any:
             views = gather.now
@@ -116,8 +117,8 @@ class SavedTensors:
             if type(saved) is Place and saved.key is gather.key:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
-                if saved.updates != gather.updates:
-                    gather.require_not_updated(unit, number)
+                if saved.updates != gather.updates or unit in gather.full:
+                    gather.require_unchanged(unit, number, saved.updates)
                 values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
                 if not saved.is_whole:
                     values = values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
@@ -127,8 +128,8 @@ class SavedTensors:
             if type(saved) is CastPlace and saved.key is gather.key:
                 unit, number = saved.unit, saved.member
                 gather.open(unit)
-                if saved.updates != gather.updates:
-                    gather.require_not_updated(unit, number)
+                if saved.updates != gather.updates or unit in gather.full:
+                    gather.require_unchanged(unit, number, saved.updates)
                 is_full = unit in gather.full
                 cast = gather.full_values(unit, number).to(saved.dtype) if is_full else gather.now.cast_of(number, saved.dtype)
                 return cast.as_strided(saved.size, saved.stride, saved.offset)

@@ -34,6 +34,7 @@ class Residence(Protocol):
 
     def release_unit(self) -> None: ...  # no unit may be open while gradients are acquired or state is read
     def after_step(self) -> None: ...
+    def after_load(self) -> None: ...  # of other values of parameters, between steps
     def finish(self) -> None: ...  # wait until torch may read all parameters that it sees
     def enter(self, module: torch.nn.Module) -> None: ...
     def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None: ...
@@ -289,8 +290,17 @@ class ShardedState:
         self, change: Callable[[_core.StatePart], None], steps: int, agree: Callable[[], None]
     ) -> None:
         """Change the shards one by one, and call `agree` before drives commit them as of this number of steps. All
-        ranks call it together."""
+        ranks call it together. No graph of before can use the parameters any more."""
+        self._replace_shards(change, steps, agree)
+        self._residence.after_load()
 
+    def move_shards(self, change: Callable[[_core.StatePart], None]) -> None:
+        """Change the shards one by one to those of the same values in another training. All ranks call it together."""
+        self._replace_shards(change, self.steps, lambda: None)
+
+    def _replace_shards(
+        self, change: Callable[[_core.StatePart], None], steps: int, agree: Callable[[], None]
+    ) -> None:
         def agreed() -> None:
             agree()
             self._core.set_steps(steps)

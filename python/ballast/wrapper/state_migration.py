@@ -207,7 +207,7 @@ class StateMigration:
                 part.copy_from(completed.part(part.first, part.count))
 
         if local:  # the same on all ranks
-            partition.change_shards(change, partition.steps, lambda: None)
+            partition.move_shards(change)
         self._taken = {key: taken for key, taken in self._taken.items() if key not in local}
 
     def _cut(self, taken: TakenParameter, first: int, count: int) -> Shard:

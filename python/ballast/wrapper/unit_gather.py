@@ -49,7 +49,10 @@ class UnitGather:
         self._nothing_of_unit: list[list[torch.Tensor]] = []
         self.units = units
         self._steps = core.steps
-        self.updates = 0  # of all parameters that are trained
+        self.updates = 0  # of all parameters that are trained, and writes to any
+        self._updated_at = 0  # `updates` after the last update by a step
+        self._written_at: dict[Member, int] = {}  # `updates` after the last write
+        self._versions_of_full: dict[Member, int] = {}  # torch's count of writes, when a block of gather() began
         self.now = NO_VIEWS  # the open unit's
         self.casts = CachedCasts()
         self.open_unit: int | None = None
@@ -131,15 +134,35 @@ class UnitGather:
         if (steps := self._core.steps) != self._steps:
             self._steps = steps
             self.updates += 1
+            self._updated_at = self.updates
 
-    def require_not_updated(self, unit: int, number: int) -> None:
-        """Refuse to continue a backward pass with a member that was updated since the forward pass. Frozen ones never are."""
+    def count_writes(self, written: Iterable[Member]) -> None:
+        """Count a write to these members: graphs of before it may not use them."""
+        self.updates += 1
+        self._written_at.update(dict.fromkeys(written, self.updates))
+
+    def counted_writes(self) -> list[Member]:
+        """Return the full members that were written to since their block of gather() began, as torch counts it: it does not
+        count writes through `.data`."""
+        return [member for member, version in self._versions_of_full.items() if member.parameter._version != version]
+
+    def require_unchanged(self, unit: int, number: int, since: int) -> None:
+        """Refuse to continue a backward pass with a member that was changed since the forward pass, when `updates` was
+        `since`. A step changes no frozen ones."""
         member = self.units[unit].members[number]
-        if member.group is not None:
+        if member.group is not None and since < self._updated_at:
             refuse_order(
                 "cannot continue a backward pass: its parameters were updated after its forward pass",
                 where=f"parameter {member.name}",
                 needed="all backward passes through a graph before step(), or another forward pass after it",
+            )
+        version = self._versions_of_full.get(member)
+        is_written_now = version is not None and member.parameter._version != version
+        if is_written_now or since < self._written_at.get(member, 0):
+            refuse_order(
+                "cannot continue a backward pass: its parameters were written to after its forward pass",
+                where=f"parameter {member.name}",
+                needed="all backward passes through a graph before the write, or another forward pass after it",
             )
 
     def release_unit(self) -> None:
@@ -196,6 +219,20 @@ class UnitGather:
         """Let torch see these values, until the parameter is resharded."""
         self.casts.forget()
         self._managed[member].gather(values, is_copy=True)
+
+    def hold(self, units: Iterable[int], copies: Mapping[Member, torch.Tensor]) -> None:
+        """Let torch see these copies of all parameters of the units, until the units are let go and the copies resharded."""
+        for member, values in copies.items():
+            self.show(member, values)
+            self._versions_of_full[member] = member.parameter._version
+        self.full |= set(units)
+
+    def let_go(self, units: Iterable[int], copies: Mapping[Member, torch.Tensor]) -> None:
+        """End what hold() began."""
+        self.full -= set(units)
+        for member in copies:
+            del self._versions_of_full[member]
+        self.reshard(copies)
 
     def reshard(self, copies: Mapping[Member, torch.Tensor]) -> list[str]:
         """Shard the parameters that torch sees these copies of, and return the names of those that were written to."""

@@ -50,6 +50,61 @@ def test_a_graph_is_refused_after_an_update_of_its_parameters(options):
         loss.backward()
 
 
+# Stage, autocast, frozen. Casts below stage 3, and those of frozen parameters, are tensors of their own: no write reaches them.
+AFTER_A_WRITE = [(0, False, False), (2, False, False), (2, False, True), (3, False, False), (3, False, True), (3, True, False)]
+
+
+@pytest.mark.parametrize(("stage", "autocast", "is_frozen"), AFTER_A_WRITE)
+@pytest.mark.parametrize("when", ["after the block", "in the block"])
+def test_a_graph_is_refused_after_a_write_to_its_parameters(stage, autocast, is_frozen, when):
+    model, optimizer, loss = graphs.retained(stage=stage, autocast=autocast)
+    if is_frozen:
+        optimizer.zero_grad()
+        model.last.requires_grad_(False)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(graphs.batch())[0].float().square().mean()
+    error, said = AFTER_AN_UPDATE["of Ballast" if stage == 3 else "of torch"]
+    with pytest.raises(error, match=said):
+        with ballast.gather(model), torch.no_grad():
+            model.last.weight.mul_(2)
+            if when == "in the block":
+                loss.backward()
+        loss.backward()
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_graph_is_refused_after_a_load(stage, tmp_path):
+    model, optimizer, loss = graphs.retained(stage=stage)
+    ballast.save(tmp_path, model, optimizer)
+    loss.backward(retain_graph=True)
+    optimizer.zero_grad()
+    error, said = AFTER_AN_UPDATE["of Ballast" if stage == 3 else "of torch"]
+    for load in (lambda: ballast.load_checkpoint(tmp_path, model, optimizer), lambda: ballast.load(model, tmp_path)):
+        load()
+        with pytest.raises(error, match=said):
+            loss.backward(retain_graph=True)
+        loss = model(graphs.batch())[0].square().mean()
+        loss.backward(retain_graph=True)
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_graph_is_used_after_writes_that_do_not_concern_it(stage, autocast):
+    model, optimizer, loss = graphs.retained(stage=stage, autocast=autocast)
+    with ballast.gather(model), torch.no_grad():
+        model.first.bias.mul_(2)  # backward does not use it
+        model.last.weight.data.mul_(2)  # torch does not count it
+    loss.backward()
+    optimizer.zero_grad()
+    with ballast.gather(model):
+        with torch.no_grad():
+            model.last.weight.mul_(2)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(graphs.batch())[0].float().square().mean()
+    loss.backward()
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_graph_is_used_again_where_nothing_was_updated(stage):
     """A step is skipped where gradients are not finite, and frozen parameters are never updated."""
