@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kernels/quantize_pieces.h"
+#include "kernels/runtime/round_up.h"
 
 namespace ballast::kernels {
 
@@ -22,10 +23,17 @@ constexpr std::size_t part_of_groups(std::size_t count, std::size_t parts) {
   return (block_count(count) + parts - 1) / parts * group_size;
 }
 
+// The distance between the codes of ranks, of `count` elements each. NCCL moves single bytes from and to addresses that are no
+// multiples of 16.
+constexpr std::size_t code_alignment = 16;
+constexpr std::size_t encoded_part_bytes(std::size_t count, CodeBits bits) {
+  return round_up(quantized_bytes(count, bits), code_alignment);
+}
+
 // Return the memory that a rank encodes in. A gather and a reduce_scatter need codes of `count` elements for each rank. An
 // all_reduce of `count` elements needs codes of each rank's part, first of the values and then of the sums.
 constexpr std::size_t encoded_parts_bytes(std::size_t count, std::size_t ranks, CodeBits bits) {
-  return ranks * quantized_bytes(count, bits);
+  return ranks * encoded_part_bytes(count, bits);
 }
 constexpr std::size_t encoded_all_reduce_bytes(std::size_t count, std::size_t ranks, CodeBits values, CodeBits sums) {
   const std::size_t part = part_of_groups(count, ranks);

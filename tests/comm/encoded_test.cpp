@@ -258,10 +258,11 @@ TEST_CASE("memory that is too small for the codes is refused") {
     Values all(DType::bf16, 2 * count);
     ranks.all_gather(mine.view(), all.view(), encoding);
   });
-  check_refused(of_parts / 2, [](Communicator& ranks, const Values& mine, const Encoding& encoding) {
-    Values half(DType::fp32, count / 2);
-    ranks.reduce_scatter(mine.view(), half.view(), encoding);
-  });
+  check_refused(kernels::encoded_parts_bytes(count / 2, 2, four),
+                [](Communicator& ranks, const Values& mine, const Encoding& encoding) {
+                  Values half(DType::fp32, count / 2);
+                  ranks.reduce_scatter(mine.view(), half.view(), encoding);
+                });
   const std::size_t of_sums = kernels::encoded_all_reduce_bytes(count, 2, four, eight);
   check_refused(of_sums, [](Communicator& ranks, const Values& mine, const Encoding& encoding) {
     Values sum(DType::fp32, count);

@@ -3,10 +3,10 @@
 
 #include <catch2/catch.hpp>
 
-#include "tests/comm/process_groups.h"
-#include "tests/emulated_cuda/emulated.h"
+#include "kernels/runtime/buffer.h"
+#include "tests/emulated_cuda/two_gpus.h"
 #include "tests/zero/training_rig.h"
-#include "zero/comm/channel.h"
+#include "zero/comm/encoding.h"
 #include "zero/engine/gpu_lanes.h"
 #include "zero/plan/awaited.h"
 #include "zero/plan/compiled_plan.h"
@@ -129,19 +129,42 @@ TEST_CASE("a unit takes three kernels, three exchanges and eight events where it
 }
 
 TEST_CASE("a group of GPUs that only gathers connects no pairs of ranks") {
-  const ProcessGroupRig rig(2, HostTransport::shared_memory, patient);
-  Processes processes(2, [&](std::size_t rank) {
-    rig.as_rank(rank, [&](Communicator& world) {
-      const int gpu = static_cast<int>(rank);
-      const Stream stream(gpu);
-      const auto backend = kernels::cuda_backend(stream.handle(), gpu);
-      for (const bool only_gathers : {true, false}) {
-        emulated::reset_counts();
-        const Channel channel{{stream.handle(), gpu, only_gathers}, backend.get()};
-        const auto on_gpus = world.split(0, &channel);
-        expect(emulated::counts()["ncclSend"] == (only_gathers ? 0 : 2), "the number of ranks that are connected");
+  CHECK(failures_on_two_gpus([](RankOnGpu& rank) {
+          for (const bool only_gathers : {true, false}) {
+            emulated::reset_counts();
+            const auto group = rank.split(0, only_gathers);
+            expect(emulated::counts()["ncclSend"] == (only_gathers ? 0 : 2), "the number of ranks that are connected");
+          }
+        }) == Failures(2));
+}
+
+// Else NCCL moves single bytes. A block of codes is no multiple of 16 bytes.
+TEST_CASE("NCCL gets codes at multiples of 16 bytes") {
+  const ProcessGroupRig rig({4, 2}, HostTransport::shared_memory, patient);
+  Processes processes(4, [&](std::size_t number) {
+    rig.as_rank(number, [&](Communicator& world) {
+      RankOnGpu rank(world);
+      MemoryAccounts accounts;
+      const Buffer values =
+          allocate(accounts, {.kind = MemoryKind::device, .bytes = 8192, .owner = "test", .gpu = rank.gpu});
+      const Buffer codes =
+          allocate(accounts, {.kind = MemoryKind::device, .bytes = 8192, .owner = "test", .gpu = rank.gpu});
+      fill(values.data(), 0, values.bytes(), rank.stream);
+      const Encoding encoding{.memory = codes.view(DType::u8)};
+      const View all = values.view(DType::fp32).part(0, 4 * 128),
+                 other = values.view(DType::fp32).part(4 * 128, 4 * 128);
+      const auto on_host = rank.split(number / 2), on_all = rank.split();
+      emulated::reset_counts();
+      for (Communicator* const group : {on_host.get(), on_all.get()}) {
+        const std::size_t part = 128;
+        group->all_gather(other.part(0, part), all.part(0, group->size() * part), encoding);
+        group->reduce_scatter(all.part(0, group->size() * part), other.part(0, part), encoding);
+        group->all_reduce(all, other, encoding);
       }
+      rank.stream.synchronize();
+      expect(emulated::counts()["NCCL kernel"] > 0, "no exchange");
+      expect(emulated::counts()["NCCL with memory that is not aligned"] == 0, "memory that is not aligned");
     });
   });
-  CHECK(processes.failures() == Failures(2));
+  CHECK(processes.failures() == Failures(4));
 }

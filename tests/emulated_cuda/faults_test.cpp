@@ -3,12 +3,9 @@
 #include <set>
 
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/stream.h"
-#include "tests/comm/process_groups.h"
-#include "tests/emulated_cuda/emulated.h"
+#include "tests/emulated_cuda/two_gpus.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/training_rig.h"
-#include "zero/comm/channel.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -145,26 +142,20 @@ TEST_CASE("ranks end when a call of CUDA or NCCL fails on one of them") {
 
 // A link may break while a rank waits. No call of NCCL returns that error.
 TEST_CASE("an error that NCCL finds between its calls ends the ranks") {
-  const ProcessGroupRig rig(2, HostTransport::shared_memory, patient);
-  Processes processes(2, [&](std::size_t rank) {
-    rig.as_rank(rank, [&](Communicator& world) {
-      const int gpu = static_cast<int>(rank);
-      const Stream stream(gpu);
-      const auto backend = kernels::cuda_backend(stream.handle(), gpu);
-      const Channel channel{{stream.handle(), gpu}, backend.get()};
-      const auto on_gpus = world.split(0, &channel);
-      MemoryAccounts accounts;
-      const Buffer memory = allocate(accounts, {.kind = MemoryKind::device, .bytes = 256, .owner = "test", .gpu = gpu});
-      if (rank == 0) {
-        // An error that leaves the GPU usable: else waiting for the stream might report it first.
-        emulated::fail_call_of("ncclCommGetAsyncError", 1, cudaErrorMemoryAllocation);
-        on_gpus->all_gather(memory.view(DType::u8).part(0, 128), memory.view(DType::u8));
-      }
-      stream.synchronize();
-      world.barrier();  // rank 1 makes no other call
-    });
+  const Failures failures = failures_on_two_gpus([](RankOnGpu& rank) {
+    const auto group = rank.split();
+    MemoryAccounts accounts;
+    const Buffer memory =
+        allocate(accounts, {.kind = MemoryKind::device, .bytes = 256, .owner = "test", .gpu = rank.gpu});
+    if (rank.gpu == 0) {
+      // An error that leaves the GPU usable: else waiting for the stream might report it first.
+      emulated::fail_call_of("ncclCommGetAsyncError", 1, cudaErrorMemoryAllocation);
+      group->all_gather(memory.view(DType::u8).part(0, 128), memory.view(DType::u8));
+    }
+    rank.stream.synchronize();
+    rank.world.barrier();  // rank 1 makes no other call
   });
-  for (const std::string& failure : processes.failures()) {
+  for (const std::string& failure : failures) {
     CHECK_THAT(failure, Contains("NCCL failed: remote process exited or there was a network error"));
   }
 }

@@ -1,6 +1,7 @@
 // The calls of the emulated NCCL.
 #include <unistd.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -8,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/runtime/environment.h"
 #include "tests/emulated_cuda/calls.h"
 #include "tests/emulated_cuda/devices.h"
 #include "tests/emulated_cuda/live.h"
@@ -62,11 +64,19 @@ void require_memory(const void* memory, std::size_t bytes) {
   }
 }
 
+bool blocks(const ncclConfig_t& config) {
+  return ballast::Environment().integer("NCCL_COMM_BLOCKING").value_or(config.blocking) != 0;
+}
+
 ncclResult_t add(const char* name, ncclComm_t handle, const NcclOp& op, cudaStream_t stream) {
   if (is_told_to_fail(name)) return ncclSystemError;
+  if (communicator_of(handle)->is_in_progress()) return ncclInvalidArgument;
   const auto ranks = static_cast<std::size_t>(communicator_of(handle)->size());
   if (op.from != nullptr) require_memory(op.from, op.bytes);
   if (op.to != nullptr) require_memory(op.to, op.kind == NcclOp::Kind::all_gather ? ranks * op.bytes : op.bytes);
+  for (const void* const memory : {op.from, static_cast<const void*>(op.to)}) {
+    if (reinterpret_cast<std::uintptr_t>(memory) % 16 != 0) count("NCCL with memory that is not aligned");
+  }
   if (stream_of(stream).gpu != communicator_of(handle)->gpu()) return ncclInvalidUsage;
   group.push_back({handle, op, stream});
   return depth > 0 ? ncclSuccess : ncclGroupEnd();
@@ -75,6 +85,7 @@ ncclResult_t add(const char* name, ncclComm_t handle, const NcclOp& op, cudaStre
 ncclResult_t issue_group() {
   std::map<ncclComm_t, std::vector<NcclOp>> by_communicator;
   std::map<ncclComm_t, cudaStream_t> streams;
+  ncclResult_t answer = ncclSuccess;
   for (const Grouped& grouped : std::exchange(group, {})) {
     by_communicator[grouped.handle].push_back(grouped.op);
     streams[grouped.handle] = grouped.stream;
@@ -85,8 +96,9 @@ ncclResult_t issue_group() {
     if (const ncclResult_t result = communicator->issue(std::move(ops), streams[handle]); result != ncclSuccess) {
       return result;
     }
+    if (communicator->begin_progress() != ncclSuccess) answer = ncclInProgress;
   }
-  return ncclSuccess;
+  return answer;
 }
 
 }  // namespace
@@ -110,24 +122,24 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t*) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
   if (is_told_to_fail("ncclCommInitRankConfig")) return ncclSystemError;
   const int gpu = emulated::current_gpu();
   if (emulated::use_context(gpu, "ncclCommInitRankConfig") != cudaSuccess) return ncclUnhandledCudaError;
-  auto made = std::make_shared<emulated::NcclCommunicator>(id.internal, rank, ranks, gpu);
+  auto made = std::make_shared<emulated::NcclCommunicator>(id.internal, rank, ranks, gpu, emulated::blocks(*config));
   if (const ncclResult_t result = made->connect_all(); result != ncclSuccess) return result;
   auto handle = std::make_unique<ncclComm>(ncclComm{made});
   const std::lock_guard lock(emulated::mutex);
-  emulated::communicators[handle.get()] = std::move(made);
+  emulated::communicators[handle.get()] = made;
   *comm = handle.release();
-  return ncclSuccess;
+  return made->begin_progress();
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const bool fails = is_told_to_fail("ncclCommDestroy");
   const auto communicator = emulated::take(comm);
   emulated::visit(*communicator, "ncclCommDestroy");
-  communicator->finish();
+  communicator->destroy();
   return fails ? ncclSystemError : ncclSuccess;
 }
 
@@ -141,8 +153,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 // A call that is told to fail finds the error that it was told.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-  emulated::communicator_of(comm);
-  *error = is_told_to_fail("ncclCommGetAsyncError") ? ncclRemoteError : ncclSuccess;
+  const auto communicator = emulated::communicator_of(comm);
+  *error = is_told_to_fail("ncclCommGetAsyncError") ? ncclRemoteError : communicator->progress();
   return ncclSuccess;
 }
 
@@ -155,6 +167,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
     case ncclInvalidArgument: return "invalid argument";
     case ncclInvalidUsage: return "invalid usage";
     case ncclRemoteError: return "remote process exited or there was a network error";
+    case ncclInProgress: return "NCCL operation in progress";
   }
   return "unknown result code";
 }

@@ -43,8 +43,8 @@ bool is_readable(int socket) {
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(const std::string& id, int rank, int size, int gpu)
-    : id_(id), rank_(rank), size_(size), gpu_(gpu), peers_(static_cast<std::size_t>(size)) {}
+NcclCommunicator::NcclCommunicator(const std::string& id, int rank, int size, int gpu, bool blocks)
+    : id_(id), rank_(rank), size_(size), gpu_(gpu), blocks_(blocks), peers_(static_cast<std::size_t>(size)) {}
 
 ncclResult_t NcclCommunicator::connect_all() {
   const ballast::Descriptor listener = make_socket();
@@ -160,9 +160,39 @@ void NcclCommunicator::exchange(const std::vector<NcclOp>& ops) {
   NcclExchange(rank_, sockets, aborted_).run(ops);
 }
 
+ncclResult_t NcclCommunicator::begin_progress() {
+  if (blocks_) return ncclSuccess;
+  asks_left_ = 3;
+  return ncclInProgress;
+}
+
+ncclResult_t NcclCommunicator::progress() {
+  if (asks_left_ == 0) return ncclSuccess;
+  --asks_left_;
+  return ncclInProgress;
+}
+
 void NcclCommunicator::abort() {
   aborted_ = true;
   finish();
+  say_goodbye();
+}
+
+// NCCL's service threads end when those of the peers that are connected to them close their connections.
+void NcclCommunicator::destroy() {
+  finish();
+  say_goodbye();
+  for (const Peer& peer : peers_) {
+    char byte = 0;
+    if (peer.has_met && ::recv(peer.control.get(), &byte, 1, 0) > 0)
+      broken("peers that met say goodbye once", "a byte");
+  }
+}
+
+void NcclCommunicator::say_goodbye() const {
+  for (const Peer& peer : peers_) {
+    ::shutdown(peer.control.get(), SHUT_WR);
+  }
 }
 
 void NcclCommunicator::finish() {

@@ -25,7 +25,7 @@ struct NcclOp {
 
 class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
  public:
-  NcclCommunicator(const std::string& id, int rank, int size, int gpu);
+  NcclCommunicator(const std::string& id, int rank, int size, int gpu, bool blocks);
 
   int gpu() const { return gpu_; }
   int rank() const { return rank_; }
@@ -34,7 +34,12 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   ncclResult_t connect_all();                                        // waits for all ranks
   ncclResult_t issue(std::vector<NcclOp> ops, cudaStream_t stream);  // waits for peers that it has not exchanged with
   void abort();                                                      // ends all that waits for peers
-  void finish();                                                     // waits for the work that was issued
+  void destroy();  // waits for the work that was issued, and for the ends of all peers that it has exchanged with
+
+  // Where calls do not block, a call is in progress until it was asked about a few times. No other may begin meanwhile.
+  ncclResult_t begin_progress();
+  ncclResult_t progress();
+  bool is_in_progress() const { return asks_left_ > 0; }
 
  private:
   struct Peer {
@@ -48,11 +53,15 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   ncclResult_t meet_peers_of(const std::vector<NcclOp>& ops);
   void run_kernel(const std::vector<NcclOp>& ops);
   void exchange(const std::vector<NcclOp>& ops);
+  void finish();  // waits for the work that was issued
+  void say_goodbye() const;
 
   std::string id_;
   int rank_;
   int size_;
   int gpu_;
+  bool blocks_;
+  std::atomic<int> asks_left_ = 0;
   std::vector<Peer> peers_;
   std::atomic<bool> aborted_ = false;
   std::mutex mutex_;  // guards the count

@@ -65,6 +65,17 @@ def test_each_required_package_has_its_name_in_debian() -> None:
     assert required - {"Threads", "ballast"} == set(re.findall(r"^set\(ballast_package_(\w+) ", table, re.M))
 
 
+def test_a_library_of_nvidia_is_searched_once() -> None:
+    """Each search that fails prints a line. `cuda.cmake` searches before the folders that need the targets."""
+    files = [
+        *(ROOT / ".ci" / "cmake").glob("*.cmake"),
+        *(file for part in PARTS for file in (ROOT / part).rglob("CMakeLists.txt")),
+    ]
+    text = "".join(file.read_text() for file in files)
+    for library in ("cublas", "nccl"):
+        assert len(re.findall(rf"^ *ballast_find_{library}\(\)", text, re.M)) == 1
+
+
 @pytest.mark.parametrize(
     "system, compiler, version, refusal",
     [

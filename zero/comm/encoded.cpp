@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <vector>
 
 #include "kernels/random_math.h"
@@ -15,12 +16,16 @@ namespace ballast {
 
 using kernels::block_bytes;
 using kernels::CodeBits;
+using kernels::encoded_part_bytes;
 using kernels::quantized_bytes;
 
 namespace {
 
 std::size_t elements_of(std::size_t bytes, CodeBits bits) { return bytes / block_bytes(bits) * group_size; }
 std::size_t bytes_before(std::size_t element, CodeBits bits) { return element / group_size * block_bytes(bits); }
+
+// Pieces of codes begin at aligned blocks.
+constexpr std::size_t aligned_bytes(CodeBits bits) { return std::lcm(block_bytes(bits), kernels::code_alignment); }
 
 // The last block of what arrives may have elements that the part lacks.
 std::vector<ConstView> beginnings(std::span<const ConstView> arrays, std::size_t bytes) {
@@ -40,8 +45,8 @@ EncodedCollective::Stretch EncodedCollective::Parts::clip(std::size_t rank, cons
 void EncodedCollective::all_gather(const ConstView& mine, const View& all) {
   const CodeBits bits = encoding_.values;
   require_memory(kernels::encoded_parts_bytes(mine.count(), group_.size(), bits));
-  const std::size_t bytes = quantized_bytes(mine.count(), bits);
-  backend_.quantize(mine, {bits, memory(group_.rank() * bytes, bytes)}, {});
+  const std::size_t at = group_.rank() * encoded_part_bytes(mine.count(), bits);
+  backend_.quantize(mine, {bits, memory(at, quantized_bytes(mine.count(), bits))}, {});
   hand_out({all.count(), mine.count()}, bits, all);
 }
 
@@ -59,7 +64,7 @@ void EncodedCollective::all_reduce(const ConstView& all, const View& into) {
   const View mine = into.part(parts.begin(rank), parts.clip(rank, {0, parts.part}).count);
   add_parts(all, parts, mine);
   encode(mine, Rounded::result, rank, parts.number(rank, 0),
-         {bits, memory(rank * quantized_bytes(parts.part, bits), quantized_bytes(mine.count(), bits))});
+         {bits, memory(rank * encoded_part_bytes(parts.part, bits), quantized_bytes(mine.count(), bits))});
   hand_out(parts, bits, into);
 }
 
@@ -73,7 +78,7 @@ void EncodedCollective::require_memory(std::size_t bytes) const {
 
 // Sends this rank's part, which lies encoded at its place in the memory, to all ranks, and decodes those of all.
 void EncodedCollective::hand_out(const Parts& parts, CodeBits bits, const View& all) {
-  const std::size_t bytes = quantized_bytes(parts.part, bits);
+  const std::size_t bytes = encoded_part_bytes(parts.part, bits);
   gather_(call_, memory(group_.rank() * bytes, bytes), memory(0, group_.size() * bytes));
   for (std::size_t rank = 0; rank < group_.size(); ++rank) {
     const std::size_t count = parts.clip(rank, {0, parts.part}).count;
@@ -87,7 +92,7 @@ void EncodedCollective::encode_part(const ConstView& all, const Parts& parts, st
   const CodeBits bits = encoding_.values;
   const Stretch there = parts.clip(rank, stretch);
   const std::size_t first = parts.begin(rank) + there.first;
-  const std::size_t at = rank * quantized_bytes(parts.part, bits) + bytes_before(there.first, bits);
+  const std::size_t at = rank * encoded_part_bytes(parts.part, bits) + bytes_before(there.first, bits);
   if (there.count == 0) return;
   encode(all.part(first, there.count), Rounded::values, group_.rank(), parts.number(rank, there.first),
          {bits, memory(at, quantized_bytes(there.count, bits))});
@@ -97,9 +102,12 @@ void EncodedCollective::encode_part(const ConstView& all, const Parts& parts, st
 void EncodedCollective::add_parts(const ConstView& all, const Parts& parts, const View& into) {
   if (levels_ != nullptr) return add_in_two_levels(all, parts, into);
   const CodeBits bits = encoding_.values;
-  const std::size_t bytes = quantized_bytes(parts.part, bits);
   exchange_together(
-      group_, {.call = call_, .values = memory(0, bytes), .stride = bytes, .block_bytes = block_bytes(bits)},
+      group_,
+      {.call = call_,
+       .values = memory(0, quantized_bytes(parts.part, bits)),
+       .stride = encoded_part_bytes(parts.part, bits),
+       .block_bytes = aligned_bytes(bits)},
       [&](std::size_t first, std::size_t count) {
         for (std::size_t rank = 0; rank < group_.size(); ++rank) {
           encode_part(all, parts, rank, {elements_of(first, bits), elements_of(count, bits)});
@@ -160,12 +168,16 @@ void EncodedCollective::add_in_two_levels(const ConstView& all, const Parts& par
   const CodeBits bits = encoding_.sums;
   Transport& across = levels_->across();
   const std::size_t neighbours = levels_->inside().size();
-  const std::size_t bytes = quantized_bytes(parts.part, bits);
-  std::byte* const scratch = across.scratch(parts.part * sizeof(float) + across.size() * bytes);
-  const View sum(scratch, parts.part, DType::fp32);
-  const View codes(scratch + sum.bytes(), across.size() * bytes, DType::u8);
+  const std::size_t bytes = encoded_part_bytes(parts.part, bits), codes_bytes = across.size() * bytes;
+  std::byte* const scratch = across.scratch(codes_bytes + parts.part * sizeof(float));
+  const View codes(scratch, codes_bytes, DType::u8);
+  const View sum(scratch + codes_bytes, parts.part, DType::fp32);
   exchange_together(
-      across, {.call = call_, .values = codes.part(0, bytes), .stride = bytes, .block_bytes = block_bytes(bits)},
+      across,
+      {.call = call_,
+       .values = codes.part(0, quantized_bytes(parts.part, bits)),
+       .stride = bytes,
+       .block_bytes = aligned_bytes(bits)},
       [&](std::size_t first, std::size_t count) {
         for (std::size_t host = 0; host < across.size(); ++host) {
           const Stretch stretch{elements_of(first, bits), elements_of(count, bits)};
@@ -189,7 +201,7 @@ void EncodedCollective::add_inside(const ConstView& all, const Parts& parts, std
                                    const View& sum) {
   const CodeBits bits = encoding_.values;
   Transport& inside = levels_->inside();
-  const std::size_t bytes = quantized_bytes(parts.part, bits);
+  const std::size_t bytes = encoded_part_bytes(parts.part, bits);
   const std::size_t first_rank = host * inside.size();
   const std::size_t begin = bytes_before(stretch.first, bits);
   const std::size_t sent = quantized_bytes(std::min(stretch.count, parts.part - stretch.first), bits);
@@ -198,7 +210,7 @@ void EncodedCollective::add_inside(const ConstView& all, const Parts& parts, std
       {.call = call_,
        .values = memory(first_rank * bytes + begin, sent),
        .stride = bytes,
-       .block_bytes = block_bytes(bits)},
+       .block_bytes = aligned_bytes(bits)},
       [&](std::size_t first, std::size_t count) {
         for (std::size_t place = 0; place < inside.size(); ++place) {
           encode_part(all, parts, first_rank + place,

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <exception>
 #include <future>
 #include <mutex>
 
@@ -19,6 +20,9 @@ namespace ballast {
 namespace {
 
 constexpr auto patience_of_abort = std::chrono::seconds(1);
+constexpr auto time_to_end = std::chrono::milliseconds(3000);  // for peers that end too
+constexpr auto time_after_exception = std::chrono::milliseconds(100);
+constexpr auto progress_pause = std::chrono::microseconds(100);
 constexpr std::size_t first_gathers[] = {256, std::size_t{64} << 10, std::size_t{4} << 20};  // bytes of each rank
 
 ncclUniqueId exchange_id(ProcessGroup& group) {
@@ -28,44 +32,6 @@ ncclUniqueId exchange_id(ProcessGroup& group) {
   const std::string first = group.exchange_strings("nccl", mine).front();
   std::memcpy(id.internal, first.data(), sizeof id.internal);
   return id;
-}
-
-// The calls inside of the block run as one group. NCCL keeps the group of a thread open until it is ended, also after an error.
-void as_group(const std::function<void()>& calls) {
-  check_nccl(nccl_calls().group_start());
-  try {
-    calls();
-  } catch (...) {
-    nccl_calls().group_end();
-    throw;
-  }
-  check_nccl(nccl_calls().group_end());
-}
-
-// NCCL sets up what ranks exchange through when they first do, and the call waits for the other ranks: for each pair, and for
-// each of the ways in which it gathers, which it chooses by size. After this hardly any call does.
-void exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStream& stream) {
-  const NcclCalls& nccl = nccl_calls();
-  MemoryAccounts accounts;
-  const std::size_t room = size * first_gathers[std::size(first_gathers) - 1];
-  const Buffer memory = allocate(
-      accounts, {.kind = MemoryKind::device, .bytes = 2 * room, .owner = "connecting NCCL", .gpu = stream.gpu});
-  std::byte* const sent = memory.data();
-  std::byte* const received = memory.data() + room;
-  if (!stream.only_gathers) {
-    as_group([&] {
-      constexpr std::size_t bytes = 256;  // of each rank; aligned as NCCL likes it
-      for (std::size_t peer = 0; peer < size; ++peer) {
-        const int other = static_cast<int>(peer);
-        check_nccl(nccl.send(sent + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
-        check_nccl(nccl.receive(received + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
-      }
-    });
-  }
-  for (const std::size_t bytes : first_gathers) {
-    check_nccl(nccl.all_gather(sent, received, bytes, ncclUint8, communicator, stream.stream));
-  }
-  Stream::wrap(stream.stream, stream.gpu).synchronize();
 }
 
 }  // namespace
@@ -107,59 +73,136 @@ struct NcclCommunicator::Handle {
   };
 
   // Throws the error of work that was issued, such as that of a broken link: NCCL returns it from no other call.
-  void check() {
-    const std::lock_guard lock(mutex);  // an abort takes the communicator away
-    ncclResult_t error = ncclSuccess;
-    if (const ncclComm_t asked = nccl) check_nccl(nccl_calls().asynchronous_error(asked, &error));
-    check_nccl(error);
+  void check() { is_in_progress(); }
+
+  // Waits for the end of a call on the communicator: with NCCL_COMM_BLOCKING=0, which overrides the configuration of all
+  // communicators, it returns before that.
+  void require_done(ncclResult_t result) {
+    if (result != ncclInProgress) return check_nccl(result);
+    while (is_in_progress()) {
+      std::this_thread::sleep_for(progress_pause);
+    }
+    require(nccl != nullptr, Code::peer_failed, [] { return Problem{.what = "NCCL was aborted"}; });
   }
+
+  // Runs calls as one group. NCCL keeps the group of a thread open until it is ended, also after an error.
+  void group(const std::function<void()>& calls) {
+    check_nccl(nccl_calls().group_start());
+    try {
+      calls();
+    } catch (...) {
+      nccl_calls().group_end();
+      throw;
+    }
+    require_done(nccl_calls().group_end());
+  }
+
+  void exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStream& stream);
 
   const int gpu;
   std::mutex mutex{};  // guards the flag, and the communicator against an abort
   std::condition_variable changed{};
   bool is_issuing = false;
   std::atomic<ncclComm_t> nccl = nullptr;
-};
-
-// Aborts a communicator in a thread of its own: the abort may wait for all work of the GPU, which includes kernels of
-// other communicators that end only when those are aborted. The thread starts at construction, because a job may fail
-// for want of threads.
-class NcclCommunicator::Aborter {
- public:
-  explicit Aborter(std::shared_ptr<Handle> handle)
-      : handle_(std::move(handle)), thread_(start_thread("the abort of an NCCL communicator", [this] { run(); })) {}
-  ~Aborter() {
-    wake(false);
-    thread_.join();
-  }
-  Aborter(const Aborter&) = delete;
-  Aborter& operator=(const Aborter&) = delete;
-
-  void abort() { wake(true); }  // any thread; does not wait
 
  private:
-  void wake(bool aborts) {
-    if (!is_woken_.exchange(true)) aborts_.set_value(aborts);
+  bool is_in_progress() {
+    const std::lock_guard lock(mutex);  // an abort takes the communicator away
+    ncclResult_t state = ncclSuccess;
+    if (const ncclComm_t asked = nccl) check_nccl(nccl_calls().asynchronous_error(asked, &state));
+    if (state != ncclInProgress) check_nccl(state);
+    return state == ncclInProgress;
+  }
+};
+
+// NCCL sets up what ranks exchange through when they first do, and the call waits for the other ranks: for each pair, and for
+// each of the ways in which it gathers, which it chooses by size. After this hardly any call does.
+void NcclCommunicator::Handle::exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStream& stream) {
+  const NcclCalls& calls = nccl_calls();
+  MemoryAccounts accounts;
+  const std::size_t room = size * first_gathers[std::size(first_gathers) - 1];
+  const Buffer memory = allocate(
+      accounts, {.kind = MemoryKind::device, .bytes = 2 * room, .owner = "connecting NCCL", .gpu = stream.gpu});
+  std::byte* const sent = memory.data();
+  std::byte* const received = memory.data() + room;
+  if (!stream.only_gathers) {
+    group([&] {
+      constexpr std::size_t bytes = 256;  // of each rank; aligned as NCCL likes it
+      for (std::size_t peer = 0; peer < size; ++peer) {
+        const int other = static_cast<int>(peer);
+        check_nccl(calls.send(sent + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+        check_nccl(calls.receive(received + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+      }
+    });
+  }
+  for (const std::size_t bytes : first_gathers) {
+    require_done(calls.all_gather(sent, received, bytes, ncclUint8, communicator, stream.stream));
+  }
+  Stream::wrap(stream.stream, stream.gpu).synchronize();
+}
+
+// Ends a communicator in a thread of its own, because that may wait. The abort may wait for all work of the GPU, which
+// includes kernels of other communicators that end only when those are aborted. The destruction waits until the peers of
+// this host destroy theirs, or end. The thread starts at construction, because a job may fail for want of threads.
+class NcclCommunicator::Ender {
+ public:
+  explicit Ender(std::shared_ptr<Handle> handle) : state_(std::make_shared<State>()) {
+    state_->handle = std::move(handle);
+    thread_ = start_thread("the end of an NCCL communicator", [state = state_] { run(*state); });
+  }
+  ~Ender() {
+    choose(End::none);
+    if (thread_.joinable()) thread_.join();
+  }
+  Ender(const Ender&) = delete;
+  Ender& operator=(const Ender&) = delete;
+
+  void abort() { choose(End::abort); }  // any thread; does not wait
+
+  // The last call, without effect after an abort. If peers do not come in time, the thread is left behind, and waits for them.
+  void destroy(std::chrono::milliseconds time) {
+    if (!choose(End::destroy)) return;
+    if (state_->is_over.get_future().wait_for(time) != std::future_status::ready) thread_.detach();
+  }
+
+ private:
+  enum class End { none, abort, destroy };
+  struct State {
+    std::shared_ptr<Handle> handle;
+    std::promise<End> end;
+    std::promise<void> is_over;
+  };
+
+  // Returns whether it is the first choice.
+  bool choose(End end) {
+    if (is_chosen_.exchange(true)) return false;
+    state_->end.set_value(end);
+    return true;
+  }
+
+  static void run(State& state) {
+    const End end = state.end.get_future().get();
+    if (end != End::none) finish(*state.handle, end);
+    state.is_over.set_value();
   }
 
   // Calls of NCCL end soon, unless they wait for a peer, which only the abort ends.
-  void run() {
-    if (!aborts_.get_future().get()) return;
-    std::unique_lock lock(handle_->mutex);
-    handle_->changed.wait_for(lock, patience_of_abort, [this] { return !handle_->is_issuing; });
-    ncclComm_t aborted = handle_->nccl.exchange(nullptr);
+  static void finish(Handle& handle, End end) {
+    std::unique_lock lock(handle.mutex);
+    handle.changed.wait_for(lock, patience_of_abort, [&] { return !handle.is_issuing; });
+    const ncclComm_t ended = handle.nccl.exchange(nullptr);
     lock.unlock();
-    if (aborted == nullptr) return;
+    if (ended == nullptr) return;
     try {
-      device::choose_gpu(handle_->gpu);
+      device::choose_gpu(handle.gpu);
     } catch (const Error&) {  // the GPU failed, and NCCL finds that out too
     }
-    nccl_calls().abort(aborted);
+    if (end == End::abort) nccl_calls().abort(ended);
+    if (end == End::destroy) nccl_calls().destroy(ended);
   }
 
-  std::shared_ptr<Handle> handle_;
-  std::atomic<bool> is_woken_ = false;
-  std::promise<bool> aborts_;
+  std::shared_ptr<State> state_;
+  std::atomic<bool> is_chosen_ = false;
   std::thread thread_;
 };
 
@@ -167,12 +210,13 @@ NcclCommunicator::NcclCommunicator(const ProcessGroup& group, const GpuStream& s
     : group_(group),
       error_(group.job().error()),
       timeout_(group.job().timeout()),
+      exceptions_(std::uncaught_exceptions()),
       handle_(std::make_shared<Handle>(stream.gpu)),
-      aborter_(std::make_unique<Aborter>(handle_)),
+      ender_(std::make_unique<Ender>(handle_)),
       watch_(group_, stream, [handle = handle_] { handle->check(); }) {
   connect(stream);
   error_.when_set(this, [this] {
-    if (error_.is_set()) aborter_->abort();  // else it is other news
+    if (error_.is_set()) ender_->abort();  // else it is other news
   });
 }
 
@@ -189,9 +233,11 @@ void NcclCommunicator::connect(const GpuStream& stream) {
           device::choose_gpu(stream.gpu);
           ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
           ncclComm_t made = nullptr;
-          check_nccl(nccl_calls().init_rank(&made, size, id, rank, &config));
+          const ncclResult_t result = nccl_calls().init_rank(&made, size, id, rank, &config);
+          if (result != ncclInProgress) check_nccl(result);
           handle->nccl = made;
-          exchange_with_all(made, static_cast<std::size_t>(size), stream);
+          handle->require_done(result);
+          handle->exchange_with_all(made, static_cast<std::size_t>(size), stream);
           connected->set_value();
         } catch (...) {
           connected->set_exception(std::current_exception());
@@ -202,7 +248,7 @@ void NcclCommunicator::connect(const GpuStream& stream) {
     deadline.wait([&](auto pause) { return is_connected.wait_for(pause) == std::future_status::ready; },
                   [&] { group_.fail_late_of_others(); });
   } catch (const Error&) {
-    aborter_->abort();
+    ender_->abort();
     thread.detach();
     throw;
   }
@@ -223,8 +269,7 @@ void NcclCommunicator::with_reason(const std::function<void()>& body) {
 
 NcclCommunicator::~NcclCommunicator() {
   error_.forget(this);
-  aborter_.reset();
-  if (ncclComm_t left = handle_->nccl.exchange(nullptr)) nccl_calls().destroy(left);
+  ender_->destroy(std::uncaught_exceptions() > exceptions_ ? time_after_exception : time_to_end);
 }
 
 void NcclCommunicator::issue(const std::function<void(ncclComm_t)>& body) {
@@ -233,7 +278,7 @@ void NcclCommunicator::issue(const std::function<void(ncclComm_t)>& body) {
       const Handle::Issuing issuing(*handle_);
       const ncclComm_t nccl = handle_->nccl;
       error_.check();
-      as_group([&] { body(nccl); });
+      handle_->group([&] { body(nccl); });
     });
   });
 }

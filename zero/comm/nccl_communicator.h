@@ -17,6 +17,8 @@ class NcclCommunicator {
  public:
   // Connects all ranks of the group. Throws B3302 if one does not arrive in time, and B3301 if NCCL or the job fails.
   NcclCommunicator(const ProcessGroup& group, const GpuStream& stream);
+  // Waits a few seconds for the ranks of this host, which destroy theirs too: less if an exception ends this one. After
+  // that, a thread that is left behind waits for them.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -26,7 +28,7 @@ class NcclCommunicator {
 
  private:
   struct Handle;
-  class Aborter;
+  class Ender;
 
   void connect(const GpuStream& stream);
   void with_reason(const std::function<void()>& body);
@@ -34,8 +36,9 @@ class NcclCommunicator {
   ProcessGroup group_;
   FirstError& error_;
   std::chrono::milliseconds timeout_;
+  int exceptions_;  // in flight at construction
   std::shared_ptr<Handle> handle_;
-  std::unique_ptr<Aborter> aborter_;
+  std::unique_ptr<Ender> ender_;
   NcclWatch watch_;
 };
 

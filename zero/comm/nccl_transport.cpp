@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "kernels/runtime/buffer.h"
@@ -27,8 +28,9 @@ class NcclTransport : public ProcessTransport {
         stream_(stream.stream),
         gpu_(stream.gpu),
         accounts_(accounts),
-        max_chunk_bytes_(max_received_bytes / size() / alignment * alignment),
-        nccl_(group(), stream) {}
+        max_chunk_bytes_(max_received_bytes / size() / alignment * alignment) {
+    if (size() > 1) nccl_.emplace(group(), stream);
+  }
 
   std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const override {
     return where == ChunkMemory::host ? host_->max_chunk_bytes(where, bytes) : max_chunk_bytes_;
@@ -49,12 +51,7 @@ class NcclTransport : public ProcessTransport {
 
   void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override {
     chunk.make(0, chunk.bytes);
-    reserved(received_, size() * padded(chunk.bytes), "nccl, group ");
-    nccl_.issue([&](ncclComm_t nccl) {
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) send_and_receive(chunk, peer, nccl);
-      }
-    });
+    if (nccl_) send_and_receive(chunk);
     std::vector<const std::byte*> by_rank;
     for (std::size_t peer = 0; peer < size(); ++peer) {
       by_rank.push_back(peer == rank() ? chunk.piece(peer).data() : received_from(peer, chunk));
@@ -63,7 +60,8 @@ class NcclTransport : public ProcessTransport {
   }
 
   void exchange_parts(const Parts& parts) override {
-    nccl_.issue([&](ncclComm_t nccl) {
+    if (!nccl_) return;  // it has none for others
+    nccl_->issue([&](ncclComm_t nccl) {
       for (const SentPart& part : parts.sent) {
         check_nccl(nccl_calls().send(part.values.data(), part.values.bytes(), ncclUint8, static_cast<int>(part.rank),
                                      nccl, stream_));
@@ -76,8 +74,8 @@ class NcclTransport : public ProcessTransport {
   }
 
   bool all_gather(const SentChunk& mine, std::span<std::byte> all) override {
-    if (mine.where == ChunkMemory::host) return false;
-    nccl_.issue([&](ncclComm_t nccl) {
+    if (mine.where == ChunkMemory::host || !nccl_) return false;
+    nccl_->issue([&](ncclComm_t nccl) {
       check_nccl(nccl_calls().all_gather(mine.data, all.data(), mine.bytes, ncclUint8, nccl, stream_));
     });
     return true;
@@ -101,6 +99,15 @@ class NcclTransport : public ProcessTransport {
     return memory.data();
   }
 
+  void send_and_receive(const SentChunk& chunk) {
+    reserved(received_, size() * padded(chunk.bytes), "nccl, group ");
+    nccl_->issue([&](ncclComm_t nccl) {
+      for (std::size_t peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) send_and_receive(chunk, peer, nccl);
+      }
+    });
+  }
+
   void send_and_receive(const SentChunk& chunk, std::size_t peer, ncclComm_t nccl) const {
     const int other = static_cast<int>(peer);
     if (chunk.sends(rank())) {
@@ -118,7 +125,7 @@ class NcclTransport : public ProcessTransport {
   std::size_t max_chunk_bytes_;
   Buffer received_{};  // of each rank, one after the other
   Buffer scratch_{};
-  NcclCommunicator nccl_;
+  std::optional<NcclCommunicator> nccl_{};  // null: this rank is alone
 };
 
 }  // namespace
@@ -135,7 +142,7 @@ std::string no_nccl_because() {
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
                                           const GpuStream& stream, MemoryAccounts& accounts,
                                           const MakeTransport& make) {
-  nccl_calls();  // throws before other ranks are waited for
+  if (group.size() > 1) nccl_calls();  // throws before other ranks are waited for
   return std::make_unique<NcclTransport>(std::move(host), group, stream, accounts, make);
 }
 

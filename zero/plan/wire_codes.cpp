@@ -50,7 +50,7 @@ Codes codes_of_gather(const Wire& wire, const Section& section) {
   if (wire.gather == WireFormat::exact || section.shards == 1 || section.shard == 0) return {};
   const kernels::CodeBits bits = code_bits(wire.gather);
   return {.memory = {.bytes = kernels::encoded_parts_bytes(section.shard, section.shards, bits)},
-          .received = (section.shards - 1) * kernels::quantized_bytes(section.shard, bits),
+          .received = (section.shards - 1) * kernels::encoded_part_bytes(section.shard, bits),
           .values = wire.gather,
           .sums = wire.gather};
 }
@@ -71,7 +71,7 @@ Codes codes_of_reduction(const Wire& wire, const Placement& placement, const Uni
   } else {  // each rank adds a part, and then gets the sums of the others
     const std::size_t part = kernels::part_of_groups(count, size);
     codes.memory.bytes = kernels::encoded_all_reduce_bytes(count, size, values, sums);
-    codes.received = (size - 1) * (kernels::quantized_bytes(part, values) + kernels::quantized_bytes(part, sums));
+    codes.received = (size - 1) * (kernels::quantized_bytes(part, values) + kernels::encoded_part_bytes(part, sums));
   }
   return codes;
 }

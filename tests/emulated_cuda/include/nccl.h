@@ -22,13 +22,17 @@ enum ncclResult_t {
   ncclInvalidArgument = 4,
   ncclInvalidUsage = 5,
   ncclRemoteError = 6,
+  ncclInProgress = 7,
 };
 
 enum ncclDataType_t { ncclUint8 = 1 };
 
-struct ncclConfig_t {};  // blocking, which is the default
+constexpr int NCCL_CONFIG_UNDEF_INT = -2147483647 - 1;
+struct ncclConfig_t {
+  int blocking;  // 1 if undefined; the variable NCCL_COMM_BLOCKING overrides it
+};
 #define NCCL_CONFIG_INITIALIZER \
-  {}
+  { NCCL_CONFIG_UNDEF_INT }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config);
