@@ -1,6 +1,10 @@
 // Connects a group of ranks through the environment of a launcher, or through a store of Python's.
 #include "zero/comm/connect.h"
 
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+#include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <unistd.h>
 
@@ -15,11 +19,17 @@
 namespace ballast::python {
 namespace {
 
-// A Python object with set(key, value) and get(key); torch.distributed.Store is one. Jobs of different names may share
-// it.
+std::string words_of(const py::error_already_set& error) {
+  return fmt::format("{}: {}", error.type().attr("__name__").cast<std::string>(),
+                     py::str(error.value()).cast<std::string>());
+}
+
+// A Python object with set(key, value), get(key) and wait(keys); torch.distributed.Store is one. Jobs of different names may
+// share it. Only rank 0 sets, and the others wait for it.
 class PythonStore : public KeyValueStore {
  public:
-  PythonStore(py::object store, const std::string& job) : store_(std::move(store)), prefix_(job + "/") {}
+  PythonStore(py::object store, const std::string& job, std::chrono::milliseconds timeout)
+      : store_(std::move(store)), prefix_(job + "/"), timeout_(timeout) {}
 
   void set(const std::string& key, const std::string& value) override {
     const py::gil_scoped_acquire held;
@@ -28,15 +38,29 @@ class PythonStore : public KeyValueStore {
 
   std::string get(const std::string& key) override {
     const py::gil_scoped_acquire held;
-    py::list keys;
-    keys.append(prefix_ + key);
-    store_.attr("wait")(keys);
-    return store_.attr("get")(prefix_ + key).cast<std::string>();  // bytes, or text
+    try {
+      wait_for(prefix_ + key);
+      return store_.attr("get")(prefix_ + key).cast<std::string>();  // bytes, or text
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) throw;  // an interrupt
+      fail(Code::no_meeting, {.what = "cannot find rank 0: its address is not in the store",
+                              .available = words_of(error),
+                              .remedy = "Look for an earlier error of rank 0, and give all ranks the same store."});
+    }
   }
 
  private:
+  // The stores of torch wait for a time of their own, unless they are told another one.
+  void wait_for(const std::string& key) const {
+    py::list keys;
+    keys.append(key);
+    if (!py::hasattr(store_, "set_timeout")) return static_cast<void>(store_.attr("wait")(keys));
+    store_.attr("wait")(keys, timeout_);
+  }
+
   py::object store_;
   std::string prefix_;
+  std::chrono::milliseconds timeout_;
 };
 
 // True from the first of Python's own exit functions on.
@@ -75,9 +99,12 @@ Launch launch_of(const Rendezvous& where) {
 Group::Group(const Rendezvous& where) : open_(std::make_unique<OpenGroup>()) {
   ConnectOptions options{.launch = launch_of(where)};
   std::optional<PythonStore> store;
-  if (!where.store.is_none()) options.store = &store.emplace(where.store, options.launch->job);
   options.log = &open_->warnings();
   if (where.timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*where.timeout * 1e3));
+  if (!where.store.is_none()) {
+    const std::chrono::milliseconds timeout = timeout_of(options, Environment());
+    options.store = &store.emplace(where.store, options.launch->job, timeout);
+  }
   const py::gil_scoped_release released;
   open_->begin(ballast::connect(options, {.backend = open_->backend(), .accounts = open_->accounts()}));
   rank_ = open_->communicator().rank();

@@ -148,6 +148,48 @@ TEST_CASE("an abort reaches groups that were split off") {
   }
 }
 
+TEST_CASE("errors of a group that was split off name ranks of the job") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    using Body = std::function<void(Communicator & pair, bool is_last)>;
+    const auto run = [&](const Body& body, std::chrono::milliseconds timeout = patient,
+                         std::chrono::milliseconds others_stay = {}) {
+      return kind.run(4, timeout, [&](Communicator& ranks) {
+        const auto pair = ranks.split(ranks.rank() / 2);
+        if (ranks.rank() >= 2) return body(*pair, ranks.rank() == 3);
+        std::this_thread::sleep_for(others_stay);  // rank 0 says who is late
+      });
+    };
+    const Failures aborted = run([](Communicator& pair, bool is_last) {
+      if (is_last) pair.abort("enough");
+      pair.barrier();
+    });
+    CHECK_THAT(aborted[2], Contains("rank 3") && Contains("enough"));
+    constexpr auto timeout = std::chrono::milliseconds(4000);  // of connecting too
+    constexpr auto long_time = 2 * timeout;
+    const auto come_late = [&](Communicator& pair, bool is_last) {
+      if (is_last) std::this_thread::sleep_for(long_time);
+      pair.barrier();
+    };
+    const Failures late = run(come_late, timeout, long_time);
+    CHECK_THAT(late[2], Contains("rank 3") && Contains("did not arrive"));
+    const Failures different = run([](Communicator& pair, bool is_last) {
+      std::int64_t values[] = {1, 2};
+      pair.all_reduce(std::span(values, is_last ? 2 : 1));
+    });
+    CHECK_THAT(different[2] + different[3],
+               Contains("makes another call") && (Contains("rank 2") || Contains("rank 3")) && !Contains("rank 1 "));
+    const Failures other_parts = run([](Communicator& pair, bool is_last) {
+      const std::byte bytes[2]{};
+      std::byte space[2]{};
+      const SentPart sent{.rank = is_last ? 0u : 1u, .values = ConstView(bytes, is_last ? 2 : 1, DType::u8)};
+      const ReceivedPart received{.rank = sent.rank, .values = View(space, 1, DType::u8)};
+      pair.exchange({&sent, 1}, {&received, 1});
+    });
+    if (kind.name != "gloo") CHECK_THAT(other_parts[2], Contains("rank 3 sends parts of another size"));
+  }
+}
+
 TEST_CASE("when ranks make different calls, the error names both calls") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);

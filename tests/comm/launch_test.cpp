@@ -82,6 +82,25 @@ TEST_CASE("each launcher's variables give the rank, the world size, the host and
   }
 }
 
+TEST_CASE("the launcher says whether ranks are on several hosts") {
+  const auto several = [](const Variables& variables) {
+    const Environment environment([&](const std::string& name) -> std::optional<std::string> {
+      const auto found = variables.find(name);
+      return found == variables.end() ? std::nullopt : std::optional(found->second);
+    });
+    return has_other_hosts(launch_from(environment), environment);
+  };
+  CHECK_FALSE(several({}));
+  CHECK(several(slurm));
+  CHECK_FALSE(several(with(slurm, {{"SLURM_STEP_NUM_NODES", "1"}})));
+  CHECK_FALSE(several(open_mpi));
+  CHECK(several(with(open_mpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"MASTER_ADDR", "node1"}})));
+  CHECK(several(with(torchrun, {{"LOCAL_WORLD_SIZE", "4"}})));
+  CHECK_FALSE(several(with(torchrun, {{"LOCAL_WORLD_SIZE", "8"}})));
+  CHECK(several(with(by_hand, {{"LOCAL_WORLD_SIZE", "1"}})));
+  CHECK_FALSE(several(by_hand));  // it does not say
+}
+
 TEST_CASE("the first host is found in every form of Slurm's node list") {
   const std::vector<std::pair<std::string, std::string>> rows{
       {"one", "one"},       {"one,two", "one"},        {"node[07-12,3],other", "node07"}, {"node[3,7-12]", "node3"},

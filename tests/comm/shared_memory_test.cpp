@@ -1,13 +1,16 @@
 #include "zero/comm/shared_memory.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <fstream>
 
 #include "tests/offload/descriptors.h"
 #include "tests/skip.h"
+#include "tests/temporary_directory.h"
 #include "zero/comm/member.h"
 
 using namespace ballast;
@@ -47,9 +50,28 @@ TEST_CASE("memory that no rank has made for others is not mapped") {
   const Descriptor unsealed(::memfd_create("mine", MFD_CLOEXEC));
   REQUIRE(::ftruncate(unsealed.get(), 100) == 0);
   CHECK_THROWS_WITH(open(unsealed.get(), 100), Contains("B2301") && Contains("no shared memory of Ballast"));
+  const TemporaryDirectory folder;
+  std::ofstream(folder.path() / "file") << std::string(100, 'x');
+  const Descriptor file(::open((folder.path() / "file").c_str(), O_RDWR | O_CLOEXEC));
+  CHECK_THROWS_WITH(open(file.get(), 100), Contains("B2301") && Contains("no shared memory of Ballast"));
   if (::geteuid() != 0) return skip("giving memory to another user needs root");
   REQUIRE(::fchown(genuine.file(), 1234, 1234) == 0);
   CHECK_THROWS_WITH(open(genuine.file(), 100), Contains("B2301") && Contains("belongs to user 1234"));
+}
+
+// As it does for all memory with vm.memfd_noexec.
+TEST_CASE("memory to which the kernel adds a seal is mapped") {
+  constexpr unsigned no_exec_seal = 0x8;  // MFD_NOEXEC_SEAL
+  constexpr int ours = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  const Descriptor sealed(::memfd_create("sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING | no_exec_seal));
+  if (!sealed) return skip("this kernel has no seal against execution");
+  REQUIRE(::ftruncate(sealed.get(), 100) == 0);
+  REQUIRE(::fcntl(sealed.get(), F_ADD_SEALS, ours) == 0);
+  REQUIRE(::fcntl(sealed.get(), F_GET_SEALS) != ours);
+  const std::string invitation = fmt::format("{} {} {}", this_machine(), ::getpid(), sealed.get());
+  CHECK(SharedMemory::open(invitation, 100).bytes() == 100);
+  const SharedMemory made = SharedMemory::make(100, "buffers");
+  CHECK(::fcntl(made.file(), F_GET_SEALS) == ::fcntl(sealed.get(), F_GET_SEALS));  // it is never executed either
 }
 
 TEST_CASE("the size of shared memory stays: no process can take pages away under another") {

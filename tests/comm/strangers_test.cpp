@@ -47,7 +47,7 @@ void join_job(
 Descriptor connected(std::uint16_t port) {
   Descriptor socket;
   while (!socket) {
-    socket = try_connect({"127.0.0.1", port}, patient);
+    socket = try_connect({"127.0.0.1", port}, patient).socket;
     if (!socket) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return socket;
@@ -244,7 +244,7 @@ TEST_CASE("strangers that hang up at once do not disturb ranks that connect with
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
   while (std::chrono::steady_clock::now() < end) {
     for (const std::uint16_t port : listening_ports()) {
-      if (!before.contains(port)) reset(try_connect({"127.0.0.1", port}, soon));
+      if (!before.contains(port)) reset(try_connect({"127.0.0.1", port}, soon).socket);
     }
   }
   CHECK(ranks.failures() == Failures(2));

@@ -166,6 +166,37 @@ def test_an_error_of_the_store_reaches_the_caller():
         ballast.connect(store=Broken("."), rank=0, size=2, timeout=5)
 
 
+def connect_without_rank_0(store):
+    with pytest.raises(ballast.FailureError, match="cannot find rank 0") as raised:
+        ballast.connect(store=store, rank=1, size=2, timeout=0.3)
+    assert raised.value.code == "B3303"
+    return str(raised.value)
+
+
+def test_a_store_without_the_address_of_rank_0_names_rank_0(tmp_path):
+    class Impatient(FileStore):
+        def wait(self, keys):
+            raise TimeoutError("no such key")
+
+    assert "TimeoutError: no such key" in connect_without_rank_0(Impatient(tmp_path))
+
+
+def test_a_wait_for_the_store_of_torch_ends_with_the_timeout():
+    distributed = pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch").distributed
+    begin = time.monotonic()
+    connect_without_rank_0(distributed.TCPStore("127.0.0.1", 0, 1, True))
+    assert time.monotonic() - begin < 60  # that of the store itself is five minutes
+
+
+def test_an_interrupt_of_a_wait_for_the_store_stays_one(tmp_path):
+    class Interrupted(FileStore):
+        def wait(self, keys):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ballast.connect(store=Interrupted(tmp_path), rank=1, size=2, timeout=5)
+
+
 def test_missing_ranks_are_named(tmp_path):
     with pytest.raises(ballast.FailureError) as raised:
         ballast.connect(store=FileStore(tmp_path), rank=0, size=2, timeout=0.2)

@@ -14,15 +14,6 @@
 namespace ballast {
 namespace {
 
-std::chrono::milliseconds timeout_of(const ConnectOptions& options, const Environment& environment) {
-  if (options.timeout) return *options.timeout;
-  const auto seconds = environment.integer("BALLAST_TIMEOUT");
-  require(!seconds || *seconds > 0, Code::bad_environment, [&] {
-    return Problem{.what = fmt::format("cannot use BALLAST_TIMEOUT={}", *seconds), .needed = "seconds, at least 1"};
-  });
-  return seconds ? std::chrono::seconds(*seconds) : default_timeout;
-}
-
 // 0: the hosts that there are.
 std::size_t ranks_per_host_of(const ConnectOptions& options, const Environment& environment) {
   constexpr std::string_view needed = "ranks that count as one host, at least 1";
@@ -95,9 +86,9 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options, const Conne
                                       std::shared_ptr<void> owned) {
   const Launch launch = options.launch ? *options.launch : launch_from(parts.environment);
   if (launch.size == 1) return lone_communicator(parts.backend, std::move(owned));
-  const auto job = std::make_shared<Job>(JobOptions{launch, options.store, secret_of(parts.environment),
-                                                    timeout_of(options, parts.environment),
-                                                    ranks_per_host_of(options, parts.environment)});
+  const auto job = std::make_shared<Job>(
+      JobOptions{launch, options.store, secret_of(parts.environment), timeout_of(options, parts.environment),
+                 ranks_per_host_of(options, parts.environment), has_other_hosts(launch, parts.environment)});
   if (job->is_open() && options.log != nullptr && launch.rank == 0) {
     options.log->warning(
         "any process that can reach rank 0 can join this job: set BALLAST_SECRET to the same unpredictable text on all ranks");
@@ -116,6 +107,15 @@ struct OwnParts {
 };
 
 }  // namespace
+
+std::chrono::milliseconds timeout_of(const ConnectOptions& options, const Environment& environment) {
+  if (options.timeout) return *options.timeout;
+  const auto seconds = environment.integer("BALLAST_TIMEOUT");
+  require(!seconds || *seconds > 0, Code::bad_environment, [&] {
+    return Problem{.what = fmt::format("cannot use BALLAST_TIMEOUT={}", *seconds), .needed = "seconds, at least 1"};
+  });
+  return seconds ? std::chrono::seconds(*seconds) : default_timeout;
+}
 
 std::unique_ptr<Communicator> connect(const ConnectOptions& options, const ConnectParts& parts) {
   return connect(options, parts, nullptr);

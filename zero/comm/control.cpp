@@ -46,15 +46,23 @@ std::string shortened(std::string words) {
 
 Control::Control(const ControlOptions& options, FirstError& error) : options_(options), error_(error) {
   const auto end = Clock::now() + options.timeout;
+  std::string failure;
+  GrowingPause pause;
   while (members_.empty()) {
     require(Clock::now() < end, Code::no_meeting, [&] {
+      const std::string last = failure.empty() ? "" : "; the last attempt failed: " + failure;
       return Problem{.what = "cannot reach rank 0",
                      .where = described_hub(),
-                     .available = "waited for " + seconds(options.timeout)};
+                     .available = "waited for " + seconds(options.timeout) + last};
     });
-    Descriptor socket = try_connect(options.hub, options.timeout);
-    if (socket) connection_ = std::make_unique<Connection>(std::move(socket));
-    if (!connection_ || !join_job()) std::this_thread::sleep_for(retry_interval);
+    Attempt attempt = try_connect(options.hub, std::chrono::ceil<std::chrono::milliseconds>(left_until(end)));
+    failure = attempt.failure;
+    if (attempt.socket) {
+      connection_ = std::make_unique<Connection>(std::move(attempt.socket));
+      connection_->limit_silence();
+      if (join_job()) break;
+    }
+    pause.wait(end);
   }
   thread_ = start_thread("a rank's connection to its job", [this] { listen(); });
 }

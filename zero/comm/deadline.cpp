@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <thread>
+
 namespace ballast {
 
 std::string seconds(std::chrono::milliseconds time) {
@@ -12,6 +14,12 @@ std::string seconds(std::chrono::milliseconds time) {
 
 std::string late(std::string_view missing, std::chrono::milliseconds timeout) {
   return fmt::format("{} did not arrive within {}", missing, seconds(timeout));
+}
+
+void GrowingPause::wait(Clock::time_point end) {
+  constexpr std::chrono::milliseconds longest = std::chrono::seconds(1);
+  std::this_thread::sleep_for(std::min<Clock::duration>(next_, left_until(end)));
+  next_ = std::min(2 * next_, longest);
 }
 
 void Deadline::fail_late(std::string_view missing) const {

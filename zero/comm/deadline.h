@@ -15,6 +15,20 @@ inline constexpr std::chrono::milliseconds default_timeout = std::chrono::minute
 std::string seconds(std::chrono::milliseconds time);                            // "0.3 s"
 std::string late(std::string_view missing, std::chrono::milliseconds timeout);  // "rank 1 did not arrive within 0.3 s"
 
+// Pauses between attempts, which grow: one that fails at once may succeed soon, and one that has failed for long, later.
+class GrowingPause {
+ public:
+  using Clock = std::chrono::steady_clock;
+  void wait(Clock::time_point end);  // not beyond `end`
+
+ private:
+  std::chrono::milliseconds next_{20};
+};
+
+inline std::chrono::steady_clock::duration left_until(std::chrono::steady_clock::time_point end) {
+  return std::max(end - std::chrono::steady_clock::now(), std::chrono::steady_clock::duration::zero());
+}
+
 // One wait, which begins at construction. Used by one thread.
 class Deadline {
  public:

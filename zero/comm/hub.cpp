@@ -117,6 +117,7 @@ void Hub::admit() {
   for (Arrival& arrival : admission_.serve()) {
     const std::size_t number = next_++;
     const Message hello = std::move(arrival.hello);
+    arrival.connection->limit_silence();
     connections_.insert_or_assign(number, OfRank{std::move(arrival.connection), std::move(arrival.handshake)});
     try {
       rendezvous_.take(number, hello);

@@ -52,6 +52,18 @@ Endpoint address_of_hub(const JobOptions& options) {
   return {host.empty() ? "127.0.0.1" : host, 0};
 }
 
+// Rank 0 listens where all ranks reach it. If its name leads to loopback on its own machine, and there are other hosts, it
+// listens at all of the machine's addresses: other hosts may resolve the name to any of them.
+Descriptor listen(const JobOptions& options, const std::string& for_others, Meeting& meeting) {
+  if (for_others.empty()) {
+    Descriptor listener = listen_at(meeting.hub, options.timeout);
+    meeting.hub = local_endpoint(listener);
+    return listener;
+  }
+  const bool is_version_6 = for_others.find(':') != std::string::npos;
+  return listen_at({is_version_6 ? "::" : "0.0.0.0", meeting.hub.port});
+}
+
 }  // namespace
 
 Job::Job(const JobOptions& options)
@@ -60,10 +72,13 @@ Job::Job(const JobOptions& options)
       ranks_per_host_(options.ranks_per_host),
       exceptions_(std::uncaught_exceptions()) {
   Meeting meeting{.hub = address_of_hub(options)};
+  const bool is_called_by_others = options.has_other_hosts && options.store == nullptr;
+  const std::string for_others = is_called_by_others ? address_for_others(meeting.hub.host) : "";
+  // The ranks of rank 0's machine too: other hosts call them at the address at which they call rank 0.
+  if (!for_others.empty()) meeting.hub.host = for_others;
   const bool store_tells = options.store != nullptr && options.secret.empty();
   if (launch_.rank == 0) {
-    Descriptor listener = listen_at(meeting.hub);
-    meeting.hub = local_endpoint(listener);
+    Descriptor listener = listen(options, for_others, meeting);
     if (store_tells) meeting.secret = random_secret();
     if (options.store != nullptr) publish(*options.store, meeting);
     secret_ = Secret(store_tells ? meeting.secret : options.secret);

@@ -19,6 +19,7 @@ struct JobOptions {
   std::string secret{};            // that the environment gives to all ranks; without it, that of the store
   std::chrono::milliseconds timeout = default_timeout;
   std::size_t ranks_per_host = 0;  // in the order of sums; 0: as many as there are
+  bool has_other_hosts = false;    // which have to reach rank 0, as the launcher says
 };
 
 class Job {

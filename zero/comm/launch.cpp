@@ -28,6 +28,7 @@ struct Names {
   std::string_view rank;
   std::string_view size;
   std::string_view local_rank;
+  std::string_view local_size;        // the number of ranks on this machine; empty: the launcher does not say
   std::vector<std::string_view> job;  // these distinguish jobs
 };
 
@@ -35,15 +36,28 @@ struct Names {
 // them but those of the step are set.
 const std::vector<Names>& launchers() {
   static const std::vector<Names> all{
-      {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", {"TORCHELASTIC_RUN_ID"}},
-      {"RANK", "RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", {}},
+      {"torchrun",
+       "TORCHELASTIC_RUN_ID",
+       "RANK",
+       "WORLD_SIZE",
+       "LOCAL_RANK",
+       "LOCAL_WORLD_SIZE",
+       {"TORCHELASTIC_RUN_ID"}},
+      {"RANK", "RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {}},
       {"Open MPI",
        "OMPI_COMM_WORLD_RANK",
        "OMPI_COMM_WORLD_RANK",
        "OMPI_COMM_WORLD_SIZE",
        "OMPI_COMM_WORLD_LOCAL_RANK",
+       "OMPI_COMM_WORLD_LOCAL_SIZE",
        {"PMIX_NAMESPACE"}},
-      {"Slurm", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+      {"Slurm",
+       "SLURM_STEP_ID",
+       "SLURM_PROCID",
+       "SLURM_NTASKS",
+       "SLURM_LOCALID",
+       "",
+       {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
   };
   return all;
 }
@@ -103,7 +117,7 @@ class Reader {
 
   std::size_t on_this_machine() const {
     if (names_.launcher == "Open MPI") {
-      return static_cast<std::size_t>(integer("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(0));
+      return static_cast<std::size_t>(integer(names_.local_size).value_or(0));
     }
     if (names_.launcher == "Slurm" && integer("SLURM_STEP_NUM_NODES").value_or(0) == 1) return number(names_.size);
     return 0;
@@ -158,6 +172,14 @@ Launch launch_from(const Environment& environment, std::size_t times_before) {
       launchers(), [&](const Names& names) { return environment.text(std::string(names.sign)).has_value(); });
   if (present == launchers().end()) return {};
   return Reader(environment, *present, times_before).read();
+}
+
+bool has_other_hosts(const Launch& launch, const Environment& environment) {
+  const auto names = std::ranges::find(launchers(), launch.launcher, &Names::launcher);
+  if (names == launchers().end()) return false;
+  if (names->local_size.empty()) return environment.integer("SLURM_STEP_NUM_NODES").value_or(1) > 1;
+  const auto here = environment.integer(std::string(names->local_size));
+  return here && *here > 0 && static_cast<std::size_t>(*here) < launch.size;
 }
 
 }  // namespace ballast

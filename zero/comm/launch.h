@@ -11,4 +11,7 @@ namespace ballast {
 // then do, passes the number of earlier connections: each has a port of its own.
 Launch launch_from(const Environment& environment, std::size_t times_before = 0);
 
+// Whether the launcher says that ranks are on several hosts.
+bool has_other_hosts(const Launch& launch, const Environment& environment);
+
 }  // namespace ballast

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "kernels/runtime/system_limits.h"
@@ -22,6 +23,8 @@
 
 namespace ballast {
 namespace {
+
+constexpr auto time_before_redial = std::chrono::milliseconds(20);
 
 // Each rank calls the ranks below it, and admits those above it. All handshakes go on at the same time.
 class Links {
@@ -35,7 +38,7 @@ class Links {
         sockets_(group.size()) {}
 
   std::vector<Descriptor> connect() {
-    call_ranks_below(group_.exchange_strings("links", text_of(local_endpoint(listener_))));
+    addresses_ = group_.exchange_strings("links", text_of(local_endpoint(listener_)));
     const Deadline deadline(group_.job().error(), group_.job().timeout());
     deadline.wait([&](auto pause) { return are_complete_within(pause); }, [&] { group_.fail_late(missing()); });
     // No rank sends more before all have read the last message of each handshake: a socket has nothing else to read.
@@ -59,15 +62,20 @@ class Links {
     return {text.substr(space + 1), static_cast<std::uint16_t>(*port)};
   }
 
-  void call_ranks_below(const std::vector<std::string>& addresses) {
+  // Calls those that have not been called, and those whose call has ended. If nothing answers in time, the next call of this
+  // function tries again.
+  void call_ranks_below() {
     for (std::size_t peer = 0; peer < group_.rank(); ++peer) {
-      Descriptor socket = try_connect(endpoint_from(addresses[peer]), group_.job().timeout());
-      if (!socket) fail_call(peer);
-      calls_[peer].connection = std::make_unique<Connection>(std::move(socket), max_hello_bytes);
+      if (sockets_[peer] || calls_.contains(peer)) continue;
+      Attempt attempt = try_connect(endpoint_from(addresses_[peer]), group_.job().timeout());
+      if (attempt.is_silent) return;
+      if (!attempt.socket) fail_call(peer, attempt.failure);
+      calls_[peer].connection = std::make_unique<Connection>(std::move(attempt.socket), max_hello_bytes);
     }
   }
 
   bool are_complete_within(std::chrono::nanoseconds pause) {
+    call_ranks_below();
     std::vector<pollfd> waiting{{admission_.events(), POLLIN, 0}};
     for (const auto& [peer, call] : calls_) {
       waiting.push_back({call.connection->socket().get(), POLLIN, 0});
@@ -92,20 +100,24 @@ class Links {
     sockets_[*peer] = std::move(*arrival.connection).release();
   }
 
-  // Returns true when the other end has proved that it is the rank.
+  // Returns true if the call is over: the other end has proved that it is the rank, or has hung up. It hangs up on the oldest
+  // caller when too many processes call it.
   bool answer(std::size_t peer, Call& call) {
     const bool is_open = call.connection->receive(std::chrono::milliseconds(0));
     const std::optional<Message> message = call.connection->next();
     if (!message) {
-      if (!is_open) fail_call(peer);
-      return false;
+      if (!is_open) std::this_thread::sleep_for(time_before_redial);
+      return !is_open;
     }
     if (message->kind == Message::Kind::challenge && !std::exchange(call.has_answered, true)) {
       const Message hello{.kind = Message::Kind::hello, .key = name_, .value = std::to_string(group_.rank())};
       call.connection->post(call.handshake.answer(*message, hello, secret_));
       return false;
     }
-    if (message->kind != Message::Kind::welcome || !call.handshake.proves(*message, secret_)) fail_call(peer);
+    if (message->kind == Message::Kind::refused) fail_call(peer, message->value);
+    if (message->kind != Message::Kind::welcome || !call.handshake.proves(*message, secret_)) {
+      fail_call(peer, "the process at its address does not know the secret of the job");
+    }
     sockets_[peer] = std::move(*call.connection).release();
     return true;
   }
@@ -119,9 +131,9 @@ class Links {
     return peer;
   }
 
-  [[noreturn]] void fail_call(std::size_t peer) {
+  [[noreturn]] void fail_call(std::size_t peer, const std::string& why) {
     group_.wait_for_reason(peer);
-    fail(Code::peer_failed, {.what = fmt::format("cannot connect to {}", group_.member(peer))});
+    fail(Code::peer_failed, {.what = fmt::format("cannot connect to {}: {}", group_.member(peer), why)});
   }
 
   ProcessGroup& group_;
@@ -129,8 +141,9 @@ class Links {
   std::string name_;
   Descriptor listener_;
   Admission admission_;
-  std::map<std::size_t, Call> calls_;  // by rank: those whose end has yet to prove itself
-  std::vector<Descriptor> sockets_;    // by rank
+  std::vector<std::string> addresses_;  // by rank
+  std::map<std::size_t, Call> calls_;   // by rank: those whose end has yet to prove itself
+  std::vector<Descriptor> sockets_;     // by rank
 };
 
 }  // namespace

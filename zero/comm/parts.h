@@ -29,6 +29,7 @@ std::size_t bytes_in(const Views& views) {
   return bytes;
 }
 
+// `peer` is the sender's rank in the job.
 inline void require_same_parts(std::size_t received, std::size_t sent, std::size_t peer) {
   require(received == sent, Code::wrong_size, [&] {
     return Problem{.what = fmt::format("rank {} sends parts of another size than this rank receives", peer),
@@ -38,14 +39,21 @@ inline void require_same_parts(std::size_t received, std::size_t sent, std::size
   });
 }
 
+// Two ranks of a group, and the number of one of them in the job.
+struct RankPair {
+  std::size_t peer;
+  std::size_t rank;  // this one
+  std::size_t peer_in_job;
+};
+
 // Calls body(from, to) for each part that this rank receives of a peer, whose sent parts are `sent`.
 template <class Body>
-void each_pair(const Parts& parts, std::span<const SentPart> sent, std::size_t peer, std::size_t rank, Body&& body) {
-  const std::vector<ConstView> from = parts_of(sent, rank);
-  const std::vector<View> to = parts_of(parts.received, peer);
-  require_same_parts(bytes_in(to), bytes_in(from), peer);
+void each_pair(const Parts& parts, std::span<const SentPart> sent, const RankPair& ranks, Body&& body) {
+  const std::vector<ConstView> from = parts_of(sent, ranks.rank);
+  const std::vector<View> to = parts_of(parts.received, ranks.peer);
+  require_same_parts(bytes_in(to), bytes_in(from), ranks.peer_in_job);
   for (std::size_t i = 0; i < from.size(); ++i) {
-    require_same_parts(i < to.size() ? to[i].bytes() : 0, from[i].bytes(), peer);
+    require_same_parts(i < to.size() ? to[i].bytes() : 0, from[i].bytes(), ranks.peer_in_job);
     body(from[i], to[i]);
   }
 }

@@ -19,6 +19,7 @@ class ProcessGroup {
   std::size_t size() const { return members_.size(); }
   const std::string& name() const { return name_; }  // unique in the job
   std::string member(std::size_t rank) const { return text(members_[rank]); }
+  std::size_t rank_in_job(std::size_t rank) const { return members_[rank].rank; }
   Job& job() const { return *job_; }
   std::vector<std::string> hosts() const;  // of the ranks
 

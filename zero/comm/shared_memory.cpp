@@ -17,10 +17,21 @@
 #include "kernels/runtime/system_limits.h"
 #include "zero/comm/member.h"
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3, and later headers
+#endif
+
 namespace ballast {
 namespace {
 
 std::string reason() { return std::generic_category().message(errno); }
+
+// Some systems forbid memory that can be executed (vm.memfd_noexec=2), and older ones do not know the flag.
+Descriptor make_file() {
+  constexpr unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  Descriptor file(::memfd_create("ballast", flags | MFD_NOEXEC_SEAL));
+  return file || errno != EINVAL ? std::move(file) : Descriptor(::memfd_create("ballast", flags));
+}
 
 // Allocates in parts and repeats each: a signal ends the call and undoes its work.
 bool take_pages(int file, std::size_t bytes) {
@@ -37,12 +48,18 @@ bool take_pages(int file, std::size_t bytes) {
 // The size of sealed memory stays: a process that maps it never finds that pages are gone.
 constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
+// Files that are no memory have no seals. The kernel may add others to ours: F_SEAL_EXEC, with vm.memfd_noexec.
+bool has_all_seals(int file) {
+  const int present = ::fcntl(file, F_GET_SEALS);
+  return present != -1 && (present & seals) == seals;
+}
+
 // Returns why this is no memory that a rank has made for others; empty if it is.
 std::string reason_against(int file, std::size_t bytes) {
   struct stat status {};
   if (::fstat(file, &status) != 0) return reason();
   if (status.st_uid != ::geteuid()) return fmt::format("it belongs to user {}", status.st_uid);
-  if (::fcntl(file, F_GET_SEALS) != seals) return "it is no shared memory of Ballast";
+  if (!has_all_seals(file)) return "it is no shared memory of Ballast";
   const auto size = static_cast<std::size_t>(status.st_size);
   return size < bytes ? fmt::format("it has {} bytes instead of {}", size, bytes) : "";
 }
@@ -59,7 +76,7 @@ SharedMemory::SharedMemory(pid_t maker, Descriptor file, HostPages memory)
     : maker_(maker), file_(std::move(file)), memory_(std::move(memory)) {}
 
 SharedMemory SharedMemory::make(std::size_t bytes, const std::string& owner) {
-  Descriptor file(::memfd_create("ballast", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Descriptor file = make_file();
   if (!file && is_descriptor_limit(errno)) fail_limit("cannot make shared memory", errno);
   HostPages memory;
   const bool is_whole = file && take_pages(file.get(), bytes) && ::fcntl(file.get(), F_ADD_SEALS, seals) == 0;

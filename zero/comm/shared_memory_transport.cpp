@@ -150,7 +150,8 @@ class SharedMemoryTransport : public ProcessTransport {
 
   void take_parts(const std::vector<View>& received, std::size_t peer, std::size_t first) const {
     const std::byte* const from = buffer_for(peer, rank());
-    require_same_parts(bytes_in(received), std::launder(reinterpret_cast<const PartsHeader*>(from))->bytes, peer);
+    const std::size_t sent = std::launder(reinterpret_cast<const PartsHeader*>(from))->bytes;
+    require_same_parts(bytes_in(received), sent, group().rank_in_job(peer));
     const std::byte* at = from + sizeof(PartsHeader);
     each_stretch(received, first, buffer_bytes_ - sizeof(PartsHeader), [&](std::byte* data, std::size_t bytes) {
       std::memcpy(data, at, bytes);

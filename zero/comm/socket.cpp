@@ -3,6 +3,7 @@
 #include <ballast/error.h>
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -10,17 +11,23 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <memory>
 #include <system_error>
 
 #include "kernels/runtime/system_limits.h"
+#include "zero/comm/deadline.h"
 
 namespace ballast {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr auto time_to_read = std::chrono::seconds(5);
+constexpr auto time_of_attempt = std::chrono::seconds(5);  // to connect to one address
+constexpr int silence_ms = 30'000;                         // after which a machine counts as gone
 // The hub's messages to a rank that is stopped are far fewer.
 constexpr std::size_t max_unsent_bytes = std::size_t{64} << 20;
 
@@ -28,7 +35,12 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
-Addresses addresses_of(const Endpoint& endpoint, int flags) {
+struct Found {
+  Addresses addresses{nullptr, ::freeaddrinfo};
+  std::string failure{};  // without addresses: why
+};
+
+Found look_up(const Endpoint& endpoint, int flags) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -36,12 +48,41 @@ Addresses addresses_of(const Endpoint& endpoint, int flags) {
   addrinfo* found = nullptr;
   const int result = ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
   if (result == EAI_SYSTEM && is_descriptor_limit(errno)) fail_limit("cannot look up " + endpoint.host, errno);
-  require(result == 0, Code::no_meeting, [&] {
-    return Problem{.what = fmt::format("cannot look up the address {}", endpoint.host),
-                   .available = ::gai_strerror(result),
-                   .remedy = "Correct MASTER_ADDR."};
-  });
-  return {found, ::freeaddrinfo};
+  if (result == 0) return {.addresses = {found, ::freeaddrinfo}};
+  return {.failure = result == EAI_SYSTEM ? reason(errno) : ::gai_strerror(result)};
+}
+
+// The name of rank 0 may appear after its process: a cluster may announce it when the machine is ready.
+Addresses await_addresses(const Endpoint& endpoint, int flags, std::chrono::milliseconds patience) {
+  const auto end = Clock::now() + patience;
+  GrowingPause pause;
+  while (true) {
+    Found found = look_up(endpoint, flags);
+    if (found.addresses) return std::move(found.addresses);
+    require(Clock::now() < end, Code::no_meeting, [&] {
+      return Problem{.what = fmt::format("cannot look up the address {}", endpoint.host),
+                     .available = found.failure,
+                     .remedy = "Correct MASTER_ADDR."};
+    });
+    pause.wait(end);
+  }
+}
+
+bool leads_to_loopback(const addrinfo& address) {
+  if (address.ai_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address.ai_addr)->sin6_addr);
+  }
+  const auto* const four = reinterpret_cast<const sockaddr_in*>(address.ai_addr);
+  return ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+bool names_only_loopback(const std::string& host) {
+  const Found found = look_up({host, 0}, 0);
+  const addrinfo* address = found.addresses.get();
+  while (address != nullptr && leads_to_loopback(*address)) {
+    address = address->ai_next;
+  }
+  return found.addresses != nullptr && address == nullptr;
 }
 
 // Returns an empty descriptor if the machine lacks this kind of address.
@@ -73,12 +114,6 @@ ssize_t send_now(const Descriptor& socket, std::string_view bytes) {
   return static_cast<ssize_t>(sent);
 }
 
-// If no process listens at a port, the system may choose that port for the caller, which then connects to itself.
-bool is_self(const Descriptor& socket, const Endpoint& called) {
-  const Endpoint mine = local_endpoint(socket);
-  return mine.port == called.port && is_loopback(mine.host);
-}
-
 // `get_name` is getsockname() or getpeername(), which fails for a connection that is lost.
 std::optional<Endpoint> endpoint_of(const Descriptor& socket, int (*get_name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
@@ -90,6 +125,36 @@ std::optional<Endpoint> endpoint_of(const Descriptor& socket, int (*get_name)(in
                                    port.size(), NI_NUMERICHOST | NI_NUMERICSERV) == 0;
   if (!known) return std::nullopt;
   return Endpoint{host.data(), static_cast<std::uint16_t>(std::stoi(port.data()))};
+}
+
+// If no process listens at a port, the system may choose that port for the caller, which then connects to itself.
+bool is_self(const Descriptor& socket) {
+  const auto mine = endpoint_of(socket, ::getsockname);
+  const auto theirs = endpoint_of(socket, ::getpeername);
+  return mine && theirs && mine->host == theirs->host && mine->port == theirs->port;
+}
+
+// Connects a socket that does not wait by itself. Returns 0, or the error. A signal does not end the attempt.
+int connect_within(const Descriptor& socket, const addrinfo& address, std::chrono::milliseconds timeout) {
+  const auto end = Clock::now() + timeout;
+  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return 0;
+  if (errno != EINPROGRESS && errno != EINTR) return errno;
+  while (!wait_for(socket, POLLOUT, std::chrono::ceil<std::chrono::milliseconds>(left_until(end)))) {
+    if (Clock::now() >= end) return ETIMEDOUT;
+  }
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  return ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 ? error : errno;
+}
+
+// Returns 0, or the error.
+int try_listen(const addrinfo& address, Descriptor& socket) {
+  socket = open_socket(address, SOCK_NONBLOCK);
+  if (!socket) return errno;
+  set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);  // so that a job can use the port of one that has just ended
+  const bool is_listening =
+      ::bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0;
+  return is_listening ? 0 : errno;
 }
 
 [[noreturn]] void refuse_to_listen(const Endpoint& endpoint, int error) {
@@ -108,15 +173,17 @@ std::optional<Endpoint> endpoint_of(const Descriptor& socket, int (*get_name)(in
 
 std::string text(const Endpoint& endpoint) { return fmt::format("{}:{}", endpoint.host, endpoint.port); }
 
-Descriptor listen_at(const Endpoint& endpoint) {
-  const Addresses addresses = addresses_of(endpoint, AI_PASSIVE);
-  Descriptor socket = open_socket(*addresses, SOCK_NONBLOCK);
-  if (!socket) refuse_to_listen(endpoint, errno);
-  set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);  // so that a job can use the port of one that has just ended
-  if (::bind(socket.get(), addresses->ai_addr, addresses->ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) {
-    refuse_to_listen(endpoint, errno);
+Descriptor listen_at(const Endpoint& endpoint, std::chrono::milliseconds patience) {
+  const Addresses addresses = await_addresses(endpoint, AI_PASSIVE, patience);
+  Descriptor socket;
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    error = try_listen(*address, socket);
+    if (error == 0) return socket;
+    // The name may have addresses of a kind that this machine lacks. A port in use is no such reason.
+    if (error != EADDRNOTAVAIL && error != EAFNOSUPPORT) break;
   }
-  return socket;
+  refuse_to_listen(endpoint, error);
 }
 
 Endpoint local_endpoint(const Descriptor& socket) {
@@ -133,37 +200,64 @@ std::string other_end(const Descriptor& socket) {
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
-Descriptor try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
-  const Addresses addresses = addresses_of(endpoint, 0);
-  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    Descriptor socket = open_socket(*address);
-    const timeval limit{timeout.count() / 1000, timeout.count() % 1000 * 1000};
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // applies to connect() too
-    const bool connected = ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0;
-    if (connected && !is_self(socket, endpoint)) return socket;
+std::string address_on_default_route() {
+  for (const char* elsewhere : {"192.0.2.1", "2001:db8::1"}) {  // for documentation: no machine has them
+    const Found found = look_up({elsewhere, 9}, AI_NUMERICHOST);
+    if (!found.addresses) continue;
+    const Descriptor probe(::socket(found.addresses->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    // This sends nothing, and chooses the route.
+    const bool has_route = probe && ::connect(probe.get(), found.addresses->ai_addr, found.addresses->ai_addrlen) == 0;
+    const auto mine = has_route ? endpoint_of(probe, ::getsockname) : std::nullopt;
+    if (mine && !is_loopback(mine->host)) return mine->host;
   }
-  return Descriptor();
+  return {};
+}
+
+std::string address_for_others(const std::string& host) {
+  return !is_loopback(host) && names_only_loopback(host) ? address_on_default_route() : "";
+}
+
+Attempt try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
+  const auto end = Clock::now() + timeout;
+  const Found found = look_up(endpoint, 0);
+  if (!found.addresses) return {.failure = fmt::format("cannot look up {}: {}", endpoint.host, found.failure)};
+  Attempt attempt;
+  for (const addrinfo* address = found.addresses.get(); address != nullptr; address = address->ai_next) {
+    Descriptor socket = open_socket(*address, SOCK_NONBLOCK);
+    const auto time = std::min<Clock::duration>(left_until(end), time_of_attempt);
+    int error = socket ? connect_within(socket, *address, std::chrono::ceil<std::chrono::milliseconds>(time)) : errno;
+    if (error == 0 && is_self(socket)) error = ECONNREFUSED;
+    if (error == 0) {
+      ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) & ~O_NONBLOCK);
+      return {.socket = std::move(socket)};
+    }
+    attempt.failure = reason(error);
+    attempt.is_silent = error == ETIMEDOUT;
+  }
+  return attempt;
 }
 
 Connection::Connection(Descriptor socket, std::size_t max_message) : socket_(std::move(socket)), inbox_(max_message) {
   set_option(socket_, IPPROTO_TCP, TCP_NODELAY, 1);
   // A machine that vanishes closes no connection. TCP probes it after 15 seconds of silence, and closes after half a
-  // minute.
+  // minute, unless sent bytes are unacknowledged: see limit_silence().
   set_option(socket_, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(socket_, IPPROTO_TCP, TCP_KEEPIDLE, 15);
   set_option(socket_, IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set_option(socket_, IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
+void Connection::limit_silence() { set_option(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, silence_ms); }
+
 bool Connection::send(const Message& message) {
   std::string bytes = to_wire(message);
-  const auto end = std::chrono::steady_clock::now() + time_to_read;
+  const auto end = Clock::now() + time_to_read;
   while (!bytes.empty()) {
     const ssize_t sent = send_now(socket_, bytes);
     if (sent < 0) return false;
     bytes.erase(0, static_cast<std::size_t>(sent));
     if (bytes.empty()) break;
-    if (std::chrono::steady_clock::now() >= end) return false;
+    if (Clock::now() >= end) return false;
     wait_for(socket_, POLLOUT, std::chrono::milliseconds(100));
   }
   return true;

@@ -16,15 +16,27 @@ namespace ballast {
 
 std::string text(const Endpoint& endpoint);  // "host:port"
 
-// Throws B3303 for a port in use or an address of another machine. Port 0 means any free port.
-// accept() of the socket does not wait.
-Descriptor listen_at(const Endpoint& endpoint);
+// Throws B3303 for a port in use, an address of another machine, or a name that has no address for so long. Port 0 means any
+// free port. accept() of the socket does not wait.
+Descriptor listen_at(const Endpoint& endpoint, std::chrono::milliseconds patience = {});
 Endpoint local_endpoint(const Descriptor& socket);  // numeric
 std::string other_end(const Descriptor& socket);    // of a connection: "10.0.0.7:4242"; "?" if it is lost
 bool is_loopback(const std::string& host);
 
-// Makes one attempt. Returns an empty descriptor if no process listens there; throws B3303 for an unknown host name.
-Descriptor try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeout);
+// This machine's address on its default route; empty if there is none.
+std::string address_on_default_route();
+// If a name leads to loopback only, it is this machine's own name, as many systems resolve it, and other machines resolve it to
+// something else. Returns this machine's address on the default route then. Otherwise, and for loopback itself, empty.
+std::string address_for_others(const std::string& host);
+
+struct Attempt {
+  Descriptor socket{};
+  std::string failure{};   // without a socket: why
+  bool is_silent = false;  // nothing has answered in time
+};
+
+// Makes one attempt at each address of the name, of at most five seconds.
+Attempt try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeout);
 
 // One end of a connection. One thread may send while another receives.
 class Connection {
@@ -47,6 +59,9 @@ class Connection {
 
   void allow(std::size_t max_message) { inbox_.allow(max_message); }
 
+  // Ends the connection if the other machine acknowledges no byte for half a minute, or has no room for more because its
+  // process reads none. TCP sends no probes while bytes are unacknowledged, and repeats those for a quarter of an hour.
+  void limit_silence();
   void shut_down();  // ends a receive() of another thread
   Descriptor release() && { return std::move(socket_); }
   const Descriptor& socket() const { return socket_; }

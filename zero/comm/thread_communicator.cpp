@@ -63,6 +63,8 @@ ThreadGroup::ThreadGroup(std::vector<std::size_t> members, const ThreadGroup& wh
       job_(whole.job_),
       arrived_(members_.size()) {}
 
+std::string ThreadGroup::name_of(std::size_t rank) const { return fmt::format("rank {}", members_[rank]); }
+
 std::vector<std::string> ThreadGroup::hosts() const {
   std::vector<std::string> names;
   std::ranges::transform(members_, std::back_inserter(names),
@@ -102,7 +104,7 @@ std::size_t ThreadGroup::arrive(std::size_t rank) {
 
 std::string ThreadGroup::missing() const {
   const auto first = std::ranges::find(arrived_, false);
-  return fmt::format("rank {}", first - arrived_.begin());
+  return name_of(static_cast<std::size_t>(first - arrived_.begin()));
 }
 
 void ThreadGroup::fail_if_missing_rank_left() const {
@@ -207,7 +209,7 @@ class ThreadTransport : public Transport {
   std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();
   }
-  void abort(std::string_view reason) override { group_->abort(fmt::format("rank {}: {}", rank_, reason)); }
+  void abort(std::string_view reason) override { group_->abort(fmt::format("{}: {}", group_->name_of(rank_), reason)); }
   void leave(const LeaveReason& leave_reason) override { membership_->leave(leave_reason); }
   void set_activity(std::string_view) override {}
   std::vector<std::size_t> failed_ranks() const override { return group_->job()->error().ranks(); }
@@ -216,7 +218,7 @@ class ThreadTransport : public Transport {
     const Published published(*group_, rank_, chunk, stream_);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       const SentChunk& theirs = published.by(peer);
-      require_same(chunk.call, theirs.call, fmt::format("rank {}", peer));
+      require_same(chunk.call, theirs.call, group_->name_of(peer));
       if (chunk.sends(peer)) receive(peer, theirs.piece(rank_), 0);
     }
     published.finished_reading();
@@ -228,7 +230,7 @@ class ThreadTransport : public Transport {
     std::vector<const std::byte*> by_rank;
     for (std::size_t peer = 0; peer < size(); ++peer) {
       const SentChunk& theirs = published.by(peer);
-      require_same(chunk.call, theirs.call, fmt::format("rank {}", peer));
+      require_same(chunk.call, theirs.call, group_->name_of(peer));
       by_rank.push_back(theirs.piece(rank_).data());
     }
     receive(by_rank, chunk.bytes, 0);
@@ -240,10 +242,10 @@ class ThreadTransport : public Transport {
     const Published published(*group_, rank_, {.call = parts.call, .data = list.data(), .bytes = list.size()}, stream_);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       const SentChunk& theirs = published.by(peer);
-      require_same(parts.call, theirs.call, fmt::format("rank {}", peer));
+      require_same(parts.call, theirs.call, group_->name_of(peer));
       if (peer == rank_) continue;
       const std::span sent(reinterpret_cast<const SentPart*>(theirs.data), theirs.bytes / sizeof(SentPart));
-      each_pair(parts, sent, peer, rank_, [&](const ConstView& from, const View& to) {
+      each_pair(parts, sent, {peer, rank_, group_->rank_in_job(peer)}, [&](const ConstView& from, const View& to) {
         if (stream_) return device::copy(to.data(), from.data(), to.bytes(), *stream_);
         std::memcpy(to.data(), from.data(), to.bytes());
       });
@@ -257,7 +259,7 @@ class ThreadTransport : public Transport {
     const Published published(*group_, rank_, mine, stream_);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       const SentChunk& theirs = published.by(peer);
-      require_same(mine.call, theirs.call, fmt::format("rank {}", peer));
+      require_same(mine.call, theirs.call, group_->name_of(peer));
       std::byte* const to = all.data() + peer * mine.bytes;
       if (theirs.data != to && mine.bytes > 0) device::copy(to, theirs.data, mine.bytes, *stream_);
     }

@@ -42,6 +42,8 @@ class ThreadGroup {
   std::size_t ranks_with(std::size_t rank) const;           // of its host; all, where hosts do not count
   bool is_with(std::size_t rank, std::size_t other) const;  // on one host
   std::size_t size() const { return published_.size(); }
+  std::size_t rank_in_job(std::size_t rank) const { return members_[rank]; }  // its number in the whole group
+  std::string name_of(std::size_t rank) const;                                // "rank 3", the same number
   void abort(std::string_view reason) { job_->error().set(std::string(reason)); }
   const std::shared_ptr<ThreadJob>& job() const { return job_; }
 
