@@ -5,21 +5,18 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <map>
 
 #include "kernels/runtime/sizes.h"
 
 namespace ballast::offload {
-namespace {
 
 dev_t device_of(const std::filesystem::path& directory) {
   struct stat found {};
   if (::stat(directory.c_str(), &found) != 0) fail_file("stat", directory, 0, errno);
   return found.st_dev;
 }
-
-}  // namespace
 
 void require_allowed(std::uint64_t file_bytes, const std::filesystem::path& directory) {
   struct rlimit limit {};
@@ -33,18 +30,31 @@ void require_allowed(std::uint64_t file_bytes, const std::filesystem::path& dire
   });
 }
 
+std::vector<SpaceNeed> space_needs(const RecordShape& shape, std::span<const std::filesystem::path> directories,
+                                   std::size_t stores) {
+  const RecordPlaces places(shape, directories.size());
+  std::vector<SpaceNeed> needs;
+  for (std::size_t i = 0; i < directories.size(); ++i) {
+    const dev_t device = device_of(directories[i]);
+    auto need = std::ranges::find(needs, device, &SpaceNeed::device);
+    if (need == needs.end()) {
+      const std::uint64_t available = std::filesystem::space(directories[i]).available;
+      need = needs.insert(need, {.device = device, .directory = directories[i], .available = available});
+    }
+    need->needed += stores * places.file_bytes(i);
+  }
+  return needs;
+}
+
 void require_space(const RecordShape& shape, std::span<const std::filesystem::path> directories, std::size_t stores) {
   const RecordPlaces places(shape, directories.size());
-  std::map<dev_t, std::uint64_t> needed;
-  for (std::size_t i = 0; i < directories.size(); ++i) {
-    std::uint64_t& of_drive = needed[device_of(directories[i])];
-    of_drive += stores * places.file_bytes(i);
+  for (std::size_t i = 0; i < directories.size(); ++i)
     require_allowed(places.file_bytes(i), directories[i]);
-    const std::uint64_t available = std::filesystem::space(directories[i]).available;
-    require(of_drive <= available, Code::drive_full, [&] {
+  for (const auto& [device, directory, needed, available] : space_needs(shape, directories, stores)) {
+    require(needed <= available, Code::drive_full, [&] {
       return Problem{.what = "cannot make the state's files: the drive has too little space",
-                     .where = directories[i].string(),
-                     .needed = human_bytes(of_drive),
+                     .where = directory.string(),
+                     .needed = human_bytes(needed),
                      .available = human_bytes(available)};
     });
   }

@@ -8,10 +8,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "kernels/runtime/system_limits.h"
+#include "offload/direct_io.h"
 #include "offload/file_system.h"
 #include "offload/scratch.h"
 
@@ -39,27 +41,32 @@ int open_file(const std::filesystem::path& path, const FileOptions& options) {
   return open_or_fail(path, flags | (options.writable ? O_RDWR | O_NOFOLLOW : O_RDONLY));
 }
 
-// Returns why the file does not support direct I/O in blocks of block_bytes; empty if it does.
-std::string no_direct_io(int descriptor) {
-  const int flags = ::fcntl(descriptor, F_GETFL);
-  if (::fcntl(descriptor, F_SETFL, flags | O_DIRECT) != 0) {
-    return fmt::format("the file system has no direct I/O ({})", std::generic_category().message(errno));
+// Returns the owner of the path, or of the nearest directory above it that this process can look at, if that is another user.
+std::optional<std::pair<std::filesystem::path, uid_t>> other_owner(const std::filesystem::path& path) {
+  std::error_code failed;
+  std::filesystem::path place = std::filesystem::absolute(path, failed);
+  struct stat found {};
+  while (::stat(place.c_str(), &found) != 0) {
+    if (place == place.root_path() || place.empty()) return {};
+    place = place.parent_path();
   }
-  struct statx asked {};
-  const bool told =
-      ::statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &asked) == 0 && (asked.stx_mask & STATX_DIOALIGN) != 0;
-  const bool too_coarse = asked.stx_dio_offset_align > block_bytes || asked.stx_dio_mem_align > block_bytes;
-  if (told && (asked.stx_dio_offset_align == 0 || too_coarse)) {
-    ::fcntl(descriptor, F_SETFL, flags);
-    return too_coarse ? fmt::format("direct I/O needs blocks of {} bytes here", asked.stx_dio_offset_align)
-                      : "the file system has no direct I/O on this file";
-  }
-  return {};
+  if (found.st_uid == ::geteuid()) return {};
+  return std::pair(place, found.st_uid);
 }
 
 }  // namespace
 
 void fail_file(std::string_view operation, const std::filesystem::path& path, std::uint64_t offset, int error) {
+  const bool is_refused = error == EACCES || error == EPERM;
+  if (const auto owner = is_refused ? other_owner(path) : std::nullopt) {
+    const auto& [place, user] = *owner;
+    fail(Code::file_call,
+         {.what = fmt::format("{} failed: {}: {} belongs to user {}, and this process runs as user {}", operation,
+                              std::generic_category().message(error), place.string(), user, ::geteuid()),
+          .where = path.string(),
+          .remedy = fmt::format("Give it to user {} (`chown`), or name a directory that this user can write to.",
+                                ::geteuid())});
+  }
   if (is_descriptor_limit(error)) fail_limit(fmt::format("cannot {} {}", operation, path.string()), error);
   const bool full = error == ENOSPC || error == EDQUOT;
   fail(full ? Code::drive_full : Code::file_call,
@@ -68,7 +75,7 @@ void fail_file(std::string_view operation, const std::filesystem::path& path, st
 }
 
 File::File(const std::filesystem::path& path, const FileOptions& options) : File(path, open_file(path, options)) {
-  if (options.direct) buffered_because_ = no_direct_io(descriptor_);
+  if (options.direct) buffered_because_ = begin_direct_io(descriptor_, options.create);
 }
 
 File File::nameless(const std::filesystem::path& directory, const FileOptions& options) {
@@ -81,7 +88,7 @@ File File::nameless(const std::filesystem::path& directory, const FileOptions& o
     file.descriptor_ = open_or_fail(name, O_RDWR | O_CREAT | O_EXCL);
     ::unlink(name.c_str());
   }
-  if (options.direct) file.buffered_because_ = no_direct_io(file.descriptor_);
+  if (options.direct) file.buffered_because_ = begin_direct_io(file.descriptor_, true);
   return file;
 }
 

@@ -49,7 +49,8 @@ class File {
 // Makes new and removed names in the directory durable.
 void flush_directory(const std::filesystem::path& directory);
 
-// Throws B3201, or B2202 where the drive is full; `error` is an errno.
+// Throws B3201, or B2202 where the drive is full; `error` is an errno. Names the owner of a directory of another user that is
+// the reason.
 [[noreturn]] void fail_file(std::string_view operation, const std::filesystem::path& path, std::uint64_t offset,
                             int error);
 

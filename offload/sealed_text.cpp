@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <fstream>
-#include <iterator>
 #include <span>
+#include <sstream>
 #include <system_error>
 
 #include "offload/checksum.h"
@@ -50,7 +50,9 @@ std::optional<std::string> read_sealed_text(const std::filesystem::path& path) {
   std::error_code missing;
   if (std::filesystem::file_size(path, missing) > most_bytes || missing) return {};
   std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream bytes;
+  bytes << file.rdbuf();  // which ends where the drive cannot read on; an iterator would throw
+  std::string text = bytes.str();
   const std::size_t seal_bytes = seal_of("").size();
   if (text.size() < seal_bytes) return {};
   const std::string seal = text.substr(text.size() - seal_bytes);

@@ -12,6 +12,7 @@
 #include <optional>
 #include <sstream>
 
+#include "offload/direct_io.h"
 #include "offload/file_system.h"
 #include "offload/run_directory.h"
 #include "offload/scratch.h"
@@ -44,6 +45,32 @@ TEST_CASE("a buffered file states why it is buffered") {
   const File file(directory.path() / "file", {.create = true, .direct = false});
   CHECK_FALSE(file.direct());
   CHECK(file.buffered_because() == "it is requested");
+}
+
+TEST_CASE("a file whose drive needs larger blocks is buffered, and says why") {
+  int tried = 0;
+  const auto answers = [&](int error) {
+    return [&tried, error] {
+      ++tried;
+      return error;
+    };
+  };
+  CHECK(direct_io_obstacle(DirectIoUnits{512, 512}, answers(EINVAL)).empty());
+  CHECK(direct_io_obstacle(DirectIoUnits{4096, 4}, answers(EINVAL)).empty());
+  CHECK_THAT(direct_io_obstacle(DirectIoUnits{0, 0}, answers(0)), Catch::Contains("no direct I/O on this file"));
+  CHECK_THAT(direct_io_obstacle(DirectIoUnits{16384, 512}, answers(0)), Catch::Contains("blocks of 16384 bytes"));
+  CHECK_THAT(direct_io_obstacle(DirectIoUnits{512, 65536}, answers(0)), Catch::Contains("a multiple of 65536 bytes"));
+  CHECK(tried == 0);
+  CHECK_THAT(direct_io_obstacle({}, answers(EINVAL)), Catch::Contains("refuses direct I/O in blocks of 4096 bytes"));
+  CHECK(direct_io_obstacle({}, answers(0)).empty());
+  CHECK(direct_io_obstacle({}, answers(EIO)).empty());  // comes back where the file is used
+  CHECK(tried == 3);
+}
+
+TEST_CASE("a new file is empty after direct I/O has begun") {
+  const TemporaryDirectory directory;
+  CHECK(File(directory.path() / "file", {.create = true}).bytes() == 0);
+  CHECK(File::nameless(directory.path()).bytes() == 0);
 }
 
 TEST_CASE("a file system without direct I/O is detected") { CHECK_FALSE(File("/proc/self/coredump_filter").direct()); }

@@ -25,6 +25,10 @@ TEST_CASE("a sealed text is read exactly as it was written, or not at all") {
   CHECK_FALSE(read_sealed_text(path).has_value());
 }
 
+TEST_CASE("a sealed text that the drive cannot read counts as missing") {
+  CHECK_FALSE(read_sealed_text("/proc/self/mem").has_value());  // its first bytes are an Input/output error
+}
+
 TEST_CASE("an unfinished file of a killed writer does not stop the next one") {
   const TemporaryDirectory directory;
   const auto path = directory.path() / "description";

@@ -5,6 +5,7 @@
 
 #include <catch2/catch.hpp>
 #include <fstream>
+#include <functional>
 #include <iterator>
 
 #include "offload/directory_lock.h"
@@ -94,6 +95,29 @@ TEST_CASE("a file of another user is not opened to write to it") {
     return "opened";
   });
   CHECK_THAT(failure, Contains("B2206") && Contains("it belongs to user 0, not to 1234"));
+}
+
+TEST_CASE("where a directory of another user refuses a file, the error says whose it is") {
+  if (::geteuid() != 0) return skip("becoming another user needs root");
+  const TemporaryDirectory folder;
+  fs::permissions(folder.path(), fs::perms::owner_all | fs::perms::others_read | fs::perms::others_exec);
+  const auto failure_of = [&](const std::function<void()>& use) {
+    return in_a_child([&]() -> std::string {
+      if (::setuid(other_user) != 0) return "no other user";
+      use();
+      return "used";
+    });
+  };
+  const auto check_names_owner = [&](const std::function<void()>& use) {
+    CHECK_THAT(failure_of(use), Contains("Permission denied: " + folder.path().string() +
+                                         " belongs to user 0, and this process runs as user 1234") &&
+                                    Contains("B3201") && Contains("Give it to user 1234"));
+  };
+  check_names_owner([&] { RunDirectory(folder.path() / "run"); });
+  check_names_owner([&] { File(folder.path() / "file", {.create = true}); });
+  check_names_owner([&] { File::nameless(folder.path()); });
+  fs::permissions(folder.path(), fs::perms::owner_all);
+  check_names_owner([&] { DirectoryLock(folder.path() / "run"); });
 }
 
 TEST_CASE("a link in the place of an unfinished file is removed, and not followed") {

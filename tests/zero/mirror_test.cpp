@@ -1,10 +1,12 @@
 // Tests of runs whose records are mirrored: one host or drive may be lost at any moment, with the same bits.
 #include <random>
 
+#include "offload/drive_space.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/child_process.h"
 #include "tests/zero/mirrored_run.h"
 #include "tests/zero/progress_pipe.h"
+#include "zero/runs/joint_space.h"
 #include "zero/runs/mirror_group.h"
 
 using namespace ballast;
@@ -62,19 +64,19 @@ TEST_CASE("a mirrored run continues with the same bits when a host is lost, on w
       const TemporaryDirectory directory;
       const TemporaryDirectory undisturbed;
       KeptRun run = mirrored_run(hosts, stage);
-      const AllValues values = begun(run, directory);
+      const AllValues values = begun_values(run, directory);
       lose(run, lost);
       Hosts replaced = hosts;
       std::ranges::replace(replaced, lost, std::string("d"));
       Hosts rest = replaced;
       std::erase(rest, replaced.back());
-      check_resumes(on(run, replaced), values);
+      check_hosts_resume(on(run, replaced), values);
       lose(run, replaced.back());  // all is mirrored again
-      check_resumes(on(run, rest, false), values);
+      check_hosts_resume(on(run, rest, false), values);
       run = on(run, replaced, false);  // and the next step is that of a run that lost nothing
-      const AllValues after = begun(run, directory, 1);
+      const AllValues after = begun_values(run, directory, 1);
       KeptRun whole = mirrored_run(hosts, stage);
-      CHECK((begun(whole, undisturbed, steps_before + 1) == after));
+      CHECK((begun_values(whole, undisturbed, steps_before + 1) == after));
     }
   }
 }
@@ -82,14 +84,14 @@ TEST_CASE("a mirrored run continues with the same bits when a host is lost, on w
 TEST_CASE("without a mirror, or when both of two hosts are lost, a run is refused") {
   const TemporaryDirectory directory;
   KeptRun run = mirrored_run({"a", "b", "c", "d"});
-  const AllValues values = begun(run, directory);
+  const AllValues values = begun_values(run, directory);
   SECTION("both are lost") {
     lose(run, "a");
     lose(run, "b");
     check_refused(on(run, {"c", "d"}), Contains("no rank finds the records of ranks 0; 1"));
   }
   SECTION("the last start had no mirror") {
-    check_resumes(on(run, run.hosts, false), values);
+    check_hosts_resume(on(run, run.hosts, false), values);
     CHECK(std::filesystem::exists(run.directory / "c" / "mine-rank-2"));
     CHECK_FALSE(std::filesystem::exists(run.directory / "c" / "mine-rank-3"));  // it would be of an older step
     lose(run, "a");
@@ -101,7 +103,7 @@ TEST_CASE("without a mirror, or when both of two hosts are lost, a run is refuse
 TEST_CASE("mirrors are made again where they lack the last commit") {
   const TemporaryDirectory directory;
   KeptRun run = mirrored_run({"a", "b"});
-  begun(run, directory);
+  begun_values(run, directory);
   const std::filesystem::path mirror = records_of(run, "b", 0, "mirror");
   SECTION("because the mirror is missing") { std::filesystem::remove_all(mirror.parent_path()); }
   SECTION("because it is of an older step") {
@@ -117,7 +119,7 @@ TEST_CASE("mirrors are made again where they lack the last commit") {
   const std::string lost = run.hosts[0];
   const std::string other = run.hosts[1];
   lose(run, lost);
-  check_resumes(on(run, {other}, false), ended.values, ended.began_at[0] + 1);
+  check_hosts_resume(on(run, {other}, false), ended.values, ended.began_at[0] + 1);
 }
 
 TEST_CASE("a record that is damaged on its way to the mirror is an error") {
@@ -138,7 +140,7 @@ TEST_CASE("a record that is damaged on its way to the mirror is an error") {
 TEST_CASE("a mirror holds the changes between steps, and the notes") {
   const TemporaryDirectory directory;
   KeptRun run = mirrored_run({"a", "b"});
-  begun(run, directory, 1);
+  begun_values(run, directory, 1);
   run.options.drives.run = "mine";  // as train() names it
   const auto with_training = [&](const KeptRun& of, const std::function<void(Training&, std::size_t)>& look) {
     CHECK(failures_of_ranks(of.ranks, [&](Communicator& world) {
@@ -172,7 +174,7 @@ TEST_CASE("a mirror holds the changes between steps, and the notes") {
     return notes.of_ranks.back();
   };
   KeptRun rest = on(run, {"a"}, false);
-  check_resumes(rest, changed.values, 2);
+  check_hosts_resume(rest, changed.values, 2);
   with_training(rest, [](Training& training, std::size_t) {
     const auto& note = training.note();
     CHECK(std::string(reinterpret_cast<const char*>(note.data()), note.size()) == "of rank 1");
@@ -182,9 +184,9 @@ TEST_CASE("a mirror holds the changes between steps, and the notes") {
 TEST_CASE("a run is not mirrored into the directories that it is kept in, and on one host by drives") {
   const TemporaryDirectory directory;
   KeptRun run = mirrored_run({"a/one", "a/two"});
-  const AllValues values = begun(run, directory);
+  const AllValues values = begun_values(run, directory);
   lose(run, "a/one");
-  check_resumes(on(run, {"a/two"}, false), values);
+  check_hosts_resume(on(run, {"a/two"}, false), values);
   KeptRun shared = mirrored_run({"s", "s"});
   shared.directory = directory.path();
   for (const std::string& failure : train(shared, 1).failures) {
@@ -195,6 +197,48 @@ TEST_CASE("a run is not mirrored into the directories that it is kept in, and on
   const Model model = two_layers();
   CHECK_THROWS_WITH(Plan(model, {0, 2}, run.rules, {.state = all_in(Tier::nvme), .drives = {.mirror = true}}),
                     Contains("B1001 cannot mirror state on drives: it belongs to no run"));
+}
+
+TEST_CASE("a mirror on the drive of what it mirrors is reported") {
+  const auto warnings_of = [](const Hosts& directories, const TemporaryDirectory& directory) {
+    std::string lines;
+    Log log([&](Level, std::string_view line) { lines += std::string(line) + '\n'; });
+    KeptRun run = mirrored_run(directories);
+    run.options.drives.log = &log;
+    begun_values(run, directory, 1);
+    return lines;
+  };
+  const TemporaryDirectory directory;
+  CHECK_THAT(warnings_of({"a", "b"}, directory),
+             Contains("the mirrors of 2 of 2 ranks of run \"mine\" lie on the drive that has the records themselves") &&
+                 Contains("do not protect against the failure of that drive"));
+  const std::filesystem::path other_drive = "/dev/shm";
+  const bool is_there = std::filesystem::is_directory(other_drive) &&
+                        offload::device_of(other_drive) != offload::device_of(directory.path());
+  if (!is_there) return;
+  const std::filesystem::path there = other_drive / directory.path().filename();
+  CHECK_THAT(warnings_of({"c", there.string()}, directory), !Contains("do not protect"));
+  std::filesystem::remove_all(there);
+}
+
+TEST_CASE("ranks that share a drive are refused where it has space for each of them, but not for all") {
+  const TemporaryDirectory directory;
+  const std::vector<std::filesystem::path> directories{directory.path()};
+  const std::uint64_t available = std::filesystem::space(directory.path()).available;
+  const offload::RecordShape shape{.run_id = 1, .tiles = 1, .payload_bytes = available / 10 * 3};  // in two places each
+  const auto failures_with = [&](std::size_t ranks, std::size_t ranks_that_write) {
+    return failures_of_ranks(ranks, [&](Communicator& world) {
+      offload::require_space(shape, directories, 1);
+      require_joint_space(world, shape, directories, world.rank() < ranks_that_write ? 1 : 0);
+    });
+  };
+  CHECK(failures_with(1, 1) == std::vector<std::string>(1));
+  CHECK(failures_with(3, 1) == std::vector<std::string>(3));
+  for (const std::string& failure : failures_with(3, 2)) {
+    CHECK_THAT(failure, Contains("B2202 cannot make the state's files: the drive has too little space for all ranks") &&
+                            Contains(directory.path().string() + " (ranks 0, 1)") && Contains("for 2 ranks") &&
+                            Contains("available"));
+  }
 }
 
 TEST_CASE("the memory and the drive space of a mirror are in the ledger") {
@@ -250,7 +294,7 @@ TEST_CASE("a mirrored run that is killed loses a host at the same moment, and no
 TEST_CASE("a mirrored run that is killed while other ranks take it over can lose a host at the same moment") {
   const TemporaryDirectory original;
   KeptRun begins = mirrored_run({"a", "b"});
-  const AllValues values = begun(begins, original);
+  const AllValues values = begun_values(begins, original);
   bool is_killed = true;
   std::size_t kills = 0;
   for (std::size_t agreement = 1; is_killed; agreement += 3 * every(3)) {
@@ -265,7 +309,7 @@ TEST_CASE("a mirrored run that is killed while other ranks take it over can lose
     kills += is_killed ? 1u : 0u;
     run.killed_at = SIZE_MAX;
     lose(run, lost);
-    check_resumes(on(run, {lost == "a" ? "b" : "a"}, false), values);
+    check_hosts_resume(on(run, {lost == "a" ? "b" : "a"}, false), values);
   }
   CHECK(kills >= 10 / every(3));
 }

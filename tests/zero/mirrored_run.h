@@ -27,7 +27,7 @@ inline KeptRun on(KeptRun run, const Hosts& hosts, bool mirror = true) {
   return run;
 }
 
-inline void check_resumes(const KeptRun& run, const AllValues& values, std::size_t step = steps_before) {
+inline void check_hosts_resume(const KeptRun& run, const AllValues& values, std::size_t step = steps_before) {
   const Ended resumed = train(run, 0);
   CHECK(resumed.failures == std::vector<std::string>(run.ranks));
   CHECK(resumed.began_at == std::vector<std::uint64_t>(run.ranks, step));
@@ -35,7 +35,7 @@ inline void check_resumes(const KeptRun& run, const AllValues& values, std::size
 }
 
 // Trains some steps of a new run, and returns its values.
-inline AllValues begun(KeptRun& run, const TemporaryDirectory& directory, std::size_t steps = steps_before) {
+inline AllValues begun_values(KeptRun& run, const TemporaryDirectory& directory, std::size_t steps = steps_before) {
   run.directory = directory.path();
   const Ended ended = train(run, steps);
   REQUIRE(ended.failures == std::vector<std::string>(run.ranks));

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 
 namespace ballast {
 namespace {
@@ -39,6 +40,21 @@ std::string text_of(std::span<const RankHistory> ranks) {
   return fmt::format("{}", fmt::join(lines, "; "));
 }
 
+std::optional<offload::CommitPoint> newest_common(std::span<const RankHistory> ranks, offload::CommitPoint last) {
+  for (const auto& commit : ranks.front().commits) {
+    if (commit.point <= last && std::ranges::all_of(ranks, [&](const RankHistory& rank) { return has(rank, commit); }))
+      return commit.point;
+  }
+  return {};
+}
+
+bool have_begun(std::span<const RankHistory> ranks, offload::CommitPoint last) {
+  return std::ranges::any_of(ranks, [&](const RankHistory& rank) {
+    return std::ranges::any_of(rank.commits,
+                               [&](const auto& commit) { return commit.point <= last && commit.step > 0; });
+  });
+}
+
 }  // namespace
 
 void RankHistory::drop(offload::CommitPoint point) {
@@ -52,6 +68,33 @@ RankHistory history_of(const std::optional<offload::FoundRecords>& found) {
   RankHistory history{.has_files = true, .run_id = found->shape.run_id, .commits = found->commits};
   std::erase_if(history.commits, [](const auto& commit) { return commit.point.incarnation == 0; });
   return history;
+}
+
+std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory& mine) {
+  constexpr std::size_t most_commits = 2;
+  constexpr std::size_t words = 4 + 3 * most_commits;
+  std::vector<std::int64_t> words_of_ranks(words * world.size());
+  auto word = words_of_ranks.begin() + static_cast<std::ptrdiff_t>(words * world.rank());
+  *word++ = mine.has_files ? 1 : 0;
+  *word++ = std::bit_cast<std::int64_t>(mine.run_id);
+  *word++ = mine.lacks_records ? 1 : 0;
+  *word++ = static_cast<std::int64_t>(mine.commits.size());
+  for (const auto& [point, step, label] : mine.commits) {
+    for (const std::uint64_t each : {point.incarnation, point.number, step})
+      *word++ = static_cast<std::int64_t>(each);
+  }
+  world.all_reduce(words_of_ranks);
+  std::vector<RankHistory> ranks;
+  const auto number = [&](std::size_t at) { return static_cast<std::uint64_t>(words_of_ranks[at]); };
+  for (std::size_t at = 0; at < words_of_ranks.size(); at += words) {
+    RankHistory& rank = ranks.emplace_back(RankHistory{
+        .has_files = words_of_ranks[at] != 0, .run_id = number(at + 1), .lacks_records = words_of_ranks[at + 2] != 0});
+    for (std::size_t commit = 0; commit < std::min<std::uint64_t>(number(at + 3), most_commits); ++commit) {
+      const std::size_t begin = at + 4 + 3 * commit;
+      rank.commits.push_back({.point = {number(begin), number(begin + 1)}, .step = number(begin + 2)});
+    }
+  }
+  return ranks;
 }
 
 std::optional<std::uint64_t> run_id_of(std::span<const RankHistory> ranks, const std::string& run) {
@@ -80,16 +123,9 @@ std::uint64_t next_incarnation(std::span<const RankHistory> ranks) {
 
 std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run,
                                                  offload::CommitPoint last) {
-  for (const auto& commit : ranks.front().commits) {
-    if (commit.point <= last && std::ranges::all_of(ranks, [&](const RankHistory& rank) { return has(rank, commit); }))
-      return commit.point;
-  }
-  const bool has_begun = std::ranges::any_of(ranks, [&](const RankHistory& rank) {
-    return std::ranges::any_of(rank.commits,
-                               [&](const auto& commit) { return commit.point <= last && commit.step > 0; });
-  });
+  if (const auto newest = newest_common(ranks, last)) return newest;
   const bool is_damaged = std::ranges::any_of(ranks, &RankHistory::lacks_records);
-  require(!has_begun, is_damaged ? Code::bad_record : Code::run_mismatch, [&] {
+  require(!have_begun(ranks, last), is_damaged ? Code::bad_record : Code::run_mismatch, [&] {
     return Problem{
         .what = fmt::format("cannot resume run \"{}\": its ranks have no commit in common", run),
         .available = text_of(ranks),
@@ -98,6 +134,10 @@ std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ra
             "begin such a run. Nothing was changed."};
   });
   return {};
+}
+
+bool are_apart(std::span<const RankHistory> ranks, offload::CommitPoint last) {
+  return !newest_common(ranks, last) && have_begun(ranks, last);
 }
 
 }  // namespace ballast

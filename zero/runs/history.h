@@ -2,6 +2,8 @@
 // chooses the same.
 #pragma once
 
+#include <ballast/comm.h>
+
 #include <optional>
 #include <span>
 #include <string>
@@ -26,6 +28,9 @@ struct RankHistory {
 
 RankHistory history_of(const std::optional<offload::FoundRecords>& found);
 
+// Returns the history of every rank, by rank, without labels. All ranks call it together.
+std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory& mine);
+
 // The id of the run that all files belong to; none if no rank has files. B1009 if they belong to several runs.
 std::optional<std::uint64_t> run_id_of(std::span<const RankHistory> ranks, const std::string& run);
 
@@ -39,5 +44,8 @@ std::uint64_t next_incarnation(std::span<const RankHistory> ranks);
 // Commits after `last` do not count.
 std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run,
                                                  offload::CommitPoint last = last_of_all);
+
+// Whether common_point() would throw: ranks have made steps, and have no commit in common.
+bool are_apart(std::span<const RankHistory> ranks, offload::CommitPoint last = last_of_all);
 
 }  // namespace ballast

@@ -211,6 +211,11 @@ void drop(std::vector<SeenRecords>& seen, const RecordFiles& files, std::size_t 
   }
 }
 
+std::uint64_t known_run_id(Seen seen) {
+  const auto known = std::ranges::find_if(seen, [](const SeenRecords& each) { return each.run_id != 0; });
+  return known == seen.end() ? 0 : known->run_id;
+}
+
 std::uint64_t next_incarnation(Seen seen) {
   std::uint64_t newest = 0;
   for (const SeenRecords& records : seen) {

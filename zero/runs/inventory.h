@@ -69,6 +69,9 @@ std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, cons
 // Forgets a commit of one rank's records, because some of them are missing or damaged.
 void drop(std::vector<SeenRecords>& seen, const RecordFiles& files, std::size_t seen_by, offload::CommitPoint point);
 
+// The id of the run; 0 if no files can be read.
+std::uint64_t known_run_id(std::span<const SeenRecords> seen);
+
 // Greater than that of every commit that is seen, and of all files.
 std::uint64_t next_incarnation(std::span<const SeenRecords> seen);
 

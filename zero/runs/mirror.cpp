@@ -7,18 +7,17 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/runtime/system_files.h"
+#include "offload/drive_space.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/comm/texts.h"
+#include "zero/runs/joint_space.h"
 #include "zero/runs/mirror_group.h"
 
 namespace ballast {
 namespace {
 
 // Containers of a machine are one host: they lose their drives together.
-std::string host_of(const RecordOptions& options) {
-  return options.host.empty() ? read_text("/proc/sys/kernel/random/boot_id").value_or("?") : options.host;
-}
+std::string host_of(const RecordOptions& options) { return options.host.empty() ? booted_machine() : options.host; }
 
 // None where there are no files, or none that can continue: they are a copy, and are made again.
 std::optional<offload::RecordStore> opened(const OwnRun& run, const offload::RecordShape& shape,
@@ -28,19 +27,55 @@ std::optional<offload::RecordStore> opened(const OwnRun& run, const offload::Rec
   try {
     return offload::RecordStore::open(shape, drives, run.files_of(kept));
   } catch (const Error& error) {
-    if (error.code() != Code::bad_record && error.code() != Code::run_mismatch) throw;
+    if (!is_damage(error) && error.code() != Code::run_mismatch) throw;
     if (run.options.log != nullptr) run.options.log->warning(error.what());
     return {};
   }
 }
 
-offload::RecordStore opened_or_created(const OwnRun& run, const offload::RecordShape& shape, const RecordFiles& kept) {
+// The same; removes what is there, so that it is made again.
+std::optional<offload::RecordStore> opened_or_removed(const OwnRun& run, const offload::RecordShape& shape,
+                                                      const RecordFiles& kept) {
   write_run_description(run.description_file(kept), run.description);
-  if (auto store = opened(run, shape, kept)) return std::move(*store);
+  if (auto store = opened(run, shape, kept)) return store;
   for (const std::filesystem::path& drive : run.options.directories)
     remove_records(drive, run.name(), kept);
   write_run_description(run.description_file(kept), run.description);
-  return offload::RecordStore::create(shape, run.drives(kept), run.files_of(kept));
+  return {};
+}
+
+// The machine, and the devices of the directories.
+std::string location_of(const RecordOptions& options) {
+  std::string text = booted_machine();
+  for (const std::filesystem::path& directory : options.directories)
+    text += fmt::format("\n{}", offload::device_of(directory));
+  return text;
+}
+
+bool share_a_drive(const std::string& one, const std::string& other) {
+  const std::vector<std::string> drives = lines_of(one);
+  const std::vector<std::string> others = lines_of(other);
+  return drives.front() != unknown_machine && drives.front() == others.front() &&
+         std::any_of(drives.begin() + 1, drives.end(), [&](const auto& device) {
+           return std::find(others.begin() + 1, others.end(), device) != others.end();
+         });
+}
+
+// A mirror that is lost together with what it mirrors. One rank says it for all.
+void warn_of_shared_drives(const OwnRun& run, std::size_t mirrored, Communicator& world) {
+  std::string mine;
+  on_all_ranks(world, [&] { mine = location_of(run.options); });
+  const std::vector<std::string> all = texts_of_all(world, mine);
+  std::vector<std::int64_t> is_shared(world.size());
+  is_shared[mirrored] = share_a_drive(mine, all[mirrored]) ? 1 : 0;
+  world.all_reduce(is_shared);
+  const auto first = std::ranges::find(is_shared, 1);
+  if (first == is_shared.end() || run.options.log == nullptr || world.rank() > 0) return;
+  run.options.log->warning(fmt::format(
+      "the mirrors of {} of {} ranks of run \"{}\" lie on the drive that has the records themselves, such as those of rank "
+      "{}: they do not protect against the failure of that drive. Give ranks that mirror each other directories on "
+      "different drives.",
+      std::ranges::count(is_shared, 1), world.size(), run.name(), first - is_shared.begin()));
 }
 
 }  // namespace
@@ -50,14 +85,21 @@ RunMirror::RunMirror(const OwnRun& run, const RecordFiles& own, Communicator& wo
   const RecordFiles kept{group.mirrored, own.made_in, true};
   on_host_ = group.on_host;
   on_all_ranks(world, [&] { lock(run, kept); });
+  warn_of_shared_drives(run, kept.rank, world);
   auto mirror_each_other = world.split(group.number);
   offload::RecordShape shape = run.shape;
   shape.rank = static_cast<std::uint32_t>(kept.rank);
   const auto place = std::ranges::find(group.ranks, kept.rank) - group.ranks.begin();
+  std::optional<offload::RecordStore> store;
   on_all_ranks(world, [&] {
+    if (auto found = opened_or_removed(run, shape, kept)) store.emplace(std::move(*found));
+  });
+  require_joint_space(world, shape, run.options.directories, store ? 0 : 1);
+  on_all_ranks(world, [&] {
+    if (!store) store.emplace(offload::RecordStore::create(shape, run.drives(kept), run.files_of(kept)));
     files_.emplace(MirrorFiles{.group = std::move(mirror_each_other),
                                .mirrored = static_cast<std::size_t>(place),
-                               .store = opened_or_created(run, shape, kept)});
+                               .store = std::move(*store)});
   });
 }
 
@@ -92,6 +134,7 @@ void RunMirror::catch_up(const offload::RecordStore& own, const std::optional<of
     world.abort(error.what());
     throw;
   }
+  world.barrier();  // a rank that continues removes old records, which other ranks may still need
 }
 
 }  // namespace ballast

@@ -1,6 +1,7 @@
 // The run of a training as this rank keeps it on its drives.
 #pragma once
 
+#include <ballast/error.h>
 #include <ballast/records.h>
 
 #include <algorithm>
@@ -43,6 +44,12 @@ inline std::optional<std::filesystem::path> missing_file(const std::vector<offlo
 inline bool are_marked_damaged(const std::vector<offload::Drive>& drives, const offload::StoreOptions& files) {
   return std::ranges::any_of(
       drives, [&](const auto& drive) { return offload::is_marked_damaged(files.path_in(drive.directory)); });
+}
+
+// Whether records count as damaged where they are, so that another copy is looked for: they have other bytes than were
+// written, or the drive cannot read them.
+inline bool is_damage(const Error& error) {
+  return error.code() == Code::bad_record || error.code() == Code::file_call;
 }
 
 struct OwnRun {

@@ -9,9 +9,10 @@
 #include <bit>
 #include <cerrno>
 
-#include "offload/drive_space.h"
+#include "offload/scratch.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
+#include "zero/runs/joint_space.h"
 #include "zero/runs/takeover.h"
 
 namespace ballast {
@@ -28,34 +29,6 @@ std::uint64_t random_id() {
   return id;
 }
 
-// Returns the history of every rank, by rank.
-std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory& mine) {
-  constexpr std::size_t most_commits = 2;
-  constexpr std::size_t words = 4 + 3 * most_commits;
-  std::vector<std::int64_t> words_of_ranks(words * world.size());
-  auto word = words_of_ranks.begin() + static_cast<std::ptrdiff_t>(words * world.rank());
-  *word++ = mine.has_files ? 1 : 0;
-  *word++ = std::bit_cast<std::int64_t>(mine.run_id);
-  *word++ = mine.lacks_records ? 1 : 0;
-  *word++ = static_cast<std::int64_t>(mine.commits.size());
-  for (const auto& [point, step, label] : mine.commits) {
-    for (const std::uint64_t each : {point.incarnation, point.number, step})
-      *word++ = static_cast<std::int64_t>(each);
-  }
-  world.all_reduce(words_of_ranks);
-  std::vector<RankHistory> ranks;
-  const auto number = [&](std::size_t at) { return static_cast<std::uint64_t>(words_of_ranks[at]); };
-  for (std::size_t at = 0; at < words_of_ranks.size(); at += words) {
-    RankHistory& rank = ranks.emplace_back(RankHistory{
-        .has_files = words_of_ranks[at] != 0, .run_id = number(at + 1), .lacks_records = words_of_ranks[at + 2] != 0});
-    for (std::size_t commit = 0; commit < std::min<std::uint64_t>(number(at + 3), most_commits); ++commit) {
-      const std::size_t begin = at + 4 + 3 * commit;
-      rank.commits.push_back({.point = {number(begin), number(begin + 1)}, .step = number(begin + 2)});
-    }
-  }
-  return ranks;
-}
-
 std::uint64_t drawn_by_first(Communicator& world) {
   std::int64_t id = world.rank() == 0 ? std::bit_cast<std::int64_t>(random_id()) : 0;
   world.all_reduce({&id, 1});
@@ -66,6 +39,13 @@ bool is_true_on_any(Communicator& world, bool mine) {
   std::int64_t ranks = mine ? 1 : 0;
   world.all_reduce({&ranks, 1});
   return ranks > 0;
+}
+
+void remove_damage_marks(const OwnRun& run) {
+  for (const std::filesystem::path& directory : run.options.directories) {
+    const RecordFiles files{.rank = run.rank()};
+    offload::remove_damage_mark(run.files.path_in(files.directory(directory, run.name())));
+  }
 }
 
 }  // namespace
@@ -112,15 +92,26 @@ Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOpti
   shape.rank = static_cast<std::uint32_t>(world.rank());
   const offload::StoreOptions files{.file = {.allow_network = options.allow_network}, .log = options.log};
   if (options.run.empty()) {
-    for (const std::filesystem::path& directory : options.directories)
-      add_drive(directory, options);
-    store_.emplace(offload::RecordStore::scratch(shape, drives_, files));
+    make_scratch(shape, world, options, files);
   } else {
     require_run_name(options.run);
     OwnRun run{.plan = plan, .options = options, .description = describe(plan), .shape = shape, .files = files};
     run.shape.content_digest = digest_of(run.description);
     open_run(std::move(run), world);
   }
+}
+
+void Records::make_scratch(offload::RecordShape shape, Communicator& world, const RecordOptions& options,
+                           const offload::StoreOptions& files) {
+  on_all_ranks(world, [&] {
+    for (const std::filesystem::path& directory : options.directories) {
+      offload::remove_stale_scratch(directory);
+      add_drive(directory, options);
+    }
+  });
+  shape.places = 1;
+  require_joint_space(world, shape, options.directories, 1);
+  on_all_ranks(world, [&] { store_.emplace(offload::RecordStore::scratch(shape, drives_, files)); });
 }
 
 void Records::add_drive(const std::filesystem::path& directory, const RecordOptions& options) {
@@ -132,7 +123,9 @@ void Records::open_run(OwnRun run, Communicator& world) {
   const RecordOptions& options = run.options;
   on_all_ranks(world, [&] {
     for (const std::filesystem::path& directory : options.directories) {
-      std::filesystem::create_directories(directory);
+      std::error_code failed;
+      std::filesystem::create_directories(directory, failed);
+      if (failed) offload::fail_file("mkdir", directory, 0, failed.value());
       const RecordFiles files{.rank = run.rank()};
       add_drive(kept_.emplace_back(files.directory(directory, options.run)).path(), options);
     }
@@ -148,7 +141,15 @@ void Records::open_run(OwnRun run, Communicator& world) {
   const auto known_id = run_id_of(ranks, run.name());
   common_point(ranks, run.name(), settled.last);  // throws before anything is written
   run.shape.run_id = known_id ? *known_id : drawn_by_first(world);
-  on_all_ranks(world, [&] { open_or_create(run, files, mine.has_files); });
+  const std::size_t stores = options.mirror ? 2 : 1;  // its own records, and those that it mirrors
+  require_joint_space(world, run.shape, options.directories, mine.has_files ? 0 : stores);
+  // There was no other copy of files that are marked as damaged: if they are, a read will fail and mark them again. But where
+  // the run goes back to an earlier commit, the damaged one stays until a step overwrites it.
+  const bool goes_back = settled.last != run.last();
+  on_all_ranks(world, [&] {
+    if (!goes_back) remove_damage_marks(run);
+    open_or_create(run, files, mine.has_files);
+  });
   const auto point = go_to_common_point(run, mine, settled.last, world);
   found_ = point.has_value();
   const std::uint64_t incarnation = next_incarnation(ranks);
@@ -173,24 +174,12 @@ RankHistory Records::look(const OwnRun& run) const {
   return found ? history_of(found) : RankHistory{};
 }
 
-// Its own records, and those that it mirrors: a drive that is too small is found before anything is written.
-void Records::require_space_for_two(const OwnRun& run, const RecordFiles& files) const {
-  std::vector<std::filesystem::path> directories;
-  for (const offload::Drive& drive : run.drives(files))
-    directories.push_back(drive.directory);
-  offload::require_space(run.shape, directories, 2);
-}
-
-// Writes the description first: files without one would be refused without a reason. There was no other copy of files that are
-// marked as damaged: if they are, a read will fail and mark them again.
+// Writes the description first: files without one would be refused without a reason.
 void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files) {
   const std::filesystem::path description = run.description_file(files);
   if (!has_files || read_run_description(description) != run.description) {
     write_run_description(description, run.description);
   }
-  for (const offload::Drive& drive : drives_)
-    offload::remove_damage_mark(run.files.path_in(drive.directory));
-  if (!has_files && run.options.mirror) require_space_for_two(run, files);
   store_.emplace(has_files ? offload::RecordStore::open(run.shape, drives_, run.files)
                            : offload::RecordStore::create(run.shape, drives_, run.files));
 }

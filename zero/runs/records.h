@@ -41,9 +41,10 @@ class Records {
 
  private:
   void add_drive(const std::filesystem::path& directory, const RecordOptions& options);
+  void make_scratch(offload::RecordShape shape, Communicator& world, const RecordOptions& options,
+                    const offload::StoreOptions& files);
   void open_run(OwnRun run, Communicator& world);
   RankHistory look(const OwnRun& run) const;
-  void require_space_for_two(const OwnRun& run, const RecordFiles& files) const;
   void open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files);
   std::optional<offload::CommitPoint> go_to_common_point(const OwnRun& run, RankHistory mine, offload::CommitPoint last,
                                                          Communicator& world);

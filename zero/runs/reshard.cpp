@@ -52,7 +52,7 @@ bool EarlierRecords::are_intact(const WholeRun::Copy& copy) {
     for (std::size_t record = 0; record < shape_.tiles; ++record)
       read(copy, record);
   } catch (const Error& error) {
-    if (error.code() != Code::bad_record && error.code() != Code::file_call) throw;
+    if (!is_damage(error)) throw;
     if (own_.options.log != nullptr) own_.options.log->warning(error.what());
     return false;
   }

@@ -19,9 +19,8 @@ std::optional<offload::FoundRecords> RunSearch::found_in(const RecordFiles& file
   try {
     return read_head(files);
   } catch (const Error& error) {
-    const bool counts_as_missing =
-        error.code() == Code::bad_record || (files.is_mirror && error.code() == Code::run_mismatch);
-    if (!counts_as_missing) throw;
+    const bool is_of_another_run = files.is_mirror && error.code() == Code::run_mismatch;
+    if (!is_of_another_run && !is_damage(error)) throw;
     if (options_.log != nullptr) options_.log->warning(error.what());
     return {};
   }
@@ -97,23 +96,39 @@ std::vector<SeenRecords> RunSearch::find_all(std::span<const RecordFiles> files)
 bool RunSearch::has_commit(const RecordFiles& files, offload::CommitPoint point) const {
   try {
     const auto found = found_in(files);
-    if (!found ||
-        std::ranges::find(found->commits, point, &offload::FoundRecords::Found::point) == found->commits.end())
-      return false;
-    offload::StoreOptions unchanged = store_options(files, options_);
-    unchanged.file.writable = false;
-    if (const auto missing = missing_file(drives(files), unchanged)) {
-      if (options_.log != nullptr) {
-        options_.log->warning(
-            fmt::format("the records of rank {} do not count: {} is missing", files.rank, missing->string()));
-      }
-      return false;
-    }
-    return offload::RecordStore::open(found->shape, drives(files), unchanged).go_to(point);
+    return found && holds(files, *found, point);
   } catch (const Error& error) {
-    if (error.code() != Code::bad_record) throw;
+    if (!is_damage(error)) throw;
     if (options_.log != nullptr) options_.log->warning(error.what());
     return false;
+  }
+}
+
+bool RunSearch::holds(const RecordFiles& files, const offload::FoundRecords& found, offload::CommitPoint point) const {
+  if (std::ranges::find(found.commits, point, &offload::FoundRecords::Found::point) == found.commits.end())
+    return false;
+  offload::StoreOptions unchanged = store_options(files, options_);
+  unchanged.file.writable = false;
+  if (const auto missing = missing_file(drives(files), unchanged)) {
+    if (options_.log != nullptr) {
+      options_.log->warning(
+          fmt::format("the records of rank {} do not count: {} is missing", files.rank, missing->string()));
+    }
+    return false;
+  }
+  return offload::RecordStore::open(found.shape, drives(files), unchanged).go_to(point);
+}
+
+void RunSearch::require_readable_drives(std::span<const RecordFiles> files) const {
+  for (const RecordFiles& each : files) {
+    try {
+      const auto found = read_head(each);
+      if (!found) continue;
+      for (const auto& commit : found->commits)
+        holds(each, *found, commit.point);
+    } catch (const Error& error) {
+      if (error.code() == Code::file_call) throw;
+    }
   }
 }
 

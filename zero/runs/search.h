@@ -27,6 +27,8 @@ class RunSearch {
   std::optional<offload::FoundRecords> read_head(const RecordFiles& files) const;
   // Whether this rank's files have a commit with the heads of all its records.
   bool has_commit(const RecordFiles& files, offload::CommitPoint point) const;
+  // Throws B3201 if a drive of this rank's files cannot read them. That may pass, so they are not lost.
+  void require_readable_drives(std::span<const RecordFiles> files) const;
   // Whether an earlier read of this rank's files has failed.
   bool is_marked_damaged(const RecordFiles& files) const {
     return are_marked_damaged(drives(files), store_options(files, options_));
@@ -44,6 +46,7 @@ class RunSearch {
 
  private:
   void require_joint(const offload::FoundRecords& found) const;
+  bool holds(const RecordFiles& files, const offload::FoundRecords& found, offload::CommitPoint point) const;
   SeenRecords seen_in(const RecordFiles& files) const;
   std::vector<offload::Drive> drives(const RecordFiles& files) const { return drives_of(files, options_, queues_); }
   std::filesystem::path directory_of(const RecordFiles& files) const {

@@ -15,7 +15,9 @@
 #include "offload/directory_lock.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/comm/texts.h"
+#include "zero/runs/in_place.h"
 #include "zero/runs/inventory.h"
+#include "zero/runs/joint_space.h"
 #include "zero/runs/reshard.h"
 #include "zero/runs/search.h"
 
@@ -40,6 +42,7 @@ class Takeover {
     lock_others();
     find_all();
     std::optional<WholeRun> run = newest_run();
+    if (run && is_in_place(*run)) go_before_damage(*run);
     if (run && !is_in_place(*run)) run = take_over(*run);
     if (!run) {
       remove_all_but(std::nullopt, {});
@@ -60,12 +63,15 @@ class Takeover {
 
   bool all_in_place(RecordFiles& opened) {
     std::vector<std::int64_t> made_in(world_.size());  // plus 2; 0: nothing; 1: elsewhere
+    RankHistory history;
     on_all_ranks(world_, [&] {
       std::vector<RecordFiles> here;  // its own, and those of ranks that this job does not have
       std::ranges::copy_if(files_, std::back_inserter(here), [&](const RecordFiles& files) {
         return !files.is_mirror && (files.rank == own_.rank() || files.rank >= world_.size());
       });
-      const bool is_own = here.size() == 1 && here[0].rank == own_.rank() && can_be_opened(here[0]);
+      const auto own = here.size() == 1 && here[0].rank == own_.rank() ? openable(here[0]) : std::nullopt;
+      const bool is_own = own.has_value();
+      if (own) history = history_of(own);
       // Mirrors of ranks whose records are in place do not count; but a rank of which there is nothing else has lost its own.
       made_in[own_.rank()] = files_.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
       opened.made_in = is_own ? here[0].made_in : 0;
@@ -73,17 +79,21 @@ class Takeover {
     world_.all_reduce(made_in);
     const bool begins_again = last_ == offload::CommitPoint{} && std::ranges::any_of(made_in, std::identity{});
     if (begins_again) return false;
-    return std::ranges::all_of(made_in, [&](std::int64_t each) { return each != 1 && each == made_in[0]; });
+    const auto is_in_place = [&](std::int64_t each) { return each != 1 && each == made_in[0]; };
+    if (!std::ranges::all_of(made_in, is_in_place)) return false;
+    // A rank's own records may be too old, where their mirror is not.
+    return !are_apart(histories_of_all(world_, history), last_);
   }
 
-  // Else another copy may be whole, such as a mirror, or the records are those of another stage, format or tiles.
-  bool can_be_opened(const RecordFiles& files) const {
-    const auto found = search_.found_in(files);
-    if (!found || found->shape.content_digest != own_.shape.content_digest) return false;
-    if (last_ == offload::CommitPoint{}) return true;  // no commit counts
+  // Nothing where another copy may be whole, such as a mirror, or the records are those of another stage, format or tiles.
+  std::optional<offload::FoundRecords> openable(const RecordFiles& files) const {
+    auto found = search_.found_in(files);
+    if (!found || found->shape.content_digest != own_.shape.content_digest) return {};
+    if (last_ == offload::CommitPoint{}) return found;  // no commit counts
     const auto newest = std::ranges::find_if(found->commits, [&](const auto& each) { return each.point <= last_; });
-    if (newest == found->commits.end() || (resumes_chosen() && newest->point != last_)) return false;
-    return !search_.is_marked_damaged(files) && search_.has_commit(files, newest->point);
+    if (newest == found->commits.end() || (resumes_chosen() && newest->point != last_)) return {};
+    const bool is_whole = !search_.is_marked_damaged(files) && search_.has_commit(files, newest->point);
+    return is_whole ? found : std::nullopt;
   }
 
   bool resumes_chosen() const { return own_.options.resume_at && last_ != offload::CommitPoint{}; }
@@ -119,6 +129,7 @@ class Takeover {
         require_readable();
         throw;
       }
+      on_all_ranks(world_, [&] { search_.require_readable_drives(files_); });
       const auto& [what, where, needed, available, remedy] = error.problem();
       lost_.emplace(LostRun{.reason = where.empty() ? what : fmt::format("{} ({})", what, where)});
     }
@@ -148,21 +159,14 @@ class Takeover {
     });
   }
 
-  // Records that are known to be damaged stay in place only where there is no other copy.
-  bool is_in_place(const WholeRun& run) const {
-    if (run.digest != own_.shape.content_digest) return false;
-    for (std::size_t rank = 0; rank < world_.size(); ++rank) {
-      const bool has_other =
-          std::ranges::any_of(run.copies[shard_of(run.placement, rank)], [&](const WholeRun::Copy& copy) {
-            return run.files_of(copy) != RecordFiles{rank, run.made_in};
-          });
-      const bool has_own = std::ranges::any_of(seen_, [&](const SeenRecords& each) {
-        return each.seen_by == rank && each.files == RecordFiles{rank, run.made_in} && each.digest == run.digest &&
-               each.has(run.point) && !(has_other && each.lacks_records);
-      });
-      if (!has_own) return false;
-    }
-    return true;
+  bool is_in_place(const WholeRun& run) const { return ballast::is_in_place(run, seen_, own_, world_.size()); }
+
+  void go_before_damage(WholeRun& run) {
+    if (resumes_chosen()) return;
+    auto earlier = run_before_damage(run, seen_, own_, search_, world_);
+    if (!earlier) return;
+    run = std::move(*earlier);
+    last_ = run.point;
   }
 
   // --- From the records of others to this training's own.
@@ -221,7 +225,7 @@ class Takeover {
 
   offload::RecordShape shape_of(const WholeRun& run, const RecordedState& state) const {
     offload::RecordShape shape = state.shape();
-    shape.run_id = seen_.front().run_id;
+    shape.run_id = known_run_id(seen_);
     shape.content_digest = run.digest;
     return shape;
   }
@@ -246,10 +250,11 @@ class Takeover {
   void rewrite(WholeRun& run, const RecordedState& state, EarlierRecords& records) {
     const RecordFiles files{own_.rank(), next_incarnation(seen_)};
     offload::RecordShape shape = own_.shape;
-    shape.run_id = seen_.front().run_id;
+    shape.run_id = known_run_id(seen_);
     Resharding resharding(own_, run, state, records, world_);
     const std::vector<std::byte> note = resharding.note();
     log_takeover(run, state.described());
+    require_joint_space(world_, shape, own_.options.directories, 1);
     std::optional<offload::RecordStore> store;
     bool is_committed = false;  // then another rank may have removed the old records already
     try {
@@ -287,7 +292,7 @@ class Takeover {
     if (own_.options.log == nullptr || own_.rank() > 0) return;
     own_.options.log->info(
         fmt::format("takes over run \"{}\" ({:#x}) after step {} from {} rank{}, with state format {}", own_.name(),
-                    seen_.front().run_id, run.step, run.placement.ranks(), run.placement.ranks() == 1 ? "" : "s",
+                    known_run_id(seen_), run.step, run.placement.ranks(), run.placement.ranks() == 1 ? "" : "s",
                     name(described.format)));
   }
 

@@ -1,0 +1,77 @@
+#include "zero/runs/in_place.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "zero/comm/on_all_ranks.h"
+#include "zero/runs/reshard.h"
+
+namespace ballast {
+namespace {
+
+// Reads all bytes of records that are marked, and in place. Returns the ranks whose records are damaged at the run's commit.
+std::vector<std::size_t> damaged_ranks(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own,
+                                       const RunSearch& search, Communicator& world) {
+  std::vector<std::int64_t> is_damaged(world.size());
+  on_all_ranks(world, [&] {
+    if (!search.is_marked_damaged({own.rank(), run.made_in})) return;
+    offload::RecordShape shape = own.shape;
+    shape.run_id = known_run_id(seen);
+    EarlierRecords records(own, run, shape);
+    is_damaged[own.rank()] = records.are_intact({.rank = own.rank(), .seen_by = own.rank()}) ? 0 : 1;
+  });
+  world.all_reduce(is_damaged);
+  std::vector<std::size_t> ranks;
+  for (std::size_t rank = 0; rank < is_damaged.size(); ++rank) {
+    if (is_damaged[rank] != 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void log_damage(const WholeRun& run, const std::optional<WholeRun>& earlier, const OwnRun& own) {
+  if (own.options.log == nullptr || own.rank() > 0) return;
+  const std::string what = earlier ? fmt::format("resumes after step {} instead", earlier->step)
+                                   : "cannot go back: not all ranks have an earlier commit that is intact";
+  own.options.log->warning(
+      fmt::format("the only records of step {} of run \"{}\" are damaged: {}", run.step, own.name(), what));
+}
+
+}  // namespace
+
+bool is_in_place(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own, std::size_t ranks) {
+  if (run.digest != own.shape.content_digest) return false;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const bool has_other =
+        std::ranges::any_of(run.copies[shard_of(run.placement, rank)], [&](const WholeRun::Copy& copy) {
+          return run.files_of(copy) != RecordFiles{rank, run.made_in};
+        });
+    const bool has_own = std::ranges::any_of(seen, [&](const SeenRecords& each) {
+      return each.seen_by == rank && each.files == RecordFiles{rank, run.made_in} && each.digest == run.digest &&
+             each.has(run.point) && !(has_other && each.lacks_records);
+    });
+    if (!has_own) return false;
+  }
+  return true;
+}
+
+std::optional<WholeRun> run_before_damage(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own,
+                                          const RunSearch& search, Communicator& world) {
+  std::vector<SeenRecords> rest(seen.begin(), seen.end());
+  std::optional<WholeRun> intact = run;
+  while (intact && is_in_place(*intact, seen, own, world.size())) {  // else all bytes are checked where others are read
+    const std::vector<std::size_t> damaged = damaged_ranks(*intact, seen, own, search, world);
+    if (damaged.empty()) break;
+    for (const std::size_t rank : damaged) {
+      for (std::size_t seer = 0; seer < world.size(); ++seer)  // ranks that share a drive see the same file
+        drop(rest, RecordFiles{rank, intact->made_in}, seer, intact->point);
+    }
+    intact = find_whole_run(rest, run.point);
+  }
+  if (intact && intact->point == run.point) return {};
+  log_damage(run, intact, own);
+  return intact;
+}
+
+}  // namespace ballast
