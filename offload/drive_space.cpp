@@ -50,12 +50,12 @@ void require_space(const RecordShape& shape, std::span<const std::filesystem::pa
   const RecordPlaces places(shape, directories.size());
   for (std::size_t i = 0; i < directories.size(); ++i)
     require_allowed(places.file_bytes(i), directories[i]);
-  for (const auto& [device, directory, needed, available] : space_needs(shape, directories, stores)) {
-    require(needed <= available, Code::drive_full, [&] {
+  for (const SpaceNeed& need : space_needs(shape, directories, stores)) {
+    require(need.needed <= need.available, Code::drive_full, [&] {
       return Problem{.what = "cannot make the state's files: the drive has too little space",
-                     .where = directory.string(),
-                     .needed = human_bytes(needed),
-                     .available = human_bytes(available)};
+                     .where = need.directory.string(),
+                     .needed = human_bytes(need.needed),
+                     .available = human_bytes(need.available)};
     });
   }
 }

@@ -19,7 +19,7 @@
 namespace ballast {
 namespace {
 
-constexpr std::size_t most_ranks_listed = 16;
+constexpr std::size_t most_ranks_named = 16;
 
 // One drive of one machine.
 struct SharedDrive {
@@ -57,7 +57,7 @@ void add(Drives& drives, const std::string& text, std::size_t rank) {
 }
 
 std::string list_of(std::vector<std::size_t> ranks) {
-  const std::size_t more = ranks.size() - std::min(ranks.size(), most_ranks_listed);
+  const std::size_t more = ranks.size() - std::min(ranks.size(), most_ranks_named);
   ranks.resize(ranks.size() - more);
   const std::string listed = fmt::format("{}", fmt::join(ranks, ", "));
   return more == 0 ? listed : fmt::format("{} and {} more", listed, more);
@@ -79,7 +79,8 @@ void require_joint_space(Communicator& world, const offload::RecordShape& shape,
   const std::vector<std::string> texts = texts_of_all(world, mine);
   for (std::size_t rank = 0; rank < texts.size(); ++rank)
     add(drives, texts[rank], rank);
-  for (const auto& [name, drive] : drives) {
+  for (const auto& entry : drives) {
+    const SharedDrive& drive = entry.second;
     require(drive.needed <= drive.available, Code::drive_full, [&] {
       const bool is_shared = drive.ranks.size() > 1;
       return Problem{
