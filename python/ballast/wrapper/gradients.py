@@ -74,7 +74,9 @@ class TakenGradient(torch.Tensor):
             refuse_to_compute(func, args)
         return ANSWERS[func](*args, **(kwargs or {}))
 
-    def _assign_data(self, values: torch.Tensor) -> NoReturn:
+    def _assign_data(self, values: torch.Tensor) -> None:
+        if values is self:  # as in model.to(device), where the model is there
+            return
         refuse_use("cannot assign other values to a gradient: it is partitioned over ranks", self)
 
     data = property(torch.Tensor.data.__get__, _assign_data)
@@ -141,14 +143,16 @@ def _vector_norm(gradient: TakenGradient, order: Any = 2, *rest: Any, **more: An
     return _foreach_norm([gradient], order, **more)[0]
 
 
-def _foreach_norm(gradients: Sequence[TakenGradient], order: Any = 2, **more: Any) -> list[torch.Tensor]:
+def _foreach_norm(gradients: Sequence[torch.Tensor], order: Any = 2, **more: Any) -> list[torch.Tensor]:
     if _norm_order(order) != 2.0:
         refuse_to_compute(f"a norm of order {order}", gradients)
-    dtype = more.get("dtype") or torch.float32
-    return [_norm(gradient, dtype) for gradient in gradients]
+    return [_norm(gradient, more.get("dtype")) for gradient in gradients]
 
 
-def _norm(gradient: TakenGradient, dtype: torch.dtype) -> torch.Tensor:
+def _norm(gradient: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    if not isinstance(gradient, TakenGradient):
+        return torch.linalg.vector_norm(gradient, dtype=dtype)
+    dtype = dtype or torch.float32
     if not gradient.spent:
         return gradient.taker.norm_tensor(gradient.member, gradient.device, dtype)
     if gradient.last_norm is None:
@@ -184,10 +188,10 @@ def _scale(gradient: TakenGradient, factor: Any, *, divides: bool) -> None:
         gradient.last_norm = None
 
 
-def _foreach_mul(gradients: Sequence[TakenGradient], factors: Any) -> None:
+def _foreach_mul(gradients: Sequence[torch.Tensor], factors: Any) -> None:
     each = factors if isinstance(factors, (list, tuple)) else [factors] * len(gradients)
     for gradient, factor in zip(gradients, each):
-        _mul(gradient, factor)
+        gradient.mul_(factor)
 
 
 def _zero(gradient: TakenGradient) -> TakenGradient:
@@ -206,14 +210,17 @@ def _cast(gradient: TakenGradient, **_: Any) -> NoReturn:
     )
 
 
-def _unscale(gradients: Sequence[TakenGradient], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
-    for gradient in gradients:
+def _unscale(gradients: Sequence[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+    taken = [gradient for gradient in gradients if isinstance(gradient, TakenGradient)]
+    for gradient in taken:
         if gradient.spent:
             refuse_norm("whether gradients are finite", f"parameter {gradient.taker.name_of(gradient.member)}")
-    of_takers = [taker.all_finite() for taker in dict.fromkeys(gradient.taker for gradient in gradients)]
+    of_takers = [taker.all_finite() for taker in dict.fromkeys(gradient.taker for gradient in taken)]
     if not all(of_takers):
         found_inf.fill_(1.0)
-    _foreach_mul(gradients, inverse_scale)
+    _foreach_mul(taken, inverse_scale)
+    if others := [gradient for gradient in gradients if not isinstance(gradient, TakenGradient)]:
+        UNSCALE_EACH(others, found_inf, inverse_scale)
 
 
 ANSWERS: dict[Any, Callable[..., Any]] = {

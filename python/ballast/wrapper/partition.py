@@ -161,7 +161,8 @@ class Partition(ShardedState):
         unit = self._gradient_order.next_unit
         if unit is None or self._last_backward[unit] != current_backward():
             return
-        missing = [self._units[unit].trained[place].parameter for place in self._gradient_order.missing_of_begun(unit)]
+        trained = self._units[unit].trained
+        missing = [trained[place].parameter for place in self._gradient_order.missing_of_begun(unit)]
         if not any(map(has_gradient_in_backward, missing)):
             for parameter in missing:
                 self.arrived(parameter)

@@ -98,6 +98,8 @@ class SavedTensors:
             return None if place is None or place.unit in gather.full else place  # a block may write to full parameters
 
         def pack(tensor: torch.Tensor) -> Any:
+            if tensor.layout is not torch.strided:  # a sparse one has no address
+                return tensor if outer is None else outer[0](tensor)
             views = gather.now
             address = tensor.data_ptr()
             if views.begin <= address < views.end:

@@ -12,6 +12,7 @@ import torch
 
 from ballast._torch_compat import make_wrapper_tensor, without_torch_function
 from ballast.checks import refuse
+from ballast.wrapper.casting import CASTS
 
 # Functions of a parameter that do not need its values.
 _HARMLESS = {
@@ -31,6 +32,7 @@ _HARMLESS = {
     "requires_grad_",
     "register_hook",
     "register_post_accumulate_grad_hook",
+    "_has_compatible_shallow_copy_type",
 }
 
 # Functions that need the graph, and no values of the parameters in it.
@@ -140,6 +142,8 @@ def call_with_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     if needs_no_values(func):
         with without_torch_function():
             return func(*args, **kwargs)
+    if _leaves_as_it_is(func, args, kwargs):
+        return None if _name_of(func) == "__set__" else args[0]
     if func in _DIFFERENTIATE:
         arguments = signature(func).bind(*args, **kwargs).arguments
         if any(isinstance(each, Ungathered) for each in arguments["inputs"] or ()):
@@ -158,6 +162,19 @@ def call_with_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
             result = func(*args, **kwargs)
             opaque = [each for each, _ in used if getattr(each, ATTRIBUTE).is_opaque]
             return _without_memory(result, opaque) if opaque else result
+
+
+def _leaves_as_it_is(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether a function changes nothing of a parameter: a cast to its own format, a move to its own device, or its own
+    values in place of its values. `model.to(device)` makes one after the other."""
+    name, parameter = _name_of(func), args[0]
+    if name == "__set__":
+        return parameter is args[1]
+    if name not in CASTS or not isinstance(parameter, Ungathered) or kind_of(parameter) is not torch.nn.Parameter:
+        return False
+    with without_torch_function():
+        probe = nothing_like(parameter, parameter.device)
+        return func(probe, *args[1:], **kwargs) is probe
 
 
 def _differentiate(func: Any, arguments: dict[str, Any]) -> Any:

@@ -80,6 +80,22 @@ def test_a_cast_between_steps_is_refused_where_parameters_are_sharded(configurat
     step(model, optimizer)
 
 
+@every_configuration
+@pytest.mark.parametrize("move", [lambda model: model.to("cpu"), lambda model: model.float(), lambda model: model.cpu()])
+def test_a_move_to_where_a_model_is_changes_nothing(configuration, move):
+    (model, optimizer), (other, undisturbed) = wrapped(configuration, Tower), wrapped(configuration, Tower)
+    for _ in range(2):
+        for each in (model, other):
+            backward(each)
+        assert move(model) is model
+        for each in (optimizer, undisturbed):
+            each.step()
+        move(model)
+        for each in (optimizer, undisturbed):
+            each.zero_grad()
+    assert all(map(torch.equal, values(model), values(other)))
+
+
 @pytest.mark.parametrize("configuration", [each for each in CONFIGURATIONS if each["stage"] < 3], ids=str)
 @pytest.mark.parametrize("name", ["half()", "double()"])
 def test_training_does_not_continue_with_a_model_that_was_cast(configuration, name, tmp_path):

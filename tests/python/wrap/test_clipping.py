@@ -103,3 +103,33 @@ def test_a_norm_that_is_not_a_number_is_refused():
     mean_square(model, loop.batch(0)).backward()
     with pytest.raises(ballast.UsageError, match="cannot clip gradients to a norm of nan"):
         optimizer.clip_grad_norm_(float("nan"))
+
+
+def head_beside(optimizer_of_body):
+    """Return a model whose head is trained by plain torch, with its gradients."""
+    torch.manual_seed(1)
+    body, head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+    model = torch.nn.Sequential(body, head)
+    optimizer = optimizer_of_body(torch.optim.SGD(body.parameters(), lr=0.5), model)
+    return model, optimizer, torch.optim.SGD(head.parameters(), lr=0.5)
+
+
+@pytest.mark.parametrize("stage", [0, 2])  # in stage 3 every parameter of a model is partitioned
+@pytest.mark.parametrize("foreach", [False, True])
+def test_torch_clips_and_unscales_its_own_gradients_beside_those_of_a_training(stage, foreach):
+    def step(model, *optimizers):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(model(torch.ones(4, 8)).square().sum()).backward()
+        for each in optimizers:
+            scaler.unscale_(each)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=foreach)
+        for each in optimizers:
+            scaler.step(each)
+        return norm
+
+    model, *ours = head_beside(lambda optimizer, model: ballast.wrap(optimizer, model, stage=stage))
+    plain, *theirs = head_beside(lambda optimizer, model: optimizer)
+    assert step(model, *ours).item() == pytest.approx(step(plain, *theirs).item(), rel=1e-5)
+    with ballast.gather(model):
+        for mine, other in zip(model.parameters(), plain.parameters()):
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)

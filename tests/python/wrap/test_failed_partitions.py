@@ -146,7 +146,7 @@ def test_missing_values_are_not_trained_with(tmp_path):
     assert optimizer.steps == 2
 
 
-@pytest.mark.parametrize("lost_in", [(Partition, "change_shards"), (StateMigration, "return_to_torch")])
+@pytest.mark.parametrize("lost_in", [(Partition, "move_shards"), (StateMigration, "return_to_torch")])
 def test_lost_values_are_not_trained_with(lost_in, monkeypatch, tmp_path):
     model, optimizer = evaluated()
     ballast.save(tmp_path, model, optimizer)

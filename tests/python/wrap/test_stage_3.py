@@ -154,6 +154,28 @@ def test_an_optimizer_that_is_deleted_leaves_full_parameters():
     model(torch.ones(20)).sum().backward()
 
 
+class Graph(torch.nn.Module):
+    """A layer of a graph network: the sums over neighbours are products with a sparse matrix, which autograd saves."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(20, 20), torch.nn.Linear(20, 20)])
+        self.neighbours = (torch.eye(8) + torch.eye(8).roll(1, 0)).to_sparse()
+
+    def forward(self, inputs):
+        for layer in self.layers:
+            inputs = torch.sparse.mm(self.neighbours, layer(inputs))
+        return inputs
+
+
+def test_a_model_uses_sparse_tensors():
+    loop = Loop(make_model=Graph)
+    full, ours = loop.run(stage=2), loop.run(stage=3)
+    with ballast.gather(ours.model):
+        check_equal(full, ours)
+
+
 def test_a_rank_that_deletes_its_optimizer_alone_keeps_no_files_and_gets_a_remedy(tmp_path):
     for before, after, said in run_ranks(2, bodies.deletes_its_optimizer, str(tmp_path)):
         assert before > 0
