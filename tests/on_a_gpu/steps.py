@@ -88,9 +88,10 @@ def building_all(machine: Machine) -> Step:
     return Step("build-all", about, 400, (*command, "--", "-k", "0"), after="configure", needs_gpu=False)
 
 
-def ctest(machine: Machine, *choice: str) -> tuple[str, ...]:
-    build = str(machine.build)
-    return ("ctest", "--test-dir", build, "-L", "gpu", *choice, "--output-on-failure", "--no-tests=error", "--timeout", "60")
+def ctest(machine: Machine, *choice: str, processes: int = 6) -> tuple[str, ...]:
+    build, parallel = str(machine.build), str(min(processes, machine.cores))
+    limits = ("--no-tests=error", "--timeout", "60", "--parallel", parallel)
+    return ("ctest", "--test-dir", build, "-L", "gpu", *choice, "--output-on-failure", *limits)
 
 
 def kernels(machine: Machine) -> list[Step]:
@@ -102,7 +103,7 @@ def kernels(machine: Machine) -> list[Step]:
 
 
 def runtime(machine: Machine) -> list[Step]:
-    tests = ctest(machine, "-R", "^runtime:")
+    tests = ctest(machine, "-R", "^runtime:", processes=1)  # some look at how much of the GPU's memory is free
     return [
         building(machine, "runtime", RUNTIME, "tests/test_runtime"),
         Step("test-runtime", "memory, streams and events", 120, tests, after="build-runtime"),
