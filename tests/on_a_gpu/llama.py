@@ -17,6 +17,8 @@ CONFIG = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+LARGE = CONFIG | {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}  # Llama 2 of 7 billion parameters
+LARGE |= {"num_attention_heads": 32, "num_key_value_heads": 32}
 SMALL = CONFIG | {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4}
 

@@ -11,9 +11,11 @@ from on_a_gpu.gpt_tiers import losses_of
 from on_a_gpu.machine import ROOT, Machine
 
 FORECASTS = {
-    "plain": "plain torch, to compare with and to learn the efficiency of the model's own work",
-    **{f"stage-{stage}": f"stage {stage} on one GPU" for stage in range(4)},
-    "stage-3-host": "stage 3 with the optimizer's state on the host",
+    "plain": "a billion parameters in plain torch, to compare with and to learn the efficiency of the model's own work",
+    **{f"stage-{stage}": f"a billion at stage {stage}" for stage in range(4)},
+    "stage-3-host": "a billion at stage 3 with the optimizer's state on the host",
+    "7b-compact": "seven billion on one GPU, compact state and gradients in bf16",
+    "7b-host": "seven billion with fp32 state on the host, gradients in bf16",
 }
 
 RUNTIME = ["test_runtime"]
@@ -178,7 +180,7 @@ def forecasts(machine: Machine) -> list[Step]:
     def step(case: str, about: str) -> Step:
         folders = ("--build", str(machine.build), "--work", str(machine.work / "forecast"))
         command = python("-m", "on_a_gpu.forecast", case, *folders)
-        name, about = f"forecast-{case}", f"a model of 1 billion parameters: {about}"
+        name, about = f"forecast-{case}", f"measured and forecast steps: {about}"
         return Step(name, about, 150, command, after="build-python", module="torch")
 
     return [step(case, about) for case, about in FORECASTS.items()]
