@@ -131,6 +131,7 @@ def arguments() -> argparse.Namespace:
     of_losses = "compare losses over whole trainings: DDP vs. exchanges every few steps; half an hour"
     parser.add_argument("--losses", action="store_true", help=of_losses)
     parser.add_argument("--steps", type=int, help="of a training with --losses (640 with 3M parameters, 128 with 30M)")
+    parser.add_argument("--seeds", type=int, default=1, help=f"trainings of each case of --losses, at most {schemes.SEEDS} (1)")
     parser.add_argument("--runs", type=Path, required=True, help="file of the finished trainings of --losses")
     suite.add_choice(parser)
     cases = {"--collectives": collectives_between.CASES, "--losses": schemes.CASES}

@@ -26,9 +26,9 @@ class Training:
     """A model with its optimizer. The hosts begin with the same parameters, and share the sequences of each step."""
 
     def __init__(self, case: LossCase, steps: int):
-        torch.manual_seed(0)
+        torch.manual_seed(case.seed)
         size = case.size
-        self.size, self.steps = size, steps
+        self.size, self.steps, self.first_batch = size, steps, 1_000_000 * case.seed
         self.model: torch.nn.Module = gpt.GPT(size.layers, size.width, size.width // 64, CONTEXT)
         self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=size.learning_rate)
         self.trained = self.model
@@ -53,7 +53,7 @@ class Training:
         return curve
 
     def step(self, step: int) -> None:
-        self.trained(*gpt.batch(self.text.trained, step, self.size.sequences, CONTEXT)).backward()
+        self.trained(*gpt.batch(self.text.trained, self.first_batch + step, self.size.sequences, CONTEXT)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.schedule.step()

@@ -40,12 +40,13 @@ def row_of(case: LossCase, steps: int, ranks: Sequence[dict]) -> dict:
     return {
         "case": case.name,
         "setting": case.setting(steps),
+        "seed": case.seed,
         "curve": curve,
         "figures": ranks[0]["figures"],
         "text": ranks[0]["text"],
         "machine": suite.machine_name(),
         "load": os.getloadavg()[1],  # other processes on the machine, which take time from the ranks
-        "command": f"./run-benchmarks hosts -- --losses --only '{case.name}' --steps {steps}",
+        "command": f"./run-benchmarks hosts -- --losses --only '{case.name}' --steps {steps} --seeds {case.seed + 1}",
     }
 
 
@@ -80,7 +81,7 @@ def train(case: LossCase, steps: int, network: Network) -> dict:
 def compare(options: Namespace) -> None:
     """Make the trainings that the file lacks, and print the lines of all that were requested."""
     finished = read(options.runs)
-    wanted = [(case, options.steps or case.size.steps) for case in options.cases]
+    wanted = [(case, options.steps or case.size.steps) for case in options.cases if case.seed < options.seeds]
     with Network(SITE.hosts, SITE.link) as network:
         for case, steps in wanted:
             if key(case.name, case.setting(steps)) in finished:

@@ -46,10 +46,12 @@ SIZES = (
 class LossCase(NamedTuple):
     size: Size
     scheme: Scheme
+    seed: int = 0  # of the first values and of the order of the text
 
     @property
     def name(self) -> str:
-        return f"losses, {SITE.name}, {self.size.name}: {self.scheme.name}"
+        seed = f", seed {self.seed}" if self.seed else ""
+        return f"losses, {SITE.name}, {self.size.name}: {self.scheme.name}{seed}"
 
     def setting(self, steps: int) -> str:
         """Return in words what decides the losses, besides the scheme and the text."""
@@ -58,4 +60,5 @@ class LossCase(NamedTuple):
         return f"{size.layers} layers of width {size.width}, fp32, {steps} steps, {batches}, AdamW at {size.learning_rate:g}"
 
 
-CASES = [LossCase(size, scheme) for size in SIZES for scheme in SCHEMES]
+SEEDS = 3  # at most
+CASES = [LossCase(size, scheme, seed) for seed in range(SEEDS) for size in SIZES for scheme in SCHEMES]

@@ -37,7 +37,17 @@ QUANTITIES = (
 
 
 def scheme_of(row: Row) -> str:
-    return str(row["case"]).rpartition(": ")[2]
+    return str(row["case"]).rpartition(": ")[2].partition(", seed")[0]
+
+
+def means_of_seeds(rows: list[Row]) -> list[Row]:
+    """Return a row for each scheme and setting, whose curve is the mean of those of all seeds."""
+    by_case: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_case.setdefault((str(row["case"]).partition(", seed")[0], str(row["setting"])), []).append(row)
+    mean = lambda points: [sum(column) / len(column) for column in zip(*points, strict=True)]
+    curve = lambda alike: [mean(points) for points in zip(*(row["curve"] for row in alike), strict=True)]
+    return [{"case": case, "setting": setting, "curve": curve(alike)} for (case, setting), alike in by_case.items()]
 
 
 def model_of(row: Row) -> str:
@@ -76,7 +86,7 @@ def draw_panel(drawing: Drawing, corner: tuple[float, float], rows: list[Row], q
 
 
 def draw(record: Path = RECORD) -> Drawing:
-    rows: list[Row] = [json.loads(line) for line in record.read_text().splitlines()]
+    rows = means_of_seeds([json.loads(line) for line in record.read_text().splitlines()])
     settings = list(dict.fromkeys(str(row["setting"]) for row in rows))
     schemes = list(dict.fromkeys(map(scheme_of, rows)))
     below = TOP + len(settings) * (HEIGHT + APART)
@@ -92,7 +102,8 @@ def draw(record: Path = RECORD) -> Drawing:
         x = 24 + number * 205
         drawing.curve([x, x + 24], [below - 15, below - 15], number)
         drawing.text(x + 32, below - 10, scheme, "quiet")
-    drawing.text(24, below + 22, "Each curve is one training. Recorded in benchmarks/results/hosts-losses.jsonl.", "quiet")
+    words = "Each curve is the mean of the recorded seeds: benchmarks/results/hosts-losses.jsonl."
+    drawing.text(24, below + 22, words, "quiet")
     return drawing
 
 

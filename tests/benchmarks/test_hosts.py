@@ -115,7 +115,7 @@ def test_the_relay_sends_a_frame_to_its_host_or_to_all_others():
 
 # --- Losses over whole trainings ---
 
-LOSSES = {each.scheme.name: each for each in schemes.CASES if each.size.name == "3M"}
+LOSSES = {each.scheme.name: each for each in schemes.CASES if each.size.name == "3M" and not each.seed}
 
 
 def trained(scheme, loss, seconds, sent):
@@ -131,6 +131,12 @@ def test_a_training_has_the_mean_loss_the_slowest_rank_and_the_busiest_link():
     row = trained("DDP", 3.0, 10.0, 8_000_000)
     assert row["curve"] == [[0, 5.0, 0.0, 0], [20, 3.0, 20.0, 8_000_000]]
     assert row["case"] == "losses, 2 x 1, 100 Mbit/s, 3M: DDP" and "20 steps" in row["setting"]
+
+
+def test_a_seed_has_a_case_of_its_own_with_the_ddp_of_its_seed():
+    case = LOSSES["DiLoCo, every 16"]._replace(seed=2)
+    assert case.name == "losses, 2 x 1, 100 Mbit/s, 3M: DiLoCo, every 16, seed 2" and case in schemes.CASES
+    assert case._replace(scheme=schemes.DDP).name == "losses, 2 x 1, 100 Mbit/s, 3M: DDP, seed 2"
 
 
 def test_lines_of_losses_are_relative_to_ddp():
