@@ -172,10 +172,11 @@ Measured measure(const Case& each, std::size_t divisor, Communicator& world) {
 
 Measured measure(const Case& each, std::size_t divisor) {
   Measured found;
-  const auto failures = failures_of_ranks(each.ranks, [&](Communicator& world) {
+  const auto train = [&](Communicator& world) {
     const Measured mine = measure(each, divisor, world);
     if (world.rank() == 0) found = mine;
-  });
+  };
+  const auto failures = failures_of_ranks(each.ranks, train, std::chrono::minutes(10));  // gigabytes, on few cores
   REQUIRE(failures == std::vector<std::string>(each.ranks));
   return found;
 }

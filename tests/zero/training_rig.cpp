@@ -166,8 +166,9 @@ std::vector<Outcome> train(const Setup& setup) {
   return outcomes;
 }
 
-std::vector<std::string> failures_of_ranks(std::size_t ranks, const std::function<void(Communicator& world)>& train) {
-  ThreadGroup group(ranks, std::chrono::seconds(30));
+std::vector<std::string> failures_of_ranks(std::size_t ranks, const std::function<void(Communicator& world)>& train,
+                                           std::chrono::seconds timeout) {
+  ThreadGroup group(ranks, timeout);
   std::vector<std::string> failures(ranks);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < ranks; ++rank) {

@@ -57,7 +57,8 @@ Outcome train_rank(const Setup& setup, Communicator& world);
 std::vector<Outcome> train(const Setup& setup);  // all ranks, on threads
 
 // Runs ranks on threads, which learn of another rank's failure only through the training. Returns each rank's error.
-std::vector<std::string> failures_of_ranks(std::size_t ranks, const std::function<void(Communicator& world)>& train);
+std::vector<std::string> failures_of_ranks(std::size_t ranks, const std::function<void(Communicator& world)>& train,
+                                           std::chrono::seconds timeout = std::chrono::seconds(30));
 
 void check_same(const std::vector<Outcome>& one, const std::vector<Outcome>& other);
 void check_as_planned(
