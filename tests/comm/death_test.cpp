@@ -112,6 +112,29 @@ TEST_CASE("when a rank is stopped, every other rank ends after the timeout and n
   }
 }
 
+// Ranks 1 and 2 would report for whom they wait a minute later than rank 0.
+TEST_CASE("the rank at the end of a chain of waits in different groups is named, whoever reports first") {
+  constexpr auto time_of_rank_0 = std::chrono::milliseconds(4000);  // to connect too
+  for (const ProcessKind& kind : process_kinds()) {
+    INFO(kind.name);
+    const ProcessGroupRig rig(4, kind.transport, patient);
+    const Start others_ended;
+    Processes processes(4, [&](std::size_t rank) {
+      rig.as_rank(rank, rank == 0 ? time_of_rank_0 : patient, [&](Communicator& ranks) {
+        const auto pair = ranks.split(rank / 2);          // {0, 1} and {2, 3}
+        const auto middle = ranks.split((rank + 1) / 2);  // {1, 2}
+        if (rank == 3) return others_ended.wait();
+        (rank == 1 ? middle : pair)->barrier();
+      });
+    });
+    for (const std::size_t rank : {0u, 1u, 2u}) {
+      CHECK_THAT(processes.failure(rank), Contains("B330") && Contains("rank 3 (") && Contains("did not arrive"));
+    }
+    others_ended.report();
+    CHECK(processes.failure(3).empty());
+  }
+}
+
 // Rank 0's process has the hub, so no rank learns why the connection to the killed one was lost.
 TEST_CASE("when rank 0 is stopped, a lost connection to another rank names rank 0") {
   if (!has_gloo()) return;  // ranks in shared memory have no connections to each other

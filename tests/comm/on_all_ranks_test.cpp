@@ -7,6 +7,8 @@
 #include <set>
 #include <thread>
 
+#include "tests/zero/forwarding_communicator.h"
+#include "zero/comm/texts.h"
 #include "zero/comm/thread_communicator.h"
 
 using namespace ballast;
@@ -37,6 +39,32 @@ std::vector<std::string> errors(const std::function<void(std::size_t rank)>& wor
   return errors;
 }
 
+class WithoutExchange final : public testing::ForwardingCommunicator {
+ public:
+  explicit WithoutExchange(Communicator& inner) : ForwardingCommunicator(inner) {}
+  void exchange(std::span<const SentPart> sent, std::span<const ReceivedPart> received) override {
+    Communicator::exchange(sent, received);
+  }
+};
+
+std::string text_of(std::size_t rank) { return std::string(rank % 3 * 50, static_cast<char>(rank)); }
+
+std::vector<std::string> texts_of(std::size_t ranks) {
+  std::vector<std::string> texts;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    texts.push_back(text_of(rank));
+  return texts;
+}
+
+// Runs `body` on so many threads.
+void on_threads(std::size_t ranks, const std::function<void(Communicator& world)>& body) {
+  std::vector<std::thread> threads;
+  for (auto& each : thread_ranks(ranks))
+    threads.emplace_back([&body, world = std::move(each)] { body(*world); });
+  for (std::thread& thread : threads)
+    thread.join();
+}
+
 }  // namespace
 
 TEST_CASE("work that succeeds on all ranks throws on none, and work that fails on one throws on all") {
@@ -57,4 +85,27 @@ TEST_CASE("of several errors, all ranks throw that of the lowest rank, also for 
     if (rank == 0) throw std::runtime_error("else");
   };
   CHECK(errors(throws) == std::vector<std::string>(3, "B1999|else|rank 0||||"));
+}
+
+TEST_CASE("ranks get the texts of all, of different lengths and bytes, and each is sent once to each other rank") {
+  for (const std::size_t ranks : {1u, 4u, 16u}) {
+    std::vector<std::vector<std::string>> texts(ranks);
+    std::vector<std::size_t> sent(ranks);
+    on_threads(ranks, [&](Communicator& world) {
+      texts[world.rank()] = texts_of_all(world, text_of(world.rank()));
+      sent[world.rank()] = world.sent().inside + world.sent().across;
+    });
+    CHECK(texts == std::vector(ranks, texts_of(ranks)));
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      CHECK(sent[rank] == (ranks - 1) * (sizeof(std::uint64_t) + text_of(rank).size()));
+  }
+}
+
+TEST_CASE("ranks get the texts of all through a communicator that has no exchange of parts") {
+  std::vector<std::vector<std::string>> texts(4);
+  on_threads(4, [&](Communicator& world) {
+    WithoutExchange plain(world);
+    texts[world.rank()] = texts_of_all(plain, text_of(world.rank()));
+  });
+  CHECK(texts == std::vector(texts.size(), texts_of(4)));
 }

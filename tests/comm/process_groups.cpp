@@ -108,13 +108,13 @@ std::vector<ProcessKind> process_kinds() {
   return kinds;
 }
 
-void ProcessGroupRig::as_rank(std::size_t rank, const RankBody& body) const {
+void ProcessGroupRig::as_rank(std::size_t rank, std::chrono::milliseconds timeout, const RankBody& body) const {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
   FileStore store(folder_.path());
   body(*connect({.launch = Launch{.rank = rank, .size = shape_.size},
                  .store = &store,
-                 .timeout = timeout_,
+                 .timeout = timeout,
                  .transport = transport_,
                  .ranks_per_host = shape_.ranks_per_host},
                 {.backend = *backend, .accounts = accounts}));

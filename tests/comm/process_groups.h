@@ -56,7 +56,9 @@ class ProcessGroupRig {
   ProcessGroupRig(GroupShape shape, HostTransport transport, std::chrono::milliseconds timeout)
       : shape_(shape), transport_(transport), timeout_(timeout) {}
 
-  void as_rank(std::size_t rank, const RankBody& body) const;  // connects this process
+  // Connects this process.
+  void as_rank(std::size_t rank, const RankBody& body) const { as_rank(rank, timeout_, body); }
+  void as_rank(std::size_t rank, std::chrono::milliseconds timeout, const RankBody& body) const;
 
  private:
   TemporaryDirectory folder_;

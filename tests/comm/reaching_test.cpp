@@ -30,6 +30,15 @@ const std::string name_of_rank_0 = "rank-0.test";
 
 std::uint16_t unused_port() { return local_endpoint(listen_at({"127.0.0.1", 0})).port; }
 
+bool has_address(const char* host) {
+  try {
+    listen_at({host, 0});
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // Connects a rank to rank 0 at its name, as one of several hosts or of one.
 void join_by_name(std::size_t rank, std::uint16_t port, std::size_t ranks_of_host, Log& log) {
   const auto backend = kernels::cpu_backend({.threads = 1});
@@ -91,6 +100,53 @@ TEST_CASE("rank 0 listens at an address that its machine has, of those of its na
     host_names()[name_of_rank_0] = {.addresses = {"203.0.113.1", "127.0.0.1"}};
     if (rank == 1) host_names()[name_of_rank_0].addresses.erase(host_names()[name_of_rank_0].addresses.begin());
     join_by_name(rank, port, 2);
+  });
+  CHECK(ranks.failures() == Failures(2));
+}
+
+TEST_CASE("rank 0 listens at all addresses of its name, of both versions of IP") {
+  for (const char* other : {"127.0.0.2", "::1"}) {
+    if (!has_address(other)) continue;
+    const std::uint16_t port = unused_port();
+    Processes ranks(2, [&](std::size_t rank) {
+      host_names()[name_of_rank_0] = {.addresses = {other}};
+      if (rank == 0) host_names()[name_of_rank_0] = {.addresses = {"127.0.0.1", other}};
+      join_by_name(rank, port, 2);
+    });
+    CHECK(ranks.failures() == Failures(2));
+  }
+}
+
+TEST_CASE("each address of a name has one socket, and those that other machines reach come first") {
+  host_names()["twice.test"] = {.addresses = {"127.0.0.1", "127.0.0.2", "127.0.0.1"}};
+  const std::uint16_t port = unused_port();
+  CHECK(listen_at_all({"twice.test", port}).size() == 2);
+  CHECK(listen_at_all({"twice.test", 0}).size() == 1);
+  CHECK(listen_everywhere(port).size() == (has_address("::1") ? 2 : 1));
+  const Descriptor in_use = listen_at({"127.0.0.2", port});
+  CHECK_THROWS_WITH(listen_at_all({"twice.test", port}), Catch::Contains("B3303") && Catch::Contains("in use"));
+  const std::string outward = address_on_default_route();
+  if (!outward.empty()) {
+    host_names()["outward.test"] = {.addresses = {"127.0.0.1", outward}};
+    const std::vector<Descriptor> sockets = listen_at_all({"outward.test", unused_port()});
+    REQUIRE(sockets.size() == 2);
+    CHECK(local_endpoint(sockets.front()).host == outward);
+  }
+  host_names().clear();
+}
+
+TEST_CASE("rank 0 warns that any process can join if one of its addresses is not loopback") {
+  const std::string outward = address_on_default_route();
+  if (outward.empty()) return skip("this machine has no route to others");
+  const std::uint16_t port = unused_port();
+  Processes ranks(2, [&](std::size_t rank) {
+    host_names()[name_of_rank_0] = {.addresses = {"127.0.0.1", outward}};
+    std::string warning;
+    Log log([&](Level level, std::string_view line) {
+      if (level == Level::warning) warning += line;
+    });
+    join_by_name(rank, port, 2, log);
+    expect(rank != 0 || warning.find("any process that can reach rank 0") != std::string::npos, "no warning");
   });
   CHECK(ranks.failures() == Failures(2));
 }

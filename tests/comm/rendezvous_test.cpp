@@ -12,7 +12,9 @@ namespace {
 // A rendezvous of three ranks, and the messages that it sent.
 struct Rig {
   std::string machine = "here";  // of the ranks from 1 on
-  Rendezvous rendezvous{"job", 3, [this](std::size_t to, const Message& message) { sent.emplace_back(to, message); }};
+  std::size_t size = 3;
+  Rendezvous rendezvous{"job", size,
+                        [this](std::size_t to, const Message& message) { sent.emplace_back(to, message); }};
   std::vector<std::pair<std::size_t, Message>> sent{};
 
   void hello(std::size_t connection, std::size_t rank, std::size_t size = 3, const std::string& job = "job") {
@@ -21,13 +23,16 @@ struct Rig {
                      to_line({rank, size, "node", static_cast<pid_t>(100 + rank), rank == 0 ? "here" : machine})});
   }
   void all_come() {
-    for (std::size_t rank = 0; rank < 3; ++rank) {
-      hello(10 + rank, rank);
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      hello(10 + rank, rank, size);
     }
     sent.clear();
   }
   void late(std::size_t rank, std::size_t waited_for) {
     rendezvous.take(10 + rank, {Kind::late, "", std::to_string(waited_for)});
+  }
+  void waits(std::size_t rank, std::size_t waited_for) {
+    rendezvous.take(10 + rank, {Kind::waits, "", std::to_string(waited_for)});
   }
   std::string last() const { return sent.empty() ? "" : sent.back().second.value; }
   std::vector<std::size_t> ranks() const { return ranks_from(sent.back().second.key); }
@@ -159,4 +164,64 @@ TEST_CASE("of several late ranks, the one that waits for no other is named") {
   circle.late(1, 0);
   circle.rendezvous.fail_with_late_ranks("5 s");
   CHECK_THAT(circle.last(), Contains("rank 1 (node, pid 101) did not arrive"));
+}
+
+TEST_CASE("the first report of a late rank makes the hub ask all ranks for whom they wait") {
+  Rig rig;
+  rig.all_come();
+  rig.late(0, 1);
+  const Message question{Kind::waits, "", ""};
+  CHECK(rig.sent == std::vector<std::pair<std::size_t, Message>>{{10, question}, {11, question}, {12, question}});
+  rig.waits(1, 2);
+  CHECK(rig.sent.size() == 3);
+  rig.rendezvous.fail_with_late_ranks("5 s");
+  CHECK(rig.last() == "rank 2 (node, pid 102) did not arrive within 5 s");
+  CHECK(rig.ranks() == std::vector<std::size_t>{2});
+}
+
+TEST_CASE("a rank is not named for a wait that no late rank depends on") {
+  Rig rig{.size = 4};
+  rig.all_come();
+  rig.late(0, 1);
+  rig.waits(2, 3);
+  rig.rendezvous.fail_with_late_ranks("5 s");
+  CHECK(rig.last() == "rank 1 (node, pid 101) did not arrive within 5 s");
+}
+
+TEST_CASE("if the ranks behind a late one wait for each other, one of them is named") {
+  Rig rig{.size = 4};
+  rig.all_come();
+  rig.late(3, 0);
+  rig.waits(0, 1);
+  rig.waits(1, 2);
+  rig.waits(2, 1);
+  rig.rendezvous.fail_with_late_ranks("5 s");
+  CHECK(rig.last() == "rank 2 (node, pid 102) did not arrive within 5 s");
+}
+
+TEST_CASE("a rank that has left or died is named, and not those that are late because of it") {
+  Rig left{.size = 4};
+  left.all_come();
+  left.rendezvous.take(12, {Kind::goodbye, "", "it is done"});
+  left.late(0, 1);
+  left.late(0, 3);
+  left.waits(1, 2);
+  left.rendezvous.fail_with_late_ranks("5 s");
+  CHECK(left.last() == "rank 2 (node, pid 102) left: it is done");
+  CHECK(left.ranks() == std::vector<std::size_t>{2});
+  Rig died;
+  died.all_come();
+  died.late(0, 1);
+  died.rendezvous.ended(12);
+  died.rendezvous.fail_with_late_ranks("5 s");
+  CHECK(died.last() == "rank 2 (node, pid 102) died: connection lost: its process ended");
+}
+
+TEST_CASE("of a group that shares values, the ranks are late that have not shared theirs") {
+  Rig rig;
+  rig.all_come();
+  rig.rendezvous.take(12, {Kind::share, "group", to_line(Share{0, 2, "value"})});
+  rig.rendezvous.take(12, {Kind::late, "group", "2 1"});
+  rig.rendezvous.fail_with_late_ranks("5 s");
+  CHECK(rig.last() == "rank 1 (node, pid 101) did not arrive within 5 s");
 }

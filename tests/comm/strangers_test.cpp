@@ -268,8 +268,8 @@ TEST_CASE("a rank does not join a process at the port of rank 0 that does not kn
 
 TEST_CASE("a member's malformed message ends its job with its name, and not rank 0's process") {
   for (const Message& malformed :
-       {Message{Kind::late, "", "zz"}, Message{Kind::late, "", "7"}, Message{Kind::share, "x", "zz"},
-        Message{Kind::failed, "9", "reason"}, Message{Kind::welcome, "", ""}}) {
+       {Message{Kind::late, "", "zz"}, Message{Kind::late, "", "7"}, Message{Kind::waits, "", "zz"},
+        Message{Kind::share, "x", "zz"}, Message{Kind::failed, "9", "reason"}, Message{Kind::welcome, "", ""}}) {
     const std::uint16_t port = unused_port();
     Processes first(
         1, [&](std::size_t) { join_job(port, 0, 2, of_launcher, [](Communicator& ranks) { ranks.barrier(); }); });

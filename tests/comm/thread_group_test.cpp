@@ -32,6 +32,36 @@ TEST_CASE("a rank that arrives too late is not matched with one that has timed o
   CHECK_THROWS_WITH(group.publish(1, {}), Catch::Contains("B3301"));
 }
 
+TEST_CASE("the thread at the end of a chain of waits in different groups is named") {
+  ThreadGroup all(3, std::chrono::seconds(3));
+  const std::size_t first_two[] = {0, 1};
+  const std::size_t last_two[] = {1, 2};
+  const auto first = all.part(first_two);
+  const auto last = all.part(last_two);
+  std::string failure_of_1;
+  std::thread waits_for_2([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // so rank 0 reports first
+    try {
+      last->publish(0, {});
+    } catch (const std::exception& late) {
+      failure_of_1 = late.what();
+    }
+  });
+  CHECK_THROWS_WITH(first->publish(0, {}), Catch::Contains("B3302") && Catch::Contains("rank 2 did not arrive"));
+  waits_for_2.join();
+  CHECK_THAT(failure_of_1, Catch::Contains("B3301") && Catch::Contains("rank 2 did not arrive"));
+}
+
+TEST_CASE("threads that wait for each other in different groups name another rank than their own") {
+  ThreadGroup all(2, std::chrono::milliseconds(500));
+  const std::size_t both[] = {0, 1};
+  const auto one = all.part(both);
+  const auto other = all.part(both);
+  std::thread rank_1([&] { CHECK_THROWS(other->publish(1, {})); });
+  CHECK_THROWS_WITH(one->publish(0, {}), Catch::Contains("rank 0 did not") || Catch::Contains("rank 1 did not"));
+  rank_1.join();
+}
+
 TEST_CASE("a group refuses a rank beyond its size") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   ThreadGroup group(2);

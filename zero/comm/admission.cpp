@@ -40,13 +40,15 @@ std::string printable(const std::string& said) {
 
 }  // namespace
 
-Admission::Admission(const Descriptor& listener, AdmissionOptions options)
-    : listener_(listener),
+Admission::Admission(std::span<const Descriptor> listeners, AdmissionOptions options)
+    : listeners_(listeners),
       options_(std::move(options)),
       events_(require_descriptor(::epoll_create1(EPOLL_CLOEXEC), "cannot wait for connections of ranks")),
       spare_(require_descriptor(::eventfd(0, EFD_CLOEXEC), "cannot wait for connections of ranks")) {
-  epoll_event event{.events = EPOLLIN, .data = {}};
-  ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, listener.get(), &event);
+  for (const Descriptor& listener : listeners_) {
+    epoll_event event{.events = EPOLLIN, .data = {}};
+    ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, listener.get(), &event);
+  }
 }
 
 std::vector<Arrival> Admission::serve() {
@@ -57,26 +59,28 @@ std::vector<Arrival> Admission::serve() {
     const bool stays = now < caller->end && hear(*caller, arrived);
     caller = stays ? std::next(caller) : end_call(caller);
   }
-  accept_all();
+  for (const Descriptor& listener : listeners_) {
+    accept_all(listener);
+  }
   return arrived;
 }
 
-void Admission::accept_all() {
+void Admission::accept_all(const Descriptor& listener) {
   std::size_t accepted = 0;
-  while (accepted < accepted_at_once && accept_one()) {
+  while (accepted < accepted_at_once && accept_one(listener)) {
     ++accepted;
   }
 }
 
 // Returns false if none waits, or there is no descriptor for it.
-bool Admission::accept_one() {
-  pollfd waiting{listener_.get(), POLLIN, 0};
+bool Admission::accept_one(const Descriptor& listener) {
+  pollfd waiting{listener.get(), POLLIN, 0};
   if (::poll(&waiting, 1, 0) <= 0)
     return false;  // accept() would say that there is no descriptor, even for no connection
-  Descriptor socket = accept_from(listener_);
+  Descriptor socket = accept_from(listener);
   while (!socket && is_descriptor_limit(errno) && !callers_.empty()) {
     end_call(callers_.begin());
-    socket = accept_from(listener_);
+    socket = accept_from(listener);
   }
   if (!socket) {
     if (is_descriptor_limit(errno)) shortage_ = errno;
@@ -172,7 +176,9 @@ void Admission::see_off(std::unique_ptr<Connection> connection) {
 // Without an answer the process, and all other ranks, would wait until the timeout.
 void Admission::turn_away(const std::string& reason) {
   spare_ = Descriptor();
-  if (Descriptor socket = accept_from(listener_); socket) {
+  for (const Descriptor& listener : listeners_) {
+    Descriptor socket = accept_from(listener);
+    if (!socket) continue;
     Connection connection(std::move(socket));
     connection.post({.kind = Message::Kind::refused, .value = reason});
   }

@@ -1,4 +1,4 @@
-// The door of a listening socket: admits processes that prove that they know the job's secret, and bounds what all others
+// The door of listening sockets: admits processes that prove that they know the job's secret, and bounds what all others
 // can use of this process. A connection that has not proved it may hold a few KiB for a few seconds. If there are too many
 // of them, the oldest one ends, so that connections which are held open keep no rank out. Used by one thread, which never
 // waits here.
@@ -8,7 +8,9 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/runtime/descriptor.h"
@@ -34,8 +36,10 @@ struct Arrival {
 
 class Admission {
  public:
-  // The listener outlives this object.
-  Admission(const Descriptor& listener, AdmissionOptions options);
+  // The listeners outlive this object.
+  Admission(std::span<const Descriptor> listeners, AdmissionOptions options);
+  Admission(const Descriptor& listener, AdmissionOptions options)
+      : Admission(std::span(&listener, 1), std::move(options)) {}
 
   int events() const { return events_.get(); }  // a descriptor that is readable when serve() has work
   std::vector<Arrival> serve();
@@ -60,8 +64,8 @@ class Admission {
   };
   using Callers = std::list<Caller>;
 
-  void accept_all();
-  bool accept_one();
+  void accept_all(const Descriptor& listener);
+  bool accept_one(const Descriptor& listener);
   void add(std::unique_ptr<Connection> connection, std::optional<ListenersHandshake> handshake);
   void listen_for(const Connection& connection, int operation) const;
   bool hear(Caller& caller, std::vector<Arrival>& arrived);
@@ -69,7 +73,7 @@ class Admission {
   void refuse(Connection& connection, const std::string& reason);
   Callers::iterator end_call(Callers::iterator caller);
 
-  const Descriptor& listener_;
+  std::span<const Descriptor> listeners_;
   AdmissionOptions options_;
   Descriptor events_;
   Descriptor spare_;  // closed to accept a last connection when descriptors run out

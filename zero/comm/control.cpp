@@ -19,6 +19,8 @@ constexpr auto delivery_time = std::chrono::seconds(2);  // the hub's verdict ar
 constexpr auto reason_time = std::chrono::seconds(2);    // for the reason of a lost connection
 constexpr auto answer_time = std::chrono::seconds(5);    // a hub that has not answered by then gives no reasons either
 constexpr auto poll_interval = std::chrono::milliseconds(5);
+// Ranks at work wait for each other all the time. A rank that began to wait only now was late itself.
+constexpr auto time_of_short_wait = std::chrono::milliseconds(100);
 constexpr std::size_t max_reason_bytes = 4096;  // bytes of a reason: an exception's text may be as long as a batch
 
 std::vector<Member> members_from(const std::string& lines, std::size_t size) {
@@ -145,6 +147,7 @@ void Control::listen() {
 }
 
 void Control::take(const Message& message) {
+  if (message.kind == Message::Kind::waits) report_waits();
   if (message.kind == Message::Kind::failed) error_.set(message.value, ranks_from(message.key));
   if (message.kind == Message::Kind::set) {
     const std::lock_guard lock(mutex_);
@@ -173,31 +176,59 @@ void Control::set(const std::string& key, const std::string& value) {
 
 std::string Control::get(const std::string& key) {
   send({.kind = Message::Kind::get, .key = key});
-  return await_value(key, "the rank that sets " + key);
+  return await_value(key, [&] { Deadline(error_, options_.timeout).fail_late("the rank that sets " + key); });
 }
 
-std::vector<std::string> Control::share(const std::string& key, const Share& mine) {
+std::vector<std::string> Control::share(const std::string& key, const Share& mine,
+                                        const std::vector<std::size_t>& ranks) {
   send({.kind = Message::Kind::share, .key = key, .value = to_line(mine)});
-  std::vector<std::string> values = split(await_value(key, "a rank that takes part in " + key));
+  const Wait wait(*this, ranks, key);
+  std::vector<std::string> values = split(await_value(key, [&] { fail_late(ranks, key); }));
   if (values.size() != mine.size) fail_malformed();
   return values;
 }
 
-std::string Control::await_value(const std::string& key, const std::string& whose) {
+std::string Control::await_value(const std::string& key, const std::function<void()>& give_up) {
   std::unique_lock lock(mutex_);
   const Deadline deadline(error_, options_.timeout);
   const auto has_ended = [&] { return values_.contains(key) || hub_is_gone_; };
   deadline.wait([&](auto pause) { return changed_.wait_for(lock, pause, has_ended); },
-                [&] { deadline.fail_late(whose); });
+                [&] {
+                  lock.unlock();  // for the thread that listens
+                  give_up();
+                });
   if (values_.contains(key)) return values_[key];
   lock.unlock();
   fail_after_leave(0);
 }
 
-void Control::fail_late(std::span<const std::size_t> ranks) {
-  for (const std::size_t rank : ranks) {
-    send({.kind = Message::Kind::late, .value = std::to_string(rank)});
+Control::Wait::Wait(Control& control, std::vector<std::size_t> ranks, std::string key)
+    : control_(control), ranks_(std::move(ranks)), key_(std::move(key)) {
+  const std::lock_guard lock(control_.mutex_);
+  place_ = control_.waits_.insert(control_.waits_.end(), this);
+}
+
+Control::Wait::~Wait() {
+  const std::lock_guard lock(control_.mutex_);
+  control_.waits_.erase(place_);
+}
+
+void Control::report_waits() {
+  std::vector<Message> reports;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Wait* wait : waits_) {
+      if (Clock::now() < wait->begin_ + time_of_short_wait) continue;
+      reports.push_back({.kind = Message::Kind::waits, .key = wait->key_, .value = to_words(wait->ranks_)});
+    }
   }
+  for (const Message& report : reports) {
+    send(report);
+  }
+}
+
+void Control::fail_late(const std::vector<std::size_t>& ranks, const std::string& key) {
+  send({.kind = Message::Kind::late, .key = key, .value = to_words(ranks)});
   const Deadline deadline(error_, verdict_time);
   while (!error_.is_set() && !deadline.is_over()) {
     std::this_thread::sleep_for(retry_interval);

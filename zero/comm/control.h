@@ -6,11 +6,12 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <thread>
 #include <vector>
 
@@ -46,10 +47,31 @@ class Control : public KeyValueStore {
   // Any thread may call.
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key) override;
-  // Returns the values of all ranks of a group, in rank order. Each of them calls it with the same key, once.
-  std::vector<std::string> share(const std::string& key, const Share& mine);
-  // After a timeout in a wait for some of these ranks. Throws B3302, which names those that are late.
-  [[noreturn]] void fail_late(std::span<const std::size_t> ranks);
+  // Returns the values of all ranks of a group, in rank order. Each of them calls it with the same key, once. `ranks` are those
+  // of the group.
+  std::vector<std::string> share(const std::string& key, const Share& mine, const std::vector<std::size_t>& ranks);
+  // After a timeout in a wait for some of these ranks. Throws B3302, which names those that are late. With a key, the wait was
+  // for those of a group that have not shared it.
+  [[noreturn]] void fail_late(const std::vector<std::size_t>& ranks, const std::string& key = {});
+
+  // A wait of this rank for others, while the object lives: if the hub asks why a rank is late, it learns of this wait.
+  class Wait {
+   public:
+    Wait(Control& control, std::vector<std::size_t> ranks, std::string key = {});
+    ~Wait();
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    friend class Control;
+
+    Control& control_;
+    std::vector<std::size_t> ranks_;  // of the job
+    std::string key_;                 // which these share
+    Clock::time_point begin_ = Clock::now();
+    std::list<const Wait*>::iterator place_;
+  };
+
   // Ends the job. `ranks` are those that have died, left or not arrived.
   void fail(const std::string& reason, const std::vector<std::size_t>& ranks = {});
 
@@ -71,7 +93,8 @@ class Control : public KeyValueStore {
   std::optional<Message> answer_within(Clock::time_point end);
   void require_known(const Message& welcome, const CallersHandshake& handshake) const;
   bool is_answered(const std::string& question);
-  std::string await_value(const std::string& key, const std::string& whose);
+  std::string await_value(const std::string& key, const std::function<void()>& give_up);
+  void report_waits();
   void listen();
   void take(const Message& message);
   bool send(const Message& message);
@@ -86,6 +109,7 @@ class Control : public KeyValueStore {
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
   std::map<std::size_t, std::string> left_;  // by rank: its reason
+  std::list<const Wait*> waits_;
   std::string activity_;
   bool hub_is_gone_ = false;  // after rank 0 had left
   bool leaving_ = false;

@@ -24,14 +24,23 @@ Descriptor make_event() {
   return require_descriptor(::eventfd(0, EFD_CLOEXEC), "cannot make an eventfd for the hub of a job");
 }
 
+std::list<NotInChildren> kept_from_children(const std::vector<Descriptor>& listeners) {
+  std::list<NotInChildren> kept;
+  for (const Descriptor& listener : listeners) {
+    kept.emplace_back(listener.get());
+  }
+  return kept;
+}
+
 }  // namespace
 
-Hub::Hub(Descriptor listener, const HubOptions& options)
-    : listener_(std::move(listener)),
+Hub::Hub(std::vector<Descriptor> listeners, const HubOptions& options)
+    : listeners_(std::move(listeners)),
+      parents_(kept_from_children(listeners_)),
       options_(options),
       rendezvous_(options.job, options.size,
                   [this](std::size_t connection, const Message& message) { send(connection, message); }),
-      admission_(listener_, {.name = options.job, .secret = options.secret, .expected = options.size}),
+      admission_(listeners_, {.name = options.job, .secret = options.secret, .expected = options.size}),
       end_(Clock::now() + options.timeout),
       closing_(make_event()),
       thread_(start_thread("the hub of a job", [this] {

@@ -4,10 +4,12 @@
 
 #include <chrono>
 #include <future>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "kernels/runtime/not_in_children.h"
 #include "zero/comm/admission.h"
@@ -25,14 +27,12 @@ struct HubOptions {
 
 class Hub {
  public:
-  Hub(Descriptor listener, const HubOptions& options);
+  Hub(std::vector<Descriptor> listeners, const HubOptions& options);
   ~Hub();  // waits until all ranks have left; after a failure, for two seconds at most
 
   // Ends without waiting for the others: the thread owns the hub from then on. Returns when the goodbye of rank 0,
   // which has been sent, is passed on, so that the process may end.
   static void detach(std::unique_ptr<Hub> hub);
-
-  Endpoint endpoint() const { return local_endpoint(listener_); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -48,8 +48,8 @@ class Hub {
   void send(std::size_t connection, const Message& message);
   void end_stuck_connections();
 
-  Descriptor listener_;
-  NotInChildren parents_{listener_.get()};
+  std::vector<Descriptor> listeners_;
+  std::list<NotInChildren> parents_{};  // of the listeners
   HubOptions options_;
   Rendezvous rendezvous_;
   // A connection of a rank.

@@ -8,6 +8,8 @@
 #include <limits>
 #include <sstream>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace ballast {
 namespace {
@@ -52,16 +54,13 @@ Endpoint address_of_hub(const JobOptions& options) {
   return {host.empty() ? "127.0.0.1" : host, 0};
 }
 
-// Rank 0 listens where all ranks reach it. If its name leads to loopback on its own machine, and there are other hosts, it
-// listens at all of the machine's addresses: other hosts may resolve the name to any of them.
-Descriptor listen(const JobOptions& options, const std::string& for_others, Meeting& meeting) {
-  if (for_others.empty()) {
-    Descriptor listener = listen_at(meeting.hub, options.timeout);
-    meeting.hub = local_endpoint(listener);
-    return listener;
-  }
-  const bool is_version_6 = for_others.find(':') != std::string::npos;
-  return listen_at({is_version_6 ? "::" : "0.0.0.0", meeting.hub.port});
+// Rank 0 listens where all ranks reach it: at all addresses of its name. If the name leads to loopback on its own machine, and
+// there are other hosts, it listens at all of the machine's addresses: other hosts may resolve the name to any of them.
+std::vector<Descriptor> listen(const JobOptions& options, const std::string& for_others, Meeting& meeting) {
+  if (!for_others.empty()) return listen_everywhere(meeting.hub.port);
+  std::vector<Descriptor> listeners = listen_at_all(meeting.hub, options.timeout);
+  meeting.hub = local_endpoint(listeners.front());
+  return listeners;
 }
 
 }  // namespace
@@ -78,11 +77,11 @@ Job::Job(const JobOptions& options)
   if (!for_others.empty()) meeting.hub.host = for_others;
   const bool store_tells = options.store != nullptr && options.secret.empty();
   if (launch_.rank == 0) {
-    Descriptor listener = listen(options, for_others, meeting);
+    std::vector<Descriptor> listeners = listen(options, for_others, meeting);
     if (store_tells) meeting.secret = random_secret();
     if (options.store != nullptr) publish(*options.store, meeting);
     secret_ = Secret(store_tells ? meeting.secret : options.secret);
-    hub_ = std::make_unique<Hub>(std::move(listener), HubOptions{launch_.job, launch_.size, secret_, options.timeout});
+    hub_ = std::make_unique<Hub>(std::move(listeners), HubOptions{launch_.job, launch_.size, secret_, options.timeout});
   } else {
     if (options.store != nullptr) meeting = find_in(*options.store);
     secret_ = Secret(store_tells ? meeting.secret : options.secret);

@@ -89,7 +89,15 @@ class Links {
       const bool is_over = answer(call->first, call->second);
       call = is_over ? calls_.erase(call) : std::next(call);
     }
-    return missing() == group_.size();
+    return is_complete();
+  }
+
+  bool is_complete() {
+    const std::size_t first = missing();
+    if (first == group_.size()) return true;
+    if (first != awaited_) wait_.emplace(group_.job().control(), std::vector{group_.rank_in_job(first)});
+    awaited_ = first;
+    return false;
   }
 
   void admit(Arrival arrival) {
@@ -141,9 +149,11 @@ class Links {
   std::string name_;
   Descriptor listener_;
   Admission admission_;
-  std::vector<std::string> addresses_;  // by rank
-  std::map<std::size_t, Call> calls_;   // by rank: those whose end has yet to prove itself
-  std::vector<Descriptor> sockets_;     // by rank
+  std::vector<std::string> addresses_;    // by rank
+  std::map<std::size_t, Call> calls_;     // by rank: those whose end has yet to prove itself
+  std::vector<Descriptor> sockets_;       // by rank
+  std::optional<std::size_t> awaited_{};  // the first rank without a connection, and the wait for it
+  std::optional<Control::Wait> wait_{};
 };
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace ballast {
 namespace {
 
-constexpr std::uint32_t magic = 0x34544C42;  // "BLT4", the number being the protocol's version
+constexpr std::uint32_t magic = 0x35544C42;  // "BLT5", the number being the protocol's version
 
 struct WireHeader {
   std::uint32_t magic;

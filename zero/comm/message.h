@@ -19,7 +19,8 @@ struct Message {
     set,        // a key and its value
     get,        // a key; the answer is a `set`, as soon as the key has a value
     share,  // a key, and the sender's Share; the answer is a `set` of all values, when all ranks of the group have shared
-    late,     // to the hub: the rank that the sender has waited for until the timeout
+    late,   // to the hub: the ranks that the sender has waited for until the timeout; with a key, to share it
+    waits,  // to all ranks: for whom do they wait, as some are late? To the hub: the same as `late`, before the timeout
     failed,   // to the hub: the reason for which the sender fails. To all ranks: the first error. The key names ranks
     left,     // to all ranks: a rank that has left, and its reason
     goodbye,  // to the hub: the sender leaves, and its reason; with the key `failed`, all ranks fail

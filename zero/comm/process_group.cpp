@@ -37,7 +37,9 @@ std::vector<std::string> ProcessGroup::hosts() const {
 }
 
 std::vector<std::string> ProcessGroup::exchange_strings(const std::string& subject, const std::string& mine) {
-  return job_->control().share(fmt::format("{}/{}", name_, subject), {rank_, size(), mine});
+  std::vector<std::size_t> ranks;
+  std::ranges::transform(members_, std::back_inserter(ranks), &Member::rank);
+  return job_->control().share(fmt::format("{}/{}", name_, subject), {rank_, size(), mine}, ranks);
 }
 
 }  // namespace ballast

@@ -24,8 +24,9 @@ class ProcessGroup {
   std::vector<std::string> hosts() const;  // of the ranks
 
   // The calls of Control and Job, with ranks of this group.
-  [[noreturn]] void fail_late(std::size_t rank) const { job_->control().fail_late({&members_[rank].rank, 1}); }
+  [[noreturn]] void fail_late(std::size_t rank) const { job_->control().fail_late({members_[rank].rank}); }
   [[noreturn]] void fail_late_of_others() const;  // when it is not known which of the other ranks is late
+  Control::Wait wait_for(std::size_t rank) const { return {job_->control(), {members_[rank].rank}}; }
   bool has_left(std::size_t rank) const { return job_->control().has_left(members_[rank].rank); }
   [[noreturn]] void fail_after_leave(std::size_t rank) const { job_->control().fail_after_leave(members_[rank].rank); }
   void fail_because_of(std::size_t rank, const std::string& what) const { job_->fail(what, {members_[rank].rank}); }

@@ -22,7 +22,8 @@ void Rendezvous::take(std::size_t connection, const Message& message) {
     case Message::Kind::set: return set(message);
     case Message::Kind::get: return get(connection, message.key);
     case Message::Kind::share: return share(connection, message);
-    case Message::Kind::late: return late(connection, message.value);
+    case Message::Kind::late: return late(connection, message);
+    case Message::Kind::waits: return static_cast<void>(note_wait(connection, message));
     case Message::Kind::failed: return fail(message.value, ranks_of_job(message.key));
     case Message::Kind::goodbye: return leave(connection, message);
     default: fail_malformed();
@@ -59,7 +60,7 @@ bool Rendezvous::has_left(std::size_t rank) const {
 }
 
 void Rendezvous::leave(std::size_t connection, const Message& goodbye) {
-  if (!left_.insert(connection).second) return;
+  if (!left_.emplace(connection, goodbye.value).second) return;
   const Member& member = members_.at(connection);
   if (goodbye.key == key_of_failure) return fail(left(member, goodbye.value), {member.rank});
   send_to_all({.kind = Message::Kind::left, .key = std::to_string(member.rank), .value = goodbye.value});
@@ -116,7 +117,7 @@ void Rendezvous::share(std::size_t connection, const Message& message) {
 
 void Rendezvous::ended(std::size_t connection) {
   const auto found = members_.find(connection);
-  if (found == members_.end() || !left_.insert(connection).second) return;
+  if (found == members_.end() || !left_.emplace(connection, "").second) return;
   // The hub is on the machine of rank 0, which is not known until rank 0 has connected.
   const auto hub = std::ranges::find(members_, 0u, [](const auto& entry) { return entry.second.rank; });
   const Member& member = found->second;
@@ -137,20 +138,76 @@ void Rendezvous::fail_without_missing(const std::string& after, std::vector<std:
        missing);
 }
 
-void Rendezvous::late(std::size_t connection, const std::string& rank) {
-  const auto waited_for = number_from(rank);
-  if (!waited_for || !complete() || *waited_for >= size_) fail_malformed();
-  waited_for_[members_.at(connection).rank].insert(*waited_for);
+// A rank that waits for a late one may have begun later, and will not report in time by itself.
+void Rendezvous::late(std::size_t connection, const Message& message) {
+  if (!note_wait(connection, message)) return;
+  const bool is_first = timed_out_.empty();
+  timed_out_.insert(members_.at(connection).rank);
+  if (is_first) send_to_all({.kind = Message::Kind::waits});
 }
 
-// A rank that waits is itself late for the ranks behind it. The late ranks are those at the ends of such chains.
-void Rendezvous::fail_with_late_ranks(const std::string& after) {
-  std::set<std::size_t> named;
-  for (const auto& [waiting, ranks] : waited_for_) {
-    std::ranges::copy_if(ranks, std::inserter(named, named.end()),
-                         [&](std::size_t rank) { return !waited_for_.contains(rank); });
+// Returns false if the rank waits for none.
+bool Rendezvous::note_wait(std::size_t connection, const Message& message) {
+  if (!complete()) fail_malformed();
+  const std::vector<std::size_t> ranks = awaited_by(message);
+  if (!ranks.empty()) waited_for_[members_.at(connection).rank].insert(ranks.begin(), ranks.end());
+  return !ranks.empty();
+}
+
+// With a key, the message names the ranks of a group in order.
+std::vector<std::size_t> Rendezvous::awaited_by(const Message& message) const {
+  const std::vector<std::size_t> ranks = ranks_of_job(message.value);
+  if (ranks.empty() || to_words(ranks) != message.value) fail_malformed();
+  if (message.key.empty()) return ranks;
+  const auto shared = shared_.find(message.key);
+  if (shared == shared_.end()) return {};  // all have shared it meanwhile
+  std::vector<std::size_t> missing;
+  for (std::size_t place = 0; place < ranks.size(); ++place) {
+    if (!shared->second.by_rank.contains(place)) missing.push_back(ranks[place]);
   }
-  if (named.empty()) named = waited_for_.begin()->second;
+  return missing;
+}
+
+// A rank that waits is itself late for the ranks behind it. The late ranks are those at the ends of such chains. Chains begin
+// at ranks that have waited until the timeout: waits of other ranks may have nothing to do with it.
+std::set<std::size_t> Rendezvous::ends_of_waits() const {
+  std::set<std::size_t> seen = timed_out_;
+  std::vector<std::size_t> open(seen.begin(), seen.end());
+  std::set<std::size_t> ends;
+  while (!open.empty()) {
+    const std::size_t rank = open.back();
+    open.pop_back();
+    const auto waits = waited_for_.find(rank);
+    if (waits == waited_for_.end() || has_left(rank)) {
+      ends.insert(rank);
+      continue;
+    }
+    std::ranges::copy_if(waits->second, std::back_inserter(open),
+                         [&](std::size_t other) { return seen.insert(other).second; });
+  }
+  return ends;
+}
+
+// For ranks that all wait for each other: follows a chain until it meets itself.
+std::size_t Rendezvous::last_of_circle() const {
+  std::set<std::size_t> chain;
+  std::size_t rank = *timed_out_.begin();
+  while (true) {
+    chain.insert(rank);
+    const std::size_t next = *waited_for_.at(rank).begin();
+    if (chain.contains(next)) return rank;
+    rank = next;
+  }
+}
+
+void Rendezvous::fail_with_late_ranks(const std::string& after) {
+  if (first_error_) return;
+  std::set<std::size_t> named = ends_of_waits();
+  if (named.empty()) named.insert(last_of_circle());
+  for (const auto& [connection, words] : left_) {
+    const Member& gone = members_.at(connection);
+    if (named.contains(gone.rank)) return fail(left(gone, words), {gone.rank});
+  }
   std::vector<std::string> names;
   names.reserve(named.size());
   for (const std::size_t rank : named) {

@@ -28,8 +28,9 @@ class Rendezvous {
   bool has_left(std::size_t rank) const;
   // Names the ranks that have not connected, and the processes that were `refused` before they said who they are.
   void fail_without_missing(const std::string& after, std::vector<std::string> refused = {});
-  bool has_late_ranks() const { return !waited_for_.empty(); }
-  void fail_with_late_ranks(const std::string& after);  // names the late ranks that wait for no other rank
+  bool has_late_ranks() const { return !timed_out_.empty(); }
+  // Names a rank that others wait for and that has left, or else the late ranks that wait for no other rank.
+  void fail_with_late_ranks(const std::string& after);
   // Tells all members, later ones included; only the first reason counts. `ranks` as in FirstError.
   void fail(const std::string& reason, const std::vector<std::size_t>& ranks = {});
   bool complete() const { return members_.size() == size_; }
@@ -43,7 +44,11 @@ class Rendezvous {
   void set(const Message& message);
   void get(std::size_t connection, const std::string& key);
   void share(std::size_t connection, const Message& message);
-  void late(std::size_t connection, const std::string& rank);
+  void late(std::size_t connection, const Message& message);
+  bool note_wait(std::size_t connection, const Message& message);
+  std::vector<std::size_t> awaited_by(const Message& message) const;
+  std::set<std::size_t> ends_of_waits() const;
+  std::size_t last_of_circle() const;
   std::vector<std::size_t> ranks_of_job(const std::string& words) const;
   const Member& member(std::size_t rank) const;
   void send_to_all(const Message& message);
@@ -57,13 +62,14 @@ class Rendezvous {
   std::string job_;
   std::size_t size_;
   Send send_;
-  std::map<std::size_t, Member> members_;  // by connection
-  std::set<std::size_t> left_;             // connections
+  std::map<std::size_t, Member> members_;    // by connection
+  std::map<std::size_t, std::string> left_;  // by connection: the reason
   std::vector<std::string> refused_;
   std::map<std::string, std::string> values_;
   std::map<std::string, Shared> shared_;                     // by key, until all ranks of the group have their answer
   std::multimap<std::string, std::size_t> waiting_;          // connections, by the key that they wait for
   std::map<std::size_t, std::set<std::size_t>> waited_for_;  // by the waiting rank
+  std::set<std::size_t> timed_out_;  // of the waiting ranks: those that have waited for too long
   std::optional<Message> first_error_;
 };
 

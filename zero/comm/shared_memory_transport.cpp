@@ -274,6 +274,7 @@ class SharedMemoryTransport : public ProcessTransport {
       if (has_left) group().fail_after_leave(peer);
       return false;
     };
+    const Control::Wait waiting = group().wait_for(peer);
     Deadline(error_, group().job().timeout()).wait(is_done_within, [&] { group().fail_late(peer); });
   }
 

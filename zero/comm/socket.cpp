@@ -14,6 +14,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <limits>
 #include <memory>
 #include <system_error>
 
@@ -27,7 +29,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto time_to_read = std::chrono::seconds(5);
 constexpr auto time_of_attempt = std::chrono::seconds(5);  // to connect to one address
-constexpr int silence_ms = 30'000;                         // after which a machine counts as gone
+constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
+constexpr int silence_ms = 30'000;  // after which a machine counts as gone
 // The hub's messages to a rank that is stopped are far fewer.
 constexpr std::size_t max_unsent_bytes = std::size_t{64} << 20;
 
@@ -152,6 +155,8 @@ int try_listen(const addrinfo& address, Descriptor& socket) {
   socket = open_socket(address, SOCK_NONBLOCK);
   if (!socket) return errno;
   set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);  // so that a job can use the port of one that has just ended
+  // So that the address of all of IPv6 leaves the port of IPv4 to another socket.
+  if (address.ai_family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 1);
   const bool is_listening =
       ::bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0;
   return is_listening ? 0 : errno;
@@ -169,21 +174,69 @@ int try_listen(const addrinfo& address, Descriptor& socket) {
                           .remedy = "MASTER_ADDR must be an address of the machine that rank 0 runs on."});
 }
 
+bool is_same(const addrinfo& one, const addrinfo& other) {
+  return one.ai_addrlen == other.ai_addrlen && std::memcmp(one.ai_addr, other.ai_addr, one.ai_addrlen) == 0;
+}
+
+bool is_repeated(const addrinfo& address, const addrinfo* first) {
+  while (first != &address && !is_same(*first, address)) {
+    first = first->ai_next;
+  }
+  return first != &address;
+}
+
+// Listens at addresses of the name that this machine has, until there are `most` sockets. Returns 0, or why it lacks one.
+int add_listeners(const Endpoint& endpoint, std::chrono::milliseconds patience, std::size_t most,
+                  std::vector<Descriptor>& sockets) {
+  const Addresses addresses = await_addresses(endpoint, AI_PASSIVE, patience);
+  int lacking = 0;
+  for (const addrinfo* address = addresses.get(); address != nullptr && sockets.size() < most;
+       address = address->ai_next) {
+    if (is_repeated(*address, addresses.get())) continue;
+    Descriptor socket;
+    const int error = try_listen(*address, socket);
+    // The name may have addresses of a kind that this machine lacks. A port in use is no such reason.
+    if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) {
+      lacking = error;
+    } else if (error != 0) {
+      refuse_to_listen(endpoint, error);
+    } else {
+      sockets.push_back(std::move(socket));
+    }
+  }
+  return lacking;
+}
+
+std::vector<Descriptor> listen_at(const Endpoint& endpoint, std::chrono::milliseconds patience, std::size_t most) {
+  std::vector<Descriptor> sockets;
+  const int lacking = add_listeners(endpoint, patience, most, sockets);
+  if (sockets.empty()) refuse_to_listen(endpoint, lacking);
+  return sockets;
+}
+
 }  // namespace
 
 std::string text(const Endpoint& endpoint) { return fmt::format("{}:{}", endpoint.host, endpoint.port); }
 
 Descriptor listen_at(const Endpoint& endpoint, std::chrono::milliseconds patience) {
-  const Addresses addresses = await_addresses(endpoint, AI_PASSIVE, patience);
-  Descriptor socket;
-  int error = EADDRNOTAVAIL;
-  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    error = try_listen(*address, socket);
-    if (error == 0) return socket;
-    // The name may have addresses of a kind that this machine lacks. A port in use is no such reason.
-    if (error != EADDRNOTAVAIL && error != EAFNOSUPPORT) break;
-  }
-  refuse_to_listen(endpoint, error);
+  return std::move(listen_at(endpoint, patience, 1).front());
+}
+
+std::vector<Descriptor> listen_at_all(const Endpoint& endpoint, std::chrono::milliseconds patience) {
+  std::vector<Descriptor> sockets = listen_at(endpoint, patience, endpoint.port == 0 ? 1 : no_limit);
+  const auto outward =
+      std::ranges::find_if(sockets, [](const auto& socket) { return !is_loopback(local_endpoint(socket).host); });
+  if (outward != sockets.end()) std::iter_swap(sockets.begin(), outward);
+  return sockets;
+}
+
+std::vector<Descriptor> listen_everywhere(std::uint16_t port) {
+  const Endpoint of_version_4{"0.0.0.0", port};
+  std::vector<Descriptor> sockets;
+  const int lacking = add_listeners(of_version_4, {}, no_limit, sockets);
+  add_listeners({"::", port}, {}, no_limit, sockets);
+  if (sockets.empty()) refuse_to_listen(of_version_4, lacking);
+  return sockets;
 }
 
 Endpoint local_endpoint(const Descriptor& socket) {

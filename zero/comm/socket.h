@@ -7,6 +7,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/runtime/descriptor.h"
 #include "kernels/runtime/not_in_children.h"
@@ -19,8 +20,12 @@ std::string text(const Endpoint& endpoint);  // "host:port"
 // Throws B3303 for a port in use, an address of another machine, or a name that has no address for so long. Port 0 means any
 // free port. accept() of the socket does not wait.
 Descriptor listen_at(const Endpoint& endpoint, std::chrono::milliseconds patience = {});
-Endpoint local_endpoint(const Descriptor& socket);  // numeric
-std::string other_end(const Descriptor& socket);    // of a connection: "10.0.0.7:4242"; "?" if it is lost
+// The same at each address of the name that this machine has, with a socket each: other machines may resolve the name to any of
+// them. If some are not loopback, the first socket is at such an address. If the port is 0, listens at one address.
+std::vector<Descriptor> listen_at_all(const Endpoint& endpoint, std::chrono::milliseconds patience = {});
+std::vector<Descriptor> listen_everywhere(std::uint16_t port);  // at all addresses of this machine
+Endpoint local_endpoint(const Descriptor& socket);              // numeric
+std::string other_end(const Descriptor& socket);                // of a connection: "10.0.0.7:4242"; "?" if it is lost
 bool is_loopback(const std::string& host);
 
 // This machine's address on its default route; empty if there is none.

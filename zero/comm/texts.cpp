@@ -1,5 +1,8 @@
 #include "zero/comm/texts.h"
 
+#include <ballast/error.h>
+
+#include <cstdint>
 #include <sstream>
 
 namespace ballast {
@@ -10,9 +13,38 @@ void send(Communicator& world, std::string& text, std::size_t root) {
   world.broadcast(View(reinterpret_cast<std::byte*>(text.data()), text.size(), DType::u8), root);
 }
 
-}  // namespace
+// Sends `mine` to each other rank, and receives the bytes of rank p into theirs[p].
+void exchange_bytes(Communicator& world, std::span<const std::byte> mine,
+                    const std::vector<std::span<std::byte>>& theirs) {
+  std::vector<SentPart> sent;
+  std::vector<ReceivedPart> received;
+  for (std::size_t rank = 0; rank < world.size(); ++rank) {
+    if (rank == world.rank()) continue;
+    if (!mine.empty()) sent.push_back({rank, ConstView(mine.data(), mine.size(), DType::u8)});
+    if (!theirs[rank].empty()) received.push_back({rank, View(theirs[rank].data(), theirs[rank].size(), DType::u8)});
+  }
+  world.exchange(sent, received);
+}
 
-std::vector<std::string> texts_of_all(Communicator& world, const std::string& mine) {
+// Two exchanges, for any number of ranks.
+std::vector<std::string> exchanged_texts(Communicator& world, const std::string& mine) {
+  const std::uint64_t own_bytes = mine.size();
+  std::vector<std::uint64_t> bytes(world.size());
+  std::vector<std::span<std::byte>> into;
+  for (std::uint64_t& each : bytes)
+    into.push_back(std::as_writable_bytes(std::span(&each, 1)));
+  exchange_bytes(world, std::as_bytes(std::span(&own_bytes, 1)), into);
+  std::vector<std::string> texts(world.size());
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    texts[rank] = rank == world.rank() ? mine : std::string(bytes[rank], '\0');
+    into[rank] = std::as_writable_bytes(std::span(texts[rank]));
+  }
+  exchange_bytes(world, std::as_bytes(std::span(mine)), into);
+  return texts;
+}
+
+// A collective for each rank, in which every rank sends a message to every other one: messages grow with the cube of the ranks.
+std::vector<std::string> broadcast_texts(Communicator& world, const std::string& mine) {
   std::vector<std::int64_t> bytes(world.size());
   bytes[world.rank()] = static_cast<std::int64_t>(mine.size());
   world.all_reduce(bytes);
@@ -22,6 +54,18 @@ std::vector<std::string> texts_of_all(Communicator& world, const std::string& mi
     send(world, texts[rank], rank);
   }
   return texts;
+}
+
+}  // namespace
+
+std::vector<std::string> texts_of_all(Communicator& world, const std::string& mine) {
+  try {
+    return exchanged_texts(world, mine);
+  } catch (const Error& error) {
+    // Communicators of other libraries need not have exchange(), and refuse it before they send anything.
+    if (error.code() != Code::unsupported) throw;
+    return broadcast_texts(world, mine);
+  }
 }
 
 std::string broadcast_text(Communicator& world, const std::string& mine, std::size_t root) {

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "kernels/runtime/cores.h"
 #include "zero/comm/collectives.h"
@@ -45,6 +46,27 @@ std::optional<std::string> ThreadJob::leave_reason(std::size_t rank) {
   const std::lock_guard lock(mutex_);
   const auto found = left_.find(rank);
   return found == left_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void ThreadJob::set_wait(std::size_t rank, const void* group, std::size_t awaited) {
+  const std::lock_guard lock(mutex_);
+  waits_.insert_or_assign({rank, group}, awaited);
+}
+
+void ThreadJob::end_wait(std::size_t rank, const void* group) {
+  const std::lock_guard lock(mutex_);
+  waits_.erase({rank, group});
+}
+
+std::size_t ThreadJob::last_awaited(std::size_t rank, std::size_t awaited) {
+  const std::lock_guard lock(mutex_);
+  std::set<std::size_t> chain{rank};
+  while (chain.insert(awaited).second) {
+    const auto wait = waits_.lower_bound({awaited, nullptr});
+    const bool waits = wait != waits_.end() && wait->first.first == awaited;
+    if (waits && !chain.contains(wait->second)) awaited = wait->second;
+  }
+  return awaited;
 }
 
 ThreadGroup::ThreadGroup(std::size_t size, std::chrono::milliseconds timeout, std::size_t ranks_per_host)
@@ -102,9 +124,8 @@ std::size_t ThreadGroup::arrive(std::size_t rank) {
   return generation;
 }
 
-std::string ThreadGroup::missing() const {
-  const auto first = std::ranges::find(arrived_, false);
-  return name_of(static_cast<std::size_t>(first - arrived_.begin()));
+std::size_t ThreadGroup::missing() const {
+  return static_cast<std::size_t>(std::ranges::find(arrived_, false) - arrived_.begin());
 }
 
 void ThreadGroup::fail_if_missing_rank_left() const {
@@ -123,12 +144,18 @@ void ThreadGroup::publish(std::size_t rank, const SentChunk& chunk) {
   published_[rank] = chunk;
   const std::size_t generation = arrive(rank);
   const auto all_arrived = [&] { return generation_ != generation; };
+  bool has_waited = false;
   deadline.wait(
       [&](auto pause) {
         if (!all_arrived()) fail_if_missing_rank_left();
-        return changed_.wait_for(lock, pause, all_arrived);
+        // Most waits are short, and make no other rank late.
+        if (has_waited && !all_arrived()) job_->set_wait(members_[rank], this, members_[missing()]);
+        const bool is_done = changed_.wait_for(lock, pause, all_arrived);
+        if (is_done && has_waited) job_->end_wait(members_[rank], this);
+        has_waited = true;
+        return is_done;
       },
-      [&] { deadline.fail_late(missing()); });
+      [&] { deadline.fail_late(fmt::format("rank {}", job_->last_awaited(members_[rank], members_[missing()]))); });
 }
 
 void ThreadGroup::withdraw(std::size_t rank) noexcept {

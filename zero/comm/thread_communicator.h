@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -26,10 +27,17 @@ class ThreadJob {
   void leave(std::size_t rank, const LeaveReason& leave_reason);
   std::optional<std::string> leave_reason(std::size_t rank);  // empty if it has not left
 
+  // A rank waits for another one in `group`, until end_wait().
+  void set_wait(std::size_t rank, const void* group, std::size_t awaited);
+  void end_wait(std::size_t rank, const void* group);
+  // `rank` waits for `awaited`, which may wait for another one: returns the rank at the end of the chain.
+  std::size_t last_awaited(std::size_t rank, std::size_t awaited);
+
  private:
   FirstError error_;
   std::mutex mutex_;
   std::map<std::size_t, std::string> left_;
+  std::map<std::pair<std::size_t, const void*>, std::size_t> waits_;  // by the waiting rank and the group
 };
 
 // The rendezvous of a group of threads: each publishes the chunk that it sends. Any thread may call.
@@ -58,8 +66,8 @@ class ThreadGroup {
 
  private:
   ThreadGroup(std::vector<std::size_t> members, const ThreadGroup& whole);
-  std::size_t arrive(std::size_t rank);  // returns the generation; called with the lock held
-  std::string missing() const;
+  std::size_t arrive(std::size_t rank);    // returns the generation; called with the lock held
+  std::size_t missing() const;             // the first rank that has not arrived
   void fail_if_missing_rank_left() const;  // throws if a missing rank has left
 
   std::vector<std::size_t> members_;  // ranks of the whole group
