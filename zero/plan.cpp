@@ -68,6 +68,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
   });
   return {.placement = placement_of(options, position.ranks),
           .rank = position.rank,
+          .ranks_per_host = position.ranks_per_host,
           .tile_elements = options.tile_elements,
           .micro_steps = options.micro_steps,
           .format = options.format,

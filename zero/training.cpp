@@ -59,7 +59,7 @@ struct Training::Impl {
 Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked)
     : options(with_tiles_of_run(asked, world)),
       groups(std::move(rules)),
-      plan(std::move(model), {world.rank(), world.size()}, groups, options),
+      plan(std::move(model), {world.rank(), world.size(), world.ranks_per_host()}, groups, options),
       backend(kernels::cpu_backend({.threads = asked.threads})),
       rank(world.rank()) {
   const CompiledPlan& compiled = plan.compiled();

@@ -61,7 +61,8 @@ class Run {
   }
 
   void begin() {
-    const Plan plan(model_of(options_.shape), {world_.rank(), world_.size()}, rules_of(options_), options_.training);
+    const Plan plan(model_of(options_.shape), {world_.rank(), world_.size(), world_.ranks_per_host()},
+                    rules_of(options_), options_.training);
     Start start{.ranks = world_.size(),
                 .parameters = parameters_of(plan.model()),
                 .text_bytes = text_.bytes(),

@@ -138,6 +138,7 @@ struct Question {
   static CompiledPlan compiled(const ChoiceInput& asked, const Placement& placement, std::size_t rank) {
     return CompiledPlan(asked.model, {.placement = placement,
                                       .rank = rank,
+                                      .ranks_per_host = asked.machine.ranks_per_host,
                                       .tile_elements = asked.tile_elements,
                                       .micro_steps = asked.micro_steps,
                                       .format = asked.format,

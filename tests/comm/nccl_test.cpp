@@ -6,6 +6,7 @@
 #include <functional>
 #include <thread>
 
+#include "kernels/reduction_memory.h"
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/stream.h"
 #include "tests/comm/encoded_reference.h"
@@ -203,6 +204,78 @@ TEST_CASE("a group of GPUs that gathers codes takes no device memory but theirs"
           expect(entry.kind != MemoryKind::device, "device memory of the group: " + entry.owner);
         }
       });
+}
+
+namespace {
+
+// The most bytes that one of the groups has reserved for such things.
+std::size_t most_of(const MemoryAccounts& of_groups, std::string_view owner) {
+  std::size_t most = 0;
+  for (const MemoryAccounts::Entry& entry : of_groups.entries()) {
+    if (entry.kind == MemoryKind::device && entry.owner.starts_with(owner)) most = std::max(most, entry.usage.now);
+  }
+  return most;
+}
+
+// Each case has a group of its own, which reserves memory when it needs some.
+void check_memory(Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts& of_groups,
+                  std::size_t ranks_per_host) {
+  const kernels::ReducingRanks shape{ranks.size(), ranks_per_host};
+  const auto expect_memory = [&](const char* what, const kernels::ReductionMemory& memory,
+                                 const std::function<void(Communicator&)>& reduce) {
+    const auto group = ranks.split(0, &channel);
+    reduce(*group);
+    stream.synchronize();
+    expect(most_of(of_groups, "nccl, group ") == memory.received, std::string("memory for values of ") + what);
+    expect(most_of(of_groups, "sums, group ") == memory.sums, std::string("memory for sums of ") + what);
+  };
+  MemoryAccounts accounts;
+  for (const std::size_t count : {std::size_t{128}, std::size_t{1003}, std::size_t{99991}}) {
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+      const OnGpu all(Values::of_rank(ranks.rank(), dtype, ranks.size() * count), stream, accounts);
+      const OnGpu part(overwritten(count), stream, accounts);
+      const std::size_t width = byte_size(dtype);
+      expect_memory("a reduce_scatter", kernels::memory_of_scatter(shape, count, width),
+                    [&](Communicator& group) { group.reduce_scatter(all.view(), part.view()); });
+      expect_memory("an all_reduce", kernels::memory_of_sum(shape, count, width),
+                    [&](Communicator& group) { group.all_reduce(all.view().part(0, count), part.view()); });
+      Encoding encoding{.values = CodeBits::eight, .sums = CodeBits::four, .stream = wire_stream, .memory = {}};
+      const std::size_t bytes = kernels::encoded_parts_bytes(count, ranks.size(), CodeBits::eight);
+      const Buffer codes =
+          allocate(accounts, {.kind = MemoryKind::device, .bytes = bytes, .owner = "codes", .gpu = stream.gpu()});
+      encoding.memory = codes.view(DType::u8);
+      expect_memory("an encoded reduce_scatter",
+                    kernels::memory_of_codes(shape, count, CodeBits::eight, CodeBits::four),
+                    [&](Communicator& group) { group.reduce_scatter(all.view(), part.view(), encoding); });
+      const std::size_t of_rank = kernels::part_of_groups(count, ranks.size());
+      expect_memory("an encoded all_reduce", kernels::memory_of_codes(shape, of_rank, CodeBits::eight, CodeBits::four),
+                    [&](Communicator& group) { group.all_reduce(all.view().part(0, count), part.view(), encoding); });
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a group of GPUs reserves for a reduction what plans count", "[gpu]") {
+  const std::size_t gpus = device::list().size();
+  if (gpus < 2) return skip("NCCL gives each rank a GPU of its own, and there is one");
+  for (const GroupShape shape : {GroupShape(2), GroupShape(3), GroupShape(4, 2)}) {
+    if (shape.size > gpus) break;
+    check_on_gpus(
+        shape, [](std::size_t rank) { return static_cast<int>(rank); },
+        [&](Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts& of_groups) {
+          check_memory(ranks, stream, channel, of_groups, shape.ranks_per_host);
+        });
+  }
+}
+
+TEST_CASE("one exchange of a reduction takes 512 MiB at most, whatever a rank sends") {
+  constexpr std::size_t GiB = std::size_t{1} << 30;
+  CHECK(kernels::memory_of_scatter({8}, GiB, 2).received == GiB / 2);
+  CHECK(kernels::memory_of_sum({2}, GiB, 4).received == GiB / 2);
+  CHECK(kernels::memory_of_codes({2}, GiB, CodeBits::eight, CodeBits::eight).received <= GiB / 2);
+  CHECK(kernels::memory_of_scatter({16, 8}, GiB, 2).received == GiB / 2);
+  CHECK(kernels::memory_of_scatter({1}, GiB, 2).received == 0);
 }
 
 // It needs no NCCL, and works on a machine with one GPU.

@@ -299,7 +299,7 @@ def test_the_front_has_the_plan_that_divides_a_kind_of_state_among_tiers(ranks, 
 
 
 def test_state_is_reported_where_its_parameters_take_it():
-    plan = ballast.plan("llama-70b", ranks=8, gpu="h100", host_memory="712GiB", reserve="2GiB")
+    plan = ballast.plan("llama-70b", ranks=8, gpu="h100", host_memory="712GiB", reserve="1.5GiB")
     parts = plan.placement["parameters"]
     call = plan.wrap_call()
     kept = float(re.search(r'"state": \{"device": ([\d.]+), "host"', call)[1])  # of the state of parameters on the device
@@ -311,6 +311,18 @@ def test_state_is_reported_where_its_parameters_take_it():
     assert f", state {expected:.0%} on the GPU and {1 - expected:.0%} on the host" in plan.text()
     assert '"parameters": ' in call
     assert plan.to_dict()["wrap_call"] == call
+
+
+def test_the_memory_of_reductions_between_gpus_is_counted():
+    def memory(ranks, **options):
+        return ballast.plan("llama-8b", ranks=ranks, gpu="h100", host_memory="1TiB", stage=3, **options).memory["device"]
+
+    assert "received" not in memory(1)
+    assert memory(8)["received"] == 512 << 20 and "host_sums" not in memory(8)
+    part = 128256 * 4096 // 16  # of the embedding
+    hosts = memory(16, gpus_per_machine=8)
+    assert hosts["received"] == 8 * part * 2  # in bf16, of the ranks of a host
+    assert hosts["host_sums"] == 2 * part * 4  # in fp32, for each host
 
 
 def test_a_front_of_nothing_is_refused():

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/reduction_memory.h"
 #include "zero/comm/channel.h"
 #include "zero/comm/encoded.h"
 #include "zero/comm/exchanges.h"
@@ -16,10 +17,6 @@
 
 namespace ballast {
 namespace {
-
-// Up to this size every rank of an all-reduce adds everything, in one exchange. Above it each rank adds a part, and the
-// parts are gathered. Both give the same bits.
-constexpr std::size_t small_bytes = 64 * 1024;
 
 void require_counts(std::size_t count, std::size_t needed) {
   require(count == needed, Code::wrong_size, [&] {
@@ -94,7 +91,7 @@ class Collectives : public Communicator {
       require_counts(all.count(), into.count());
       require_sum(into.dtype());
       const Call call{.kind = Collective::all_reduce, .dtype = all.dtype(), .count = all.count(), .sum = into.dtype()};
-      const std::size_t part = all.bytes() <= small_bytes ? 0 : all.count() / size();
+      const std::size_t part = all.bytes() <= kernels::added_by_all_bytes ? 0 : all.count() / size();
       const std::size_t in_parts = part * size();
       const std::size_t rest = all.count() - in_parts;
       if (part > 0) {
@@ -141,6 +138,13 @@ class Collectives : public Communicator {
   std::size_t ranks_per_host() const override { return transport_->ranks_per_host(); }
 
   SentBytes sent() const override { return transport_->sent() + (has_split_ ? two_level_->sent() : SentBytes{}); }
+
+  void use_memory(View received, View sums) override {
+    received_ = received;
+    sums_ = sums;
+    transport_->use_memory(received, sums);
+    if (two_level_) two_level_->use_memory(received, sums);
+  }
 
   void all_reduce(std::span<std::int64_t> values) override { all_reduce(values, Purpose::values); }
   void all_reduce(std::span<std::int64_t> values, Purpose purpose) override {
@@ -274,7 +278,7 @@ class Collectives : public Communicator {
 
   // All ranks make the same first call that needs it.
   TwoLevel& two_level() {
-    if (!two_level_) two_level_.emplace(*transport_, backend_);
+    if (!two_level_) two_level_.emplace(*transport_, backend_).use_memory(received_, sums_);
     has_split_ = true;
     return *two_level_;
   }
@@ -295,6 +299,8 @@ class Collectives : public Communicator {
   std::shared_ptr<void> owned_;  // outlives the transport
   std::unique_ptr<Transport> transport_;
   kernels::Backend& backend_;
+  View received_{};  // see use_memory()
+  View sums_{};
   std::optional<TwoLevel> two_level_;
   std::atomic<bool> has_split_ = false;  // into the groups of two levels
 };

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <vector>
 
 #include "kernels/random_math.h"
+#include "kernels/reduction_memory.h"
 #include "zero/comm/exchanges.h"
 
 namespace ballast {
@@ -17,15 +17,13 @@ namespace ballast {
 using kernels::block_bytes;
 using kernels::CodeBits;
 using kernels::encoded_part_bytes;
+using kernels::exchanged_block_bytes;
 using kernels::quantized_bytes;
 
 namespace {
 
 std::size_t elements_of(std::size_t bytes, CodeBits bits) { return bytes / block_bytes(bits) * group_size; }
 std::size_t bytes_before(std::size_t element, CodeBits bits) { return element / group_size * block_bytes(bits); }
-
-// Pieces of codes begin at aligned blocks.
-constexpr std::size_t aligned_bytes(CodeBits bits) { return std::lcm(block_bytes(bits), kernels::code_alignment); }
 
 // The last block of what arrives may have elements that the part lacks.
 std::vector<ConstView> beginnings(std::span<const ConstView> arrays, std::size_t bytes) {
@@ -107,7 +105,7 @@ void EncodedCollective::add_parts(const ConstView& all, const Parts& parts, cons
       {.call = call_,
        .values = memory(0, quantized_bytes(parts.part, bits)),
        .stride = encoded_part_bytes(parts.part, bits),
-       .block_bytes = aligned_bytes(bits)},
+       .block_bytes = exchanged_block_bytes(bits)},
       [&](std::size_t first, std::size_t count) {
         for (std::size_t rank = 0; rank < group_.size(); ++rank) {
           encode_part(all, parts, rank, {elements_of(first, bits), elements_of(count, bits)});
@@ -177,7 +175,7 @@ void EncodedCollective::add_in_two_levels(const ConstView& all, const Parts& par
       {.call = call_,
        .values = codes.part(0, quantized_bytes(parts.part, bits)),
        .stride = bytes,
-       .block_bytes = aligned_bytes(bits)},
+       .block_bytes = exchanged_block_bytes(bits)},
       [&](std::size_t first, std::size_t count) {
         for (std::size_t host = 0; host < across.size(); ++host) {
           const Stretch stretch{elements_of(first, bits), elements_of(count, bits)};
@@ -210,7 +208,7 @@ void EncodedCollective::add_inside(const ConstView& all, const Parts& parts, std
       {.call = call_,
        .values = memory(first_rank * bytes + begin, sent),
        .stride = bytes,
-       .block_bytes = aligned_bytes(bits)},
+       .block_bytes = exchanged_block_bytes(bits)},
       [&](std::size_t first, std::size_t count) {
         for (std::size_t place = 0; place < inside.size(); ++place) {
           encode_part(all, parts, first_rank + place,

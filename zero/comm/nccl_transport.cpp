@@ -8,16 +8,13 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/reduction_memory.h"
 #include "kernels/runtime/buffer.h"
 #include "zero/comm/nccl_communicator.h"
 #include "zero/comm/nccl_library.h"
 
 namespace ballast {
 namespace {
-
-// Of one exchange of all ranks: a transformer's layer in most models, so that its gradients are added in one pass.
-constexpr std::size_t max_received_bytes = std::size_t{512} << 20;
-constexpr std::size_t alignment = 512;
 
 class NcclTransport : public ProcessTransport {
  public:
@@ -27,18 +24,22 @@ class NcclTransport : public ProcessTransport {
         host_(std::move(host)),
         stream_(stream.stream),
         gpu_(stream.gpu),
-        accounts_(accounts),
-        max_chunk_bytes_(max_received_bytes / size() / alignment * alignment) {
+        accounts_(accounts) {
     if (size() > 1) nccl_.emplace(group(), stream);
   }
 
   std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const override {
-    return where == ChunkMemory::host ? host_->max_chunk_bytes(where, bytes) : max_chunk_bytes_;
+    return where == ChunkMemory::host ? host_->max_chunk_bytes(where, bytes) : kernels::most_sent_bytes(size());
   }
 
   bool has_links() const override { return true; }
 
-  std::byte* scratch(std::size_t bytes) override { return reserved(scratch_, bytes, "sums, group "); }
+  void use_memory(const View& received, const View& sums) override {
+    given_received_ = received;
+    given_sums_ = sums;
+  }
+
+  std::byte* scratch(std::size_t bytes) override { return reserved(given_sums_, scratch_, bytes, "sums, group "); }
 
   void exchange(const SentChunk& chunk, const Receive& receive) override {
     if (chunk.where == ChunkMemory::host) return host_->exchange(chunk, receive);
@@ -82,14 +83,14 @@ class NcclTransport : public ProcessTransport {
   }
 
  private:
-  static std::size_t padded(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
-
   std::byte* received_from(std::size_t peer, const SentChunk& chunk) const {
-    return received_.data() + peer * padded(chunk.bytes);
+    return at_received_ + kernels::received_bytes(peer, chunk.bytes);
   }
 
-  // A group that only gathers needs none, encoded or not. The old memory is freed when the stream has used it.
-  std::byte* reserved(Buffer& memory, std::size_t bytes, std::string_view owner) const {
+  // Returns the memory that was given, or else the group's own. A group that only gathers needs none, encoded or not. The old
+  // memory is freed when the stream has used it.
+  std::byte* reserved(const View& given, Buffer& memory, std::size_t bytes, std::string_view owner) const {
+    if (given.bytes() >= bytes) return given.data();
     if (memory.bytes() < bytes) {
       memory = {};
       memory = allocate(
@@ -100,7 +101,7 @@ class NcclTransport : public ProcessTransport {
   }
 
   void send_and_receive(const SentChunk& chunk) {
-    reserved(received_, size() * padded(chunk.bytes), "nccl, group ");
+    at_received_ = reserved(given_received_, received_, kernels::received_bytes(size(), chunk.bytes), "nccl, group ");
     nccl_->issue([&](ncclComm_t nccl) {
       for (std::size_t peer = 0; peer < size(); ++peer) {
         if (peer != rank()) send_and_receive(chunk, peer, nccl);
@@ -122,9 +123,11 @@ class NcclTransport : public ProcessTransport {
   StreamHandle stream_;
   int gpu_;
   MemoryAccounts& accounts_;
-  std::size_t max_chunk_bytes_;
-  Buffer received_{};  // of each rank, one after the other
+  View given_received_{};  // see use_memory()
+  View given_sums_{};
+  Buffer received_{};  // where the given memory is too small
   Buffer scratch_{};
+  std::byte* at_received_ = nullptr;        // in one of them: of each rank, one after the other
   std::optional<NcclCommunicator> nccl_{};  // null: this rank is alone
 };
 

@@ -117,6 +117,9 @@ class Transport {
     return reinterpret_cast<std::byte*>(scratch_.data());
   }
 
+  // See Communicator.
+  virtual void use_memory(const View& /*received*/, const View& /*sums*/) {}
+
   // An allocator of host memory that peers read in place, or null. The chunks of one exchange lie in it on all ranks or
   // on none.
   virtual Allocator* shared_memory() { return nullptr; }

@@ -58,6 +58,11 @@ TwoLevel::TwoLevel(Transport& group, kernels::Backend& backend) : backend_(backe
   across_ = group.split(every(neighbours, place, group.size() / neighbours), std::nullopt);
 }
 
+void TwoLevel::use_memory(const View& received, const View& sums) {
+  inside_->use_memory(received, sums);
+  across_->use_memory(received, sums);
+}
+
 SentBytes TwoLevel::sent() const { return inside_->sent() + across_->sent(); }
 
 // What arrives from the other hosts is handed out while more of it arrives.

@@ -26,6 +26,9 @@ class TwoLevel {
   void all_gather(const Call& call, const ConstView& mine, const View& all);
   void reduce_scatter(const Call& call, const ConstView& all, const View& into);
 
+  // Sums inside of a host are complete before hosts exchange them, so both levels use the same memory.
+  void use_memory(const View& received, const View& sums);
+
   Transport& inside() { return *inside_; }
   Transport& across() { return *across_; }
   SentBytes sent() const;

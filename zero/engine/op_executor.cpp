@@ -134,6 +134,7 @@ void OpExecutor::reduce(const Op& op, std::uint64_t step) const {
   const View from = parts_.slots.view(op.from, is_partial && !of_shards ? DType::fp32 : gradient);
   const View to = parts_.slots.view(op.to, is_partial && of_shards ? DType::fp32 : sum);
   Communicator& group = of_shards ? *parts_.mesh.reduce : *parts_.mesh.replicas;
+  group.use_memory(parts_.slots.all_of(SlotRole::received), parts_.slots.all_of(SlotRole::host_sums));
   if (op.codes.exist()) return reduce_encoded(op, step, {from, to});
   scatters(op) ? group.reduce_scatter(from, to) : group.all_reduce(from, to);
 }

@@ -209,6 +209,12 @@ void Slots::unregister_from_queues() {
   registered_.clear();
 }
 
+View Slots::all_of(SlotRole role) const {
+  const auto slot = std::ranges::find(slots_, role, &Slot::role);
+  if (slot == slots_.end()) return {};
+  return view({static_cast<std::size_t>(slot - slots_.begin()), 0, slot->bytes}, DType::u8);
+}
+
 View Slots::view(const Piece& piece, DType dtype) const { return {data(piece), piece.bytes / byte_size(dtype), dtype}; }
 
 }  // namespace ballast

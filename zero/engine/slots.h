@@ -54,6 +54,7 @@ class Slots {
   std::byte* data(const Piece& piece) const {  // null without memory, as for the state of a rule that keeps none
     return piece.exists() ? buffers_[piece.slot].data() + piece.begin : nullptr;
   }
+  View all_of(SlotRole role) const;  // bytes of the only slot that has it; none if there is none
   std::span<std::byte> bytes(const Piece& piece) const { return {data(piece), piece.bytes}; }
   bool on_gpu(const Piece& piece) const { return piece.exists() && buffers_[piece.slot].kind() == MemoryKind::device; }
 

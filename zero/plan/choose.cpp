@@ -12,6 +12,7 @@
 #include "zero/plan/fill_tiers.h"
 #include "zero/plan/fullness.h"
 #include "zero/plan/ledger.h"
+#include "zero/plan/reduction_memory.h"
 #include "zero/plan/simulate.h"
 #include "zero/plan/tiling.h"
 
@@ -19,6 +20,11 @@ namespace ballast {
 namespace {
 
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
+
+kernels::ReducingRanks group_of_first_rank(const Machine& machine, const Placement& placement, Ranks ranks) {
+  if (machine.host_is_device) return {};
+  return reducing_ranks(placement, 0, machine.ranks_per_host, ranks);
+}
 
 // A placement with everything that it is compiled from.
 struct Candidate {
@@ -36,7 +42,9 @@ struct Candidate {
                       .gradient_format = input.gradient_format,
                       .wire = input.wire,
                       .orthogonalization_steps = input.orthogonalization_steps,
-                      .host_is_device = input.machine.host_is_device} {}
+                      .host_is_device = input.machine.host_is_device,
+                      .shard_group = group_of_first_rank(input.machine, placement, Ranks::shard_group),
+                      .replica_group = group_of_first_rank(input.machine, placement, Ranks::replica_group)} {}
 
   Ledger ledger(const Program& program) const { return ledger_of(program, blocks.records()); }
 

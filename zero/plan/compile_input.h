@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "kernels/reduction_memory.h"
 #include "zero/plan/block.h"
 #include "zero/plan/trace.h"
 
@@ -26,6 +27,9 @@ struct CompileInput {
   std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
   bool host_is_device = false;   // on a CPU: updates on the host need no copies of parameters and gradients
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
+  // On GPUs: the groups whose reductions take memory (reduction_memory.h); of one rank: none.
+  kernels::ReducingRanks shard_group{};
+  kernels::ReducingRanks replica_group{};
   std::optional<std::size_t> gathered_bytes{};  // of the program that this one replaces; none: as the schedule says
 
   bool needs_matrices() const { return orthogonalization_steps.has_value(); }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "zero/plan/reduction_memory.h"
 #include "zero/plan/tiling.h"
 
 namespace ballast {
@@ -19,6 +20,11 @@ std::size_t rank_in_shard_group(const PlanOptions& options) {
                    .needed = fmt::format("a rank below {}", ranks)};
   });
   return shard_of(options.placement, options.rank);
+}
+
+kernels::ReducingRanks group_on_gpus(const PlanOptions& options, Ranks ranks) {
+  if (options.host_is_device) return {};
+  return reducing_ranks(options.placement, options.rank, options.ranks_per_host, ranks);
 }
 
 }  // namespace
@@ -40,7 +46,9 @@ CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
              .wire = options.wire,
              .mirror = options.mirror,
              .orthogonalization_steps = options.orthogonalization_steps,
-             .host_is_device = options.host_is_device},
+             .host_is_device = options.host_is_device,
+             .shard_group = group_on_gpus(options, Ranks::shard_group),
+             .replica_group = group_on_gpus(options, Ranks::replica_group)},
       program_(compile(input_)),
       matrix_groups_(input_.needs_matrices() ? MatrixGroups(model_) : MatrixGroups()),
       rule_(options.rule),

@@ -8,9 +8,10 @@ namespace ballast {
 
 struct PlanOptions {
   Placement placement{};
-  std::size_t rank = 0;           // of all ranks: those of a shard group are neighbours
-  std::size_t tile_elements = 0;  // at most in a tile; 0: the sizes of tiling.h
-  std::size_t micro_steps = 1;    // backward passes whose gradients one step sums
+  std::size_t rank = 0;            // of all ranks: those of a shard group are neighbours
+  std::size_t ranks_per_host = 1;  // if each host has as many neighbouring ranks; 1 or less: hosts are not told apart
+  std::size_t tile_elements = 0;   // at most in a tile; 0: the sizes of tiling.h
+  std::size_t micro_steps = 1;     // backward passes whose gradients one step sums
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};                             // of the state that the optimizer keeps

@@ -125,6 +125,8 @@ enum class SlotRole : std::uint8_t {
   mirror,           // records of another rank on their way to a drive of this one
   gather_codes,     // encoded parameters of all ranks
   reduce_codes,     // encoded gradients that this rank sends, and sums of all ranks
+  received,         // on a GPU: gradients of other ranks, until they are added
+  host_sums,        // the same: sums of each host's ranks, on their way to other hosts
 };
 
 std::string_view name(SlotRole role);

@@ -6,6 +6,7 @@
 #include "kernels/exact_sum_math.h"
 #include "zero/plan/gathered_memory.h"
 #include "zero/plan/gathered_units.h"
+#include "zero/plan/reduction_memory.h"
 #include "zero/plan/wire_codes.h"
 
 namespace ballast {
@@ -43,6 +44,7 @@ StepSlots::StepSlots(const CompileInput& input, const Uses& uses)
   add_records(needed);
   add_norms();
   add_codes();
+  add_memory_of_reductions();
 }
 
 std::size_t StepSlots::full_bytes(std::size_t unit) const {
@@ -233,6 +235,13 @@ void StepSlots::add_codes() {
   }
   if (reduced > 0) reduce_codes_ = slots_.add(SlotRole::reduce_codes, Tier::device, reduced);
   if (gathered > 0) gather_codes_ = slots_.add(SlotRole::gather_codes, Tier::device, gathered);
+}
+
+// Both groups of a mesh reduce in one lane, one after the other, so they share it.
+void StepSlots::add_memory_of_reductions() {
+  const kernels::ReductionMemory memory = memory_of_reductions(in_);
+  if (memory.received > 0) slots_.add(SlotRole::received, Tier::device, memory.received);
+  if (memory.sums > 0) slots_.add(SlotRole::host_sums, Tier::device, memory.sums);
 }
 
 Codes StepSlots::gather_codes(std::size_t unit, const Section& section) const {

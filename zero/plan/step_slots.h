@@ -107,6 +107,7 @@ class StepSlots {
   void add_norms();
   void add_norm(Tier tier);
   void add_codes();
+  void add_memory_of_reductions();
 
   const CompileInput& in_;
   std::vector<UnitResidence> residence_;

@@ -82,6 +82,11 @@ class Communicator {
   virtual std::size_t ranks_per_host() const { return 1; }
   virtual SentBytes sent() const { return {}; }  // in all collectives so far; any thread may call
 
+  // Gives the later reductions of this group memory that its backend reaches, in the order of its stream: for values that other
+  // ranks send, and for sums on their way. Its contents are lost. The caller keeps it until other memory, or none, takes its
+  // place. Where it is too small the group reserves its own. A group that needs none ignores it.
+  virtual void use_memory(View /*received*/, View /*sums*/) {}
+
   // Adds integers, which are exact in any order, in place.
   virtual void all_reduce(std::span<std::int64_t> values) = 0;
   // The same, for a purpose that the library's own communicators name in errors.

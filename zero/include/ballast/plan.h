@@ -67,6 +67,7 @@ std::shared_ptr<ExchangeOrder> make_exchange_order();
 struct RankOf {
   std::size_t rank = 0;
   std::size_t ranks = 1;
+  std::size_t ranks_per_host = 1;  // Communicator::ranks_per_host() of all ranks
 };
 
 // A training before anything is reserved: the program of its step, the memory that it reserves, and how long a step takes.
