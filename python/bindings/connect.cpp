@@ -15,6 +15,7 @@
 #include "zero/comm/encoding.h"
 #include "zero/comm/launch.h"
 #include "zero/comm/member.h"
+#include "zero/comm/socket.h"
 
 namespace ballast::python {
 namespace {
@@ -205,6 +206,8 @@ void bind_connect(py::module_& module) {
   module.def(
       "launched_rank", [] { return launch_from(Environment()).rank; },
       "This process's, as its launcher's environment has it; 0 without one.");
+  module.def("address_on_default_route", address_on_default_route,
+             "This machine's, as other machines reach it; empty without a route.");
   module.def("machine_name", this_machine, "The same for processes that can share memory, and for no others.");
   py::class_<Rendezvous>(module, "Rendezvous")
       .def(py::init<py::object, std::optional<std::size_t>, std::optional<std::size_t>, std::string, std::string,

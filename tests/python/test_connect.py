@@ -215,8 +215,8 @@ def test_missing_ranks_are_named(tmp_path):
 )
 def test_a_rank_names_an_address_that_other_machines_reach(monkeypatch, towards_master, towards_others, expected):
     process_groups = pytest.importorskip("ballast.wrapper.process_groups")
-    known = {"node-0": towards_master, process_groups.ANY_OTHER_MACHINE: towards_others}
-    monkeypatch.setattr(process_groups, "_address_towards", known.__getitem__)
+    monkeypatch.setattr(process_groups, "_address_towards", {"node-0": towards_master}.__getitem__)
+    monkeypatch.setattr(process_groups._core, "address_on_default_route", lambda: towards_others)
     monkeypatch.setenv("MASTER_ADDR", "node-0")
     assert process_groups.own_address() == expected
 

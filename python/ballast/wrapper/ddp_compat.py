@@ -38,6 +38,11 @@ class UnsyncedDataParallel:
                 around.require_backward_grad_sync = False
                 self._unsynced.add(around)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is one around the model, and it was called."""
+        return len(self._unsynced) > 0
+
     def remove(self) -> None:
         self._hook.remove()
         for around in self._unsynced:

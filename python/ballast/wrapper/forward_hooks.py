@@ -18,9 +18,13 @@ class ForwardHooks:
     def __init__(self, model: torch.nn.Module | None, session: SessionReference):
         self._session = session
         self._of_model = before_forward(session)
-        handles = [] if model is None else [UnsyncedDataParallel(model), model.register_forward_pre_hook(self._of_model)]
-        self._hooks: list[Any] = handles
+        self._unsynced = None if model is None else UnsyncedDataParallel(model)
+        self._hooks: list[Any] = [] if model is None else [self._unsynced, model.register_forward_pre_hook(self._of_model)]
         self._of_modules: list[Any] = []
+
+    @property
+    def has_data_parallel(self) -> bool:
+        return self._unsynced is not None and self._unsynced.has_any
 
     def leave_graphs_whole(self) -> None:
         """Do nothing in calls of a compiled model, from now on: torch has its parameters, and the first gradient begins a

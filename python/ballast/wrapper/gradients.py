@@ -99,7 +99,24 @@ def refuse_to_compute(func: Any, args: Sequence[Any]) -> NoReturn:
     """Refuse to compute with values that are not on this rank."""
     flat = (each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,)))
     taken = next(each for each in flat if isinstance(each, TakenGradient))
+    if func is aten.add.Tensor and is_in_backward() and torch.is_grad_enabled():
+        refuse_graph(taken)
     refuse_use(f"cannot compute {func} of a gradient: it is partitioned over ranks", taken)
+
+
+def refuse_graph(gradient: TakenGradient) -> NoReturn:
+    """Refuse the sum of two passes that autograd makes with a graph, as a new tensor."""
+    fail(
+        "unsupported",
+        _core.Problem(
+            what="cannot add gradients in a backward pass with create_graph=True: those of an earlier pass are partitioned "
+            "over ranks",
+            where=f"parameter {gradient.taker.name_of(gradient.member)}",
+            needed="at most one such pass in a step, before the other passes",
+            remedy="For a penalty on gradients call torch.autograd.grad(loss, inputs, create_graph=True), which adds nothing "
+            "to parameter.grad.",
+        ),
+    )
 
 
 def refuse_use(what: str, gradient: TakenGradient) -> NoReturn:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from ballast import _core
-from ballast._torch_compat import count_step, leave_uncounted
+from ballast._torch_compat import count_step, leave_uncounted, without_torch_function
 from ballast.checks import fail, refuse
 from ballast.wrapper.group_options import options_to_set
 from ballast.wrapper.session import Session
@@ -48,11 +48,16 @@ class WrappedOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients, and discard those since the last step."""
         self._ballast.discard()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and (set_to_none or type(parameter.grad) is not torch.Tensor):
-                    parameter.grad = None
-        super().zero_grad(set_to_none)
+        with without_torch_function():  # it would be called for each of thousands of sharded parameters
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    gradient = parameter.grad
+                    if gradient is not None and (set_to_none or type(gradient) is not torch.Tensor):
+                        parameter.grad = None
+        zero_grad = super().zero_grad
+        uses_no_values = getattr(zero_grad, "__func__", None) is Optimizer.zero_grad
+        with without_torch_function() if uses_no_values else nullcontext():
+            zero_grad(set_to_none)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Return the norm of all gradients, and clip it to `max_norm` in the next step. All ranks call it together."""

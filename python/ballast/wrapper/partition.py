@@ -177,9 +177,9 @@ class Partition(ShardedState):
                 now = self._inputs_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
                 self._prepared = now.described()
-            with naming_unused_units():
-                memory = self._acquire_gradients(unit)
-            try:
+            try:  # an interrupt may arrive when the core has acquired the unit
+                with naming_unused_units():
+                    memory = self._acquire_gradients(unit)
                 if count:
                     self._copies.copy(unit, memory)
             finally:

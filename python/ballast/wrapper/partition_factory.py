@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ballast._torch_compat import without_torch_function
 from ballast.wrapper.autotune import PartitionRequest, settled
 from ballast.wrapper.deferred_params import make_unpartitioned
 from ballast.wrapper.full_params import FullParameters
@@ -21,6 +22,7 @@ from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.overlapped_gathers import OverlappedGathers
 from ballast.wrapper.param_gather import ParamGather
 from ballast.wrapper.partition import Partition, StepInputs
+from ballast.wrapper.preconditions import warn_of_layout
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import blocks_of
 from ballast.wrapper.same_options import described, described_groups, require_same
@@ -60,6 +62,7 @@ class PartitionFactory:
         self._requested = self._requested.with_formats(self.options.formats)  # a training keeps its formats
         units, is_full = self.units(members, self.options.stage), self.options.keeps_full_parameters
         require_own_memory((member for unit in units for member in unit.members), self._wrapped.model)
+        warn_of_layout(self.ranks.of_data.rank, (member for unit in units for member in unit.members))
         if (model := self._wrapped.model) is not None:
             partitioned = (member.parameter for unit in units for member in unit.members)
             make_unpartitioned(model, partitioned, self._wrapped.keeps())
@@ -166,7 +169,8 @@ class PartitionFactory:
     def added(self) -> list[torch.nn.Parameter]:
         """Return the parameters that the last partition does not train and that have a gradient. Call it after has_groups()."""
         others = () if self._grouped is None else self._grouped.others
-        return [each for each in others if each.requires_grad and each.grad is not None]
+        with without_torch_function():
+            return [each for each in others if each.requires_grad and each.grad is not None]
 
 
 class GroupedParameters:

@@ -112,7 +112,7 @@ class Partitions:
 
     def watch(self) -> None:
         """Hook every parameter that can be trained, so that it reports when its gradient has come."""
-        self._hooks.watch((each for _, each in self.wrapped.trained()), self.wrapped.names())
+        self._hooks.watch((each for _, each in self.wrapped.trained()), self.wrapped.names)
 
     def _look_up(self) -> Partition:
         self.watch()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
+from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.collectives import broadcast_initial_values
@@ -87,6 +88,51 @@ def tell_of_own_values(rank: int, ranks: int, model: torch.nn.Module | None) -> 
             "torch.distributed.broadcast() before an evaluation",
             ", ".join(f"{count} {name}" for name, count in sorted(counts.items())),
         )
+
+
+def require_averaged(unaveraged: Sequence[str], *, in_data_parallel: bool, warns: bool) -> None:
+    """Refuse parameters whose gradients nothing averages over ranks any more, although DistributedDataParallel is around their
+    model. Without it warn of them: nothing else would average them either."""
+    if not unaveraged:
+        return
+    count, more = len(unaveraged), len(unaveraged) - 3
+    names = ", ".join(unaveraged[:3]) + (f" and {more} more" if more > 0 else "")
+    if in_data_parallel:
+        refuse(
+            f"cannot make a step: no wrapped optimizer has {count} of the model's parameters, and DistributedDataParallel does "
+            "not average their gradients while Ballast averages the others",
+            where=f"parameter {names}",
+            needed="all optimizers of the model in ballast.wrap(), such as ballast.wrap([one, other], model)",
+            remedy="If no optimizer trains them, call requires_grad_(False) of each.",
+        )
+    if warns:
+        log.warning(
+            "no wrapped optimizer has %d of the model's parameters, so nothing averages their gradients over ranks: %s. If an "
+            "optimizer trains them, wrap it too: ballast.wrap([one, other], model). If none does, call requires_grad_(False) "
+            "of each.",
+            count,
+            names,
+        )
+
+
+def warn_of_layout(rank: int, members: Iterable[Member]) -> None:
+    """Warn of parameters that lose their memory format when they are partitioned."""
+    with without_torch_function():  # some may be without values, which have no format
+        found = [each.name for each in members if _is_channels_last(each.parameter)]
+    if found and rank == 0:
+        log.warning(
+            "Ballast keeps parameters contiguous, so parameter %s%s loses torch.channels_last, and results may differ by "
+            "rounding. To compute in that format, convert the model's inputs: inputs.to(memory_format=torch.channels_last)",
+            found[0],
+            f" (and {len(found) - 1} more)" if len(found) > 1 else "",
+        )
+
+
+def _is_channels_last(parameter: torch.Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if parameter.dim() not in formats or parameter.is_contiguous():
+        return False
+    return bool(parameter.is_contiguous(memory_format=formats[parameter.dim()]))
 
 
 def require_open(what: str, *, is_closed: bool) -> None:

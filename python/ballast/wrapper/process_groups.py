@@ -102,9 +102,6 @@ def rank_in_job() -> int:
     return _core.launched_rank()
 
 
-ANY_OTHER_MACHINE = "192.0.2.1"  # an address that no machine has (RFC 5737): the way to it is the default route
-
-
 def own_address() -> str:
     """Return the address at which other machines reach this one; empty if all ranks are on this machine."""
     master = os.environ.get("MASTER_ADDR", "")
@@ -112,7 +109,7 @@ def own_address() -> str:
         return ""
     address = _address_towards(master)
     # Many systems give a machine's own name an address that only the machine itself reaches.
-    return (_address_towards(ANY_OTHER_MACHINE) or address) if address.startswith("127.") else address
+    return (_core.address_on_default_route() or address) if address.startswith("127.") else address
 
 
 def _address_towards(host: str) -> str:

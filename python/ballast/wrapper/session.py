@@ -58,6 +58,7 @@ class Session:
         self.checkpoint = CheckpointAccess(self.partitions, self._history, outer)
         self._process = os.getpid()
         self.accumulates_locally = False  # whether gradients are held until more come
+        self._has_looked_for_others = False  # for parameters whose gradients nothing averages
 
     # --- The beginning ---
 
@@ -221,7 +222,9 @@ class Session:
         partitions.require_unchanged()
         if (run := partitions.factory.joint_run) is not None:
             run.require_others()
-        result = self.partition().step(loss_scale=loss_scale, discard=found_inf, in_round=True)
+        partition = self.partition()
+        self._require_averaged()
+        result = partition.step(loss_scale=loss_scale, discard=found_inf, in_round=True)
         partitions.of_this_step = None
         if self._activations is not None:
             self._activations.after_step()
@@ -229,6 +232,18 @@ class Session:
             self._history.add(result, warns=not found_inf and self.group.rank == 0)
             if self._outer is not None and partitions.current is not None:
                 self._outer.after_step(partitions.current, self._attempts)
+
+    def _require_averaged(self) -> None:
+        """Look for the model's parameters that no wrapped optimizer has, before the first step: by then all of them are
+        wrapped. In stage 3 a plain optimizer cannot change them."""
+        if self._has_looked_for_others or self.ranks_of_all_hosts == 1 or not self.options.keeps_full_parameters:
+            return
+        preconditions.require_averaged(
+            self._wrapped.unaveraged(),
+            in_data_parallel=self._hooks.has_data_parallel,
+            warns=self.group.rank == 0 and self._wrapped.is_first,
+        )
+        self._has_looked_for_others = True
 
     @property
     def _attempts(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ class SessionHooks:
         self._calls: ForwardHooks | None = None
         self._at_exit = at_exit(session)
 
-    def watch(self, parameters: Iterable[torch.nn.Parameter], names: Mapping[int, str]) -> None:
+    def watch(self, parameters: Iterable[torch.nn.Parameter], read_names: Callable[[], Mapping[int, str]]) -> None:
         """Hook these parameters, so that each reports when its gradient has come."""
+        names: Mapping[int, str] = {}
         for parameter in parameters:
             if id(parameter) not in self._on_gradient:
+                names = names or read_names()  # most calls find nothing new
                 require_known(parameter, names[id(parameter)])
                 self._on_gradient[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._tell)
 
@@ -40,6 +42,11 @@ class SessionHooks:
         """Hook the modules inside the model again."""
         if self._calls is not None:
             self._calls.watch_modules(model)
+
+    @property
+    def has_data_parallel(self) -> bool:
+        """Whether DistributedDataParallel around the model was kept from reducing gradients."""
+        return self._calls is not None and self._calls.has_data_parallel
 
     def leave_graphs_whole(self) -> None:
         """Do nothing in calls of a compiled model, from now on."""

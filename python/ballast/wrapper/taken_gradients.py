@@ -72,29 +72,35 @@ class TakenGradients:
     def not_taken(self) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients were assigned, and not computed by backward()."""
         parameters = [each.parameter for number, each in enumerate(self._members) if number not in self.taken]
-        return [each for each in parameters if each.grad is not None and not isinstance(each.grad, TakenGradient)]
+        with without_torch_function():
+            return [each for each in parameters if each.grad is not None and not isinstance(each.grad, TakenGradient)]
 
     def cleared(self) -> list[int]:
         """Return the members whose gradients were cleared through the model."""
-        return [number for number in self.taken if not isinstance(self._members[number].parameter.grad, TakenGradient)]
+        with without_torch_function():
+            return [number for number in self.taken if not isinstance(self._members[number].parameter.grad, TakenGradient)]
 
     def require_complete(self) -> None:
         """Refuse a sum that a hook has added to a gradient after it was taken."""
-        for number in self.taken:
-            gradient = self._members[number].parameter.grad
-            if isinstance(gradient, TakenGradient) and gradient.next is not None:
+        for gradient in self._of_taken():
+            if gradient.next is not None:
                 refuse_use("cannot make a step: a hook added to a gradient after it was taken", gradient)
 
     def spend(self) -> None:
         """Note that a step has used the gradients. Their norms stay known where they are."""
-        for number in self.taken:
-            gradient = self._members[number].parameter.grad
-            if isinstance(gradient, TakenGradient):
-                gradient.spend(None if self._norms is None else self.norm_of(number))
+        for gradient in self._of_taken():
+            gradient.spend(None if self._norms is None else self.norm_of(gradient.member))
+
+    def _of_taken(self) -> list[TakenGradient]:
+        """Return the objects in the places of gradients that were taken, unless a caller has replaced them."""
+        with without_torch_function():
+            gradients = [self._members[number].parameter.grad for number in self.taken]
+            return [each for each in gradients if isinstance(each, TakenGradient)]
 
     def are_spent(self) -> bool:
         """Return whether gradients that a step has used were not cleared."""
-        gradients = [each.parameter.grad for each in self._members]
+        with without_torch_function():
+            gradients = [each.parameter.grad for each in self._members]
         return any(isinstance(each, TakenGradient) and each.spent for each in gradients)
 
     def require_cleared(self) -> None:
@@ -108,9 +114,10 @@ class TakenGradients:
 
     def end(self) -> None:
         """Remove the objects: the training ends."""
-        for member in self._members:
-            if isinstance(member.parameter.grad, TakenGradient):
-                member.parameter.grad = None
+        with without_torch_function():
+            for member in self._members:
+                if isinstance(member.parameter.grad, TakenGradient):
+                    member.parameter.grad = None
         self._made = []  # they refer to this object
 
     def factor(self) -> float:

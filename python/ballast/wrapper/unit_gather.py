@@ -93,19 +93,33 @@ class UnitGather:
             tell()
         self.release_unit()
         acquire = self._core.acquire_exact_parameters if exact else self._core.acquire_parameters
-        with naming_unused_units():
-            memory = acquire(unit)
-        key = (unit, memory.address)
-        members = self.units[unit].members
-        if key not in self._views:
-            with torch.inference_mode(False):  # they are used in training, too
-                tensors = views_in(memory, self.units[unit], self._begins[unit], members)
-                self._views[key] = GatheredViews(self.key, members, tensors)
-        self.now = self._views[key]
-        self.open_unit, self._is_exact = unit, exact
-        for each, view in zip(self._of_unit[unit], self.now.tensors):
-            each.gather(view)
-        self.casts.fill(unit, self.now.tensors)
+        try:  # an interrupt may arrive when the core has acquired the unit
+            with naming_unused_units():
+                memory = acquire(unit)
+            key = (unit, memory.address)
+            members = self.units[unit].members
+            if key not in self._views:
+                with torch.inference_mode(False):  # they are used in training, too
+                    tensors = views_in(memory, self.units[unit], self._begins[unit], members)
+                    self._views[key] = GatheredViews(self.key, members, tensors)
+            self.now = self._views[key]
+            self.open_unit, self._is_exact = unit, exact
+            for each, view in zip(self._of_unit[unit], self.now.tensors):
+                each.gather(view)
+            self.casts.fill(unit, self.now.tensors)
+        except BaseException:
+            self._abandon_opening()
+            raise
+
+    def _abandon_opening(self) -> None:
+        """Release the unit that was not opened to the end, if the core has acquired it."""
+        if (unit := self.open_unit) is not None:  # torch sees some of its parameters
+            for each, nothing in zip(self._of_unit[unit], self._nothing_of_unit[unit]):
+                if each.state is ParameterState.GATHERED:
+                    each.reshard(nothing, 0)
+            self.casts.empty(unit)
+        self._core.release()
+        self.open_unit, self.now = None, NO_VIEWS
 
     def full_values(self, unit: int, number: int) -> torch.Tensor:
         """Return the values that a member of a unit shows in a block of gather()."""
@@ -173,6 +187,8 @@ class UnitGather:
     def close_unit(self) -> list[str]:
         """Release the open unit, and return the names of parameters that were written to."""
         if self.open_unit is None:
+            if not self.is_over:
+                self._core.release()  # an interrupt may have left a unit acquired
             return []
         unit = self.open_unit
         written = self._written(

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ballast import _core
+from ballast._torch_compat import without_torch_function
 from ballast.wrapper import preconditions
 from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.siblings import Sibling, join, leave, optimizers_of, share_exchanges
 from ballast.wrapper.units import names_of
+from ballast.wrapper.unwrap import named_parameters
 
 
 class Wrapped:
@@ -53,7 +55,8 @@ class Wrapped:
                 yield number, parameter
 
     def trained(self) -> list[tuple[int, torch.nn.Parameter]]:
-        return [(number, each) for number, each in self.parameters() if each.requires_grad]
+        with without_torch_function():  # it would be called for each of thousands of sharded parameters
+            return [(number, each) for number, each in self.parameters() if each.requires_grad]
 
     # --- The other optimizers of the model ---
 
@@ -77,12 +80,29 @@ class Wrapped:
     def _optimizers(self) -> list[Sibling]:
         return [] if (model := self.model) is None else optimizers_of(model)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the optimizer of the model that was wrapped first."""
+        return self._optimizers()[:1] in ([], [self])
+
+    def unaveraged(self) -> list[str]:
+        """Return the names of the model's parameters that have gradients, and that no wrapped optimizer has."""
+        if (model := self.model) is None:
+            return []
+        known = {id(parameter) for each in self._optimizers() for _, parameter in each.parameters()}
+        with without_torch_function():
+            return [
+                name
+                for name, parameter in named_parameters(model)
+                if parameter.requires_grad and id(parameter) not in known and trainer_of(parameter) is None
+            ]
+
     def keeps(self) -> Callable[[torch.Tensor], bool]:
         """Return the function that says whether a parameter of the model is this optimizer's to keep: its own ones are. Those
         that no optimizer has are kept by the one that was wrapped first."""
         own = {id(parameter) for _, parameter in self.parameters()}
         of_others = {id(parameter) for sibling in self.siblings() for _, parameter in sibling.parameters()}
-        is_first = self._optimizers()[:1] in ([], [self])
+        is_first = self.is_first
 
         def keep(parameter: torch.Tensor) -> bool:
             if id(parameter) in own:

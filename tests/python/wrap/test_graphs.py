@@ -1,9 +1,12 @@
 """Tests of uncommon uses of autograd: gradients of gradients, and graphs that are used again."""
 
+from contextlib import nullcontext
+
 import ballast
 import pytest
 import torch
 from python.wrap.support import graphs
+from python.wrap.support.loops import mean_square, mlp
 from python.wrap.support.ranks import run_ranks
 
 PENALTIES = ["at the end", "in forward", "under autocast"]
@@ -149,3 +152,44 @@ def test_a_checkpointed_method_uses_parameters_of_its_own_on_two_ranks():
     expected = [graphs.recomputed(*case) for case in CHECKPOINTED]
     for ours in run_ranks(2, graphs.recomputed_on_each_rank, CHECKPOINTED):
         torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_pass_that_makes_a_graph_is_the_first_of_its_step(stage):
+    model, optimizer, loss = graphs.retained(stage=stage)
+    loss.backward(create_graph=True)
+    model(graphs.batch())[0].square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for makes_graph in (False, True):
+        said = pytest.raises(ballast.UsageError, match="create_graph=True: those of an earlier(.|\n)*torch.autograd.grad")
+        with said if makes_graph else nullcontext():
+            model(graphs.batch())[0].square().mean().backward(create_graph=makes_graph)
+
+
+TRANSFORMED = {
+    "grad": lambda model, x: torch.func.grad(lambda each: model(each).sum())(x),
+    "vjp": lambda model, x: torch.func.vjp(model, x)[1](torch.ones(3, 5))[0],
+    "jacrev": lambda model, x: torch.func.jacrev(model)(x),
+    "jvp": lambda model, x: torch.func.jvp(model, (x,), (x,))[1],
+    "vmap": lambda model, x: torch.func.vmap(model)(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_torch_func_transforms_a_model(stage, name):
+    def transformed():
+        return TRANSFORMED[name](model, torch.ones(3, 20)).detach()
+
+    model = mlp()
+    expected = transformed()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, stage=stage)
+    for _ in range(2):
+        mean_square(model, torch.ones(20)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        is_refused = stage == 3 and name not in ("jvp", "vmap")
+        with pytest.raises(RuntimeError, match="saved tensor hooks") if is_refused else nullcontext():
+            torch.testing.assert_close(transformed(), expected)

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 
 import ballast
 import pytest
@@ -23,6 +24,7 @@ from python.wrap.support.several import (
     same,
     tower,
     values_of,
+    with_a_plain_optimizer,
     with_own_steps,
     with_rules,
 )
@@ -233,6 +235,31 @@ def test_copies_and_pickles_of_the_model_have_no_optimizer(stage):
         assert len(optimizers_of(each)) == 1
         optimizer.close()
     assert len(optimizers_of(model)) == 2
+
+
+UNAVERAGED = {
+    False: "no wrapped optimizer has 5 of the model's parameters, so nothing averages .*: 1.weight, 1.bias, 2.weight and 2",
+    True: "B1001 cannot make a step: no wrapped optimizer has 5 (.|\n)*1.weight, 1.bias, 2.weight and 2 more(.|\n)*wrap",
+}
+
+
+@pytest.mark.parametrize("in_data_parallel", [False, True])
+@pytest.mark.parametrize("stage", [0, 2])
+def test_parameters_that_nothing_averages_are_told_once_or_refused(stage, in_data_parallel):
+    one, other = run_ranks(2, with_a_plain_optimizer, stage, in_data_parallel)
+    for rank, said in enumerate((one, other)):
+        assert len(said["plain"]) == (1 if in_data_parallel or rank == 0 else 0)
+        assert all(re.match(UNAVERAGED[in_data_parallel], line) for line in said["plain"])
+        assert said["frozen"] == said["all"] == said["one by one"] == []
+
+
+def test_a_single_rank_averages_nothing(caplog):
+    model = mlp()
+    one, _ = halves(model)
+    one = ballast.wrap(one, model)
+    model(torch.ones(20)).sum().backward()
+    one.step()
+    assert caplog.text == ""
 
 
 # --- Refused calls ---

@@ -308,3 +308,23 @@ def test_frozen_parameters_and_buffers_begin_as_rank_0_has_them(stage):
     for rank in ranks:
         for name, values in rank["now"].items():
             assert torch.equal(values, ranks[0]["first"][name]), name
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_parameters_in_channels_last_become_contiguous_with_a_warning(stage, caplog):
+    """Computation in that format continues where the inputs have it."""
+
+    def convolutions():
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Tanh(), torch.nn.Conv2d(8, 4, 3))
+        return model.to(memory_format=torch.channels_last)
+
+    def body(model, optimizer, batch):
+        images = batch.repeat(6, 1)[: 2 * 3 * 8].reshape(2, 3, 8, -1).contiguous(memory_format=torch.channels_last)
+        found = model(images)
+        assert found.is_contiguous(memory_format=torch.channels_last) and not found.is_contiguous()
+        found.square().mean().backward()
+        return found.square().mean().item()
+
+    follows_torch(convolutions, stage, body)
+    [said] = [record.message for record in caplog.records if "channels_last" in record.message]
+    assert "parameter 0.weight (and 1 more) loses torch.channels_last" in said and "inputs.to(memory_format=" in said

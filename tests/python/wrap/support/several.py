@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import nullcontext
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,6 +115,45 @@ class Several:
         for optimizer in optimizers:
             optimizer.close()
         return losses, values
+
+
+def with_a_plain_optimizer(rank: int, stage: int, in_data_parallel: bool) -> dict[str, list[str]]:
+    """Return what this rank is told if the second optimizer of a model is plain, if its parameters are frozen, if both
+    optimizers are wrapped, and if they are wrapped one by one after the first one's plan was made."""
+    said: dict[str, list[str]] = {}
+    for name in ("plain", "frozen", "all", "one by one"):
+        model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)), torch.nn.LayerNorm(4, bias=False))
+        one, other = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[1:]))
+        model[1:].requires_grad_(name != "frozen")
+        called = torch.nn.parallel.DistributedDataParallel(model) if in_data_parallel else model
+        if name == "all":
+            one, other = ballast.wrap([one, other], model, stage=stage)
+        else:
+            one = ballast.wrap(one, model, stage=stage)
+        if name == "one by one":
+            one.memory()
+            other = ballast.wrap(other, model, stage=stage)
+        with heard() as said[name]:
+            for _ in range(2):
+                called(torch.ones(2, 4)).sum().backward()
+                one.step(), other.step()
+                one.zero_grad(), other.zero_grad()
+    return said
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Return the warnings of Ballast inside the block, and its error that ends the block."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ballast").addHandler(handler)
+    try:
+        yield lines
+    except ballast.Error as error:
+        lines.append(str(error))
+    finally:
+        logging.getLogger("ballast").removeHandler(handler)
 
 
 def values_of(model: torch.nn.Module) -> list[torch.Tensor]:
