@@ -30,7 +30,7 @@ class Fiber {
   [[maybe_unused]] void* sanitizer_fiber_ = nullptr;
   [[maybe_unused]] void* fake_stack_ = nullptr;
   const void* bottom_ = nullptr;
-  std::size_t bytes_ = 0;
+  [[maybe_unused]] std::size_t bytes_ = 0;
 };
 
 }  // namespace emulated

@@ -329,7 +329,8 @@ class GlooTransport : public ProcessTransport {
     const auto no_more = [this](UnboundBuffer*) { wait_on(nullptr); };
     const std::unique_ptr<UnboundBuffer, decltype(no_more)> waiting(&buffer, no_more);
     const Control::Wait told_to_hub = group().wait_for(peer);
-    for (bool is_done = false; !is_done;) {  // or there is news of another rank
+    bool is_done = false;
+    while (!is_done) {  // or there is news of another rank
       error_.check();
       const std::chrono::milliseconds limit = group().has_left(peer) ? time_to_arrive : group().job().timeout();
       guarded(peer, [&] { is_done = wait_for_buffer(limit); });
