@@ -85,6 +85,7 @@ SYSTEMS = [
     ballast(3, IN_BACKWARD, update_in_backward=True),
     ballast(3, IN_BACKWARD, "compact state", update_in_backward=True, **COMPACT),
     ballast(3, IN_BACKWARD, "4-bit state", update_in_backward=True, **SMALLEST),
+    ballast(3, IN_BACKWARD, "4-bit state, gradients in bf16", update_in_backward=True, gradient_format="bf16", **SMALLEST),
     ballast(3, place="host", offload="host"),
     ballast(3, place="drive", offload="nvme:"),
     ballast(3, IN_BACKWARD, place="drive", update_in_backward=True, offload="nvme:"),
