@@ -31,6 +31,7 @@ class Processes {
   Processes& operator=(const Processes&) = delete;
 
   std::size_t size() const { return children_.size(); }
+  pid_t process(std::size_t rank) const { return children_[rank].pid; }
   void send(std::size_t rank, int signal) const;
   std::string failure(std::size_t rank);  // waits for its end: what it threw, "signal 9", or nothing
   Failures failures();
