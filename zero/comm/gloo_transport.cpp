@@ -323,8 +323,7 @@ class GlooTransport : public ProcessTransport {
     wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitSend(limit); });
   }
 
-  template <class Wait>
-  void wait(std::size_t peer, UnboundBuffer& buffer, Wait&& wait_for_buffer) {
+  void wait(std::size_t peer, UnboundBuffer& buffer, const auto& wait_for_buffer) {
     wait_on(&buffer);
     const auto no_more = [this](UnboundBuffer*) { wait_on(nullptr); };
     const std::unique_ptr<UnboundBuffer, decltype(no_more)> waiting(&buffer, no_more);
