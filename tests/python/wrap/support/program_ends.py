@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import runpy
+import signal
 import sys
 from typing import Any
 
@@ -55,6 +56,7 @@ def close(*descriptors: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
     import ballast.wrapper.optimizer  # noqa: F401
     import torch._dynamo  # noqa: F401  seconds, once
 
