@@ -159,12 +159,13 @@ TEST_CASE("ranks that leave at different times after the last call disturb no ot
 TEST_CASE("after rank 0 has left, the other ranks still learn of a death among them") {
   for (const ProcessKind& kind : process_kinds()) {
     INFO(kind.name);
-    const Signal left, done;
+    const Signal left, joined, done;
     const ProcessGroupRig rig(3, kind.transport, an_hour);
     Processes processes(3, [&](std::size_t rank) {
       rig.as_rank(rank, [&](Communicator& ranks) {
         const auto part = ranks.split(rank == 0 ? 0 : 1);
         if (rank == 0) return ranks.leave({.words = "it is done"});
+        if (rank == 2) joined.give();  // the other rank of the part has its memory too
         if (rank == 1) part->barrier();
         done.wait();
       });
@@ -172,6 +173,7 @@ TEST_CASE("after rank 0 has left, the other ranks still learn of a death among t
       done.wait();
     });
     left.wait();
+    joined.wait();
     processes.send(2, SIGKILL);
     CHECK_THAT(processes.failure(1), Contains("B3301 rank 2 (") && Contains("died"));
     done.give();

@@ -156,7 +156,7 @@ bool Rendezvous::note_wait(std::size_t connection, const Message& message) {
 
 // With a key, the message names the ranks of a group in order.
 std::vector<std::size_t> Rendezvous::awaited_by(const Message& message) const {
-  const std::vector<std::size_t> ranks = ranks_of_job(message.value);
+  std::vector<std::size_t> ranks = ranks_of_job(message.value);
   if (ranks.empty() || to_words(ranks) != message.value) fail_malformed();
   if (message.key.empty()) return ranks;
   const auto shared = shared_.find(message.key);

@@ -31,6 +31,7 @@ std::vector<std::string> exchanged_texts(Communicator& world, const std::string&
   const std::uint64_t own_bytes = mine.size();
   std::vector<std::uint64_t> bytes(world.size());
   std::vector<std::span<std::byte>> into;
+  into.reserve(bytes.size());
   for (std::uint64_t& each : bytes)
     into.push_back(std::as_writable_bytes(std::span(&each, 1)));
   exchange_bytes(world, std::as_bytes(std::span(&own_bytes, 1)), into);
