@@ -32,7 +32,7 @@ TEST_CASE("a rank that arrives too late is not matched with one that has timed o
   CHECK_THROWS_WITH(group.publish(1, {}), Catch::Contains("B3301"));
 }
 
-TEST_CASE("the thread at the end of a chain of waits in different groups is named") {
+TEST_CASE("a timeout names the thread at the end of a chain of waits in different groups") {
   ThreadGroup all(3, std::chrono::seconds(3));
   const std::size_t first_two[] = {0, 1};
   const std::size_t last_two[] = {1, 2};
