@@ -1,5 +1,6 @@
 // Tests of processes that are killed or stopped: the others end, and name them.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <csignal>
@@ -9,7 +10,9 @@
 #include "kernels/runtime/buffer.h"
 #include "tests/comm/process_groups.h"
 #include "tests/comm/rank_values.h"
+#include "tests/comm/signal.h"
 #include "zero/comm/gloo_transport.h"
+#include "zero/comm/shared_memory_transport.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -19,29 +22,8 @@ namespace {
 
 constexpr std::size_t count = 300000;
 
-// A pipe on which processes wait for a report of one of them.
-class Start {
- public:
-  Start() { expect(::pipe(ends_) == 0, "no pipe"); }
-  ~Start() {
-    ::close(ends_[0]);
-    ::close(ends_[1]);
-  }
-  Start(const Start&) = delete;
-  Start& operator=(const Start&) = delete;
-
-  void report() const { expect(::write(ends_[1], "!", 1) == 1, "cannot write to a pipe"); }
-  void wait() const {
-    char byte = 0;
-    expect(::read(ends_[0], &byte, 1) == 1, "the processes did not start");
-  }
-
- private:
-  int ends_[2];
-};
-
 // Reports when all ranks are at work, and then works until something fails.
-void work_for_ever(Communicator& ranks, const Start& start) {
+void work_for_ever(Communicator& ranks, const Signal& start) {
   const Values mine = Values::of_rank(ranks.rank(), DType::bf16, count);
   MemoryAccounts accounts;
   const Buffer memory = allocate(accounts, {.bytes = ranks.size() * mine.view().bytes(),
@@ -51,7 +33,7 @@ void work_for_ever(Communicator& ranks, const Start& start) {
   Values part(DType::fp32, count);
   const auto other = ranks.split(0);
   ranks.barrier();
-  if (ranks.rank() == 0) start.report();
+  if (ranks.rank() == 0) start.give();
   while (true) {
     ranks.all_gather(mine.view(), all);
     other->reduce_scatter(all, part.view());
@@ -67,7 +49,7 @@ Failures failures_after_signal(const ProcessKind& kind, std::size_t victim, int 
                                std::chrono::milliseconds timeout) {
   constexpr std::size_t size = 4;
   const ProcessGroupRig rig(size, kind.transport, timeout);
-  const Start start;
+  const Signal start;
   Processes processes(
       size, [&](std::size_t rank) { rig.as_rank(rank, [&](Communicator& ranks) { work_for_ever(ranks, start); }); });
   start.wait();
@@ -118,7 +100,7 @@ TEST_CASE("a timeout names the rank at the end of a chain of waits in different 
   for (const ProcessKind& kind : process_kinds()) {
     INFO(kind.name);
     const ProcessGroupRig rig(4, kind.transport, patient);
-    const Start others_ended;
+    const Signal others_ended;
     Processes processes(4, [&](std::size_t rank) {
       rig.as_rank(rank, rank == 0 ? time_of_rank_0 : patient, [&](Communicator& ranks) {
         const auto pair = ranks.split(rank / 2);          // {0, 1} and {2, 3}
@@ -130,9 +112,33 @@ TEST_CASE("a timeout names the rank at the end of a chain of waits in different 
     for (const std::size_t rank : {0u, 1u, 2u}) {
       CHECK_THAT(processes.failure(rank), Contains("B330") && Contains("rank 3 (") && Contains("did not arrive"));
     }
-    others_ended.report();
+    others_ended.give();
     CHECK(processes.failure(3).empty());
   }
+}
+
+// Rank 1 says that it has mapped the memory of rank 0, and dies before rank 0 has mapped its own.
+TEST_CASE("a rank that dies before another has mapped its memory is named") {
+  const TemporaryDirectory folder;
+  Processes processes(2, [&](std::size_t rank) {
+    FileStore store(folder.path());
+    const auto job = std::make_shared<Job>(
+        JobOptions{.launch = Launch{.rank = rank, .size = 2}, .store = &store, .timeout = patient});
+    ProcessGroup group(job, rank);
+    MemoryAccounts accounts;
+    if (rank == 0) {
+      shared_memory_transport(group, std::make_shared<SharedPages>(), accounts, {});
+      return;
+    }
+    SharedMemory mine = SharedMemory::make(100, "test");
+    const std::string invitation = mine.invitation();
+    mine.close_file();
+    group.exchange_strings("memory", invitation);
+    const std::thread answer([&] { group.exchange_strings("mapped", ""); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ::_exit(0);
+  });
+  CHECK_THAT(processes.failure(0), Contains("B3301 rank 1 (") && Contains("died"));
 }
 
 // Rank 0's process has the hub, so no rank learns why the connection to the killed one was lost.
@@ -140,12 +146,12 @@ TEST_CASE("when rank 0 is stopped, a lost connection to another rank names rank 
   if (!has_gloo()) return;  // ranks in shared memory have no connections to each other
   constexpr std::size_t size = 3;
   const ProcessGroupRig rig(size, HostTransport::gloo, patient);
-  const Start start;
-  const Start signals_sent;
+  const Signal start;
+  const Signal signals_sent;
   Processes processes(size, [&](std::size_t rank) {
     rig.as_rank(rank, [&](Communicator& ranks) {
       ranks.barrier();
-      if (rank == 0) start.report();
+      if (rank == 0) start.give();
       signals_sent.wait();
       ranks.barrier();
     });
@@ -154,6 +160,6 @@ TEST_CASE("when rank 0 is stopped, a lost connection to another rank names rank 
   processes.send(0, SIGSTOP);
   processes.send(2, SIGKILL);
   CHECK(processes.failure(2) == "signal 9");
-  signals_sent.report();
+  signals_sent.give();
   CHECK_THAT(processes.failure(1), Contains("B330") && Contains("rank 0 (") && Contains("did not arrive"));
 }

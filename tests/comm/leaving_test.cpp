@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/comm/process_groups.h"
+#include "tests/comm/signal.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -18,32 +19,6 @@ using Catch::Contains;
 namespace {
 
 constexpr std::chrono::milliseconds an_hour = std::chrono::hours(1);
-
-// Lets threads or processes wait for each other.
-class Signal {
- public:
-  Signal() { expect(::pipe(ends_) == 0, "no pipe"); }
-  ~Signal() {
-    ::close(ends_[0]);
-    ::close(ends_[1]);
-  }
-  Signal(const Signal&) = delete;
-  Signal& operator=(const Signal&) = delete;
-
-  void give(std::size_t times = 1) const {
-    const std::string bytes(times, '!');
-    expect(::write(ends_[1], bytes.data(), times) == static_cast<ssize_t>(times), "a pipe is full");
-  }
-  void wait(std::size_t times = 1) const {
-    char byte = 0;
-    for (std::size_t time = 0; time < times; ++time) {
-      expect(::read(ends_[0], &byte, 1) == 1, "a pipe has ended");
-    }
-  }
-
- private:
-  int ends_[2];
-};
 
 struct Case {
   std::size_t size, leaver;

@@ -13,6 +13,7 @@
 #include "zero/comm/channel.h"
 #include "zero/comm/encoded.h"
 #include "zero/comm/exchanges.h"
+#include "zero/comm/look_ahead.h"
 #include "zero/comm/two_level.h"
 
 namespace ballast {
@@ -56,6 +57,17 @@ void add_integers(const ConstView& theirs, std::size_t first, std::span<std::int
   }
 }
 
+Sent sent_by_gather(const ConstView& mine) {
+  return {.call = {Collective::all_gather, mine.dtype(), 0, mine.count()}, .values = mine};
+}
+
+Sent sent_by_scatter(const ConstView& all, std::size_t count, DType sum) {
+  const ConstView first_part = all.part(0, count);
+  return {.call = {.kind = Collective::reduce_scatter, .dtype = all.dtype(), .count = count, .sum = sum},
+          .values = first_part,
+          .stride = first_part.bytes()};
+}
+
 class Collectives : public Communicator {
  public:
   Collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend, std::shared_ptr<void> owned)
@@ -73,7 +85,7 @@ class Collectives : public Communicator {
     together([&] {
       require_counts(all.count(), size() * mine.count());
       require_dtype(all.dtype(), mine.dtype());
-      gather({Collective::all_gather, mine.dtype(), 0, mine.count()}, mine, all);
+      gather(with_next(sent_by_gather(mine)), all);
     });
   }
 
@@ -81,8 +93,7 @@ class Collectives : public Communicator {
     together([&] {
       require_counts(all.count(), size() * into.count());
       require_sum(into.dtype());
-      add_parts({.kind = Collective::reduce_scatter, .dtype = all.dtype(), .count = into.count(), .sum = into.dtype()},
-                all, into);
+      add_parts(with_next(sent_by_scatter(all, into.count(), into.dtype())), all, into);
     });
   }
 
@@ -96,8 +107,9 @@ class Collectives : public Communicator {
       const std::size_t rest = all.count() - in_parts;
       if (part > 0) {
         const View mine = into.part(rank() * part, part);
-        add_parts(call, all.part(0, in_parts), mine);
-        gather(call, mine, into.part(0, in_parts));
+        add_parts({.call = call, .values = all.part(0, part), .stride = all.part(0, part).bytes()},
+                  all.part(0, in_parts), mine);
+        gather({.call = call, .values = mine}, into.part(0, in_parts));
       }
       if (rest > 0 || part == 0) add({.call = call, .values = all.part(in_parts, rest)}, into.part(in_parts, rest));
     });
@@ -138,6 +150,8 @@ class Collectives : public Communicator {
   std::size_t ranks_per_host() const override { return transport_->ranks_per_host(); }
 
   SentBytes sent() const override { return transport_->sent() + (has_split_ ? two_level_->sent() : SentBytes{}); }
+
+  void use_look_ahead(LookAhead* of_caller) override { look_ahead_ = of_caller; }
 
   void use_memory(View received, View sums) override {
     received_ = received;
@@ -245,33 +259,45 @@ class Collectives : public Communicator {
   }
 
   // Peers that read in place read from the gathered array, because many gathers share its memory in turn.
-  void gather(const Call& call, ConstView mine, View all) {
-    const Sent sent{.call = call, .values = mine};
+  void gather(Sent sent, View all) {
+    const ConstView mine = sent.values;
     if (transport_->all_gather(sent.chunk(mine), {all.data(), all.bytes()})) {
       return transport_->count_sent(mine.bytes());
     }
-    if (has_two_levels()) return two_level().all_gather(call, mine, all);
+    if (has_two_levels()) return two_level().all_gather(sent.call, mine, all);
     if (transport_->is_shared(all.as_bytes())) {
       const View own = all.part(rank() * mine.count(), mine.count());
       copy(mine, own);
-      mine = own;
+      sent.values = own;
     }
-    exchange({.call = call, .values = mine}, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
+    exchange(sent, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
       copy(theirs, all.part(peer * mine.count() + first, theirs.count()));
     });
   }
 
   // Writes the sum of this rank's part of `all` into `into`.
-  void add_parts(const Call& call, ConstView all, View into) {
-    if (has_two_levels()) return two_level().reduce_scatter(call, all, into);
-    const ConstView first_part = all.part(0, into.count());
-    add({.call = call, .values = first_part, .stride = first_part.bytes()}, into);
+  void add_parts(const Sent& sent, ConstView all, View into) {
+    if (has_two_levels()) return two_level().reduce_scatter(sent.call, all, into);
+    add(sent, into);
   }
 
   void add(const Sent& sent, View into) {
     exchange_together(*transport_, sent, [&](std::span<const ConstView> by_rank, std::size_t first) {
       sum_by_host(*transport_, backend_, by_rank, into.part(first, by_rank.front().count()));
     });
+  }
+
+  Sent with_next(Sent sent) const {
+    if (look_ahead_ != nullptr) sent.next = &next_chunk_;
+    return sent;
+  }
+
+  std::optional<SentChunk> next_chunk() {
+    const std::optional<NextCollective> next = look_ahead_->next();
+    if (!next) return std::nullopt;
+    const Sent sent = next->kind == Collective::all_gather ? sent_by_gather(next->sent)
+                                                           : sent_by_scatter(next->sent, next->count, next->sum);
+    return sent.chunk(sent.values);
   }
 
   bool has_two_levels() const { return transport_->has_links() && transport_->ranks_per_host() > 1; }
@@ -287,7 +313,9 @@ class Collectives : public Communicator {
     call.is_encoded = true;
     call.values = encoding.values;
     call.sums = encoding.sums;
-    const auto gather_bytes = [this](const Call& of, const ConstView& mine, const View& all) { gather(of, mine, all); };
+    const auto gather_bytes = [this](const Call& of, const ConstView& mine, const View& all) {
+      gather({.call = of, .values = mine}, all);
+    };
     const bool sums = call.kind != Collective::all_gather;
     return {*transport_, sums && has_two_levels() ? &two_level() : nullptr, gather_bytes, backend_, call, encoding};
   }
@@ -299,6 +327,8 @@ class Collectives : public Communicator {
   std::shared_ptr<void> owned_;  // outlives the transport
   std::unique_ptr<Transport> transport_;
   kernels::Backend& backend_;
+  LookAhead* look_ahead_ = nullptr;
+  const NextChunk next_chunk_ = [this] { return next_chunk(); };
   View received_{};  // see use_memory()
   View sums_{};
   std::optional<TwoLevel> two_level_;

@@ -16,7 +16,8 @@ struct Sent {
   std::size_t stride = 0;
   std::size_t sender = all_ranks;
   ChunkMemory where = ChunkMemory::backend;
-  std::size_t block_bytes = 1;  // chunks and pieces begin at multiples of this
+  std::size_t block_bytes = 1;      // chunks and pieces begin at multiples of this
+  const NextChunk* next = nullptr;  // what comes after these values
 
   // The chunk of one exchange, which is a part of the values.
   SentChunk chunk(const ConstView& part) const {
@@ -26,7 +27,8 @@ struct Sent {
             .stride = stride,
             .sender = sender,
             .where = where,
-            .block_bytes = block_bytes};
+            .block_bytes = block_bytes,
+            .next = part.data() + part.bytes() == values.data() + values.bytes() ? next : nullptr};
   }
 };
 

@@ -1,13 +1,20 @@
 #include "zero/comm/gloo_context.h"
 
+#include <ballast/error.h>
+
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gloo/transport/tcp/context.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/tcp/pair.h>
 #include <sys/epoll.h>
 
+#include <cerrno>
 #include <mutex>
+#include <system_error>
 #include <utility>
+
+#include "kernels/runtime/system_limits.h"
 
 namespace ballast {
 namespace {
@@ -52,11 +59,8 @@ class LinkedContext : public gloo::Context {
   }
 };
 
-}  // namespace
-
-std::unique_ptr<gloo::Context> gloo_context(std::size_t rank, std::vector<Descriptor> links,
-                                            std::chrono::milliseconds timeout) {
-  const auto own = static_cast<int>(rank);
+std::unique_ptr<gloo::Context> linked_context(int own, std::vector<Descriptor> links,
+                                              std::chrono::milliseconds timeout) {
   const auto size = static_cast<int>(links.size());
   const auto device = std::static_pointer_cast<tcp::Device>(tcp::CreateDevice(tcp::attr(loopback)));
   const auto context = std::make_shared<LinkContext>(device, own, size);
@@ -65,6 +69,26 @@ std::unique_ptr<gloo::Context> gloo_context(std::size_t rank, std::vector<Descri
     if (peer != own) context->add(peer, std::move(links[static_cast<std::size_t>(peer)]));
   }
   return std::make_unique<LinkedContext>(own, size, device, context);
+}
+
+}  // namespace
+
+void require_descriptors(std::string_view gloo_says) {
+  if (gloo_says.find(std::generic_category().message(EMFILE)) == std::string_view::npos) return;
+  fail(Code::system_limit, {.what = "Gloo cannot open a descriptor: " + std::generic_category().message(EMFILE),
+                            .available = fmt::format("{}; Gloo says: {}", limits_behind(EMFILE), gloo_says)});
+}
+
+std::unique_ptr<gloo::Context> gloo_context(std::size_t rank, std::vector<Descriptor> links,
+                                            std::chrono::milliseconds timeout) {
+  try {
+    return linked_context(static_cast<int>(rank), std::move(links), timeout);
+  } catch (const std::system_error& refused) {
+    fail_limit("cannot start a thread for Gloo", refused.code().value());
+  } catch (const std::exception& failed) {
+    require_descriptors(failed.what());
+    fail(Code::no_transport, {.what = "cannot start Gloo", .available = failed.what()});
+  }
 }
 
 }  // namespace ballast

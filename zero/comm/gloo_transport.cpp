@@ -4,21 +4,17 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
-#include <gloo/context.h>
 #include <gloo/transport/unbound_buffer.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <limits>
-#include <mutex>
-#include <system_error>
-#include <thread>
 
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/time_slices.h"
 #include "zero/comm/broken_pipes.h"
+#include "zero/comm/gloo_calls.h"
 #include "zero/comm/gloo_context.h"
 #include "zero/comm/links.h"
 #include "zero/comm/parts.h"
@@ -35,40 +31,17 @@ constexpr std::size_t min_chunk_size = std::size_t{32} << 10;
 constexpr std::size_t max_chunk_size = std::size_t{2} << 20;
 constexpr std::size_t max_received_bytes = std::size_t{16} << 20;
 
-// Bytes that a rank sent before it left may arrive after the hub's news that it left. Its connections may stay open for
-// longer, if its process or a child of it is still running.
-constexpr auto time_to_arrive = std::chrono::seconds(3);
-
 std::size_t chunk_bytes_of(std::size_t size) {
   const std::size_t peers = std::max<std::size_t>(size - 1, 1);
   return std::clamp(max_received_bytes / expected_ahead / peers, min_chunk_size, max_chunk_size) / 64 * 64;
-}
-
-// Gloo reports errors only as text.
-void require_descriptors(std::string_view gloo_says) {
-  if (gloo_says.find(std::generic_category().message(EMFILE)) == std::string_view::npos) return;
-  fail(Code::system_limit, {.what = "Gloo cannot open a descriptor: " + std::generic_category().message(EMFILE),
-                            .available = fmt::format("{}; Gloo says: {}", limits_behind(EMFILE), gloo_says)});
-}
-
-// Starts Gloo's thread.
-std::unique_ptr<gloo::Context> make_context(std::size_t rank, std::vector<Descriptor> links,
-                                            std::chrono::milliseconds timeout) {
-  try {
-    return gloo_context(rank, std::move(links), timeout);
-  } catch (const std::system_error& refused) {
-    fail_limit("cannot start a thread for Gloo", refused.code().value());
-  } catch (const std::exception& failed) {
-    require_descriptors(failed.what());
-    fail(Code::no_transport, {.what = "cannot start Gloo", .available = failed.what()});
-  }
 }
 
 using gloo::transport::UnboundBuffer;
 
 // Streams the chunks of an exchange: while this rank adds one, the next ones arrive, and its own are sent. Receives are pending
 // for the next call of each peer and for its next chunks, so a peer sends them without asking. Each exchange begins with a
-// message that describes the call. It travels ahead of the first chunk and costs no time of its own.
+// message that describes the call. It travels ahead of the first chunk and costs no time of its own. When all chunks of an exchange
+// are on their way, the first ones of the next may follow before it begins, so that the link does not wait for the end of this one.
 //
 // A rank may close its connections as soon as it has received all of its last exchange. So no message to a peer follows the last
 // one that the peer waits for: the closed connection would answer with a reset, and bytes that this rank has not read were lost.
@@ -76,20 +49,16 @@ class GlooTransport : public ProcessTransport {
  public:
   GlooTransport(const ProcessGroup& members, MemoryAccounts& accounts, MakeTransport make)
       : ProcessTransport(members, std::move(make)),
-        error_(group().job().error()),
+        calls_(group()),
         accounts_(accounts),
         chunk_bytes_(chunk_bytes_of(size())),
         received_(allocate(accounts, {.bytes = (size() - 1) * expected_ahead * chunk_bytes_,
                                       .owner = "gloo, group " + group().name(),
                                       .resident = Resident::when_written})) {
     connect();
-    error_.when_set(this, [this] { abort_wait(); });
   }
   // Peers may still be sending into the memory of receives that are pending.
-  ~GlooTransport() override {
-    error_.forget(this);
-    detach();
-  }
+  ~GlooTransport() override { detach(); }
 
   std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();
@@ -117,7 +86,8 @@ class GlooTransport : public ProcessTransport {
 
   void exchange_parts(const Parts& parts) override {
     guarded_stream([&] {
-      begin(parts.call);
+      begin();
+      if (!was_sent_ahead({.call = parts.call})) send_call(parts.call);
       for (std::size_t peer = 0; peer < size(); ++peer)
         send_parts(parts_of(parts.sent, peer), peer);
       receive_calls(parts.call);
@@ -143,12 +113,16 @@ class GlooTransport : public ProcessTransport {
     std::unique_ptr<UnboundBuffer> buffer;
   };
 
+  // What a rank sends in an exchange.
+  struct Outgoing {
+    Call call{};
+    std::vector<Sending> sending{};
+  };
+
   void stream(const SentChunk& chunk, const ReceiveTogether& receive) {
     guarded_stream([&] {
-      begin(chunk.call);
-      for (std::size_t next = 0; next < sent_ahead; ++next) {
-        send(chunk, next);
-      }
+      begin();
+      if (!was_sent_ahead(chunk)) send_first(chunk);
       receive_calls(chunk.call);
       deliver(chunk, receive);
       end();
@@ -158,7 +132,7 @@ class GlooTransport : public ProcessTransport {
   // After a failed exchange Gloo's thread would still use memory that its owner may free.
   template <class Body>
   void guarded_stream(Body&& body) {
-    error_.check();
+    calls_.check();
     try {
       body();
     } catch (...) {
@@ -167,17 +141,49 @@ class GlooTransport : public ProcessTransport {
     }
   }
 
-  void begin(const Call& call) {
+  void begin() {
     ++exchanges_;
-    call_ = call;
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       guarded(peer, [&] {
         expect_call(peer, exchanges_ + 1);
         expect_chunks(peer, peers_[peer].received + expected_ahead);
-        mine_->send(static_cast<int>(peer), slot_of_call(exchanges_));
       });
     }
+  }
+
+  // What follows belongs to this call.
+  void send_call(const Call& call) {
+    ++sent_calls_;
+    Call& sent = outgoing(sent_calls_).call = call;
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) send_to(peer, slot_of_call(sent_calls_), &sent, sizeof(Call));
+    }
+  }
+
+  void send_first(const SentChunk& chunk) {
+    send_call(chunk.call);
+    for (std::size_t number = 0; number < sent_ahead; ++number) {
+      send(chunk, number);
+    }
+  }
+
+  void send_next(const SentChunk& chunk) {
+    if (chunk.next == nullptr || next_) return;
+    next_ = (*chunk.next)();
+    if (next_) send_first(*next_);
+  }
+
+  bool was_sent_ahead(const SentChunk& chunk) {
+    const std::optional<SentChunk> ahead = std::exchange(next_, std::nullopt);
+    if (!ahead) return false;
+    const bool is_it = ahead->call == chunk.call && ahead->data == chunk.data && ahead->bytes == chunk.bytes;
+    require(is_it, Code::internal, [&] {
+      return Problem{.what = "another exchange than the one that has been sent ahead",
+                     .needed = text(ahead->call),
+                     .available = text(chunk.call)};
+    });
+    return true;
   }
 
   void receive_calls(const Call& call) {
@@ -187,7 +193,7 @@ class GlooTransport : public ProcessTransport {
 
   // All at once: a peer takes them when it comes to them.
   void send_parts(const std::vector<ConstView>& parts, std::size_t peer) {
-    each_piece(parts, chunk_bytes_, [&](const std::byte* data, std::size_t bytes) { send_to(peer, data, bytes); });
+    each_piece(parts, chunk_bytes_, [&](const std::byte* data, std::size_t bytes) { send_chunk(peer, data, bytes); });
   }
 
   void receive_parts(const std::vector<View>& parts, std::size_t peer) {
@@ -204,6 +210,7 @@ class GlooTransport : public ProcessTransport {
     const std::size_t most = chunk.piece_bytes(chunk_bytes_);
     const std::size_t chunks = (chunk.bytes + most - 1) / most;
     for (std::size_t number = 0; number < chunks; ++number) {
+      if (number + sent_ahead >= chunks) send_next(chunk);
       const std::size_t first = number * most;
       for (std::size_t peer = 0; peer < size(); ++peer) {
         if (peer == rank()) by_rank[peer] = chunk.piece(peer).data() + first;
@@ -224,17 +231,19 @@ class GlooTransport : public ProcessTransport {
     } catch (const std::exception&) {
       // The other end has closed it.
     }
-    sending_.clear();
+    for (Outgoing& outgoing : outgoing_) {
+      outgoing.sending.clear();
+    }
   }
 
   void connect() {
-    const NoSignalOfBrokenPipes no_signal;  // here because Gloo's thread inherits it
-    context_ = make_context(rank(), connect_links(group()), group().job().timeout());
+    const NoSignalOfBrokenPipes no_signal;  // these two because Gloo's thread inherits them
+    const ShortTimeSlices short_slices;
+    context_ = gloo_context(rank(), connect_links(group()), group().job().timeout());
     peers_.resize(size());
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) make_buffers(peer);
     }
-    mine_ = context_->createUnboundBuffer(&call_, sizeof(Call));
     // Others must not try to connect to a rank that has failed, nor leave before all receives of their calls are pending.
     group().exchange_strings("connected", "");
   }
@@ -277,16 +286,23 @@ class GlooTransport : public ProcessTransport {
     chunk.make(first, bytes);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
-      send_to(peer, chunk.piece(peer).data() + first, bytes);
+      send_chunk(peer, chunk.piece(peer).data() + first, bytes);
     }
   }
 
-  void send_to(std::size_t peer, const std::byte* from, std::size_t bytes) {
-    auto* const data = const_cast<std::byte*>(from);  // Gloo has one type for both directions
-    sending_.push_back({peer, context_->createUnboundBuffer(data, bytes)});
-    const std::uint64_t number = peers_[peer].sent++;
-    guarded(peer, [&] { sending_.back().buffer->send(static_cast<int>(peer), slot_of_chunk(number)); });
+  void send_chunk(std::size_t peer, const std::byte* from, std::size_t bytes) {
+    send_to(peer, slot_of_chunk(peers_[peer].sent++), from, bytes);
   }
+
+  void send_to(std::size_t peer, std::uint64_t slot, const void* from, std::size_t bytes) {
+    auto buffer =
+        context_->createUnboundBuffer(const_cast<void*>(from), bytes);  // Gloo has one type for both directions
+    UnboundBuffer& sent = *buffer;
+    outgoing(sent_calls_).sending.push_back({peer, std::move(buffer)});
+    guarded(peer, [&] { sent.send(static_cast<int>(peer), slot); });
+  }
+
+  Outgoing& outgoing(std::uint64_t exchange) { return outgoing_[exchange % outgoing_.size()]; }
 
   void receive_call(std::size_t peer, const Call& call) {
     Peer& from = peers_[peer];
@@ -307,85 +323,36 @@ class GlooTransport : public ProcessTransport {
   }
 
   void end() {
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) wait_sent(peer, *mine_);
+    std::vector<Sending>& sending = outgoing(exchanges_).sending;
+    for (const Sending& each : sending) {
+      wait_sent(each.peer, *each.buffer);
     }
-    for (const Sending& sending : sending_) {
-      wait_sent(sending.peer, *sending.buffer);
-    }
-    sending_.clear();
+    sending.clear();
   }
 
   void wait_received(std::size_t peer, UnboundBuffer& buffer) {
-    wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitRecv(limit); });
+    calls_.wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitRecv(limit); });
   }
   void wait_sent(std::size_t peer, UnboundBuffer& buffer) {
-    wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitSend(limit); });
-  }
-
-  void wait(std::size_t peer, UnboundBuffer& buffer, const auto& wait_for_buffer) {
-    wait_on(&buffer);
-    const auto no_more = [this](UnboundBuffer*) { wait_on(nullptr); };
-    const std::unique_ptr<UnboundBuffer, decltype(no_more)> waiting(&buffer, no_more);
-    const Control::Wait told_to_hub = group().wait_for(peer);
-    bool is_done = false;
-    while (!is_done) {  // or there is news of another rank
-      error_.check();
-      const std::chrono::milliseconds limit = group().has_left(peer) ? time_to_arrive : group().job().timeout();
-      guarded(peer, [&] { is_done = wait_for_buffer(limit); });
-    }
-  }
-
-  // The buffer whose wait the news ends.
-  void wait_on(UnboundBuffer* buffer) {
-    const std::lock_guard lock(mutex_);
-    waiting_ = buffer;
-  }
-
-  // Called by the thread that has news: the first error, or a rank that has left.
-  void abort_wait() {
-    const std::lock_guard lock(mutex_);
-    if (waiting_ == nullptr) return;
-    waiting_->abortWaitRecv();
-    waiting_->abortWaitSend();
+    calls_.wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitSend(limit); });
   }
 
   template <class Body>
   void guarded(std::size_t peer, Body&& body) {
-    const Deadline deadline(error_, group().job().timeout());
-    const NoSignalOfBrokenPipes no_signal;
-    try {
-      body();
-    } catch (const Error&) {
-      throw;
-    } catch (const std::exception& broken) {
-      require_descriptors(broken.what());
-      explain(peer, deadline, broken.what());
-    }
+    calls_.guarded(peer, body);
   }
 
-  // A connection breaks before its reason is known: the hub reports which rank died or left.
-  [[noreturn]] void explain(std::size_t peer, const Deadline& deadline, const char* gloo_says) {
-    if (deadline.is_over()) group().fail_late(peer);
-    group().wait_for_reason(peer);
-    const std::string what = fmt::format("lost the connection to {}", group().member(peer));
-    group().fail_because_of(peer, what);
-    fail(Code::peer_failed, {.what = what, .available = gloo_says});
-  }
-
-  FirstError& error_;
+  GlooCalls calls_;
   MemoryAccounts& accounts_;
   std::size_t chunk_bytes_;
   Buffer received_;  // the next chunks of each other rank
   Buffer scratch_{};
-  Call call_;  // of this rank
-  std::uint64_t exchanges_ = 0;
+  std::uint64_t exchanges_ = 0;   // that have begun
+  std::uint64_t sent_calls_ = 0;  // the same, and the one that is sent ahead
   std::unique_ptr<gloo::Context> context_;
-  std::vector<Peer> peers_;  // by rank
-  std::unique_ptr<UnboundBuffer> mine_;
-  std::vector<Sending> sending_;
-  std::mutex mutex_;
-  UnboundBuffer* waiting_ = nullptr;
+  std::vector<Peer> peers_;             // by rank
+  std::array<Outgoing, 2> outgoing_{};  // of this exchange and the next
+  std::optional<SentChunk> next_{};     // whose first bytes are sent
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ class SharedMemory {
 
   int file() const { return file_.get(); }  // the descriptor in the process that made it
   std::string invitation() const;           // for open() in other processes
+  static bool is_of_this_machine(const std::string& invitation);
   // Maps another file of the process that made this memory, read-only. A page counts as resident here, too, after the
   // first read.
   SharedMemory open_file_of_same_process(int file, std::size_t bytes) const;

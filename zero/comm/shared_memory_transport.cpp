@@ -161,14 +161,15 @@ class SharedMemoryTransport : public ProcessTransport {
 
   // Returns why another rank's memory cannot be mapped, or nothing.
   std::string open_all(const std::vector<std::string>& invitations, SharedMemory& mine) {
-    try {
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) memories_.push_back(SharedMemory::open(invitations[peer], booked_.bytes()));
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      try {
+        memories_.push_back(peer == rank() ? std::move(mine) : SharedMemory::open(invitations[peer], booked_.bytes()));
+      } catch (const Error& error) {
+        if (error.code() != Code::no_transport) throw;
+        const bool may_have_ended = SharedMemory::is_of_this_machine(invitations[peer]);
+        if (may_have_ended) group().wait_for_reason(peer);
+        return error.problem().what;
       }
-      memories_.insert(memories_.begin() + static_cast<std::ptrdiff_t>(rank()), std::move(mine));
-    } catch (const Error& error) {
-      if (error.code() != Code::no_transport) throw;
-      return error.problem().what;
     }
     return {};
   }

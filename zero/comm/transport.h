@@ -26,6 +26,11 @@ enum class ChunkMemory : bool { backend, host };
 
 inline constexpr std::size_t all_ranks = SIZE_MAX;
 
+struct SentChunk;
+
+// Returns the chunk of the exchange after this one, if its bytes can be sent. Otherwise it may be asked again.
+using NextChunk = std::function<std::optional<SentChunk>()>;
+
 // Makes the bytes of all pieces of a chunk from the byte `first` on.
 using Prepare = std::function<void(std::size_t first, std::size_t bytes)>;
 
@@ -40,6 +45,7 @@ struct SentChunk {
   ChunkMemory where = ChunkMemory::backend;
   const Prepare* prepare = nullptr;  // is called for all bytes, in order, each time before they are sent; or null
   std::size_t block_bytes = 1;       // pieces of the chunk begin at multiples of this
+  const NextChunk* next = nullptr;   // a transport may send the first bytes of that chunk in this exchange; or null
 
   void make(std::size_t first, std::size_t count) const {
     if (prepare != nullptr) (*prepare)(first, count);

@@ -139,6 +139,7 @@ class Engine {
   StepCounters counters_;
   TensorSums tensor_sums_;
   Agreement agreement_;
+  std::unique_ptr<SendAhead> ahead_;  // null: exchanges are those of a GPU
   OpExecutor executor_;
   LaneThreads threads_;
   Scheduler scheduler_;

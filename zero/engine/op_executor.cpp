@@ -50,6 +50,7 @@ void OpExecutor::run(const IssuedOp& issued) const {
     issued.status.read.reset();
     issued.status.is_checked = false;
     issued.status.written = {};
+    if (parts_.ahead != nullptr) parts_.ahead->begun(op);
     context.stream() != nullptr ? issue_to_gpu(issued, *context.stream()) : execute(op, issued.status, issued.run);
   } catch (...) {
     parts_.failure.fail(op);
@@ -117,30 +118,21 @@ void OpExecutor::commit(const StepRun& run) const {
 }
 
 void OpExecutor::gather(const Op& op) const {
-  const DType dtype = op.codes.exist() ? parts_.plan.model().units[op.unit].dtype : DType::u8;
-  const View mine = parts_.slots.view(op.from, dtype);
-  const View all = parts_.slots.view(op.to, dtype);
+  const auto [mine, all] = views_of_gather(parts_.plan, parts_.slots, op);
   Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.gather : *parts_.mesh.replicas;
   op.codes.exist() ? group.all_gather(mine, all, encoding_of(op)) : group.all_gather(mine, all);
 }
 
 void OpExecutor::reduce(const Op& op, std::uint64_t step) const {
-  const Placement& placement = parts_.plan.placement();
-  const DType gradient = parts_.plan.model().units[op.unit].dtype;
-  const DType sum = parts_.plan.input().dtype_of_sums(op.unit);
-  const bool of_shards = op.ranks == Ranks::shard_group;
-  // Between the two reductions of a mesh, a sum is in fp32. The second one completes it and rounds it.
-  const bool is_partial = (of_shards ? placement.groups() : placement.ranks_per_group()) > 1;
-  const View from = parts_.slots.view(op.from, is_partial && !of_shards ? DType::fp32 : gradient);
-  const View to = parts_.slots.view(op.to, is_partial && of_shards ? DType::fp32 : sum);
-  Communicator& group = of_shards ? *parts_.mesh.reduce : *parts_.mesh.replicas;
+  const auto [from, to] = views_of_reduction(parts_.plan, parts_.slots, op);
+  Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.reduce : *parts_.mesh.replicas;
   group.use_memory(parts_.slots.all_of(SlotRole::received), parts_.slots.all_of(SlotRole::host_sums));
   if (op.codes.exist()) return reduce_encoded(op, step, {from, to});
   scatters(op) ? group.reduce_scatter(from, to) : group.all_reduce(from, to);
 }
 
 // Random bits belong to elements of tensors. Each sum of a unit in a step has its own, and in a mesh each group of ranks.
-void OpExecutor::reduce_encoded(const Op& op, std::uint64_t step, const Reduced& views) const {
+void OpExecutor::reduce_encoded(const Op& op, std::uint64_t step, const ExchangeViews& views) const {
   const bool of_shards = op.ranks == Ranks::shard_group;
   const bool of_sums = !of_shards && parts_.mesh.reduce->size() > 1;
   const UnitLayout& layout = parts_.plan.layout().units[op.unit];

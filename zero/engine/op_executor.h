@@ -5,10 +5,12 @@
 #include "zero/engine/agreement.h"
 #include "zero/engine/corruption_check.h"
 #include "zero/engine/exchange_order.h"
+#include "zero/engine/exchange_views.h"
 #include "zero/engine/first_failure.h"
 #include "zero/engine/issued_op.h"
 #include "zero/engine/matrix_executor.h"
 #include "zero/engine/record_lane.h"
+#include "zero/engine/send_ahead.h"
 #include "zero/engine/step_counters.h"
 
 namespace ballast {
@@ -29,6 +31,7 @@ class OpExecutor {
     const RecordLane* records = nullptr;       // null: no operation reads or writes records
     CorruptionCheck* check = nullptr;          // makes the updates, if there is one
     const MatrixExecutor* matrices = nullptr;  // null: no rule needs whole matrices
+    SendAhead* ahead = nullptr;                // null: no exchange is sent ahead
   };
   explicit OpExecutor(const Parts& parts) : parts_(parts) {}
 
@@ -42,11 +45,7 @@ class OpExecutor {
   void commit(const StepRun& run) const;
   void gather(const Op& op) const;
   void reduce(const Op& op, std::uint64_t step) const;
-  struct Reduced {
-    View from;
-    View to;
-  };
-  void reduce_encoded(const Op& op, std::uint64_t step, const Reduced& views) const;
+  void reduce_encoded(const Op& op, std::uint64_t step, const ExchangeViews& views) const;
   bool scatters(const Op& op) const;
   Encoding encoding_of(const Op& op) const;
   void update(const Op& op, const StepNumbers& step) const;

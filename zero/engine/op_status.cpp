@@ -6,6 +6,10 @@
 
 namespace ballast {
 
+bool OpStatus::is_done() const {
+  return begun.is_done() && (!read || read->completion().is_done()) && written.is_done();
+}
+
 void OpStatus::wait() const {
   begun.wait();
   if (on_gpu) on_gpu->end.synchronize();

@@ -59,6 +59,7 @@ void Scheduler::issue(const Op& op, OpStatus& status, StepRun& run) {
     issued.takes_turns = is_exchange(op);
     freed_.add(issued);
   }
+  if (parts_.ahead != nullptr) parts_.ahead->issued(issued);
   status.begun = parts_.threads.of(op.lane).add([this, issued = std::move(issued)] { parts_.execute(issued); });
 }
 

@@ -5,6 +5,7 @@
 #include "zero/engine/freed_ops.h"
 #include "zero/engine/issued_op.h"
 #include "zero/engine/lane_threads.h"
+#include "zero/engine/send_ahead.h"
 #include "zero/engine/trainer_uses.h"
 #include "zero/plan/trace.h"
 
@@ -22,6 +23,7 @@ class Scheduler {
     FirstFailure& failure;
     const GpuLanes* gpu = nullptr;                        // null: every lane works on the host
     std::function<void(const IssuedOp& issued)> execute;  // called on the operation's lane
+    SendAhead* ahead = nullptr;                           // null: no exchange is sent ahead
   };
   explicit Scheduler(const Parts& parts);
 

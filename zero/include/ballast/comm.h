@@ -17,10 +17,11 @@
 
 namespace ballast {
 
-// The library's own: the GPU stream that a group works on, the codes in which a collective sends values, and the reason why
-// integers are added.
+// The library's own: the GPU stream that a group works on, the codes in which a collective sends values, the collectives that come
+// next, and the reason why integers are added.
 struct Channel;
 struct Encoding;
+class LookAhead;
 enum class Purpose : std::uint8_t;
 
 // The reason that a rank gives when it leaves its job.
@@ -86,6 +87,10 @@ class Communicator {
   // ranks send, and for sums on their way. Its contents are lost. The caller keeps it until other memory, or none, takes its
   // place. Where it is too small the group reserves its own. A group that needs none ignores it.
   virtual void use_memory(View /*received*/, View /*sums*/) {}
+
+  // Lets later gathers and scatters ask, near their ends, for the one that comes next, so that a link does not wait for it. The
+  // caller keeps the object until another, or null, takes its place.
+  virtual void use_look_ahead(LookAhead* /*of_caller*/) {}
 
   // Adds integers, which are exact in any order, in place.
   virtual void all_reduce(std::span<std::int64_t> values) = 0;
