@@ -9,6 +9,7 @@ from systems import ALONE, DDP, FSDP, SYSTEMS, System, deepspeed_name
 HYBRID = "FSDP2, hybrid"
 OVERLAPPED = "Ballast stage 2, overlapped"
 ONCE = "gathered once"
+FURTHER = "two units ahead"
 INT8 = "codes of 8 bits"
 INT4 = "gradients in codes of 4 bits"
 KEPT = {"keep_gathered": True}
@@ -18,6 +19,7 @@ TRAINED = [
     *(system for system in SYSTEMS if system.name in NAMES),
     System(HYBRID, "HybridFsdp", {}, (ALONE, DDP)),
     System(OVERLAPPED, "Ballast", {"stage": 2, "overlap_gathers": True}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {FURTHER}", "Ballast", {"stage": 3, "prefetch": 2}, (ALONE, DDP)),
     System(f"Ballast stage 3, {ONCE}", "Ballast", {"stage": 3, **KEPT}, (ALONE, DDP)),
     System(f"Ballast stage 2, {INT8}", "Ballast", {"stage": 2, "wire": {"reduce": "int8"}}, (ALONE, DDP)),
     System(f"Ballast stage 3, {INT8}", "Ballast", {"stage": 3, "wire": "int8"}, (ALONE, DDP)),

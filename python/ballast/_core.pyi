@@ -459,6 +459,7 @@ class TrainingOptions:
     keeps_timeline: bool
     update_in_backward: bool
     overlap_gathers: bool
+    prefetch: int
     gathered_bytes: int
     verify: int
     wire: Wire

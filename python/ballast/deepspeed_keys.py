@@ -168,7 +168,7 @@ ZERO: Rows = {
     "stage3_gather_fp16_weights_on_model_save": feature("ballast.export(model, path) gathers them unit by unit"),
 }
 STAGE3: Rows = {  # with and without the prefix "stage3_"
-    "prefetch_bucket_size": PLANNED,
+    "prefetch_bucket_size": Dropped("wrap(prefetch=...) sets how many units are gathered ahead"),
     "param_persistence_threshold": PLANNED,
     "model_persistence_threshold": PLANNED,
     "max_live_parameters": KEPT_GATHERED,

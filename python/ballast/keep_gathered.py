@@ -1,11 +1,11 @@
-"""How much memory of gathered parameters is kept from forward to backward, in stage 3."""
+"""How far ahead parameters are gathered in stage 3, and how many of them are kept from forward to backward."""
 
 from __future__ import annotations
 
 import sys
 from typing import Literal
 
-from ballast.checks import refuse_value
+from ballast.checks import read_count, refuse_value
 from ballast.sizes import Size, parse_size
 
 KeepGathered = bool | Size | Literal["all"]
@@ -20,10 +20,23 @@ def read_keep_gathered(given: KeepGathered, stage: int | None) -> int:
     (4294967296, 0, True)
     """
     size = ALL if given is True or given == "all" else 0 if given is False else parse_size(given)
-    if size > 0 and stage is not None and stage < 3:
-        why = f"in stage {stage} each rank keeps all parameters"
-        refuse_value("keep_gathered", given, "stage 3, or no keep_gathered", why=why)
+    if size > 0:
+        _require_stage_3("keep_gathered", given, stage)
     return size
+
+
+def read_prefetch(given: int, stage: int | None) -> int:
+    """Return how many units are gathered ahead."""
+    units = read_count("prefetch", given, least=0, needed="a number of units")
+    if units != 1:
+        _require_stage_3("prefetch", given, stage)
+    return units
+
+
+def _require_stage_3(name: str, given: object, stage: int | None) -> None:
+    if stage is not None and stage < 3:
+        why = f"in stage {stage} each rank keeps all parameters"
+        refuse_value(name, given, f"stage 3, or no {name}", why=why)
 
 
 def as_given(size: int) -> bool | int:

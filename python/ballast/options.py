@@ -78,6 +78,7 @@ class Options:
     gradient_format: tuple[str, ...]
     wire: Wire
     replicas: int  # copies of the parameters
+    prefetch: int  # units that are gathered ahead
     keep_gathered: int  # bytes for gathered parameters; 0: as many as prefetching needs
     outer: DiLoCo | None
     dtype: str | None

@@ -31,6 +31,7 @@ def question_of(description: Description, options: Options, budget: Budget) -> _
     _set_work(question, description, options, divided)
     schedule = _core.Schedule()
     schedule.update_in_backward = options.update_in_backward and options.micro_steps == 1
+    schedule.prefetch = options.prefetch
     schedule.gathered_bytes = options.keep_gathered
     question.schedule = schedule
     return question
@@ -72,8 +73,9 @@ def notes_of_unused(options: Options, stage: int, *, as_flags: bool) -> list[str
         notes.append(f"wire has no effect {'on one rank' if options.ranks == 1 else 'with one rank on each host'}")
     elif options.wire.across is not None and options.ranks <= options.ranks_of_machine:
         notes.append("wire across has no effect: all ranks are on one machine")
-    if options.keep_gathered > 0 and stage < 3:
-        option = name_of("keep_gathered", as_flags=as_flags)
+    of_stage_3 = {"prefetch": options.prefetch != 1, "keep_gathered": options.keep_gathered > 0}
+    for name in (name for name, is_given in of_stage_3.items() if is_given and stage < 3):
+        option = name_of(name, as_flags=as_flags)
         notes.append(f"{option} has no effect in stage {stage}, where each rank keeps all parameters")
     if options.outer is not None and options.hosts == 1:
         ranks = "there is one rank" if options.ranks == 1 else "all ranks are on one machine"

@@ -10,7 +10,7 @@ from ballast import _core, searching
 from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
 from ballast.hardware import Budget, notes_of
-from ballast.keep_gathered import KeepGathered, as_given, read_keep_gathered
+from ballast.keep_gathered import KeepGathered, as_given, read_keep_gathered, read_prefetch
 from ballast.keywords import with_nearest_names
 from ballast.measured import read_measured
 from ballast.models import ModelLike, describe
@@ -91,6 +91,7 @@ class PlanRequest:
             wire=options.sent.given(),
             optimizer=options.optimizer,
             replicas=options.replicas,
+            prefetch=options.prefetch,
             keep_gathered=as_given(options.keep_gathered),
             outer=options.outer,
             activation_tier=options.activations.tier,
@@ -214,6 +215,7 @@ def request_plan(
     gradient_format: GradientFormats = "fp32",
     wire: WireFormats = "exact",
     replicas: Replicas | None = None,
+    prefetch: int = 1,
     keep_gathered: KeepGathered = False,
     outer: DiLoCo | None = None,
     dtype: str | None = None,
@@ -232,8 +234,7 @@ def request_plan(
         gpu=read_gpu(gpu, found),
         gpu_memory=read_size(gpu_memory),
         flops=read_count_or_none(flops),
-        host_memory=read_size(host_memory),
-        drive_space=read_size(drive_space),
+        host_memory=read_size(host_memory), drive_space=read_size(drive_space),
         rates=read_rates(rates, found),
         reserve=read_size(reserve),
         activations=read_activations("checkpointed" if activations is None else activations),
@@ -246,7 +247,7 @@ def request_plan(
         wire=read_wire(wire, read_stage(stage)), outer=read_outer(outer),
         dtype=dtype, update_in_backward=update_in_backward, resumable=resumable,  # as they are
         replicas=copies_on(_machines(ranks, gpus_per_machine, outer), read_replicas(replicas, read_stage(stage))),
-        keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
+        prefetch=read_prefetch(prefetch, read_stage(stage)), keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
         price=read_price(price), train_tokens=read_count_or_none(train_tokens),
     )
     return replace(_described(options, model), offers_kept=activations is None)

@@ -71,6 +71,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     wire                what ranks send, as with `wrap(wire=)`: "exact", "int8", or formats by kind
     replicas            in stage 3, "host" for a copy of the parameters in each machine, or a number of copies, as with
                         `wrap(replicas=)`
+    prefetch            in stage 3, how many units are gathered ahead, as with `wrap(prefetch=)`
     keep_gathered       in stage 3, True keeps parameters from forward to backward, as with `wrap(keep_gathered=)`; or a size
     outer               a `ballast.DiLoCo`: hosts train on their own, as with `wrap(outer=)`. The plan counts its memory, and
                         the time of an exchange, divided by the steps from one to the next

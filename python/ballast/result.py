@@ -62,6 +62,7 @@ class Plan:
     activation_tier: str = "device"  # where activations are until backward
     optimizer: str = "adamw"
     replicas: int = 1  # copies of the parameters
+    prefetch: int = 1  # in stage 3: units that are gathered ahead
     keep_gathered: bool | int = False  # in stage 3: whether parameters stay from forward to backward, or bytes of them
     outer: DiLoCo | None = None  # hosts train on their own
     wire: Mapping[str, str] = field(default_factory=dict)  # formats of what ranks send, by kind, that are not exact
@@ -160,6 +161,7 @@ class Plan:
         options += [f'gradient_format="{self.gradient_format}"'] if self.gradient_format != "fp32" else []
         options += [f"wire={json.dumps(dict(self.wire))}"] if self.wire else []
         options += [f"replicas={self.replicas}"] if self.replicas > 1 else []
+        options += [f"prefetch={self.prefetch}"] if self.prefetch != 1 and self.stage == 3 else []
         options += [f"keep_gathered={self.keep_gathered}"] if self.keep_gathered and self.stage == 3 else []
         options += [f"outer={self.outer.call()}"] if self.outer else []
         away = {"host": "host", "nvme": "nvme:DIRECTORY"}.get(self.activation_tier)

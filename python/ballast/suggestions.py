@@ -88,6 +88,8 @@ def settings_of(request: PlanRequest) -> list[Axis]:
         axes.append([Change.of({"stage": "auto"}, stage=None)])
     if options.offload != "auto":
         axes.append([Change.of({"offload": "auto"}, offload="auto")])
+    if options.prefetch > 1:
+        axes.append([Change.of({"prefetch": 1}, prefetch=1)])
     if options.keep_gathered > 0:
         axes.append([Change.of({"keep_gathered": 0}, keep_gathered=0)])
     if options.replicas > 1:

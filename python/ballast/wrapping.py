@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 from ballast import _core
 from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, read_gradient_formats, read_state_formats
-from ballast.keep_gathered import KeepGathered, read_keep_gathered
+from ballast.keep_gathered import KeepGathered, read_keep_gathered, read_prefetch
 from ballast.keywords import with_nearest_names
 from ballast.options import Stage, read_stage
 from ballast.outer.options import DiLoCo, read_outer
@@ -55,6 +55,7 @@ def wrap(
     gradient_format: GradientFormats = "fp32",
     update_in_backward: bool = False,
     overlap_gathers: bool = False,
+    prefetch: int = 1,
     keep_gathered: KeepGathered = False,
     elementwise: bool = False,
     units: str | Iterable[str] = (),
@@ -108,6 +109,8 @@ def wrap(
     update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
                         scaling, gradient accumulation and skipped steps
     overlap_gathers     below stage 3, lets step() return while parameters are gathered: each use waits for those that it needs
+    prefetch            in stage 3, how many units are gathered ahead: each takes the memory of its parameters, and lets a slow
+                        link work on while a rank computes
     keep_gathered       in stage 3, True keeps parameters gathered from forward to backward, "4GiB" as many as fit into that
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
@@ -140,13 +143,11 @@ def wrap(
         gradient_format=read_gradient_formats(gradient_format),
         update_in_backward=update_in_backward,
         overlap_gathers=overlap_gathers,
+        prefetch=read_prefetch(prefetch, read_stage(stage)),
         keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
         elementwise=elementwise,
         units=read_units(units),
-        run=run,
-        timeline=timeline,
-        verify=verify,
-        tile=tile,
+        run=run, timeline=timeline, verify=verify, tile=tile,
         threads=threads,
         timeout=timeout,
         activations=None if activations is None else read_activation_options(activations),

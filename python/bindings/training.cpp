@@ -96,6 +96,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("keeps_timeline", &BindingOptions::keeps_timeline)
       .def_readwrite("update_in_backward", &BindingOptions::update_in_backward)
       .def_readwrite("overlap_gathers", &BindingOptions::overlap_gathers)
+      .def_readwrite("prefetch", &BindingOptions::prefetch)
       .def_readwrite("gathered_bytes", &BindingOptions::gathered_bytes)
       .def_readwrite("verify", &BindingOptions::verify)
       .def_readwrite("wire", &BindingOptions::wire)

@@ -6,7 +6,8 @@ namespace ballast::python {
 namespace {
 
 TrainingOptions training_options(const BindingOptions& request) {
-  const Schedule schedule{.gathered_bytes = request.gathered_bytes,
+  const Schedule schedule{.prefetch = request.prefetch,
+                          .gathered_bytes = request.gathered_bytes,
                           .update_in_backward = request.update_in_backward,
                           .overlap_gathers = request.overlap_gathers};
   TrainingOptions options{.stage = request.stage,

@@ -44,6 +44,7 @@ struct BindingOptions {
   bool keeps_timeline = false;
   bool update_in_backward = false;
   bool overlap_gathers = false;
+  std::size_t prefetch = 1;
   std::size_t gathered_bytes = 0;
   std::size_t verify = 0;
   Wire wire{};

@@ -51,6 +51,7 @@ def test_options_without_effect_are_mentioned(capsys):
     assert kept not in ballast.plan("gpt2", ranks=2, keep_gathered="all", stage=3).notes
     assert main(["plan", "gpt2", "--ranks", "2", "--keep-gathered", "all"]) == 0
     assert f"note      --{kept.replace('_', '-', 1)}" in capsys.readouterr().out
+    assert kept.replace("keep_gathered", "prefetch") in ballast.plan("gpt2", ranks=2, prefetch=2).notes
 
 
 def test_one_rank_has_no_rate_of_peers():

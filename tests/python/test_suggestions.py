@@ -35,6 +35,7 @@ def suggestions_in(error):
         ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
         ("llama-70b --ranks 8 --gpu h100 --tokens 1048576 --reserve 2GiB", "--tokens 1024"),
         ("llama-8b --ranks 16 --gpu rtx4090 --keep-gathered all", "--keep-gathered 0"),
+        ("llama-8b --ranks 16 --gpu rtx4090 --prefetch 60", "--prefetch 1"),
         ("llama-8b --ranks 16 --gpu rtx4090 --replicas 8 --tokens 5120", "--replicas 1"),
         ("llama-8b --ranks 16 --gpu h100 --outer every=64", "--host-memory 128GiB"),
         ("llama-70b --ranks 8 --gpu h100 --state-format compact --micro-steps 4", "--micro-steps 1 --update-in-backward"),

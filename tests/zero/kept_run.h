@@ -21,6 +21,8 @@
 
 namespace ballast::testing {
 
+inline constexpr std::size_t steps_before = 3;  // that a run is continued, moved or damaged
+
 inline Model two_layers() {
   return {{{.name = "h",
             .tensors = {{"first", {20, 16}}, {"second", {20, 16}}, {"kept", {256}, 0, true}, {"adapter", {256}}}}}};

@@ -8,7 +8,6 @@
 
 namespace ballast::testing {
 
-inline constexpr std::size_t steps_before = 3;
 using Hosts = std::vector<std::string>;  // of each rank; its first letter is the host, all of it the directory
 
 inline KeptRun mirrored_run(const Hosts& hosts, int stage = 3) {

@@ -5,8 +5,6 @@
 
 namespace ballast::testing {
 
-inline constexpr std::size_t steps_before = 3;
-
 // Units of different formats, with padding, a tensor of no elements, and names that several units have.
 inline Model several_units() {
   return {{{.name = "embedding", .tensors = {{"weight", {30, 29}}}},

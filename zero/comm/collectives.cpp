@@ -264,7 +264,7 @@ class Collectives : public Communicator {
     if (transport_->all_gather(sent.chunk(mine), {all.data(), all.bytes()})) {
       return transport_->count_sent(mine.bytes());
     }
-    if (has_two_levels()) return two_level().all_gather(sent.call, mine, all);
+    if (has_two_levels()) return two_level().all_gather(sent, all);
     if (transport_->is_shared(all.as_bytes())) {
       const View own = all.part(rank() * mine.count(), mine.count());
       copy(mine, own);
@@ -295,8 +295,9 @@ class Collectives : public Communicator {
   std::optional<SentChunk> next_chunk() {
     const std::optional<NextCollective> next = look_ahead_->next();
     if (!next) return std::nullopt;
-    const Sent sent = next->kind == Collective::all_gather ? sent_by_gather(next->sent)
-                                                           : sent_by_scatter(next->sent, next->count, next->sum);
+    const bool is_gather = next->kind == Collective::all_gather;
+    if (!is_gather && has_two_levels()) return std::nullopt;  // the sums of this host are not made yet
+    const Sent sent = is_gather ? sent_by_gather(next->sent) : sent_by_scatter(next->sent, next->count, next->sum);
     return sent.chunk(sent.values);
   }
 

@@ -66,19 +66,18 @@ void TwoLevel::use_memory(const View& received, const View& sums) {
 SentBytes TwoLevel::sent() const { return inside_->sent() + across_->sent(); }
 
 // What arrives from the other hosts is handed out while more of it arrives.
-void TwoLevel::all_gather(const Call& call, const ConstView& mine, const View& all) {
-  const std::size_t count = mine.count();
-  exchange_together(*across_, {.call = call, .values = mine},
-                    [&](std::span<const ConstView> by_host, std::size_t first) {
-                      for (std::size_t host = 0; host < by_host.size(); ++host) {
-                        exchange(*inside_, {.call = call, .values = by_host[host]},
-                                 [&](std::size_t place, const ConstView& theirs, std::size_t at) {
-                                   const std::size_t rank = host * inside_->size() + place;
-                                   const View to = all.part(rank * count + first + at, theirs.count());
-                                   if (to.data() != theirs.data()) backend_.cast(theirs, to);
-                                 });
-                      }
-                    });
+void TwoLevel::all_gather(const Sent& sent, const View& all) {
+  const std::size_t count = sent.values.count();
+  exchange_together(*across_, sent, [&](std::span<const ConstView> by_host, std::size_t first) {
+    for (std::size_t host = 0; host < by_host.size(); ++host) {
+      exchange(*inside_, {.call = sent.call, .values = by_host[host]},
+               [&](std::size_t place, const ConstView& theirs, std::size_t at) {
+                 const std::size_t rank = host * inside_->size() + place;
+                 const View to = all.part(rank * count + first + at, theirs.count());
+                 if (to.data() != theirs.data()) backend_.cast(theirs, to);
+               });
+    }
+  });
 }
 
 // The sums inside this host are made piece by piece, while those before are on their way to the other hosts.

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "kernels/backend.h"
-#include "zero/comm/transport.h"
+#include "zero/comm/exchanges.h"
 
 namespace ballast {
 
@@ -23,7 +23,7 @@ class TwoLevel {
   // All ranks call. The group and the backend outlive this object.
   TwoLevel(Transport& group, kernels::Backend& backend);
 
-  void all_gather(const Call& call, const ConstView& mine, const View& all);
+  void all_gather(const Sent& sent, const View& all);
   void reduce_scatter(const Call& call, const ConstView& all, const View& into);
 
   // Sums inside of a host are complete before hosts exchange them, so both levels use the same memory.

@@ -2,12 +2,8 @@
 // what a lane does between two exchanges.
 #pragma once
 
-#include <array>
-#include <deque>
-#include <mutex>
-
 #include "zero/comm/look_ahead.h"
-#include "zero/engine/issued_op.h"
+#include "zero/engine/lane_queue.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/slots.h"
 #include "zero/plan/compiled_plan.h"
@@ -17,7 +13,7 @@ namespace ballast {
 // Of lanes of the host. On a GPU, exchanges wait for each other there.
 class SendAhead {
  public:
-  // All of it outlives this object, and asks it no more after that.
+  // All of it outlives this object, which the mesh asks in collectives until then.
   SendAhead(const CompiledPlan& plan, const Slots& slots, Mesh& mesh);
   ~SendAhead();
   SendAhead(const SendAhead&) = delete;
@@ -27,19 +23,12 @@ class SendAhead {
   void begun(const Op& op);         // by the lane's thread
 
  private:
-  class OfLane : public LookAhead {
-   public:
-    explicit OfLane(const SendAhead& all) : all_(all) {}
-
-    void issued(const IssuedOp& op);
-    void begun(const Op& op);
+  struct OfLane : LookAhead {
+    explicit OfLane(const SendAhead& owner) : all(owner) {}
     std::optional<NextCollective> next() override;
 
-   private:
-    const SendAhead& all_;
-    std::mutex mutex_;                // of the queue
-    std::deque<IssuedOp> waiting_{};  // for their turn
-    const Op* current_ = nullptr;     // the lane's own thread uses it
+    const SendAhead& all;
+    LaneQueue queue{};
   };
 
   OfLane* of(Lane lane);  // null: the lane exchanges nothing

@@ -52,6 +52,7 @@ WORDS = {
         "every=64,wire=int8",
     ),
     "replicas": ("N", "copies of the parameters in stage 3: host for one in each machine, or a number"),
+    "prefetch": ("UNITS", "in stage 3: how many units are gathered ahead; default: 1"),
     "keep-gathered": ("SIZE", "in stage 3: parameters that stay from forward to backward: all, or a size; default: none"),
     "dtype": ("NAME", "format of the parameters: bf16, fp16 or fp32; default: that of the model"),
 }

@@ -165,6 +165,7 @@ class Search:
         question.full_records = bool(options.run)
         schedule = _core.Schedule()
         schedule.update_in_backward = options.update_in_backward
+        schedule.prefetch = options.prefetch
         schedule.gathered_bytes = options.keep_gathered
         question.schedule = schedule
         if stage < 3:
@@ -207,6 +208,8 @@ class Search:
         options, configuration = self._options, min(self._configurations, key=self._shortage)
         remedies = ["more free memory" if options.memory is None else "more memory="]
         in_bfloat16 = any(member.parameter.dtype == torch.bfloat16 for member in self._request.members)
+        if options.prefetch > 1:
+            remedies.append("prefetch=1")
         if options.keep_gathered > 0:
             remedies.append("less of keep_gathered=, or none")
         if options.formats.gradients == "fp32" and in_bfloat16:

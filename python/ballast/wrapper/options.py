@@ -31,6 +31,7 @@ class WrapOptions:
     gradient_format: tuple[str, ...]
     update_in_backward: bool
     overlap_gathers: bool
+    prefetch: int  # units that are gathered ahead
     keep_gathered: int  # bytes for gathered parameters; 0: as many as prefetching needs
     elementwise: bool
     units: tuple[str, ...]  # classes of modules whose parameters are gathered together; empty: the repeated blocks
@@ -63,6 +64,7 @@ class WrapOptions:
         options.keeps_timeline = self.timeline
         options.update_in_backward = self.update_in_backward
         options.overlap_gathers = self.overlap_gathers and self.stage < 3  # in stage 3 they always overlap
+        options.prefetch = self.prefetch
         options.gathered_bytes = self.keep_gathered
         options.verify = self.verify
         options.wire = self.wire.for_core()

@@ -23,6 +23,7 @@ SHARED = (
     "max_grad_norm",
     "update_in_backward",
     "overlap_gathers",
+    "prefetch",
     "keep_gathered",
     "elementwise",
     "units",

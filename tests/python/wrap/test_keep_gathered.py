@@ -1,4 +1,5 @@
-"""Tests of keep_gathered: units stay from forward to backward in stage 3. Equal bits are tested in test_ranks.py."""
+"""Tests of keep_gathered, by which units stay from forward to backward in stage 3, and of prefetch. Equal bits are tested in
+test_ranks.py."""
 
 from contextlib import nullcontext
 
@@ -32,12 +33,23 @@ def test_micro_steps_gather_no_unit_again():
         assert in_units(three, one) == 2 * gathered_once.BLOCKS  # the reductions of two more backward passes
 
 
+def test_each_unit_that_is_gathered_ahead_takes_its_memory():
+    for results in run_ranks(2, gathered_once.sent_and_kept, 1, [{"prefetch": units} for units in (1, 0, 3)]):
+        (sent, one), (least_sent, none), (most_sent, three) = results
+        assert (one - none, three - one) == (UNIT, 2 * UNIT)
+        assert in_units(least_sent, sent) == 1  # the last unit of forward is the first of backward, and no other stays
+        assert in_units(sent, most_sent) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"keep_gathered": True, "stage": 2}, "cannot use keep_gathered=True: in stage 2"),
         ({"keep_gathered": "some", "stage": 3}, "some"),
         ({"keep_gathered": -1, "stage": 3}, "-1 is not a size"),
+        ({"prefetch": 2, "stage": 2}, "cannot use prefetch=2: in stage 2"),
+        ({"prefetch": -1, "stage": 3}, "cannot use prefetch=-1: it is below 0"),
+        ({"prefetch": 1.5, "stage": 3}, "cannot use prefetch=1.5: it is not a whole number"),
     ],
 )
 def test_other_values_are_refused(options, words):
@@ -55,6 +67,14 @@ def test_a_plan_says_what_staying_parameters_cost_and_gain():
     below = ballast.plan("llama-8b", ranks=8, gpu="h100", keep_gathered=ALL)
     assert below.stage < 3
     assert "keep_gathered" not in below.wrap_call()
+
+
+def test_a_plan_says_what_units_ahead_cost():
+    plans = [ballast.plan("llama-8b", ranks=8, gpu="h100", stage=3, prefetch=units) for units in (0, 1, 2)]
+    gathered = [plan.memory["device"]["gathered"] for plan in plans]
+    assert gathered == sorted(set(gathered))
+    assert plans[2].wrap_call() == "ballast.wrap(optimizer, model, stage=3, prefetch=2)"
+    assert "prefetch" not in plans[1].wrap_call()
 
 
 def test_parameters_that_stay_count_in_memory():

@@ -35,6 +35,7 @@ def test_all_stages_and_tiers_train_as_ddp_does_and_with_the_same_bits(ranks, tr
     configurations = [{"stage": stage} for stage in (0, 1, 2, 3)]
     configurations += [{"stage": stage, "overlap_gathers": True} for stage in (0, 2)]
     configurations += [{"stage": 3, "keep_gathered": kept} for kept in (True, "1KiB")]
+    configurations += [{"stage": 3, "prefetch": units} for units in (0, 3)]
     configurations += [{"stage": stage, "offload": where} for stage in (0, 2) for where in ("host", f"nvme:{tmp_path}")]
     for (losses, parameters), first, *others in run_ranks(ranks, bodies.in_every_configuration, training, configurations):
         check_close([torch.tensor(first[0])], [torch.tensor(losses)], tolerance)

@@ -98,7 +98,7 @@ def random_options(chosen: random.Random, drive: Path) -> dict[str, Any]:
     drive.mkdir(parents=True, exist_ok=True)
     everywhere = [{}, {}, {"offload": "host"}, {"offload": f"nvme:{drive}"}, {"tile": 512}]
     below = [*everywhere, {"overlap_gathers": True}]
-    sharded = [*everywhere, {"keep_gathered": True}, {"keep_gathered": "6KiB"}, {"units": "Linear"}]
+    sharded = [*everywhere, {"keep_gathered": True}, {"keep_gathered": "6KiB"}, {"prefetch": 2}, {"units": "Linear"}]
     sharded += [{"offload": {"parameters": tier, "state": tier}} for tier in ("host", f"nvme:{drive}")]
     stage = chosen.choice([0, 1, 2, 3, 3, 3, 3])
     return {"stage": stage, **chosen.choice(sharded if stage == 3 else below)}

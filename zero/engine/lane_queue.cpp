@@ -1,0 +1,42 @@
+#include "zero/engine/lane_queue.h"
+
+#include <algorithm>
+
+namespace ballast {
+namespace {
+
+bool overlap(const Piece& one, const Piece& other) {
+  return one.exists() && one.slot == other.slot && one.begin < other.end() && other.begin < one.end();
+}
+
+// Of the operations in lanes that exchange, the others compute.
+bool exchanges(OpKind kind) { return kind != OpKind::clear && kind != OpKind::norm && kind != OpKind::accumulate; }
+
+}  // namespace
+
+void LaneQueue::issued(const IssuedOp& op) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(op);
+}
+
+void LaneQueue::begun(const Op& op) {
+  const std::lock_guard lock(mutex_);
+  current_ = &op;
+  waiting_.pop_front();
+}
+
+// A wait for an earlier operation of the same lane is not listed in the operation, so this looks at what those write.
+const Op* LaneQueue::next_exchange() {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(waiting_, [](const IssuedOp& each) { return exchanges(each.op.kind); });
+  if (found == waiting_.end()) return nullptr;
+  const Piece& sent = found->op.from;
+  const auto changes_it = [&](const Op& op) { return overlap(op.to, sent); };
+  const bool is_ready = std::ranges::all_of(found->after, [](const OpStatus* other) { return other->is_done(); });
+  const bool is_changed = changes_it(*current_) || std::any_of(waiting_.begin(), found, [&](const IssuedOp& each) {
+                            return changes_it(each.op);
+                          });
+  return is_ready && !is_changed ? &found->op : nullptr;
+}
+
+}  // namespace ballast
