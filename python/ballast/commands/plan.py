@@ -52,7 +52,6 @@ WORDS = {
         "every=64,wire=int8",
     ),
     "replicas": ("N", "copies of the parameters in stage 3: host for one in each machine, or a number"),
-    "prefetch": ("UNITS", "in stage 3: how many units are gathered ahead; default: 1"),
     "keep-gathered": ("SIZE", "in stage 3: parameters that stay from forward to backward: all, or a size; default: none"),
     "dtype": ("NAME", "format of the parameters: bf16, fp16 or fp32; default: that of the model"),
 }
@@ -66,6 +65,7 @@ COUNTS = {
     "tokens": "tokens of one GPU in one micro-step; default: 8192",
     "sequence": "tokens that attend to each other; default: 4096, or the most that the model or a micro-step has",
     "micro-steps": "backward passes of one step; default: 1",
+    "prefetch": "units that are gathered ahead, in stage 3; default: 1",
 }
 
 
