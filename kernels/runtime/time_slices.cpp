@@ -24,12 +24,15 @@ struct Scheduling {
 };
 static_assert(sizeof(Scheduling) == 48);
 
+constexpr std::uint64_t reset_in_children = 1;  // SCHED_FLAG_RESET_ON_FORK
+
 // Threads with another policy, such as SCHED_FIFO, keep it as it is.
-void use_slices_of(std::uint64_t nanoseconds) {
+void use_slices_of(std::uint64_t nanoseconds, std::uint64_t flags = 0) {
   Scheduling scheduling;
   const bool is_known = ::syscall(SYS_sched_getattr, 0, &scheduling, sizeof scheduling, 0) == 0;
   if (!is_known || scheduling.policy != SCHED_OTHER) return;
   scheduling.slice = nanoseconds;
+  scheduling.flags |= flags;
   ::syscall(SYS_sched_setattr, 0, &scheduling, 0);
 }
 
@@ -40,9 +43,9 @@ std::uint64_t slices_of_this_thread() {
 
 }  // namespace
 
-void use_short_time_slices() { use_slices_of(shortest); }
+void use_short_time_slices() { use_slices_of(shortest, reset_in_children); }
 
-ShortTimeSlices::ShortTimeSlices() : before_(slices_of_this_thread()) { use_short_time_slices(); }
+ShortTimeSlices::ShortTimeSlices() : before_(slices_of_this_thread()) { use_slices_of(shortest); }
 
 ShortTimeSlices::~ShortTimeSlices() { use_slices_of(before_); }
 

@@ -10,6 +10,7 @@ from ballast.sizes import Size, parse_size
 
 KeepGathered = bool | Size | Literal["all"]
 
+MOST_UNITS = 1_000_000  # more than any model has
 ALL = sys.maxsize  # more than any model takes; the library reserves no more than all units take
 
 
@@ -27,7 +28,7 @@ def read_keep_gathered(given: KeepGathered, stage: int | None) -> int:
 
 def read_prefetch(given: int, stage: int | None) -> int:
     """Return how many units are gathered ahead."""
-    units = read_count("prefetch", given, least=0, needed="a number of units")
+    units = read_count("prefetch", given, least=0, most=MOST_UNITS, needed="a number of units")
     if units != 1:
         _require_stage_3("prefetch", given, stage)
     return units

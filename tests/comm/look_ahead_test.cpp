@@ -2,6 +2,7 @@
 #include "zero/comm/look_ahead.h"
 
 #include <catch2/catch.hpp>
+#include <memory>
 #include <random>
 
 #include "tests/comm/rank_values.h"
@@ -64,6 +65,13 @@ class Announcer : public LookAhead {
   std::mt19937 random_;
 };
 
+// Announces one turn, again and again.
+struct Announced : LookAhead {
+  explicit Announced(Turn& of) : turn(of) {}
+  std::optional<NextCollective> next() override { return turn.announced(); }
+  Turn& turn;
+};
+
 }  // namespace
 
 TEST_CASE("collectives that are announced give the same bits") {
@@ -107,22 +115,33 @@ TEST_CASE("another collective than the one that was sent ahead fails on all rank
   for (const GroupKind& kind : group_kinds()) {
     if (kind.name != "gloo") continue;
     const Failures failures = kind.run(2, patient, [](Communicator& ranks) {
-      std::vector<Turn> turns;
-      for (const std::size_t count : {1000u, 2000u}) {
-        turns.emplace_back(ranks.rank(), ranks.size(), true, count);
-      }
-      struct : LookAhead {
-        std::optional<NextCollective> next() override { return turn->announced(); }
-        Turn* turn = nullptr;
-      } announcer;
-      announcer.turn = &turns[1];
-      if (ranks.rank() == 0) ranks.use_look_ahead(&announcer);
-      turns[0].call(ranks);
-      ranks.use_look_ahead(nullptr);
+      Turn first(ranks.rank(), 2, true, 1000), second(ranks.rank(), 2, true, 2000);
+      Announced announced(second);
+      if (ranks.rank() == 0) ranks.use_look_ahead(&announced);
+      first.call(ranks);
       ranks.barrier();
     });
-    CHECK_THAT(failures[0], Contains("another exchange than the one that has been sent ahead") &&
-                                Contains("all_gather of 2000 bf16") && Contains("barrier"));
-    CHECK_THAT(failures[1], Contains("B3301") || Contains("B1003"));
+    CHECK_THAT(failures[0] + failures[1], Contains("another one has been sent ahead") || Contains("B1003 rank 0"));
+    CHECK((!failures[0].empty() && !failures[1].empty()));
+  }
+}
+
+// What is not sent yet is read no more: the sanitizers watch that.
+TEST_CASE("values of an announced collective that does not come can be freed") {
+  for (const GroupKind& kind : group_kinds()) {
+    if (kind.name != "gloo") continue;
+    const Failures failures = kind.run(2, patient, [](Communicator& ranks) {
+      Turn first(ranks.rank(), 2, true, 1000);
+      auto second = std::make_unique<Turn>(ranks.rank(), 2, true, 20'000'000);
+      Announced announced(*second);
+      if (ranks.rank() == 0) ranks.use_look_ahead(&announced);
+      first.call(ranks);
+      if (ranks.rank() == 1) return second->call(ranks);
+      ranks.use_look_ahead(nullptr);
+      second.reset();
+      ranks.leave({.words = "it is over"});
+    });
+    CHECK(failures[0].empty());
+    CHECK_THAT(failures[1], Contains("B3301") && Contains("rank 0"));
   }
 }

@@ -211,6 +211,6 @@ TEST_CASE("copies of a 64th of the size of large models reserve the planned byte
   REQUIRE(emulated::use_context(0, "a test") == cudaSuccess);
   const emulated::DeviceMemory::Access always(emulated::device(0).memory);
   for (const Case& each : cases) {
-    check(each, 64);
+    DYNAMIC_SECTION(each.name) { check(each, 64); }
   }
 }

@@ -39,3 +39,15 @@ TEST_CASE("time slices are short while the object lives, and in threads that beg
   CHECK(meanwhile == 100'000);
   CHECK(of_thread == 100'000);
 }
+
+TEST_CASE("a thread with short time slices passes them on to no thread that it starts") {
+  std::uint64_t meanwhile = 0, of_child = 0;
+  std::thread([&] {
+    use_short_time_slices();
+    meanwhile = nanoseconds_of_slice();
+    std::thread([&] { of_child = nanoseconds_of_slice(); }).join();
+  }).join();
+  CHECK(of_child == nanoseconds_of_slice());
+  if (meanwhile == of_child) return skip("this kernel has no slices of a thread's own");
+  CHECK(meanwhile == 100'000);
+}

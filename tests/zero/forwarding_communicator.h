@@ -30,6 +30,7 @@ class ForwardingCommunicator : public Communicator {
   void all_reduce(ConstView all, View into, const Encoding& encoding) override {
     inner_.all_reduce(all, into, encoding);
   }
+  void use_look_ahead(LookAhead* of_caller) override { inner_.use_look_ahead(of_caller); }
   void use_memory(View received, View sums) override { inner_.use_memory(received, sums); }
   void all_reduce(std::span<std::int64_t> values) override { all_reduce(values, Purpose::values); }
   void all_reduce(std::span<std::int64_t> values, Purpose purpose) override { inner_.all_reduce(values, purpose); }

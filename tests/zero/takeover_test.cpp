@@ -3,6 +3,7 @@
 #include "tests/sanitizer.h"
 #include "tests/zero/child_process.h"
 #include "tests/zero/moved_run.h"
+#include "zero/runs/files.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -151,7 +151,11 @@ class Collectives : public Communicator {
 
   SentBytes sent() const override { return transport_->sent() + (has_split_ ? two_level_->sent() : SentBytes{}); }
 
-  void use_look_ahead(LookAhead* of_caller) override { look_ahead_ = of_caller; }
+  void use_look_ahead(LookAhead* of_caller) override {
+    look_ahead_ = of_caller;
+    transport_->drop_sent_ahead();
+    if (two_level_) two_level_->across().drop_sent_ahead();
+  }
 
   void use_memory(View received, View sums) override {
     received_ = received;

@@ -1,4 +1,4 @@
-// Calls of Gloo that fail, or wait too long, with the reason that the job knows.
+// Makes calls of Gloo. Where one fails or waits for too long, the error has the reason that the job knows.
 #pragma once
 
 #include <gloo/transport/unbound_buffer.h>

@@ -66,6 +66,10 @@ class GlooTransport : public ProcessTransport {
 
   bool has_links() const override { return true; }
 
+  void drop_sent_ahead() override {
+    if (next_) detach();
+  }
+
   std::byte* scratch(std::size_t bytes) override {
     if (scratch_.bytes() < bytes) {
       scratch_ = {};
@@ -132,8 +136,8 @@ class GlooTransport : public ProcessTransport {
   // After a failed exchange Gloo's thread would still use memory that its owner may free.
   template <class Body>
   void guarded_stream(Body&& body) {
-    calls_.check();
     try {
+      calls_.check();
       body();
     } catch (...) {
       detach();
@@ -170,8 +174,11 @@ class GlooTransport : public ProcessTransport {
 
   void send_next(const SentChunk& chunk) {
     if (chunk.next == nullptr || next_) return;
-    next_ = (*chunk.next)();
-    if (next_) send_first(*next_);
+    std::optional<SentChunk> next = (*chunk.next)();
+    if (!next) return;
+    calls_.check();  // what has failed may have left other values
+    next_ = next;
+    send_first(*next_);
   }
 
   bool was_sent_ahead(const SentChunk& chunk) {
@@ -179,7 +186,7 @@ class GlooTransport : public ProcessTransport {
     if (!ahead) return false;
     const bool is_it = ahead->call == chunk.call && ahead->data == chunk.data && ahead->bytes == chunk.bytes;
     require(is_it, Code::internal, [&] {
-      return Problem{.what = "another exchange than the one that has been sent ahead",
+      return Problem{.what = "cannot begin an exchange: another one has been sent ahead",
                      .needed = text(ahead->call),
                      .available = text(chunk.call)};
     });
@@ -234,6 +241,7 @@ class GlooTransport : public ProcessTransport {
     for (Outgoing& outgoing : outgoing_) {
       outgoing.sending.clear();
     }
+    next_.reset();
   }
 
   void connect() {

@@ -9,7 +9,7 @@
 
 namespace ballast {
 
-// The arguments of a call of all_gather() or reduce_scatter(), without those that the sender needs not.
+// The arguments of a call of all_gather() or reduce_scatter() that a sender needs.
 struct NextCollective {
   Collective kind = Collective::all_gather;
   ConstView sent{};
@@ -21,8 +21,8 @@ class LookAhead {
  public:
   virtual ~LookAhead() = default;
   // Called by the thread that calls the communicator, in the middle of a collective. Returns the collective that this thread calls
-  // next of this communicator, if the values that it sends are there already and stay as they are until the end of that call.
-  // No other call may come in between.
+  // next of this communicator, if the values that it sends are final. They stay as they are until the end of that call, or, if a
+  // failure prevents it, until Communicator::use_look_ahead() is called. No other call comes in between.
   virtual std::optional<NextCollective> next() = 0;
 };
 

@@ -77,9 +77,7 @@ bool NcclWatch::has_waited_too_long() {
   const auto now = Clock::now();
   const bool is_waiting = watched_since_ && !end_.is_done();
   const std::optional<Clock::time_point> issuing = issuing_since();
-  if (!issuing && !is_waiting) wait_.reset();
   if (issuing || is_waiting) {
-    if (!wait_) wait_.emplace(group_.job().control(), group_.others());
     const auto waited = now - std::min(issuing.value_or(now), is_waiting ? *watched_since_ : now);
     require_all_ranks(waited);
     check_();

@@ -43,7 +43,6 @@ class NcclWatch {
   Stream stream_;
   Event end_;                                       // of the work that is watched; used by the thread only
   std::optional<Clock::time_point> watched_since_;  // likewise
-  std::optional<Control::Wait> wait_;               // likewise: tells the hub that this rank waits for the others
   std::mutex mutex_;                                // guards the members below
   std::optional<Clock::time_point> issuing_since_;
   bool has_more_work_ = false;  // than what is watched

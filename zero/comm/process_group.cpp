@@ -22,15 +22,13 @@ ProcessGroup ProcessGroup::part(std::span<const std::size_t> ranks) {
   return group;
 }
 
-std::vector<std::size_t> ProcessGroup::others() const {
-  std::vector<std::size_t> ranks;
+void ProcessGroup::fail_late_of_others() const {
+  std::vector<std::size_t> others;
   for (std::size_t rank = 0; rank < size(); ++rank) {
-    if (rank != rank_) ranks.push_back(members_[rank].rank);
+    if (rank != rank_) others.push_back(members_[rank].rank);
   }
-  return ranks;
+  job_->control().fail_late(others);
 }
-
-void ProcessGroup::fail_late_of_others() const { job_->control().fail_late(others()); }
 
 std::vector<std::string> ProcessGroup::hosts() const {
   std::vector<std::string> names;

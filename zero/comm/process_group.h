@@ -21,8 +21,7 @@ class ProcessGroup {
   std::string member(std::size_t rank) const { return text(members_[rank]); }
   std::size_t rank_in_job(std::size_t rank) const { return members_[rank].rank; }
   Job& job() const { return *job_; }
-  std::vector<std::string> hosts() const;   // of the ranks
-  std::vector<std::size_t> others() const;  // numbers in the job of all ranks but this one
+  std::vector<std::string> hosts() const;  // of the ranks
 
   // The calls of Control and Job, with ranks of this group.
   [[noreturn]] void fail_late(std::size_t rank) const { job_->control().fail_late({members_[rank].rank}); }

@@ -64,6 +64,21 @@ std::string reason_against(int file, std::size_t bytes) {
   return size < bytes ? fmt::format("it has {} bytes instead of {}", size, bytes) : "";
 }
 
+// What an invitation says.
+struct Place {
+  std::string machine{};
+  pid_t maker = 0;
+  int file = -1;
+};
+
+Place place_of(const std::string& invitation) {
+  Place place;
+  std::istringstream(invitation) >> place.machine >> place.maker >> place.file;
+  return place;
+}
+
+std::string path_of(pid_t maker, int file) { return fmt::format("/proc/{}/fd/{}", maker, file); }
+
 // Returns null on failure.
 HostPages map(int file, std::size_t bytes, int protection, int flags) {
   void* const memory = ::mmap(nullptr, bytes, protection, MAP_SHARED | flags, file, 0);
@@ -94,19 +109,17 @@ void SharedMemory::empty() { ::madvise(data(), bytes(), MADV_REMOVE); }
 
 std::string SharedMemory::invitation() const { return fmt::format("{} {} {}", this_machine(), maker_, file_.get()); }
 
-bool SharedMemory::is_of_this_machine(const std::string& invitation) {
-  return invitation.starts_with(this_machine() + " ");
+SharedMemory SharedMemory::open(const std::string& invitation, std::size_t bytes) {
+  const Place place = place_of(invitation);
+  require(place.machine == this_machine(), Code::no_transport,
+          [] { return Problem{.what = "not all ranks are on one machine, or they are in containers of their own"}; });
+  return open(place.maker, place.file, bytes, PROT_READ | PROT_WRITE);
 }
 
-SharedMemory SharedMemory::open(const std::string& invitation, std::size_t bytes) {
-  std::istringstream words(invitation);
-  std::string names;
-  pid_t pid = 0;
-  int descriptor = -1;
-  words >> names >> pid >> descriptor;
-  require(is_of_this_machine(invitation), Code::no_transport,
-          [] { return Problem{.what = "not all ranks are on one machine, or they are in containers of their own"}; });
-  return open(pid, descriptor, bytes, PROT_READ | PROT_WRITE);
+bool SharedMemory::is_gone(const std::string& invitation) {
+  const Place place = place_of(invitation);
+  if (place.machine != this_machine()) return false;
+  return ::access(path_of(place.maker, place.file).c_str(), F_OK) != 0 && errno == ENOENT;
 }
 
 SharedMemory SharedMemory::open_file_of_same_process(int file, std::size_t bytes) const {
@@ -115,7 +128,7 @@ SharedMemory SharedMemory::open_file_of_same_process(int file, std::size_t bytes
 
 SharedMemory SharedMemory::open(pid_t maker, int file, std::size_t bytes, int protection) {
   const int access = (protection & PROT_WRITE) != 0 ? O_RDWR : O_RDONLY;
-  Descriptor opened(::open(fmt::format("/proc/{}/fd/{}", maker, file).c_str(), access | O_CLOEXEC));
+  Descriptor opened(::open(path_of(maker, file).c_str(), access | O_CLOEXEC));
   if (!opened && is_descriptor_limit(errno)) fail_limit("cannot open the shared memory of another rank", errno);
   std::string problem = opened ? reason_against(opened.get(), bytes) : reason();
   HostPages memory;

@@ -23,9 +23,9 @@ class SharedMemory {
   std::byte* data() const { return memory_.get(); }
   std::size_t bytes() const { return memory_.get_deleter().bytes; }
 
-  int file() const { return file_.get(); }  // the descriptor in the process that made it
-  std::string invitation() const;           // for open() in other processes
-  static bool is_of_this_machine(const std::string& invitation);
+  int file() const { return file_.get(); }             // the descriptor in the process that made it
+  std::string invitation() const;                      // for open() in other processes
+  static bool is_gone(const std::string& invitation);  // the process has closed the memory, or ended
   // Maps another file of the process that made this memory, read-only. A page counts as resident here, too, after the
   // first read.
   SharedMemory open_file_of_same_process(int file, std::size_t bytes) const;

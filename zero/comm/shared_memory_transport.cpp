@@ -166,8 +166,7 @@ class SharedMemoryTransport : public ProcessTransport {
         memories_.push_back(peer == rank() ? std::move(mine) : SharedMemory::open(invitations[peer], booked_.bytes()));
       } catch (const Error& error) {
         if (error.code() != Code::no_transport) throw;
-        const bool may_have_ended = SharedMemory::is_of_this_machine(invitations[peer]);
-        if (may_have_ended) group().wait_for_reason(peer);
+        if (SharedMemory::is_gone(invitations[peer])) group().wait_for_reason(peer);
         return error.problem().what;
       }
     }

@@ -28,7 +28,7 @@ inline constexpr std::size_t all_ranks = SIZE_MAX;
 
 struct SentChunk;
 
-// Returns the chunk of the exchange after this one, if its bytes can be sent. Otherwise it may be asked again.
+// Returns the chunk of the exchange after this one, if its bytes can be sent. Otherwise the transport may call again.
 using NextChunk = std::function<std::optional<SentChunk>()>;
 
 // Makes the bytes of all pieces of a chunk from the byte `first` on.
@@ -84,6 +84,10 @@ class Transport {
   virtual std::size_t ranks_per_host() const { return 1; }
   // Whether hosts are joined by links, so that collectives of several hosts with several ranks have two levels.
   virtual bool has_links() const { return false; }
+
+  // Reads the chunk of SentChunk::next no more, because its exchange does not come. After that, if a part of it was sent, the
+  // transport is closed: peers wait for the rest.
+  virtual void drop_sent_ahead() {}
 
   // How many ranks are on this rank's host, itself included.
   virtual std::size_t ranks_here() const { return size(); }

@@ -5,10 +5,6 @@
 namespace ballast {
 namespace {
 
-bool overlap(const Piece& one, const Piece& other) {
-  return one.exists() && one.slot == other.slot && one.begin < other.end() && other.begin < one.end();
-}
-
 // Of the operations in lanes that exchange, the others compute.
 bool exchanges(OpKind kind) { return kind != OpKind::clear && kind != OpKind::norm && kind != OpKind::accumulate; }
 
@@ -31,8 +27,10 @@ const Op* LaneQueue::next_exchange() {
   const auto found = std::ranges::find_if(waiting_, [](const IssuedOp& each) { return exchanges(each.op.kind); });
   if (found == waiting_.end()) return nullptr;
   const Piece& sent = found->op.from;
-  const auto changes_it = [&](const Op& op) { return overlap(op.to, sent); };
-  const bool is_ready = std::ranges::all_of(found->after, [](const OpStatus* other) { return other->is_done(); });
+  const auto changes_it = [&](const Op& op) {
+    return overlap(op.to, sent) || overlap(op.state, sent) || overlap(op.codes.memory, sent);
+  };
+  const bool is_ready = std::ranges::all_of(found->after, &OpStatus::has_succeeded);
   const bool is_changed = changes_it(*current_) || std::any_of(waiting_.begin(), found, [&](const IssuedOp& each) {
                             return changes_it(each.op);
                           });

@@ -13,7 +13,7 @@ class LaneQueue {
   void issued(const IssuedOp& op);  // by the trainer's thread, in order
   void begun(const Op& op);         // by the lane's thread, as the two below
 
-  // The lane's next exchange between ranks, if all that it waits for is done, and nothing that comes before it in the lane changes
+  // The lane's next exchange between ranks, if all that it waits for has succeeded, and nothing that comes before it in the lane changes
   // what it sends. Null otherwise.
   const Op* next_exchange();
 

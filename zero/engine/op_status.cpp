@@ -6,8 +6,14 @@
 
 namespace ballast {
 
-bool OpStatus::is_done() const {
-  return begun.is_done() && (!read || read->completion().is_done()) && written.is_done();
+bool OpStatus::has_succeeded() const {
+  if (!begun.is_done() || (read && !read->completion().is_done()) || !written.is_done()) return false;
+  try {
+    wait_on_host();  // it has ended
+  } catch (...) {
+    return false;
+  }
+  return true;
 }
 
 void OpStatus::wait() const {

@@ -22,9 +22,9 @@ struct OpStatus {
   offload::Completion written{};
   std::shared_ptr<GpuSpan> on_gpu{};  // null: its end is not marked
 
-  bool is_done() const;       // on the host; true after a failure, too
-  void wait() const;          // blocks the calling thread until the end, if that is marked
-  void wait_on_host() const;  // also returns before the end of work in a stream
+  bool has_succeeded() const;  // on the host; false before the end, and after a failure
+  void wait() const;           // blocks the calling thread until the end, if that is marked
+  void wait_on_host() const;   // also returns before the end of work in a stream
   // Waits until the operation has read its record, if it reads one. The first call also verifies the record's checksum, and
   // throws B3202.
   void check_record() const;

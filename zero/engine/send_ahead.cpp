@@ -30,11 +30,11 @@ SendAhead::OfLane* SendAhead::of(Lane lane) {
 
 std::optional<NextCollective> SendAhead::OfLane::next() {
   const Op* const op = queue.next_exchange();
-  return op == nullptr ? std::nullopt : all.collective_of(*op);
+  return op == nullptr ? std::nullopt : owner.collective_of(*op);
 }
 
 // Returns none for an exchange that is not sent ahead: one of encoded values, which have yet to be made, or of other ranks than
-// those of the lane's communicator.
+// those of the lane's own communicator.
 std::optional<NextCollective> SendAhead::collective_of(const Op& op) const {
   if (op.codes.exist() || op.ranks != Ranks::shard_group) return std::nullopt;
   if (op.kind == OpKind::gather && op.lane == Lane::gather) {

@@ -1,5 +1,5 @@
-// What a lane exchanges next. Between hosts its first bytes are sent while the exchange before it ends, so that no link waits for
-// what a lane does between two exchanges.
+// Tells the communicators of a mesh which exchange their lane makes next. Between hosts its first bytes are sent while the exchange
+// before it ends, so that no link waits for what a lane does between the two.
 #pragma once
 
 #include "zero/comm/look_ahead.h"
@@ -10,10 +10,10 @@
 
 namespace ballast {
 
-// Of lanes of the host. On a GPU, exchanges wait for each other there.
+// For lanes that work on the host. Exchanges between GPUs are issued to a stream, and their bytes are not there yet.
 class SendAhead {
  public:
-  // All of it outlives this object, which the mesh asks in collectives until then.
+  // All of it outlives this object. The mesh asks it in collectives, and belongs to one engine.
   SendAhead(const CompiledPlan& plan, const Slots& slots, Mesh& mesh);
   ~SendAhead();
   SendAhead(const SendAhead&) = delete;
@@ -24,10 +24,10 @@ class SendAhead {
 
  private:
   struct OfLane : LookAhead {
-    explicit OfLane(const SendAhead& owner) : all(owner) {}
+    explicit OfLane(const SendAhead& of) : owner(of) {}
     std::optional<NextCollective> next() override;
 
-    const SendAhead& all;
+    const SendAhead& owner;
     LaneQueue queue{};
   };
 

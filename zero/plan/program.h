@@ -62,6 +62,10 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
+inline bool overlap(const Piece& a, const Piece& b) {
+  return a.exists() && a.slot == b.slot && a.begin < b.end() && b.begin < a.end();
+}
+
 // An earlier operation that one waits for: of the same step, or of the step before.
 struct Wait {
   std::uint32_t op = 0;

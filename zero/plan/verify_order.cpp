@@ -8,10 +8,6 @@
 namespace ballast {
 namespace {
 
-bool overlap(const Piece& a, const Piece& b) {
-  return a.exists() && a.slot == b.slot && a.begin < b.end() && b.begin < a.end();
-}
-
 bool moves_record(const Op& op) {
   return op.kind == OpKind::read || op.kind == OpKind::read_first || op.kind == OpKind::write;
 }
