@@ -19,6 +19,11 @@ class AskingCommunicator final : public ForwardingCommunicator {
   AskingCommunicator(Communicator& inner, std::atomic<std::size_t>& announcements)
       : ForwardingCommunicator(inner), announcements_(announcements) {}
 
+  using ForwardingCommunicator::all_gather;
+  using ForwardingCommunicator::all_reduce;
+  using ForwardingCommunicator::reduce_scatter;
+  using ForwardingCommunicator::split;
+
   void use_look_ahead(LookAhead* of_caller) override { look_ahead_ = of_caller; }
 
   void all_gather(ConstView mine, View all) override {
