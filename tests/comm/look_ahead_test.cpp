@@ -126,7 +126,7 @@ TEST_CASE("another collective than the one that was sent ahead fails on all rank
   }
 }
 
-// What is not sent yet is read no more: the sanitizers watch that.
+// Gloo reads values until they are sent. So the group ends before they are freed.
 TEST_CASE("values of an announced collective that does not come can be freed") {
   for (const GroupKind& kind : group_kinds()) {
     if (kind.name != "gloo") continue;
@@ -139,9 +139,10 @@ TEST_CASE("values of an announced collective that does not come can be freed") {
       if (ranks.rank() == 1) return second->call(ranks);
       ranks.use_look_ahead(nullptr);
       second.reset();
-      ranks.leave({.words = "it is over"});
+      ranks.barrier();
     });
-    CHECK(failures[0].empty());
-    CHECK_THAT(failures[1], Contains("B3301") && Contains("rank 0"));
+    for (const std::string& failure : failures) {
+      CHECK_THAT(failure, Contains("B3301") && Contains("rank 0") && Contains("whose first bytes it had sent"));
+    }
   }
 }

@@ -67,7 +67,9 @@ class GlooTransport : public ProcessTransport {
   bool has_links() const override { return true; }
 
   void drop_sent_ahead() override {
-    if (next_) detach();
+    if (!next_) return;
+    abort("it ended before an exchange whose first bytes it had sent");
+    detach();
   }
 
   std::byte* scratch(std::size_t bytes) override {

@@ -162,14 +162,16 @@ class SharedMemoryTransport : public ProcessTransport {
   // Returns why another rank's memory cannot be mapped, or nothing.
   std::string open_all(const std::vector<std::string>& invitations, SharedMemory& mine) {
     for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
       try {
-        memories_.push_back(peer == rank() ? std::move(mine) : SharedMemory::open(invitations[peer], booked_.bytes()));
+        memories_.push_back(SharedMemory::open(invitations[peer], booked_.bytes()));
       } catch (const Error& error) {
         if (error.code() != Code::no_transport) throw;
         if (SharedMemory::is_gone(invitations[peer])) group().wait_for_reason(peer);
         return error.problem().what;
       }
     }
+    memories_.insert(memories_.begin() + static_cast<std::ptrdiff_t>(rank()), std::move(mine));
     return {};
   }
 

@@ -85,8 +85,8 @@ class Transport {
   // Whether hosts are joined by links, so that collectives of several hosts with several ranks have two levels.
   virtual bool has_links() const { return false; }
 
-  // Reads the chunk of SentChunk::next no more, because its exchange does not come. After that, if a part of it was sent, the
-  // transport is closed: peers wait for the rest.
+  // Reads the chunk of SentChunk::next no more, because its exchange does not come. If a part of it was sent, this aborts the group:
+  // peers would wait for the rest.
   virtual void drop_sent_ahead() {}
 
   // How many ranks are on this rank's host, itself included.
