@@ -106,7 +106,7 @@ def wrap(
                         most 5 % of a step. None: "split", or "fp32" for an optimizer with its own step
     gradient_format     "fp32" or "bf16": the format of the reduced gradients of bfloat16 parameters, which are summed in
                         fp32, until the update. Both, or "auto": chooses as with `state_format`
-    update_in_backward  in stage 3, updates a unit once it is reduced; excludes clipping, loss scaling, accumulation, skipped steps
+    update_in_backward  in stage 3, updates a unit once it is reduced; excludes clipping, loss scaling, accumulation, skipping
     overlap_gathers     below stage 3, lets step() return while parameters are gathered: each use waits for those that it needs
     prefetch            in stage 3, how many units are gathered ahead, each in memory of its own: 2 keeps a slow link at work
     keep_gathered       in stage 3, True keeps parameters gathered from forward to backward, "4GiB" as many as fit into that
