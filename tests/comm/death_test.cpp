@@ -95,7 +95,7 @@ TEST_CASE("when a rank is stopped, every other rank ends after the timeout and n
 }
 
 // Ranks 1 and 2 would report for whom they wait a minute later than rank 0.
-TEST_CASE("a timeout names the rank at the end of a chain of waits in different groups, whoever reports first") {
+TEST_CASE("a timeout names the rank at the end of a chain of waits in different groups of processes") {
   constexpr auto time_of_rank_0 = std::chrono::milliseconds(4000);  // to connect too
   for (const ProcessKind& kind : process_kinds()) {
     INFO(kind.name);

@@ -95,7 +95,7 @@ TEST_CASE("collectives that are announced give the same bits") {
   }
 }
 
-TEST_CASE("ranks that are joined by links ask for the next collective, each as often as it likes") {
+TEST_CASE("a rank that is joined by links asks for the next collective if its caller can tell") {
   for (const GroupKind& kind : group_kinds()) {
     if (kind.name != "gloo") continue;
     CHECK(kind.run(2, patient, [](Communicator& ranks) {

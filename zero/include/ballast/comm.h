@@ -89,7 +89,7 @@ class Communicator {
   virtual void use_memory(View /*received*/, View /*sums*/) {}
 
   // Lets later gathers and scatters ask, near their ends, for the one that comes next, so that a link does not wait for it. The
-  // caller keeps the object until another, or null, takes its place, which is not in the middle of a collective.
+  // caller keeps the object until another one, or null, takes its place. It calls this between collectives only.
   virtual void use_look_ahead(LookAhead* /*of_caller*/) {}
 
   // Adds integers, which are exact in any order, in place.
