@@ -11,21 +11,40 @@ void GradientSums::begin_step() {
   summed_.assign(context_.units(), {});
 }
 
+// Memory is cleared in the lane of reductions, so that of the next use has to be cleared before this one's reduction. In between,
+// a trainer may use parameters alone: that of the next use in backward.
 void GradientSums::prepare(std::size_t position) {
   const Trace& trace = context_.trace();
-  const std::size_t until = std::min(std::max(position + 2, context_.uses.end_of_chain(position)), trace.size());
-  for (std::size_t i = position; i < until; ++i) {
-    const std::size_t unit = trace[i].unit;
-    const std::size_t bytes = bytes_of(unit);
-    if (trace[i].phase != Phase::backward || bytes == 0 || uses_.contains(i)) continue;
-    if (is_boundary()) {
-      uses_[i] = {context_.slots.of(unit).gradients, 0, bytes};
-      if (!summed_[unit].exists()) clear(unit, uses_[i]);
-      summed_[unit] = uses_[i];
-    } else {
-      uses_[i] = context_.slots.rings.gradients.next(bytes);
-      clear(unit, uses_[i]);
+  const std::size_t end_of_chain = std::min(context_.uses.end_of_chain(position), trace.size());
+  for (std::size_t i = position; i < end_of_chain; ++i) {
+    prepare_use(i);
+  }
+  if (end_of_chain > position + 1) return;
+  std::size_t next = position + 1;
+  if (has_gradients(position)) {
+    while (next < trace.size() && !has_gradients(next)) {
+      ++next;
     }
+  }
+  if (next < trace.size()) prepare_use(next);
+}
+
+bool GradientSums::has_gradients(std::size_t position) const {
+  const Visit& visit = context_.trace()[position];
+  return visit.phase == Phase::backward && bytes_of(visit.unit) > 0;
+}
+
+void GradientSums::prepare_use(std::size_t position) {
+  if (!has_gradients(position) || uses_.contains(position)) return;
+  const std::size_t unit = context_.trace()[position].unit;
+  Piece& gradients = uses_[position];
+  if (is_boundary()) {
+    gradients = {context_.slots.of(unit).gradients, 0, bytes_of(unit)};
+    if (!summed_[unit].exists()) clear(unit, gradients);
+    summed_[unit] = gradients;
+  } else {
+    gradients = context_.slots.rings.gradients.next(bytes_of(unit));
+    clear(unit, gradients);
   }
 }
 

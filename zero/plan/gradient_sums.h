@@ -15,7 +15,7 @@ class GradientSums {
 
   void begin_step();
 
-  // Clears memory for the gradients of the use at `position`, and of the next use, so that no use waits for it.
+  // Clears memory for the gradients of the use at `position`, and of the next one, so that no use waits for it.
   void prepare(std::size_t position);
   Piece of_use(std::size_t position) const;  // where a backward use adds its gradients; nowhere if it has none
 
@@ -29,6 +29,8 @@ class GradientSums {
   void take_over(std::size_t unit);  // a backward use of this step that other operations have summed
 
  private:
+  bool has_gradients(std::size_t position) const;
+  void prepare_use(std::size_t position);
   void clear(std::size_t unit, const Piece& gradients);
   void reduce(std::size_t unit, std::size_t number, const Piece& gradients, const Piece& to);
   void add_norm(std::size_t unit, const Piece& sum, Tier tier);
