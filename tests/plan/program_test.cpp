@@ -147,6 +147,60 @@ TEST_CASE("with overlapping gathers, the operations of the last step that a forw
   }
 }
 
+TEST_CASE("memory for the next gradients is cleared before a reduction, also where parameters are used in between") {
+  PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
+  setup.trace = {{0}, {1}, {2}};
+  for (const std::size_t unit : {2u, 1u, 0u}) {
+    setup.trace.push_back({unit, Phase::forward});
+    setup.trace.push_back({unit, Phase::backward});
+  }
+  const CompiledPlan plan = plan_of(setup);
+  CHECK(verify(plan.input(), plan.program()).empty());
+  const auto position_of = [&](OpKind kind, std::size_t unit) {
+    return std::ranges::find_if(plan.program().ops, [&](const Op& op) { return op.kind == kind && op.unit == unit; });
+  };
+  for (const std::size_t unit : {1u, 2u}) {
+    CHECK(position_of(OpKind::clear, unit - 1) < position_of(OpKind::reduce, unit));
+  }
+}
+
+TEST_CASE("the next unit is gathered while one is used, also where a unit is visited twice in a row") {
+  PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
+  setup.model = plain_model(4);
+  setup.trace = {{0}, {1}, {2}, {3}};
+  for (const std::size_t unit : {3u, 2u, 1u, 0u}) {
+    setup.trace.push_back({unit, Phase::forward});
+    setup.trace.push_back({unit, Phase::backward});
+  }
+  const CompiledPlan plan = plan_of(setup);
+  CHECK(verify(plan.input(), plan.program()).empty());
+  const std::vector<Op>& ops = plan.program().ops;
+  const auto first =
+      std::ranges::find(ops, OpKind::reduce, &Op::kind);  // of the last unit, at the beginning of backward
+  for (const std::size_t unit : {1u, 0u}) {
+    const auto of = [&](OpKind kind, std::size_t which) {
+      return std::find_if(first, ops.end(), [&](const Op& op) { return op.kind == kind && op.unit == which; });
+    };
+    CHECK(of(OpKind::gather, unit) < of(OpKind::use, unit + 1));
+  }
+}
+
+TEST_CASE("with memory for some or all units, as many are gathered before the step ends") {
+  for (const std::size_t units : {2u, 3u, 6u}) {
+    PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
+    setup.model = plain_model(6);
+    setup.schedule.gathered_bytes = units * 1024;  // 300 elements of 2 bytes, in shards of whole groups
+    const CompiledPlan plan = plan_of(setup);
+    CAPTURE(units);
+    CHECK(verify(plan.input(), plan.program()).empty());
+    const auto is_gather = [](const Op& op) { return op.kind == OpKind::gather; };
+    const std::vector<Op>& step = plan.program().ops;
+    const auto agreement = std::ranges::find(step, OpKind::agree, &Op::kind);
+    CHECK(std::count_if(agreement, step.end(), is_gather) == static_cast<std::ptrdiff_t>(units));
+    CHECK(std::ranges::count_if(plan.program().entry, is_gather) == static_cast<std::ptrdiff_t>(units));
+  }
+}
+
 TEST_CASE("staged records share whole huge pages, and small ones take no more than their bytes") {
   for (const std::size_t elements : {1024u, 230'016u}) {
     PlanSetup setup = setup_of(3, 1, all_in(Tier::nvme));

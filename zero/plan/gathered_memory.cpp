@@ -34,7 +34,8 @@ std::size_t bytes_to_gather(const Model& model, const Uses& uses, std::size_t pr
   const std::span<const Visit> trace = uses.trace();
   std::size_t most = 0;
   for (std::size_t i = 0; i < trace.size(); ++i) {
-    const std::size_t end = std::min(std::max(i + prefetch + 1, uses.end_of_chain(i)), trace.size());
+    const std::size_t prefetched = uses.end_of_units(i, prefetch, trace.size());
+    const std::size_t end = std::max(prefetched, std::min(uses.end_of_chain(i), trace.size()));
     most = std::max(most, bytes_of(trace.subspan(i, end - i), unit_bytes));
   }
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {

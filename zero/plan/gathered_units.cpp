@@ -44,6 +44,8 @@ std::optional<std::size_t> GatheredUnits::make_room(std::size_t unit, std::size_
   }
 }
 
+bool GatheredUnits::has_gap(std::size_t bytes) const { return first_gap(extents_, bytes, bytes_).has_value(); }
+
 void GatheredUnits::drop(std::size_t unit) {
   std::erase_if(extents_, [&](const Extent& extent) { return extent.unit == unit; });
 }

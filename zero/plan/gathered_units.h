@@ -29,6 +29,8 @@ class GatheredUnits {
   // none if the units that are used between `now` and then leave no room.
   std::optional<std::size_t> make_room(std::size_t unit, std::size_t bytes, std::size_t now, std::size_t position);
 
+  bool has_gap(std::size_t bytes) const;  // whether there is room while all units stay
+
   void drop(std::size_t unit);  // its parameters have changed, or soon will
   void clear() { extents_.clear(); }
 

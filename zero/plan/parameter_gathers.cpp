@@ -29,6 +29,11 @@ bool ParameterGathers::ensure_gathered(std::size_t unit, std::size_t now, std::s
   return true;
 }
 
+bool ParameterGathers::has_spare_memory(std::size_t unit) const {
+  return !context_.slots.is_gathered_per_use(unit) || gathered_.find(unit) ||
+         gathered_.has_gap(context_.slots.full_bytes(unit));
+}
+
 void ParameterGathers::ensure_chain_gathered(std::size_t position) {
   const std::size_t end = context_.uses.end_of_chain(position);
   const auto gather_all = [&] {
@@ -61,8 +66,9 @@ std::size_t ParameterGathers::chain_bytes(std::size_t position) const {
 void ParameterGathers::prefetch(std::size_t micro_step, std::size_t position) {
   const CompileInput& in = context_.input;
   const Trace& trace = context_.trace();
-  const std::size_t end = micro_step + 1 < in.micro_steps ? 2 * trace.size() : trace.size();
-  for (std::size_t i = position + 1; i < std::min(position + 1 + in.schedule.prefetch, end); ++i) {
+  const std::size_t known = micro_step + 1 < in.micro_steps ? 2 * trace.size() : trace.size();
+  const std::size_t end = context_.uses.end_of_units(position, in.schedule.prefetch, known);
+  for (std::size_t i = position + 1; i < end; ++i) {
     if (!ensure_gathered(trace[i % trace.size()].unit, position, i)) return;
   }
 }

@@ -17,6 +17,9 @@ class ParameterGathers {
   // between `now` and then leave no memory. This unit is one of them if only one of its two uses is exact.
   bool ensure_gathered(std::size_t unit, std::size_t now, std::size_t position);
 
+  // Whether a unit is gathered, or can be while all others stay.
+  bool has_spare_memory(std::size_t unit) const;
+
   // Gathers the units that are held together from `position` on, and drops others if necessary. Throws B2004 if they do
   // not fit.
   void ensure_chain_gathered(std::size_t position);

@@ -145,14 +145,17 @@ void StepCompiler::gather_kept(std::size_t unit) {
   if (!context_.off_plan) parameters_.gather_kept(unit);
 }
 
-// The next step's first gathers, of units whose parameters are that step's already. After an off-plan step the entry
-// does this.
+// The next step's first gathers, of units whose parameters are that step's already: as far ahead as everywhere, and further where
+// there is memory to spare. So with memory for all units (keep_gathered) no link waits for the next forward. After an off-plan
+// step the entry does this.
 void StepCompiler::hoist() {
   if (context_.off_plan) return;
   const Trace& trace = uses_.trace();
-  for (; hoisted_ < std::min(context_.input.schedule.prefetch + 1, trace.size()); ++hoisted_) {
+  const std::size_t near = uses_.end_of_units(0, context_.input.schedule.prefetch, trace.size());
+  for (; hoisted_ < trace.size(); ++hoisted_) {
     const std::size_t unit = trace[hoisted_].unit;
-    if (!updated_[unit] || !parameters_.ensure_gathered(unit, 0, hoisted_)) return;
+    if (!updated_[unit] || !(hoisted_ < near || parameters_.has_spare_memory(unit))) return;
+    if (!parameters_.ensure_gathered(unit, 0, hoisted_)) return;
   }
 }
 

@@ -65,6 +65,15 @@ std::size_t Uses::end_of_chain(std::size_t position) const {
   return position + 1;
 }
 
+std::size_t Uses::end_of_units(std::size_t position, std::size_t further, std::size_t end) const {
+  const auto unit_at = [&](std::size_t i) { return trace_[i % trace_.size()].unit; };
+  std::size_t units = 0;
+  for (std::size_t i = position + 1; i < end; ++i) {
+    if (unit_at(i) != unit_at(i - 1) && ++units > further) return i;
+  }
+  return end;
+}
+
 std::vector<std::size_t> Uses::by_first_visit() const {
   std::vector<std::size_t> units(positions_.size());
   std::iota(units.begin(), units.end(), std::size_t{0});

@@ -36,7 +36,7 @@ using Trace = std::vector<Visit>;  // of one micro-step
 
 // How far ahead a program works, and when it updates. Changes no bit of the training.
 struct Schedule {
-  std::size_t prefetch = 1;         // how many visits ahead units are gathered
+  std::size_t prefetch = 1;         // how many units are gathered ahead
   std::size_t gathered_bytes = 0;   // for full parameters that are not kept; at least what prefetching needs
   std::size_t staging_slots = 8;    // records in memory at once, on their way from and to the drive
   std::size_t kept_records = 0;     // tiles whose records stay in memory and are not read: the first ones of a step
