@@ -4,6 +4,7 @@
 #include <ballast/optim.h>
 
 #include "zero/plan/compiled_plan.h"
+#include "zero/plan/trace.h"
 
 namespace ballast::testing {
 
@@ -70,6 +71,23 @@ inline Model matrix_model() {
       {.name = "nothing", .tensors = {{"w", {0, 4}}}},
       {.name = "h.2", .tensors = {{"w", {30, 29}}}, .ties = {{"up", 0, 2}}},
   }};
+}
+
+// The order of PyTorch in stage 3: backward uses each unit first for its parameters, and then with its gradients.
+inline Trace order_in_torch(const Model& model) {
+  Trace trace;
+  const auto use = [&](std::size_t unit, Phase phase) {
+    const Trace visits = visits_of(model, unit, phase);
+    trace.insert(trace.end(), visits.begin(), visits.end());
+  };
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    use(unit, Phase::forward);
+  }
+  for (std::size_t unit = model.units.size(); unit-- > 0;) {
+    use(unit, Phase::forward);
+    use(unit, Phase::backward);
+  }
+  return trace;
 }
 
 inline bool has_matrices(const Model& model) { return !model.units[0].tensors[0].blocks.empty(); }

@@ -149,11 +149,7 @@ TEST_CASE("with overlapping gathers, the operations of the last step that a forw
 
 TEST_CASE("memory for the next gradients is cleared before a reduction, also where parameters are used in between") {
   PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
-  setup.trace = {{0}, {1}, {2}};
-  for (const std::size_t unit : {2u, 1u, 0u}) {
-    setup.trace.push_back({unit, Phase::forward});
-    setup.trace.push_back({unit, Phase::backward});
-  }
+  setup.trace = order_in_torch(setup.model);
   const CompiledPlan plan = plan_of(setup);
   CHECK(verify(plan.input(), plan.program()).empty());
   const auto position_of = [&](OpKind kind, std::size_t unit) {
@@ -167,11 +163,7 @@ TEST_CASE("memory for the next gradients is cleared before a reduction, also whe
 TEST_CASE("the next unit is gathered while one is used, also where a unit is visited twice in a row") {
   PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
   setup.model = plain_model(4);
-  setup.trace = {{0}, {1}, {2}, {3}};
-  for (const std::size_t unit : {3u, 2u, 1u, 0u}) {
-    setup.trace.push_back({unit, Phase::forward});
-    setup.trace.push_back({unit, Phase::backward});
-  }
+  setup.trace = order_in_torch(setup.model);
   const CompiledPlan plan = plan_of(setup);
   CHECK(verify(plan.input(), plan.program()).empty());
   const std::vector<Op>& ops = plan.program().ops;

@@ -84,6 +84,8 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             if (programs % 3 == 1) setup.wire = {.reduce = WireFormat::int8, .across = WireFormat::int4};
             if (programs % 3 == 1 && !placement.full_parameters && mesh.shards > 1)
               setup.wire.gather = WireFormat::int8;
+            if (programs % 4 == 2) setup.schedule.gathered_bytes = SIZE_MAX;
+            if (programs % 5 == 2) setup.trace = order_in_torch(model);
             if (has_matrices(model)) setup = with_muon(setup);
             for (const HostUpdates& updates : host_updates(placement)) {
               setup.full_records = updates.full_records;
@@ -136,9 +138,16 @@ std::vector<PlanSetup> samples() {
   muon_in_backward.model.units.back().ties.clear();
   PlanSetup muon_alone{.model = matrix_model(), .placement = placement_of_stage(0, 1)};
   muon_alone.placement.state = host;
-  return {nvme_state, on_host, full, in_backward,      full_records,
-          on_cpu,     copies,  muon, muon_in_backward, with_muon(muon_alone),
-          exact_uses};
+  PlanSetup in_torch = in_backward;
+  in_torch.model = odd_model();  // without what is frozen, which is still there from the step before
+  in_torch.model.units.erase(in_torch.model.units.begin() + 2);
+  in_torch.model.units[1].tensors.erase(in_torch.model.units[1].tensors.begin() + 1);
+  in_torch.schedule = {.gathered_bytes = SIZE_MAX};
+  in_torch.micro_steps = 2;
+  in_torch.trace = order_in_torch(in_torch.model);
+  return {nvme_state, on_host,   full, in_backward,      full_records,
+          on_cpu,     copies,    muon, muon_in_backward, with_muon(muon_alone),
+          in_torch,   exact_uses};
 }
 
 }  // namespace

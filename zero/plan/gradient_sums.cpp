@@ -11,8 +11,9 @@ void GradientSums::begin_step() {
   summed_.assign(context_.units(), {});
 }
 
-// Memory is cleared in the lane of reductions, so that of the next use has to be cleared before this one's reduction. In between,
-// a trainer may use parameters alone: that of the next use in backward.
+// The lane of reductions also clears. So memory of the next use with gradients is cleared before this use's reduction, even if the
+// trainer uses parameters alone in between, as PyTorch does before each use with gradients. Within a chain, nothing beyond it is
+// cleared: the ring may have no more slots.
 void GradientSums::prepare(std::size_t position) {
   const Trace& trace = context_.trace();
   const std::size_t end_of_chain = std::min(context_.uses.end_of_chain(position), trace.size());
@@ -21,7 +22,7 @@ void GradientSums::prepare(std::size_t position) {
   }
   if (end_of_chain > position + 1) return;
   std::size_t next = position + 1;
-  if (has_gradients(position)) {
+  if (trace[position].phase == Phase::backward) {
     while (next < trace.size() && !has_gradients(next)) {
       ++next;
     }

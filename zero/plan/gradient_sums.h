@@ -15,7 +15,8 @@ class GradientSums {
 
   void begin_step();
 
-  // Clears memory for the gradients of the use at `position`, and of the next one, so that no use waits for it.
+  // Clears memory for the gradients of the use at `position`, and in backward of the next use that has gradients, so that no use
+  // waits for it.
   void prepare(std::size_t position);
   Piece of_use(std::size_t position) const;  // where a backward use adds its gradients; nowhere if it has none
 

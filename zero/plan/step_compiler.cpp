@@ -145,9 +145,9 @@ void StepCompiler::gather_kept(std::size_t unit) {
   if (!context_.off_plan) parameters_.gather_kept(unit);
 }
 
-// The next step's first gathers, of units whose parameters are that step's already: as far ahead as everywhere, and further where
-// there is memory to spare. So with memory for all units (keep_gathered) no link waits for the next forward. After an off-plan
-// step the entry does this.
+// The next step's first gathers, of units whose parameters are that step's already: as far ahead as `prefetch` says, and further
+// while no other unit has to go. So with memory for all units (keep_gathered) no link is idle until the next forward. After an
+// off-plan step the entry does this.
 void StepCompiler::hoist() {
   if (context_.off_plan) return;
   const Trace& trace = uses_.trace();
