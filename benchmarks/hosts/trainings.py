@@ -7,7 +7,7 @@ from sites import SITES, Site
 from systems import ALONE, DDP, FSDP, SYSTEMS, System, deepspeed_name
 
 HYBRID = "FSDP2, hybrid"
-OVERLAPPED = "Ballast stage 2, overlapped"
+OVERLAPPED = "overlapped"
 ONCE = "gathered once"
 FURTHER = "two units ahead"
 INT8 = "codes of 8 bits"
@@ -18,7 +18,10 @@ NAMES = [ALONE, DDP, FSDP, *(deepspeed_name(stage) for stage in (1, 2, 3)), *(f"
 TRAINED = [
     *(system for system in SYSTEMS if system.name in NAMES),
     System(HYBRID, "HybridFsdp", {}, (ALONE, DDP)),
-    System(OVERLAPPED, "Ballast", {"stage": 2, "overlap_gathers": True}, (ALONE, DDP)),
+    *(
+        System(f"Ballast stage {stage}, {OVERLAPPED}", "Ballast", {"stage": stage, "overlap_gathers": True}, (ALONE, DDP))
+        for stage in (1, 2)
+    ),
     System(f"Ballast stage 3, {FURTHER}", "Ballast", {"stage": 3, "prefetch": 2}, (ALONE, DDP)),
     System(f"Ballast stage 3, {ONCE}", "Ballast", {"stage": 3, **KEPT}, (ALONE, DDP)),
     System(f"Ballast stage 2, {INT8}", "Ballast", {"stage": 2, "wire": {"reduce": "int8"}}, (ALONE, DDP)),

@@ -63,7 +63,7 @@ def test_a_training_is_compared_with_ddp_with_the_limit_and_with_the_needed_byte
 
 
 def test_codes_may_change_losses_as_much_as_numbers_of_16_bits_do():
-    names = (f"Ballast stage 2, {trainings.INT8}", trainings.OVERLAPPED)
+    names = (f"Ballast stage 2, {trainings.INT8}", f"Ballast stage 2, {trainings.OVERLAPPED}")
     short = [case for case in trainings.CASES if case.workload == trainings.SHORT and case.system.name in names]
     tolerances = {(case.system.name, hosts.tolerance_of(case)) for case in short}
     assert tolerances == {(names[0], 0.1), (names[1], 0.002)}
