@@ -3,6 +3,9 @@
 
 #include <ballast/optim.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "zero/plan/compiled_plan.h"
 #include "zero/plan/trace.h"
 
@@ -76,16 +79,12 @@ inline Model matrix_model() {
 // The order of PyTorch in stage 3: backward uses each unit first for its parameters, and then with its gradients.
 inline Trace order_in_torch(const Model& model) {
   Trace trace;
-  const auto use = [&](std::size_t unit, Phase phase) {
-    const Trace visits = visits_of(model, unit, phase);
-    trace.insert(trace.end(), visits.begin(), visits.end());
-  };
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    use(unit, Phase::forward);
+    std::ranges::copy(visits_of(model, unit, Phase::forward), std::back_inserter(trace));
   }
   for (std::size_t unit = model.units.size(); unit-- > 0;) {
-    use(unit, Phase::forward);
-    use(unit, Phase::backward);
+    std::ranges::copy(visits_of(model, unit, Phase::forward), std::back_inserter(trace));
+    std::ranges::copy(visits_of(model, unit, Phase::backward), std::back_inserter(trace));
   }
   return trace;
 }
