@@ -30,6 +30,7 @@ LONG = {  # files that take a minute or more; they begin first, so that all proc
     "test_leaving.py",
     "test_limits.py",
     "test_outer.py",
+    "test_lost_hosts.py",
     "test_packed.py",
     "test_pages.py",
     "test_ranks.py",

@@ -31,7 +31,6 @@ def outer_tensors(access: CheckpointAccess, partition: Partition, names: Mapping
         return
     outer.begin(partition)
     shapes = {id(member.parameter): member.parameter.shape for member in partition.members}
-    writers = Writers.in_turns if access.options.stage == 0 else Writers.each
     reader = _Reader()
     for fragment in outer.fragments:
         for key, span in fragment.spans.items():
@@ -39,7 +38,7 @@ def outer_tensors(access: CheckpointAccess, partition: Partition, names: Mapping
                 name = moment_name(names[key], kind)
                 lazy = LazyState((span.count,), name, partial(reader.read, fragment, kind, span))
                 steps, shape = fragment.exchanged_at, shapes[key]
-                yield TorchTensor(name, OUTER, lazy, writers, steps=steps, begin=span.first, full_shape=shape)
+                yield TorchTensor(name, OUTER, lazy, Writers.each, steps=steps, begin=span.first, full_shape=shape)
 
 
 class _Reader:

@@ -29,3 +29,13 @@ def due_at(step: int, every: int, fragments: int) -> int | None:
     """
     position = (step - 1) % every + 1
     return next((number for number in range(fragments) if every * (number + 1) // fragments == position), None)
+
+
+def part_of_rank(elements: int, rank: int, ranks: int) -> slice:
+    """Return the elements of a rank, where ranks that have all elements divide them. The last ranks may have fewer, or none.
+
+    >>> [part_of_rank(10, rank, 4) for rank in range(4)]
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
+    """
+    each = -(-elements // ranks)
+    return slice(min(rank * each, elements), min((rank + 1) * each, elements))

@@ -17,6 +17,7 @@ from ballast.errors import FailureError
 from ballast.outer.host_rank import HostRank
 from ballast.outer.survivors import HostRendezvous, agree_on_survivors
 from ballast.wire import EXACT
+from ballast.wrapper.collectives import broadcast
 
 log = logging.getLogger("ballast")
 
@@ -66,7 +67,7 @@ class HostGroup:
         return self._rendezvous.survives
 
     @property
-    def has_lost_hosts(self) -> bool:
+    def has_regrouped(self) -> bool:
         return self._regroups > 0
 
     @property
@@ -104,9 +105,8 @@ class HostGroup:
 
     def broadcast(self, values: torch.Tensor, root: int = 0) -> None:
         """Copy the values of one host to all."""
-        if values.numel() > 0:
-            with self._naming_hosts():
-                self._group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=root)
+        with self._naming_hosts():
+            broadcast(self._group, values, root)
 
     def barrier(self) -> None:
         with self._naming_hosts():

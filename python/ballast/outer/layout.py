@@ -9,9 +9,11 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse, refuse_order
-from ballast.outer.fragments import fragments_of
+from ballast.connecting import Group
+from ballast.outer.fragments import fragments_of, part_of_rank
 from ballast.outer.host_group import HostGroup
 from ballast.outer.state import FragmentState, Span, part_of
+from ballast.wrapper.collectives import broadcast
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import Member
 
@@ -68,6 +70,35 @@ class Fragment:
             yield slice(begin, begin + part.count)
 
 
+class DividedFragment(Fragment):
+    """The same in stage 0, where each rank of a host has all parameters: the ranks divide the fragment. So no element is
+    exchanged by several ranks, which might lose a host in different exchanges and continue with different values."""
+
+    def __init__(self, whole: Fragment, ranks: Group):
+        super().__init__(whole.number)
+        self._whole, self._ranks = whole, ranks
+        mine = self._part(ranks.rank)
+        for key, span in whole.spans.items():
+            first = min(max(mine.start, span.offset), span.offset + span.count)
+            end = min(max(mine.stop, span.offset), span.offset + span.count)
+            self.spans[key] = Span(first - span.offset, end - first, self.elements)
+            self.elements += end - first
+
+    def _part(self, rank: int) -> slice:
+        return part_of_rank(self._whole.elements, rank, self._ranks.size)
+
+    def read(self, training: ShardedState) -> torch.Tensor:
+        return self._whole.read(training)[self._part(self._ranks.rank)].clone()
+
+    def write(self, training: ShardedState, values: torch.Tensor) -> None:
+        """Gather the parts of all ranks, and replace the parameters."""
+        whole = torch.empty(self._whole.elements, dtype=torch.float32, device="cpu")
+        whole[self._part(self._ranks.rank)] = values
+        for rank in range(self._ranks.size):
+            broadcast(self._ranks, whole[self._part(rank)], root=rank)
+        self._whole.write(training, whole)
+
+
 def cut(training: ShardedState, fragments: int) -> list[Fragment]:
     """Cut the parameters into fragments, without state. The fragment of a parameter depends on the parameters alone, so it is
     the same in every stage."""
@@ -75,7 +106,8 @@ def cut(training: ShardedState, fragments: int) -> list[Fragment]:
     made = [Fragment(number) for number in range(fragments)]
     for number, member in zip(fragments_of([member.parameter.numel() for member in members], fragments), members):
         made[number].add(member, *training.part(member))
-    return made
+    is_divided = training.stage == 0 and training.ranks.size > 1
+    return [DividedFragment(whole, training.ranks) for whole in made] if is_divided else made
 
 
 def require_same_on_hosts(hosts: HostGroup, training: ShardedState) -> None:

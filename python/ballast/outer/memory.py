@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ballast import _core
-from ballast.outer.fragments import fragments_of
+from ballast.outer.fragments import fragments_of, part_of_rank
 from ballast.outer.options import DiLoCo
 
 PIECE = 1 << 20  # elements that are updated at a time: memory for more gradients is not needed
@@ -26,7 +26,23 @@ def model_of_shard(name: str, elements: int) -> _core.Model:
 
 
 def fragment_elements(question: _core.Question, placement: _core.Placement, options: DiLoCo, rank: int) -> list[int]:
-    """Return the elements that a rank keeps of each fragment of the model of a question."""
+    """Return the elements of each fragment that a rank exchanges, of the model of a question."""
+    kept = _kept_of_fragments(question, placement, options, rank)
+    if _divides(question, placement):
+        parts = [part_of_rank(elements, rank, question.ranks) for elements in kept]
+        return [part.stop - part.start for part in parts]
+    return kept
+
+
+def _divides(question: _core.Question, placement: _core.Placement) -> bool:
+    """Whether each rank has all parameters, and exchanges a part of them."""
+    return placement.shards == 1 and question.ranks > 1
+
+
+def _kept_of_fragments(
+    question: _core.Question, placement: _core.Placement, options: DiLoCo, rank: int
+) -> list[int]:
+    """Return the elements of each fragment whose state a rank keeps."""
     kept = question.kept_elements(placement, rank=rank)
     tensors = [
         (tensor, elements)
@@ -43,23 +59,30 @@ def fragment_elements(question: _core.Question, placement: _core.Placement, opti
 
 def outer_state(question: _core.Question, placement: _core.Placement, options: DiLoCo) -> Bytes:
     """Return what the tables of `optimizer.memory()` will add up to on the rank that needs the most."""
-    ranks = {tuple(fragment_elements(question, placement, options, rank)) for rank in range(placement.shards)}
+    ranks = {tuple(elements) for elements in _of_all_ranks(question, placement, options)}
     return max((_of_fragments(elements, options) for elements in ranks), key=lambda size: sum(size.values()))
 
 
 def exchange_bytes(question: _core.Question, placement: _core.Placement, options: DiLoCo) -> int:
     """Return the host memory for the values of a fragment while it is exchanged, on the rank that needs the most. Where hosts
-    may be lost, there are the averages too."""
-    ranks = range(placement.shards)
-    largest = max(max(fragment_elements(question, placement, options, rank)) for rank in ranks)
+    may be lost, there are the averages too. Where ranks divide a fragment, there is afterwards the whole one."""
+    largest = max(max(elements) for elements in _of_all_ranks(question, placement, options))
+    if _divides(question, placement):
+        return 4 * (largest + max(_kept_of_fragments(question, placement, options, rank=0)))
     return (8 if options.survive_lost_hosts else 4) * largest
 
 
 def sent_bytes(question: _core.Question, placement: _core.Placement, options: DiLoCo, hosts: int) -> float:
     """Return what a rank sends to other hosts in an exchange of all fragments: its share of the values, and its share of the
     result."""
-    elements = max(sum(fragment_elements(question, placement, options, rank)) for rank in range(placement.shards))
+    elements = max(sum(elements) for elements in _of_all_ranks(question, placement, options))
     return 2 * (1 - 1 / hosts) * BYTES_OF_GROUP[options.wire] / GROUP * elements
+
+
+def _of_all_ranks(question: _core.Question, placement: _core.Placement, options: DiLoCo) -> list[list[int]]:
+    """Return the elements of each fragment, by rank."""
+    ranks = question.ranks if _divides(question, placement) else placement.shards
+    return [fragment_elements(question, placement, options, rank) for rank in range(ranks)]
 
 
 def _of_fragments(elements: Sequence[int], options: DiLoCo) -> Bytes:

@@ -156,7 +156,7 @@ class OuterOptimizer:
         lost during it, return a host that has not, its fragment, and whether this host has missed it."""
         rows = self.hosts.rows([self._exchanges, fragment.number, step])
         most, least = max(rows)[0], min(rows)[0]
-        if most == least + 1 and self.hosts.has_lost_hosts:
+        if most == least + 1 and self.hosts.has_regrouped:
             root = next(rank for rank, row in enumerate(rows) if row[0] == most)
             number = next(row[1] for row in rows if row[0] == least)
             return root, number, self._exchanges == least

@@ -83,6 +83,7 @@ def elements_of_fragments(rank: int, configurations: list[dict[str, Any]]) -> li
         partitions, ranks = run.optimizer._ballast.partitions, run.optimizer._ballast.group
         units = partitions.factory.units(partitions.current.members, options["stage"])
         question = _core.Question(model_of(units), _core.Machine())
+        question.ranks = ranks.size
         placement = _core.placement_of_stage(options["stage"], ranks.size)
         expected = fragment_elements(question, placement, outer, ranks.rank)
         found.append((expected, [fragment.elements for fragment in run.optimizer._ballast._outer.fragments]))

@@ -110,3 +110,12 @@ def exchange(
     for mine in of_hosts:
         for parameter, each in zip(mine, outer):
             parameter.copy_(each)
+
+
+def check_close(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], tolerance: float = 2e-6) -> None:
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+
+def is_equal(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
