@@ -216,6 +216,13 @@ def default_store() -> Any:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def host_of_store(store: Any) -> str:
+    """Return the host whose process serves a store over TCP; empty for other stores."""
+    while isinstance(store, torch.distributed.PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, torch.distributed.TCPStore) else ""
+
+
 def active_data_parallel() -> DistributedDataParallel | None:
     """Return the DistributedDataParallel whose forward is running on this thread: a model does not know its
     caller."""

@@ -45,7 +45,7 @@ class Group:
         self._core.leave()
 
     def close(self) -> None:
-        """Leave the group. Rank 0 waits here until the others have left."""
+        """Leave the group. Rank 0 waits here until the others have left, for the timeout at most."""
         self._core.close()
 
     def __enter__(self) -> Group:

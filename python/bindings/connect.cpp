@@ -8,14 +8,16 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "kernels/random_math.h"
 #include "python/bindings/group.h"
+#include "zero/comm/deadline.h"
 #include "zero/comm/encoding.h"
 #include "zero/comm/launch.h"
 #include "zero/comm/member.h"
-#include "zero/comm/socket.h"
+#include "zero/comm/texts.h"
 
 namespace ballast::python {
 namespace {
@@ -84,6 +86,11 @@ bool python_is_ending() { return exit_has_begun || main_thread_has_no_caller(); 
 // Counts this process's rendezvous of groups that a launcher's environment names. All ranks do them in the same order.
 std::atomic<std::size_t> meetings = 0;
 
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  const std::chrono::duration<double> longest = longest_timeout;
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, longest.count()) * 1e3));
+}
+
 // Whether the caller gives rank and size. Then a launcher's environment is not read, because it may be another group's.
 bool is_told(const Rendezvous& where) { return where.rank && where.size; }
 
@@ -101,7 +108,7 @@ Group::Group(const Rendezvous& where) : open_(std::make_unique<OpenGroup>()) {
   ConnectOptions options{.launch = launch_of(where)};
   std::optional<PythonStore> store;
   options.log = &open_->warnings();
-  if (where.timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*where.timeout * 1e3));
+  if (where.timeout) options.timeout = milliseconds_of(*where.timeout);
   if (!where.store.is_none()) {
     const std::chrono::milliseconds timeout = timeout_of(options, Environment());
     options.store = &store.emplace(where.store, options.launch->job, timeout);
@@ -155,6 +162,12 @@ void Group::sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, Wir
 
 SentBytes Group::sent() const { return open_ == nullptr ? SentBytes{} : open_->communicator().sent(); }
 
+std::vector<std::string> Group::texts(const std::string& mine) const {
+  Communicator& group = communicator();
+  const py::gil_scoped_release released;
+  return texts_of_all(group, mine);
+}
+
 void Group::broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const {
   Communicator& group = communicator();
   const py::gil_scoped_release released;
@@ -206,8 +219,6 @@ void bind_connect(py::module_& module) {
   module.def(
       "launched_rank", [] { return launch_from(Environment()).rank; },
       "This process's, as its launcher's environment has it; 0 without one.");
-  module.def("address_on_default_route", address_on_default_route,
-             "This machine's, as other machines reach it; empty without a route.");
   module.def("machine_name", this_machine, "The same for processes that can share memory, and for no others.");
   py::class_<Rendezvous>(module, "Rendezvous")
       .def(py::init<py::object, std::optional<std::size_t>, std::optional<std::size_t>, std::string, std::string,
@@ -235,6 +246,15 @@ void bind_connect(py::module_& module) {
                                const SentBytes sent = group.sent();
                                return std::pair(sent.inside, sent.across);
                              })
+      .def(
+          "from_all",
+          [](const Group& group, const py::bytes& mine) {
+            std::vector<py::bytes> all;
+            for (const std::string& text : group.texts(mine))
+              all.emplace_back(text);
+            return all;
+          },
+          py::arg("mine"))
       .def("broadcast", &Group::broadcast, py::kw_only(), py::arg("address"), py::arg("bytes"), py::arg("root"))
       .def("abort", &Group::abort, py::arg("reason"))
       .def_property_readonly("failed_ranks", &Group::failed_ranks)

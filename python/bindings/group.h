@@ -45,6 +45,7 @@ class Group {
   // Adds fp32 in host memory over the ranks. In codes, the values are rounded by random bits of `place`.
   void sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format, SumPlace place) const;
   SentBytes sent() const;
+  std::vector<std::string> texts(const std::string& mine) const;                      // of all ranks, of any lengths
   void broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const;  // in host memory
   void abort(const std::string& reason) const;
   std::vector<std::size_t> failed_ranks() const;  // after leave() too
@@ -52,7 +53,7 @@ class Group {
 
   // Says goodbye, with this reason, or with closing_words(). The communicator is freed with this object.
   void leave(const std::optional<LeaveReason>& leave_reason = {});
-  void close();  // the same, and frees it; rank 0 waits until the others have left
+  void close();  // the same, and frees it; rank 0 waits until the others have left, or the timeout
 
  private:
   void free();

@@ -2,6 +2,7 @@
 #include <ballast/error.h>
 
 #include "zero/comm/connect.h"
+#include "zero/comm/deadline.h"
 
 #include <catch2/catch.hpp>
 #include <csignal>
@@ -168,6 +169,14 @@ TEST_CASE("a communicator's memory is booked while it exists, and refused beyond
   for (const std::string& failure : processes.failures()) {
     CHECK_THAT(failure, Contains("B2004") && Contains("shared memory, group all"));
   }
+}
+
+TEST_CASE("a timeout that no clock can count to is for ever") {
+  for (const std::string seconds : {"10000000000", "9223372036854775807"}) {
+    const Environment environment([&](const std::string&) { return std::optional(seconds); });
+    CHECK(timeout_of({}, environment) == longest_timeout);
+  }
+  CHECK(timeout_of({.timeout = std::chrono::milliseconds::max()}, Environment()) == longest_timeout);
 }
 
 TEST_CASE("the timeout comes from the environment") {

@@ -156,6 +156,28 @@ TEST_CASE("after rank 0 has left, the other ranks still learn of a death among t
   }
 }
 
+TEST_CASE("ranks that do not need rank 0 work on for longer than the timeout after it has left") {
+  constexpr auto timeout = std::chrono::milliseconds(1500);
+  for (const ProcessKind& kind : process_kinds()) {
+    INFO(kind.name);
+    const Signal done;
+    const ProcessGroupRig rig(3, kind.transport, timeout);
+    Processes processes(3, [&](std::size_t rank) {
+      rig.as_rank(rank, [&](Communicator& ranks) {
+        const auto part = ranks.split(rank == 0 ? 0 : 1);
+        if (rank == 0) return ranks.leave({.words = "it is done"});
+        for (int i = 0; i < 3; ++i) {
+          std::this_thread::sleep_for(rank == 2 ? timeout * 3 / 4 : std::chrono::milliseconds(0));
+          part->barrier();
+        }
+      });
+      if (rank == 0) done.wait(2);
+      if (rank != 0) done.give();
+    });
+    CHECK(processes.failures() == Failures(3));
+  }
+}
+
 TEST_CASE("the end of a rank is noticed although its forked child lives") {
   for (const ProcessKind& kind : process_kinds()) {
     INFO(kind.name);

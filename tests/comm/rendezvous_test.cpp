@@ -48,7 +48,8 @@ TEST_CASE("all ranks are welcomed when the last one has connected") {
   rig.hello(3, 1);
   CHECK(rig.rendezvous.complete());
   CHECK(rig.sent.size() == 3);
-  CHECK(rig.sent[0].second == Message{Kind::welcome, "", "0 3 100 node here\n1 3 101 node here\n2 3 102 node here"});
+  CHECK(rig.sent[0].second ==
+        Message{Kind::welcome, "", "0 3 100 node here 0\n1 3 101 node here 0\n2 3 102 node here 0"});
 }
 
 TEST_CASE("a process of another job is refused, and the others continue") {
@@ -67,6 +68,14 @@ TEST_CASE("a process of another job is refused, and the others continue") {
   rig.rendezvous.fail_without_missing("3 s");
   CHECK_THAT(rig.last(), Contains("rank 1, 2 did not connect within 3 s") && Contains("world size of 3"));
   CHECK(rig.ranks() == std::vector<std::size_t>{1, 2});
+}
+
+TEST_CASE("a rank that counts other ranks as a host is refused") {
+  Rig rig;
+  rig.hello(1, 0);
+  rig.rendezvous.take(2, {Kind::hello, "job", to_line({1, 3, "node", 101, "here", 2})});
+  CHECK(rig.sent.back().second.kind == Kind::refused);
+  CHECK_THAT(rig.last(), Contains("rank 0 has none, and rank 1 has 2: BALLAST_RANKS_PER_HOST"));
 }
 
 TEST_CASE("the ranks of a group get the values of all of them, with one answer each") {

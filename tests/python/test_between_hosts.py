@@ -71,6 +71,11 @@ def test_the_slow_rank_is_named(undisturbed):
     assert [each["slowest"] for each in undisturbed] == [1] * 4
 
 
+def test_hosts_find_the_first_one_by_a_name_that_leads_to_loopback_there(tmp_path):
+    [digests] = {tuple(each) for each in on_hosts("by name", tmp_path, ranks=2)}
+    assert len({*digests}) == 1
+
+
 def test_a_link_that_is_cut_for_two_seconds_changes_no_bit(tmp_path):
     steps = 100
     between = on_hosts(str(steps), tmp_path, fault="cut for 2 s")

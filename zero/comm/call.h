@@ -27,12 +27,13 @@ struct Call {
   Collective kind = Collective::barrier;
   DType dtype = DType::u8;
   std::uint32_t root = 0;
-  std::uint64_t count = 0;
+  std::uint64_t count = 0;  // of an exchange of parts: PartSizes::bytes, for one peer
   Purpose purpose = Purpose::values;
   DType sum = DType::fp32;  // the format of a sum
   bool is_encoded = false;
   kernels::CodeBits values = kernels::CodeBits::eight;  // if it is encoded
   kernels::CodeBits sums = kernels::CodeBits::eight;
+  std::uint64_t sizes = 0;  // of an exchange of parts: PartSizes::checksum
   bool operator==(const Call&) const = default;
 };
 

@@ -27,6 +27,15 @@ void require_counts(std::size_t count, std::size_t needed) {
   });
 }
 
+// Other ranks may still read `all` while sums arrive.
+void require_apart(const ConstView& all, const View& into) {
+  const bool overlap = all.data() < into.data() + into.bytes() && into.data() < all.data() + all.bytes();
+  require(!overlap, Code::bad_argument, [] {
+    return Problem{.what = "cannot start a reduction: its source and its target overlap",
+                   .needed = "memory of its own for the sum"};
+  });
+}
+
 void require_dtype(DType dtype, DType needed) {
   require(dtype == needed, Code::wrong_dtype, [&] {
     return Problem{.what = "cannot start a collective: source and target have different number formats",
@@ -92,6 +101,7 @@ class Collectives : public Communicator {
   void reduce_scatter(ConstView all, View into) override {
     together([&] {
       require_counts(all.count(), size() * into.count());
+      require_apart(all, into);
       require_sum(into.dtype());
       add_parts(with_next(sent_by_scatter(all, into.count(), into.dtype())), all, into);
     });
@@ -100,6 +110,7 @@ class Collectives : public Communicator {
   void all_reduce(ConstView all, View into) override {
     together([&] {
       require_counts(all.count(), into.count());
+      require_apart(all, into);
       require_sum(into.dtype());
       const Call call{.kind = Collective::all_reduce, .dtype = all.dtype(), .count = all.count(), .sum = into.dtype()};
       const std::size_t part = all.bytes() <= kernels::added_by_all_bytes ? 0 : all.count() / size();
@@ -129,6 +140,7 @@ class Collectives : public Communicator {
     if (size() == 1) return reduce_scatter(all, into);
     together([&] {
       require_counts(all.count(), size() * into.count());
+      require_apart(all, into);
       require_sum(into.dtype());
       encoded({.kind = Collective::reduce_scatter, .dtype = all.dtype(), .count = into.count(), .sum = into.dtype()},
               encoding)
@@ -140,6 +152,7 @@ class Collectives : public Communicator {
     if (size() == 1) return all_reduce(all, into);
     together([&] {
       require_counts(all.count(), into.count());
+      require_apart(all, into);
       require_sum(into.dtype());
       encoded({.kind = Collective::all_reduce, .dtype = all.dtype(), .count = all.count(), .sum = into.dtype()},
               encoding)
@@ -214,11 +227,10 @@ class Collectives : public Communicator {
           from_others.push_back(part);
           continue;
         }
-        require_counts(of_self + 1, std::min(of_self + 1, to_self.size()));
-        require_counts(part.values.bytes(), to_self[of_self].bytes());
+        require_own_parts(of_self < to_self.size() && part.values.bytes() == to_self[of_self].bytes());
         copy(to_self[of_self++], part.values);
       }
-      require_counts(of_self, to_self.size());
+      require_own_parts(of_self == to_self.size());
       transport_->exchange_parts({{.kind = Collective::exchange}, to_others, from_others});
     });
   }
@@ -254,6 +266,13 @@ class Collectives : public Communicator {
     require(peer < size(), Code::bad_argument, [&] {
       return Problem{.what = fmt::format("cannot exchange parts with rank {}: there is no such rank", peer),
                      .needed = fmt::format("a rank below {}", size())};
+    });
+  }
+
+  void require_own_parts(bool are_same) const {
+    require(are_same, Code::wrong_size, [&] {
+      return Problem{.what = fmt::format("rank {} sends itself other parts than it receives from itself", rank()),
+                     .needed = "the same number of parts for the rank itself, of the same sizes, in the same order"};
     });
   }
 

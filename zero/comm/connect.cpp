@@ -109,12 +109,13 @@ struct OwnParts {
 }  // namespace
 
 std::chrono::milliseconds timeout_of(const ConnectOptions& options, const Environment& environment) {
-  if (options.timeout) return *options.timeout;
+  if (options.timeout) return std::min(*options.timeout, longest_timeout);
   const auto seconds = environment.integer("BALLAST_TIMEOUT");
   require(!seconds || *seconds > 0, Code::bad_environment, [&] {
     return Problem{.what = fmt::format("cannot use BALLAST_TIMEOUT={}", *seconds), .needed = "seconds, at least 1"};
   });
-  return seconds ? std::chrono::seconds(*seconds) : default_timeout;
+  if (!seconds) return default_timeout;
+  return *seconds < longest_timeout / std::chrono::seconds(1) ? std::chrono::seconds(*seconds) : longest_timeout;
 }
 
 std::unique_ptr<Communicator> connect(const ConnectOptions& options, const ConnectParts& parts) {

@@ -43,6 +43,7 @@ class Control : public KeyValueStore {
 
   const std::vector<Member>& members() const { return members_; }
   Endpoint local_endpoint() const { return ballast::local_endpoint(connection_->socket()); }
+  Endpoint hub_endpoint() const { return remote_endpoint(connection_->socket()); }
 
   // Any thread may call.
   void set(const std::string& key, const std::string& value) override;

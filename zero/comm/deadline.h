@@ -11,6 +11,8 @@
 namespace ballast {
 
 inline constexpr std::chrono::milliseconds default_timeout = std::chrono::minutes(5);
+inline constexpr std::chrono::milliseconds longest_timeout =
+    std::chrono::years(1);  // for ever: clocks cannot count much further
 
 std::string seconds(std::chrono::milliseconds time);                            // "0.3 s"
 std::string late(std::string_view missing, std::chrono::milliseconds timeout);  // "rank 1 did not arrive within 0.3 s"

@@ -15,6 +15,7 @@
 #include "kernels/runtime/time_slices.h"
 #include "zero/comm/broken_pipes.h"
 #include "zero/comm/gloo_calls.h"
+#include "zero/comm/gloo_chunks.h"
 #include "zero/comm/gloo_context.h"
 #include "zero/comm/links.h"
 #include "zero/comm/parts.h"
@@ -22,21 +23,14 @@
 namespace ballast {
 namespace {
 
-// Chunks that a rank sends ahead of those that it has received, so that the link does not wait for this rank: neither for its
-// sums nor for the time that a message takes to a peer and back. As many of the next exchange may arrive before it begins here.
-constexpr std::size_t sent_ahead = 4;
-constexpr std::size_t expected_ahead = 2 * sent_ahead;
-// A large chunk costs few wake-ups. The memory for those of all peers is bounded.
-constexpr std::size_t min_chunk_size = std::size_t{32} << 10;
-constexpr std::size_t max_chunk_size = std::size_t{2} << 20;
-constexpr std::size_t max_received_bytes = std::size_t{16} << 20;
-
-std::size_t chunk_bytes_of(std::size_t size) {
-  const std::size_t peers = std::max<std::size_t>(size - 1, 1);
-  return std::clamp(max_received_bytes / expected_ahead / peers, min_chunk_size, max_chunk_size) / 64 * 64;
-}
-
 using gloo::transport::UnboundBuffer;
+
+// Describes an exchange of parts to one peer.
+Call call_of_parts(Call call, const PartSizes& sizes) {
+  call.count = sizes.bytes;
+  call.sizes = sizes.checksum;
+  return call;
+}
 
 // Streams the chunks of an exchange: while this rank adds one, the next ones arrive, and its own are sent. Receives are pending
 // for the next call of each peer and for its next chunks, so a peer sends them without asking. Each exchange begins with a
@@ -51,7 +45,7 @@ class GlooTransport : public ProcessTransport {
       : ProcessTransport(members, std::move(make)),
         calls_(group()),
         accounts_(accounts),
-        chunk_bytes_(chunk_bytes_of(size())),
+        chunk_bytes_(gloo_chunk_bytes(size())),
         received_(allocate(accounts, {.bytes = (size() - 1) * expected_ahead * chunk_bytes_,
                                       .owner = "gloo, group " + group().name(),
                                       .resident = Resident::when_written})) {
@@ -93,10 +87,11 @@ class GlooTransport : public ProcessTransport {
   void exchange_parts(const Parts& parts) override {
     guarded_stream([&] {
       begin();
-      if (!was_sent_ahead({.call = parts.call})) send_call(parts.call);
+      if (!was_sent_ahead({.call = parts.call})) send_calls_of(parts);
       for (std::size_t peer = 0; peer < size(); ++peer)
         send_parts(parts_of(parts.sent, peer), peer);
-      receive_calls(parts.call);
+      for (std::size_t peer = 0; peer < size(); ++peer)
+        if (peer != rank()) receive_call_of_parts(peer, parts);
       for (std::size_t peer = 0; peer < size(); ++peer)
         receive_parts(parts_of(parts.received, peer), peer);
       end();
@@ -121,7 +116,7 @@ class GlooTransport : public ProcessTransport {
 
   // What a rank sends in an exchange.
   struct Outgoing {
-    Call call{};
+    std::vector<Call> calls{};  // one for all peers, or one for each
     std::vector<Sending> sending{};
   };
 
@@ -161,9 +156,22 @@ class GlooTransport : public ProcessTransport {
   // What follows belongs to this call.
   void send_call(const Call& call) {
     ++sent_calls_;
-    Call& sent = outgoing(sent_calls_).call = call;
+    std::vector<Call>& calls = outgoing(sent_calls_).calls;
+    calls.assign(1, call);
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) send_to(peer, slot_of_call(sent_calls_), &sent, sizeof(Call));
+      if (peer != rank()) send_to(peer, slot_of_call(sent_calls_), calls.data(), sizeof(Call));
+    }
+  }
+
+  // Each peer gets the sizes of its parts.
+  void send_calls_of(const Parts& parts) {
+    ++sent_calls_;
+    std::vector<Call>& calls = outgoing(sent_calls_).calls;
+    calls.clear();
+    for (std::size_t peer = 0; peer < size(); ++peer)
+      calls.push_back(call_of_parts(parts.call, sizes_of(parts_of(parts.sent, peer))));
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) send_to(peer, slot_of_call(sent_calls_), &calls[peer], sizeof(Call));
     }
   }
 
@@ -314,10 +322,21 @@ class GlooTransport : public ProcessTransport {
 
   Outgoing& outgoing(std::uint64_t exchange) { return outgoing_[exchange % outgoing_.size()]; }
 
-  void receive_call(std::size_t peer, const Call& call) {
+  const Call& wait_for_call(std::size_t peer) {
     Peer& from = peers_[peer];
     wait_received(peer, *from.call_buffers[exchanges_ % 2]);
-    require_same(call, from.calls[exchanges_ % 2], group().member(peer));
+    return from.calls[exchanges_ % 2];
+  }
+
+  void receive_call(std::size_t peer, const Call& call) {
+    require_same(call, wait_for_call(peer), group().member(peer));
+  }
+
+  void receive_call_of_parts(std::size_t peer, const Parts& parts) {
+    const Call& sent = wait_for_call(peer);
+    const PartSizes received = sizes_of(parts_of(parts.received, peer));
+    if (sent.kind != Collective::exchange) require_same(parts.call, sent, group().member(peer));
+    require_same_parts(received, {sent.count, sent.sizes}, group().rank_in_job(peer));
   }
 
   const std::byte* receive_chunk(std::size_t peer) {

@@ -55,9 +55,14 @@ Endpoint address_of_hub(const JobOptions& options) {
 }
 
 // Rank 0 listens where all ranks reach it: at all addresses of its name. If the name leads to loopback on its own machine, and
-// there are other hosts, it listens at all of the machine's addresses: other hosts may resolve the name to any of them.
-std::vector<Descriptor> listen(const JobOptions& options, const std::string& for_others, Meeting& meeting) {
-  if (!for_others.empty()) return listen_everywhere(meeting.hub.port);
+// there may be other hosts, it listens at all of the machine's addresses: other hosts may resolve the name to any of them.
+std::vector<Descriptor> listen(const JobOptions& options, Meeting& meeting) {
+  const bool may_have_other_hosts = options.has_other_hosts || options.store != nullptr;
+  if (may_have_other_hosts && is_own_name(meeting.hub.host)) {
+    std::vector<Descriptor> listeners = listen_everywhere(meeting.hub.port);
+    meeting.hub.port = local_endpoint(listeners.front()).port;
+    return listeners;
+  }
   std::vector<Descriptor> listeners = listen_at_all(meeting.hub, options.timeout);
   meeting.hub = local_endpoint(listeners.front());
   return listeners;
@@ -71,13 +76,9 @@ Job::Job(const JobOptions& options)
       ranks_per_host_(options.ranks_per_host),
       exceptions_(std::uncaught_exceptions()) {
   Meeting meeting{.hub = address_of_hub(options)};
-  const bool is_called_by_others = options.has_other_hosts && options.store == nullptr;
-  const std::string for_others = is_called_by_others ? address_for_others(meeting.hub.host) : "";
-  // The ranks of rank 0's machine too: other hosts call them at the address at which they call rank 0.
-  if (!for_others.empty()) meeting.hub.host = for_others;
   const bool store_tells = options.store != nullptr && options.secret.empty();
   if (launch_.rank == 0) {
-    std::vector<Descriptor> listeners = listen(options, for_others, meeting);
+    std::vector<Descriptor> listeners = listen(options, meeting);
     if (store_tells) meeting.secret = random_secret();
     if (options.store != nullptr) publish(*options.store, meeting);
     secret_ = Secret(store_tells ? meeting.secret : options.secret);
@@ -87,7 +88,7 @@ Job::Job(const JobOptions& options)
     secret_ = Secret(store_tells ? meeting.secret : options.secret);
   }
   is_open_ = secret_.is_known_to_all() && !is_loopback(meeting.hub.host);
-  const Member self = this_process(launch_.rank, launch_.size);
+  const Member self = this_process(launch_.rank, launch_.size, ranks_per_host_);
   control_.emplace(ControlOptions{meeting.hub, launch_.job, secret_, self, options.timeout}, error_);
   if (secret_.is_known_to_all() && launch_.rank == 0) control_->set(key_of_links, random_secret());
 }

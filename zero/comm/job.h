@@ -25,7 +25,7 @@ struct JobOptions {
 class Job {
  public:
   explicit Job(const JobOptions& options);  // returns when all ranks are connected
-  ~Job();  // leaves, or fails the job if an exception ends it; rank 0 waits until the others have left
+  ~Job();  // leaves, or fails the job if an exception ends it; rank 0 waits until the others have left, or the timeout
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 

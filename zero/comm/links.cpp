@@ -33,12 +33,13 @@ class Links {
       : group_(group),
         secret_(group.job().secret_of_links()),
         name_("links of group " + group.name()),
-        listener_(listen_at({group.job().control().local_endpoint().host, 0})),
-        admission_(listener_, {.name = name_, .secret = secret_, .expected = group.size()}),
+        own_host_(group.job().control().local_endpoint().host),
+        listeners_(listen()),
+        admission_(listeners_, {.name = name_, .secret = secret_, .expected = group.size()}),
         sockets_(group.size()) {}
 
   std::vector<Descriptor> connect() {
-    addresses_ = group_.exchange_strings("links", text_of(local_endpoint(listener_)));
+    addresses_ = group_.exchange_strings("links", text_of({own_host_, local_endpoint(listeners_.front()).port}));
     const Deadline deadline(group_.job().error(), group_.job().timeout());
     deadline.wait([&](auto pause) { return are_complete_within(pause); }, [&] { group_.fail_late(missing()); });
     // No rank sends more before all have read the last message of each handshake: a socket has nothing else to read.
@@ -62,12 +63,28 @@ class Links {
     return {text.substr(space + 1), static_cast<std::uint16_t>(*port)};
   }
 
+  // Ranks of rank 0's machine may reach it over loopback. They do not know how other machines reach them.
+  std::vector<Descriptor> listen() {
+    if (is_loopback(own_host_) && !group_.is_on_one_machine()) return listen_everywhere(0);
+    std::vector<Descriptor> listeners;
+    listeners.push_back(listen_at({own_host_, 0}));
+    return listeners;
+  }
+
+  // Another machine calls those at the address at which it has called rank 0.
+  Endpoint address_of(std::size_t peer) const {
+    Endpoint address = endpoint_from(addresses_[peer]);
+    if (is_loopback(address.host) && !group_.is_on_one_machine())
+      address.host = group_.job().control().hub_endpoint().host;
+    return address;
+  }
+
   // Calls those that have not been called, and those whose call has ended. If nothing answers in time, the next call of this
   // function tries again.
   void call_ranks_below() {
     for (std::size_t peer = 0; peer < group_.rank(); ++peer) {
       if (sockets_[peer] || calls_.contains(peer)) continue;
-      Attempt attempt = try_connect(endpoint_from(addresses_[peer]), group_.job().timeout());
+      Attempt attempt = try_connect(address_of(peer), group_.job().timeout());
       if (attempt.is_silent) return;
       if (!attempt.socket) fail_call(peer, attempt.failure);
       calls_[peer].connection = std::make_unique<Connection>(std::move(attempt.socket), max_hello_bytes);
@@ -141,13 +158,18 @@ class Links {
 
   [[noreturn]] void fail_call(std::size_t peer, const std::string& why) {
     group_.wait_for_reason(peer);
-    fail(Code::peer_failed, {.what = fmt::format("cannot connect to {}: {}", group_.member(peer), why)});
+    fail(Code::peer_failed,
+         {.what = fmt::format("cannot connect to {}: {}", group_.member(peer), why),
+          .where = "at " + text(address_of(peer)),
+          .remedy = "Ranks call each other at the addresses at which they and rank 0 reach each other. Let "
+                    "MASTER_ADDR name an address of the network that joins all hosts, and let firewalls pass it."});
   }
 
   ProcessGroup& group_;
   Secret secret_;
   std::string name_;
-  Descriptor listener_;
+  std::string own_host_;  // the address from which this rank reaches rank 0
+  std::vector<Descriptor> listeners_;
   Admission admission_;
   std::vector<std::string> addresses_;    // by rank
   std::map<std::size_t, Call> calls_;     // by rank: those whose end has yet to prove itself

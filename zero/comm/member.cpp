@@ -12,10 +12,10 @@
 
 namespace ballast {
 
-Member this_process(std::size_t rank, std::size_t size) {
+Member this_process(std::size_t rank, std::size_t size, std::size_t ranks_per_host) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
-  return {rank, size, host[0] == '\0' ? "?" : host.data(), ::getpid(), this_machine()};
+  return {rank, size, host[0] == '\0' ? "?" : host.data(), ::getpid(), this_machine(), ranks_per_host};
 }
 
 // Within a PID namespace, process numbers have the same meaning.
@@ -41,13 +41,14 @@ std::string left(const Member& member, const std::string& words) {
 }
 
 std::string to_line(const Member& member) {
-  return fmt::format("{} {} {} {} {}", member.rank, member.size, member.pid, member.host, member.machine);
+  return fmt::format("{} {} {} {} {} {}", member.rank, member.size, member.pid, member.host, member.machine,
+                     member.ranks_per_host);
 }
 
 Member member_from(const std::string& line) {
   Member member;
   std::istringstream words(line);
-  words >> member.rank >> member.size >> member.pid >> member.host >> member.machine;
+  words >> member.rank >> member.size >> member.pid >> member.host >> member.machine >> member.ranks_per_host;
   if (words.fail() || member.pid <= 0) fail_malformed();
   return member;
 }

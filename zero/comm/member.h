@@ -12,10 +12,11 @@ struct Member {
   std::size_t size = 1;  // of the job, as this process's environment says
   std::string host{};
   pid_t pid = 0;
-  std::string machine{};  // the same for processes that can share memory, and for no others
+  std::string machine{};           // the same for processes that can share memory, and for no others
+  std::size_t ranks_per_host = 0;  // in the order of sums: JobOptions::ranks_per_host
 };
 
-Member this_process(std::size_t rank, std::size_t size);
+Member this_process(std::size_t rank, std::size_t size, std::size_t ranks_per_host = 0);
 std::string this_machine();
 
 std::string text(const Member& member);                               // "rank 2 (node7, pid 4711)"

@@ -24,6 +24,7 @@ constexpr auto time_to_end = std::chrono::milliseconds(3000);  // for peers that
 constexpr auto time_after_exception = std::chrono::milliseconds(100);
 constexpr auto progress_pause = std::chrono::microseconds(100);
 constexpr std::size_t first_gathers[] = {256, std::size_t{64} << 10, std::size_t{4} << 20};  // bytes of each rank
+constexpr std::size_t most_of_first_gathers = std::size_t{256} << 20;                        // of all ranks
 
 ncclUniqueId exchange_id(ProcessGroup& group) {
   ncclUniqueId id{};
@@ -97,7 +98,7 @@ struct NcclCommunicator::Handle {
     require_done(nccl_calls().group_end());
   }
 
-  void exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStream& stream);
+  void exchange_with_all(ncclComm_t communicator, std::size_t rank, std::size_t size, const GpuStream& stream);
 
   const int gpu;
   std::mutex mutex{};  // guards the flag, and the communicator against an abort
@@ -116,27 +117,33 @@ struct NcclCommunicator::Handle {
 };
 
 // NCCL sets up what ranks exchange through when they first do, and the call waits for the other ranks: for each pair, and for
-// each of the ways in which it gathers, which it chooses by size. After this hardly any call does.
-void NcclCommunicator::Handle::exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStream& stream) {
+// each of the ways in which it gathers, which it chooses by the size of the result. After this hardly any call does.
+void NcclCommunicator::Handle::exchange_with_all(ncclComm_t communicator, std::size_t rank, std::size_t size,
+                                                 const GpuStream& stream) {
+  constexpr std::size_t aligned = 256;  // as NCCL likes it
   const NcclCalls& calls = nccl_calls();
   MemoryAccounts accounts;
-  const std::size_t room = size * first_gathers[std::size(first_gathers) - 1];
-  const Buffer memory = allocate(
-      accounts, {.kind = MemoryKind::device, .bytes = 2 * room, .owner = "connecting NCCL", .gpu = stream.gpu});
+  const std::size_t largest = std::max(most_of_first_gathers / size / aligned * aligned, aligned);
+  const std::size_t room = size * std::min(first_gathers[std::size(first_gathers) - 1], largest);
+  const Buffer memory = allocate(accounts, {.kind = MemoryKind::device,
+                                            .bytes = std::max(room, 2 * size * aligned),
+                                            .owner = "connecting NCCL",
+                                            .gpu = stream.gpu});
   std::byte* const sent = memory.data();
-  std::byte* const received = memory.data() + room;
+  std::byte* const received = memory.data() + size * aligned;
   if (!stream.only_gathers) {
     group([&] {
-      constexpr std::size_t bytes = 256;  // of each rank; aligned as NCCL likes it
       for (std::size_t peer = 0; peer < size; ++peer) {
         const int other = static_cast<int>(peer);
-        check_nccl(calls.send(sent + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
-        check_nccl(calls.receive(received + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+        check_nccl(calls.send(sent + peer * aligned, aligned, ncclUint8, other, communicator, stream.stream));
+        check_nccl(calls.receive(received + peer * aligned, aligned, ncclUint8, other, communicator, stream.stream));
       }
     });
   }
-  for (const std::size_t bytes : first_gathers) {
-    require_done(calls.all_gather(sent, received, bytes, ncclUint8, communicator, stream.stream));
+  for (const std::size_t wanted : first_gathers) {
+    const std::size_t bytes = std::min(wanted, largest);
+    std::byte* const mine = memory.data() + rank * bytes;
+    require_done(calls.all_gather(mine, memory.data(), bytes, ncclUint8, communicator, stream.stream));
   }
   Stream::wrap(stream.stream, stream.gpu).synchronize();
 }
@@ -237,7 +244,7 @@ void NcclCommunicator::connect(const GpuStream& stream) {
           if (result != ncclInProgress) check_nccl(result);
           handle->nccl = made;
           handle->require_done(result);
-          handle->exchange_with_all(made, static_cast<std::size_t>(size), stream);
+          handle->exchange_with_all(made, static_cast<std::size_t>(rank), static_cast<std::size_t>(size), stream);
           connected->set_value();
         } catch (...) {
           connected->set_exception(std::current_exception());

@@ -29,12 +29,27 @@ std::size_t bytes_in(const Views& views) {
   return bytes;
 }
 
+// The sizes of the parts that pass from one rank to another, as both can compare them.
+struct PartSizes {
+  std::uint64_t bytes = 0;     // of all of them
+  std::uint64_t checksum = 0;  // differs if the size of one of them does
+};
+
+template <class Views>
+PartSizes sizes_of(const Views& views) {
+  constexpr std::uint64_t prime = 1099511628211;  // of the FNV hash
+  PartSizes sizes{.bytes = bytes_in(views)};
+  for (const auto& view : views)
+    sizes.checksum = (sizes.checksum ^ view.bytes()) * prime;
+  return sizes;
+}
+
 // `peer` is the sender's rank in the job.
-inline void require_same_parts(std::size_t received, std::size_t sent, std::size_t peer) {
-  require(received == sent, Code::wrong_size, [&] {
-    return Problem{.what = fmt::format("rank {} sends parts of another size than this rank receives", peer),
-                   .needed = fmt::format("{} bytes", received),
-                   .available = fmt::format("{} bytes", sent),
+inline void require_same_parts(const PartSizes& received, const PartSizes& sent, std::size_t peer) {
+  require(received.bytes == sent.bytes && received.checksum == sent.checksum, Code::wrong_size, [&] {
+    return Problem{.what = fmt::format("rank {} sends parts of other sizes than this rank receives", peer),
+                   .needed = fmt::format("{} bytes in all", received.bytes),
+                   .available = fmt::format("{} bytes in all", sent.bytes),
                    .remedy = "Exchange the same parts on both ranks, in the same order."};
   });
 }
@@ -51,11 +66,9 @@ template <class Body>
 void each_pair(const Parts& parts, std::span<const SentPart> sent, const RankPair& ranks, Body&& body) {
   const std::vector<ConstView> from = parts_of(sent, ranks.rank);
   const std::vector<View> to = parts_of(parts.received, ranks.peer);
-  require_same_parts(bytes_in(to), bytes_in(from), ranks.peer_in_job);
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    require_same_parts(i < to.size() ? to[i].bytes() : 0, from[i].bytes(), ranks.peer_in_job);
+  require_same_parts(sizes_of(to), sizes_of(from), ranks.peer_in_job);
+  for (std::size_t i = 0; i < from.size(); ++i)
     body(from[i], to[i]);
-  }
 }
 
 // Calls body(data, bytes) for pieces of at most so many bytes, each of one view.

@@ -22,6 +22,10 @@ ProcessGroup ProcessGroup::part(std::span<const std::size_t> ranks) {
   return group;
 }
 
+bool ProcessGroup::is_on_one_machine() const {
+  return std::ranges::all_of(members_, [&](const Member& each) { return each.machine == members_[rank_].machine; });
+}
+
 void ProcessGroup::fail_late_of_others() const {
   std::vector<std::size_t> others;
   for (std::size_t rank = 0; rank < size(); ++rank) {

@@ -20,6 +20,7 @@ class ProcessGroup {
   const std::string& name() const { return name_; }  // unique in the job
   std::string member(std::size_t rank) const { return text(members_[rank]); }
   std::size_t rank_in_job(std::size_t rank) const { return members_[rank].rank; }
+  bool is_on_one_machine() const;  // whether all ranks can share memory
   Job& job() const { return *job_; }
   std::vector<std::string> hosts() const;  // of the ranks
 

@@ -11,6 +11,15 @@ namespace {
 
 constexpr std::size_t most_named = 8;  // refused processes that an error names
 
+// With other hosts in the order of sums, ranks would get other bits, or wait for each other.
+std::string text_of_other_hosts(const Member& there, const Member& member) {
+  const auto counted = [](const Member& each) {
+    return fmt::format("rank {} has {}", each.rank,
+                       each.ranks_per_host == 0 ? "none" : std::to_string(each.ranks_per_host));
+  };
+  return fmt::format("{}, and {}: BALLAST_RANKS_PER_HOST is the same on all ranks", counted(there), counted(member));
+}
+
 }  // namespace
 
 void Rendezvous::take(std::size_t connection, const Message& message) {
@@ -72,6 +81,9 @@ std::optional<std::string> Rendezvous::refusal(const Message& hello, const Membe
     return fmt::format("rank 0 has a world size of {}, but rank {} one of {}", size_, member.rank, member.size);
   }
   if (member.rank >= size_) return fmt::format("there is no rank {} in a world of {}", member.rank, size_);
+  if (!members_.empty() && members_.begin()->second.ranks_per_host != member.ranks_per_host) {
+    return text_of_other_hosts(members_.begin()->second, member);
+  }
   const auto same = std::ranges::find(members_, member.rank, [](const auto& entry) { return entry.second.rank; });
   if (same == members_.end()) return std::nullopt;
   return fmt::format("{} has this rank already: two processes have the same rank, or two jobs the same port",

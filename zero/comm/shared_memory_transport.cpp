@@ -38,7 +38,7 @@ struct Announcement {
 
 // Precedes the bytes of parts in a buffer.
 struct PartsHeader {
-  alignas(line_bytes) std::size_t bytes = 0;  // of all parts of this exchange for the reader
+  alignas(line_bytes) PartSizes sizes{};  // of all parts of this exchange for the reader
 };
 
 // The beginning of each rank's memory; its buffers follow.
@@ -140,7 +140,7 @@ class SharedMemoryTransport : public ProcessTransport {
  private:
   void put_parts(const std::vector<ConstView>& sent, std::size_t peer, std::size_t first) const {
     std::byte* const to = buffer_for(rank(), peer);
-    new (to) PartsHeader{bytes_in(sent)};
+    new (to) PartsHeader{sizes_of(sent)};
     std::byte* at = to + sizeof(PartsHeader);
     each_stretch(sent, first, buffer_bytes_ - sizeof(PartsHeader), [&](const std::byte* data, std::size_t bytes) {
       std::memcpy(at, data, bytes);
@@ -150,8 +150,8 @@ class SharedMemoryTransport : public ProcessTransport {
 
   void take_parts(const std::vector<View>& received, std::size_t peer, std::size_t first) const {
     const std::byte* const from = buffer_for(peer, rank());
-    const std::size_t sent = std::launder(reinterpret_cast<const PartsHeader*>(from))->bytes;
-    require_same_parts(bytes_in(received), sent, group().rank_in_job(peer));
+    const PartSizes sent = std::launder(reinterpret_cast<const PartsHeader*>(from))->sizes;
+    require_same_parts(sizes_of(received), sent, group().rank_in_job(peer));
     const std::byte* at = from + sizeof(PartsHeader);
     each_stretch(received, first, buffer_bytes_ - sizeof(PartsHeader), [&](std::byte* data, std::size_t bytes) {
       std::memcpy(data, at, bytes);

@@ -130,6 +130,13 @@ std::optional<Endpoint> endpoint_of(const Descriptor& socket, int (*get_name)(in
   return Endpoint{host.data(), static_cast<std::uint16_t>(std::stoi(port.data()))};
 }
 
+Endpoint require_endpoint(const Descriptor& socket, int (*get_name)(int, sockaddr*, socklen_t*)) {
+  const auto endpoint = endpoint_of(socket, get_name);
+  require(endpoint.has_value(), Code::no_meeting,
+          [] { return Problem{.what = "cannot read the address of a socket"}; });
+  return *endpoint;
+}
+
 // If no process listens at a port, the system may choose that port for the caller, which then connects to itself.
 bool is_self(const Descriptor& socket) {
   const auto mine = endpoint_of(socket, ::getsockname);
@@ -185,9 +192,14 @@ bool is_repeated(const addrinfo& address, const addrinfo* first) {
   return first != &address;
 }
 
-// Listens at addresses of the name that this machine has, until there are `most` sockets. Returns 0, or why it lacks one.
-int add_listeners(const Endpoint& endpoint, std::chrono::milliseconds patience, std::size_t most,
-                  std::vector<Descriptor>& sockets) {
+// The name may have addresses of a kind that this machine lacks. A port in use is no such reason.
+bool is_lacking(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
+
+using Sockets = std::vector<Descriptor>;
+
+// Listens at addresses of the name that this machine has, until there are `most` sockets. Returns 0, or why it lacks one. Another
+// error than that of an address that the machine lacks ends it.
+int add_listeners(const Endpoint& endpoint, std::chrono::milliseconds patience, std::size_t most, Sockets& sockets) {
   const Addresses addresses = await_addresses(endpoint, AI_PASSIVE, patience);
   int lacking = 0;
   for (const addrinfo* address = addresses.get(); address != nullptr && sockets.size() < most;
@@ -195,23 +207,39 @@ int add_listeners(const Endpoint& endpoint, std::chrono::milliseconds patience, 
     if (is_repeated(*address, addresses.get())) continue;
     Descriptor socket;
     const int error = try_listen(*address, socket);
-    // The name may have addresses of a kind that this machine lacks. A port in use is no such reason.
-    if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) {
-      lacking = error;
-    } else if (error != 0) {
-      refuse_to_listen(endpoint, error);
-    } else {
-      sockets.push_back(std::move(socket));
-    }
+    if (error == 0) sockets.push_back(std::move(socket));
+    if (error != 0) lacking = error;
+    if (error != 0 && !is_lacking(error)) return error;
   }
   return lacking;
 }
 
-std::vector<Descriptor> listen_at(const Endpoint& endpoint, std::chrono::milliseconds patience, std::size_t most) {
-  std::vector<Descriptor> sockets;
-  const int lacking = add_listeners(endpoint, patience, most, sockets);
-  if (sockets.empty()) refuse_to_listen(endpoint, lacking);
-  return sockets;
+int listen_everywhere_at(std::uint16_t port, Sockets& sockets) {
+  const int of_version_4 = add_listeners({"0.0.0.0", port}, {}, no_limit, sockets);
+  if (of_version_4 != 0 && !is_lacking(of_version_4)) return of_version_4;
+  const int of_version_6 = add_listeners({"::", port}, {}, no_limit, sockets);
+  return of_version_6 != 0 ? of_version_6 : of_version_4;
+}
+
+std::uint16_t free_port() {
+  Sockets sockets;
+  const int error = listen_everywhere_at(0, sockets);
+  if (sockets.empty()) refuse_to_listen({"0.0.0.0", 0}, error);
+  return local_endpoint(sockets.front()).port;
+}
+
+// Calls add(port, sockets), which listens at several addresses with one port. Port 0 is any that is free at all of them.
+template <class Add>
+Sockets listen_with_one_port(const Endpoint& endpoint, Add&& add) {
+  constexpr int most_attempts = 16;  // another process may take a port that was free
+  for (int attempt = 1;; ++attempt) {
+    Sockets sockets;
+    const Endpoint chosen{endpoint.host, endpoint.port == 0 ? free_port() : endpoint.port};
+    const int error = add(chosen.port, sockets);
+    const bool has_failed = sockets.empty() || (error != 0 && !is_lacking(error));
+    if (!has_failed) return sockets;
+    if (endpoint.port != 0 || error != EADDRINUSE || attempt == most_attempts) refuse_to_listen(chosen, error);
+  }
 }
 
 }  // namespace
@@ -219,11 +247,16 @@ std::vector<Descriptor> listen_at(const Endpoint& endpoint, std::chrono::millise
 std::string text(const Endpoint& endpoint) { return fmt::format("{}:{}", endpoint.host, endpoint.port); }
 
 Descriptor listen_at(const Endpoint& endpoint, std::chrono::milliseconds patience) {
-  return std::move(listen_at(endpoint, patience, 1).front());
+  Sockets sockets;
+  const int error = add_listeners(endpoint, patience, 1, sockets);
+  if (sockets.empty()) refuse_to_listen(endpoint, error);
+  return std::move(sockets.front());
 }
 
 std::vector<Descriptor> listen_at_all(const Endpoint& endpoint, std::chrono::milliseconds patience) {
-  std::vector<Descriptor> sockets = listen_at(endpoint, patience, endpoint.port == 0 ? 1 : no_limit);
+  Sockets sockets = listen_with_one_port(endpoint, [&](std::uint16_t port, Sockets& made) {
+    return add_listeners({endpoint.host, port}, patience, no_limit, made);
+  });
   const auto outward =
       std::ranges::find_if(sockets, [](const auto& socket) { return !is_loopback(local_endpoint(socket).host); });
   if (outward != sockets.end()) std::iter_swap(sockets.begin(), outward);
@@ -231,20 +264,12 @@ std::vector<Descriptor> listen_at_all(const Endpoint& endpoint, std::chrono::mil
 }
 
 std::vector<Descriptor> listen_everywhere(std::uint16_t port) {
-  const Endpoint of_version_4{"0.0.0.0", port};
-  std::vector<Descriptor> sockets;
-  const int lacking = add_listeners(of_version_4, {}, no_limit, sockets);
-  add_listeners({"::", port}, {}, no_limit, sockets);
-  if (sockets.empty()) refuse_to_listen(of_version_4, lacking);
-  return sockets;
+  return listen_with_one_port({"0.0.0.0", port}, listen_everywhere_at);
 }
 
-Endpoint local_endpoint(const Descriptor& socket) {
-  const auto endpoint = endpoint_of(socket, ::getsockname);
-  require(endpoint.has_value(), Code::no_meeting,
-          [] { return Problem{.what = "cannot read the address of a socket"}; });
-  return *endpoint;
-}
+Endpoint local_endpoint(const Descriptor& socket) { return require_endpoint(socket, ::getsockname); }
+
+Endpoint remote_endpoint(const Descriptor& socket) { return require_endpoint(socket, ::getpeername); }
 
 std::string other_end(const Descriptor& socket) {
   const auto endpoint = endpoint_of(socket, ::getpeername);
@@ -253,22 +278,7 @@ std::string other_end(const Descriptor& socket) {
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
-std::string address_on_default_route() {
-  for (const char* elsewhere : {"192.0.2.1", "2001:db8::1"}) {  // for documentation: no machine has them
-    const Found found = look_up({elsewhere, 9}, AI_NUMERICHOST);
-    if (!found.addresses) continue;
-    const Descriptor probe(::socket(found.addresses->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    // This sends nothing, and chooses the route.
-    const bool has_route = probe && ::connect(probe.get(), found.addresses->ai_addr, found.addresses->ai_addrlen) == 0;
-    const auto mine = has_route ? endpoint_of(probe, ::getsockname) : std::nullopt;
-    if (mine && !is_loopback(mine->host)) return mine->host;
-  }
-  return {};
-}
-
-std::string address_for_others(const std::string& host) {
-  return !is_loopback(host) && names_only_loopback(host) ? address_on_default_route() : "";
-}
+bool is_own_name(const std::string& host) { return !is_loopback(host) && names_only_loopback(host); }
 
 Attempt try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
   const auto end = Clock::now() + timeout;

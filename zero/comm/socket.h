@@ -21,18 +21,17 @@ std::string text(const Endpoint& endpoint);  // "host:port"
 // free port. accept() of the socket does not wait.
 Descriptor listen_at(const Endpoint& endpoint, std::chrono::milliseconds patience = {});
 // The same at each address of the name that this machine has, with a socket each: other machines may resolve the name to any of
-// them. If some are not loopback, the first socket is at such an address. If the port is 0, listens at one address.
+// them. If some are not loopback, the first socket is at such an address.
 std::vector<Descriptor> listen_at_all(const Endpoint& endpoint, std::chrono::milliseconds patience = {});
-std::vector<Descriptor> listen_everywhere(std::uint16_t port);  // at all addresses of this machine
+std::vector<Descriptor> listen_everywhere(std::uint16_t port);  // at all addresses of this machine, all with one port
 Endpoint local_endpoint(const Descriptor& socket);              // numeric
+Endpoint remote_endpoint(const Descriptor& socket);             // the same, of a connection's other end
 std::string other_end(const Descriptor& socket);                // of a connection: "10.0.0.7:4242"; "?" if it is lost
 bool is_loopback(const std::string& host);
 
-// This machine's address on its default route; empty if there is none.
-std::string address_on_default_route();
-// If a name leads to loopback only, it is this machine's own name, as many systems resolve it, and other machines resolve it to
-// something else. Returns this machine's address on the default route then. Otherwise, and for loopback itself, empty.
-std::string address_for_others(const std::string& host);
+// Whether this is a name, and leads to loopback only: it is this machine's own name, as many systems resolve it, and other
+// machines resolve it to something else.
+bool is_own_name(const std::string& host);
 
 struct Attempt {
   Descriptor socket{};

@@ -21,9 +21,7 @@ T = TypeVar("T")
 
 def from_all_ranks(group: Group, value: Any) -> list[Any]:
     """Return the values of all ranks, by rank. All ranks call it together."""
-    mine = pickle.dumps(value)
-    lengths = group.all_reduce([len(mine) if rank == group.rank else 0 for rank in range(group.size)])
-    return [pickle.loads(_broadcast(group, mine, length, rank)) for rank, length in enumerate(lengths)]
+    return [pickle.loads(theirs) for theirs in group._core.from_all(pickle.dumps(value))]
 
 
 def words_of_all_ranks(group: Group, mine: Sequence[int]) -> list[list[int]]:
@@ -101,6 +99,12 @@ def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
     return agree
 
 
+def broadcast(group: Group, values: torch.Tensor, root: int) -> None:
+    """Copy the values of one rank to all, in the host's memory."""
+    if values.numel() > 0:
+        group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=root)
+
+
 def broadcast_initial_values(group: Group, parameters: Iterable[torch.Tensor]) -> None:
     """Copy the values of rank 0 to all ranks, which call this together."""
     if group.size == 1:
@@ -108,5 +112,5 @@ def broadcast_initial_values(group: Group, parameters: Iterable[torch.Tensor]) -
     with torch.no_grad():
         for parameter in parameters:
             values = parameter.detach().to("cpu", copy=True).contiguous()
-            group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=0)
+            broadcast(group, values, root=0)
             parameter.copy_(values)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast._torch_compat import default_store
+from ballast._torch_compat import default_store, host_of_store
 from ballast.checks import refuse
 from ballast.connecting import Group, connect
 from ballast.replicas import copies_on
@@ -103,13 +103,21 @@ def rank_in_job() -> int:
 
 
 def own_address() -> str:
-    """Return the address at which other machines reach this one; empty if all ranks are on this machine."""
-    master = os.environ.get("MASTER_ADDR", "")
+    """Return the address, or the name, at which other machines reach this one; empty if all ranks are on this machine."""
+    master = _master()
     if master in ("", "localhost", "127.0.0.1", "::1"):
         return ""
     address = _address_towards(master)
-    # Many systems give a machine's own name an address that only the machine itself reaches.
-    return (_core.address_on_default_route() or address) if address.startswith("127.") else address
+    # Many systems give a machine's own name an address that only the machine itself reaches. Others resolve the name.
+    return master if address.startswith("127.") else address
+
+
+def _master() -> str:
+    """Return the host that all ranks reach. init_process_group() may have got it as init_method="tcp://...", too."""
+    distributed = torch.distributed
+    is_initialized = distributed.is_available() and distributed.is_initialized()
+    of_store = host_of_store(default_store()) if is_initialized else ""
+    return of_store or os.environ.get("MASTER_ADDR", "")
 
 
 def _address_towards(host: str) -> str:

@@ -23,6 +23,7 @@ from sites import Site  # noqa: E402
 FAULT_AFTER_STEP = 3
 TIME_LIMIT = 120  # seconds
 RANK = Path(__file__).with_name("rank.py")
+BY_NAME, FIRST = "by name", "first"  # the case in which ranks have the name of the first host
 
 
 def start(site: Site, host: int, arguments: list[str], folder: Path) -> Fork:
@@ -37,14 +38,32 @@ def be_host(site: Site, host: int, arguments: list[str], folder: Path) -> None:
 
     def run_ranks() -> None:
         check(libc.setns(network, NEW_NETWORK))
+        if arguments[1] == BY_NAME:
+            name_first_host(host, folder)
+        named = {"MASTER_ADDR": FIRST} if arguments[1] == BY_NAME else {}
         for local in range(site.ranks):
-            Fork(lambda: be_rank(arguments, environment_of(site, host, local), log_of(folder, host, local)))
+            Fork(lambda: be_rank(arguments, {**environment_of(site, host, local), **named}, log_of(folder, host, local)))
         for _ in range(site.ranks):
             if os.wait()[1] != 0:
                 sys.exit(1)
 
     end_with_parent()
     os._exit(run_isolated(run_ranks))
+
+
+def name_first_host(host: int, folder: Path) -> None:
+    """Let two names lead to host 0: on that host one of them to loopback, as on Debian and Ubuntu, and the other one to loopback
+    and its address. Its default route leads to another network than the one that joins the hosts."""
+    lines = ["127.0.0.1 localhost", f"{Network.address(0)} both"]
+    lines += [f"127.0.1.1 {FIRST} both"] if host == 0 else [f"{Network.address(0)} {FIRST}"]
+    names = folder / f"hosts-{host}"
+    names.write_text("\n".join(lines) + "\n")
+    run(f"mount --bind {names} /etc/hosts")
+    if host == 0:
+        run("ip link add management type bridge")
+        run("ip addr add 10.99.0.1/24 dev management")
+        run("ip link set management up")
+        run("ip route add default dev management")
 
 
 def be_rank(arguments: list[str], variables: dict[str, str], log: Path) -> None:

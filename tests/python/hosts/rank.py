@@ -76,11 +76,33 @@ def slowest_of(rank: int, ranks: int) -> float:
     return slowest
 
 
+def by_name(rank: int, ranks: int) -> list[str]:
+    """Train without torch's process group, and with one that has got its address from the environment, or as an argument.
+    Return a digest of the parameters of each."""
+    digests = []
+    named = f"tcp://both:{int(os.environ['MASTER_PORT']) + 1}"
+    for address in (None, "env://", named):
+        if address is not None:
+            torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks)
+        run = Loop(make_model=Tower, rank=rank, ranks=ranks, steps=3).run(stage=3, timeout=20)
+        assert run.optimizer.metrics()["sent_bytes/across"] > 0
+        run.optimizer.close()
+        digests.append(digest_of(run.model))
+        if address is not None:
+            torch.distributed.destroy_process_group()
+        if address == "env://":
+            del os.environ["MASTER_ADDR"]
+    return digests
+
+
 def main() -> None:
     case, folder = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if case == "undisturbed":
+    seen: Any
+    if case == "by name":
+        seen = by_name(rank, ranks)
+    elif case == "undisturbed":
         seen = {"bits": equal_bits(rank, ranks), "slowest": slowest_of(rank, ranks)}
     else:
         seen = until_a_fault(rank, ranks, int(case), folder)

@@ -70,8 +70,8 @@ class Communicator {
   // Writes every rank's `mine` into `all`, in rank order. `mine` may be its own part of `all`.
   virtual void all_gather(ConstView mine, View all) = 0;
   // Adds the ranks' `all` to zeros, in fp32, and writes this rank's part, or the whole, into `into`: in fp32, or rounded once
-  // to bf16. The order is that of the ranks. In a group of several hosts with as many neighbouring ranks each, it is that of
-  // the ranks of each host, and then that of the hosts: see ConnectOptions::ranks_per_host.
+  // to bf16. The two do not overlap. The order is that of the ranks. In a group of several hosts with as many neighbouring ranks
+  // each, it is that of the ranks of each host, and then that of the hosts: see ConnectOptions::ranks_per_host.
   virtual void reduce_scatter(ConstView all, View into) = 0;
   virtual void all_reduce(ConstView all, View into) = 0;
   // The same with encoded values, which are rounded on their way. A group of one rank sends nothing and rounds nothing. A
