@@ -94,6 +94,7 @@ PYTHON_LAYERS = {
     ],
     "residence": [
         *("wrapper.autocast_cache", "wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors"),
+        "wrapper.returned_views",
         *("wrapper.unused_units", "wrapper.gather_block"),
         *("wrapper.bitsandbytes_compat", "wrapper.compiled_blocks"),
         *("wrapper.param_gather", "wrapper.awaited_parameter", "wrapper.overlapped_gathers", "wrapper.full_params"),

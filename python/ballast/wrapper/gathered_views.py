@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,21 +30,30 @@ class Place(NamedTuple):
 
 
 class GatheredViews:
-    """The views, the places in them, and whether tensors other than these views share the memory."""
+    """The views, the places in them, and whether tensors other than these views share the memory. In the place of some views
+    there are copies, whose memory keeps its values. So tensors that share it may stay, and are no places."""
 
-    def __init__(self, key: object, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
+    def __init__(
+        self, key: object, members: Sequence[Member], tensors: Sequence[torch.Tensor], copies: Collection[Member] = ()
+    ):
         self.tensors = tensors
         self.addresses = [tensor.data_ptr() for tensor in tensors]
         self._key = key
         self._members = members
-        storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]
-        self._users = [(storage, users_of_storage(storage)) for storage in storages]  # with these tensors alone
+        views = [(member, tensor) for member, tensor in zip(members, tensors) if member not in copies]
+        storages = [(member, storage_address(tensor.untyped_storage())) for member, tensor in views]
+        self._users = [(member, storage, users_of_storage(storage)) for member, storage in storages]  # with these tensors alone
         self._places: dict[tuple[object, ...], Place] = {}  # that were found before
         self._casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by member, until the unit is released
         self.dtype = tensors[0].dtype if tensors else None
-        filled = [tensor for tensor in tensors if tensor.numel() > 0]
+        filled = [tensor for _, tensor in views if tensor.numel() > 0]
         self.begin = min((tensor.data_ptr() for tensor in filled), default=0)  # addresses
         self.end = max((tensor.data_ptr() + tensor.nbytes for tensor in filled), default=0)
+
+    def with_copies(self, copies: Collection[Member]) -> GatheredViews:
+        """Return these views, with copies of some members as they are now."""
+        tensors = [tensor.clone() if member in copies else tensor for member, tensor in zip(self._members, self.tensors)]
+        return GatheredViews(self._key, self._members, tensors, copies)
 
     def place_of(self, tensor: torch.Tensor, address: int, updates: int) -> Place | None:
         """Return the place of a tensor whose first element is at this address; None if it is no view of a member. `updates` is
@@ -83,13 +92,13 @@ class GatheredViews:
     def warn_of_views(self, warned: set[Member]) -> None:
         """Warn of views that outlive the release of their parameter: they show the values of other units from then on.
         It is no error, because they may be unused. Each parameter is named once."""
-        for number, (storage, users) in enumerate(self._users):
-            if users_of_storage(storage) > users and self._members[number] not in warned:
-                warned.add(self._members[number])
+        for member, storage, users in self._users:
+            if users_of_storage(storage) > users and member not in warned:
+                warned.add(member)
                 log.warning(
                     "a view of parameter %s is still there after its module was released: from now on it shows the values of "
                     "other modules. Take it from the parameter (weight.t()) where it is used, and drop it after that.",
-                    self._members[number].name,
+                    member.name,
                 )
 
 

@@ -201,6 +201,13 @@ class ManagedParameter:
         parameter.__class__ = Ungathered
         return written
 
+    def take_write(self) -> bool:
+        """Return whether torch has counted a write since this was asked, or the parameter was resharded."""
+        parameter = self._parameter()
+        version = self._version if parameter is None else parameter._version
+        before, self._version = self._version, version
+        return version != before
+
     def offload(self, owner: ParameterOwner) -> None:
         """Become OFFLOADED: the values are off the device, and this owner refuses their use."""
         is_full = self._state is ParameterState.FULL

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast._torch_compat import is_recomputing
+from ballast._torch_compat import is_recomputing, without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.bitsandbytes_compat import keep_packing
@@ -19,6 +19,7 @@ from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.compiled_blocks import CompiledBlocks
 from ballast.wrapper.gather_block import GatherBlocks
 from ballast.wrapper.hooks import ModuleHook
+from ballast.wrapper.returned_views import EndOfCall
 from ballast.wrapper.saved_tensors import SavedTensors
 from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.unit_gather import UnitGather
@@ -26,6 +27,20 @@ from ballast.wrapper.units import Member, UnitOfMembers
 from ballast.wrapper.writes import LOST_WRITE, refuse_lost_writes
 
 log = logging.getLogger("ballast")
+
+# Functions and properties of a parameter whose result is a view, or may be one.
+VIEWS = {
+    *("__get__", "__getitem__", "as_strided", "broadcast_to", "chunk", "detach", "diagonal", "expand", "expand_as", "flatten"),
+    *("movedim", "narrow", "permute", "ravel", "reshape", "reshape_as", "select", "split", "split_with_sizes", "squeeze"),
+    *("swapaxes", "swapdims", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view"),
+    "view_as",
+}
+MOST_COPIED = 16 << 20  # bytes of a parameter that is copied so that views of it stay as they are
+
+
+def is_small(parameter: torch.Tensor) -> bool:
+    with without_torch_function():
+        return bool(parameter.nbytes <= MOST_COPIED)
 
 
 class ParamGather:
@@ -45,7 +60,9 @@ class ParamGather:
         self.group = group
         self._model = weakref.ref(model)
         self._gather = UnitGather(core, units, options, warns=group.rank == 0)
-        self._saved = SavedTensors(self._gather, self._loose_units(model))
+        loose = self._loose_members(model)
+        self._gather.copy_where_open(member for member in loose if is_small(member.parameter))
+        self._saved = SavedTensors(self._gather, {member.unit for member in loose})
         self._compiled = CompiledBlocks(model, self._gather.members)
         self._blocks = GatherBlocks(self._model, group, core, self._gather, self._saved)
         self._hooks = [
@@ -72,8 +89,9 @@ class ParamGather:
         self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False
     ) -> Iterator[None]:
         """Gather parameters that one operation uses, outside the calls of their modules. Those of all units but the
-        last are copies inside the block. In a recomputation outside of calls all of them are copies: autograd saves them
-        there without the hooks of this training, or before other units are opened."""
+        last are copies inside the block. All of them are copies where the result is a view, because other units may be opened
+        before it is used; and in a recomputation outside of calls, where autograd saves them without the hooks of this
+        training, or before other units are opened."""
         members = [self._gather.member_of(parameter) for parameter in parameters]
         self._gather.require_there(members[0])
         recomputes = not self._saved.is_in_call and is_recomputing()
@@ -86,14 +104,16 @@ class ParamGather:
                 needed="with ballast.gather(model): ...",
             )
         units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._gather.full))
-        copied = len(units) if recomputes else max(len(units) - 1, 0)
+        makes_view = operation in VIEWS and all(is_small(parameter) for parameter in parameters)
+        copies_all = recomputes or makes_view
+        copied = len(units) if copies_all else max(len(units) - 1, 0)
         copies = {
             member: self._gather.copy_out(member)
             for unit in units[:copied]
             for member in self._gather.opened(unit)
             if member in members
         }
-        if recomputes:
+        if copies_all:
             self._gather.release_unit()
         for unit in units[copied:]:
             self._gather.open(unit)
@@ -104,6 +124,8 @@ class ParamGather:
                 yield
         finally:
             written = self._gather.reshard(copies)
+        if makes_view:
+            self._gather.expect_no_writes(copies)
         if written:
             refuse_lost_writes(written)
 
@@ -125,20 +147,22 @@ class ParamGather:
         own = next((each for each in module.parameters(recurse=False) if id(each) in members), None)
         return None if own is None else self._gather.member_of(own).unit
 
-    def _loose_units(self, model: torch.nn.Module) -> set[int]:
-        """Return the units of parameters that a module has apart from those of modules in it. If a method of the module is
-        checkpointed, the recomputation uses them between calls of other units, and outside of the module's own call."""
-        found: set[int] = set()
+    def _loose_members(self, model: torch.nn.Module) -> set[Member]:
+        """Return parameters that a module has apart from those of modules in it. Between two uses of them, or of views of them,
+        its forward may call those modules. If a method of the module is checkpointed, the recomputation uses them between
+        calls of other units, and outside of the module's own call."""
+        found: set[Member] = set()
         for module in model.modules():
             own, inside = (
-                {self._gather.member_of(each).unit for each in module.parameters(recurse) if id(each) in self._gather.members}
+                {self._gather.member_of(each) for each in module.parameters(recurse) if id(each) in self._gather.members}
                 for recurse in (False, True)
             )
-            found |= own if own < inside else set()
+            found |= own if {each.unit for each in own} < {each.unit for each in inside} else set()
         return found
 
     def _watch(self, module: torch.nn.Module) -> list[Any]:
-        begin, end = ModuleHook(self._saved.beginning_with(self._unit_of(module))), ModuleHook(self._saved.end_call)
+        begin = ModuleHook(self._saved.beginning_with(self._unit_of(module)))
+        end = EndOfCall(self._saved.end_call, self._gather.members)
         begin.cuts_graphs = end.cuts_graphs = not self._compiled.has(module)
         return [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
 

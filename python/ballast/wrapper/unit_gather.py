@@ -39,6 +39,7 @@ class UnitGather:
         self._warns = warns  # one rank warns of views that outlive their parameter
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], GatheredViews] = {}  # by unit and address
+        self._copied: dict[int, set[Member]] = {}  # by unit: members whose views may outlive the time in which it is open
         self._warned: set[Member] = set()  # members whose views were named in a warning
         self.members = {id(member.parameter): member for unit in units for member in unit.members}  # by id of the parameter
         self._nothing = {
@@ -53,6 +54,7 @@ class UnitGather:
         self._updated_at = 0  # `updates` after the last update by a step
         self._written_at: dict[Member, int] = {}  # `updates` after the last write
         self._versions_of_full: dict[Member, int] = {}  # torch's count of writes, when a block of gather() began
+        self._viewed: set[Member] = set()  # of whose copies views may be there, since the last release
         self.now = NO_VIEWS  # the open unit's
         self.casts = CachedCasts()
         self.open_unit: int | None = None
@@ -77,6 +79,11 @@ class UnitGather:
 
     def is_gathered(self, member: Member) -> bool:
         return self._managed[member].state is ParameterState.GATHERED
+
+    def copy_where_open(self, members: Iterable[Member]) -> None:
+        """Show copies of these members while their units are open, so that views of them stay as they are."""
+        for member in members:
+            self._copied.setdefault(member.unit, set()).add(member)
 
     # --- One unit at a time ---
 
@@ -103,6 +110,9 @@ class UnitGather:
                     tensors = views_in(memory, self.units[unit], self._begins[unit], members)
                     self._views[key] = GatheredViews(self.key, members, tensors)
             self.now = self._views[key]
+            if unit in self._copied:
+                with torch.inference_mode(False):
+                    self.now = self.now.with_copies(self._copied[unit])
             self.open_unit, self._is_exact = unit, exact
             for each, view in zip(self._of_unit[unit], self.now.tensors):
                 each.gather(view)
@@ -186,12 +196,13 @@ class UnitGather:
 
     def close_unit(self) -> list[str]:
         """Release the open unit, and return the names of parameters that were written to."""
+        written = self._written_through_views()
         if self.open_unit is None:
             if not self.is_over:
                 self._core.release()  # an interrupt may have left a unit acquired
-            return []
+            return written
         unit = self.open_unit
-        written = self._written(
+        written += self._written(
             [
                 (each, values)
                 for each, nothing, address in zip(self._of_unit[unit], self._nothing_of_unit[unit], self.now.addresses)
@@ -205,6 +216,14 @@ class UnitGather:
         self._core.release()
         self.open_unit, self.now = None, NO_VIEWS
         return written
+
+    def expect_no_writes(self, members: Iterable[Member]) -> None:
+        """Notice writes through views of copies of these members, which are sharded again."""
+        self._viewed |= {*members}
+
+    def _written_through_views(self) -> list[str]:
+        viewed, self._viewed = self._viewed, set()
+        return [member.name for member in viewed if self._managed[member].take_write()]
 
     def _written(self, changed: Sequence[tuple[ManagedParameter, torch.Tensor]]) -> list[str]:
         """Return the names of the changed parameters of the open unit, each with its values, that were written in the unit's

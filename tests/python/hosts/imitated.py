@@ -52,8 +52,8 @@ def be_host(site: Site, host: int, arguments: list[str], folder: Path) -> None:
 
 
 def name_first_host(host: int, folder: Path) -> None:
-    """Let two names lead to host 0: on that host one of them to loopback, as on Debian and Ubuntu, and the other one to loopback
-    and its address. Its default route leads to another network than the one that joins the hosts."""
+    """Let two names lead to host 0: on that host one of them to loopback, as on Debian and Ubuntu, and the other one also to
+    its address. Its default route leads to another network than the one that joins the hosts."""
     lines = ["127.0.0.1 localhost", f"{Network.address(0)} both"]
     lines += [f"127.0.1.1 {FIRST} both"] if host == 0 else [f"{Network.address(0)} {FIRST}"]
     names = folder / f"hosts-{host}"
