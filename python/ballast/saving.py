@@ -65,6 +65,8 @@ def save(
 
     `optimizer` is a list if the model has several: one checkpoint holds all of them.
 
+    All hosts see the directory, except with `outer=`: B1001 on all ranks otherwise, and the previous checkpoint stays.
+
     A directory holds the checkpoint of one model, or of one part of a model if ranks train different parts
     (`process_group`). An existing checkpoint stays the current one until the new one is complete, whatever happens, and
     is removed then.
@@ -100,6 +102,7 @@ def load_checkpoint(
 
     All ranks call this together. The number of ranks, the stage, the tiers and the state format may differ from those
     that saved. Gradients since the last step are dropped. Several optimizers are a list, in the order of the saved one.
+    All ranks read the files, so every host sees the directory, or has a copy of it at the same path.
 
     >>> import tempfile, torch, ballast
     >>> def make():
