@@ -237,6 +237,14 @@ def count_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True
 
 
+def replaced_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Return the step() that a caller has put into the place of that of the optimizer's class; None if there is none. That of a
+    learning rate scheduler does the same as the one of the class, and counts calls."""
+    step, of_class = vars(optimizer).get("step"), type(optimizer).step
+    does_the_same = of_class in (getattr(step, "__func__", None), getattr(step, "__wrapped__", None))
+    return None if does_the_same else step
+
+
 def leave_uncounted(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return the step() method, marked so that schedulers do not wrap it to count its calls: it calls count_step() itself."""
     marked: Any = step

@@ -19,6 +19,7 @@ GradientFormats = GradientFormat | Literal["auto"] | Sequence[GradientFormat]
 
 STATE_FORMATS = tuple(known.name for known in _core.StateFormat)  # the most exact ones first
 GRADIENT_FORMATS = tuple(known.name for known in _core.GradientFormat)
+EXACT_STATE_FORMATS = ("fp32", "split")
 USEFUL_STATE_FORMATS = tuple(name for name in STATE_FORMATS if name != "fp32")  # "split" has its bits in fewer bytes
 MOST_TIME = 1.05  # relative to the fastest, for formats that are more exact
 
@@ -34,6 +35,17 @@ class Formats:
 
     def in_words(self) -> str:
         return f"state format {self.state}" + (f", gradients in {self.gradients}" if self.gradients != "fp32" else "")
+
+
+def that_need_bf16(formats: Formats) -> dict[str, str]:
+    """Return the formats, by option, that have no effect unless parameters are in bf16: state of others is in fp32, and so are
+    their gradients.
+
+    >>> that_need_bf16(Formats("compact", "fp32")), that_need_bf16(Formats("split", "bf16"))
+    ({'state_format': 'compact'}, {'gradient_format': 'bf16'})
+    """
+    state = {} if formats.state in EXACT_STATE_FORMATS else {"state_format": formats.state}
+    return state | ({} if formats.gradients == "fp32" else {"gradient_format": formats.gradients})
 
 
 def each_pair(states: Iterable[str], gradients: Iterable[str]) -> list[Formats]:

@@ -22,7 +22,7 @@ def read_keep_gathered(given: KeepGathered, stage: int | None) -> int:
     """
     size = ALL if given is True or given == "all" else 0 if given is False else parse_size(given)
     if size > 0:
-        _require_stage_3("keep_gathered", given, stage)
+        require_stage_3("keep_gathered", given, stage)
     return size
 
 
@@ -30,11 +30,11 @@ def read_prefetch(given: int, stage: int | None) -> int:
     """Return how many units are gathered ahead."""
     units = read_count("prefetch", given, least=0, most=MOST_UNITS, needed="a number of units")
     if units != 1:
-        _require_stage_3("prefetch", given, stage)
+        require_stage_3("prefetch", given, stage)
     return units
 
 
-def _require_stage_3(name: str, given: object, stage: int | None) -> None:
+def require_stage_3(name: str, given: object, stage: int | None) -> None:
     if stage is not None and stage < 3:
         why = f"in stage {stage} each rank keeps all parameters"
         refuse_value(name, given, f"stage 3, or no {name}", why=why)

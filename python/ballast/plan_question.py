@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ballast import _core
 from ballast.checks import refuse
+from ballast.formats import that_need_bf16
 from ballast.hardware import Budget, machine
 from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description
 from ballast.models.matrices import Divided, divide, is_block
@@ -64,6 +65,16 @@ def notes_of_sequence(description: Description, options: Options) -> list[str]:
         return [f"a micro-step has {options.tokens:,} tokens: sequences of {options.sequence:,} are cut to that"]
     longest = description.longest or options.sequence
     return [f"the configuration names {longest:,} tokens as the longest sequence"] if options.sequence > longest else []
+
+
+def notes_of_formats(description: Description, options: Options, *, as_flags: bool) -> list[str]:
+    """Return a note for each format of bf16 parameters, where none is trained."""
+    trained = {unit.dtype for unit in description.model.units if not all(tensor.frozen for tensor in unit.tensors)}
+    if _core.DType.bf16 in trained:
+        return []
+    why = "no trained parameter is in bf16, and others keep state and gradients in fp32"
+    unused = that_need_bf16(options.formats)
+    return [f"{name_of(name, as_flags=as_flags)} {value} has no effect: {why}" for name, value in unused.items()]
 
 
 def notes_of_unused(options: Options, stage: int, *, as_flags: bool) -> list[str]:

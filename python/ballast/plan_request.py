@@ -36,6 +36,7 @@ from ballast.outer.options import DiLoCo, hosts_of, read_outer
 from ballast.plan_question import (
     MUON,
     activation_bytes,
+    notes_of_formats,
     notes_of_optimizer,
     notes_of_sequence,
     notes_of_unused,
@@ -180,6 +181,7 @@ class PlanRequest:
         formats = {unit.dtype for unit in self.description.model.units}
         notes += notes_of_optimizer(self.description, self.options)
         notes += notes_of_sequence(self.description, self.options)
+        notes += notes_of_formats(self.description, self.options, as_flags=self.as_flags)
         notes += [] if self.options.is_on_cpu else notes_of(self.options.hardware, formats)
         notes += self.options.measured.notes() if self.options.measured else ()
         notes += [self.not_given()] if self._may_offload else []

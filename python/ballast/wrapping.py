@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
-from ballast import _core
 from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, read_gradient_formats, read_state_formats
 from ballast.keep_gathered import KeepGathered, read_keep_gathered, read_prefetch
@@ -144,7 +144,7 @@ def wrap(
         prefetch=read_prefetch(prefetch, read_stage(stage)),
         keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
         elementwise=elementwise,
-        units=read_units(units),
+        units=read_units(units, read_stage(stage)),
         run=run, timeline=timeline, verify=verify, tile=tile,
         threads=threads,
         timeout=timeout,
@@ -177,12 +177,14 @@ def _wrap(
     from ballast.checkpoint.run_fallback import begin_runs
     from ballast.wrapper.joint_runs import name_of_member
     from ballast.wrapper.optimizer import class_for
-    from ballast.wrapper.preconditions import tell_of_own_values
+    from ballast.wrapper.preconditions import require_initialized, tell_of_own_values
 
     if not optimizers:
         refuse("cannot wrap an empty list: there is no optimizer in it", needed="the optimizers of a model")
     for optimizer in optimizers:
         _require_plain(optimizer)
+    _require_model(model)
+    require_initialized(model, optimizers)
     sessions: list[Session] = []
     given = [dict(optimizer.state) for optimizer in optimizers]
     call = object()
@@ -203,7 +205,7 @@ def _wrap(
         raise
     tell_of_own_values(sessions[0].group.rank, sessions[0].ranks_of_all_hosts, model)
     for optimizer, session in zip(optimizers, sessions):
-        optimizer.__dict__.pop("step", None)  # a learning rate scheduler counts steps of the plain optimizer with it
+        optimizer.__dict__.pop("step", None)  # of a learning rate scheduler, which counts steps of the plain optimizer
         optimizer.__class__ = class_for(type(optimizer))
         cast("WrappedOptimizer", optimizer)._ballast = session
     return cast("list[WrappedOptimizer]", [*optimizers])
@@ -213,6 +215,7 @@ def _session_of(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups, call: object
 ) -> Session:
     from ballast.checkpoint.run_fallback import newest_checkpoint
+    from ballast.wrapper.group_options import rules_of
     from ballast.wrapper.process_groups import with_copies_of
     from ballast.wrapper.session import Session
     from ballast.wrapper.update_kinds import updates_of
@@ -221,20 +224,22 @@ def _session_of(
     updates = updates_of(optimizer, declared=options.elementwise, stored=options.needs_stored_state)
     if updates.custom_step is not None:
         options = for_stored_step(options) if options.needs_stored_state else for_custom_step(options)
-    for group in optimizer.param_groups:
-        _core.check_rule(updates.rule(group))
+    rules_of(enumerate(optimizer.param_groups), updates.rule)
     ranks, outer = _connect(groups, options)
-    options = with_copies_of(ranks.of_data, options)
-    if options.checkpoint:
-        options = replace(options, checkpoint=newest_checkpoint(ranks.of_data, options.checkpoint, model))
-    session = Session(Wrapped(optimizer, model, options, call), ranks, updates, options, outer)
-    try:
+    with ExitStack() as undoing:
+        undoing.callback(ranks.leave)
+        if outer is not None:
+            undoing.callback(outer.close)
+        options = with_copies_of(ranks.of_data, options)
+        if options.checkpoint:
+            options = replace(options, checkpoint=newest_checkpoint(ranks.of_data, options.checkpoint, model))
+        session = Session(Wrapped(optimizer, model, options, call), ranks, updates, options, outer)
+        undoing.pop_all()  # the session leaves the ranks from now on
+        undoing.callback(session.take_back)
         session.begin()
         if not options.checkpoint:  # which has the state with which a run begins
             session.load({id(parameter): values for parameter, values in optimizer.state.items()})
-    except BaseException:
-        session.take_back()
-        raise
+        undoing.pop_all()
     return session
 
 
@@ -257,6 +262,7 @@ def _connect(groups: Groups, options: WrapOptions) -> tuple[ProcessGroups, Outer
 def _require_plain(optimizer: object) -> None:
     import torch
 
+    from ballast._torch_compat import replaced_step
     from ballast.wrapper.optimizer import WrappedOptimizer
 
     if isinstance(optimizer, WrappedOptimizer):
@@ -264,3 +270,22 @@ def _require_plain(optimizer: object) -> None:
         refuse("cannot wrap the optimizer: it is wrapped already")
     if not isinstance(optimizer, torch.optim.Optimizer):
         refuse(f"cannot wrap a {type(optimizer).__name__}: it is no optimizer", needed="a torch.optim.Optimizer")
+    if (step := replaced_step(optimizer)) is not None:
+        refuse(
+            "cannot wrap the optimizer: its step() has been replaced, and the wrapped optimizer would not call the new one",
+            where=f"optimizer.step is {getattr(step, '__qualname__', type(step).__name__)}",
+            needed="the step() of its class",
+            remedy="Run code before or after each step with optimizer.register_step_pre_hook() or "
+            "register_step_post_hook(), and remove the other step() with del optimizer.step.",
+        )
+
+
+def _require_model(model: object) -> None:
+    import torch
+
+    if not (model is None or isinstance(model, torch.nn.Module)):
+        refuse(
+            f"cannot wrap an optimizer of a {type(model).__name__}: it is no model",
+            needed="a torch.nn.Module",
+            remedy="Several modules are one model in torch.nn.ModuleList([one, other]), if they are trained together.",
+        )

@@ -54,6 +54,18 @@ def test_options_without_effect_are_mentioned(capsys):
     assert kept.replace("keep_gathered", "prefetch") in ballast.plan("gpt2", ranks=2, prefetch=2).notes
 
 
+def test_formats_that_no_parameter_has_are_mentioned(capsys):
+    options = {"state_format": "compact", "gradient_format": "bf16", **MACHINE}
+    given = ("state_format compact", "gradient_format bf16")
+    said = [f"{each} has no effect: no trained parameter is in bf16" for each in given]
+    for dtype, is_said in (("fp32", True), ("fp16", True), ("bf16", False)):
+        notes = ballast.plan(SMALL, dtype=dtype, **options).notes
+        assert [any(note.startswith(each) for note in notes) for each in said] == [is_said] * 2
+    assert "has no effect" not in str(ballast.plan(SMALL, dtype="fp32", **MACHINE).notes)
+    assert main(["plan", "gpt2", "--dtype", "fp32", "--state-format", "compact"]) == 0
+    assert "note      --state-format compact has no effect" in capsys.readouterr().out
+
+
 def test_one_rank_has_no_rate_of_peers():
     alone, two = (ballast.plan("gpt2", ranks=ranks) for ranks in (1, 2))
     assert "of a GPU: upload" in alone.text() and "of a GPU: peers" in two.text()

@@ -27,6 +27,7 @@ class CheckpointDirectory:
     """A directory while one job saves to it, locked until `release()`. Rank 0 of the job uses it."""
 
     def __init__(self, directory: Path):
+        require_no_file(directory)
         make_folder(directory)
         require_own_folder(directory)
         self.path = directory
@@ -140,6 +141,18 @@ def require_space(directory: Path, needed: int) -> None:
                 remedy="Free space, or save to another drive. An existing checkpoint stays as it is.",
             ),
         )
+
+
+def require_no_file(directory: Path) -> None:
+    """Refuse a path that is a file, or that leads through one."""
+    for path in (directory, *directory.parents):
+        if os.path.isfile(path):  # false where a parent is closed to this user
+            refuse(
+                f"cannot save a checkpoint: {path} is a file",
+                where=str(directory),
+                needed="a directory, or a path that is free",
+                remedy="Save to another path, or remove the file.",
+            )
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -239,14 +239,15 @@ def require_shared(folder: Path) -> None:
 
 def packed(extra: Any) -> bytes:
     """Serialize `extra`, and refuse values that cannot be read again without running code that the file names."""
-    buffer = io.BytesIO()
-    torch.save(extra, buffer)
+    buffer, what = io.BytesIO(), "torch.save() cannot write it"
     try:
+        torch.save(extra, buffer)
+        what = "torch.load(weights_only=True) cannot read it"
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:
         refuse(
-            "cannot save extra: torch.load(weights_only=True) cannot read it",
-            where=str(error).splitlines()[0],
+            f"cannot save extra: {what}",
+            where=(str(error).splitlines() or [type(error).__name__])[0],
             needed="tensors, numbers, text, None, and lists, tuples and dictionaries of them",
             remedy="Save a state_dict() instead of an object.",
         )

@@ -38,12 +38,12 @@ class GradientFactors:
         return self._of_all * self.of(member)
 
     def agreed(self, taken: Collection[int]) -> float:
-        """Return the one factor of all gradients. `taken` has the members whose gradients this rank has. All ranks call
-        it together."""
+        """Return the one factor of all gradients, or NaN if one is not finite on any rank. `taken` has the members whose
+        gradients this rank has. All ranks call it together."""
         mine = {self.of(member) for member in taken}
         factors = least_and_most(self._group, mine)
-        if any(not math.isfinite(factor) for factor in factors):
-            return 1.0  # the gradients are not finite either, and the step finds that
+        if not all(map(math.isfinite, factors)):
+            return math.nan  # the caller may have clipped by the norm of other gradients too, such as another optimizer's
         if len(factors) > 1:
             refuse_different(
                 "cannot make a step: gradients were scaled or clipped by different factors",

@@ -30,6 +30,7 @@ class Taker(Protocol):
     def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor: ...
     def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None: ...
     def all_finite(self) -> bool: ...
+    def take_again(self, gradient: TakenGradient) -> None: ...
     def drop(self, member: int) -> None: ...
     def undo_casts(self) -> None: ...
 
@@ -87,11 +88,7 @@ class TakenGradient(torch.Tensor):
 
     def receive(self, gradient: torch.Tensor) -> None:
         if self.spent:
-            refuse_order(
-                "cannot add gradients: those of the last step have not been cleared",
-                where=f"parameter {self.taker.name_of(self.member)}",
-                needed="optimizer.zero_grad() after each step",
-            )
+            self.taker.take_again(self)
         self.next = gradient if self.next is None else self.next + gradient
 
 

@@ -1,15 +1,15 @@
-"""Check the options of parameter groups that a file brings, before any of them is set."""
+"""Check the options of parameter groups: those of each step, and those that a file brings, before any of them is set."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from ballast import _core
-from ballast.checks import is_number, refuse
+from ballast.checks import fail, is_number, refuse
 from ballast.errors import Error
 from ballast.wrapper.rules import Group, Rule
 
@@ -24,7 +24,7 @@ def options_to_set(
     found = []
     for number, (group, options) in enumerate(zip(groups, saved)):
         new = {key: _as_now(group.get(key), value, f'param_groups[{number}]["{key}"]') for key, value in options.items()}
-        _require_rule({**group, **new}, rule_of, f"param_groups[{number}]")
+        _checked_rule({**group, **new}, rule_of, number, "set")
         found.append(new)
     return found
 
@@ -57,13 +57,43 @@ def _as_now(now: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _require_rule(group: Group, rule_of: MakeRule, where: str) -> None:
+def rules_of(groups: Iterable[tuple[int, Group]], rule_of: MakeRule) -> list[Rule]:
+    """Return the rule of each group as it is now. Raise B1001 for options with which the optimizer cannot make a step. Each
+    group comes after its place in the optimizer."""
+    places, rules = [], []
+    for place, group in groups:
+        places.append(place)
+        rules.append(_checked_rule(group, rule_of, place, "use"))
+    for place, rule in zip(places, rules):
+        if type(rule) is not type(rules[0]):
+            _refuse_kinds(places[0], rules[0], place, rule)
+    return rules
+
+
+def _checked_rule(group: Group, rule_of: MakeRule, number: int, use: str) -> Rule:
     try:
-        _core.check_rule(rule_of(group))
+        rule = rule_of(group)
+        _core.check_rule(rule)
+        return rule
     except Error:
         raise
     except (TypeError, ValueError, KeyError, OverflowError) as error:
-        refuse(f"cannot set the options of a parameter group: {error}", where=where, needed="options of this optimizer")
+        what = f"cannot {use} the options of a parameter group: {error}"
+        refuse(what, where=f"param_groups[{number}]", needed="options of this optimizer")
+
+
+def _refuse_kinds(first: int, rule: Rule, other: int, its_rule: Rule) -> NoReturn:
+    """Refuse groups that need different rules: of torch's optimizers, only those of Adam may."""
+    names = [f"param_groups[{place}]" for place in (first, other)]
+    fail(
+        "unsupported",
+        _core.Problem(
+            what="cannot update parameter groups by different rules: one has another decoupled_weight_decay than the other",
+            where=f"{names[0]}, updated as {type(rule).__name__}, and {names[1]}, updated as {type(its_rule).__name__}",
+            needed="the same decoupled_weight_decay in all groups of an optimizer",
+            remedy="Make an optimizer of each, and wrap both in one call: ballast.wrap([one, other], model).",
+        ),
+    )
 
 
 def _refuse(where: str, value: Any, needed: str) -> NoReturn:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Literal
 
 from ballast import _core
 
 log = logging.getLogger("ballast")
+
+NO_FINITE_FACTOR = (
+    "a factor that scales or clips the gradients is not finite, and the gradients are: look at the other gradients of the "
+    "norm, such as those of another optimizer"
+)
 
 OWN_SECONDS: dict[str, Literal["seconds", "median", "least"]] = {"slowest": "seconds", "median": "median", "least": "least"}
 
@@ -42,10 +48,11 @@ def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: t
     return figures
 
 
-def warn_of_step(step: _core.StepResult) -> None:
+def warn_of_step(step: _core.StepResult, has_finite_factor: bool) -> None:
     """Warn if the step was skipped, or if something else was wrong with it."""
     if step.reason and step.skipped:
-        log.warning("step %d was skipped: %s", step.step + 1, step.reason)
+        reason = step.reason if has_finite_factor or not math.isfinite(step.norm) else NO_FINITE_FACTOR
+        log.warning("step %d was skipped: %s", step.step + 1, reason)
     elif step.reason:
         log.warning("step %d: %s", step.step, step.reason)
 
@@ -57,11 +64,12 @@ class StepHistory:
         self.last: _core.StepResult | None = None
         self.skipped = 0
 
-    def add(self, step: _core.StepResult, *, warns: bool) -> None:
+    def add(self, step: _core.StepResult, *, warns: bool, has_finite_factor: bool) -> None:
+        """Keep a step. Its gradients were scaled or clipped before it, by a factor that may not be finite."""
         self.last = step
         self.skipped += int(step.skipped)
         if warns:
-            warn_of_step(step)
+            warn_of_step(step, has_finite_factor)
 
     def figures(self, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
         assert self.last is not None

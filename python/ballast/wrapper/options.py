@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value, require_directory, require_timeout
 from ballast.formats import AUTO, Formats, each_pair
+from ballast.keep_gathered import require_stage_3
 from ballast.outer.options import DiLoCo
 from ballast.replicas import OF_HOSTS, Replicas
 from ballast.sizes import Size, parse_size
@@ -146,9 +147,19 @@ def read_memory(memory: Size | None) -> int | None:
     return None if memory is None else parse_size(memory)
 
 
-def read_units(units: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of classes. A string is one name."""
-    return (units,) if isinstance(units, str) else tuple(units)
+def read_units(given: str | Iterable[str], stage: int | None) -> tuple[str, ...]:
+    """Return the names of classes. A string is one name.
+
+    >>> read_units("Block", 3), read_units(["Block", "Embedding"], None), read_units((), 2)
+    (('Block',), ('Block', 'Embedding'), ())
+    """
+    units: tuple[object, ...] = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    names = tuple(each for each in units if isinstance(each, str))
+    if len(names) < len(units):
+        refuse_value("units", given, 'names of classes of modules, such as units=["Block"]')
+    if names:
+        require_stage_3("units", given, stage)
+    return names
 
 
 def checked(options: WrapOptions) -> WrapOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,7 @@ class Partition(ShardedState):
         self._copies = GradientCopies(units, self._begins)
         self.gradients = TakenGradients(self._group, self._members, self._tensor_norms, self._residence.undo_casts)
         self._updates_in_backward = options.update_in_backward
+        self.has_finite_factor = True  # by which gradients were scaled or clipped, in the last step; else it was skipped
         self.gradients.may_scale = not options.update_in_backward
         self._order_is_learnt = False
         self._last_backward = [NO_BACKWARD] * len(units)  # in which gradients of each unit have arrived
@@ -191,7 +193,8 @@ class Partition(ShardedState):
             if self.gradients.are_spent():
                 refuse_norm("the norm of the gradients")
             return 0.0
-        return self._core.gradient_norm(loss_scale=1.0 / self.gradients.factor())
+        factor = self.gradients.factor()
+        return math.nan if math.isnan(factor) else self._core.gradient_norm(loss_scale=1.0 / factor)
 
     def _tensor_norms(self) -> list[list[float]]:
         """Return the norm of each gradient, by unit and tensor, before torch scales it. All ranks call it together."""
@@ -202,6 +205,7 @@ class Partition(ShardedState):
     def _have_gradients(self) -> bool:
         """Agree on the passes of the step, and return whether there is any. If there is none, they may still come."""
         self._accept_assignments()
+        self.gradients.require_not_added("cannot compute a norm")
         if self._agree() == 0:
             self._passes = None
         return self._passes is not None
@@ -255,6 +259,7 @@ class Partition(ShardedState):
             self._residence.require_not_gathered("cannot make a step")
             self._accept_assignments()
             self.gradients.require_complete()
+            self.gradients.require_not_added("cannot make a step")
         has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
         if self._agree(count=not discard) == 0:
             self._reset_step()
@@ -293,12 +298,14 @@ class Partition(ShardedState):
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
         now = self._first_inputs if discard else self._inputs_now()  # the optimizer may be gone
+        factor = 1.0 if discard else self.gradients.factor()
+        self.has_finite_factor = not math.isnan(factor)
         return self._core.step(
             rules=now.rules,
             begun_at=now.begun_at,
             max_norm=now.max_norm,
-            loss_scale=loss_scale if discard else loss_scale / self.gradients.factor(),
-            discard=discard,
+            loss_scale=loss_scale / factor if self.has_finite_factor else loss_scale,
+            discard=discard or not self.has_finite_factor,
             custom_step=None if now.custom_step is None else partial(self._run_custom, now.custom_step),
         )
 

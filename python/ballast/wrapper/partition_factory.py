@@ -16,13 +16,14 @@ from ballast.wrapper.autotune import PartitionRequest, settled
 from ballast.wrapper.deferred_params import make_unpartitioned
 from ballast.wrapper.full_params import FullParameters
 from ballast.wrapper.gpu import gpu_of_tensors, stream_on
+from ballast.wrapper.group_options import rules_of
 from ballast.wrapper.joint_runs import JointRun
 from ballast.wrapper.modules import outside_of, units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.overlapped_gathers import OverlappedGathers
 from ballast.wrapper.param_gather import ParamGather
 from ballast.wrapper.partition import Partition, StepInputs
-from ballast.wrapper.preconditions import warn_of_layout
+from ballast.wrapper.preconditions import warn_of_formats, warn_of_layout
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import blocks_of
 from ballast.wrapper.same_options import described, described_groups, require_same
@@ -46,6 +47,7 @@ class PartitionFactory:
         self.joint_run: JointRun | None = None  # if the run is resumed with those of other optimizers
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
         self._grouped: GroupedParameters | None = None  # when the groups of the last partition were last found in the optimizer
+        self._has_looked_at_formats = False  # whether they have an effect
         self._may_resume = True  # until the first partition is made
         self.has_resumed = False  # whether the last partition has the state of a run that has made steps
 
@@ -63,6 +65,7 @@ class PartitionFactory:
         units, is_full = self.units(members, self.options.stage), self.options.keeps_full_parameters
         require_own_memory((member for unit in units for member in unit.members), self._wrapped.model)
         warn_of_layout(self.ranks.of_data.rank, (member for unit in units for member in unit.members))
+        self._look_at_formats(members)
         if (model := self._wrapped.model) is not None:
             partitioned = (member.parameter for unit in units for member in unit.members)
             make_unpartitioned(model, partitioned, self._wrapped.keeps())
@@ -118,10 +121,15 @@ class PartitionFactory:
         return members
 
     def _settled(self, members: list[Member]) -> WrapOptions:
-        rule = self.updates.rule(self._wrapped.optimizer.param_groups[0])
+        [rule] = rules_of([(0, self._wrapped.optimizer.param_groups[0])], self.updates.rule)
         requested = without_gpu(self._requested) if self._gpu(members) is None else self._requested
         has_model = self._wrapped.model is not None
         return settled(requested, PartitionRequest(self.ranks.of_data, rule, members, has_model, partial(self.units, members)))
+
+    def _look_at_formats(self, members: list[Member]) -> None:
+        if members and not self._has_looked_at_formats:
+            self._has_looked_at_formats = True
+            warn_of_formats(self.ranks.of_data.rank, self.options.formats, members)
 
     def _gpu(self, members: list[Member]) -> int | None:
         """Return the GPU of the parameters that are trained, or of the optimizer's if none is."""
@@ -137,7 +145,7 @@ class PartitionFactory:
         groups = self._wrapped.optimizer.param_groups
         return StepInputs(
             described=self._described_groups,
-            rules=[self.updates.rule(groups[place]) for place in self.groups.places],
+            rules=rules_of([(place, groups[place]) for place in self.groups.places], self.updates.rule),
             begun_at=self.groups.begun_at,
             max_norm=self.options.max_norm,
             custom_step=None if self.updates.custom_step is None else self._bound_custom_step,

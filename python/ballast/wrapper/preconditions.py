@@ -11,10 +11,11 @@ import torch
 from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
+from ballast.formats import Formats, that_need_bf16
 from ballast.wrapper.collectives import broadcast_initial_values
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.units import Member, has_foreign_class
-from ballast.wrapper.unwrap import named_parameters
+from ballast.wrapper.unwrap import named_buffers, named_parameters
 from ballast.wrapper.writes import require_same_values
 
 # SyncBatchNorm is none of them.
@@ -35,6 +36,24 @@ def require_parameters_of(model: torch.nn.Module | None, mine: Collection[torch.
         refuse(
             f"cannot wrap the optimizer: none of its {len(mine)} parameters is in the model",
             needed="an optimizer that was made from model.parameters() of this model",
+        )
+
+
+def require_initialized(model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuse parameters and buffers of lazy modules that have not been called yet."""
+    of_model = [] if model is None else [*named_parameters(model), *named_buffers(model)]
+    of_optimizers = [
+        (f"{each} of param_groups[{number}]", parameter)
+        for optimizer in optimizers
+        for number, group in enumerate(optimizer.param_groups)
+        for each, parameter in enumerate(group["params"])
+    ]
+    if lazy := [name for name, each in (*of_model, *of_optimizers) if torch.nn.parameter.is_lazy(each)]:
+        refuse(
+            "cannot wrap the optimizer: a lazy module has no values yet",
+            where=f"parameter {lazy[0]}",
+            needed="parameters with shapes",
+            remedy="Call the model once before ballast.wrap(): that initializes its lazy modules.",
         )
 
 
@@ -125,6 +144,17 @@ def warn_of_layout(rank: int, members: Iterable[Member]) -> None:
             "rounding. To compute in that format, convert the model's inputs: inputs.to(memory_format=torch.channels_last)",
             found[0],
             f" (and {len(found) - 1} more)" if len(found) > 1 else "",
+        )
+
+
+def warn_of_formats(rank: int, formats: Formats, members: Iterable[Member]) -> None:
+    """Warn of formats that no parameter has: they are those of bfloat16 parameters."""
+    unused = that_need_bf16(formats)
+    if rank == 0 and unused and not any(each.dtype == torch.bfloat16 for each in members):
+        log.warning(
+            "%s has no effect: no trained parameter is in bfloat16, and others keep state and gradients in fp32. Autocast "
+            "leaves parameters in fp32: for parameters in bfloat16 call model.bfloat16() before ballast.wrap()",
+            " and ".join(f'{name}="{value}"' for name, value in unused.items()),
         )
 
 

@@ -110,8 +110,8 @@ def _adam(group: Group) -> Rule:
 
 
 def _of_adam(group: Group) -> dict[str, Any]:
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    return {"beta1": beta1, "beta2": beta2, "eps": float(group["eps"]), "amsgrad": bool(group["amsgrad"])}
+    beta1, beta2 = _betas(group)
+    return {"beta1": beta1, "beta2": beta2, "eps": _number(group, "eps"), "amsgrad": bool(group["amsgrad"])}
 
 
 def _sgd(group: Group) -> Rule:
@@ -130,32 +130,32 @@ def _sgd(group: Group) -> Rule:
 
 def _sgd_momentum(group: Group) -> Rule:
     return _core.SgdMomentum(
-        momentum=float(group["momentum"]),
-        dampening=float(group["dampening"]),
+        momentum=_number(group, "momentum"),
+        dampening=_number(group, "dampening"),
         nesterov=bool(group["nesterov"]),
         **_common(group),
     )
 
 
 def _adagrad(group: Group) -> Rule:
-    return _core.Adagrad(lr_decay=float(group["lr_decay"]), eps=float(group["eps"]), **_common(group))
+    return _core.Adagrad(lr_decay=_number(group, "lr_decay"), eps=_number(group, "eps"), **_common(group))
 
 
 def _lion(group: Group) -> Rule:
-    beta1, beta2 = (float(beta) for beta in group["betas"])
+    beta1, beta2 = _betas(group)
     return _core.Lion(beta1=beta1, beta2=beta2, **_common(group))
 
 
 def _muon(group: Group) -> Rule:
     """Make the rule of a group of torch.optim.Muon, with one option that torch does not have: "orthogonalization"."""
     return _core.Muon(
-        lr=float(group["lr"]),
-        momentum=float(group["momentum"]),
+        lr=_number(group, "lr"),
+        momentum=_number(group, "momentum"),
         nesterov=bool(group["nesterov"]),
-        weight_decay=float(group["weight_decay"]),
+        weight_decay=_number(group, "weight_decay"),
         ns_coefficients=[float(each) for each in group["ns_coefficients"]],
         ns_steps=int(group["ns_steps"]),
-        eps=float(group["eps"]),
+        eps=_number(group, "eps"),
         matches_adamw=_is_second(group, "adjust_lr_fn", ("original", "match_rms_adamw")),
         polar_express=_is_second(group, "orthogonalization", ("newton_schulz", "polar_express")),
     )
@@ -193,10 +193,25 @@ def blocks_of(group: Group, parameter: torch.Tensor) -> list[int]:
 
 def _common(group: Group) -> dict[str, Any]:
     return {
-        "lr": float(group["lr"]),
-        "weight_decay": float(group["weight_decay"]),
+        "lr": _number(group, "lr"),
+        "weight_decay": _number(group, "weight_decay"),
         "maximize": bool(group.get("maximize", False)),
     }
+
+
+def _number(group: Group, name: str) -> float:
+    try:
+        return float(group[name])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} is {group[name]!r}, which is no number") from error
+
+
+def _betas(group: Group) -> tuple[float, float]:
+    try:
+        beta1, beta2 = map(float, group["betas"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"betas is {group['betas']!r}, which is not two numbers") from error
+    return beta1, beta2
 
 
 def moments_by_name() -> dict[str, str]:

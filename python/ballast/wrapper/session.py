@@ -229,7 +229,8 @@ class Session:
         if self._activations is not None:
             self._activations.after_step()
         if result is not None:
-            self._history.add(result, warns=not found_inf and self.group.rank == 0)
+            warns = not found_inf and self.group.rank == 0
+            self._history.add(result, warns=warns, has_finite_factor=partition.has_finite_factor)
             if self._outer is not None and partitions.current is not None:
                 self._outer.after_step(partitions.current, self._attempts)
 

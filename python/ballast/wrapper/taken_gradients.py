@@ -42,6 +42,7 @@ class TakenGradients:
 
     def begin_step(self) -> None:
         self.taken: set[int] = set()  # members
+        self._added: int | None = None  # a member whose gradient was added to one that the last step has used
         self._factors = GradientFactors(self._group, self._members)
         self._norms: Norms | None = None
         self._are_summed = False  # norms, by torch, of the gradients that this rank has
@@ -68,6 +69,24 @@ class TakenGradients:
             made = self._made[member] = TakenGradient(parameter, self, member)
         made.fresh, made.next, made.spent = gradient, None, False
         return made
+
+    def take_again(self, gradient: TakenGradient) -> None:
+        """Begin to take gradients that autograd adds to one that a step has used. Another loss may cause them, as that of a
+        generator causes gradients of its discriminator, and they are cleared before the next step of this optimizer."""
+        self._added = gradient.member
+        if not self.may_scale:
+            self.require_not_added("cannot update parameters in the backward pass")
+        gradient.fresh, gradient.next, gradient.spent = None, None, False
+        self.taken.add(gradient.member)
+
+    def require_not_added(self, what: str) -> None:
+        """Refuse to use a sum of new gradients with those that the last step has used: their values are gone."""
+        if self._added is not None:
+            refuse_order(
+                f"{what}: gradients were added to those of the last step, which have not been cleared",
+                where=f"parameter {self.name_of(self._added)}",
+                needed="optimizer.zero_grad() between the step and the backward pass of the next one",
+            )
 
     def not_taken(self) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients were assigned, and not computed by backward()."""
@@ -121,7 +140,7 @@ class TakenGradients:
         self._made = []  # they refer to this object
 
     def factor(self) -> float:
-        """Return the one factor of all gradients. All ranks call it together."""
+        """Return the one factor of all gradients, or NaN if one is not finite on any rank. All ranks call it together."""
         return self._factors.agreed(self.taken)
 
     def scale_all(self, factor: float) -> None:

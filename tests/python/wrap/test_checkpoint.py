@@ -228,6 +228,8 @@ def test_impossible_saves_are_refused_before_anything_is_written(tmp_path):
     training = Training({"stage": 2})
     with pytest.raises(ballast.UsageError, match="B1001(.|\n)*weights_only"):
         ballast.save(tmp_path, training.model, training.optimizer, extra={"way": Broken})
+    with pytest.raises(ballast.UsageError, match="B1001 cannot save extra: torch.save(.|\n)* cannot write it(.|\n)*lambda"):
+        ballast.save(tmp_path, training.model, training.optimizer, extra=lambda: 1)
     for option in (object(), {100: 0.1}, [(1, 2)]):  # JSON has none of them
         training.optimizer.param_groups[0]["friend"] = option
         with pytest.raises(ballast.UsageError, match=r"B1001(.|\n)*param_groups\[0\](.|\n)*friend"):

@@ -52,6 +52,11 @@ def test_only_the_parents_of_new_folders_are_flushed(tmp_path, monkeypatch):
     for _ in range(2):  # the second time all are there, and their parents may be closed to this user
         CheckpointDirectory(tmp_path / "one" / "two").release()
     assert flushed == [tmp_path, tmp_path / "one"]
+
+
+@pytest.mark.parametrize("below", ["", "one/two"])
+def test_a_path_that_is_a_file_is_refused(below, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="File exists"):
-        CheckpointDirectory(tmp_path / "file")
+    with pytest.raises(ballast.UsageError, match=f"B1001 cannot save a checkpoint: {tmp_path}/file is a file"):
+        save(tmp_path / "file" / below, training(1))
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]

@@ -9,6 +9,7 @@ from python.wrap.support.clipping import (
     clips_different_gradients,
     clips_on_a_rank_without_a_batch,
     clips_through_torch,
+    skips_by_a_factor_of_one_rank,
 )
 from python.wrap.support.loops import Loop, Tower, mean_square
 from python.wrap.support.ranks import run_ranks
@@ -133,3 +134,52 @@ def test_torch_clips_and_unscales_its_own_gradients_beside_those_of_a_training(s
     with ballast.gather(model):
         for mine, other in zip(model.parameters(), plain.parameters()):
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def nan_in_the_head(gradient):
+    return gradient * float("nan")
+
+
+def scale_by_zero_over_zero(parameters):
+    for each in parameters:
+        each.grad.mul_(torch.zeros(()) / 0)
+
+
+NO_NUMBER = {  # the parameters whose gradients become NaN in backward, and a function that scales or clips after it
+    "of another optimizer": (True, lambda body, every: torch.nn.utils.clip_grad_norm_(every, 1.0)),
+    "by hand": (False, lambda body, every: scale_by_zero_over_zero(body)),
+    "by hand in parts": (False, lambda body, every: scale_by_zero_over_zero(body[:1])),
+}
+
+
+@pytest.mark.parametrize("factor", NO_NUMBER)
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_factor_that_is_no_number_skips_the_step(stage, is_plain, factor, caplog):
+    has_nan, scale = NO_NUMBER[factor]
+    model, body, head = head_beside(lambda optimizer, model: optimizer)
+    if is_plain:
+        body = ballast.wrap(body, model, stage=stage)
+    else:
+        body, head = ballast.wrap([body, head], model, stage=stage)
+    hook = model[1].weight.register_hook(nan_in_the_head) if has_nan else None
+    before = model[0].weight.detach().clone()
+    model(torch.ones(4, 8)).square().sum().backward()
+    scale([*model[0].parameters()], [*model.parameters()])
+    assert torch.isnan(body.clip_grad_norm_(1.0))
+    body.step()
+    assert torch.equal(model[0].weight, before)
+    assert (body.steps, body.metrics()["skipped_steps"]) == (0, 1)
+    [message] = [each.message for each in caplog.records if "skipped" in each.message]
+    assert message.startswith("step 1 was skipped: a factor that scales or clips the gradients is not finite")
+    body.zero_grad(), head.zero_grad()
+    if hook is not None:
+        hook.remove()
+    model(torch.ones(4, 8)).square().sum().backward()
+    body.step()  # with new gradients
+    assert body.steps == 1 and not torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_factor_that_is_no_number_on_one_rank_skips_the_step_on_all(stage):
+    run_ranks(2, skips_by_a_factor_of_one_rank, stage)

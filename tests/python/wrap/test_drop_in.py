@@ -1,6 +1,7 @@
 """Tests that a wrapped optimizer does what torch, its schedulers and users expect of any optimizer."""
 
 import copy
+import functools
 import gc
 import pickle
 import weakref
@@ -116,6 +117,33 @@ def test_learning_rate_schedulers(scheduler_first, recwarn):
         losses.append(float(model(torch.ones(20)).sum()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
+
+
+def counted(step):
+    @functools.wraps(step)
+    def counting(*args, **options):
+        return step(*args, **options)
+
+    return counting
+
+
+@pytest.mark.parametrize("has_scheduler", [False, True])
+def test_a_step_that_the_caller_has_replaced_is_refused(has_scheduler):
+    """The wrapped optimizer would not call it. That of a scheduler, or of the class itself, is no other one."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if has_scheduler:
+        torch.optim.lr_scheduler.ConstantLR(optimizer)
+    given = vars(optimizer).get("step")
+    optimizer.step = replaced = counted(optimizer.step)
+    with pytest.raises(ballast.UsageError, match="its step.. has been replaced(.|\n)*register_step_post_hook"):
+        ballast.wrap(optimizer, model)
+    assert type(optimizer) is torch.optim.AdamW and optimizer.step is replaced
+    del optimizer.step
+    optimizer.step = given or optimizer.step  # a method of the class, as some frameworks put it back
+    optimizer = ballast.wrap(optimizer, model)
+    take_step(model, optimizer)
+    assert optimizer.steps == 1
 
 
 @pytest.mark.parametrize("unscale", [True, False])

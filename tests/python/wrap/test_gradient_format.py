@@ -96,6 +96,25 @@ def test_gradients_take_2_bytes_less_of_each_bfloat16_parameter():
     assert device_bytes(mlp(), gradient_format="fp32") == device_bytes(mlp(), gradient_format="bf16")
 
 
+def test_formats_that_no_parameter_has_are_mentioned_once(caplog):
+    """They are those of bfloat16 parameters, which autocast does not make."""
+    small = {"state_format": "compact", "gradient_format": "bf16"}
+    for options in ({}, {"state_format": "fp32"}, {"state_format": "auto", "gradient_format": "auto"}):
+        device_bytes(mlp(), **options)
+    for model in (mlp_in_bfloat16(), torch.nn.Sequential(torch.nn.Linear(20, 8).bfloat16(), torch.nn.LayerNorm(8).bfloat16())):
+        device_bytes(model, **small)
+    assert "has no effect" not in caplog.text
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **small)
+    for is_trained in (True, False, True):  # each is another partition
+        model[0].bias.requires_grad_(is_trained)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.ones(20)).sum().backward()
+        optimizer.step(), optimizer.zero_grad()
+    [said] = [record.message for record in caplog.records if "has no effect" in record.message]
+    assert said.startswith('state_format="compact" and gradient_format="bf16" has no effect: no trained parameter')
+
+
 def test_an_unknown_format_is_refused():
     with pytest.raises(ballast.UsageError, match="fp8"):
         ballast.wrap(torch.optim.SGD(mlp().parameters(), lr=0.1), gradient_format="fp8")

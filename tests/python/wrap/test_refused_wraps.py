@@ -6,6 +6,7 @@ import ballast
 import pytest
 import torch
 from ballast.wrapper import preconditions
+from ballast.wrapper.process_groups import ProcessGroups
 from python.wrap.support.loops import mlp
 
 
@@ -82,6 +83,56 @@ def deferred():
         return torch.nn.Sequential(torch.nn.Linear(20, 80), torch.nn.Tanh(), torch.nn.Linear(80, 5))
 
 
+class SessionFails(PeerHasFailed):
+    """Ranks have connected, and this one cannot make its session."""
+
+    def __init__(self, patch, make):
+        super().__init__(patch, make)
+        patch.undo()
+        patch.setattr("ballast.wrapper.wrapped.Wrapped", self.fail)
+        self.left, leave = [], ProcessGroups.leave
+        patch.setattr(ProcessGroups, "leave", lambda ranks: self.left.append(leave(ranks)))
+
+    def mend(self):
+        assert len(self.left) == 1  # the other ranks wait for this one
+        super().mend()
+
+
+class Lazy(Refusal):
+    """A module gets the shapes of its parameters when it is called."""
+
+    def __init__(self, **options):
+        super().__init__(lambda: torch.nn.Sequential(torch.nn.LazyLinear(80), torch.nn.LazyBatchNorm1d()), **options)
+
+    def mend(self):
+        super().mend()
+        self.model(torch.ones(2, 20))
+
+
+class LazyWithoutModel(Lazy):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.given = None
+
+
+class ListOfModules(Refusal):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.given = [*self.model]
+
+
+class GroupsDiffer(Refusal):
+    """Two parameter groups of Adam need different rules."""
+
+    def __init__(self):
+        super().__init__(stage=2)
+        decoupled, other = ({"params": layer.parameters()} for layer in (self.model[0], self.model[2]))
+        self.optimizer = torch.optim.Adam([{**decoupled, "decoupled_weight_decay": True}, other], weight_decay=0.1)
+
+    def mend(self):
+        self.optimizer.param_groups[0]["decoupled_weight_decay"] = False
+
+
 REFUSALS = {
     "no model": lambda folder, patch: WithoutModel(mlp, stage=3),
     "trained by another": lambda folder, patch: TrainedByAnother(),
@@ -90,8 +141,21 @@ REFUSALS = {
     "deferred, unknown format": lambda folder, patch: UnknownFormat(deferred),
     "budget": lambda folder, patch: BudgetIsTooSmallForARun(folder, mlp),
     "deferred, budget": lambda folder, patch: BudgetIsTooSmallForARun(folder, deferred),
+    "lazy": lambda folder, patch: Lazy(stage=3),
+    "lazy, no model": lambda folder, patch: LazyWithoutModel(stage=2),
+    "groups": lambda folder, patch: GroupsDiffer(),
+    "list of modules": lambda folder, patch: ListOfModules(stage=3),
     "peer": lambda folder, patch: PeerHasFailed(patch, mlp),
+    "session": lambda folder, patch: SessionFails(patch, mlp),
     "deferred, peer": lambda folder, patch: PeerHasFailed(patch, deferred),
+}
+
+
+SAID = {
+    "lazy": r"a lazy module has no values yet(.|\n)*parameter 0.weight(.|\n)*Call the model once before ballast.wrap\(\)",
+    "lazy, no model": r"a lazy module has no values yet(.|\n)*parameter 0 of param_groups\[0\]",
+    "groups": r"another decoupled_weight_decay(.|\n)*param_groups\[0\], updated as AdamW, and param_groups\[1\], updated as A",
+    "list of modules": "cannot wrap an optimizer of a list: it is no model(.|\n)*torch.nn.ModuleList",
 }
 
 
@@ -129,14 +193,14 @@ def test_a_refused_wrap_leaves_nothing(kind, at_exit, tmp_path, patch):
     refusal = REFUSALS[kind](tmp_path, patch)
     model, optimizer = refusal.model, refusal.optimizer
     before, called = looks(model, optimizer), {**at_exit}
-    with pytest.raises(ballast.Error) as refused:  # its traceback holds the session
+    with pytest.raises(ballast.Error, match=SAID.get(kind)) as refused:  # its traceback holds the session
         ballast.wrap(optimizer, refusal.given, **refusal.options)
     assert (looks(model, optimizer), at_exit) == (before, called)
     refusal.mend()
     optimizer = ballast.wrap(optimizer, model, **refusal.options)
     with ballast.gather(model):
         pass
-    model(torch.ones(20)).sum().backward()
+    model(torch.ones(2, 20)).sum().backward()
     optimizer.step()
     assert optimizer.steps == 1
     optimizer.close()

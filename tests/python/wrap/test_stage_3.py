@@ -130,6 +130,28 @@ def interrupted(loop, model, optimizer):
     return Run(model, optimizer, losses)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"units": ["Block"]}, r"cannot use units=\['Block'\]: in stage 2 each rank keeps all(.|\n)*stage 3, or no units"),
+        ({"units": "Block", "stage": 0}, "cannot use units='Block': in stage 0"),
+        ({"units": 3, "stage": 3}, "cannot use units=3(.|\n)*names of classes"),
+        ({"units": [Tower], "stage": 3}, "cannot use units=(.|\n)*names of classes"),
+    ],
+    ids=str,
+)
+def test_units_that_have_no_effect_or_no_names_are_refused(options, said):
+    model = Tower()
+    with pytest.raises(ballast.UsageError, match=said):
+        ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+
+
+def test_units_may_be_named_where_the_stage_is_chosen():
+    model = Tower()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage="auto", units=["Block"])
+    assert "parameters" in optimizer.memory()
+
+
 def test_units_can_be_named():
     with pytest.raises(ballast.UsageError, match="no module is a Blok"):
         Loop(make_model=Tower, steps=1).run(stage=3, units=("Blok",))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ballast.wrapper.throughput import read_throughput
 from python.wrap.support import uncommon
-from python.wrap.support.loops import Tower, mlp
+from python.wrap.support.loops import Tower, mean_square, mlp
 from python.wrap.support.ranks import run_ranks
 
 every_stage = pytest.mark.parametrize("stage", [None, 0, 2, 3])
@@ -328,3 +328,28 @@ def test_parameters_in_channels_last_become_contiguous_with_a_warning(stage, cap
     follows_torch(convolutions, stage, body)
     [said] = [record.message for record in caplog.records if "channels_last" in record.message]
     assert "parameter 0.weight (and 1 more) loses torch.channels_last" in said and "inputs.to(memory_format=" in said
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("weight_decay", None, "weight_decay is None, which is no number"),
+        ("lr", torch.tensor([0.1, 0.2]), r"lr is tensor\(\[0.1000, 0.2000\]\), which is no number"),
+        ("betas", 0.9, "betas is 0.9, which is not two numbers"),
+    ],
+)
+def test_an_option_that_is_no_number_is_named_in_the_step(option, value, said, stage):
+    model = mlp()
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[2].parameters()}])
+    optimizer = ballast.wrap(optimizer, model, stage=stage)
+    mean_square(model, torch.ones(20)).backward()
+    optimizer.step(), optimizer.zero_grad()
+    given, optimizer.param_groups[1][option] = optimizer.param_groups[1][option], value
+    mean_square(model, torch.ones(20)).backward()
+    message = rf"B1001 cannot use the options of a parameter group: {said}(.|\n)*param_groups\[1\]"
+    with pytest.raises(ballast.UsageError, match=message):
+        optimizer.step()
+    optimizer.param_groups[1][option] = given
+    optimizer.step()  # with the gradients of the refused one
+    assert optimizer.steps == 2

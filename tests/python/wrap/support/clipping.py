@@ -104,3 +104,22 @@ def clips_on_a_rank_without_a_batch(rank: int) -> str:
     except ballast.Error as refused:
         return str(refused)
     return ""
+
+
+def skips_by_a_factor_of_one_rank(rank: int, stage: int) -> None:
+    """Make a step whose gradients rank 1 has scaled by NaN, and one without."""
+    loop = Loop(rank=rank, ranks=2)
+    model = loop.make_model()
+    optimizer: Any = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+    with ballast.gather(model):
+        before = [each.detach().clone() for each in model.parameters()]
+    for factor, updates in ((float("nan"), 0), (1.0, 1)):
+        loop.loss(model, loop.batch(0)).backward()
+        for each in model.parameters() if rank == 1 else ():
+            each.grad.mul_(factor)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert (optimizer.steps, optimizer.metrics()["skipped_steps"]) == (updates, 1)
+        with ballast.gather(model):
+            is_same = all(map(torch.equal, model.parameters(), before))
+        assert is_same == (updates == 0)
