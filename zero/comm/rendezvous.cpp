@@ -200,32 +200,33 @@ std::set<std::size_t> Rendezvous::ends_of_waits() const {
   return ends;
 }
 
-// For ranks that all wait for each other: follows a chain until it meets itself.
-std::size_t Rendezvous::last_of_circle() const {
-  std::set<std::size_t> chain;
+// For ranks that all wait for others: follows a chain until it meets itself. Returns the ranks that wait for each other.
+std::vector<std::size_t> Rendezvous::circle_of_waits() const {
+  std::vector<std::size_t> chain;
   std::size_t rank = *timed_out_.begin();
-  while (true) {
-    chain.insert(rank);
-    const std::size_t next = *waited_for_.at(rank).begin();
-    if (chain.contains(next)) return rank;
-    rank = next;
+  while (std::ranges::find(chain, rank) == chain.end()) {
+    chain.push_back(rank);
+    rank = *waited_for_.at(rank).begin();
   }
+  return {std::ranges::find(chain, rank), chain.end()};
 }
 
 void Rendezvous::fail_with_late_ranks(const std::string& after) {
   if (first_error_) return;
-  std::set<std::size_t> named = ends_of_waits();
-  if (named.empty()) named.insert(last_of_circle());
+  const std::set<std::size_t> late = ends_of_waits();
   for (const auto& [connection, words] : left_) {
     const Member& gone = members_.at(connection);
-    if (named.contains(gone.rank)) return fail(left(gone, words), {gone.rank});
+    if (late.contains(gone.rank)) return fail(left(gone, words), {gone.rank});
   }
+  const std::vector<std::size_t> ranks = late.empty() ? circle_of_waits() : std::vector(late.begin(), late.end());
   std::vector<std::string> names;
-  names.reserve(named.size());
-  for (const std::size_t rank : named) {
-    names.push_back(text(member(rank)));
+  std::ranges::transform(ranks, std::back_inserter(names), [&](std::size_t rank) { return text(member(rank)); });
+  if (late.empty()) {
+    return fail(fmt::format("ranks wait for each other, so that they make different calls: {}; none arrived within {}",
+                            fmt::join(names, ", "), after),
+                ranks);
   }
-  fail(fmt::format("{} did not arrive within {}", fmt::join(names, ", "), after), {named.begin(), named.end()});
+  fail(fmt::format("{} did not arrive within {}", fmt::join(names, ", "), after), ranks);
 }
 
 const Member& Rendezvous::member(std::size_t rank) const {

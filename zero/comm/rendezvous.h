@@ -48,7 +48,7 @@ class Rendezvous {
   bool note_wait(std::size_t connection, const Message& message);
   std::vector<std::size_t> awaited_by(const Message& message) const;
   std::set<std::size_t> ends_of_waits() const;
-  std::size_t last_of_circle() const;
+  std::vector<std::size_t> circle_of_waits() const;
   std::vector<std::size_t> ranks_of_job(const std::string& words) const;
   const Member& member(std::size_t rank) const;
   void send_to_all(const Message& message);
