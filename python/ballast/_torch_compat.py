@@ -188,6 +188,10 @@ WeakStorage = StorageWeakRef
 users_of_storage: Callable[[int], int] = torch._C._storage_Use_Count
 
 
+# Returns whether two tensors share their memory.
+is_alias: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of
+
+
 def copy_each(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Copy each of the values into its place. On a GPU a few kernels copy all of them."""
     torch._foreach_copy_(into, values)

@@ -219,6 +219,8 @@ def test_missing_ranks_are_named(tmp_path):
     [
         ("10.0.0.7", "10.0.0.7"),
         ("127.0.1.1", "node-0"),  # the host's own name, as Debian resolves it; other machines resolve it to another address
+        ("::1", "node-0"),
+        ("fe80::7%eth0", "fe80::7%eth0"),
         ("fd00::7", "fd00::7"),
         ("", ""),
     ],

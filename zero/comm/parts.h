@@ -37,8 +37,8 @@ struct PartSizes {
 
 template <class Views>
 PartSizes sizes_of(const Views& views) {
-  constexpr std::uint64_t prime = 1099511628211;  // of the FNV hash
-  PartSizes sizes{.bytes = bytes_in(views)};
+  constexpr std::uint64_t basis = 14695981039346656037U, prime = 1099511628211;  // of the FNV hash
+  PartSizes sizes{.bytes = bytes_in(views), .checksum = basis};
   for (const auto& view : views)
     sizes.checksum = (sizes.checksum ^ view.bytes()) * prime;
   return sizes;

@@ -75,7 +75,9 @@ class DeferredParameters:
         starter = self._starter()
         return starter is None or starter.is_closed
 
-    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False) -> NoReturn:
+    def using(
+        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False, copied: bool = False
+    ) -> NoReturn:
         name = self._live().names()[id(parameters[0])]
         require_no_cast(operation, name, why="its values are made when training begins")
         refuse_order(

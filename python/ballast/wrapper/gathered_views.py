@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 class GatheredViews:
     """The views, the places in them, and whether tensors other than these views share the memory. In the place of some views
-    there are copies, whose memory keeps its values. So tensors that share it may stay, and are no places."""
+    there are copies, whose memory keeps its values. So tensors that share it may stay."""
 
     def __init__(
         self, key: object, members: Sequence[Member], tensors: Sequence[torch.Tensor], copies: Collection[Member] = ()
@@ -45,6 +45,7 @@ class GatheredViews:
         self._users = [(member, storage, users_of_storage(storage)) for member, storage in storages]  # with these tensors alone
         self._places: dict[tuple[object, ...], Place] = {}  # that were found before
         self._casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by member, until the unit is released
+        self.has_copies = bool(copies)
         self.dtype = tensors[0].dtype if tensors else None
         filled = [tensor for _, tensor in views if tensor.numel() > 0]
         self.begin = min((tensor.data_ptr() for tensor in filled), default=0)  # addresses

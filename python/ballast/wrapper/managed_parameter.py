@@ -37,10 +37,10 @@ class ParameterOwner(Protocol):
         """Whether the training has ended, so that another one may take the parameters."""
 
     def using(
-        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False
+        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False, copied: bool = False
     ) -> AbstractContextManager[None]:
         """Bring these parameters' values for one operation of torch, or refuse. With `again`, it uses views of them that a
-        call of a module has made."""
+        call of a module has made. With `copied`, its result is a view of them, which may be used later."""
 
     def begin(self) -> None:
         """Materialise the deferred parameters. All ranks do this together."""

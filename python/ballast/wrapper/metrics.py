@@ -11,8 +11,8 @@ from ballast import _core
 log = logging.getLogger("ballast")
 
 NO_FINITE_FACTOR = (
-    "a factor that scales or clips the gradients is not finite, and the gradients are: look at the other gradients of the "
-    "norm, such as those of another optimizer"
+    "the gradients are finite, but a factor that scales or clips them is not: it may come from a norm that counts other "
+    "gradients, such as those of another optimizer"
 )
 
 OWN_SECONDS: dict[str, Literal["seconds", "median", "least"]] = {"slowest": "seconds", "median": "median", "least": "least"}

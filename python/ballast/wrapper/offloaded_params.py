@@ -25,7 +25,9 @@ class OffloadedParameters:
         for each in managed:
             each.offload(self)
 
-    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False) -> NoReturn:
+    def using(
+        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False, copied: bool = False
+    ) -> NoReturn:
         require_no_cast(operation, self._names[id(parameters[0])], why="training has begun, and it is off the device")
         self._refuse(self._names[id(parameters[0])])
 

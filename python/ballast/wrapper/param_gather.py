@@ -28,14 +28,7 @@ from ballast.wrapper.writes import LOST_WRITE, refuse_lost_writes
 
 log = logging.getLogger("ballast")
 
-# Functions and properties of a parameter whose result is a view, or may be one.
-VIEWS = {
-    *("__get__", "__getitem__", "as_strided", "broadcast_to", "chunk", "detach", "diagonal", "expand", "expand_as", "flatten"),
-    *("movedim", "narrow", "permute", "ravel", "reshape", "reshape_as", "select", "split", "split_with_sizes", "squeeze"),
-    *("swapaxes", "swapdims", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view"),
-    "view_as",
-}
-MOST_COPIED = 16 << 20  # bytes of a parameter that is copied so that views of it stay as they are
+MOST_COPIED = 4 << 20  # bytes of a parameter that is copied so that views of it stay as they are
 
 
 def is_small(parameter: torch.Tensor) -> bool:
@@ -86,12 +79,12 @@ class ParamGather:
 
     @contextmanager
     def using(
-        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False
+        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False, copied: bool = False
     ) -> Iterator[None]:
         """Gather parameters that one operation uses, outside the calls of their modules. Those of all units but the
-        last are copies inside the block. All of them are copies where the result is a view, because other units may be opened
-        before it is used; and in a recomputation outside of calls, where autograd saves them without the hooks of this
-        training, or before other units are opened."""
+        last are copies inside the block. All of them are copies if they are `copied`, because the result is a view, and other
+        units may be opened before it is used; but only small ones. And in a recomputation outside of calls, where autograd
+        saves them without the hooks of this training, or before other units are opened."""
         members = [self._gather.member_of(parameter) for parameter in parameters]
         self._gather.require_there(members[0])
         recomputes = not self._saved.is_in_call and is_recomputing()
@@ -104,18 +97,18 @@ class ParamGather:
                 needed="with ballast.gather(model): ...",
             )
         units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._gather.full))
-        makes_view = operation in VIEWS and all(is_small(parameter) for parameter in parameters)
-        copies_all = recomputes or makes_view
-        copied = len(units) if copies_all else max(len(units) - 1, 0)
+        copied = copied and all(is_small(parameter) for parameter in parameters)
+        copies_all = recomputes or copied
+        first_in_place = len(units) if copies_all else max(len(units) - 1, 0)
         copies = {
             member: self._gather.copy_out(member)
-            for unit in units[:copied]
+            for unit in units[:first_in_place]
             for member in self._gather.opened(unit)
             if member in members
         }
         if copies_all:
             self._gather.release_unit()
-        for unit in units[copied:]:
+        for unit in units[first_in_place:]:
             self._gather.open(unit)
         for member, values in copies.items():
             self._gather.show(member, values)
@@ -124,7 +117,7 @@ class ParamGather:
                 yield
         finally:
             written = self._gather.reshard(copies)
-        if makes_view:
+        if copied:
             self._gather.expect_no_writes(copies)
         if written:
             refuse_lost_writes(written)
@@ -162,7 +155,7 @@ class ParamGather:
 
     def _watch(self, module: torch.nn.Module) -> list[Any]:
         begin = ModuleHook(self._saved.beginning_with(self._unit_of(module)))
-        end = EndOfCall(self._saved.end_call, self._gather.members)
+        end = EndOfCall(self._saved.end_call, self._gather)
         begin.cuts_graphs = end.cuts_graphs = not self._compiled.has(module)
         return [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
 

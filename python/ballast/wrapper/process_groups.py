@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import Any
 
 import torch
@@ -109,7 +110,8 @@ def own_address() -> str:
         return ""
     address = _address_towards(master)
     # Many systems give a machine's own name an address that only the machine itself reaches. Others resolve the name.
-    return master if address.startswith("127.") else address
+    is_own_name = address != "" and ip_address(address.partition("%")[0]).is_loopback
+    return master if is_own_name else address
 
 
 def _master() -> str:

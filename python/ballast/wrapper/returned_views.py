@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ballast._torch_compat import compiler_of_calls
 from ballast.wrapper.hooks import ModuleHook
+from ballast.wrapper.unit_gather import UnitGather
 
 
 class EndOfCall(ModuleHook):
-    """The hook at the end of a module's call. Where the module returns views of parameters, it returns views of copies."""
+    """The hook at the end of a module's call. In the place of views of gathered memory, the module returns views of copies."""
 
-    def __init__(self, hook: Callable[[torch.nn.Module], None], members: Container[int]):
-        """`members` has the ids of the parameters."""
+    def __init__(self, hook: Callable[[torch.nn.Module], None], gather: UnitGather):
         super().__init__(hook)
-        self._members = members
+        self._gather = gather
 
     def __call__(self, module: torch.nn.Module, *arguments: Any) -> Any:
+        compiles = is_dynamo_compiling() or compiler_of_calls() is not None
+        output = None if compiles or not arguments else self._apart(arguments[-1])
         super().__call__(module)
-        if is_dynamo_compiling() or compiler_of_calls() is not None:
+        return output
+
+    def _apart(self, output: Any) -> Any:
+        """Return the output without views of gathered memory; None if it has none."""
+        if isinstance(output, torch.Tensor):
+            return self._gather.copy_of_view(output)
+        if not isinstance(output, (tuple, list, dict)):
             return None
-        output = arguments[-1]
-        if type(output) is torch.Tensor:
-            return self._apart(output) if self._is_view(output) else None
-        if type(output) in (tuple, list) and any(map(self._is_view, output)):
-            return type(output)(self._apart(each) if self._is_view(each) else each for each in output)
-        return None
-
-    def _is_view(self, value: Any) -> bool:
-        return type(value) is torch.Tensor and value._base is not None and id(value._base) in self._members
-
-    def _apart(self, view: torch.Tensor) -> torch.Tensor:
-        """Return the same view of a copy: a copy of the view may be larger than the parameter."""
-        base: Any = view._base
-        return base.clone().as_strided(view.size(), view.stride(), view.storage_offset() - base.storage_offset())
+        values, structure = tree_flatten(output)
+        copies = [self._gather.copy_of_view(each) if isinstance(each, torch.Tensor) else None for each in values]
+        if all(each is None for each in copies):
+            return None
+        return tree_unflatten([value if copy is None else copy for value, copy in zip(values, copies)], structure)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from ballast._torch_compat import make_wrapper_tensor, without_torch_function
+from ballast._torch_compat import is_alias, make_wrapper_tensor, without_torch_function
 from ballast.checks import refuse
 from ballast.wrapper.casting import CASTS
 
@@ -41,6 +41,8 @@ _DIFFERENTIATE = (torch.autograd.grad, torch.autograd.backward)
 # Properties that are the values. Those are needed to read them, and written where one is set. All others are harmless.
 _VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
 
+_VIEW = object()  # in the place of a view of memory that will have other values
+
 ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter
 ATTRIBUTE_OF_AWAITED = "ballast_wait"  # of an AwaitedParameter
 
@@ -49,7 +51,7 @@ class UsedThroughOwner(Protocol):
     """The part of an owner that brings values while torch uses them."""
 
     def using(
-        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False
+        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False, copied: bool = False
     ) -> AbstractContextManager[None]: ...
 
 
@@ -152,16 +154,32 @@ def call_with_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     views = [each for each in flat if type(each) is OpaqueView]
     used = [(each, owner) for each in flat if (owner := _owner_of(each)) is not None]
     used += [(each.ballast_parameter, owner) for each in views if (owner := _owner_of(each.ballast_parameter)) is not None]
-    with ExitStack() as gathered:
-        for owner in dict.fromkeys(owner for _, owner in used):
-            mine = [each for each, its_owner in used if its_owner is owner]
-            gathered.enter_context(owner.using(mine, _name_of(func), again=bool(views)))
-        with without_torch_function():
-            if views:
-                args, kwargs = _with_memory(args), {key: _with_memory([each])[0] for key, each in kwargs.items()}
-            result = func(*args, **kwargs)
-            opaque = [each for each, _ in used if getattr(each, ATTRIBUTE).is_opaque]
-            return _without_memory(result, opaque) if opaque else result
+
+    def call(*, copied: bool) -> Any:
+        with ExitStack() as gathered:
+            for owner in dict.fromkeys(owner for _, owner in used):
+                mine = [each for each, its_owner in used if its_owner is owner]
+                gathered.enter_context(owner.using(mine, _name_of(func), again=bool(views), copied=copied))
+            with without_torch_function():
+                with_memory = _with_memory(args) if views else args
+                named = {key: _with_memory([each])[0] for key, each in kwargs.items()} if views else kwargs
+                result = func(*with_memory, **named)
+                opaque = [each for each, _ in used if getattr(each, ATTRIBUTE).is_opaque]
+                if opaque:
+                    return _without_memory(result, opaque)
+                if not copied and any(_is_view(each, used) for each in _flat([result])):
+                    return _VIEW
+                return result
+
+    result = call(copied=False)
+    return call(copied=True) if result is _VIEW else result
+
+
+def _is_view(value: Any, used: Sequence[tuple[Any, UsedThroughOwner]]) -> bool:
+    """Return whether a result is a view of one of these parameters, and not the parameter itself."""
+    if not isinstance(value, torch.Tensor) or any(value is each for each, _ in used):
+        return False
+    return any(is_alias(value, each) for each, _ in used)
 
 
 def _leaves_as_it_is(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -217,6 +217,19 @@ class UnitGather:
         self.open_unit, self.now = None, NO_VIEWS
         return written
 
+    def copy_of_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the same view of a copy if a tensor is a view of a member in the open unit's memory; None if it is not."""
+        views = self.now
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or views.begin == views.end:
+            return None
+        address = tensor.data_ptr()
+        place = views.place_of(tensor, address, self.updates) if views.begin <= address < views.end else None
+        if place is None:
+            return None
+        member = self.units[place.unit].members[place.member]
+        copy = (member.parameter if tensor.requires_grad else views.tensors[place.member]).clone()
+        return copy.as_strided(place.size, place.stride, copy.storage_offset() + place.offset)
+
     def expect_no_writes(self, members: Iterable[Member]) -> None:
         """Notice writes through views of copies of these members, which are sharded again."""
         self._viewed |= {*members}

@@ -171,7 +171,7 @@ def test_a_factor_that_is_no_number_skips_the_step(stage, is_plain, factor, capl
     assert torch.equal(model[0].weight, before)
     assert (body.steps, body.metrics()["skipped_steps"]) == (0, 1)
     [message] = [each.message for each in caplog.records if "skipped" in each.message]
-    assert message.startswith("step 1 was skipped: a factor that scales or clips the gradients is not finite")
+    assert message.startswith("step 1 was skipped: the gradients are finite, but a factor that scales or clips them is not")
     body.zero_grad(), head.zero_grad()
     if hook is not None:
         hook.remove()

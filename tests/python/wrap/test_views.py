@@ -14,6 +14,38 @@ def test_views_keep_their_values(name):
         assert found == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_outermost_module_may_return_views(grad):
+    model = views.Returned()
+    expected = {name: each.detach().clone() for name, each in model.named_parameters()}
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    with torch.set_grad_enabled(grad):
+        _, token, weight = model(torch.ones(4, 8))["all"]
+        assert torch.equal(token, expected["token"].expand(4, -1)) and torch.equal(weight, expected["embedding.weight"].t())
+    optimizer.close()
+
+
+def test_a_graph_keeps_places_of_copies():
+    """Each opening has a copy of its own. A graph that kept them would grow with the number of calls."""
+    cell = torch.nn.Module()
+    cell.weight, cell.inner = torch.nn.Parameter(torch.randn(64, 64)), torch.nn.Linear(64, 64)
+    cell.forward = lambda x: cell.inner(torch.nn.functional.linear(x, cell.weight))
+    optimizer = ballast.wrap(torch.optim.SGD(cell.parameters(), lr=0.1), cell, stage=3)
+    x, copies = torch.ones(2, 64), set()
+
+    def note(saved):
+        if saved.shape == (64, 64):
+            copies.add(saved.data_ptr())
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        for _ in range(5):
+            x = cell(x)
+    x.sum().backward()
+    optimizer.step()
+    assert not copies
+
+
 @pytest.mark.parametrize("most_copied", [0, 1 << 20])
 def test_a_view_of_a_large_parameter_that_outlives_its_module_is_reported(caplog, monkeypatch, most_copied):
     monkeypatch.setattr("ballast.wrapper.param_gather.MOST_COPIED", most_copied)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import ballast
 import torch
 from torch import nn
@@ -62,7 +64,72 @@ class Positions(nn.Module):
         return x + position
 
 
-MODELS = {kind.__name__: kind for kind in (Queries, ClassToken, Positions)}
+class Returned(nn.Module):
+    """Returns views itself, in a dictionary of tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.embedding, self.blocks = nn.Parameter(torch.randn(1, 8)), nn.Embedding(8, 8), blocks()
+
+    def forward(self, x: torch.Tensor) -> dict[str, tuple[torch.Tensor, ...]]:
+        token = self.token.expand(len(x), -1)
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return {"all": (x, token, self.embedding.weight.t())}
+
+
+class UsesReturned(nn.Module):
+    """Has a submodule that returns views in a dictionary, detached ones too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.weight, self.blocks = Returned(), Weight(), blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        detached = self.weight()
+        x, token, weight = self.inner(x)["all"]
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return (x + token) @ weight * detached["values"]
+
+
+class Weight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self) -> dict[str, torch.Tensor]:
+        return {"values": self.weight.detach()}
+
+
+VIEW_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "moveaxis": lambda weight: torch.moveaxis(weight, 0, 1),
+    "adjoint": lambda weight: weight.adjoint(),
+    "hsplit": lambda weight: torch.hsplit(weight, 2)[1],
+    "unbind": lambda weight: weight.unbind()[3],
+    "einsum": lambda weight: torch.einsum("ij->ji", weight),
+    "broadcast_tensors": lambda weight: torch.broadcast_tensors(weight, torch.ones(2, 8, 8))[0],
+    "T": lambda weight: weight.T,
+    "diagonal": lambda weight: weight.diagonal(),
+    "as_strided": lambda weight: weight.as_strided((8,), (9,)),
+}
+
+
+class ManyViews(nn.Module):
+    """Takes views of a submodule's parameter in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(8, 8), blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        taken = [function(self.embedding.weight) for function in VIEW_FUNCTIONS.values()]
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return x.sum() * torch.stack([view.square().sum() for view in taken])
+
+
+MODELS = {kind.__name__: kind for kind in (Queries, ClassToken, Positions, UsesReturned, ManyViews)}
 
 
 def losses(rank: int, name: str, stage: int | None) -> list[float]:
