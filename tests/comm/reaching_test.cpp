@@ -11,7 +11,7 @@
 #include <list>
 #include <thread>
 
-#include "tests/comm/outward_address.h"
+#include "tests/comm/addresses.h"
 #include "tests/comm/process_groups.h"
 #include "tests/comm/resolver.h"
 #include "tests/skip.h"
@@ -28,8 +28,6 @@ namespace {
 
 constexpr auto moment = std::chrono::milliseconds(300);
 const std::string name_of_rank_0 = "rank-0.test";
-
-std::uint16_t unused_port() { return local_endpoint(listen_at({"127.0.0.1", 0})).port; }
 
 bool has_address(const char* host) {
   try {

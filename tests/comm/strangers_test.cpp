@@ -10,6 +10,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/comm/addresses.h"
 #include "tests/comm/process_groups.h"
 #include "tests/skip.h"
 #include "zero/comm/admission.h"
@@ -27,8 +28,6 @@ namespace {
 
 constexpr auto soon = std::chrono::milliseconds(1500);
 const std::string of_launcher = "a secret of the launcher's environment";
-
-std::uint16_t unused_port() { return local_endpoint(listen_at({"127.0.0.1", 0})).port; }
 
 // Connects a rank with the secret that its environment gives.
 void join_job(

@@ -1,4 +1,4 @@
-// An address of this machine that is not loopback.
+// Addresses and ports of this machine.
 #pragma once
 
 #include <ifaddrs.h>
@@ -12,7 +12,7 @@
 
 namespace ballast::testing {
 
-// Empty if there is none.
+// An address that is not loopback; empty if there is none.
 inline std::string outward_address() {
   ifaddrs* found = nullptr;
   if (::getifaddrs(&found) != 0) return {};
@@ -25,5 +25,7 @@ inline std::string outward_address() {
   }
   return {};
 }
+
+inline std::uint16_t unused_port() { return local_endpoint(listen_at({"127.0.0.1", 0})).port; }
 
 }  // namespace ballast::testing
