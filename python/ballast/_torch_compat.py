@@ -16,8 +16,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from ballast.checks import refuse
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ballast._torch_compat import compiler_of_calls
+from ballast._torch_compat import compiler_of_calls, tree_flatten, tree_unflatten
 from ballast.wrapper.hooks import ModuleHook
 from ballast.wrapper.unit_gather import UnitGather
 
