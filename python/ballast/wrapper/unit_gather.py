@@ -222,7 +222,10 @@ class UnitGather:
         views = self.now
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or views.begin == views.end:
             return None
-        address = tensor.data_ptr()
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # of a transform of torch.func, which has no memory of its own
+            return None
         place = views.place_of(tensor, address, self.updates) if views.begin <= address < views.end else None
         if place is None:
             return None

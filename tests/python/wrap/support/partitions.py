@@ -20,7 +20,8 @@ def evaluated(**options):
     """Return a model that has trained for a step and was evaluated. In stage 3 its last unit is still gathered."""
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    optimizer = ballast.wrap(optimizer, model, **{"stage": 3, "units": "Linear", **options})
+    units = {"units": "Linear"} if options.get("stage", 3) == 3 else {}
+    optimizer = ballast.wrap(optimizer, model, **{"stage": 3, **units, **options})
     step(model, optimizer)
     with torch.no_grad():
         model(torch.ones(20))

@@ -190,7 +190,8 @@ def train(case: Case, folder: Path) -> Trained:
     trained = Trained(logged(trainer), model=type(trainer.model_wrapped).__name__)
     if (reference := getattr(trainer, "ref_model", None)) is not None:
         states = {None if (mine := managed(each)) is None else mine.state for each in reference.parameters()}
-        trained.shares_reference = states == {ParameterState.SHARDED, ParameterState.GATHERED}  # the unit of the last call
+        # The unit of the last use may still be gathered.
+        trained.shares_reference = {ParameterState.SHARDED} <= states <= {ParameterState.SHARDED, ParameterState.GATHERED}
     if case.options is not None:
         best = trainer.state.best_model_checkpoint
         trained.has_best = best is None or is_exported(trainer, Path(best))
