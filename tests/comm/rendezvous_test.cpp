@@ -75,7 +75,7 @@ TEST_CASE("a rank that counts other ranks as a host is refused") {
   rig.hello(1, 0);
   rig.rendezvous.take(2, {Kind::hello, "job", to_line({1, 3, "node", 101, "here", 2})});
   CHECK(rig.sent.back().second.kind == Kind::refused);
-  CHECK_THAT(rig.last(), Contains("rank 0 has none, and rank 1 has 2: BALLAST_RANKS_PER_HOST"));
+  CHECK_THAT(rig.last(), Contains("rank 0 has none, and rank 1 has 2: set BALLAST_RANKS_PER_HOST"));
 }
 
 TEST_CASE("the ranks of a group get the values of all of them, with one answer each") {
@@ -208,7 +208,7 @@ TEST_CASE("if the ranks behind a late one wait for each other, they are named") 
   rig.rendezvous.fail_with_late_ranks("5 s");
   CHECK(
       rig.last() ==
-      "ranks wait for each other, so that they make different calls: rank 1 (node, pid 101), rank 2 (node, pid 102); none "
+      "ranks wait for each other, because they make different calls: rank 1 (node, pid 101), rank 2 (node, pid 102); none "
       "arrived within 5 s");
   CHECK(rig.ranks() == std::vector<std::size_t>{1, 2});
 }

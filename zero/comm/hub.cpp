@@ -94,7 +94,7 @@ bool Hub::is_over() {
   if (!leaving_) return false;
   const bool failed_for_long = rendezvous_.failed() && Clock::now() >= end_ - options_.timeout + error_delivery_time;
   const bool all_were_told = !rendezvous_.failed() || connections_.empty();
-  const bool is_late = self_ == nullptr && Clock::now() >= end_;  // nobody waits for a hub that is detached
+  const bool is_late = self_ == nullptr && Clock::now() >= end_;  // a detached hub has no owner that waits for its end
   return (rendezvous_.all_left() && all_were_told) || failed_for_long || is_late;
 }
 

@@ -17,7 +17,8 @@ std::string text_of_other_hosts(const Member& there, const Member& member) {
     return fmt::format("rank {} has {}", each.rank,
                        each.ranks_per_host == 0 ? "none" : std::to_string(each.ranks_per_host));
   };
-  return fmt::format("{}, and {}: BALLAST_RANKS_PER_HOST is the same on all ranks", counted(there), counted(member));
+  return fmt::format("{}, and {}: set BALLAST_RANKS_PER_HOST to the same value on all ranks", counted(there),
+                     counted(member));
 }
 
 }  // namespace
@@ -222,7 +223,7 @@ void Rendezvous::fail_with_late_ranks(const std::string& after) {
   std::vector<std::string> names;
   std::ranges::transform(ranks, std::back_inserter(names), [&](std::size_t rank) { return text(member(rank)); });
   if (late.empty()) {
-    return fail(fmt::format("ranks wait for each other, so that they make different calls: {}; none arrived within {}",
+    return fail(fmt::format("ranks wait for each other, because they make different calls: {}; none arrived within {}",
                             fmt::join(names, ", "), after),
                 ranks);
   }
