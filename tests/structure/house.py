@@ -232,7 +232,7 @@ PRIVATE_TO_TORCH |= {"_use_count", "_post_accumulate_grad_hooks", "_opt_called",
 TORCH_GPU = "python/ballast/wrapper/gpu.py"
 TORCH_FACTORIES = {f"torch.{name}" for name in ("arange", "as_tensor", "empty", "full", "ones", "rand", "tensor", "zeros")}
 
-FILE_LINES = 400
+FILE_LINES = 700
 FUNCTION_LINES = 60
 PARAMETERS = 6
 

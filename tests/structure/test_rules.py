@@ -95,7 +95,7 @@ PLANTED = [
     ("home", "zero/engine.cpp", 1, 'void f() { printf("x"); }\n'),
     ("home", "kernels/cast_cuda.cu", 1, 'void f() { fmt::print("x"); }\n'),
     ("home", "offload/file.cpp", 1, 'void f() { fprintf(stderr, "x"); }\n'),
-    ("file-size", "zero/plan.cpp", 401, "// a line\n" * 401),
+    ("file-size", "zero/plan.cpp", 701, "// a line\n" * 701),
     ("function-size", "zero/plan.cpp", 3, "namespace a {\n\nint f() {\n" + "  g();\n" * 59 + "}\n}\n"),
     ("function-size", "tests/test_x.py", 1, "def f():\n" + "    g()\n" * 60),
     ("parameters", "zero/plan.h", 2, "struct A {\nvoid f(int a, int b, int c, int d, int e, int g, int h);\n};"),
