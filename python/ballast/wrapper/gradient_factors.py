@@ -22,13 +22,16 @@ class GradientFactors:
         self._group = group
         self._members = members
         self._by_member: dict[int, float] = {}
-        self._of_all = 1.0  # also of gradients that only other ranks have
+        self._scaling: dict[int, float] = {}  # by member: without the factors that clip
+        self._of_all = 1.0  # clips gradients, also those that only other ranks have
 
-    def scale_all(self, factor: float) -> None:
+    def clip_all(self, factor: float) -> None:
         self._of_all *= _possible(factor, "all parameters")
 
-    def scale(self, member: int, factor: float) -> None:
+    def scale(self, member: int, factor: float, *, clips: bool) -> None:
         self._by_member[member] = self.of(member) * _possible(factor, f"parameter {self._members[member].name}")
+        if not clips:
+            self._scaling[member] = self._scaling.get(member, 1.0) * factor
 
     def of(self, member: int) -> float:
         """Return the factor of one gradient, without that of all."""
@@ -52,6 +55,14 @@ class GradientFactors:
                 available=", ".join(map(str, factors)),
             )
         return max(LEAST, self._of_all * (factors[0] if factors else 1.0))
+
+    def before_clipping(self, taken: Collection[int], agreed: float) -> float:
+        """Return the ratio of the norm before clipping to the norm after it. `agreed` is the finite factor of all gradients.
+        All ranks call it together."""
+        if agreed == 1.0:
+            return 1.0
+        scaling = max(least_and_most(self._group, {self._scaling.get(member, 1.0) for member in taken}), default=1.0)
+        return 1.0 if scaling == agreed else scaling / agreed
 
     def _where_they_differ(self, mine: Collection[float], taken: Collection[int]) -> str:
         if len(mine) < 2:

@@ -63,14 +63,16 @@ class StepHistory:
     def __init__(self) -> None:
         self.last: _core.StepResult | None = None
         self.skipped = 0
+        self._norm = 0.0  # of the last step's gradients, before clipping
 
-    def add(self, step: _core.StepResult, *, warns: bool, has_finite_factor: bool) -> None:
-        """Keep a step. Its gradients were scaled or clipped before it, by a factor that may not be finite."""
-        self.last = step
+    def add(self, step: _core.StepResult, before_clipping: float, *, warns: bool, has_finite_factor: bool) -> None:
+        """Keep a step. Its gradients were scaled or clipped before it, by a factor that may not be finite, and
+        `before_clipping` is the ratio of their norm before clipping to the step's."""
+        self.last, self._norm = step, step.norm * before_clipping
         self.skipped += int(step.skipped)
         if warns:
             warn_of_step(step, has_finite_factor)
 
     def figures(self, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
         assert self.last is not None
-        return metrics_of_step(self.last, self.skipped, custom_state)
+        return metrics_of_step(self.last, self.skipped, custom_state) | {"grad_norm": self._norm}

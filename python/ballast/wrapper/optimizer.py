@@ -67,7 +67,7 @@ class WrappedOptimizer(Optimizer):
         norm = self._ballast.partition().gradient_norm()
         coefficient = min(1.0, max_norm / (norm + 1e-6))
         if coefficient < 1.0 and math.isfinite(coefficient):
-            self._ballast.partition().gradients.scale_all(coefficient)
+            self._ballast.partition().gradients.clip_all(coefficient)
         return torch.tensor(norm, dtype=torch.float32, device="cpu")
 
     def no_sync(self) -> AbstractContextManager[None]:

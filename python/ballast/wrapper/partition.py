@@ -74,6 +74,7 @@ class Partition(ShardedState):
         self.gradients = TakenGradients(self._group, self._members, self._tensor_norms, self._residence.undo_casts)
         self._updates_in_backward = options.update_in_backward
         self.has_finite_factor = True  # by which gradients were scaled or clipped, in the last step; else it was skipped
+        self.before_clipping = 1.0  # the ratio of the norm before clipping to that of the last step
         self.gradients.may_scale = not options.update_in_backward
         self._order_is_learnt = False
         self._last_backward = [NO_BACKWARD] * len(units)  # in which gradients of each unit have arrived
@@ -193,6 +194,7 @@ class Partition(ShardedState):
             if self.gradients.are_spent():
                 refuse_norm("the norm of the gradients")
             return 0.0
+        self.gradients.norm_is_known = True
         factor = self.gradients.factor()
         return math.nan if math.isnan(factor) else self._core.gradient_norm(loss_scale=1.0 / factor)
 
@@ -300,6 +302,7 @@ class Partition(ShardedState):
         now = self._first_inputs if discard else self._inputs_now()  # the optimizer may be gone
         factor = 1.0 if discard else self.gradients.factor()
         self.has_finite_factor = not math.isnan(factor)
+        self.before_clipping = 1.0 if math.isnan(factor) else self.gradients.before_clipping(factor)
         return self._core.step(
             rules=now.rules,
             begun_at=now.begun_at,

@@ -230,7 +230,7 @@ class Session:
             self._activations.after_step()
         if result is not None:
             warns = not found_inf and self.group.rank == 0
-            self._history.add(result, warns=warns, has_finite_factor=partition.has_finite_factor)
+            self._history.add(result, partition.before_clipping, warns=warns, has_finite_factor=partition.has_finite_factor)
             if self._outer is not None and partitions.current is not None:
                 self._outer.after_step(partitions.current, self._attempts)
 

@@ -46,6 +46,7 @@ class TakenGradients:
         self._factors = GradientFactors(self._group, self._members)
         self._norms: Norms | None = None
         self._are_summed = False  # norms, by torch, of the gradients that this rank has
+        self.norm_is_known = False  # to the caller, whose later factors clip
         self._rank_with_others: int | None = None  # which has gradients of other parameters than rank 0
         self._norm_tensors = NormTensors()
         self._factor_reader = FactorReader()
@@ -143,8 +144,12 @@ class TakenGradients:
         """Return the one factor of all gradients, or NaN if one is not finite on any rank. All ranks call it together."""
         return self._factors.agreed(self.taken)
 
-    def scale_all(self, factor: float) -> None:
-        self._factors.scale_all(factor)
+    def before_clipping(self, factor: float) -> float:
+        """Return the ratio of the norm before clipping to the norm after it. All ranks call it together."""
+        return self._factors.before_clipping(self.taken, factor)
+
+    def clip_all(self, factor: float) -> None:
+        self._factors.clip_all(factor)
         self._norm_tensors = NormTensors()
 
     # --- What torch asks ---
@@ -169,6 +174,7 @@ class TakenGradients:
         return [self.norm_of(member) for member in range(len(self._members))]
 
     def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        self.norm_is_known = True
         return self._norm_tensors.take(member, (device, dtype), self._norms_to_sum)
 
     def _norms_to_sum(self) -> list[float]:
@@ -200,13 +206,13 @@ class TakenGradients:
                 needed="gradients of the same parameters on all ranks",
             )
 
-    def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None:
+    def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False, unscales: bool = False) -> None:
         value = self._factor_reader.read(factor)
         if not self.may_scale and value != 1.0:
             refuse_as_updated("cannot scale gradients", "a loss, or hooks of parameters (register_hook()), that scale them")
         if divides:
             value = math.inf if value == 0.0 else 1.0 / value
-        self._factors.scale(member, value)
+        self._factors.scale(member, value, clips=self.norm_is_known and not unscales)
         self._norm_tensors.forget(member)
 
     def drop(self, member: int) -> None:

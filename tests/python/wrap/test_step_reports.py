@@ -16,6 +16,7 @@ from ballast.reports.run_log import read_run
 from ballast.step_line import in_words
 from ballast.wrapper.metrics import metrics_of_step
 from ballast.wrapper.throughput import read_throughput
+from python.wrap.support.clipping import CLIPS, norms_in_reports
 from python.wrap.support.ranks import run_ranks
 from torch import nn
 
@@ -54,6 +55,16 @@ def step(model: Model, optimizer: Any) -> torch.Tensor:
     optimizer.step()
     optimizer.zero_grad()
     return loss
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_the_norm_in_reports_is_that_before_clipping(stage, clip):
+    for seen in run_ranks(2, norms_in_reports, stage, clip):
+        for returned, reported, shown in seen:
+            assert returned == pytest.approx(reported, rel=1e-5)
+            assert shown == f"{reported:.4g}"
+            assert reported > 0.01  # and so more than after clipping
 
 
 @pytest.mark.parametrize("stage", [2, 3])
