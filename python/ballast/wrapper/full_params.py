@@ -40,7 +40,6 @@ class FullParameters:
         self._group = group
         self._gathers = None if overlapping is None else overlapping(core, units)
         self._core = core
-        self._steps = core.steps
         self._units = units
         self._members = [member for unit in units for member in unit.members]
         self._index = {id(member.parameter): number for number, member in enumerate(self._members)}
@@ -79,22 +78,18 @@ class FullParameters:
     def before_gathers(self, tell: weakref.WeakMethod[Callable[[], None]]) -> None:
         """Do nothing: no unit is gathered alone."""
 
-    def after_step(self) -> None:
-        self._count_update()
+    def after_step(self, *, updated: bool) -> None:
+        if updated:
+            self._count_write()
         if self._gathers is None or any(self._open.values()):
             self._core.finish()
         else:
             self._gathers.begin()
         self._watch_anew()
 
-    def _count_update(self) -> None:
-        """Let torch count the update as a write to each parameter, unless the step was skipped: autograd refuses graphs of
-        before it, which have saved the parameters."""
-        if (steps := self._core.steps) != self._steps:
-            self._steps = steps
-            self._count_write()
-
     def _count_write(self) -> None:
+        """Let torch count an update as a write to each parameter: autograd refuses graphs of before it, which have saved the
+        parameters."""
         self._versions = [version + 1 for version in self._versions]
         torch.autograd.graph.increment_version([member.parameter for member in self._members])
 

@@ -182,10 +182,11 @@ class ParamGather:
     def finish(self) -> None:
         """Do nothing: parameters are waited for where they are gathered."""
 
-    def after_step(self) -> None:
+    def after_step(self, *, updated: bool) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
         self._saved.end_all_calls()
-        self._gather.count_update()
+        if updated:
+            self._gather.count_update()
 
     def after_load(self) -> None:
         self._gather.count_writes(self._gather.members.values())

@@ -6,7 +6,7 @@ import logging
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 from ballast import _core
 from ballast._torch_compat import NO_BACKWARD, current_backward, has_gradient_in_backward, without_torch_function
 from ballast.checks import refuse, refuse_order
-from ballast.errors import FailureError
+from ballast.errors import FailureError, UsageError
 from ballast.wrapper.collectives import words_of_all_ranks
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
@@ -28,7 +28,7 @@ from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same, require_same_end
 from ballast.wrapper.sharded_state import Residence, ShardedState
 from ballast.wrapper.taken_gradients import TakenGradients
-from ballast.wrapper.units import UnitOfMembers, backward_order
+from ballast.wrapper.units import Member, UnitOfMembers, backward_order
 from ballast.wrapper.unused_units import naming_unused_units
 from ballast.wrapper.updates import StepCall
 
@@ -214,13 +214,13 @@ class Partition(ShardedState):
 
     # --- Steps ---
 
-    def _agree(self, *, count: bool = True) -> int:
+    def _agree(self, *, count: bool = True, ends: bool = False) -> int:
         """Complete the same passes on all ranks, accept writes to parameters, and return the number of passes."""
         require_stream(self._gpu, self._stream)
         self._residence.release_unit()  # the last unit may be frozen, so that no gradient has released it
         if self._passes is not None:
             return self._passes
-        writes = self._residence.writes() if count else {}  # a step that is discarded uses no parameters
+        writes = self._residence.writes()  # a step that is discarded would undo them
         options = self._first_inputs.described() if count and self._group.size > 1 else {}
         described = zlib.crc32(str(options).encode())
         mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.in_words()]
@@ -231,13 +231,22 @@ class Partition(ShardedState):
         if count:
             self.gradients.compare_ranks(*taken)
         if any(written):
-            self._take_over(writes)
+            self._keep_writes(writes, ends)
         self._passes = max(passes)
         completed = self._gradient_order.completed
         self._take_all(self._gradient_order.rest(self._passes), count=count)
         if self._passes > 0 and not self._order_is_learnt:
             self._learn_order(completed)
         return self._passes
+
+    def _keep_writes(self, writes: Mapping[Member, torch.Tensor], ends: bool) -> None:
+        """Take over the written parameters. At the end of the training, warn of writes that cannot be kept."""
+        try:
+            self._take_over(writes)
+        except UsageError as error:
+            if not ends:
+                raise
+            log.warning("writes to parameters are lost at the end of the training: %s", error)
 
     def _learn_order(self, completed: list[int]) -> None:
         """Take units in the order in which they came on rank 0, from the next step on."""
@@ -263,13 +272,13 @@ class Partition(ShardedState):
             self.gradients.require_complete()
             self.gradients.require_not_added("cannot make a step")
         has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
-        if self._agree(count=not discard) == 0:
+        if self._agree(count=not discard, ends=ends) == 0:
             self._reset_step()
             self.gradients.require_cleared()
             if joint_round is not None:
                 self._commit_as_it_is(joint_round)
             return None
-        if has_agreed and not discard:
+        if has_agreed:
             self.accept_writes()
         if self._prepared is not None and not ends:
             self._require_as_prepared(self._prepared, loss_scale, discard)
@@ -278,7 +287,7 @@ class Partition(ShardedState):
                 result = self._core.step_prepared() if self._updates_in_backward else self._update(loss_scale, discard)
         finally:
             self._pass_on_log()
-        self._residence.after_step()
+        self._residence.after_step(updated=not result.skipped)
         self.gradients.spend()
         self._reset_step()
         return result

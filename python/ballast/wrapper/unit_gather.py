@@ -49,7 +49,6 @@ class UnitGather:
         self._of_unit: list[list[ManagedParameter]] = []  # each list in the order of the unit's members
         self._nothing_of_unit: list[list[torch.Tensor]] = []
         self.units = units
-        self._steps = core.steps
         self.updates = 0  # of all parameters that are trained, and writes to any
         self._updated_at = 0  # `updates` after the last update by a step
         self._written_at: dict[Member, int] = {}  # `updates` after the last write
@@ -154,11 +153,9 @@ class UnitGather:
             )
 
     def count_update(self) -> None:
-        """Count the update of the last step, unless it was skipped."""
-        if (steps := self._core.steps) != self._steps:
-            self._steps = steps
-            self.updates += 1
-            self._updated_at = self.updates
+        """Count the update of the last step."""
+        self.updates += 1
+        self._updated_at = self.updates
 
     def count_writes(self, written: Iterable[Member]) -> None:
         """Count a write to these members: graphs of before it may not use them."""

@@ -74,14 +74,32 @@ def in_turns(stage):
     return losses
 
 
+def with_a_dropped_pass(stage):
+    """Freeze or thaw a layer, and drop a backward pass between the forward and the backward pass of another loss."""
+    model = mlp()
+    optimizer, losses = wrapped(model, stage), []
+    for is_frozen in (False, True, False):
+        model[0].requires_grad_(not is_frozen)
+        for drops in (True, False):
+            kept = model(torch.ones(20)).square().sum()
+            if drops:
+                model(torch.ones(20)).sum().backward()
+                optimizer.zero_grad()
+            kept.backward()
+            losses.append(kept.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
-@pytest.mark.parametrize("train", [scaled, under_input, in_turns])
+@pytest.mark.parametrize("train", [scaled, under_input, in_turns, with_a_dropped_pass])
 def test_as_torch_trains_it(train, stage):
     assert train(stage) == pytest.approx(train(None), rel=1e-5)
 
 
 def all_of_them(rank, stage):
-    return [train(stage) for train in (scaled, under_input, in_turns)]
+    return [train(stage) for train in (scaled, under_input, in_turns, with_a_dropped_pass)]
 
 
 def test_ranks_train_it_as_one_does():

@@ -52,6 +52,18 @@ def test_every_kind_of_write_is_kept_on_two_ranks(kept, tmp_path):
         check_same_bits(results)
 
 
+@pytest.mark.parametrize("kept", ["fp32", "split"])
+def test_every_kind_of_write_survives_a_backward_pass_that_is_dropped(kept, tmp_path):
+    dtype, options = options_of(tmp_path)[kept]
+    check_same_bits([*writing.trained_on_each_rank(0, dtype, options), *writing.trained_on_each_rank(0, dtype, options, True)])
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_write_survives_the_end_of_a_training_in_the_middle_of_a_step(stage):
+    weight = writing.closed_in_the_middle_of_a_step({"stage": stage, "offload": "host"})
+    assert torch.equal(weight, torch.full_like(weight, 5.0))
+
+
 def test_writes_in_the_middle_of_every_step_reach_all_uses_after_them(tmp_path):
     in_stage_3 = [{}, {"keep_gathered": True}, {"offload": {"parameters": "host", "state": "host"}}]
     in_stage_3 += [{"offload": {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}}]

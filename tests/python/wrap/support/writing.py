@@ -82,8 +82,9 @@ def square(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch.to(next(model.parameters()).dtype)).square().mean()
 
 
-def trained(write: Write, dtype: torch.dtype, options: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the parameters after they were written to, and those two steps later."""
+def trained(write: Write, dtype: torch.dtype, options: dict[str, Any], *, drops: bool = False) -> list[torch.Tensor]:
+    """Return the parameters after they were written to, and those two steps later. With `drops`, a backward pass between the
+    write and those steps is dropped."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     loop = Loop(make_model=lambda: model_of(dtype), loss=square, steps=2, rank=rank, ranks=ranks)
@@ -92,6 +93,9 @@ def trained(write: Write, dtype: torch.dtype, options: dict[str, Any]) -> list[t
         wanted = {name: of(run.model, name).detach().clone() * 2 for name in WRITTEN}
         for name in WRITTEN:
             write(run.model, name)
+    if drops:
+        square(run.model, loop.batch(9)).backward()
+        run.optimizer.zero_grad()
     with ballast.gather(run.model):
         for name in WRITTEN:
             assert torch.equal(of(run.model, name), wanted[name]), f"{write.__name__} to {name} is lost"
@@ -105,9 +109,21 @@ def trained(write: Write, dtype: torch.dtype, options: dict[str, Any]) -> list[t
 
 
 def trained_on_each_rank(
-    rank: int, dtype: torch.dtype, configurations: list[dict[str, Any]]
+    rank: int, dtype: torch.dtype, configurations: list[dict[str, Any]], drops: bool = False
 ) -> list[dict[str, list[torch.Tensor]]]:
-    return [{write.__name__: trained(write, dtype, options) for write in WRITES} for options in configurations]
+    return [
+        {write.__name__: trained(write, dtype, options, drops=drops) for write in WRITES} for options in configurations
+    ]
+
+
+def closed_in_the_middle_of_a_step(options: dict[str, Any]) -> torch.Tensor:
+    """Return a weight that was written to before a backward pass, after close() has dropped that."""
+    run = Loop(steps=2).run(**options)
+    with ballast.gather(run.model), torch.no_grad():
+        run.model[0].weight.fill_(5.0)
+    square(run.model, Loop().batch(9)).backward()
+    run.optimizer.close()
+    return run.model[0].weight.detach()
 
 
 def writes_on_rank_1_only(rank: int, stage: int, by_data: bool) -> str:
