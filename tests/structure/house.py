@@ -78,7 +78,7 @@ PYTHON_LAYERS = {
         *("_torch_compat", "wrapper", "wrapper.unwrap", "wrapper.casting", "wrapper.gpu", "wrapper.rules"),
         *("wrapper.metrics", "wrapper.ungathered", "wrapper.units", "wrapper.modules", "wrapper.memory"),
         *("wrapper.safetensors_reader", "wrapper.deferred_init", "wrapper.gathered_views", "wrapper.options"),
-        *("wrapper.activation_options", "wrapper.stored_tensor", "wrapper.group_options"),
+        *("wrapper.own_parameters", "wrapper.activation_options", "wrapper.stored_tensor", "wrapper.group_options"),
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.joint_runs"),
         *("wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),

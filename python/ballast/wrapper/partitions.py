@@ -196,7 +196,8 @@ class Partitions:
         return partition
 
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
-        self.current = self._migration.hand_over(make)
+        with self.wrapped.own_parameters():
+            self.current = self._migration.hand_over(make)
         preconditions.warn_of_counts(self.factory.options.run, self.factory.ranks.of_data, self.current.members)
         if not self.factory.options.keeps_full_parameters:
             self.wrapped.sharded_ids = frozenset(id(member.parameter) for member in self.current.all_members)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -12,6 +13,7 @@ from ballast._torch_compat import without_torch_function
 from ballast.wrapper import preconditions
 from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.options import WrapOptions
+from ballast.wrapper.own_parameters import OwnParameters
 from ballast.wrapper.siblings import Sibling, join, leave, optimizers_of, share_exchanges
 from ballast.wrapper.units import names_of
 from ballast.wrapper.unwrap import named_parameters
@@ -25,6 +27,7 @@ class Wrapped:
     ):
         self._optimizer = weakref.ref(optimizer)
         self._model = None if model is None else weakref.ref(model)
+        self._own = OwnParameters(model)
         self.options = options  # as they were given
         self.call = call  # of wrap(), the same for the optimizers of a list
         self.sharded_ids: frozenset[int] = frozenset()  # ids of the parameters of which stage 3 keeps shards
@@ -57,6 +60,11 @@ class Wrapped:
     def trained(self) -> list[tuple[int, torch.nn.Parameter]]:
         with without_torch_function():  # it would be called for each of thousands of sharded parameters
             return [(number, each) for number, each in self.parameters() if each.requires_grad]
+
+    def own_parameters(self) -> AbstractContextManager[None]:
+        """Put the model's own parameters into their places inside the block, where a functional call has replaced them."""
+        mine = {id(parameter) for _, parameter in self.trained()}
+        return self._own.in_their_places(self.model, lambda each: id(each) in mine)
 
     # --- The other optimizers of the model ---
 

@@ -353,3 +353,62 @@ def test_an_option_that_is_no_number_is_named_in_the_step(option, value, said, s
     optimizer.param_groups[1][option] = given
     optimizer.step()  # with the gradients of the refused one
     assert optimizer.steps == 2
+
+
+@every_stage
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("change", ["nothing", "freezes"])
+def test_a_functional_call_replaces_a_parameter_for_one_call(stage, gradients, change, tmp_path):
+    """The call is the first of a partition, and the parameter that it replaces is trained by the steps after it."""
+
+    def run(stage):
+        torch.manual_seed(0)
+        model = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if stage is not None:
+            optimizer = ballast.wrap(optimizer, model, stage=stage)
+        losses = []
+        if change == "freezes":
+            losses.append(with_loss(model, optimizer, uncommon.batch(0)))
+            optimizer.step()
+            optimizer.zero_grad()
+            model[2].bias.requires_grad_(False)
+        replacement = torch.full((8, 16), 0.1, requires_grad=gradients)
+        with torch.set_grad_enabled(gradients):
+            loss = torch.func.functional_call(model, {"0.weight": replacement}, uncommon.batch(1)).square().mean()
+        losses.append(loss.item())
+        if gradients:
+            loss.backward()
+            losses.append(replacement.grad.norm().item())
+            optimizer.step()
+            optimizer.zero_grad()
+        assert type(replacement) is torch.Tensor and model[0].weight is optimizer.param_groups[0]["params"][0]
+        for step in range(2):
+            losses.append(with_loss(model, optimizer, uncommon.batch(step)))
+            optimizer.step()
+            optimizer.zero_grad()
+        with ballast.gather(model):
+            kept = [each.detach().clone() for each in model.parameters()]
+        if stage is not None:
+            ballast.save(tmp_path, model, optimizer)
+            other = small()
+            ballast.load(other, tmp_path)
+            assert all(map(torch.equal, kept, other.parameters()))
+        return [*losses, *(each.norm().item() for each in kept)]
+
+    assert run(stage) == pytest.approx(run(None), rel=1e-5)
+
+
+def test_a_parameter_that_left_the_model_is_named_where_training_begins():
+    model = small()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    replacement = torch.nn.Parameter(torch.ones(8, 16))
+    with pytest.raises(ballast.UsageError, match=r"B1007(.|\n)*parameter 0.weight(.|\n)*before functional_call"):
+        torch.func.functional_call(model, {"0.weight": replacement}, uncommon.batch(0))
+    with_loss(model, optimizer, uncommon.batch(0))
+    torch.func.functional_call(model, {"0.weight": replacement}, uncommon.batch(0)).sum().backward()
+    optimizer.step()
+    model[0].weight = replacement
+    model[2].bias.requires_grad_(False)
+    with pytest.raises(ballast.UsageError, match=r"another Parameter in its place(.|\n)*parameter 0.weight"):
+        model(uncommon.batch(0))
