@@ -119,10 +119,11 @@ def _sgd(group: Group) -> Rule:
         fail(
             "unsupported",
             _core.Problem(
-                what="momentum was turned on after ballast.wrap(), which keeps no state for an SGD without it",
+                what="cannot turn momentum on after ballast.wrap(): the state of an SGD without momentum has no room for it",
                 where=f"momentum={group['momentum']}",
-                needed="the same kind of SGD from wrap() on",
-                remedy="Give SGD a momentum before wrap(), and make schedulers that set one before it, too.",
+                needed="an SGD that has momentum in one of its groups when it is wrapped",
+                remedy="Give SGD its momentum before ballast.wrap(), also the one that load_state_dict() brings, and make "
+                "schedulers that set one before it, too.",
             ),
         )
     return _core.Sgd(**_common(group))

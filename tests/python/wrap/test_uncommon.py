@@ -8,7 +8,7 @@ import pytest
 import torch
 from ballast.wrapper.throughput import read_throughput
 from python.wrap.support import uncommon
-from python.wrap.support.loops import Tower, mean_square, mlp
+from python.wrap.support.loops import Loop, Tower, mean_square, mlp
 from python.wrap.support.ranks import run_ranks
 
 every_stage = pytest.mark.parametrize("stage", [None, 0, 2, 3])
@@ -231,9 +231,28 @@ def test_momentum_that_is_set_after_wrap_is_refused():
     model = mlp()
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     optimizer.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(ballast.UsageError, match="momentum was turned on after"):
+    with pytest.raises(ballast.UsageError, match="cannot turn momentum on after"):
         model(torch.ones(20)).sum().backward()
     optimizer.param_groups[0]["momentum"] = 0
+
+
+@pytest.mark.parametrize("has_stepped", [False, True])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_loaded_momentum_that_sgd_did_not_have_is_refused_at_the_load(stage, has_stepped):
+    loop = Loop(steps=2)
+    with_momentum = torch.optim.SGD(mlp().parameters(), lr=0.5, momentum=0.9)
+
+    def trained(**options):
+        model = mlp()
+        optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+        losses = loop.train(model, optimizer, 0 if has_stepped else 2).losses
+        if options["loads"]:
+            with pytest.raises(ballast.UsageError, match="B1005 cannot turn momentum on after (.|\n)*load_state_dict"):
+                optimizer.load_state_dict(with_momentum.state_dict())
+            assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.1, 0)
+        return losses + loop.train(model, optimizer, 0).losses
+
+    assert trained(loads=True) == trained(loads=False)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
