@@ -123,8 +123,9 @@ def load_checkpoint(
 
     Checkpoints of other programs are read too: directories of `torch.distributed.checkpoint` (FSDP2, Accelerate, Lightning),
     of DeepSpeed (ZeRO stages 1 to 3, and universal), and files of `torch.save()`, or folders with them, that hold a model and
-    its optimizer. The parameters, and the moments and steps of those that are trained, are loaded. The options of parameter
-    groups do not change, and the result is None.
+    its optimizer. The parameters, and the moments and steps of those that are trained, are loaded. From files of torch the
+    options of parameter groups are loaded too, with a warning that names each that changes, and the result is their entry
+    `extra`.
     """
     from ballast.checkpoint.foreign_import import ForeignImport
     from ballast.checkpoint.host_folders import folder_to_load

@@ -15,6 +15,8 @@ from ballast.checkpoint.unpickling import Unpickler, fail_file, fail_unreadable
 from ballast.errors import Error
 
 METADATA = ".metadata"
+EXTRA = "extra"  # the entry that load_checkpoint() returns
+SMALL = {"param_groups", EXTRA}  # keys around objects that are not tensors, and are read
 MOST_DIMENSIONS = 64
 
 # All names that a .metadata may have, by module: data classes, and functions that look a word up.
@@ -35,6 +37,9 @@ METADATA_NAMES = {
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},  # Python 3.13
 }
+
+
+Place = tuple[Path, int, int]  # a file, the first byte and the bytes of what it holds
 
 
 @dataclass(frozen=True)
@@ -63,27 +68,31 @@ class Entry:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The tensors of a directory by key, and the path to each in the nested dictionaries that were saved, if it is known."""
+    """The tensors and other objects of a directory by key, and the path to each in the nested dictionaries that were saved, if
+    it is known."""
 
     entries: dict[str, Entry]
     paths: dict[str, tuple[str, ...]]
+    objects: dict[str, Place]  # below the keys SMALL
 
 
 def read_metadata(directory: Path) -> Metadata:
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
     path = directory / METADATA
     found = _unpickled(path)
     key: Any = "storage_data"
     try:
         places = _Places(directory, found.storage_data)
-        entries = {}
-        for key, tensor in found.state_dict_metadata.items():
-            if isinstance(tensor, TensorStorageMetadata):
-                entries[_text(key)] = _entry(key, tensor, places)
+        entries, objects = {}, {}
+        for key, stored in found.state_dict_metadata.items():
+            if isinstance(stored, TensorStorageMetadata):
+                entries[_text(key)] = _entry(key, stored, places)
+            elif isinstance(stored, BytesStorageMetadata) and not SMALL.isdisjoint(_text(key).split(".")):
+                objects[key] = places.of(key, None, 0)
     except (_Malformed, TypeError, ValueError, AttributeError, OverflowError) as error:
         fail_unreadable(path, f"{key}: {error}")
-    return Metadata(entries, {key: keys for key in entries if (keys := _path_of(key, found))})
+    return Metadata(entries, {key: keys for key in (*entries, *objects) if (keys := _path_of(key, found))}, objects)
 
 
 class _Malformed(Exception):
@@ -125,12 +134,11 @@ class _Places:
         self._by_chunk = {}
         for index, info in stored.items():
             offset = getattr(index, "offset", None)
-            if offset is not None:
-                self._by_chunk[_text(getattr(index, "fqn", None)), tuple(offset)] = info
+            self._by_chunk[_text(getattr(index, "fqn", None)), None if offset is None else tuple(offset)] = info
         self._bytes: dict[Path, int] = {}
 
-    def of(self, key: str, offsets: tuple[int, ...], least: int) -> tuple[Path, int, int]:
-        """Return the file, the first byte and the bytes of a chunk, which has at least this many."""
+    def of(self, key: str, offsets: tuple[int, ...] | None, least: int) -> Place:
+        """Return the place of a chunk, which has at least this many bytes, or of an object."""
         info = self._by_chunk.get((key, offsets))
         _require(info is not None, f"it does not say where the chunk at {offsets} is stored")
         _require(not getattr(info, "transform_descriptors", None), "its chunks are compressed, which only torch reads")

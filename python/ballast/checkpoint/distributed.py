@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ballast.checkpoint.dcp_metadata import Chunk, Entry, read_metadata
+from ballast.checkpoint.dcp_metadata import EXTRA, SMALL, Chunk, Entry, Place, read_metadata
 from ballast.checkpoint.keyed import OF_OPTIMIZERS, Content
 from ballast.checkpoint.kinds import parts_of_distributed
 from ballast.checkpoint.source import Latest, WholeTensor
+from ballast.checkpoint.torch_file import ANY
 from ballast.checkpoint.unpickling import fail_file, fail_unreadable, load_without_code, require_plain
 from ballast.wrapper.stored_tensor import StoredTensor
 
@@ -21,6 +24,7 @@ def content_of(directory: Path) -> Content:
     """Return the tensors of a directory, or of those in it that together are a checkpoint of Accelerate."""
     tensors: dict[str, StoredTensor] = {}
     paths: dict[str, tuple[str, ...]] = {}
+    objects: dict[str, Place] = {}
     latest: dict[str, Latest] = defaultdict(Latest)  # of the model's tensors, and of those with the name of each moment
     for part in parts_of_distributed(directory):
         metadata = read_metadata(part)
@@ -31,7 +35,42 @@ def content_of(directory: Path) -> Content:
             tensors[whole] = WholeTensor(partial(read_entry, entry), entry.dtype, entry.shape, part, kept)
             if key in metadata.paths or around:
                 paths[whole] = (*around, *metadata.paths.get(key, (key,)))
-    return Content(directory, tensors, paths)
+        objects |= {".".join((*around, key)): place for key, place in metadata.objects.items()}
+        paths |= {".".join((*around, key)): (*around, *metadata.paths.get(key, (key,))) for key in metadata.objects}
+    readers: dict[str, Callable[[], Any]] = {key: partial(_read_object, *place) for key, place in objects.items()}
+    readers.update((key, each.read_all) for key, each in tensors.items() if not SMALL.isdisjoint(key.split(".")))
+    groups = {key.partition("param_groups.")[0] for key in objects if "param_groups." in key}
+    named_groups = {prefix: partial(_groups_of, readers, f"{prefix}param_groups.") for prefix in groups}
+    return Content(directory, tensors, paths, named_groups=named_groups, extra=partial(_extra_of, readers, paths))
+
+
+def _groups_of(readers: Mapping[str, Callable[[], Any]], around: str) -> list[dict[str, Any]]:
+    """Return the parameter groups of get_state_dict(): each has a number, or each option has the name of a parameter."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, read in readers.items():
+        if key.startswith(around):
+            holder, _, option = key.removeprefix(around).rpartition(".")
+            found[holder][option] = read()
+    return [{"params": [holder], **options} for holder, options in found.items()]
+
+
+def _extra_of(readers: Mapping[str, Callable[[], Any]], paths: Mapping[str, tuple[str, ...]]) -> Any:
+    """Return the entry `extra`, whose dictionaries torch has taken apart."""
+    if EXTRA in readers:
+        return readers[EXTRA]()
+    found: dict[str, Any] = {}
+    for key, read in readers.items():
+        first, *words = paths.get(key, (key,))
+        holder: Any = found
+        for word in words[:-1] if first == EXTRA else ():
+            holder = holder.setdefault(word, {}) if isinstance(holder, dict) else None
+        if first == EXTRA and words and isinstance(holder, dict):
+            holder[words[-1]] = read()
+    return found or None
+
+
+def _read_object(path: Path, begin: int, count: int) -> Any:
+    return load_without_code(io.BytesIO(_read_bytes(path, begin, count)), path, ANY)
 
 
 def read_entry(entry: Entry) -> torch.Tensor:
@@ -46,13 +85,17 @@ def read_entry(entry: Entry) -> torch.Tensor:
 
 
 def _read_chunk(entry: Entry, chunk: Chunk) -> torch.Tensor:
-    try:
-        with open(chunk.path, "rb") as file:
-            file.seek(chunk.begin)
-            content = file.read(chunk.bytes)
-    except OSError as error:
-        fail_file(chunk.path, error)
+    content = _read_bytes(chunk.path, chunk.begin, chunk.bytes)
     values = require_plain(load_without_code(io.BytesIO(content), chunk.path), chunk.path)
     if values.dtype != entry.dtype or tuple(values.shape) != chunk.sizes:
         fail_unreadable(chunk.path, f"it holds a tensor of {values.dtype} and {tuple(values.shape)} at {chunk.begin}")
     return values
+
+
+def _read_bytes(path: Path, begin: int, count: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(begin)
+            return file.read(count)
+    except OSError as error:
+        fail_file(path, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,9 +13,11 @@ from ballast.agreement import Agreement
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.inventory import buffers_by_name, parameter_names, parameters_by_name, warn_of_left
 from ballast.checkpoint.source import Source, steps_made
+from ballast.checkpoint.unpickling import StandIn
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.deferred_params import expect, expect_buffers, require_expected
+from ballast.wrapper.group_options import is_same, set_options
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.units import BYTES, Member
@@ -26,7 +29,7 @@ ZERO = torch.zeros(1, dtype=torch.float32, device="cpu")
 
 class ForeignImport:
     """One import into one model and optimizer. All ranks do this together. Each reads its shards, or one full tensor at a time
-    where the format has only those. The options of the parameter groups do not change."""
+    where the format has only those."""
 
     def __init__(self, directory: Path, model: torch.nn.Module, access: CheckpointAccess):
         self._access = access
@@ -51,11 +54,16 @@ class ForeignImport:
             self._fresh = self._without_state(trained)
             self._require_moments([name for name in trained if name not in self._fresh])
             made = {name: self._steps(name) for name in trained}
+            self._options = access.options_to_set(self._saved_options())
+            self._extra = self._source.extra()
         self._agreement.settle()
         self._steps_made = {id(self._parameters[name]): steps for name, steps in made.items()}
 
-    def run(self) -> None:
+    def run(self) -> Any:
+        """Load the checkpoint, and return its entry `extra`."""
         self._access.optimizer.zero_grad()
+        self._warn_of_options()
+        set_options(self._access.optimizer.param_groups, self._options)
         steps = max(self._steps_made.values(), default=0)
         expect(parameter for name, parameter in self._parameters.items() if self._has(name))
         expect_buffers(self._model)
@@ -72,6 +80,7 @@ class ForeignImport:
             self._fill_the_rest(partition)
         self._agreement.settle()
         self._access.finish_loading()
+        return self._extra
 
     def _trained(self) -> list[str]:
         return [self._names[id(each)] for _, each in self._access.parameters() if each.requires_grad]
@@ -80,6 +89,27 @@ class ForeignImport:
         shapes = {name: tuple(each.shape) for name, each in {**self._parameters, **self._buffers}.items()}
         groups = [[self._names[id(each)] for each in group["params"]] for group in self._access.optimizer.param_groups]
         return Names(trained, shapes, groups)
+
+    def _saved_options(self) -> list[dict[str, Any]]:
+        """Return the options that the checkpoint has for each group of the optimizer, where its parameters agree on them."""
+        saved = []
+        for number, group in enumerate(self._access.optimizer.param_groups):
+            found = [options for each in group["params"] if (options := self._source.options(self._names[id(each)]))]
+            differ = {key for options in found for key in options if not is_same(options[key], found[0].get(key))}
+            self._warn(f"param_groups[{number}] keeps options that its parameters disagree on in the checkpoint: %s", [*differ])
+            options = found[0] if found else {}
+            saved.append({k: v for k, v in options.items() if k not in differ and not isinstance(v, StandIn)})
+        return saved
+
+    def _warn_of_options(self) -> None:
+        """Warn of options that are not those of the script any more."""
+        changed = [
+            f"{key}={new[key]} instead of {group[key]} in param_groups[{number}]"
+            for number, (group, new) in enumerate(zip(self._access.optimizer.param_groups, self._options))
+            for key in new
+            if key in group and not is_same(group[key], new[key])
+        ]
+        self._warn("the optimizer continues with options of the checkpoint: %s", changed)
 
     def _has(self, name: str) -> bool:
         return self._source.tensor(name) is not None

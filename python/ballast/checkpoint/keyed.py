@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,8 @@ class Content:
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the keys themselves, as far as they are known
     numbers: Mapping[str, Any] = field(default_factory=dict)  # counts of steps that are no tensors
     groups: Mapping[str, Any] = field(default_factory=dict)  # param_groups, by the prefix of their optimizer
+    named_groups: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # reads those with parameters by name
+    extra: Callable[[], Any] = lambda: None  # reads the entry `extra`
     of_training: bool = True
 
 
@@ -66,11 +68,32 @@ class Keyed:
     @cached_property
     def _numbers(self) -> Mapping[str, str]:
         """The prefix of the state of each parameter whose state has a number instead of a name."""
-        if self._optimizer is not None:
-            return {}
-        found = {match[1] for key in (*self._content.tensors, *self._content.numbers) if (match := NUMBERED.fullmatch(key))}
-        prefix = self._only("optimizer's state", sorted(found))
+        prefix = self._prefix_of_numbers
         return {} if prefix is None else {name: f"{prefix}state.{number}" for name, number in self._numbered(prefix)}
+
+    @cached_property
+    def _prefix_of_numbers(self) -> str | None:
+        if self._optimizer is not None:
+            return None
+        found = {match[1] for key in (*self._content.tensors, *self._content.numbers) if (match := NUMBERED.fullmatch(key))}
+        return self._only("optimizer's state", sorted(found))
+
+    @cached_property
+    def _options(self) -> dict[str, dict[str, Any]]:
+        """The options of each parameter's group."""
+        named, numbered = self._content.named_groups, self._content.groups
+        prefix = self._prefix_of_numbers if self._optimizer is None else self._optimizer
+        if prefix is None and len({**named, **numbered}) == 1:  # there is no state, as of SGD without momentum
+            [prefix] = {**named, **numbered}
+        if prefix is None:
+            return {}
+        groups: Any = named[prefix]() if prefix in named else numbered.get(prefix)
+        if prefix in numbered and _are_groups(groups):
+            by_number = {number: group for group in groups for number in group["params"]}
+            return {name: by_number[number] for name, number in self._numbered(prefix)}
+        if not _are_groups(groups, str):
+            return {}
+        return {name: group for group in groups for name in names_in_model(group["params"], self._known).values()}
 
     def names(self) -> list[str]:
         """Return the tensors of the model by name: those that are known, and others that are next to them."""
@@ -89,7 +112,16 @@ class Keyed:
         key = f"{self._holder(name)}.{STEP}"
         stored = self._content.tensors.get(key)
         found = self._content.numbers.get(key) if stored is None else stored.read_all()
+        if found is None and self.state(name):
+            found = self.options(name).get(STEP) or None  # older versions of FusedAdam count in the groups
         return None if found is None else number_in(found, self._content.where)
+
+    def options(self, name: str) -> Mapping[str, Any]:
+        found = self._options.get(name, {})
+        return {key: value for key, value in found.items() if key not in ("params", "param_names")}
+
+    def extra(self) -> Any:
+        return self._content.extra()
 
     def _holder(self, name: str) -> str:
         return self._numbers.get(name, f"{self._optimizer or ''}state.{name}")
@@ -181,14 +213,14 @@ def prefixes(keys: Iterable[str], names: Sequence[str]) -> Counter[str]:
     return found
 
 
-def _are_groups(found: Any) -> bool:
-    """Return whether these are the param_groups of a state_dict()."""
+def _are_groups(found: Any, kind: type = int) -> bool:
+    """Return whether these are the param_groups of a state_dict(), with parameters by number or by name."""
     if not isinstance(found, list) or not all(isinstance(group, dict) for group in found):
         return False
     numbers = [group.get("params") for group in found]
     names = [group.get("param_names") or [] for group in found]
     return all(
-        isinstance(each, list) and isinstance(own, list) and all(type(number) is int for number in each)
+        isinstance(each, list) and isinstance(own, list) and all(type(number) is kind for number in each)
         for each, own in zip(numbers, names)
     ) and all(isinstance(name, str) for own in names for name in own)
 

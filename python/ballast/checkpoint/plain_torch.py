@@ -6,13 +6,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ballast.checkpoint.keyed import Content, Keyed, of_only_model
 from ballast.checkpoint.kinds import torch_files_in
 from ballast.checkpoint.source import STEP
-from ballast.checkpoint.torch_file import contents_of
+from ballast.checkpoint.torch_file import contents_of, read_tensors
 from ballast.checks import is_number, refuse
 from ballast.json_reader import Json, fail_malformed, read_json
 from ballast.wrapper.safetensors_reader import tensors_in
@@ -47,15 +48,22 @@ def content_of(path: Path) -> Content:
     found = _Collected()
     weights, optimizer = torch_files_in(path) if path.is_dir() else ([path], None)
     files = [file for each in weights for file in (_listed(each) if each.suffix == ".json" else [each])]
+    extra: Any = None
     for file in files:
-        found.add(contents_of(file), (), file)
+        content = contents_of(file)
+        extra = content.get("extra") if isinstance(content, dict) and len(files) == 1 else None
+        found.add(content, (), file)
     if not files:
         for name, stored in tensors_in(path).items():
             found.add(stored, (name,), path)
     if optimizer is not None:
         found.add({"optimizer": contents_of(optimizer)}, (), optimizer)
     found.leave_out_state_with_masters(path)
-    return Content(path, found.tensors, found.paths, found.numbers, found.groups, of_training=bool(found.groups))
+    groups = {prefix: read_tensors(each) for prefix, each in found.groups.items()}
+    read_extra = partial(read_tensors, extra)
+    return Content(
+        path, found.tensors, found.paths, found.numbers, groups, extra=read_extra, of_training=bool(found.groups)
+    )
 
 
 def _listed(index: Path) -> list[Path]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +35,12 @@ class Source(Protocol):
 
     def steps(self, name: str) -> int | None:
         """Return the number of steps that made the moments of a parameter."""
+
+    def options(self, name: str) -> Mapping[str, Any]:
+        """Return the options of the parameter group that has a parameter; nothing if the checkpoint does not say them."""
+
+    def extra(self) -> Any:
+        """Return the entry `extra` of the checkpoint, or None."""
 
 
 def steps_made(source: Source, name: str, needed: bool) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ballast._torch_compat import tree_map
 from ballast.checkpoint.unpickling import fail_unreadable, load_without_code, require_plain
 from ballast.wrapper.memory import bytes_at, tensor_at
 from ballast.wrapper.safetensors_reader import OpenFile
@@ -55,6 +56,11 @@ def contents_of(path: Path, kept: Mapping[str, type] | None = None) -> Any:
     name, become StandIns."""
     found = load_without_code(path, path, ANY, kept)
     return _Mapped(path).replaced(found, MOST_LEVELS)
+
+
+def read_tensors(found: Any) -> Any:
+    """Return the content of a file with its tensors read."""
+    return tree_map(lambda each: each.read_all() if isinstance(each, StoredTensor) else each, found)
 
 
 class _Mapped:

@@ -59,6 +59,12 @@ class Universal:
             return self._steps_of_all
         return number_in(load_without_code(path, path, ITS_OWN), path)
 
+    def options(self, name: str) -> Mapping[str, Any]:
+        return {}  # DeepSpeed's groups have other parameters than the script's
+
+    def extra(self) -> Any:
+        return None
+
     @cached_property
     def _steps_of_all(self) -> int | None:
         """Return the steps of the optimizer's first parameter. Stage 3 stores no steps of single parameters: all have

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -90,6 +91,12 @@ class Zero:
     def steps(self, name: str) -> int | None:
         parts = self._parts.get(self._saved.get(name, name))
         return self._ranks[parts[0].rank].steps[parts[0].group] if parts else None
+
+    def options(self, name: str) -> Mapping[str, Any]:
+        return {}  # DeepSpeed's groups have other parameters than the script's
+
+    def extra(self) -> Any:
+        return None
 
     def _joined(
         self, name: str, ranges: list[tuple[StoredTensor, int, int]], shape: tuple[int, ...]

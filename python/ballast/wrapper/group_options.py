@@ -37,6 +37,18 @@ def set_options(groups: Sequence[dict[str, Any]], new: Sequence[Mapping[str, Any
             group[key] = now.fill_(value) if isinstance(now, torch.Tensor) and not isinstance(value, torch.Tensor) else value
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values of an option are equal, also as a tensor and a number, or as a tuple and a list.
+
+    >>> is_same((0.9, 0.99), [0.9, 0.99]), is_same(torch.tensor(0.5), 0.5), is_same(None, 0)
+    (True, True, False)
+    """
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    values = [each.tolist() if isinstance(each, torch.Tensor) else each for each in (one, other)]
+    return bool(values[0] == values[1])
+
+
 def _as_now(now: Any, value: Any, where: str) -> Any:
     """Return the value in the type of the current one, because JSON has neither tuples nor tensors.
 

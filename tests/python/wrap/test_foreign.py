@@ -15,7 +15,7 @@ from python.wrap.support.constructed import Tall
 from python.wrap.support.loops import Loop, Tower, check_close, mlp
 from python.wrap.support.ranks import run_ranks
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 
 def trained_by_torch():
@@ -266,6 +266,96 @@ def test_state_by_number_is_refused(tmp_path):
     checkpoint = {"model": run.model.state_dict(), "optim": run.optimizer.state_dict()}
     dcp.save(checkpoint, checkpoint_id=tmp_path, no_dist=True)
     refused(tmp_path, r"by number(.|\n)*optim.state.\d+(.|\n)*get_state_dict\(model, optimizer\)")
+
+
+def in_two_groups(model, **of_second):
+    """Return an optimizer with a group of matrices and one of the rest."""
+    sizes = [[each for each in model.parameters() if (each.dim() > 1) == is_matrix] for is_matrix in (True, False)]
+    return torch.optim.AdamW([{"params": sizes[0]}, {"params": sizes[1], **of_second}], lr=1e-2)
+
+
+def by_number(folder, model, optimizer):
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "extra": EXTRA}, folder / "all.pt")
+    return folder / "all.pt"
+
+
+def by_name(folder, model, optimizer):
+    saved = get_state_dict(model, optimizer)
+    torch.save({"model": saved[0], "optim": saved[1], "extra": EXTRA}, folder / "all.pt")
+    return folder / "all.pt"
+
+
+def in_directory(folder, model, optimizer, **options):
+    saved = get_state_dict(model, optimizer, options=StateDictOptions(**options))
+    dcp.save({"model": saved[0], "optim": saved[1], "extra": EXTRA}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def in_flat_directory(folder, model, optimizer):
+    return in_directory(folder, model, optimizer, flatten_optimizer_state_dict=True)
+
+
+EXTRA = {"epoch": 3, "words": ["a", "b"], "data": {"seed": 7, "at": torch.arange(3)}}
+
+
+@pytest.mark.parametrize("writes", [by_number, by_name, in_directory, in_flat_directory])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_options_of_groups_and_extra_are_loaded_as_by_torch(writes, stage, tmp_path, caplog):
+    """A training continues with learning rates that a scheduler has changed, and with entries that the script does not have."""
+    def begin():
+        model = mlp()
+        return model, in_two_groups(model, weight_decay=0.0)
+
+    model, optimizer = begin()
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # adds initial_lr
+    Loop(steps=2).train(model, optimizer)
+    optimizer.param_groups[0].update(lr=torch.tensor(0.25), betas=(0.5, 0.75), step=2, note="mine")
+    optimizer.param_groups[1].update(lr=0.125, weight_decay=0.5)
+    path = writes(tmp_path, model, optimizer)
+
+    mine, wrapped = begin()
+    wrapped = ballast.wrap(wrapped, mine, stage=stage)
+    with caplog.at_level(logging.WARNING, "ballast"):
+        extra = ballast.load_checkpoint(path, mine, wrapped)
+    assert (extra["epoch"], extra["words"], extra["data"]["seed"]) == (3, ["a", "b"], 7)
+    assert torch.equal(extra["data"]["at"], torch.arange(3))
+    for group, expected in zip(wrapped.param_groups, optimizer.param_groups):
+        assert {**group, "params": []} == {**expected, "params": []}
+    for change in ("lr=0.125 instead of 0.01 in param_groups[1]", "weight_decay=0.5 instead of 0.0 in param_groups[1]"):
+        assert change in caplog.text
+    assert "betas" in caplog.text and "eps" not in caplog.text and "note" not in caplog.text
+    longer = Loop(steps=4)
+    ours, theirs = longer.train(mine, wrapped, 2).losses, longer.train(model, optimizer, 2).losses
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("writes", [by_number, in_directory])
+def test_options_without_state_are_loaded_too(writes, tmp_path):
+    """SGD without momentum has no state, and has a learning rate."""
+    model = mlp()
+    path = writes(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.5))
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    ballast.load_checkpoint(path, model, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("writes", [by_number, in_directory])
+def test_momentum_that_a_checkpoint_would_turn_on_is_refused(writes, tmp_path):
+    model = mlp()
+    path = writes(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(ballast.UsageError, match="B1005 cannot turn momentum on after"):
+        ballast.load_checkpoint(path, model, optimizer)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.1, 0)
+
+
+def test_options_that_differ_within_a_group_stay(tmp_path, caplog):
+    model = mlp()
+    path = in_directory(tmp_path, model, in_two_groups(model, lr=0.5, weight_decay=0.25))
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    ballast.load_checkpoint(path, model, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert "param_groups[0] keeps options" in caplog.text and "lr, weight_decay" in caplog.text
 
 
 def test_a_universal_checkpoint_in_the_same_directory_is_read(tmp_path):
