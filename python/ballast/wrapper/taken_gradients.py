@@ -89,6 +89,18 @@ class TakenGradients:
                 needed="optimizer.zero_grad() between the step and the backward pass of the next one",
             )
 
+    def require_unscaled(self, member: int) -> None:
+        """Refuse another pass over a gradient that was scaled: the factor applies to all passes of the step, and torch's to
+        those that have come."""
+        factor = self._factors.total_of(member)
+        if factor != 1.0:
+            refuse_order(
+                f"cannot add gradients: those of earlier passes were scaled by {factor}",
+                where=f"parameter {self.name_of(member)}",
+                needed="scaling and clipping after the last backward pass of a step",
+                remedy="Call step() or zero_grad() first. To weigh the passes of a step, scale their losses.",
+            )
+
     def not_taken(self) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients were assigned, and not computed by backward()."""
         parameters = [each.parameter for number, each in enumerate(self._members) if number not in self.taken]

@@ -228,6 +228,35 @@ def test_gradients_times_zero_are_zeros(kind):
     check_as_plain(scaled, kind)
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.0, float("nan")])
+@pytest.mark.parametrize("holds", [False, True])
+def test_gradients_after_a_factor_are_refused(factor, holds):
+    """Torch scales only the passes before the factor."""
+    plain = Training()
+    plain.step()
+    for stage in (2, 3):
+        ours = Training(stage=stage)
+        ours.backward()
+        for gradient in ours.gradients:
+            gradient.mul_(factor)
+        with pytest.raises(ballast.UsageError, match="B1007 cannot add gradients: .* scaled by(.|\n)*last backward(.|\n)*losses"):
+            with ours.optimizer.no_sync() if holds else nullcontext():
+                ours.backward()
+        ours.optimizer.zero_grad()
+        ours.step()
+        ours.require_values_of(plain)
+
+
+def test_a_factor_of_one_between_two_passes_changes_nothing():
+    def accumulated(training):
+        training.backward()
+        for gradient in training.gradients:
+            gradient.mul_(1.0)
+        training.step()
+
+    check_as_plain(accumulated)
+
+
 def test_clipping_by_an_infinite_norm_skips_the_step():
     ours = Training(stage=2)
     before = ours.values()
