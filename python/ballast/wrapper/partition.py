@@ -77,7 +77,8 @@ class Partition(ShardedState):
         self.before_clipping = 1.0  # the ratio of the norm before clipping to that of the last step
         self.gradients.may_scale = not options.update_in_backward
         self._order_is_learnt = False
-        self._last_backward = [NO_BACKWARD] * len(units)  # in which gradients of each unit have arrived
+        self._backward = NO_BACKWARD  # in which the last gradient has arrived
+        self._last_backward = [NO_BACKWARD] * len(units)  # the same, by unit
         self._residence.before_gathers(weakref.WeakMethod(self._complete_unit))
         self._reset_step()
 
@@ -133,6 +134,10 @@ class Partition(ShardedState):
     def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
         """Take a gradient that was added to `parameter.grad`. With `hold`, it waits for the next one, or for the step."""
         require_stream(self._gpu, self._stream)
+        if (backward := current_backward()) != self._backward:
+            self._backward = backward
+            if self.gradients.are_cleared():
+                self._discard_cleared_gradients()
         if self._passes is not None:
             self.wait_for_commit()  # raises the error of a step that has failed
             refuse_order(
@@ -149,7 +154,7 @@ class Partition(ShardedState):
         unit, place = self._places[number]
         if self.stage == 3 and unit != self._gradient_order.next_unit:
             self._complete_unit()
-        self._last_backward[unit] = current_backward()
+        self._last_backward[unit] = backward
         if ended := self._gradient_order.ended_by(unit, place):
             self._take_all(ended)
         self.gradients.take(number, parameter, gradient)

@@ -148,6 +148,11 @@ class Partitions:
     # --- To the next partition ---
 
     def _make(self) -> Partition:
+        if self.factory.options.keeps_full_parameters and not self.wrapped.trained():
+            refuse_order(
+                "cannot begin to train: all parameters of the optimizer are frozen",
+                needed="a parameter with requires_grad=True, below stage 3",
+            )
         state, steps = self.state.loaded, 0
         if self.current is not None:
             moments = [] if state is not None else self.factory.updates.moments(self.wrapped.optimizer)

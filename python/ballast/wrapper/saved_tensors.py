@@ -107,6 +107,8 @@ class SavedTensors:
                 if place is not None:
                     return place
                 tensor = tensor.clone()  # other values will be in this memory
+            elif gather.full and (in_full := gather.place_in_full(tensor)) is not None:
+                return in_full
             elif views.has_copies and (of_copy := views.place_of(tensor, address, gather.updates)) is not None:
                 return of_copy
             elif tensor.dtype is not views.dtype and (in_cast := cast_place(tensor)) is not None:

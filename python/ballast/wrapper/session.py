@@ -172,6 +172,8 @@ class Session:
         are_full = self.options.keeps_full_parameters
         if are_full and not begins_step or (are_full or self._waits_for_trained) and not self._wrapped.trained():
             return
+        if not begins_step and partitions.current is not None and partitions.current.is_gathered:
+            return  # whatever is trained next: the block has the values, and no other partition can be made inside of it
         if partitions.of_this_step is not None and not partitions.of_this_step.has_begun:
             partitions.of_this_step = None  # the calls before brought no gradients, as in an evaluation
         known = None if partitions.current is None else weakref.ref(partitions.current)  # the partition may go, and its memory
@@ -179,6 +181,11 @@ class Session:
         partition.require_not_updated("cannot call the model")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this call
+
+    @property
+    def has_trained_nothing(self) -> bool:
+        """Whether all parameters have been frozen since the beginning, so that there are no gradients and no partition."""
+        return self.partitions.current is None and not self._wrapped.trained()
 
     @property
     def _waits_for_trained(self) -> bool:
@@ -222,6 +229,8 @@ class Session:
         partitions.require_unchanged()
         if (run := partitions.factory.joint_run) is not None:
             run.require_others()
+        elif self.has_trained_nothing:
+            return
         partition = self.partition()
         self._require_averaged()
         result = partition.step(loss_scale=loss_scale, discard=found_inf, in_round=True)

@@ -7,6 +7,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import islice
 from sys import getrefcount
 
 import torch
@@ -106,6 +107,13 @@ class TakenGradients:
         parameters = [each.parameter for number, each in enumerate(self._members) if number not in self.taken]
         with without_torch_function():
             return [each for each in parameters if each.grad is not None and not isinstance(each.grad, TakenGradient)]
+
+    def are_cleared(self) -> bool:
+        """Return whether the gradients were cleared through the model, to judge by one of them."""
+        with without_torch_function():
+            return any(
+                not isinstance(self._members[number].parameter.grad, TakenGradient) for number in islice(self.taken, 1)
+            )
 
     def cleared(self) -> list[int]:
         """Return the members whose gradients were cleared through the model."""

@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager
 import torch
 
 from ballast import _core
+from ballast._torch_compat import storage_address
 from ballast.checks import refuse_order
 from ballast.wrapper.autocast_cache import CachedCasts
-from ballast.wrapper.gathered_views import NO_VIEWS, GatheredViews
+from ballast.wrapper.gathered_views import NO_VIEWS, GatheredViews, Place
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.managed_parameter import ManagedParameter, ParameterOwner, managed
 from ballast.wrapper.memory import views_in
@@ -52,7 +53,8 @@ class UnitGather:
         self.updates = 0  # of all parameters that are trained, and writes to any
         self._updated_at = 0  # `updates` after the last update by a step
         self._written_at: dict[Member, int] = {}  # `updates` after the last write
-        self._versions_of_full: dict[Member, int] = {}  # torch's count of writes, when a block of gather() began
+        self._begun_full: dict[Member, tuple[int, int]] = {}  # torch's count of writes and the address, when a block began
+        self._full_places: dict[int, Member] = {}  # by address of the memory that a block of gather() shows
         self._viewed: set[Member] = set()  # of whose copies views may be there, since the last release
         self.now = NO_VIEWS  # the open unit's
         self.casts = CachedCasts()
@@ -163,9 +165,13 @@ class UnitGather:
         self._written_at.update(dict.fromkeys(written, self.updates))
 
     def counted_writes(self) -> list[Member]:
-        """Return the full members that were written to since their block of gather() began, as torch counts it: it does not
-        count writes through `.data`."""
-        return [member for member, version in self._versions_of_full.items() if member.parameter._version != version]
+        """Return the full members that were written to since their block of gather() began, or have other memory. Torch does
+        not count writes through `.data` to the same memory."""
+        return [member for member in self._begun_full if self._is_written_now(member)]
+
+    def _is_written_now(self, member: Member) -> bool:
+        begun = self._begun_full.get(member)
+        return begun is not None and begun != (member.parameter._version, member.parameter.data_ptr())
 
     def require_unchanged(self, unit: int, number: int, since: int) -> None:
         """Refuse to continue a backward pass with a member that was changed since the forward pass, when `updates` was
@@ -177,9 +183,7 @@ class UnitGather:
                 where=f"parameter {member.name}",
                 needed="all backward passes through a graph before step(), or another forward pass after it",
             )
-        version = self._versions_of_full.get(member)
-        is_written_now = version is not None and member.parameter._version != version
-        if is_written_now or since < self._written_at.get(member, 0):
+        if self._is_written_now(member) or since < self._written_at.get(member, 0):
             refuse_order(
                 "cannot continue a backward pass: its parameters were written to after its forward pass",
                 where=f"parameter {member.name}",
@@ -272,15 +276,26 @@ class UnitGather:
         """Let torch see these copies of all parameters of the units, until the units are let go and the copies resharded."""
         for member, values in copies.items():
             self.show(member, values)
-            self._versions_of_full[member] = member.parameter._version
+            self._begun_full[member] = member.parameter._version, values.data_ptr()
+            self._full_places[storage_address(values.untyped_storage())] = member
         self.full |= set(units)
 
     def let_go(self, units: Iterable[int], copies: Mapping[Member, torch.Tensor]) -> None:
         """End what hold() began."""
         self.full -= set(units)
-        for member in copies:
-            del self._versions_of_full[member]
+        for member, values in copies.items():
+            del self._begun_full[member], self._full_places[storage_address(values.untyped_storage())]
         self.reshard(copies)
+
+    def place_in_full(self, tensor: torch.Tensor) -> Place | None:
+        """Return the place of a view of a parameter that a block of gather() shows; None if the tensor is none."""
+        member = self._full_places.get(storage_address(tensor.untyped_storage())) if self._full_places else None
+        if member is None or tensor.dtype is not member.parameter.dtype:
+            return None
+        whole = member.parameter
+        size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset() - whole.storage_offset()
+        is_whole = offset == 0 and (size, stride) == (tuple(whole.shape), whole.stride())
+        return Place(self.key, member.unit, member.tensor, size, stride, offset, is_whole, self.updates)
 
     def reshard(self, copies: Mapping[Member, torch.Tensor]) -> list[str]:
         """Shard the parameters that torch sees these copies of, and return the names of those that were written to."""

@@ -74,6 +74,28 @@ def in_turns(stage):
     return losses
 
 
+def all_frozen(stage):
+    """Make steps while all parameters are frozen, before the first step and after it."""
+    model = mlp()
+    optimizer, losses = wrapped(model, stage), []
+    for _ in range(2):
+        model.requires_grad_(False)
+        x = torch.ones(20, requires_grad=True)
+        model(x).square().sum().backward()
+        losses.append(x.grad.norm().item())
+        if stage is not None:
+            assert optimizer.clip_grad_norm_(1.0) == 0.0
+        optimizer.step()
+        optimizer.zero_grad()
+        model.requires_grad_(True)
+        loss = model(torch.ones(20)).square().sum()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
 def with_a_dropped_pass(stage):
     """Freeze or thaw a layer, and drop a backward pass between the forward and the backward pass of another loss."""
     model = mlp()
@@ -93,13 +115,13 @@ def with_a_dropped_pass(stage):
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-@pytest.mark.parametrize("train", [scaled, under_input, in_turns, with_a_dropped_pass])
+@pytest.mark.parametrize("train", [scaled, under_input, in_turns, with_a_dropped_pass, all_frozen])
 def test_as_torch_trains_it(train, stage):
     assert train(stage) == pytest.approx(train(None), rel=1e-5)
 
 
 def all_of_them(rank, stage):
-    return [train(stage) for train in (scaled, under_input, in_turns, with_a_dropped_pass)]
+    return [train(stage) for train in (scaled, under_input, in_turns, with_a_dropped_pass, all_frozen)]
 
 
 def test_ranks_train_it_as_one_does():
@@ -117,6 +139,30 @@ def test_parameters_frozen_after_an_evaluation_with_gradients_keep_their_values(
     step(model, optimizer)
     with ballast.gather(model):
         assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("begins_inside", [False, True])
+def test_a_model_is_evaluated_inside_of_gather_after_a_layer_was_frozen_or_thawed(stage, begins_inside):
+    model, optimizer = evaluated(stage=stage)
+    expected = model(torch.ones(20))
+    for trains in (False, True):
+        if not begins_inside:
+            model[0].requires_grad_(trains)
+        with ballast.gather(model), torch.no_grad():
+            if begins_inside:
+                model[0].requires_grad_(trains)
+            assert torch.equal(model(torch.ones(20)), expected)
+    step(model, optimizer)
+    assert optimizer.steps == 2
+
+
+def test_a_step_below_stage_3_of_a_model_of_which_nothing_is_trained_has_no_partition():
+    model = mlp().requires_grad_(False)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=2)
+    optimizer.step()
+    with pytest.raises(ballast.UsageError, match="B1007 cannot begin to train: all parameters of the optimizer are frozen"):
+        optimizer.memory()
 
 
 @pytest.mark.parametrize("calls", [torch.no_grad, torch.enable_grad])

@@ -69,6 +69,38 @@ def test_backward_inside_gather_finds_the_values_of_forward(gathers):
         check_equal(outside, Run(inside, optimizer, losses))
 
 
+@pytest.mark.parametrize("gathers", [lambda model: model, lambda model: model.blocks[3]], ids=["all", "one"])
+@pytest.mark.parametrize("checkpointing", ["none", "reentrant", "not reentrant"])
+def test_backward_after_gather_finds_the_values_of_forward_inside(gathers, checkpointing):
+    loop = Loop(make_model=partial(Tower, checkpointing), steps=3)
+    outside, inside = loop.run(stage=3), Tower(checkpointing)
+    optimizer = ballast.wrap(torch.optim.AdamW(inside.parameters(), lr=1e-2), inside, stage=3)
+    losses = []
+    for number in range(3):
+        with ballast.gather(gathers(inside)):
+            loss = loop.loss(inside, loop.batch(number))
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    with ballast.gather(inside), ballast.gather(outside.model):
+        check_equal(outside, Run(inside, optimizer, losses))
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_backward_after_other_memory_was_assigned_inside_gather_is_refused(is_inside):
+    run = Loop(steps=1).run(stage=3)
+    with ballast.gather(run.model):
+        loss = run.model(torch.ones(20)).square().sum()
+        run.model[2].weight.data = run.model[2].weight.data * 2
+        if is_inside:
+            with pytest.raises(ballast.UsageError, match="cannot continue (.|\n)* written to(.|\n)*2.weight"):
+                loss.backward()
+    if not is_inside:
+        with pytest.raises(ballast.UsageError, match="cannot continue (.|\n)* written to(.|\n)*2.weight"):
+            loss.backward()
+
+
 def test_writes_while_gathered_are_kept_on_all_ranks():
     for changed, losses in run_ranks(2, bodies.changes_while_gathered):
         assert changed == [0.5, 3.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +59,19 @@ class Model(torch.nn.Module):
         return [self.first, *self.blocks, self.last][number]
 
 
+class Interruption(Exception):
+    """Is raised in the middle of a pass."""
+
+
+def interrupt(*_: Any) -> None:
+    raise Interruption
+
+
+def interrupt_in_backward(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    if output.requires_grad:
+        output.register_hook(interrupt)
+
+
 class Action(NamedTuple):
     name: str  # of a method of Training
     module: int = 0
@@ -74,8 +87,15 @@ class Case(NamedTuple):
 
 
 OFTEN = ("forward", "backward", "forward", "backward", "forward", "backward")
-AT_ANY_TIME = ("write", "evaluate", "look", "call", "evaluate_gathered", "train_without_sync", "discard", "set_rate")
-BETWEEN_STEPS = ("write", "evaluate", "look", "call", "freeze", "move", "save_and_load", "set_rate")
+FORWARD = ("forward", "forward_gathered")
+AT_ANY_TIME = (
+    *("write", "load", "evaluate", "look", "call", "evaluate_gathered", "forward_gathered", "train_without_sync", "set_rate"),
+    *("discard", "clear", "drop", "interrupt_forward", "interrupt_backward", "add_after_a_factor"),
+)
+BETWEEN_STEPS = (
+    *("write", "load", "evaluate", "evaluate_gathered", "look", "call", "freeze", "move", "save_and_load", "set_rate"),
+    *("drop", "freeze_all", "step_with_closure"),
+)
 
 
 def random_case(seed: int, folder: Path) -> Case:
@@ -117,11 +137,12 @@ def random_step(chosen: random.Random, names: Sequence[str]) -> list[Action]:
     actions: list[Action] = []
     pending = 0  # losses without a backward pass
     for name in chosen.choices(names, k=chosen.randint(2, 9)):
-        if (name == "backward" and pending == 0) or (name == "forward" and pending == 2):
+        if (name == "backward" and pending == 0) or (name in FORWARD and pending == 2):
             continue
-        pending += {"forward": 1, "backward": -1}.get(name, 0)
+        pending += {"backward": -1}.get(name, int(name in FORWARD))
         actions.append(Action(name, chosen.randrange(MODULES)))
     actions += [Action("backward")] * pending + [Action("forward"), Action("backward")]
+    actions += [Action("scale")] * (chosen.random() < 0.25)
     actions += [Action("clip")] * chosen.randint(0, 1)
     actions += [Action("write", chosen.randrange(MODULES))] * chosen.randint(0, 1)
     after = chosen.choices(BETWEEN_STEPS, k=chosen.randint(0, 2))
@@ -159,10 +180,12 @@ class Training:
     def note(self, what: str, value: float) -> None:
         self.seen.append((what, value))
 
-    def loss(self) -> torch.Tensor:
+    def batches_of_ranks(self) -> list[torch.Tensor]:
         self.batches += 1
-        batches = [torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(RANKS * self.batches + r)) for r in self.ranks]
-        return torch.stack([self.model(batch).square().mean() for batch in batches]).mean()
+        return [torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(RANKS * self.batches + r)) for r in self.ranks]
+
+    def loss(self) -> torch.Tensor:
+        return torch.stack([self.model(batch).square().mean() for batch in self.batches_of_ranks()]).mean()
 
     def gathered(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
@@ -184,6 +207,12 @@ class Training:
             for parameter in module.parameters():
                 parameter.data.mul_(0.97)
 
+    def load(self, module: torch.nn.Module) -> None:
+        """Load values, unless losses are pending: torch refuses their backward passes then."""
+        if not self.losses:
+            with self.gathered(self.model):
+                self.model.load_state_dict({name: 0.97 * value for name, value in self.model.state_dict().items()})
+
     def evaluate(self, module: torch.nn.Module) -> None:
         with torch.no_grad():
             self.note("loss", self.loss().item())
@@ -197,6 +226,10 @@ class Training:
         with self.gathered(self.model):
             self.evaluate(module)
 
+    def forward_gathered(self, module: torch.nn.Module) -> None:
+        with self.gathered(module):
+            self.forward(module)
+
     def train_without_sync(self, module: torch.nn.Module) -> None:
         with self.without_sync():
             self.loss().backward()
@@ -209,6 +242,43 @@ class Training:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
+    def clear(self, module: torch.nn.Module) -> None:
+        self.model.zero_grad()
+
+    def drop(self, module: torch.nn.Module) -> None:
+        """Drop a backward pass, as after a bad batch."""
+        self.loss().backward()
+        self.discard(module)
+
+    def interrupt_forward(self, module: torch.nn.Module) -> None:
+        with suppress(Interruption), module.register_forward_pre_hook(interrupt):
+            self.loss()
+
+    def interrupt_backward(self, module: torch.nn.Module) -> None:
+        """Stop the backward pass of each rank below a module. Gradients of the modules above it stay."""
+        for batch in self.batches_of_ranks():
+            with module.register_forward_hook(interrupt_in_backward):
+                loss = self.model(batch).square().mean() / len(self.ranks)
+            with suppress(Interruption):
+                loss.backward()
+
+    def scale(self, module: torch.nn.Module) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+
+    def add_after_a_factor(self, module: torch.nn.Module) -> None:
+        """Add a backward pass to scaled gradients, which the library refuses, and drop them all."""
+        self.scale(module)
+        self.note("refused", float(self.is_refused(self.loss())))
+        self.discard(module)
+
+    def is_refused(self, loss: torch.Tensor) -> bool:
+        scaled = [each for each in self.model.parameters() if each.grad is not None]
+        before = [each.grad.clone() for each in scaled]
+        loss.backward()
+        return not all(map(torch.equal, before, (each.grad for each in scaled)))
+
     def set_rate(self, module: torch.nn.Module) -> None:
         for optimizer in self.optimizers:
             optimizer.param_groups[0]["lr"] *= 0.9
@@ -218,6 +288,28 @@ class Training:
         block = self.model.blocks[3]
         with self.gathered(block):
             block.requires_grad_(not block.wide.weight.requires_grad)
+
+    def freeze_all(self, module: torch.nn.Module) -> None:
+        """Freeze all parameters, make a step without gradients, and thaw them."""
+        trained = [each for each in self.model.parameters() if each.requires_grad]
+        self.model.requires_grad_(False)
+        self.evaluate(module)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+    def step_with_closure(self, module: torch.nn.Module) -> None:
+        def closure() -> torch.Tensor:
+            self.discard(module)
+            loss = self.loss()
+            loss.backward()
+            self.zero_unused()
+            return loss
+
+        for optimizer in self.optimizers:
+            self.note("loss", optimizer.step(closure).item())
+        self.discard(module)
 
     def clip(self, module: torch.nn.Module) -> None:
         self.zero_unused()
@@ -263,6 +355,14 @@ class RankTraining(Training):
 
     def zero_unused(self) -> None:
         """Do nothing: the library does it."""
+
+    def is_refused(self, loss: torch.Tensor) -> bool:
+        try:
+            loss.backward()
+        except ballast.UsageError as error:
+            assert "cannot add gradients" in str(error), error
+            return True
+        return False
 
     def move(self, module: torch.nn.Module) -> None:
         for optimizer in self.optimizers:
