@@ -13,6 +13,8 @@ from typing import Any, NoReturn, TypeGuard
 
 from ballast import _core
 
+NEXT_LINE = "\n" + 13 * " "  # below the value of a field of an error
+
 
 def fail(name: str, problem: _core.Problem) -> NoReturn:
     """Raise the error of this name. kernels/runtime/ERRORS.md lists the names."""

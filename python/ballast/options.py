@@ -30,6 +30,7 @@ from ballast.wire import Wire
 
 USUAL_GPU = "a100"
 RESERVE = 2 << 30  # of a GPU
+HEADROOM = 0.05  # of a GPU and of the host
 # By NCCL's sources its buffers take about 3 GiB more on a machine of 8 GPUs with NVLink: a GPU has some for each of the others.
 # Fewer of them count in proportion, and more count as 7.
 RESERVE_OF_PEERS, COUNTED_PEERS = 3 << 30, 7
@@ -68,6 +69,7 @@ class Options:
     measured: Measured | None
     rates: Mapping[str, Rate]
     reserve: int | None  # None: the usual one
+    headroom: float  # the fraction of a GPU's and of the host's memory that is left free
     activations: TreatedActivations
     tokens: int
     sequence: int | None  # None: the usual one, or the longest that the model takes
@@ -122,7 +124,16 @@ class Options:
     def room(self) -> Mapping[str, int]:
         """Bytes of a rank outside its device, by tier. On CPUs the host is the device."""
         host = 0 if self.is_on_cpu else (self.host_memory or 0) // self.ranks_of_machine
-        return {"host": host - self.host_reserve, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
+        used = self.host_reserve + self.left_free["host"]
+        return {"host": host - used, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
+
+    @property
+    def left_free(self) -> Mapping[str, int]:
+        """Bytes of a rank that the plan leaves free, by tier: activations are estimated, and allocators leave gaps. Of a small
+        host the system takes all."""
+        host = 0 if self.is_on_cpu else (self.host_memory or 0) // self.ranks_of_machine
+        of_host = min(headroom_of(host, self.headroom), host - self.host_reserve)
+        return {"device": headroom_of(self.hardware.memory, self.headroom), "host": of_host}
 
     @property
     def reserved(self) -> int:
@@ -198,6 +209,27 @@ def usual_reserve(linked: int) -> int:
     [2048, 2486, 5120, 5120]
     """
     return RESERVE + RESERVE_OF_PEERS * min(linked - 1, COUNTED_PEERS) // COUNTED_PEERS
+
+
+def headroom_of(size: int, fraction: float) -> int:
+    """Return the bytes of a memory that are left free."""
+    return int(size * fraction)
+
+
+def read_headroom(value: object) -> float:
+    """Return the fraction of the memory that is left free.
+
+    >>> read_headroom(0), read_headroom("5%"), read_headroom("0.1")
+    (0.0, 0.05, 0.1)
+    """
+    text = str(value).strip()
+    try:
+        fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        fraction = math.nan
+    if isinstance(value, bool) or not 0 <= fraction < 1:
+        refuse_value("headroom", value, 'a fraction of the memory from 0 on, below 1, such as 0.05 or "5%"')
+    return fraction
 
 
 def read_planned_count(name: str, value: object) -> int:

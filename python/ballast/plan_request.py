@@ -16,6 +16,7 @@ from ballast.measured import read_measured
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
 from ballast.options import (
+    HEADROOM,
     Options,
     Stage,
     TreatedActivations,
@@ -23,6 +24,7 @@ from ballast.options import (
     read_count_or_none,
     read_efficiency,
     read_gpu,
+    read_headroom,
     read_offload,
     read_planned_count,
     read_price,
@@ -109,6 +111,7 @@ class PlanRequest:
             micro_steps=options.micro_steps,
             activations=options.activations.amount,
             efficiency=options.efficiency,
+            headroom=options.headroom,
             sequence=sequence_of(self.description, options) if self.description.attends else 0,
             price=options.price,
             train_tokens=options.train_tokens,
@@ -144,10 +147,11 @@ class PlanRequest:
         return len(self.options.not_given) == 2 and self.options.offload == "auto"
 
     def _budget(self) -> dict[str, int]:
-        """Return all that a rank may use: for the plan, for activations and reserved."""
+        """Return all that a rank has: for the plan, for activations, reserved and left free."""
         reserved = {"device": self.options.reserved, "host": self.options.host_reserve}
+        free = self.options.left_free
         return {
-            tier: size + self.activations.get(tier, 0) + self.of_outer.get(tier, 0) + reserved.get(tier, 0)
+            tier: size + self.activations.get(tier, 0) + self.of_outer.get(tier, 0) + reserved.get(tier, 0) + free.get(tier, 0)
             for tier, size in vars(self.budget).items()
         }
 
@@ -207,6 +211,7 @@ def request_plan(
     measured: str | os.PathLike[str] | None = None,
     rates: Mapping[str, Rate] | None = None,
     reserve: Size | None = None,
+    headroom: float | str = HEADROOM,
     activations: Size | None = None,
     tokens: int = 8192,
     sequence: int | None = None,
@@ -233,12 +238,11 @@ def request_plan(
         stage=read_stage(stage),
         offload=read_offload(offload),
         measured=(found := None if measured is None else read_measured(measured)),
-        gpu=read_gpu(gpu, found),
-        gpu_memory=read_size(gpu_memory),
+        gpu=read_gpu(gpu, found), gpu_memory=read_size(gpu_memory),
         flops=read_count_or_none(flops),
         host_memory=read_size(host_memory), drive_space=read_size(drive_space),
         rates=read_rates(rates, found),
-        reserve=read_size(reserve),
+        reserve=read_size(reserve), headroom=read_headroom(headroom),
         activations=read_activations("checkpointed" if activations is None else activations),
         tokens=read_planned_count("tokens", tokens),
         sequence=None if sequence is None else read_planned_count("sequence", sequence),
@@ -324,7 +328,8 @@ def request_of(options: Options, description: Description) -> PlanRequest:
 
 def left_of(options: Options, activations: Mapping[str, int]) -> dict[str, int]:
     """Return the bytes of a rank that activations leave, by tier. They are negative where these need more."""
-    whole = {"device": options.hardware.memory - options.reserved, **options.room}
+    device = options.hardware.memory - options.reserved - options.left_free["device"]
+    whole = {"device": device, **options.room}
     return {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
 
 

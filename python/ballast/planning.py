@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ballast import _core
 from ballast.candidates import candidates, stages
-from ballast.checks import fail
+from ballast.checks import NEXT_LINE, fail
 from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
 from ballast.keywords import with_keywords_of
@@ -19,7 +19,7 @@ from ballast.plan_request import PlanRequest, fits, left_of, request_plan
 from ballast.result import Plan
 from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size, human_time
-from ballast.spelling import with_value
+from ballast.spelling import name_of, with_value
 from ballast.suggestions import remedy
 
 WORTH_A_NOTE = 0.99  # of the time of a step
@@ -57,6 +57,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     rates               replaces measured or usual rates by name, such as {"read": "3GB/s"}
     reserve             memory of each GPU for CUDA, NCCL and the allocator's gaps. None: 2 GiB, and more where NVLink joins the
                         ranks of a machine: 5 GiB for 8 of them. On measured CPUs it is 0
+    headroom            the fraction of the memory of each GPU, and of the host, that is left free: activations are estimated
     activations         "checkpointed" (None) or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave
                         the device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
     tokens              tokens of one rank in one micro-step
@@ -199,7 +200,8 @@ def _refuse_activations(request: PlanRequest) -> NoReturn:
     problem = _core.Problem(
         what=f"activations alone are more than a {'rank' if options.is_on_cpu else 'GPU'}'s memory",
         where=request.description.name,
-        needed=f"{human_size(request.activations['device'])} {_tokens(options)}, {human_size(options.reserved)} reserved",
+        needed=f"{human_size(request.activations['device'])} {_tokens(options)}, "
+        f"{human_size(options.reserved)} reserved, {human_size(options.left_free['device'])} left free",
         available=human_size(options.hardware.memory),
         remedy=remedy(request),
     )
@@ -242,8 +244,11 @@ def _reserved(request: PlanRequest) -> str:
     reserved = human_size(request.activations["device"] + request.options.reserved)
     whose = "of each rank are reserved for activations" if request.options.is_on_cpu else RESERVED_ON_GPU
     on_host = request.options.host_reserve
-    of_host = f", and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""
-    return f"{request.description.name}; {reserved} {whose}{of_host}"
+    of_host = f",{NEXT_LINE}and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""
+    option = name_of("headroom", as_flags=request.as_flags)
+    headroom = 100 * request.options.headroom
+    free = f";{NEXT_LINE}{headroom:g}% of the memory is left free ({option})" if headroom else ""
+    return f"{request.description.name}; {reserved} {whose}{of_host}{free}"
 
 
 def _refuse(request: PlanRequest) -> NoReturn:
@@ -254,7 +259,7 @@ def _refuse(request: PlanRequest) -> NoReturn:
         try:
             request.exact.choose()
         except OutOfMemoryError as error:
-            what, needed = error.what_happened, error.needed
+            what, needed = "no placement fits", f"{error.needed}, in the one that lacks the least"
     problem = _core.Problem(
         what=what,
         where=_reserved(request),

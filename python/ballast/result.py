@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from ballast import _core
 from ballast.formats import Formats
 from ballast.hardware import SHARED_RATES, UNNAMED
 from ballast.measured import CPU
+from ballast.options import headroom_of
 from ballast.outer.options import DiLoCo
 from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time
 from ballast.tiers import KINDS, fractions_in, in_words
@@ -23,6 +25,33 @@ OUTER_STATE = "outer optimizer"
 EXCHANGED = "values in an exchange"
 DERIVED = ("cost_per_million_tokens", "training_seconds", "training_cost")
 HOUR = 3600
+COLUMNS = 100  # of a line of text
+TOGETHER = "\N{NO-BREAK SPACE}"  # between words of a line
+# The rows of the memory in a text, and the owners in `Plan.memory` that each of them adds up. Other owners of the library are
+# buffers.
+ROWS = {
+    "parameters": ("parameters", "frozen"),
+    "gathered parameters": ("gathered",),
+    "gradients": ("gradients", "reduced", "partial"),
+    "optimizer state": ("state",),
+    "parameters and state": ("blocks", "kept"),
+}
+RECORDS = ("records", "mirror")
+BUFFERS = "buffers"
+LEAST_SHOWN = 1e-4  # of a tier
+# The lanes of a step, in words.
+WORK = {
+    "compute": "the model's arithmetic",
+    "gather": "gathers of parameters",
+    "reduce": "sums of gradients",
+    "upload": "copies to the device",
+    "download": "copies to the host",
+    "update": "updates on the device",
+    "host": "updates on the host",
+    "disk": "the drives",
+    "fetch": "reads of parameters from drives",
+    "exchange": "the exchange between hosts",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +73,7 @@ class Plan:
     gradient_format: str
     placement: Mapping[str, Mapping[str, float]]  # fractions by tier, of parameters, gradients and state
     memory: Mapping[str, Mapping[str, int]]  # bytes of a rank, by tier and owner
-    budget: Mapping[str, int]  # bytes of a rank, by tier
+    budget: Mapping[str, int]  # bytes that a rank has, by tier
     fits: bool
     seconds: float  # of one step
     exposed: Mapping[str, float]  # seconds that the training waits, by phase
@@ -55,6 +84,7 @@ class Plan:
     micro_steps: int
     activations: int | str  # bytes, "checkpointed" or "kept"
     efficiency: float  # the fraction of the peak that `assumed["flops"]` is
+    headroom: float = 0.0  # the fraction of the device's and of the host's memory that is left free
     sequence: int = 0  # tokens that attend to each other; 0 where attention is not counted
     price: float | None = None  # of one GPU for an hour
     train_tokens: int | None = None  # of the whole training
@@ -102,6 +132,31 @@ class Plan:
         """Return the bytes of a rank in "device", "host" or "nvme"."""
         return sum(self.memory[tier].values())
 
+    def limit_of(self, tier: str) -> int:
+        """Return the bytes of a tier that the plan may use: all that a rank has there, without the headroom."""
+        return self.budget[tier] - (headroom_of(self.budget[tier], self.headroom) if tier != "nvme" else 0)
+
+    def rows_of(self, tier: str) -> dict[str, int]:
+        """Return the bytes of a rank in a tier in the rows of the text, which add up owners of `memory`. Buffers that change no
+        digit of the sum have no row.
+
+        >>> import ballast
+        >>> list(ballast.plan("gpt2", offload={"state": "host"}, stage=2, host_memory="64GiB").rows_of("host"))
+        ['parameters and state', 'gradients', 'reserved (system, torch)']
+        """
+        in_records = "nvme" in self.placement["parameters"] or (self._question is not None and self._question.full_records)
+        names = {owner: row for row, owners in ROWS.items() for owner in owners}
+        names |= dict.fromkeys(RECORDS, "parameters and state" if in_records else "optimizer state")
+        names |= {owner: owner for owner in (ESTIMATED, RESERVED, RESERVED_ON_HOST, OUTER_STATE)}
+        rows: dict[str, int] = {}
+        for owner, size in self.memory[tier].items():
+            row = names.get(owner, BUFFERS)
+            rows[row] = rows.get(row, 0) + size
+        if rows.get(BUFFERS, 0) < LEAST_SHOWN * self.bytes_in(tier):
+            rows.pop(BUFFERS, None)
+        last = (BUFFERS, ESTIMATED, RESERVED, RESERVED_ON_HOST)
+        return dict(sorted(rows.items(), key=lambda row: (last.index(row[0]) + 1 if row[0] in last else 0, -row[1])))
+
     def program(self, *, rank: int = 0) -> str:
         """Return the step as the engine runs it: one slot or operation on each line."""
         if self._question is None or self._placement is None:
@@ -137,7 +192,7 @@ class Plan:
         }
 
     def text(self) -> str:
-        """Return the plan as text."""
+        """Return the plan as text, in lines of at most 100 columns."""
         return "\n".join([*self._head(), "", *self._memory_lines(), "", *self._time_lines()])
 
     def __str__(self) -> str:
@@ -202,44 +257,49 @@ class Plan:
         how = f"{self.where()}; {self.formats()}" + (f"; on the wire {formats_in_words(self.wire)}" if self.wire else "")
         how += f"; {self.replicas} copies of the parameters" if self.replicas > 1 else ""
         how += f"; hosts exchange parameters every {self.outer.every} steps" if self.outer else ""
-        return [f"{self.model}: {human_parameters(self.parameters)} parameters{active} on {gpus}", how]
+        return [
+            f"fits: {'yes' if self.fits else 'no'}",
+            *wrapped(f"{self.model}: {human_parameters(self.parameters)} parameters{active} on {gpus}"),
+            *wrapped(how),
+        ]
 
     def _memory_lines(self) -> list[str]:
-        lines = ["memory of one rank"]
-        for tier, owners in self.memory.items():
-            if not owners:
-                continue
-            total = f"{human_size(self.bytes_in(tier))} of {human_size(self.budget[tier])}"
-            lines.append(f"  {tier:<8}{total}")
-            lines += [f"    {owner:<26}{human_size(size):>12}" for owner, size in owners.items()]
+        whose = f"the {self.rank_device}'s memory" + (" and of the host" if self.memory["host"] else "")
+        lines = ["memory of one rank" + (f", with {100 * self.headroom:g}% of {whose} left free" if self.headroom else "")]
+        for tier in (tier for tier, owners in self.memory.items() if owners):
+            limit = human_size(self.limit_of(tier))
+            whole = f" ({human_size(self.budget[tier])} in all)" if self.limit_of(tier) < self.budget[tier] else ""
+            lines.append(f"  {tier:<8}{human_size(self.bytes_in(tier))} of {limit}{whole}")
+            lines += [f"    {row:<26}{human_size(size):>12}" for row, size in self.rows_of(tier).items()]
         return lines
 
     def _time_lines(self) -> list[str]:
         waits = ", ".join(f"{phase} {human_time(seconds)}" for phase, seconds in self.exposed.items())
         lane, share = max(self.critical.items(), key=lambda item: item[1])
         sequences = f", sequences of {self.sequence:,} tokens" if self.sequence else ""
+        pace = f"{_in_tera(self.assumed['flops'])} Tflop/s and {self._batch()} per {self.rank_device}{sequences}"
         lines = [
             f"step      {human_time(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
             *self._cost_lines(),
             f"waiting   {waits}",
-            f"critical  {lane}, {share / self.seconds:.0%} of the step",
-            f"assumed   {_in_tera(self.assumed['flops'])} Tflop/s and {self._batch()} per {self.rank_device}{sequences}; GB/s",
-            f"          {self._rates()}",
+            f"limited   by {WORK[lane]} for {share / self.seconds:.0%} of the step",
+            *_labelled("assumed", pace),
+            *(line for rates in self._rates() for line in _labelled("", rates)),
         ]
         call = self.wrap_call() or "in C++: wrap() updates in the backward pass in stage 3 only"
-        lines += [f"train     {call}"] if self.fits else []
-        return lines + [f"note      {note}" for note in self.notes]
+        lines += _labelled("train", call) if self.fits else []
+        return lines + [line for note in self.notes for line in _labelled("note", note)]
 
     def _batch(self) -> str:
         return f"{self.tokens:,} tokens x {self.micro_steps:,} micro-step{'' if self.micro_steps == 1 else 's'}"
 
-    def _rates(self) -> str:
-        """Return the rates, each as the caller may give it: of a GPU, or of a machine."""
+    def _rates(self) -> list[str]:
+        """Return the rates of a GPU, and those of a machine, each as the caller may give it."""
         each = "GPU" if self.rank_device == "GPU" else "rank"
         of_machine = {name: rate for name, rate in self.assumed.items() if name in SHARED_RATES}
         others = (*SHARED_RATES, "flops", *(("peers",) if self.ranks == 1 else ()))
         of_rank = {name: rate for name, rate in self.assumed.items() if name not in others}
-        return f"of a {each}: {_in_giga(of_rank)}; of a machine: {_in_giga(of_machine)}"
+        return [f"GB/s of a {each}: {_in_giga(of_rank)}", f"GB/s of a machine: {_in_giga(of_machine)}"]
 
     def _cost_lines(self) -> list[str]:
         lines = []
@@ -250,6 +310,19 @@ class Plan:
             cost = "" if self.training_cost is None else f", which cost {human_amount(self.training_cost)}"
             lines.append(f"training  {human_count(self.train_tokens)} tokens: {human_time(self.training_seconds)}{cost}")
         return lines
+
+
+def wrapped(text: str, *, first: str = "", indent: str = "  ") -> list[str]:
+    """Return text in lines of at most 100 columns. No word is broken."""
+    pairs = text.replace('": ', f'":{TOGETHER}')  # a key of a dict and its value
+    lines = textwrap.wrap(
+        pairs, COLUMNS, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace(TOGETHER, " ") for line in lines]
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return wrapped(text, first=f"{label:<10}", indent=" " * 10)
 
 
 def _in_tera(flops: float) -> str:

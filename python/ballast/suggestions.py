@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from itertools import combinations
 from typing import Any
 
@@ -12,15 +13,26 @@ from ballast.candidates import candidates, stages
 from ballast.errors import OutOfMemoryError
 from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
 from ballast.options import MOST, Options, TreatedActivations
-from ballast.plan_question import sequence_of
+from ballast.plan_question import USUAL_SEQUENCE, sequence_of
 from ballast.plan_request import PlanRequest, fits, left_of, request_of
-from ballast.result import Plan
+from ballast.result import Plan, wrapped
 from ballast.sizes import human_size, human_time
 from ballast.spelling import all_of
 
 FEWEST_TOKENS = 512
 MOST_PARTS = 8  # of a micro-step, in a suggestion that keeps the step's tokens
 MOST_CHANGES = 3  # that are tried in all combinations
+MOST_LISTED = 5  # suggestions
+
+
+class Asks(IntEnum):
+    """What a change asks of the caller, the least first."""
+
+    NOTHING = 0  # the training computes the same, on the same machine
+    DRIVES = 1
+    OTHER_TRAINING = 2  # smaller formats, or fewer tokens in a step
+    HOST_MEMORY = 3
+    RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -29,20 +41,22 @@ class Change:
 
     written: tuple[tuple[str, object], ...]
     options: Mapping[str, Any] = field(compare=False)
+    asks: Asks = Asks.NOTHING
 
     @staticmethod
-    def of(written: Mapping[str, object], **options: Any) -> Change:
-        return Change(tuple(written.items()), options)
+    def of(written: Mapping[str, object], asks: Asks = Asks.NOTHING, **options: Any) -> Change:
+        return Change(tuple(written.items()), options, asks)
 
 
 Axis = Sequence[Change]  # one option, from the smallest change to the largest
+Changes = Sequence[Change]  # of several options
 
 
 @dataclass(frozen=True)
 class Suggestion:
     """Changes with which a step fits, and its plan."""
 
-    changes: Sequence[Change]
+    changes: Changes
     plan: Plan
 
     def in_words(self, *, as_flags: bool, sequence: int) -> str:
@@ -53,31 +67,41 @@ class Suggestion:
         return f"{_in_words(self.changes, as_flags=as_flags)}: {speed}{cut}"
 
 
-def _in_words(changes: Sequence[Change], *, as_flags: bool) -> str:
+def _in_words(changes: Changes, *, as_flags: bool) -> str:
     options = dict(option for change in changes for option in change.written)  # of an option in two changes, the last counts
     return all_of(list(options.items()), as_flags=as_flags)
 
 
 def remedy(request: PlanRequest) -> str:
-    """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together. Where three are
-    too few, name as few as possible of all. The one with the most tokens a second comes first, because a step may have fewer
-    of them."""
+    """Name the changes that fit, of settings and of the machine: single ones and pairs, or else three, or else as few as
+    possible of all. Those that leave the machine as it is are named even where three or more are needed."""
     search = Search(request)
     as_flags = request.as_flags
     settings, machine = settings_of(request), machines_for(request.options)
     both = [*settings, *machine]
-    found = [*(search.nearest(settings) or search.of_many(settings)), *search.nearest(machine)]
-    if all(len(each.changes) > MOST_CHANGES for each in found):
-        found += search.nearest(both)
-    found = found or search.of_many(both)
+    found = search.fewest(both, most=2)
+    if not any(_keeps_machine(changes) for changes in found):
+        found += search.fewest(settings, least=3) or search.of_many(settings)
+    found = found or search.fewest(both, least=3) or search.of_many(both)
+    plans = search.plans(sorted(found, key=_asked)[:MOST_LISTED])
     assumed = f"{request.not_given()}. " if request.options.not_given else ""
-    if found:
+    if plans:
         sequence = sequence_of(request.description, request.options) if request.description.attends else 0
-        fastest = sorted(found, key=lambda each: -each.plan.tokens_per_second)
-        words = [each.in_words(as_flags=as_flags, sequence=sequence) for each in fastest]
-        return f"{assumed}Any of these fits:" + "".join(f"\n  {each}" for each in words)
-    tried = ", ".join(_in_words([axis[-1]], as_flags=as_flags) for axis in both)
-    return f"{assumed}None of these fits either, alone, in pairs, in threes or all together: {tried}."
+        first = sorted(plans, key=lambda each: (_asked(each.changes), -each.plan.tokens_per_second))
+        words = (each.in_words(as_flags=as_flags, sequence=sequence) for each in first)
+        lines = (line for each in words for line in wrapped(each, first="  ", indent=" " * 6))
+        return "\n".join([f"{assumed}Any of these fits:", *lines])
+    tried = "".join(f"\n  {_in_words([axis[-1]], as_flags=as_flags)}" for axis in both)
+    return f"{assumed}None of these fits either, alone, in pairs, in threes or all together:{tried}"
+
+
+def _asked(changes: Changes) -> tuple[Asks, int]:
+    """Return what changes ask of the caller, in order: the least comes first, then fewer changes."""
+    return max(change.asks for change in changes), len(changes)
+
+
+def _keeps_machine(changes: Changes) -> bool:
+    return all(change.asks in (Asks.NOTHING, Asks.OTHER_TRAINING) for change in changes)
 
 
 def settings_of(request: PlanRequest) -> list[Axis]:
@@ -100,8 +124,8 @@ def settings_of(request: PlanRequest) -> list[Axis]:
         axes.append(_smaller_micro_steps(options))
     states = _after(options.state_format, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
-    axes.append([Change.of({"state_format": name}, state_format=(name,)) for name in states])
-    axes.append([Change.of({"gradient_format": name}, gradient_format=(name,)) for name in gradients])
+    axes.append([Change.of({"state_format": name}, Asks.OTHER_TRAINING, state_format=(name,)) for name in states])
+    axes.append([Change.of({"gradient_format": name}, Asks.OTHER_TRAINING, gradient_format=(name,)) for name in gradients])
     if options.micro_steps > 1:
         axes.append([Change.of({"micro_steps": 1, "update_in_backward": True}, micro_steps=1, update_in_backward=True)])
     elif not options.update_in_backward:
@@ -142,7 +166,12 @@ def _smaller_micro_steps(options: Options) -> Axis:
     changes = [{"tokens": options.tokens // count, "micro_steps": count * options.micro_steps} for count in parts]
     last = changes[-1]["tokens"] if changes else options.tokens
     changes += [{"tokens": tokens} for tokens in reversed(_doubled(FEWEST_TOKENS, last - 1)) if tokens >= fewest]
-    return [Change.of(change, **change) for change in changes]
+    whole = options.sequence or USUAL_SEQUENCE
+
+    def asks(change: Mapping[str, int]) -> Asks:
+        return Asks.NOTHING if "micro_steps" in change and change["tokens"] >= whole else Asks.OTHER_TRAINING
+
+    return [Change.of(change, asks(change), **change) for change in changes]
 
 
 def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
@@ -158,9 +187,9 @@ def machines_for(options: Options) -> list[Axis]:
     host = [size for size in _doubled(64 << 30, 4 << 40) if size > found]
     drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drive_space or 0)]
     axes = [
-        [Change.of({"ranks": count} | copies, ranks=count) for count in ranks],
-        [Change.of({"host_memory": _written(size)}, host_memory=size) for size in host],
-        [Change.of({"drive_space": _written(size)}, drive_space=size) for size in drives],
+        [Change.of({"ranks": count} | copies, Asks.RANKS, ranks=count) for count in ranks],
+        [Change.of({"host_memory": _written(size)}, Asks.HOST_MEMORY, host_memory=size) for size in host],
+        [Change.of({"drive_space": _written(size)}, Asks.DRIVES, drive_space=size) for size in drives],
     ]
     return [axis for axis in axes if axis]
 
@@ -181,22 +210,26 @@ class Search:
         self._request = request
         self._known: dict[tuple[Change, ...], bool] = {}
 
-    def nearest(self, axes: Sequence[Axis]) -> list[Suggestion]:
-        """Return the single changes that fit, or else the pairs, or else the triples."""
-        for count in range(1, MOST_CHANGES + 1):
-            combined = [self._least(chosen) for chosen in combinations(axes, count)]
-            found = [suggestion for changes in combined if changes and (suggestion := self._suggestion(changes))]
-            if found:
-                return found
-        return []
+    def fewest(self, axes: Sequence[Axis], *, least: int = 1, most: int = MOST_CHANGES) -> list[Changes]:
+        """Return the combinations of so many changes that fit, without those that have more changes than they need."""
+        found: list[Changes] = []
+        for count in range(least, most + 1):
+            for chosen in combinations(axes, count):
+                changes = self._least(chosen)
+                if changes and not any(set(other) <= set(changes) for other in found):
+                    found.append(changes)
+        return found
 
-    def of_many(self, axes: Sequence[Axis]) -> list[Suggestion]:
+    def of_many(self, axes: Sequence[Axis]) -> list[Changes]:
         """Return as few changes as possible of all of them together, if these fit."""
         if not self._fits([axis[-1] for axis in axes]):
             return []
         changes = self._least(self._needed(axes))
-        suggestion = self._suggestion(changes) if changes else None
-        return [suggestion] if suggestion else []
+        return [changes] if changes else []
+
+    def plans(self, found: Sequence[Changes]) -> list[Suggestion]:
+        """Return the fastest plan of each combination."""
+        return [suggestion for changes in found if (suggestion := self._suggestion(changes))]
 
     def _needed(self, axes: Sequence[Axis]) -> list[Axis]:
         """Leave out axes that are not needed in addition to the others, beginning with the last."""
@@ -217,20 +250,20 @@ class Search:
             changes = next(changed for changed in tries if self._fits(changed))
         return changes
 
-    def _changed(self, changes: Sequence[Change]) -> list[PlanRequest]:
+    def _changed(self, changes: Changes) -> list[PlanRequest]:
         """Return one request for each stage, because a stage with larger shards needs larger tiles to be quick."""
         options = self._request.options
         for change in changes:
             options = replace(options, **change.options)
         return [request_of(replace(options, stage=stage), self._request.description) for stage in reversed(stages(options))]
 
-    def _fits(self, changes: Sequence[Change]) -> bool:
+    def _fits(self, changes: Changes) -> bool:
         key = tuple(changes)
         if key not in self._known:
             self._known[key] = any(_has_placement(request) for request in self._changed(changes))
         return self._known[key]
 
-    def _suggestion(self, changes: Sequence[Change]) -> Suggestion | None:
+    def _suggestion(self, changes: Changes) -> Suggestion | None:
         found = [plan for request in self._changed(changes) if (plan := _plan(request)) is not None]
         return Suggestion(changes, min(found, key=lambda plan: plan.seconds)) if found else None
 

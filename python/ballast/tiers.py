@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ballast import _core
 from ballast.checks import is_number, refuse
@@ -99,6 +99,8 @@ def in_words(stage: int, placement: Mapping[str, Mapping[str, float]], *, device
     'stage 3, state 25% on the GPU and 75% on drives'
     >>> in_words(2, {"state": {"device": 0.0044, "host": 0.9956}}, device="the GPU")
     'stage 2, state 0.4% on the GPU and 99.6% on the host'
+    >>> in_words(3, {"parameters": {"host": 1.0}, "gradients": {"host": 1.0}, "state": {"host": 1.0}}, device="the GPU")
+    'stage 3, parameters, gradients and state on the host'
     """
     words = {"device": f"on {device}", "host": "on the host", "nvme": "on drives"}
 
@@ -108,8 +110,21 @@ def in_words(stage: int, placement: Mapping[str, Mapping[str, float]], *, device
         digits = 1 if min(parts.values()) < 0.01 else 0
         return " and ".join(f"{part:.{digits}%} {words[tier]}" for tier, part in parts.items())
 
-    offloaded = [f"{kind} {spread(parts)}" for kind, parts in placement.items() if parts.get("device") != 1]
+    kinds: dict[str, list[str]] = {}
+    for kind, parts in placement.items():
+        if parts.get("device") != 1:
+            kinds.setdefault(spread(parts), []).append(kind)
+    offloaded = [f"{listed(names)} {where}" for where, names in kinds.items()]
     return ", ".join([f"stage {stage}", *offloaded])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence lists them.
+
+    >>> listed(["state"]), listed(["parameters", "gradients", "state"])
+    ('state', 'parameters, gradients and state')
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def set_tiers(placement: _core.Placement, offload: Offload) -> None:

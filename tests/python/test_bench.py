@@ -136,7 +136,7 @@ def test_the_plan_of_a_measured_cpu_speaks_of_no_gpu(capsys, tmp_path):
     path = tmp_path / "here.json"
     path.write_text(json.dumps({"ballast_bench": 1, "measured": {**MEASURED, "device": "cpu", "memory": 10 << 30}}))
     plan = ballast.plan("gpt2", measured=path, drive_space=0, ranks=2)
-    assert "GPU" not in plan.text() and plan.text().startswith("gpt2: 124 million parameters on 2 CPU ranks")
+    assert "GPU" not in plan.text() and plan.text().startswith("fits: yes\ngpt2: 124 million parameters on 2 CPU ranks")
     halves = {"state": {"device": 0.5, "nvme": 0.5}}
     divided = ballast.plan("gpt2", measured=path, drive_space="1TiB", stage=2, offload=halves)
     assert divided.fits and not divided.memory["host"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ballast.commands
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,8 +24,14 @@ def test_plan_shows_the_plans_that_fit(run):
 
 def test_plan_ends_with_1_where_nothing_fits(run):
     code, out, err = run("plan", "llama-70b", "--ranks", "1", "--gpu", "rtx4090")
-    assert (code, out) == (1, "")
+    assert (code, out) == (1, "fits: no\n")
     assert "B2" in err and "needed" in err
+
+
+def test_a_positional_argument_is_no_option(capsys):
+    with pytest.raises(SystemExit):
+        ballast.commands.main(["plan", "--model", "gpt2"])
+    assert "there is no option --model: the model is given without a name" in capsys.readouterr().err
 
 
 def test_plan_for_programs(run):

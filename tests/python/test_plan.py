@@ -19,6 +19,11 @@ MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}
 SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
 
 
+def unwrapped(plan):
+    """Return the text of a plan, with each entry on one line."""
+    return re.sub(r"\n {2,}(?! )", " ", str(plan))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -40,7 +45,7 @@ def test_wrap_accepts_the_call_that_a_plan_prints(options, tmp_path):
     model = torch.nn.Linear(4, 4)
     names = {"ballast": ballast, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
     optimizer = eval(plan.wrap_call().replace("DIRECTORY", str(tmp_path)), names)
-    assert f"train     {plan.wrap_call()}" in str(plan)
+    assert f"train     {plan.wrap_call()}" in unwrapped(plan)
     model(torch.ones(4)).sum().backward()
     optimizer.step()
     assert optimizer.steps == 1
@@ -61,7 +66,7 @@ def test_70b_is_planned_for_few_and_for_many_ranks(ranks):
 
 def test_more_host_memory_or_drives_make_no_plan_slower():
     def seconds(**machine):
-        return ballast.plan("llama-70b", ranks=8, gpu="h100", **machine).seconds
+        return ballast.plan("llama-70b", ranks=8, gpu="h100", headroom=0, **machine).seconds
 
     least = seconds(host_memory="740GiB")
     assert seconds(host_memory="1TiB") <= least
@@ -88,7 +93,7 @@ def test_sequences_are_as_long_as_the_caller_says_or_the_model_takes():
     assert "the configuration names 1,024 tokens as the longest sequence" in longer.notes
     cut = ballast.plan("gpt2", gpu="h100", sequence=1024, tokens=512)
     assert cut.sequence == 512 and "a micro-step has 512 tokens: sequences of 1,024 are cut to that" in cut.notes
-    assert ballast.plan("llama-8b", gpu="h200").sequence == 4096
+    assert ballast.plan("llama-8b", gpu="h200", tokens=4096).sequence == 4096
     without = ballast.plan(SMALL, gpu="h100", sequence=1024)
     assert without.sequence == 0 and "sequences" not in without.text()
 
@@ -176,8 +181,8 @@ def test_the_rates_that_a_plan_prints_can_be_given_back():
     options = {"ranks": 16, "stage": 3, "offload": "nvme", "rates": {"read": "3GB/s"}, **MACHINE}
     plan = ballast.plan("llama-8b", **options)
     assert "of a machine: host_memory 400, read 3, write 6" in plan.text()
-    printed = re.search(r"GB/s\n +(.*)", plan.text())[1]
-    rates = {name: f"{rate}GB/s" for name, rate in re.findall(r"(\w+) ([\d.]+)(?:[,;]|$)", printed)}
+    printed = re.search(r" +GB/s of a GPU: .*\n +GB/s of a machine: .*", plan.text())[0]
+    rates = {name: f"{rate}GB/s" for name, rate in re.findall(r"(\w+) ([\d.]+)(?:,|$)", printed, re.MULTILINE)}
     assert len(rates) == 8 and rates["network"] == "45GB/s"
     again = ballast.plan("llama-8b", **{**options, "rates": rates})
     assert again.seconds == pytest.approx(plan.seconds, rel=1e-3) and again.text().count(printed) == 1
@@ -193,7 +198,8 @@ def test_a_part_of_the_host_is_left_to_the_system(ranks, host, left):
 
 
 def test_the_host_is_not_filled():
-    plan = ballast.plan("llama-8b", gpu="h100", host_memory="72GiB")  # state is divided, so the host has all that it may have
+    # State is divided, so the host has all that it may have.
+    plan = ballast.plan("llama-8b", gpu="h100", host_memory="72GiB", headroom=0)
     used = plan.bytes_in("host") - plan.memory["host"]["reserved (system, torch)"]
     assert 60 * GIB < used <= 72 * GIB - (4 + 2 + 72 / 64) * GIB
     assert not ballast.plan(SMALL, gpu="h100", host_memory="1GiB").memory["host"]
@@ -271,7 +277,7 @@ def test_values_that_cannot_be_are_refused(given):
 def test_a_plan_can_be_printed_and_kept():
     plan = ballast.plan("llama-8b", ranks=4, **MACHINE)
     assert json.loads(json.dumps(plan.to_dict()))["seconds"] == plan.seconds
-    for word in ("llama-8b", "8.03 billion", "stage", "reduced", "tokens/s", "assumed"):
+    for word in ("llama-8b", "8.03 billion", "stage", "gradients", "optimizer state", "tokens/s", "assumed"):
         assert word in plan.text()
     assert str(plan) == plan.text()
     assert "update" in ballast.plan(SMALL, gpu_memory="8GiB").program()
@@ -293,13 +299,13 @@ def test_the_front_has_no_plan_that_is_beaten():
 
 @pytest.mark.parametrize(("ranks", "model", "host"), [(8, "llama-70b", "740GiB"), (1, "llama-8b", "72GiB")])
 def test_the_front_has_the_plan_that_divides_a_kind_of_state_among_tiers(ranks, model, host):
-    machine = {"ranks": ranks, "gpu": "h100", "host_memory": host}
+    machine = {"ranks": ranks, "gpu": "h100", "host_memory": host, "headroom": 0}
     plan, (only,) = ballast.plan(model, **machine), ballast.pareto_front(model, **machine)
     assert only == plan and any(len(tiers) > 1 for tiers in plan.placement.values())
 
 
 def test_state_is_reported_where_its_parameters_take_it():
-    plan = ballast.plan("llama-70b", ranks=8, gpu="h100", host_memory="712GiB", reserve="1.5GiB")
+    plan = ballast.plan("llama-70b", ranks=8, gpu="h100", host_memory="712GiB", reserve="1.5GiB", headroom=0)
     parts = plan.placement["parameters"]
     call = plan.wrap_call()
     kept = float(re.search(r'"state": \{"device": ([\d.]+), "host"', call)[1])  # of the state of parameters on the device
@@ -308,7 +314,7 @@ def test_state_is_reported_where_its_parameters_take_it():
     assert plan.placement["state"] == pytest.approx({"device": expected, "host": 1 - expected})
     state = plan.memory["device"]["state"] / (10 * plan.parameters / 8)  # of the format split
     assert state == pytest.approx(parts["device"], abs=0.05)
-    assert f", state {expected:.0%} on the GPU and {1 - expected:.0%} on the host" in plan.text()
+    assert f", state {expected:.0%} on the GPU and {1 - expected:.0%} on the host" in unwrapped(plan)
     assert '"parameters": ' in call
     assert plan.to_dict()["wrap_call"] == call
 
@@ -378,3 +384,58 @@ def test_copies_that_are_not_possible_are_refused():
     for options, words in (({"replicas": 3}, "on 8 ranks"), ({"replicas": 2, "stage": 2}, "replicas=2: in stage 2")):
         with pytest.raises(ballast.UsageError, match=words):
             ballast.plan("llama-8b", ranks=8, gpu="h100", **options)
+
+
+@pytest.mark.parametrize("headroom", [None, 0, 0.1])
+def test_a_part_of_the_memory_is_left_free(headroom):
+    """Activations are estimated: a plan that fills a GPU to the last hundredth runs out of memory."""
+    given = {} if headroom is None else {"headroom": headroom}
+    machine = {"ranks": 8, "gpu": "h100", "host_memory": "1TiB", "update_in_backward": True, **given}
+    plan = ballast.plan("llama-70b", **machine)
+    part = 0.05 if headroom is None else headroom
+    for tier, size in (("device", int(79.1 * GIB)), ("host", 128 * GIB)):
+        assert plan.budget[tier] == size
+        assert plan.limit_of(tier) == size - int(size * part)
+        assert plan.bytes_in(tier) <= plan.limit_of(tier)
+    filled = max(plan.bytes_in(tier) / plan.limit_of(tier) for tier in ("device", "host"))
+    assert filled > 0.9  # the limit is what the headroom says, and not less
+    assert (f"with {100 * part:g}% of the GPU's memory and of the host left free" in plan.text()) == (part > 0)
+
+
+def test_a_headroom_that_cannot_be_is_refused():
+    for given in (1, -0.1, "5 GiB", True, float("nan")):
+        with pytest.raises(ballast.UsageError, match="headroom="):
+            ballast.plan(SMALL, headroom=given)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "llama-70b --ranks 8 --gpu h100 --host-memory 2TiB --drive-space 30TB --price 2.5 --train-tokens 15T",
+        "llama-8b --gpu rtx4090 --host-memory 192GiB --tokens 2048 --micro-steps 16",
+        "llama-70b --ranks 16 --gpu h100 --offload nvme --host-memory 2TiB --drive-space 30TB --wire int8",
+        "gpt2 --ranks 16 --outer every=64 --dtype fp32 --state-format compact --host-memory 1TiB",
+    ],
+)
+def test_the_text_of_a_plan_begins_with_the_answer_and_fits_a_terminal(capsys, asked):
+    assert main(["plan", *asked.split()]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "fits: yes"
+    assert max(map(len, lines)) <= 100
+    (chosen,) = (line for line in lines if line.startswith("* "))
+    assert chosen.endswith("  as above")  # the placement is told once
+    rows = {line.rpartition("  ")[0].strip() for line in lines if line.startswith("    ") and not line.startswith("     ")}
+    assert rows <= {
+        *("parameters", "gathered parameters", "gradients", "optimizer state", "parameters and state", "buffers"),
+        *("activations (estimated)", "reserved (CUDA, NCCL)", "reserved (system, torch)", "outer optimizer"),
+    }
+
+
+def test_the_rows_of_a_text_add_up_the_memory():
+    plan = ballast.plan("llama-8b", ranks=4, stage=3, offload="nvme", **MACHINE)
+    for tier in plan.memory:
+        assert sum(plan.rows_of(tier).values()) == pytest.approx(plan.bytes_in(tier), rel=1e-4)
+    memory = plan.memory["device"]
+    assert plan.rows_of("device")["gradients"] == memory["gradients"] + memory.get("reduced", 0)
+    assert list(plan.rows_of("nvme")) == ["optimizer state"]
+    assert list(ballast.plan(SMALL, ranks=2, stage=3, resumable=True, **MACHINE).rows_of("nvme")) == ["parameters and state"]

@@ -120,7 +120,7 @@ def test_activations_stay_on_the_device_where_their_tier_has_no_room(tmp_path):
     path = tmp_path / "bench.json"
     measured = {"device": "cpu", "memory": 1 << 38, "cores": 8, "flops": 1e12, "rates": {}}
     path.write_text(json.dumps({"ballast_bench": 1, "measured": measured}))
-    for options in ({"measured": path}, {"gpu": "h200", "tokens": 2048, "stage": 3}):
+    for options in ({"measured": path}, {"gpu": "b200", "tokens": 2048, "stage": 3}):
         with pytest.raises(ballast.OutOfMemoryError, match="more than a rank may keep there") as raised:
             ballast.plan("llama-8b", activations="host", **options)
         assert 'activations="kept": ' in raised.value.remedy and "checkpointed,host" not in raised.value.remedy

@@ -1,6 +1,7 @@
 """Tests of the cost of a training: its arithmetic, and where it is shown."""
 
 import json
+import re
 
 import ballast
 import pytest
@@ -45,7 +46,8 @@ def test_the_command_shows_the_cost_of_each_plan(capsys):
     text, table = capsys.readouterr().out.split("time for memory")
     assert f"cost      {plan.cost_per_million_tokens:.4f} per million tokens, at 2.50 an hour for each GPU" in text
     assert f"15T tokens: {plan.training_seconds / 86400:,.1f} days, which cost {plan.training_cost:,.0f}" in text
-    for each, line in zip(plans, table.splitlines()[2:], strict=True):
+    lines = [line for line in table.splitlines()[2:] if re.search(r"\d", line)]
+    for each, line in zip(plans, lines, strict=True):
         assert human_amount(each.cost_per_million_tokens) in line.split()
     assert main(words) == 0
     assert "cost" not in capsys.readouterr().out

@@ -97,7 +97,7 @@ def test_other_gpus_are_not_taken_for_those_in_the_table(written):
 
 
 def test_names_of_models_are_read_in_any_case(tmp_path, monkeypatch):
-    assert ballast.plan("Llama-8B", gpu="h200") == ballast.plan("llama-8b", gpu="h200")
+    assert ballast.plan("Llama-8B", gpu="b200") == ballast.plan("llama-8b", gpu="b200")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "GPT2").write_text(json.dumps({name: list(shape) for name, shape in SMALL.items()}))
     assert ballast.plan("GPT2").parameters == 2 * 512 * 512  # a file comes first
@@ -169,8 +169,8 @@ def test_desktops_have_slower_memory_than_servers():
 
 
 def test_the_batch_is_printed():
-    one, four = (ballast.plan("llama-8b", gpu="h200", tokens=4096, micro_steps=count) for count in (1, 4))
-    assert "494 Tflop/s and 4,096 tokens x 1 micro-step per GPU, sequences of 4,096 tokens; GB/s" in one.text()
+    one, four = (ballast.plan("llama-8b", gpu="b200", tokens=4096, micro_steps=count) for count in (1, 4))
+    assert "1125 Tflop/s and 4,096 tokens x 1 micro-step per GPU, sequences of 4,096 tokens\n" in one.text()
     assert "4,096 tokens x 4 micro-steps per GPU" in four.text()
     shown = four.to_dict()
     found = [shown[name] for name in ("tokens", "micro_steps", "activations", "efficiency")]

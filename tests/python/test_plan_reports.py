@@ -95,15 +95,15 @@ def test_all_placements_and_the_limit_are_drawn(plans):
     across = scale(ticks_of(drawing, "middle", "x"))
     lines = {line.get("class"): line for line in drawing.iter(f"{SVG}path")}
     x = float(re.match(r"M([\d.]+) ", lines["limit-line"].get("d"))[1])
-    assert across(x) == pytest.approx(plans.chosen.budget["device"] / GIB, abs=0.1)
+    assert across(x) == pytest.approx(plans.chosen.limit_of("device") / GIB, abs=0.1)
     assert lines["chosen-line"].get("d").count("L") == len(front) - 1
 
 
 def test_placements_that_do_not_fit_are_hollow_or_counted():
-    plans = Plans("llama-70b", ranks=1, gpu="h200", host_memory="512GiB", drive_space="30TB", resumable=True)
+    plans = Plans("llama-70b", ranks=1, gpu="h200", host_memory="512GiB", drive_space="30TB", resumable=True, headroom=0)
     drawing = plans.drawing()
     hollow = points(drawing, "searched-line", "4")
-    limit = 1.2 * plans.chosen.budget["device"]
+    limit = 1.2 * plans.chosen.limit_of("device")
     expected = [plan for plan in plans.all if not plan.fits and plan.bytes_in("device") <= limit]
     hidden = [plan for plan in plans.all if plan.bytes_in("device") > limit]
     assert expected and hidden
@@ -117,7 +117,7 @@ def test_placements_that_do_not_fit_are_hollow_or_counted():
 
 def test_a_limit_far_above_all_points_is_named():
     texts = [text.text for text in Plans("gpt2", ranks=2).drawing().iter(f"{SVG}text")]
-    assert any("limit 79.2 GiB, to the right" in text for text in texts)
+    assert any("limit 75.24 GiB, to the right" in text for text in texts)
 
 
 @pytest.mark.parametrize("high", [0.0123, 1, 7.3, 84, 999, 30_442, 2.5e6])
@@ -136,7 +136,7 @@ def test_the_page_has_each_lane_and_needs_no_other_file(plans):
     timeline = next(drawing for drawing in root.iter(f"{SVG}svg") if "Timeline" in drawing.get("aria-label"))
     labels = [text.text for text in timeline.iter(f"{SVG}text") if text.get("text-anchor") == "end"]
     assert all(lane.name in labels for lane in _core.Lane)
-    assert all(owner in words for owners in plans.chosen.memory.values() for owner in owners)
+    assert all(row in words for tier in plans.chosen.memory for row in plans.chosen.rows_of(tier))
     assert f"{plans.chosen.cost_per_million_tokens:.4f}" in words and plans.chosen.text() in words
     titles = [element.text for element in root.iter(f"{SVG}title")]
     assert any(title.startswith("backward layers.3: ") for title in titles)

@@ -15,30 +15,35 @@ def plan(capsys, words):
     return code, capsys.readouterr().err
 
 
+def lines_in(remedy):
+    """Return the suggestions in a remedy, each on one line."""
+    text = remedy.partition("Any of these fits:\n")[2].partition("\n  raised at")[0]
+    return [line.strip() for line in text.replace("\n" + " " * 6, " ").splitlines()]
+
+
 def suggestions_in(error):
     """Return the options of each suggestion in an error of `ballast plan`."""
-    lines = error.partition("Any of these fits:\n")[2].splitlines()
-    return [shlex.split(line.partition(": ")[0]) for line in lines if line.strip().startswith("--")]
+    return [shlex.split(line.partition(": ")[0]) for line in lines_in(error)]
 
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ("llama-70b --ranks 8 --gpu a100", "--state-format compact --update-in-backward"),
-        ("llama-70b --ranks 8 --gpu h100 --state-format compact", "--update-in-backward"),
+        ("llama-70b --ranks 8 --gpu a100 --headroom 0", "--state-format compact --update-in-backward"),
+        ("llama-70b --ranks 8 --gpu h100 --state-format compact --headroom 0", "--update-in-backward"),
         ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 70GiB --tokens 5120", "--state-format compact"),
-        ("llama-70b --ranks 8 --gpu h100 --tokens 5120", "--state-format 4bit --gradient-format bf16"),
-        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--state-format 4bit --update-in-backward"),
+        ("llama-70b --ranks 8 --gpu h100 --tokens 5120 --headroom 0", "--state-format 4bit --gradient-format bf16"),
+        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--update-in-backward --drive-space 1TiB"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
         ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
-        ("llama-70b --ranks 8 --gpu h100 --tokens 1048576 --reserve 2GiB", "--tokens 1024"),
+        ("llama-70b --ranks 8 --gpu h100 --tokens 1048576 --reserve 2GiB", "--tokens 2048 --state-format compact"),
         ("llama-8b --ranks 16 --gpu rtx4090 --keep-gathered all", "--keep-gathered 0"),
         ("llama-8b --ranks 16 --gpu rtx4090 --prefetch 60", "--prefetch 1"),
         ("llama-8b --ranks 16 --gpu rtx4090 --replicas 8 --tokens 5120", "--replicas 1"),
         ("llama-8b --ranks 16 --gpu h100 --outer every=64", "--host-memory 128GiB"),
-        ("llama-70b --ranks 8 --gpu h100 --state-format compact --micro-steps 4", "--micro-steps 1 --update-in-backward"),
+        ("llama-70b --ranks 8 --gpu h100 --state-format compact --micro-steps 4 --headroom 0", "--micro-steps 1 --update"),
     ],
 )
 def test_suggestions_fit(capsys, asked, expected):
@@ -55,7 +60,9 @@ def test_where_no_change_fits_the_remedy_lists_the_changes(capsys, asked):
     code, error = plan(capsys, asked.split())
     assert code == 1
     assert not suggestions_in(error)
-    tried = shlex.split(error.partition("all together: ")[2].splitlines()[0].rstrip(".").replace(",", ""))
+    listed = error.partition("all together:\n")[2].partition("  raised at")[0]
+    assert max(map(len, listed.splitlines())) <= 100
+    tried = shlex.split(listed)
     for option in ("--state-format", "--gradient-format", "--update-in-backward", "--ranks", "--host-memory", "--drive-space"):
         assert option in tried
     assert plan(capsys, [*asked.split(), *tried])[0] == 1
@@ -91,7 +98,7 @@ def test_advice_is_written_as_the_caller_writes_options(capsys, asked, keywords)
     if "format" not in asked:
         with pytest.raises(ballast.OutOfMemoryError) as raised:
             ballast.plan("llama-8b", **keywords)
-        lines = raised.value.remedy.partition("Any of these fits:\n")[2].splitlines()
+        lines = lines_in(raised.value.remedy)
         assert "--" not in raised.value.remedy and len(lines) == len(suggestions_in(error))
         for line in lines:
             assert ballast.plan("llama-8b", **{**keywords, **eval(f"dict({line.partition(': ')[0].strip()})")}).fits
@@ -116,10 +123,11 @@ def test_three_changes_are_suggested_where_two_do_not_fit(capsys):
     asked = "llama-70b --ranks 8 --gpu h100 --tokens 1048576"
     _, error = plan(capsys, asked.split())
     found = suggestions_in(error)
-    assert [words[::2] for words in found] == [
+    assert sorted(words[::2] for words in found[:2]) == [
         ["--tokens", "--state-format", "--gradient-format"],
         ["--tokens", "--state-format", "--update-in-backward"],
     ]
+    assert [words[::2] for words in found[2:]] == [["--tokens", "--host-memory"], ["--tokens", "--ranks"]]
     for words in found:
         assert plan(capsys, [*asked.split(), *words]) == (0, "")
 
@@ -132,15 +140,37 @@ def test_advice_keeps_the_sequences_that_the_caller_names(capsys):
     assert plan(capsys, [*asked.split(), *found]) == (0, "")
 
 
-def test_the_suggestion_with_the_most_tokens_a_second_comes_first(capsys):
-    _, error = plan(capsys, "llama-8b --ranks 1 --gpu rtx4090 --gpu-memory 24GiB --host-memory 70GiB --stage 2".split())
-    lines = error.partition("Any of these fits:\n")[2].splitlines()
-    first, last = [line for line in lines if line.startswith("  --")]
-    speeds = [re.search(r": (.+) s per step, ([\d,]+) tokens/s", line).groups() for line in (first, last)]
-    (slow, many), (fast, few) = [(float(seconds), int(tokens.replace(",", ""))) for seconds, tokens in speeds]
-    assert slow > fast and many > few
-    assert "--tokens 512 " in last and last.endswith("; sequences are cut from 4,096 to 512 tokens")
-    assert "sequences" not in first
+ASKED = {"--drive-space": 1, "--state-format": 2, "--gradient-format": 2, "--host-memory": 3, "--ranks": 4}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "llama-70b --gpu h200 --host-memory 128GiB --drive-space 64GiB",
+        "llama-8b --gpu rtx4090 --host-memory 64GiB",
+        "llama-70b --ranks 8 --gpu a100",
+    ],
+)
+def test_the_suggestion_that_asks_the_least_comes_first(capsys, asked):
+    """Settings that change no value come first, then drives, smaller formats and sequences, host memory, and ranks."""
+    _, error = plan(capsys, asked.split())
+    assert max(map(len, error.splitlines())) <= 100
+    order = []
+    for line, words in zip(lines_in(error), suggestions_in(error), strict=True):
+        asks = max([ASKED.get(word, 0) for word in words] + [2 * ("sequences are cut" in line)])
+        changes = sum(word.startswith("--") for word in words) - ("--micro-steps" in words)
+        order.append((asks, changes, -float(re.search(r"([\d,]+) tokens/s", line)[1].replace(",", ""))))
+    assert len(order) > 2 and order == sorted(order)
+
+
+def test_shorter_sequences_are_mentioned(capsys):
+    asked = "llama-8b --ranks 1 --gpu rtx4090 --gpu-memory 24GiB --host-memory 70GiB --stage 2"
+    _, error = plan(capsys, asked.split())
+    for line, words in zip(lines_in(error), suggestions_in(error), strict=True):
+        tokens = words[words.index("--tokens") + 1] if "--tokens" in words else "4096"
+        cut = f"; sequences are cut from 4,096 to {int(tokens):,} tokens" if int(tokens) < 4096 else ""
+        assert line.endswith(f" tokens/s{cut}")
+    assert "sequences are cut" in error.replace("\n      ", " ")
 
 
 @pytest.mark.parametrize("tokens", [57344, 24576])
@@ -172,9 +202,9 @@ LAYERS = {"14B": (48, 13_824), "32B": (64, 27_648)}
 @pytest.mark.parametrize(
     ("size", "asked"),
     [
-        ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward --tokens 5120"),
+        ("14B", "--gpu rtx4090 --host-memory 64GiB --update-in-backward --tokens 5120 --headroom 0"),
         ("32B", "--gpu h100 --host-memory 128GiB --update-in-backward"),
-        ("32B", "--gpu h100 --host-memory 128GiB --tokens 1024"),
+        ("32B", "--gpu h100 --host-memory 128GiB --tokens 1024 --headroom 0"),
     ],
 )
 def test_the_smallest_formats_fit_large_models_on_one_gpu(capsys, tmp_path, size, asked):

@@ -18,7 +18,10 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)
+        positional = {f"--{action.dest}" for action in self._actions if not action.option_strings}
         for word in unknown:
+            if word.split("=")[0] in positional:
+                self.error(f"there is no option {word}: the {word.split('=')[0].lstrip('-')} is given without a name")
             near = difflib.get_close_matches(word.split("=")[0], self._option_string_actions, n=1, cutoff=0.5)
             self.error(f"there is no option {word}" + (f'; did you mean "{near[0]}"?' if near else ""))
         return found, unknown

@@ -10,15 +10,16 @@ from typing import Any
 
 from ballast import _core
 from ballast.checks import refuse
+from ballast.errors import OutOfMemoryError
 from ballast.hardware import GPUS, Rates
 from ballast.models.known import KNOWN
 from ballast.outer.options import outer_from_text
-from ballast.plan_request import request_plan
+from ballast.plan_request import PlanRequest, request_plan
 from ballast.planning import best, searched, unbeaten
 from ballast.reports.front import draw_front
 from ballast.reports.output import output_path, write
 from ballast.reports.page import page
-from ballast.result import Plan, differences
+from ballast.result import Plan, differences, wrapped
 from ballast.sizes import human_amount, human_size, human_time
 
 EXAMPLE = """\
@@ -41,6 +42,7 @@ WORDS = {
     "stage": ("N", "0, 1, 2, 3 or auto (default)"),
     "offload": ("TIER", "auto (default), none, host or nvme"),
     "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB, 5GiB with 8 GPUs on NVLink"),
+    "headroom": ("FRACTION", "of the memory of each GPU and of the host, which is left free; default: 0.05"),
     "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size; with ,host or ,nvme they go there"),
     "optimizer": ("NAME", f"one of {', '.join(_core.optimizers())}; default: adamw"),
     "state-format": ("NAMES", "format of the optimizer state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
@@ -117,7 +119,7 @@ def run(chosen: argparse.Namespace) -> int:
     if "outer" in given:
         given["outer"] = outer_from_text(given["outer"])
     request = request_plan(chosen.model, **given).on_command_line()
-    plan = best(request)
+    plan = _best(request, as_json=chosen.json or chosen.program)
     if chosen.program:
         program = plan.program()
         print(json.dumps({"program": program.splitlines()}, indent=2) if chosen.json else program)
@@ -136,6 +138,16 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _best(request: PlanRequest, *, as_json: bool) -> Plan:
+    """Return the plan. Where nothing fits, say so first."""
+    try:
+        return best(request)
+    except OutOfMemoryError:
+        if not as_json:
+            print("fits: no", flush=True)
+        raise
+
+
 def _files(chosen: argparse.Namespace) -> tuple[Path | None, Path | None]:
     """Return the files to write, after a check that they can be written."""
     if chosen.program and (chosen.plot or chosen.html):
@@ -152,13 +164,16 @@ def _rate(word: str) -> tuple[str, str]:
 
 
 def table(plans: list[Plan], plan: Plan) -> str:
-    """Return a table of memory and time, with one plan on each line."""
-    lines = ["time for memory (fastest first; * is the plan above)"]
-    cost = f"  {'cost/Mtok':>9}" if plan.price is not None else ""
-    lines.append(f"  {plan.rank_device:>10}  {'host':>10}  {'drives':>10}  {'step':>9}  {'tokens/s':>11}{cost}  placement")
+    """Return a table of memory and time, with one plan on each line. It has the tiers that one of the plans uses."""
+    tiers = [tier for tier in plan.memory if any(each.bytes_in(tier) for each in plans)]
+    heads = {"device": plan.rank_device, "host": "host", "nvme": "drives"}
+    cost = [f"{'cost/Mtok':>9}"] if plan.price is not None else []
+    columns = [*(f"{heads[tier]:>9}" for tier in tiers), f"{'step':>9}", f"{'tokens/s':>9}", *cost]
+    lines = ["time for memory (fastest first; * is the plan above)", "  ".join([" ", *columns, "placement"])]
     for each, how in zip(plans, differences(plans), strict=True):
-        sizes = "  ".join(f"{human_size(each.bytes_in(tier)) if each.bytes_in(tier) else '-':>10}" for tier in each.memory)
-        mark = "*" if each is plan else " "
-        cost = f"  {human_amount(each.cost_per_million_tokens):>9}" if each.cost_per_million_tokens is not None else ""
-        lines.append(f"{mark} {sizes}  {human_time(each.seconds):>9}  {each.tokens_per_second:>11,.0f}{cost}  {how}")
+        sizes = [f"{human_size(each.bytes_in(tier)) if each.bytes_in(tier) else '-':>9}" for tier in tiers]
+        cost = [f"{human_amount(each.cost_per_million_tokens):>9}"] if each.cost_per_million_tokens is not None else []
+        columns = [*sizes, f"{human_time(each.seconds):>9}", f"{each.tokens_per_second:>9,.0f}", *cost]
+        before = "  ".join(["*" if each is plan else " ", *columns, ""])
+        lines += wrapped("as above" if each is plan else how, first=before, indent=" " * len(before))
     return "\n".join(lines)

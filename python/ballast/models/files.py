@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ballast.checks import one_of, refuse
+from ballast.checks import NEXT_LINE, one_of, refuse
 from ballast.models.known import KNOWN
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(?<!\.json)")  # owner/model
@@ -21,10 +22,7 @@ def read_model(location: str) -> Mapping[str, Any]:
     path, name = _path_and_name(location)
     path = path / "config.json" if path.is_dir() else path
     if not path.exists():
-        if "/" not in location and ".json" not in location:
-            one_of("known model", location, KNOWN, or_else="the path of a model's config.json")
-        needed = f"a config.json, its folder, or one of {', '.join(KNOWN)}"
-        refuse(f"{path} does not exist", needed=needed, remedy=_of_hub(location) if HUB_NAME.fullmatch(location) else "")
+        _refuse_missing(location, path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:
@@ -34,8 +32,18 @@ def read_model(location: str) -> Mapping[str, Any]:
     return _named(found, name, path)
 
 
-def _of_hub(name: str) -> str:
-    return f'For a model of the Hugging Face Hub, "hf download {name} config.json" prints the path of its configuration.'
+def _refuse_missing(location: str, path: Path) -> NoReturn:
+    """Refuse what is neither a file nor a known name. For another model than a path, say how to get its configuration."""
+    needed = f"one of {len(KNOWN)} known names (ballast plan --help lists them), or the path of a model's config.json"
+    is_name = "/" not in location and ".json" not in location
+    if not is_name and not HUB_NAME.fullmatch(location):
+        refuse(f"{path} does not exist", needed=needed)
+    near = difflib.get_close_matches(location.lower().rpartition("/")[2], KNOWN, n=3, cutoff=0.5)
+    words = ["Did you mean " + " or ".join(f'"{name}"' for name in near) + "?"] if near else []
+    command = f'"hf download {"OWNER/NAME" if is_name else location} config.json"'
+    words.append(f"For a model of the Hugging Face Hub, {command} prints the path of its configuration: plan with that path.")
+    what = f'there is no known model "{location}"' if is_name else f"{path} does not exist"
+    refuse(what, needed=needed, remedy=NEXT_LINE.join(words))
 
 
 def is_config(found: Mapping[str, Any]) -> bool:

@@ -1,26 +1,20 @@
-"""The configurations of a few models by name."""
+"""The configurations of models by name: their sizes, as their publishers state them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+Config = Mapping[str, Any]
 
-def _llama(layers: int, hidden: int, heads: int, intermediate: int) -> Mapping[str, Any]:
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "intermediate_size": intermediate,
-        "vocab_size": 128256,
-    }
+PUBLISHERS = ("deepseek-ai", "google", "meta-llama", "microsoft", "mistralai", "openai", "openai-community", "qwen")
+# Ends of names that say how a model was trained further, with the same sizes.
+TUNED = re.compile(r"(-instruct|-it|-base|-chat|-hf|-v0\.1)+$")
 
 
-def _gpt2(layers: int, width: int, heads: int) -> Mapping[str, Any]:
+def _gpt2(layers: int, width: int, heads: int) -> Config:
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -32,20 +26,146 @@ def _gpt2(layers: int, width: int, heads: int) -> Mapping[str, Any]:
     }
 
 
-KNOWN: Mapping[str, Mapping[str, Any]] = {
+def _decoder(kind: str, architecture: str, sizes: tuple[int, int, int, int, int], vocabulary: int, **more: Any) -> Config:
+    """Return the configuration of a decoder. `sizes` are layers, hidden size, heads, key-value heads and the MLP's width."""
+    layers, hidden, heads, key_value_heads, intermediate = sizes
+    return {
+        "model_type": kind,
+        "architectures": [architecture],
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+        **more,
+    }
+
+
+def _llama(layers: int, hidden: int, heads: int, intermediate: int, *, tied: bool = False) -> Config:
+    """Return the configuration of a Llama 3."""
+    sizes = (layers, hidden, heads, 8, intermediate)
+    return _decoder("llama", "LlamaForCausalLM", sizes, 128256, tie_word_embeddings=tied)
+
+
+def _older_llama(layers: int, hidden: int, heads: int, key_value_heads: int, intermediate: int) -> Config:
+    return _decoder("llama", "LlamaForCausalLM", (layers, hidden, heads, key_value_heads, intermediate), 32000)
+
+
+def _mistral(layers: int, hidden: int, intermediate: int, vocabulary: int) -> Config:
+    sizes = (layers, hidden, 32, 8, intermediate)
+    return _decoder("mistral", "MistralForCausalLM", sizes, vocabulary, head_dim=128, sliding_window=None)
+
+
+def _mixtral(layers: int, hidden: int, heads: int, intermediate: int) -> Config:
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    return _decoder("mixtral", "MixtralForCausalLM", (layers, hidden, heads, 8, intermediate), 32000, **experts)
+
+
+def _qwen2(layers: int, hidden: int, heads: int, key_value_heads: int, intermediate: int) -> Config:
+    """Return the configuration of a Qwen2.5. The small ones share the embedding with the head."""
+    sizes = (layers, hidden, heads, key_value_heads, intermediate)
+    tied = hidden < 3584
+    return _decoder("qwen2", "Qwen2ForCausalLM", sizes, 151936 if tied else 152064, tie_word_embeddings=tied)
+
+
+def _qwen3(layers: int, hidden: int, heads: int, intermediate: int) -> Config:
+    sizes = (layers, hidden, heads, 8, intermediate)
+    return _decoder("qwen3", "Qwen3ForCausalLM", sizes, 151936, head_dim=128, tie_word_embeddings=hidden < 4096)
+
+
+def _qwen3_moe(layers: int, hidden: int, heads: int, intermediate: int, of_expert: int) -> Config:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": of_expert}
+    sizes = (layers, hidden, heads, 4, intermediate)
+    return _decoder("qwen3_moe", "Qwen3MoeForCausalLM", sizes, 151936, head_dim=128, tie_word_embeddings=False, **experts)
+
+
+def _gpt_oss(layers: int, experts: int) -> Config:
+    more = {"head_dim": 64, "num_local_experts": experts, "num_experts_per_tok": 4}
+    return _decoder("gpt_oss", "GptOssForCausalLM", (layers, 2880, 64, 8, 2880), 201088, tie_word_embeddings=False, **more)
+
+
+def _gemma2(layers: int, hidden: int, heads: int, intermediate: int, head: int) -> Config:
+    sizes = (layers, hidden, heads, heads // 2, intermediate)
+    return _decoder("gemma2", "Gemma2ForCausalLM", sizes, 256000, head_dim=head)
+
+
+def _phi3(layers: int, hidden: int, heads: int, key_value_heads: int, intermediate: int, vocabulary: int) -> Config:
+    sizes = (layers, hidden, heads, key_value_heads, intermediate)
+    padding = {"pad_token_id": 0, "tie_word_embeddings": False}  # the class has no valid one for all of these vocabularies
+    return _decoder("phi3", "Phi3ForCausalLM", sizes, vocabulary, **padding)
+
+
+DEEPSEEK_V3 = _decoder(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    (61, 7168, 128, 128, 18432),
+    129280,
+    q_lora_rank=1536,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    n_routed_experts=256,
+    n_shared_experts=1,
+    num_experts_per_tok=8,
+    moe_intermediate_size=2048,
+    first_k_dense_replace=3,
+)
+
+KNOWN: Mapping[str, Config] = {
     "gpt2": _gpt2(12, 768, 12),
+    "gpt2-medium": _gpt2(24, 1024, 16),
+    "gpt2-large": _gpt2(36, 1280, 20),
     "gpt2-xl": _gpt2(48, 1600, 25),
-    "llama-8b": _llama(32, 4096, 32, 14336),
-    "llama-70b": _llama(80, 8192, 64, 28672),
-    "llama-405b": _llama(126, 16384, 128, 53248),
+    **dict.fromkeys(("llama-8b", "llama-3-8b", "llama-3.1-8b"), _llama(32, 4096, 32, 14336)),
+    **dict.fromkeys(("llama-70b", "llama-3-70b", "llama-3.1-70b", "llama-3.3-70b"), _llama(80, 8192, 64, 28672)),
+    **dict.fromkeys(("llama-405b", "llama-3.1-405b"), _llama(126, 16384, 128, 53248)),
+    "llama-3.2-1b": _llama(16, 2048, 32, 8192, tied=True),
+    "llama-3.2-3b": _llama(28, 3072, 24, 8192, tied=True),
+    "llama-2-7b": _older_llama(32, 4096, 32, 32, 11008),
+    "llama-2-13b": _older_llama(40, 5120, 40, 40, 13824),
+    "llama-2-70b": _older_llama(80, 8192, 64, 8, 28672),
+    "tinyllama-1.1b": _older_llama(22, 2048, 32, 4, 5632),
+    "mistral-7b": _mistral(32, 4096, 14336, 32000),
+    "mistral-nemo-12b": _mistral(40, 5120, 14336, 131072),
+    "mistral-small-24b": _mistral(40, 5120, 32768, 131072),
+    "mixtral-8x7b": _mixtral(32, 4096, 32, 14336),
+    "mixtral-8x22b": _mixtral(56, 6144, 48, 16384),
+    "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864),
+    "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960),
+    "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008),
+    "qwen2.5-7b": _qwen2(28, 3584, 28, 4, 18944),
+    "qwen2.5-14b": _qwen2(48, 5120, 40, 8, 13824),
+    "qwen2.5-32b": _qwen2(64, 5120, 40, 8, 27648),
+    "qwen2.5-72b": _qwen2(80, 8192, 64, 8, 29568),
+    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072),
+    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144),
+    "qwen3-4b": _qwen3(36, 2560, 32, 9728),
+    "qwen3-8b": _qwen3(36, 4096, 32, 12288),
+    "qwen3-14b": _qwen3(40, 5120, 40, 17408),
+    "qwen3-32b": _qwen3(64, 5120, 64, 25600),
+    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 6144, 768),
+    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 12288, 1536),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
+    "deepseek-v3": DEEPSEEK_V3,
+    "gemma-2-2b": _gemma2(26, 2304, 8, 9216, 256),
+    "gemma-2-9b": _gemma2(42, 3584, 16, 14336, 256),
+    "gemma-2-27b": _gemma2(46, 4608, 32, 36864, 128),
+    "phi-3-mini": _phi3(32, 3072, 32, 32, 8192, 32064),
+    "phi-4": _phi3(40, 5120, 40, 10, 17920, 100352),
 }
 
 
 def known_name(model: str) -> str:
-    """Return the name of a known model in any case, or else the same text. A file of that name comes first.
+    """Return the name of a known model: in any case, and with its publisher and a suffix as the Hugging Face Hub has them.
+    Return any other text as it is. A file of that name comes first.
 
-    >>> known_name("Llama-8B"), known_name("Llama-9B")
-    ('llama-8b', 'Llama-9B')
+    >>> known_name("Llama-8B"), known_name("Qwen/Qwen2.5-7B-Instruct"), known_name("Llama-9B")
+    ('llama-8b', 'qwen2.5-7b', 'Llama-9B')
     """
-    lower = model.lower()
-    return lower if lower in KNOWN and not Path(model).exists() else model
+    owner, slash, name = model.lower().rpartition("/")
+    name = name if name in KNOWN else TUNED.sub("", name)
+    is_published = not slash or owner in PUBLISHERS
+    return name if name in KNOWN and is_published and not Path(model).exists() else model

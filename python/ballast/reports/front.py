@@ -34,7 +34,7 @@ class Chart:
 
 def draw_front(searched: Sequence[Plan], front: Sequence[Plan], chosen: Plan, *, titled: bool = True) -> Drawing:
     """Draw plans as dots. `searched` may contain plans that do not fit; `front` contains the chosen one."""
-    limit = chosen.budget["device"] / GIB
+    limit = chosen.limit_of("device") / GIB
     shown = [plan for plan in searched if _memory(plan) <= BEYOND * limit]
     chart = _chart([*shown, *front], chosen, limit, titled=titled)
     _draw_axes(chart, chosen.rank_device)

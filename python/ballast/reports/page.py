@@ -41,7 +41,7 @@ def _figures(plan: Plan) -> str:
     figures = {
         "step": human_time(plan.seconds),
         "tokens/s, all ranks": f"{plan.tokens_per_second:,.0f}",
-        f"memory of a {plan.rank_device}": f"{human_size(plan.bytes_in('device'))} of {human_size(plan.budget['device'])}",
+        f"memory of a {plan.rank_device}": f"{human_size(plan.bytes_in('device'))} of {human_size(plan.limit_of('device'))}",
     }
     if plan.cost_per_million_tokens is not None:
         figures["cost per million tokens"] = human_amount(plan.cost_per_million_tokens)
