@@ -64,7 +64,7 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
       rank(world.rank()) {
   const CompiledPlan& compiled = plan.compiled();
   if (asked.keeps_timeline) timeline.emplace();
-  if (compiled.tiles_on_drive() > 0) records.emplace(compiled, world, asked.drives);
+  if (compiled.uses_drives()) records.emplace(compiled, world, asked.drives);
   if (asked.gpu) gpu.emplace(*asked.gpu);
   mesh = make_mesh(world, compiled.placement(), gpu ? &*gpu : nullptr, compiled.input().needs_matrices());
   mesh.norm = asked.norm_group;
@@ -73,7 +73,7 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
                              .mesh = mesh,
                              .backend = *backend,
                              .accounts = accounts,
-                             .records = records ? &records->store() : nullptr,
+                             .records = records ? records->stores() : RecordStores{},
                              .mirror = records ? records->mirror() : nullptr,
                              .timeline = timeline ? &*timeline : nullptr,
                              .queues = records ? records->queues() : std::vector<offload::IoQueue*>{},
@@ -145,7 +145,8 @@ std::vector<LocalTile> Training::local_tiles() const { return impl_->engine->loc
 void Training::set_steps(std::uint64_t steps) { impl_->engine->set_steps(steps); }
 RunPoint Training::committed() const {
   impl_->engine->wait_for_commit();
-  const offload::CommitPoint point = impl_->records ? impl_->records->store().point() : offload::CommitPoint{};
+  const offload::RecordStore* const trained = impl_->records ? impl_->records->stores().trained : nullptr;
+  const offload::CommitPoint point = trained != nullptr ? trained->point() : offload::CommitPoint{};
   return {point.incarnation, point.number};
 }
 void Training::set_round(const JointRound& round) { impl_->engine->set_round(round); }

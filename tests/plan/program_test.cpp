@@ -10,6 +10,7 @@
 #include "kernels/runtime/host_pages.h"
 #include "tests/plan/plan_rig.h"
 #include "zero/plan/compile.h"
+#include "zero/plan/ledger.h"
 #include "zero/plan/verify.h"
 
 using namespace ballast;
@@ -212,6 +213,39 @@ TEST_CASE("staged records share whole huge pages, and small ones take no more th
         CHECK(slot->bytes >= needed);
         CHECK(slot->bytes < needed + huge_page_bytes);
       }
+    }
+  }
+}
+
+TEST_CASE("frozen parameters are in the tier of parameters, and no step writes those on drives") {
+  for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
+    for (const std::size_t ranks : {1u, 2u, 3u}) {
+      PlanSetup setup = setup_of(3, ranks, all_in(tier));
+      setup.model = odd_model();
+      setup.placement.parameters = all_in(tier);
+      const CompiledPlan plan = plan_of(setup);
+      CAPTURE(name(tier), ranks);
+      CHECK(verify(plan.input(), plan.program()).empty());
+      std::size_t elements = 0;
+      std::map<std::pair<std::size_t, std::size_t>, std::size_t> reads;
+      for (const UnitLayout& unit : plan.layout().units)
+        elements += unit.frozen.shard;
+      for (const Home& home : plan.program().homes) {
+        if (!home.frozen) continue;
+        elements -= home.range.count;
+        reads[{home.unit, home.tile}] = 0;
+      }
+      for (const Op& op : plan.program().ops) {
+        if (op.kind == OpKind::read_first && reads.contains({op.unit, op.tile})) ++reads[{op.unit, op.tile}];
+        if (op.kind == OpKind::write || op.kind == OpKind::read) CHECK_FALSE(reads.contains({op.unit, op.tile}));
+      }
+      const Ledger ledger = ledger_of(plan.program(), plan.blocks().records());
+      const auto frozen = std::ranges::find(ledger, "frozen", &LedgerEntry::owner);
+      CHECK((frozen == ledger.end() ? Tier::device : frozen->tier) == tier);
+      CHECK(plan.frozen_on_drive() == reads.size());
+      if (tier != Tier::nvme) continue;
+      CHECK(elements == 0);
+      CHECK(std::ranges::all_of(reads, [](const auto& read) { return read.second > 0; }));
     }
   }
 }

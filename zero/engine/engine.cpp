@@ -17,8 +17,10 @@ DeviceMemory device_memory(const EngineParts& parts) {
 }
 
 const EngineParts& checked(const EngineParts& parts) {
-  require(parts.records != nullptr || parts.plan.tiles_on_drive() == 0, Code::bad_argument, [] {
-    return Problem{.what = "cannot run a program that keeps state on a drive: there are no records",
+  const bool has_stores = (parts.records.trained != nullptr || parts.plan.tiles_on_drive() == 0) &&
+                          (parts.records.frozen != nullptr || parts.plan.frozen_on_drive() == 0);
+  require(has_stores, Code::bad_argument, [] {
+    return Problem{.what = "cannot run a program that keeps tiles on a drive: there are no records",
                    .needed = "EngineParts::records"};
   });
   require(parts.verify == 0 || !parts.plan.input().needs_matrices(), Code::unsupported, [] {
@@ -36,12 +38,12 @@ std::unique_ptr<RecordMirror> record_mirror(const EngineParts& parts, const Slot
   const auto slot = std::ranges::find(all, SlotRole::mirror, &Slot::role);
   require(slot != all.end(), Code::internal, [] { return Problem{.what = "a mirrored program has no memory for it"}; });
   const Piece memory{static_cast<std::size_t>(slot - all.begin()), 0, slot->bytes};
-  return std::make_unique<RecordMirror>(*parts.mirror, *parts.records, slots.bytes(memory));
+  return std::make_unique<RecordMirror>(*parts.mirror, *parts.records.trained, slots.bytes(memory));
 }
 
 std::unique_ptr<const RecordLane> record_lane(const EngineParts& parts, const Slots& slots, RecordMirror* mirror) {
-  if (parts.records == nullptr) return nullptr;
-  return std::make_unique<const RecordLane>(parts.plan, slots, *parts.records, mirror);
+  if (!parts.plan.uses_drives()) return nullptr;
+  return std::make_unique<const RecordLane>(parts.plan, slots, parts.records, mirror);
 }
 
 std::unique_ptr<CorruptionCheck> corruption_check(const EngineParts& parts) {

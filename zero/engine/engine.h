@@ -21,7 +21,7 @@ struct EngineParts {
   Mesh& mesh;
   kernels::Backend& backend;  // the CPU's, called by several lanes at once
   MemoryAccounts& accounts;
-  offload::RecordStore* records = nullptr;       // where the program reads and writes tiles; null: nowhere
+  RecordStores records{};                        // where the program reads and writes tiles
   MirrorFiles* mirror = nullptr;                 // where they are written too, on another rank's drive; null: nowhere
   Timeline* timeline = nullptr;                  // where to note which operation ran when; null: nowhere
   std::vector<offload::IoQueue*> queues{};       // of the records' drives

@@ -20,31 +20,43 @@ struct CommittedState {
   JointRound round{};
 };
 
+// The stores of a rank's tiles; null where the program has no such tile on a drive.
+struct RecordStores {
+  offload::RecordStore* trained = nullptr;
+  offload::RecordStore* frozen = nullptr;  // scratch, which is never committed: no step writes to it
+};
+
 class RecordLane {
  public:
   // `mirror`: that of the records on another rank's drive; null: there is none.
-  RecordLane(const CompiledPlan& plan, const Slots& slots, offload::RecordStore& store, RecordMirror* mirror)
-      : plan_(plan), slots_(slots), store_(store), mirror_(mirror) {}
+  RecordLane(const CompiledPlan& plan, const Slots& slots, const RecordStores& stores, RecordMirror* mirror)
+      : plan_(plan), slots_(slots), stores_(stores), mirror_(mirror) {}
 
   offload::PendingRead read(const Op& op) const;
   offload::Completion write(const Op& op) const;
   void commit(const CommittedState& state) const;
   void abandon() const;
-  void finish() const { store_.finish(); }  // see RecordStore
-  std::uint64_t step() const { return store_.step(); }
-  std::span<const std::byte> note() const { return store_.note(); }  // of the last commit
-  JointRound round() const { return round_of(store_.label()); }      // likewise
-  bool keeps_run() const { return store_.shape().run_id != 0; }
+  void finish() const;  // see RecordStore
+  std::uint64_t step() const { return stores_.trained != nullptr ? stores_.trained->step() : 0; }
+  std::span<const std::byte> note() const;  // of the last commit
+  JointRound round() const;                 // likewise
+  bool keeps_run() const { return stores_.trained != nullptr && stores_.trained->shape().run_id != 0; }
 
   // The tile's block in the memory of its record.
-  std::span<std::byte> block(std::span<std::byte> record) const { return store_.payload(record); }
+  std::span<std::byte> block(std::size_t unit, std::size_t tile, std::span<std::byte> record) const {
+    return store_of(unit, tile).payload(record);
+  }
   offload::PendingRead read(std::size_t unit, std::size_t tile, std::span<std::byte> record) const;
   offload::Completion write(std::size_t unit, std::size_t tile, std::span<std::byte> record) const;
 
  private:
+  offload::RecordStore& store_of(std::size_t unit, std::size_t tile) const {
+    return *(plan_.layout().units[unit].is_frozen(tile) ? stores_.frozen : stores_.trained);
+  }
+
   const CompiledPlan& plan_;
   const Slots& slots_;
-  offload::RecordStore& store_;
+  RecordStores stores_;
   RecordMirror* mirror_;
 };
 

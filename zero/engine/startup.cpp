@@ -33,8 +33,7 @@ Staging Startup::staging() const {
 
 void Startup::initialize(const ParameterSource& source) const {
   const Program& program = parts_.running.program();
-  std::optional<RecordMemory> records;
-  if (plan().tiles_on_drive() > 0) records.emplace(program, parts_.slots);
+  RecordsMemory records(parts_.running, parts_.slots);
   std::size_t unwritten = 0;
   for (const Home& home : program.homes) {
     unwritten += unwritten_bytes(home);
@@ -45,12 +44,12 @@ void Startup::initialize(const ParameterSource& source) const {
     if (std::exchange(unit, home.unit) != home.unit) {  // other ranks of this machine take memory, too
       require_host_memory(unwritten, "the rest of what this rank keeps", read_host_limits());
     }
-    home.on_drive ? fill_record(home, source, *records) : fill_home(home, source, staged);
+    home.on_drive ? fill_record(home, source, records.of(home)) : fill_home(home, source, staged);
     unwritten -= unwritten_bytes(home);
   }
   staged.finish();
-  if (records) records->finish();
-  if (records) parts_.records->commit({.step = 0});
+  records.finish();
+  if (plan().tiles_on_drive() > 0) parts_.records->commit({.step = 0});
 }
 
 // Loads a range of a unit, tensor by tensor. Padding stays zero.
@@ -109,7 +108,12 @@ void Startup::fill_on_host(const Home& home, const ParameterSource& source, Stag
 void Startup::fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) const {
   const DType dtype = dtype_of(home);
   const std::span<std::byte> record = memory.next();
-  const std::span<std::byte> block = parts_.records->block(record);
+  const std::span<std::byte> block = parts_.records->block(home.unit, home.tile, record);
+  if (home.frozen) {
+    std::ranges::fill(block, std::byte{0});
+    load(home.unit, home.range, View(block.data(), home.range.count, dtype), source);
+    return memory.is_written_by(parts_.records->write(home.unit, home.tile, record));
+  }
   TileMemory tile = plan().blocks().recorded(home.unit, home.tile, home.range.count, block.data());
   std::vector<std::byte> elsewhere(tile.parameter != nullptr ? 0 : home.range.count * byte_size(dtype));
   if (tile.parameter == nullptr) tile.parameter = elsewhere.data();
@@ -126,18 +130,21 @@ std::uint64_t Startup::resume(const ParameterSource& frozen) const {
   Staging staged = staging();
   for (const Home& home : program.homes) {
     const bool whole = home.on_drive && plan().blocks().full_records();
-    require(whole || home.tile == none, Code::unsupported, [&] {
+    require(whole || home.tile == none || home.frozen, Code::unsupported, [&] {
       return Problem{.what = "cannot resume the training: its state or its parameters are not on a drive",
                      .where = "unit " + plan().model().units[home.unit].name,
                      .needed = "all of the state in records, with the parameters: those of a run that has a name"};
     });
-    if (home.tile == none) fill_frozen(home, frozen, staged);
   }
-  std::optional<RecordMemory> records;
-  if (plan().tiles_on_drive() > 0) records.emplace(program, parts_.slots);
+  RecordsMemory records(parts_.running, parts_.slots);
   for (const Home& home : program.homes) {
-    if (home.on_drive) read_home(home, *records, staged);
+    if (home.tile == none) fill_frozen(home, frozen, staged);
+    if (home.frozen) fill_record(home, frozen, records.of(home));
   }
+  for (const Home& home : program.homes) {
+    if (home.on_drive && !home.frozen) read_home(home, records.of(home), staged);
+  }
+  records.finish();
   staged.finish();
   return parts_.records != nullptr ? parts_.records->step() : 0;
 }

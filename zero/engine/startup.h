@@ -27,7 +27,8 @@ class Startup {
   // Optimizer state begins at zero; records are written, and committed as step 0.
   void initialize(const ParameterSource& source) const;
 
-  // Reads everything that is trained from the records of the newest committed step, and returns its number.
+  // Reads everything that is trained from the records of the newest committed step, and returns its number. Frozen parameters
+  // come from their source again, in each tier.
   std::uint64_t resume(const ParameterSource& frozen) const;
 
  private:

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t frozen_stretch = std::size_t{1} << 20;  // elements that are visited together; of whole groups
 
 LocalTile without_memory(const Home& home) {
-  return {.unit = home.unit, .range = home.range, .memory = {}, .frozen = home.tile == none};
+  return {.unit = home.unit, .range = home.range, .memory = {}, .frozen = home.tile == none || home.frozen};
 }
 
 }  // namespace
@@ -64,21 +64,20 @@ void StateVisitor::change(const TileVisitor& visit, const std::function<void()>&
 }
 
 void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const TileFilter& which) const {
-  std::optional<RecordMemory> records;
-  if (plan().tiles_on_drive() > 0) records.emplace(parts_.running.program(), parts_.slots);
+  RecordsMemory records(parts_.running, parts_.slots);
   Staging staging = parts_.homes.staging(largest_bytes(which));
   for (const Home& home : local_homes()) {
     if (!which(without_memory(home))) continue;
     if (home.tile == none) {
       visit_frozen(home, visit, changes, staging);
     } else if (home.on_drive) {
-      visit_record(home, visit, changes, {*records, staging});
+      visit_record(home, visit, changes, {records.of(home), staging});
     } else {
       visit_memory(home, visit, changes, staging);
     }
   }
   staging.finish();
-  if (records) records->finish();
+  records.finish();
 }
 
 // Of the homes that are visited, each of which is copied alone.
@@ -87,7 +86,7 @@ std::size_t StateVisitor::largest_bytes(const TileFilter& which) const {
   for (const Home& home : local_homes()) {
     if (!which(without_memory(home))) continue;
     const std::size_t parameters = home.range.count * byte_size(plan().model().units[home.unit].dtype);
-    const bool has_state = home.tile != none;
+    const bool has_state = home.tile != none && !home.frozen;
     const std::size_t state =
         has_state ? plan().blocks().state(home.unit, home.tile).layout_of(home.range.count).bytes() : 0;
     largest = std::max(largest, parameters + state);
@@ -95,7 +94,8 @@ std::size_t StateVisitor::largest_bytes(const TileFilter& which) const {
   return largest;
 }
 
-// Returns tiles on drives, and those in memory and frozen parameters in stretches. Frozen ones come once, though several homes may hold them.
+// Returns tiles on drives, and those in memory and frozen parameters there in stretches. Frozen ones come once, though several
+// homes may hold them.
 std::vector<Home> StateVisitor::local_homes() const {
   std::vector<Home> homes;
   std::size_t seen = none;  // unit whose frozen parameters are among them
@@ -122,15 +122,16 @@ std::vector<LocalTile> StateVisitor::tiles() const {
   return tiles;
 }
 
+TileMemory StateVisitor::frozen_memory(const Home& home, std::byte* parameter) const {
+  return {.parameter_dtype = plan().model().units[home.unit].dtype,
+          .parameter = parameter,
+          .count = home.range.count,
+          .first_index = home.range.first};
+}
+
 void StateVisitor::visit_frozen(const Home& home, const TileVisitor& visit, bool changes, Staging& staging) const {
   const HomeMemory::OnHost parameter(parts_.homes, parts_.homes.parameters_of(home), staging);
-  visit({.unit = home.unit,
-         .range = home.range,
-         .memory = {.parameter_dtype = plan().model().units[home.unit].dtype,
-                    .parameter = parameter.data(),
-                    .count = home.range.count,
-                    .first_index = home.range.first},
-         .frozen = true});
+  visit({home.unit, home.range, frozen_memory(home, parameter.data()), true});
   if (changes) parts_.homes.keep_parameters(home, parameter.data(), staging);
 }
 
@@ -150,6 +151,11 @@ void StateVisitor::visit_memory(const Home& home, const TileVisitor& visit, bool
 void StateVisitor::visit_record(const Home& home, const TileVisitor& visit, bool changes, const Memory& memory) const {
   const std::span<std::byte> record = memory.records.next();
   const std::span<std::byte> block = parts_.records->read(home.unit, home.tile, record).payload();
+  if (home.frozen) {
+    visit({home.unit, home.range, frozen_memory(home, block.data()), true});
+    if (changes) memory.records.is_written_by(parts_.records->write(home.unit, home.tile, record));
+    return;
+  }
   TileMemory tile = plan().blocks().recorded(home.unit, home.tile, home.range.count, block.data());
   const Piece in_memory = tile.parameter != nullptr ? Piece{} : parts_.homes.parameters_of(home);
   const HomeMemory::OnHost copy(parts_.homes, in_memory, memory.staging);

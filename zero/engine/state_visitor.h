@@ -41,6 +41,7 @@ class StateVisitor {
   std::vector<Home> local_homes() const;
   std::size_t largest_bytes(const TileFilter& which) const;
   void visit_tiles(const TileVisitor& visit, bool changes, const TileFilter& which) const;
+  TileMemory frozen_memory(const Home& home, std::byte* parameter) const;
   void visit_frozen(const Home& home, const TileVisitor& visit, bool changes, Staging& staging) const;
   void visit_memory(const Home& home, const TileVisitor& visit, bool changes, Staging& staging) const;
   void visit_record(const Home& home, const TileVisitor& visit, bool changes, const Memory& memory) const;

@@ -27,13 +27,21 @@ Blocks::Blocks(const Model& model, const Layout& layout, const Placement& placem
     sizes_.push_back({round_up(elements * byte_size(unit.dtype), state_alignment), state.bytes()});
     const BlockSizes recorded = in_record(i);
     largest_ = {std::max(largest_.parameter, recorded.parameter), std::max(largest_.state, recorded.state)};
+    for (const Range& tile : layout.units[i].frozen_tiles)
+      largest_frozen_ = std::max(largest_frozen_, tile.count * byte_size(unit.dtype));
   }
   const offload::RecordPlaces places(shape(1), 1);
-  records_ = {places.record_bytes(), places.first_record_bytes(), offload::block_bytes, options.full_records ? 2u : 1u};
+  const std::size_t frozen = largest_frozen_ == 0 ? 0 : offload::RecordPlaces(frozen_shape(1), 1).record_bytes();
+  records_ = {places.record_bytes(), places.first_record_bytes(), frozen, offload::block_bytes,
+              options.full_records ? 2u : 1u};
 }
 
 offload::RecordShape Blocks::shape(std::size_t tiles) const {
   return {.tiles = tiles, .payload_bytes = largest_.bytes(), .first_bytes = largest_.parameter};
+}
+
+offload::RecordShape Blocks::frozen_shape(std::size_t tiles) const {
+  return {.tiles = tiles, .payload_bytes = largest_frozen_, .first_bytes = largest_frozen_};
 }
 
 TileMemory Blocks::recorded(std::size_t unit, std::size_t tile, std::size_t elements, std::byte* payload) const {

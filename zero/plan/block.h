@@ -4,6 +4,7 @@
 
 #include <ballast/placement.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "offload/record_format.h"
@@ -29,8 +30,11 @@ struct BlockOptions {
 struct RecordSizes {
   std::size_t record = 0;
   std::size_t first_record = 0;  // enough for the parameter
+  std::size_t frozen = 0;        // of a tile of frozen parameters, which has nothing else
   std::size_t payload = 0;       // where it begins in a record
   std::size_t places = 1;        // on the drive, of each record: two where a run resumes from the last step
+
+  std::size_t of_parameters() const { return std::max(first_record, frozen); }  // enough to read those of any tile
 };
 
 // Parameters that are not bf16 have fp32 state.
@@ -56,6 +60,7 @@ class Blocks {
   }
   const RecordSizes& records() const { return records_; }
   offload::RecordShape shape(std::size_t tiles) const;  // without the name of a run
+  offload::RecordShape frozen_shape(std::size_t tiles) const;
 
  private:
   bool full_records_;
@@ -64,6 +69,7 @@ class Blocks {
   std::vector<optim::StateLayout> on_device_;  // by unit, of the tile that the device's part of a shard is
   std::vector<bool> first_is_of_device_;       // by unit
   BlockSizes largest_;                         // in a record
+  std::size_t largest_frozen_ = 0;             // bytes of a tile of frozen parameters
   RecordSizes records_;
 };
 

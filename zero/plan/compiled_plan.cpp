@@ -54,12 +54,13 @@ CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
       rule_(options.rule),
       names_(options.names) {
   for (const Home& home : program_.homes) {
-    if (home.on_drive) records_.emplace_back(home.unit, home.tile);
+    if (home.on_drive) (home.frozen ? frozen_ : records_).emplace_back(home.unit, home.tile);
   }
 }
 
 std::size_t CompiledPlan::record_of(std::size_t unit, std::size_t tile) const {
-  return static_cast<std::size_t>(std::ranges::lower_bound(records_, std::pair(unit, tile)) - records_.begin());
+  const auto& records = layout_.units[unit].is_frozen(tile) ? frozen_ : records_;
+  return static_cast<std::size_t>(std::ranges::lower_bound(records, std::pair(unit, tile)) - records.begin());
 }
 
 }  // namespace ballast

@@ -40,8 +40,10 @@ class CompiledPlan {
   const std::string& rule() const { return rule_; }
   const optim::StateNames& names() const { return names_; }
 
-  std::size_t tiles_on_drive() const { return records_.size(); }
-  std::size_t record_of(std::size_t unit, std::size_t tile) const;  // its index among them
+  std::size_t tiles_on_drive() const { return records_.size(); }  // that are trained
+  std::size_t frozen_on_drive() const { return frozen_.size(); }  // tiles of frozen parameters
+  bool uses_drives() const { return tiles_on_drive() + frozen_on_drive() > 0; }
+  std::size_t record_of(std::size_t unit, std::size_t tile) const;  // its index among those of its kind
   std::pair<std::size_t, std::size_t> tile_of(std::size_t record) const {
     return records_.at(record);
   }  // unit and tile
@@ -56,6 +58,7 @@ class CompiledPlan {
   std::string rule_;
   optim::StateNames names_;
   std::vector<std::pair<std::size_t, std::size_t>> records_;  // unit and tile, in order
+  std::vector<std::pair<std::size_t, std::size_t>> frozen_;   // likewise
 };
 
 }  // namespace ballast

@@ -25,14 +25,27 @@ void add_kept_parameters(const CompileInput& input, const StepSlots& all_slots, 
   add(frozen, slots.frozen, 0);
 }
 
+// Where parameters are on a drive, those that no step changes have records of their own.
+void add_frozen_tiles(const CompileInput& input, const StepSlots& all_slots, std::size_t unit,
+                      std::vector<Home>& homes) {
+  if (all_slots.residence(unit).parameters != Tier::nvme) return;
+  const UnitLayout& layout = input.layout.units[unit];
+  for (std::size_t i = 0; i < layout.frozen_tiles.size(); ++i) {
+    const std::size_t tile = layout.tiles.size() + i;
+    homes.push_back({.unit = unit,
+                     .tile = tile,
+                     .range = layout.of_rank(input.rank_in_shard_group, tile),
+                     .on_drive = true,
+                     .frozen = true});
+  }
+}
+
 Home home_of_tile(const CompileInput& input, const StepSlots& all_slots, std::size_t unit, std::size_t tile) {
   const UnitLayout& layout = input.layout.units[unit];
   const UnitSlots& slots = all_slots.of(unit);
   const BlockSizes& sizes = input.blocks.of(unit);
-  const auto [first, count] = layout.tiles[tile];
-  const std::size_t parameter_bytes = count * byte_size(input.model.units[unit].dtype);
-  Home home{
-      .unit = unit, .tile = tile, .range = {layout.trained.of_rank(input.rank_in_shard_group).first + first, count}};
+  Home home{.unit = unit, .tile = tile, .range = layout.of_rank(input.rank_in_shard_group, tile)};
+  const std::size_t parameter_bytes = home.range.count * byte_size(input.model.units[unit].dtype);
   switch (all_slots.residence(unit).state[tile]) {
     case Tier::device: home.state = slots.state[tile]; break;
     case Tier::host:
@@ -56,6 +69,7 @@ std::vector<Home> homes_of(const CompileInput& input, const StepSlots& slots) {
     for (std::size_t tile = 0; tile < input.layout.units[unit].tiles.size(); ++tile) {
       homes.push_back(home_of_tile(input, slots, unit, tile));
     }
+    add_frozen_tiles(input, slots, unit, homes);
   }
   return homes;
 }

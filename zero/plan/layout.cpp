@@ -26,16 +26,21 @@ Section lay_out(const Unit& unit, bool frozen, Section section, std::vector<std:
   return section;
 }
 
-UnitLayout lay_out(const Unit& unit, std::size_t shards, std::size_t most_in_a_tile) {
+// Returns the elements of each tile of a shard, but for a smaller last one.
+std::size_t equal_tile(std::size_t shard, std::size_t most) {
+  return shard == 0 ? 0 : round_up(divided_up(shard, divided_up(shard, most)), group_size);
+}
+
+UnitLayout lay_out(const Unit& unit, std::size_t shards, const TileSizes& most) {
   UnitLayout layout;
   layout.tensor_begin.resize(unit.tensors.size());
   layout.trained = lay_out(unit, false, {.first = 0, .shards = shards}, layout.tensor_begin);
   layout.frozen = lay_out(unit, true, {.first = layout.trained.count(), .shards = shards}, layout.tensor_begin);
-  const std::size_t shard = layout.trained.shard;
-  if (shard > 0) {
-    layout.tile_elements = round_up(divided_up(shard, divided_up(shard, most_in_a_tile)), group_size);
-    layout.tiles = cut({0, shard}, layout.tile_elements);
-  }
+  layout.tile_elements = equal_tile(layout.trained.shard, most.trained);
+  layout.tiles = cut({0, layout.trained.shard}, layout.tile_elements);
+  // All records have the size of the largest one, so tiles of any format have as many bytes as those of bf16.
+  const std::size_t frozen = round_up(most.frozen * byte_size(DType::bf16) / byte_size(unit.dtype), group_size);
+  layout.frozen_tiles = cut({0, layout.frozen.shard}, equal_tile(layout.frozen.shard, frozen));
   return layout;
 }
 
@@ -57,17 +62,19 @@ std::size_t shard_of(const Placement& placement, std::size_t rank) {
   return in_group * placement.parameter_replicas + group;
 }
 
-Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements) {
-  require(tile_elements > 0 && tile_elements % group_size == 0, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("cannot cut tiles of {} elements", tile_elements),
-                   .needed = fmt::format("a multiple of {}", group_size)};
-  });
+Layout make_layout(const Model& model, std::size_t shards, const TileSizes& sizes) {
+  for (const std::size_t elements : {sizes.trained, sizes.frozen}) {
+    require(elements > 0 && elements % group_size == 0, Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("cannot cut tiles of {} elements", elements),
+                     .needed = fmt::format("a multiple of {}", group_size)};
+    });
+  }
   require(shards > 0, Code::bad_argument,
           [] { return Problem{.what = "cannot lay out a model for no ranks", .needed = "at least one shard"}; });
   Layout layout{.shards = shards, .units = {}};
   std::uint64_t declared = 0;
   for (const Unit& unit : model.units) {
-    layout.units.push_back(lay_out(unit, shards, tile_elements));
+    layout.units.push_back(lay_out(unit, shards, sizes));
     for (const Tensor& tensor : unit.tensors) {
       layout.units.back().tensor_number.push_back(tensor.number.value_or(declared++));
     }

@@ -30,12 +30,19 @@ struct UnitLayout {
   std::vector<std::uint64_t> tensor_number;  // of each tensor in the model
   Section trained;
   Section frozen;
-  std::size_t tile_elements = 0;    // of the unit's largest tile, leaving out the device's; 0: it has no other tile
-  std::size_t device_elements = 0;  // of the first tile, if it is all of the shard whose state is on the device
-  std::vector<Range> tiles;         // of a trained shard, relative to its beginning
-  std::vector<Tier> tiers{};        // of the tiles' state, if they were cut for it; else reside() deals them out
+  std::size_t tile_elements = 0;      // of the unit's largest tile, leaving out the device's; 0: it has no other tile
+  std::size_t device_elements = 0;    // of the first tile, if it is all of the shard whose state is on the device
+  std::vector<Range> tiles;           // of a trained shard, relative to its beginning
+  std::vector<Tier> tiers{};          // of the tiles' state, if they were cut for it; else reside() deals them out
+  std::vector<Range> frozen_tiles{};  // of a frozen shard, likewise: the grain of reads, where it is on a drive
 
   std::size_t elements() const { return trained.count() + frozen.count(); }
+  // Frozen tiles are numbered after the trained ones.
+  bool is_frozen(std::size_t tile) const { return tile >= tiles.size(); }
+  Range of_rank(std::size_t rank, std::size_t tile) const {  // in the unit
+    const auto [first, count] = is_frozen(tile) ? frozen_tiles[tile - tiles.size()] : tiles[tile];
+    return {(is_frozen(tile) ? frozen : trained).of_rank(rank).first + first, count};
+  }
 };
 
 // The number of the shard of state that a rank keeps. Ranks with the same position in their groups have neighbouring shards:
@@ -47,8 +54,17 @@ struct Layout {
   std::vector<UnitLayout> units;
 };
 
-// Tiles are of equal size in a unit, and of `tile_elements` at most.
-Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements);
+// Most elements in a tile. A frozen tile of another format has as many bytes as one of bf16.
+struct TileSizes {
+  std::size_t trained = 0;
+  std::size_t frozen = 0;
+};
+
+// Tiles are of equal size in a unit.
+Layout make_layout(const Model& model, std::size_t shards, const TileSizes& sizes);
+inline Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements) {
+  return make_layout(model, shards, TileSizes{tile_elements, tile_elements});
+}
 
 // Divides a stretch of a shard into tiles of `tile_elements` and a last one of what is left.
 std::vector<Range> cut(const Range& range, std::size_t tile_elements);

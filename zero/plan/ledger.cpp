@@ -34,9 +34,13 @@ Ledger ledger_of(const Program& program, const RecordSizes& records) {
   for (const Slot& slot : program.slots) {
     add(ledger, slot.tier, name(slot.role), slot.bytes);
   }
-  const auto tiles = static_cast<std::size_t>(std::ranges::count(program.homes, true, &Home::on_drive));
-  const std::size_t on_drive = tiles * records.places * records.record;
+  const auto tiles = [&](bool frozen) {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(program.homes, [&](const Home& home) { return home.on_drive && home.frozen == frozen; }));
+  };
+  const std::size_t on_drive = tiles(false) * records.places * records.record;
   add(ledger, Tier::nvme, "records", on_drive);
+  add(ledger, Tier::nvme, "frozen", tiles(true) * records.frozen);
   const bool is_mirrored = std::ranges::find(program.slots, SlotRole::mirror, &Slot::role) != program.slots.end();
   if (is_mirrored) add(ledger, Tier::nvme, "mirror", on_drive);  // of another rank's records
   sort(ledger);

@@ -118,10 +118,12 @@ void ParameterGathers::gather_replica(std::size_t unit, const Section& section) 
 // Uploads this rank's shard from the host, or from records, to its part of the full parameters.
 void ParameterGathers::upload_shard(std::size_t unit, Phase phase) {
   const UnitLayout& layout = context_.layout(unit);
-  for (std::size_t tile = 0; tile < layout.tiles.size(); ++tile) {
+  const bool on_drive = context_.residence(unit).parameters == Tier::nvme;
+  const std::size_t tiles = layout.tiles.size() + (on_drive ? layout.frozen_tiles.size() : 0);
+  for (std::size_t tile = 0; tile < tiles; ++tile) {
     upload_tile(unit, tile, phase);
   }
-  if (layout.frozen.shard == 0) return;
+  if (on_drive || layout.frozen.shard == 0) return;
   context_.builder.add({.kind = OpKind::upload,
                         .lane = Lane::upload,
                         .phase = phase,
@@ -131,10 +133,10 @@ void ParameterGathers::upload_shard(std::size_t unit, Phase phase) {
 }
 
 void ParameterGathers::upload_tile(std::size_t unit, std::size_t tile, Phase phase) {
-  const UnitLayout& layout = context_.layout(unit);
   const UnitSlots& slots = context_.slots.of(unit);
   const std::size_t width = context_.width(unit);
-  const std::size_t bytes = layout.tiles[tile].count * width;
+  const Range range = context_.layout(unit).of_rank(context_.input.rank_in_shard_group, tile);
+  const std::size_t bytes = range.count * width;
   Piece from;
   if (context_.residence(unit).parameters == Tier::nvme) {
     const Piece record = context_.slots.rings.first_regions.next();
@@ -150,7 +152,7 @@ void ParameterGathers::upload_tile(std::size_t unit, std::size_t tile, Phase pha
                         .unit = unit,
                         .tile = tile,
                         .from = from,
-                        .to = pieces_.shard(unit, layout.trained).part(layout.tiles[tile].first * width, bytes)});
+                        .to = pieces_.full(unit).part(range.first * width, bytes)});
 }
 
 // A record can be read as soon as it is written. Its commit need not be waited for.

@@ -154,6 +154,7 @@ struct Home {
   Piece parameters{};
   Piece state{};
   bool on_drive = false;  // the tile's record holds the state, and the parameter if records do
+  bool frozen = false;    // a tile of frozen parameters, which has no state: a record that is only read
 };
 
 // Runs once a step.

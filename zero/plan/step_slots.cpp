@@ -68,7 +68,7 @@ void StepSlots::add_unit(std::size_t unit) {
     const std::size_t elements =
         is_gathered_per_use_[unit] ? in_.kept(layout.trained).shard + in_.kept(layout.frozen).shard : layout.elements();
     slots.parameters = slots_.add(SlotRole::parameters, Tier::device, elements * width, which);
-  } else if (layout.frozen.shard > 0) {  // frozen parameters are in no record, so they stay on the host
+  } else if (residence_[unit].parameters == Tier::host && layout.frozen.shard > 0) {
     slots.frozen = slots_.add(SlotRole::frozen, Tier::host, layout.frozen.shard * width, which);
   }
   if (layout.trained.shard == 0) return;
@@ -108,6 +108,8 @@ void StepSlots::add_gathered(const Uses& uses) {
 StepSlots::Needs StepSlots::needs() const {
   Needs needs;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    const bool has_parameters = in_.layout.units[unit].elements() > 0;
+    needs.first_regions = needs.first_regions || (has_parameters && residence_[unit].parameters == Tier::nvme);
     if (in_.layout.units[unit].trained.shard > 0) add_needs(unit, needs);
   }
   return needs;
@@ -128,7 +130,6 @@ void StepSlots::add_needs(std::size_t unit, Needs& needs) const {
   needs.partial_bytes = std::max(needs.partial_bytes, partial_bytes(unit));
   needs.arriving = needs.arriving || passes_by || at.gradients == Tier::host || !has_home;
   needs.landed = needs.landed || (at.gradients == Tier::host && (passes_by || !has_home));
-  needs.first_regions = needs.first_regions || at.parameters == Tier::nvme;
   needs.records += on_drive;
   auto& [most, second] = needs.records_of_units;
   second = std::max(second, std::min(most, on_drive));
@@ -196,7 +197,7 @@ void StepSlots::add_records(const Needs& needs) {
   const std::size_t at_once = in_.needs_matrices() ? most + (updates_at_once() > 1 ? second : 0) : 1;
   const std::size_t staged = std::min(std::max(in_.schedule.staging_slots, at_once), needs.records - kept);
   if (needs.first_regions) {
-    rings.first_regions = slots_.add_records(SlotRole::first_regions, first_regions_ahead, sizes.first_record);
+    rings.first_regions = slots_.add_records(SlotRole::first_regions, first_regions_ahead, sizes.of_parameters());
   }
   rings.staging = slots_.add_records(SlotRole::staging, staged, sizes.record);
   const Ring stay = slots_.add_records(SlotRole::kept, kept, sizes.record);

@@ -14,7 +14,7 @@ namespace ballast {
 // A unit's slots between steps; `none` where it has no such thing.
 struct UnitSlots {
   std::size_t parameters = none;  // on the device: full, or this rank's shard of both sections, one after the other
-  std::size_t frozen = none;      // on the host: this rank's shard of the frozen section
+  std::size_t frozen = none;      // on the host, if parameters are: this rank's shard of the frozen section
   std::size_t gradients = none;   // full, where a step's micro-steps are summed in them
   std::size_t reduced = none;     // this rank's summed gradients
   std::vector<Piece> state{};     // by tile, on the device

@@ -37,17 +37,19 @@ void join_on_device(UnitLayout& unit, const std::vector<Tier>& state) {
 
 }  // namespace
 
-std::size_t automatic_tile(const Model& model, std::size_t shards) {
+std::size_t automatic_tile(const Model& model, std::size_t shards, Section UnitLayout::*of) {
   std::size_t elements = 0;
   for (const UnitLayout& unit : make_layout(model, shards, largest_tile).units) {
-    elements += unit.trained.shard;
+    elements += (unit.*of).shard;
   }
   return std::bit_floor(std::clamp(elements / tiles_of_a_rank, smallest_tile, largest_tile));
 }
 
 Layout lay_out(const Model& model, const Placement& placement, std::size_t tile_elements) {
   if (tile_elements > 0) return make_layout(model, placement.shards, tile_elements);
-  Layout layout = make_layout(model, placement.shards, automatic_tile(model, placement.shards));
+  const TileSizes sizes{automatic_tile(model, placement.shards),
+                        automatic_tile(model, placement.shards, &UnitLayout::frozen)};
+  Layout layout = make_layout(model, placement.shards, sizes);
   const std::vector<UnitResidence> residences = reside(placement, layout);
   for (std::size_t unit = 0; unit < layout.units.size(); ++unit) {
     join_on_device(layout.units[unit], residences[unit].state);

@@ -8,7 +8,7 @@ namespace ballast {
 
 // Elements of a tile outside the device, where the caller asks for no size. It depends on the model and the number of
 // shards alone, so a training keeps its tiles when its tiers change.
-std::size_t automatic_tile(const Model& model, std::size_t shards);
+std::size_t automatic_tile(const Model& model, std::size_t shards, Section UnitLayout::*of = &UnitLayout::trained);
 
 // Cuts the tiles of a placement. `tile_elements`: at most so many in each tile, in every tier; 0: the sizes of this
 // page.

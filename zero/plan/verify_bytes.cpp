@@ -83,10 +83,16 @@ class Follower {
     where_ = list;
   }
 
+  // Frozen tiles are read and uploaded; nothing else is done with them.
+  static std::size_t tiles_of(const UnitLayout& unit, OpKind kind) {
+    const bool is_read = kind == OpKind::read_first || kind == OpKind::upload;
+    return unit.tiles.size() + (is_read ? unit.frozen_tiles.size() : 0);
+  }
+
   bool exists(const Op& op) {
     const bool unit = op.unit == none || op.unit < in_.model.units.size();
     const bool tile =
-        unit && (op.tile == none || (op.unit != none && op.tile < expected_.layout(op.unit).tiles.size()));
+        unit && (op.tile == none || (op.unit != none && op.tile < tiles_of(expected_.layout(op.unit), op.kind)));
     if (!tile) complain("names unit {} tile {}, which the model does not have", op.unit, op.tile);
     return tile;
   }
@@ -128,13 +134,14 @@ class Follower {
 
   void read(const Op& op, bool full) {
     const std::size_t version = on_drive_[{op.unit, op.tile}];
+    const bool frozen = expected_.layout(op.unit).is_frozen(op.tile);
     const BlockSizes sizes = in_.blocks.in_record(op.unit);
-    const Piece block = op.to.part(in_.blocks.records().payload, sizes.bytes());
     const Range range = expected_.of_tile(op.unit, op.tile);
+    const std::size_t bytes = range.count * expected_.width(op.unit);
+    const Piece block = op.to.part(in_.blocks.records().payload, frozen ? bytes : sizes.bytes());
     contents_.write(op.to, {});
-    if (sizes.parameter > 0) {
-      contents_.write(block.part(0, range.count * expected_.width(op.unit)),
-                      expected_.parameters(op.unit, range.first, version));
+    if (frozen || sizes.parameter > 0) {
+      contents_.write(block.part(0, bytes), expected_.parameters(op.unit, range.first, version));
     } else if (!full) {
       complain("reads the parameter alone of a record that has none");
     }
@@ -309,7 +316,7 @@ class Follower {
   void commit() {
     step_.committed = true;
     for (const Home& home : program_.homes) {
-      if (home.on_drive && !step_.written.contains({home.unit, home.tile})) {
+      if (home.on_drive && !home.frozen && !step_.written.contains({home.unit, home.tile})) {
         complain("unit {} tile {} has no write", home.unit, home.tile);
       }
     }

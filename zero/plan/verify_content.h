@@ -23,8 +23,7 @@ class ExpectedContent {
     return {Meaning::state, unit, before + tile * in_.blocks.of(unit).state, version};
   }
   Range of_tile(std::size_t unit, std::size_t tile) const {
-    const auto [first, count] = layout(unit).tiles[tile];
-    return {layout(unit).trained.of_rank(in_.rank_in_shard_group).first + first, count};
+    return layout(unit).of_rank(in_.rank_in_shard_group, tile);
   }
   // This rank's sum of all that a step's backward uses give.
   Content all_gradients(std::size_t unit, std::size_t from_element) const {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <iterator>
 
 #include "offload/scratch.h"
 #include "zero/comm/on_all_ranks.h"
@@ -86,32 +87,56 @@ std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
 
 Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options) {
   require_directories(options);
-  require(options.run.empty() || plan.blocks().full_records(), Code::internal,
+  const bool keeps_run = !options.run.empty() && plan.tiles_on_drive() > 0;
+  require(!keeps_run || plan.blocks().full_records(), Code::internal,
           [] { return Problem{.what = "cannot keep a run: its records lack the parameters"}; });
-  offload::RecordShape shape = plan.blocks().shape(plan.tiles_on_drive());
-  shape.rank = static_cast<std::uint32_t>(world.rank());
   const offload::StoreOptions files{.file = {.allow_network = options.allow_network}, .log = options.log};
-  if (options.run.empty()) {
-    make_scratch(shape, world, options, files);
-  } else {
-    require_run_name(options.run);
-    OwnRun run{.plan = plan, .options = options, .description = describe(plan), .shape = shape, .files = files};
-    run.shape.content_digest = digest_of(run.description);
-    open_run(std::move(run), world);
+  keeps_run ? add_drives_of_run(world, options) : add_scratch_drives(world, options);
+  if (plan.frozen_on_drive() > 0) {
+    make_scratch(plan.blocks().frozen_shape(plan.frozen_on_drive()), world, files, frozen_);
   }
+  if (plan.tiles_on_drive() == 0) return;
+  const offload::RecordShape shape = plan.blocks().shape(plan.tiles_on_drive());
+  if (!keeps_run) {
+    make_scratch(shape, world, files, store_);
+    return;
+  }
+  OwnRun run{.plan = plan, .options = options, .description = describe(plan), .shape = shape, .files = files};
+  run.shape.rank = static_cast<std::uint32_t>(world.rank());
+  run.shape.content_digest = digest_of(run.description);
+  open_run(std::move(run), world);
 }
 
-void Records::make_scratch(offload::RecordShape shape, Communicator& world, const RecordOptions& options,
-                           const offload::StoreOptions& files) {
+void Records::add_scratch_drives(Communicator& world, const RecordOptions& options) {
   on_all_ranks(world, [&] {
     for (const std::filesystem::path& directory : options.directories) {
       offload::remove_stale_scratch(directory);
       add_drive(directory, options);
     }
   });
+}
+
+void Records::add_drives_of_run(Communicator& world, const RecordOptions& options) {
+  require_run_name(options.run);
+  on_all_ranks(world, [&] {
+    for (const std::filesystem::path& directory : options.directories) {
+      std::error_code failed;
+      std::filesystem::create_directories(directory, failed);
+      if (failed) offload::fail_file("mkdir", directory, 0, failed.value());
+      const RecordFiles files{.rank = world.rank()};
+      add_drive(kept_.emplace_back(files.directory(directory, options.run)).path(), options);
+    }
+  });
+}
+
+void Records::make_scratch(offload::RecordShape shape, Communicator& world, const offload::StoreOptions& files,
+                           std::optional<offload::RecordStore>& into) {
+  shape.rank = static_cast<std::uint32_t>(world.rank());
   shape.places = 1;
-  require_joint_space(world, shape, options.directories, 1);
-  on_all_ranks(world, [&] { store_.emplace(offload::RecordStore::scratch(shape, drives_, files)); });
+  std::vector<std::filesystem::path> directories;
+  std::ranges::transform(drives_, std::back_inserter(directories), &offload::Drive::directory);
+  require_joint_space(world, shape, directories, 1);
+  on_all_ranks(world, [&] { into.emplace(offload::RecordStore::scratch(shape, drives_, files)); });
 }
 
 void Records::add_drive(const std::filesystem::path& directory, const RecordOptions& options) {
@@ -121,15 +146,6 @@ void Records::add_drive(const std::filesystem::path& directory, const RecordOpti
 
 void Records::open_run(OwnRun run, Communicator& world) {
   const RecordOptions& options = run.options;
-  on_all_ranks(world, [&] {
-    for (const std::filesystem::path& directory : options.directories) {
-      std::error_code failed;
-      std::filesystem::create_directories(directory, failed);
-      if (failed) offload::fail_file("mkdir", directory, 0, failed.value());
-      const RecordFiles files{.rank = run.rank()};
-      add_drive(kept_.emplace_back(files.directory(directory, options.run)).path(), options);
-    }
-  });
   run.queues = queues();
   const SettledRun settled = settle_run(run, world);
   const RecordFiles& files = settled.files;

@@ -10,6 +10,7 @@
 
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
+#include "zero/engine/record_lane.h"
 #include "zero/runs/history.h"
 #include "zero/runs/mirror.h"
 #include "zero/runs/own_run.h"
@@ -31,9 +32,10 @@ class Records {
  public:
   // Resumes from the newest commit that all ranks have, if the run has begun; else creates files. Takes over the records of other
   // ranks, or of another stage, format or tile: see takeover.h. Refuses a run of other parameters or another rule (B1009).
+  // Frozen parameters are in scratch files, also of a run.
   Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options);
 
-  offload::RecordStore& store() { return *store_; }
+  RecordStores stores() { return {store_ ? &*store_ : nullptr, frozen_ ? &*frozen_ : nullptr}; }
   MirrorFiles* mirror() { return mirror_ ? &mirror_->files() : nullptr; }
   std::vector<offload::IoQueue*> queues() const;
   bool found() const { return found_; }
@@ -41,8 +43,10 @@ class Records {
 
  private:
   void add_drive(const std::filesystem::path& directory, const RecordOptions& options);
-  void make_scratch(offload::RecordShape shape, Communicator& world, const RecordOptions& options,
-                    const offload::StoreOptions& files);
+  void add_scratch_drives(Communicator& world, const RecordOptions& options);
+  void add_drives_of_run(Communicator& world, const RecordOptions& options);
+  void make_scratch(offload::RecordShape shape, Communicator& world, const offload::StoreOptions& files,
+                    std::optional<offload::RecordStore>& into);
   void open_run(OwnRun run, Communicator& world);
   RankHistory look(const OwnRun& run) const;
   void open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files);
@@ -53,6 +57,7 @@ class Records {
   std::vector<std::unique_ptr<offload::IoQueue>> queues_;
   std::vector<offload::Drive> drives_;
   std::optional<offload::RecordStore> store_;
+  std::optional<offload::RecordStore> frozen_;  // of frozen parameters, which each start writes anew
   std::optional<RunMirror> mirror_;
   bool found_ = false;
   std::optional<LostRun> lost_{};

@@ -7,6 +7,7 @@ import ballast
 import pytest
 import torch
 from python.conftest import PACKAGE
+from python.wrap.support import frozen_base
 from python.wrap.support.emulated_ranks import Trained, train_on_gpu, train_several_on_gpu
 from python.wrap.support.loops import Loop, Tower, check_equal, mean_square, mean_square_in_bfloat16, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
@@ -112,6 +113,30 @@ def test_offloading_returns_the_memory_of_the_gpu():
     without = torch.emulated.mem_get_info()[0]
     optimizer.reload()
     assert without > with_training
+
+
+@pytest.mark.parametrize("tier", ["host", "nvme"])
+def test_a_frozen_base_is_streamed_to_the_gpu(tier, tmp_path):
+    results = {}
+    for where in ("device", tier):
+        model = frozen_base.model_of().to("emulated")
+        optimizer = frozen_base.wrapped(model, offload=frozen_base.moved(where, tmp_path))
+        losses = frozen_base.train(model, optimizer)
+        torch.emulated.empty_cache()
+        free = torch.emulated.mem_get_info()[0]
+        results[where] = (losses, frozen_base.values_of(model), optimizer.metrics(), free)
+        optimizer.close()
+        del model, optimizer
+    expected, (losses, values, metrics, free) = results["device"], results[tier]
+    assert losses == expected[0]
+    assert all(torch.equal(one, other) for one, other in zip(values, expected[1]))
+    assert expected[2]["memory_bytes/device"] - metrics["memory_bytes/device"] > frozen_base.BASE / 2
+    assert free - expected[3] > frozen_base.BASE / 2
+    offload = {"parameters": tier, "state": tier}
+    plan = ballast.plan(frozen_base.model_of(), gpu="h100", stage=3, offload=offload, host_memory="64GiB", drive_space="64GiB")
+    assert plan.memory[tier]["frozen"] >= frozen_base.BASE
+    of_base = {owner: count for owner, count in plan.memory[tier].items() if owner in ("frozen", "blocks", "records")}
+    assert metrics[f"memory_bytes/{tier}"] >= sum(of_base.values())
 
 
 IN_BF16 = {"make_model": mlp_in_bfloat16, "loss": mean_square_in_bfloat16}

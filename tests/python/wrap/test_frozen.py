@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import ballast
 import pytest
 import torch
+from python.wrap.support import frozen_base
 from python.wrap.support.loops import mlp
 from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 from python.wrap.support.ranks import run_ranks
@@ -276,3 +277,60 @@ def test_a_checkpoint_that_is_loaded_while_all_parameters_are_frozen_is_refused(
     assert optimizer.steps == 2
     ballast.load_checkpoint(path, model, optimizer)
     assert optimizer.steps == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_frozen_parameters_are_where_the_mapping_puts_parameters(ranks, tmp_path):
+    for results in run_ranks(ranks, frozen_base.in_each_tier, str(tmp_path), 4096):
+        expected = results["device"]
+        for tier, (losses, values, kept, on_drive) in results.items():
+            assert losses == expected[0]
+            assert all(torch.equal(one, other) for one, other in zip(values, expected[1]))
+            assert kept[tier] > frozen_base.BASE / ranks
+            for other in set(kept) - {tier, "device"}:
+                assert kept[other] < frozen_base.BASE / ranks / 2
+            assert tier == "device" or kept["device"] < frozen_base.BASE * 3 // 4  # units that are in use
+            assert (on_drive > frozen_base.BASE / ranks) if tier == "nvme" else on_drive == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_plan_forecasts_where_frozen_parameters_are(ranks, tmp_path):
+    offload = {"parameters": "nvme", "state": "nvme"}
+    plan = ballast.plan(frozen_base.model_of(), ranks=ranks, stage=3, offload=offload, host_memory="64GiB", drive_space="64GiB")
+    assert plan.memory["nvme"]["frozen"] > frozen_base.BASE / ranks
+    for results in run_ranks(ranks, frozen_base.in_each_tier, str(tmp_path), 0):
+        assert results["nvme"][2]["nvme"] == sum(plan.memory["nvme"].values())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_with_frozen_parameters_on_drives_is_resumed(ranks, tmp_path):
+    for expected, expected_values, losses, values in run_ranks(ranks, frozen_base.resumes, str(tmp_path)):
+        assert losses == expected
+        assert all(torch.equal(one, other) for one, other in zip(values, expected_values))
+
+
+def test_frozen_parameters_on_drives_are_written_and_loaded(tmp_path):
+    offload = frozen_base.moved("nvme", tmp_path)
+    model = frozen_base.model_of()
+    optimizer = frozen_base.wrapped(model, offload=offload, tile=4096)
+    frozen_base.train(model, optimizer)
+    with ballast.gather(model), torch.no_grad():
+        model[1].base.weight.mul_(2)
+    frozen_base.train(model, optimizer)
+    values = frozen_base.values_of(model)
+    ballast.save(tmp_path / "saved", model, optimizer)
+    other = frozen_base.model_of(seed=1)
+    loaded = frozen_base.wrapped(other, offload=offload, tile=4096)
+    ballast.load_checkpoint(tmp_path / "saved", other, loaded)
+    assert all(torch.equal(one, other) for one, other in zip(values, frozen_base.values_of(other)))
+    assert frozen_base.train(other, loaded) == frozen_base.train(model, optimizer)
+    loaded.close()
+    optimizer.offload()
+    optimizer.reload()
+    model.requires_grad_(False)  # frozen parameters alone
+    with torch.no_grad():
+        model(torch.ones(1, frozen_base.WIDE))
+    found = frozen_base.values_of(model)
+    model[0].up.requires_grad_(True)
+    frozen_base.train(model, optimizer, steps=1)
+    assert all(torch.equal(one, other) for one, other in zip(found[3:], frozen_base.values_of(model)[3:]))

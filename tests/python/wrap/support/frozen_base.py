@@ -1,0 +1,98 @@
+"""Trainings of adapters over a frozen base that is larger than all else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ballast
+import torch
+
+WIDE, LAYERS, RANK = 256, 8, 4
+BASE = LAYERS * WIDE * WIDE * 4  # bytes of the frozen parameters
+
+
+class Adapted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = torch.nn.Linear(WIDE, WIDE, bias=False).requires_grad_(False)
+        self.down = torch.nn.Linear(WIDE, RANK, bias=False)
+        self.up = torch.nn.Linear(RANK, WIDE, bias=False)
+
+    def forward(self, batch):
+        return batch + torch.tanh(self.base(batch) + self.up(self.down(batch)))
+
+
+def model_of(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(*(Adapted() for _ in range(LAYERS)))
+
+
+def train(model, optimizer, rank=0, first=0, steps=3):
+    device = next(model.parameters()).device
+    losses = []
+    for number in range(first, first + steps):
+        batch = torch.randn(4, WIDE, generator=torch.Generator().manual_seed(10 * number + rank)).to(device)
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def values_of(model):
+    with ballast.gather(model):
+        return [each.detach().cpu().clone() for each in model.parameters()]
+
+
+def moved(tier, folder):
+    """Return the mapping that moves parameters and state there."""
+    word = f"nvme:{folder}" if tier == "nvme" else tier
+    return None if tier == "device" else {"parameters": word, "state": word}
+
+
+def bytes_of_files(folder):
+    """Return the bytes on the drive of the files there that this process has open; those of scratch have no name."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        if os.path.exists(entry) and os.readlink(entry).startswith(f"{folder}/"):
+            found += os.stat(entry).st_blocks * 512
+    return found
+
+
+def in_each_tier(rank, folder, tile):
+    results = {}
+    for tier in ("device", "host", "nvme"):
+        model = model_of()
+        optimizer = wrapped(model, offload=moved(tier, folder), tile=tile)
+        losses = train(model, optimizer, rank)
+        metrics = optimizer.metrics()
+        kept = {each: int(metrics[f"memory_bytes/{each}"]) for each in ("device", "host", "nvme")}
+        results[tier] = (losses, values_of(model), kept, bytes_of_files(folder))
+        optimizer.close()
+        assert all(torch.equal(one, other) for one, other in zip(model.parameters(), results[tier][1]))
+    return results
+
+
+def wrapped(model, **options):
+    trained = [each for each in model.parameters() if each.requires_grad]
+    return ballast.wrap(torch.optim.AdamW(trained, lr=1e-2), model, stage=3, **options)
+
+
+def resumes(rank, folder):
+    """Return the losses and values of a training, and those of one that is resumed in the middle."""
+    options = {"offload": moved("nvme", folder), "tile": 4096}
+    plain = model_of()
+    optimizer = wrapped(plain, **options)
+    expected = train(plain, optimizer, rank, steps=4)
+    optimizer.close()
+    losses = []
+    for first in (0, 2):
+        model = model_of()
+        optimizer = wrapped(model, run="adapters", **options)
+        losses += train(model, optimizer, rank, first, steps=2)
+        assert optimizer.steps == first + 2
+        values = values_of(model)
+        optimizer.close()
+    return expected, list(plain.parameters()), losses, values
