@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
@@ -150,6 +151,13 @@ def swap_tensors_in_place(one: torch.Tensor, other: torch.Tensor) -> None:
 
 # Lets functions treat a subclass of Tensor as a plain tensor in the block, in which __torch_function__ calls them.
 without_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
+
+# Does the same, and leaves out modes of functions too.
+without_any_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+
+
+# Lets operators run as they are in the block, whatever modes of the caller would change them.
+without_modes: Callable[[], AbstractContextManager[None]] = _disable_current_modes
 
 
 def make_wrapper_tensor(

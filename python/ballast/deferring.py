@@ -8,19 +8,23 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Make large tensors inside the `with` block without memory: they are on torch's meta device, and their
-    initialization is recorded. `ballast.wrap(optimizer, model)` makes the parameters piece by piece, with the same bits
-    as without this block, or `ballast.load()` reads them.
+    """Make large tensors inside the `with` block without memory: their initialization is recorded, and
+    `ballast.wrap(optimizer, model)` makes the parameters piece by piece, with the same bits as without this block.
+    `ballast.load()` reads them from files instead.
+
+    The recording follows these tensors until training begins: cast the model, move it, or initialize it again, in the block or
+    after it. They report the device that their values will be on.
 
     >>> import torch
     >>> with deferred():
     ...     layer = torch.nn.Linear(1000, 1000)
-    >>> layer.weight.device
-    device(type='meta')
-
-    Cast the model, or move it to a GPU, inside the block: `model.to(torch.bfloat16)`.
+    >>> layer.to(torch.bfloat16).weight
+    Parameter of (1000, 1000), torch.bfloat16, made when training begins
     """
-    from ballast.wrapper.deferred_init import FutureDevice, Recorder
+    from ballast.wrapper.deferred_init import follow_all, recording
 
-    with Recorder(), FutureDevice():
-        yield
+    try:
+        with recording():
+            yield
+    finally:
+        follow_all()

@@ -145,6 +145,29 @@ class Empty(torch.Tensor):
         return args[0]
 
 
+def test_modes_do_not_reach_into_their_exceptions():
+    class Seen(compat.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class IsCpu(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return "replaced" if func == torch.Tensor.is_cpu.__get__ else func(*args, **(kwargs or {}))
+
+    seen = []
+    with Seen():
+        with compat.without_modes():
+            tensor = torch.ones(2)
+        assert seen == []
+        torch.ones(2)
+        assert len(seen) == 1
+    with IsCpu():
+        assert tensor.is_cpu == "replaced"
+        with compat.without_any_torch_function():
+            assert tensor.is_cpu is True
+
+
 def test_a_wrapper_tensor_has_a_shape_and_every_use_of_it_is_dispatched():
     made = compat.make_wrapper_tensor(Empty, (3, 2), dtype=torch.bfloat16, device=torch.device("cpu"))
     assert type(made) is Empty and made.shape == (3, 2) and made.dtype == torch.bfloat16

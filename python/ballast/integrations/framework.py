@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ballast.checks import all_known, refuse
-from ballast.deferring import deferred
+from ballast.wrapper.deferred_init import is_on_meta
 from ballast.wrapper.deferred_params import device_of
 from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.managed_parameter import owner_of
@@ -43,7 +43,7 @@ def read_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def is_deferred(model: torch.nn.Module) -> bool:
     """Return whether a model has no values yet, and is not wrapped."""
-    return any(parameter.is_meta for parameter in model.parameters())
+    return any(is_on_meta(parameter) for parameter in model.parameters())
 
 
 def place(model: torch.nn.Module, device: torch.device) -> None:
@@ -51,10 +51,9 @@ def place(model: torch.nn.Module, device: torch.device) -> None:
     if not is_deferred(model):
         model.to(device)
         return
-    devices = {device_of(each) if each.is_meta else each.device for each in (*model.parameters(), *model.buffers())}
+    devices = {device_of(each) if is_on_meta(each) else each.device for each in (*model.parameters(), *model.buffers())}
     if devices != {device}:
-        with deferred():
-            model.to(device)
+        model.to(device)
 
 
 def is_wrapped(model: torch.nn.Module) -> bool:

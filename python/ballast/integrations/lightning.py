@@ -20,7 +20,7 @@ import torch
 from ballast import _core
 from ballast.checks import fail, refuse
 from ballast.gathering import gather
-from ballast.integrations.framework import read_options, require_framework
+from ballast.integrations.framework import is_deferred, read_options, require_framework
 from ballast.saving import load_checkpoint, save
 from ballast.wrapper.managed_parameter import owner_of
 from ballast.wrapper.optimizer import WrappedOptimizer
@@ -71,7 +71,7 @@ class BallastStrategy(DDPStrategy):
 
     def model_to_device(self) -> None:
         """Move the model, unless it is deferred: then it is made on its device."""
-        if not any(each.is_meta for each in self.lightning_module.parameters()):
+        if not is_deferred(self.lightning_module):
             super().model_to_device()
 
     def configure_ddp(self) -> None:

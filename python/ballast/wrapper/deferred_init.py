@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ballast._torch_compat import TorchDispatchMode, arguments_of, tree_leaves, tree_map
-from ballast.checks import refuse
+from ballast._torch_compat import (
+    COPY_AS,
+    TorchDispatchMode,
+    arguments_of,
+    tree_leaves,
+    tree_map,
+    without_any_torch_function,
+    without_modes,
+    without_torch_function,
+)
+from ballast.checks import refuse, refuse_order
 from ballast.wrapper.gpu import default_generator, is_gpu, is_on_gpu
 from ballast.wrapper.memory import return_freed_memory
+from ballast.wrapper.stored_tensor import StoredTensor
 
 # Elements. Smaller tensors are made at once: constructors read such tensors, and deferring them gains nothing.
 SMALL = 1024
@@ -96,18 +109,58 @@ class History:
 
 
 def history_of(tensor: torch.Tensor) -> History | None:
-    """Return how to make the tensor; None if it was not made while a Recorder was active."""
-    if tensor.layout != torch.strided:
-        return None
-    found: History | None = getattr(tensor.untyped_storage(), "ballast_history", None)
-    return found
+    """Return how to make the tensor; None if nothing has recorded that."""
+    with without_torch_function():
+        if tensor.layout != torch.strided:
+            return None
+        found: History | None = getattr(tensor.untyped_storage(), "ballast_history", None)
+        return found
+
+
+def is_on_meta(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has no memory. A deferred one reports the device of its future values."""
+    with without_any_torch_function():
+        return tensor.layout == torch.strided and bool(tensor.is_meta)
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:
     """Make the values of a deferred tensor now. The bits are those of a tensor that was made at once."""
-    with torch.no_grad():
+    with torch.no_grad(), without_modes():
         deferred = _deferred_input(tensor)
         return deferred.in_storage(_made(deferred, {}))
+
+
+def read_later(stored: StoredTensor, device: torch.device) -> torch.Tensor:
+    """Return a deferred tensor that is read from files onto this device."""
+    with without_modes():
+        made = torch.empty(stored.shape, dtype=stored.dtype, device=_META)
+        made.untyped_storage().ballast_history = History(Operation(_read, (stored, device), {}, device), 0)
+        return made
+
+
+def _read(stored: StoredTensor, device: torch.device) -> torch.Tensor:
+    return stored.read_all().to(device)
+
+
+def stored_of(tensor: torch.Tensor) -> StoredTensor | None:
+    """Return the tensor of files that a deferred tensor is, cast to its format; None if other operations make its values."""
+    return _stored(_deferred_input(tensor))
+
+
+def _stored(deferred: DeferredInput) -> StoredTensor | None:
+    if deferred.history is None or deferred.writes > 0:
+        return None
+    made_by = deferred.history.made_by
+    found: StoredTensor | None = None
+    if made_by.function is _read:
+        found = made_by.args[0]
+    elif made_by.function is COPY_AS and isinstance(made_by.args[0], DeferredInput):
+        before = _stored(made_by.args[0])
+        found = None if before is None else before.in_format(made_by.kwargs.get("dtype") or before.dtype)
+    if found is None or (found.dtype, found.shape, 0) != (deferred.dtype, deferred.size, deferred.offset):
+        return None
+    in_order = torch.empty(deferred.size, device=_META).stride()
+    return found if deferred.stride == in_order else None
 
 
 def generator_of(kwargs: dict[str, Any], device: torch.device) -> torch.Generator:
@@ -143,7 +196,11 @@ def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 class Recorder(TorchDispatchMode):
     """While it is active, torch makes large tensors without memory. Random numbers are still drawn, and dropped, so
-    that generators continue as if nothing were deferred."""
+    that generators continue as if nothing were deferred. With `computes`, it defers no operations on tensors with values."""
+
+    def __init__(self, *, computes: bool = False):
+        super().__init__()
+        self._computes = computes
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -153,8 +210,9 @@ class Recorder(TorchDispatchMode):
         histories = [history for history in map(history_of, given) if history is not None]
         if not histories:
             return _made_now_or_later(func, args, kwargs) if not given else func(*args, **kwargs)
-        writes_to_real = any(history_of(tensor) is None for tensor in _written(func, args, kwargs))
-        if writes_to_real or _NEEDS_VALUES & set(func.tags):
+        written = [history_of(tensor) for tensor in _written(func, args, kwargs)]
+        is_computed = self._computes and not written and not all(map(is_on_meta, given))
+        if is_computed or None in written or _NEEDS_VALUES & set(func.tags):
             return func(*tree_map(_real, tuple(args)), **tree_map(_real, kwargs))
         return _record(func, args, kwargs, kwargs.get("device") or histories[0].device)
 
@@ -172,9 +230,133 @@ class FutureDevice(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _State(threading.local):
+    is_recording = False
+
+
+_state = _State()
+
+
+@contextmanager
+def recording(*, computes: bool = False) -> Iterator[None]:
+    """Record operations on deferred tensors inside the block. One inside of another changes nothing."""
+    if _state.is_recording:
+        yield
+        return
+    _state.is_recording = True
+    try:
+        with Recorder(computes=computes), FutureDevice():
+            yield
+    finally:
+        _state.is_recording = False
+
+
+def followed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch with deferred tensors, and continue their recording: what it makes of them is deferred, unless
+    it computes with tensors that have values."""
+    if func in _DIFFERENTIATE:
+        _refuse_gradients()
+    if func == _IS_META and not _state.is_recording:
+        return is_on_meta(args[0])  # callers ask whether there is memory
+    with without_torch_function(), recording(computes=True):
+        result = func(*args, **kwargs)
+    for each in _tensors_in(result):
+        if history_of(each) is not None:
+            _follow(each)
+        elif each.grad_fn is not None:
+            _refuse_gradients()
+    return result
+
+
+def _refuse_gradients() -> None:
+    refuse_order(
+        "cannot compute gradients: the model is deferred, and its training has not begun",
+        needed="ballast.wrap(optimizer, model) before the call; or torch.no_grad() for a call without gradients",
+    )
+
+
+_IS_META = torch.Tensor.is_meta.__get__
+_DIFFERENTIATE = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
+class DeferredTensor(torch.Tensor):
+    """A deferred tensor after the block of `ballast.deferred()`. A change of its class makes a tensor one."""
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Tensor of {tuple(self.shape)}, {self.dtype}, made when training begins"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        memo[id(self)] = copied = self.clone()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return values_of(self).__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return followed(func, args, kwargs or {})
+
+
+class DeferredParameter(torch.nn.Parameter):
+    """A deferred parameter after the block of `ballast.deferred()`, until it is wrapped."""
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Parameter of {tuple(self.shape)}, {self.dtype}, made when training begins"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
+        values = self.detach().clone()
+        values.__class__ = torch.Tensor
+        memo[id(self)] = copied = torch.nn.Parameter(values, self.requires_grad)
+        _follow(copied)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return torch.nn.Parameter(values_of(self), self.requires_grad).__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return followed(func, args, kwargs or {})
+
+
+_FOLLOWING: dict[type[torch.Tensor], type[torch.Tensor]] = {
+    torch.Tensor: DeferredTensor,
+    torch.nn.Parameter: DeferredParameter,
+}
+
+
+def defer_values(parameter: torch.nn.Parameter, values: torch.Tensor) -> None:
+    """Let a parameter on the meta device have the values of a deferred tensor."""
+    with without_torch_function():
+        parameter.data = values
+    _follow(parameter)
+
+
+def _follow(tensor: torch.Tensor) -> None:
+    if type(tensor) in _FOLLOWING:
+        tensor.__class__ = _FOLLOWING[type(tensor)]
+
+
+def follow_all() -> None:
+    """Continue the recording of all deferred tensors after a block. Python's collector knows them, wherever they are: copies of
+    modules are registered nowhere."""
+    for each in gc.get_objects():
+        if type(each) in _FOLLOWING and is_on_meta(each) and history_of(each) is not None:
+            _follow(each)
+
+
 _DEVICE_PROPERTIES: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda device: device,
-    torch.Tensor.is_meta.__get__: lambda device: False,
+    _IS_META: lambda device: False,
     torch.Tensor.is_cpu.__get__: lambda device: device.type == "cpu",
     is_on_gpu: is_gpu,
 }
@@ -240,7 +422,9 @@ def _made(deferred: DeferredInput, being_made: BeingMade) -> torch.UntypedStorag
 def _deferred_input(tensor: torch.Tensor) -> DeferredInput:
     history = history_of(tensor)
     writes = 0 if history is None else len(history.writes)
-    return DeferredInput(history, writes, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    with without_torch_function():
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        return DeferredInput(history, writes, tensor.dtype, shape, stride, tensor.storage_offset())
 
 
 def _tensors_in(what: Any) -> list[torch.Tensor]:
@@ -261,15 +445,11 @@ def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _remembered(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return _deferred_input(leaf) if _is_on_meta(leaf) else GivenInput(leaf.detach().clone())
+    return _deferred_input(leaf) if is_on_meta(leaf) else GivenInput(leaf.detach().clone())
 
 
 def _without_values(leaf: Any) -> Any:
-    return leaf.to(_META) if isinstance(leaf, torch.Tensor) and not _is_on_meta(leaf) else leaf
-
-
-def _is_on_meta(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and bool(tensor.untyped_storage().device == _META)
+    return leaf.to(_META) if isinstance(leaf, torch.Tensor) and not is_on_meta(leaf) else leaf
 
 
 def _real(leaf: Any) -> Any:

@@ -5,15 +5,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
-from ballast._torch_compat import swap_tensors_in_place
+from ballast._torch_compat import swap_tensors_in_place, without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
-from ballast.wrapper.casting import require_no_cast
-from ballast.wrapper.deferred_init import history_of, inputs_from_outside, values_of
+from ballast.wrapper.casting import CASTS, require_no_cast
+from ballast.wrapper.deferred_init import (
+    defer_values,
+    followed,
+    history_of,
+    inputs_from_outside,
+    is_on_meta,
+    read_later,
+    stored_of,
+    values_of,
+)
 from ballast.wrapper.gpu import current_device
 from ballast.wrapper.managed_parameter import (
     ManagedParameter,
@@ -26,7 +35,7 @@ from ballast.wrapper.managed_parameter import (
 from ballast.wrapper.memory import return_freed_memory, tensor_at
 from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.stored_tensor import StoredTensor
-from ballast.wrapper.ungathered import nothing_like, plain
+from ballast.wrapper.ungathered import Ungathered, nothing_like, plain
 from ballast.wrapper.unwrap import named_buffers, named_parameters
 
 
@@ -101,7 +110,42 @@ class DeferredParameters:
 
 def begin_with_file(parameter: torch.nn.Parameter, stored: StoredTensor) -> None:
     """Read the parameter from a file when training begins, whether it is wrapped already or not."""
-    (managed(parameter) or ManagedParameter(parameter, ParameterState.DEFERRED)).begin_with(stored)
+    values, found = read_later(stored, device_of(parameter)), managed(parameter)
+    if found is None:
+        defer_values(parameter, values)
+    else:
+        found.begin_with(Recorded(values))
+
+
+class OwnedDeferred(Ungathered):
+    """A deferred parameter of a training that has not begun: casts and moves of it are recorded, and its other uses refused."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = managed(args[0]) if args and type(args[0]) is cls else None
+        if found is not None and isinstance(found.initial, Recorded):
+            name, recorded = func.__name__, found.initial.tensor
+            if name in CASTS:
+                cast = followed(func, (recorded, *args[1:]), kwargs or {})
+                return args[0] if cast is recorded else cast
+            if name == "_has_compatible_shallow_copy_type" and history_of(args[1]) is not None:
+                return True  # Module.to() assigns the cast to .data, and keeps the parameter
+            if func == torch.Tensor.data.__set__ and history_of(args[1]) is not None:
+                _own(found, args[1])
+                return None
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _own(found: ManagedParameter, values: torch.Tensor) -> None:
+    """Begin with the values of a deferred tensor, in its format and on its device."""
+    parameter = found.parameter
+    found.begin_with(Recorded(values))
+    with without_torch_function():
+        parameter.__class__ = torch.nn.Parameter
+        parameter.data = nothing_like(values, device_of(values))
+        parameter.__class__ = OwnedDeferred
 
 
 def suspend(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
@@ -148,7 +192,7 @@ def expect_buffers(model: torch.nn.Module) -> None:
     made: dict[int, torch.Tensor] = {}  # by id of the buffer on the meta device, which modules may share
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
+            if buffer is not None and is_on_meta(buffer):
                 memory = torch.empty_like(buffer, device=device_of(buffer))
                 module._buffers[name] = made.setdefault(id(buffer), memory)
 
@@ -157,7 +201,7 @@ def require_expected(model: torch.nn.Module, provided: Iterable[torch.Tensor]) -
     """Refuse a buffer without values that a checkpoint does not bring. It brings those in `provided`."""
     known = {id(buffer) for buffer in provided}
     for name, buffer in named_buffers(model):
-        if buffer.is_meta and id(buffer) not in known:
+        if is_on_meta(buffer) and id(buffer) not in known:
             refuse(
                 "cannot load a model with a buffer on the meta device: its values are computed, and not saved",
                 where=name,
@@ -177,13 +221,13 @@ def defer(
         if found is not None and found.is_without_values and found.owner is not None:
             if found.owner.is_gone or id(parameter) in own:
                 owner.take_over(found)
-    deferred = {id(parameter): parameter for parameter in known if parameter.is_meta}
+    deferred = {id(parameter): parameter for parameter in known if is_on_meta(parameter)}
     if not deferred:
         return
     if model is None:
         refuse("cannot wrap parameters on the meta device without a model", needed="ballast.wrap(optimizer, model)")
     if group.size > 1:
-        agree_on_recordings(group, [*deferred.values(), *(each for each in model.buffers() if each.is_meta)])
+        agree_on_recordings(group, [*deferred.values(), *(each for each in model.buffers() if is_on_meta(each))])
     make_buffers(model)
     for parameter in deferred.values():
         _leave_meta_device(parameter, owner)
@@ -197,11 +241,12 @@ def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parame
         if found is None or found.owner is not owner:
             continue
         initial = found.initial
-        meta = initial.tensor if isinstance(initial, Recorded) else torch.empty_like(parameter, device="meta")
+        meta = torch.empty_like(parameter, device="meta") if isinstance(initial, Unknown) else initial.tensor
         found.release()
-        swap_tensors_in_place(parameter, torch.nn.Parameter(meta, parameter.requires_grad))
-        if isinstance(initial, StoredTensor):
-            begin_with_file(parameter, initial)
+        with without_torch_function():
+            swap_tensors_in_place(parameter, torch.nn.Parameter(meta.detach(), parameter.requires_grad))
+        if isinstance(initial, Recorded):
+            defer_values(parameter, meta)
 
 
 def _all_of(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -220,14 +265,14 @@ def refuse_to_begin(name: str) -> NoReturn:
 def _leave_meta_device(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
     """Move a parameter to the device of its future values, with its shape and without memory. It stays the same
     object."""
-    meta = parameter.data
-    stand_in = torch.nn.Parameter(nothing_like(parameter, device_of(parameter)), parameter.requires_grad)
-    swap_tensors_in_place(parameter, stand_in)
-    found = managed(parameter)  # with files, if ballast.load() came before
-    if found is None:
-        initial = Unknown() if history_of(meta) is None else Recorded(meta)
-        found = ManagedParameter(parameter, ParameterState.DEFERRED, initial=initial)
-    found.defer(owner)
+    meta, device = parameter.data, device_of(parameter)
+    parameter.__class__ = torch.nn.Parameter
+    swap_tensors_in_place(parameter, torch.nn.Parameter(nothing_like(parameter, device), parameter.requires_grad))
+    is_recorded = history_of(meta) is not None
+    initial = Recorded(meta) if is_recorded else Unknown()
+    ManagedParameter(parameter, ParameterState.DEFERRED, initial=initial).defer(owner)
+    if is_recorded:
+        parameter.__class__ = OwnedDeferred
 
 
 def make_unpartitioned(
@@ -237,7 +282,7 @@ def make_unpartitioned(
     buffers without values."""
     others = {id(parameter) for parameter in partitioned}
     for name, buffer in named_buffers(model):
-        if buffer.is_meta:
+        if is_on_meta(buffer):
             refuse_to_begin(name)
     for name, parameter in named_parameters(model):
         found = managed(parameter)
@@ -296,8 +341,9 @@ class InitialValueReader:
         """Write elements to this address in host memory."""
         found = managed(parameter)
         initial = None if found is None else found.initial
-        if isinstance(initial, StoredTensor):
-            initial.read(first, count, into)
+        stored = stored_of(initial.tensor) if isinstance(initial, Recorded) else None
+        if stored is not None:
+            stored.read(first, count, into)
             return
         if is_pending(parameter):
             tensor_at(into, count, parameter.dtype).zero_()

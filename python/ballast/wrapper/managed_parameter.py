@@ -56,7 +56,7 @@ class ParameterOwner(Protocol):
 
 @dataclass(frozen=True)
 class Recorded:
-    """Initial values that recorded operations of torch make."""
+    """Initial values that recorded operations of torch make, or read from files."""
 
     tensor: torch.Tensor  # on the meta device
 
@@ -66,7 +66,7 @@ class Unknown:
     """There are no initial values yet."""
 
 
-InitialValues = Recorded | StoredTensor | Unknown
+InitialValues = Recorded | Unknown
 
 
 class ManagedParameter:

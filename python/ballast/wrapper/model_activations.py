@@ -9,6 +9,7 @@ import torch
 from ballast._torch_compat import pop_saved_tensor_hooks, push_saved_tensor_hooks, top_saved_tensor_hooks
 from ballast.checks import refuse
 from ballast.wrapper.activation_options import ActivationOptions, require_away_from
+from ballast.wrapper.deferred_init import is_on_meta
 from ballast.wrapper.gpu import is_gpu
 from ballast.wrapper.hooks import ModuleHook
 from ballast.wrapper.saved_activations import SavedActivations
@@ -72,7 +73,7 @@ def offload_activations_of(
         return None
     if model is None:
         refuse("cannot offload activations without a model", needed="ballast.wrap(optimizer, model, activations=...)")
-    devices = {each.device for each in parameters if not each.is_meta}
+    devices = {each.device for each in parameters if not is_on_meta(each)}
     require_away_from(options, on_gpu=not devices or any(is_gpu(device) for device in devices))
     return ModelActivations(model, options)
 

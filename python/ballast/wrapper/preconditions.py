@@ -13,6 +13,7 @@ from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.formats import Formats, that_need_bf16
 from ballast.wrapper.collectives import broadcast_initial_values
+from ballast.wrapper.deferred_init import is_on_meta
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.units import Member, has_foreign_class
 from ballast.wrapper.unwrap import named_buffers, named_parameters
@@ -80,7 +81,7 @@ def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: It
     """
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]
     known = {id(each): each for each in [*mine, *of_model]}
-    there = [each for each in known.values() if not (is_without_values(each) or each.is_meta)]
+    there = [each for each in known.values() if not (is_without_values(each) or is_on_meta(each))]
     names = {} if model is None else {id(each): name for name, each in named_parameters(model)}
     foreign = [Member(each, names[id(each)], None) for each in there if id(each) in names and has_foreign_class(each)]
     require_same_values(group, foreign, "cannot wrap the optimizer")

@@ -11,6 +11,7 @@ import torch
 from ballast.checks import refuse
 from ballast.connecting import Group
 from ballast.wrapper.collectives import from_all_ranks, words_of_all_ranks
+from ballast.wrapper.deferred_init import is_on_meta
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.unwrap import named_buffers, named_parameters
 
@@ -50,5 +51,5 @@ def in_words_of_model(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _kind_of(tensor: torch.Tensor) -> str:
-    values = ", without values" if tensor.is_meta or is_without_values(tensor) else ""
+    values = ", without values" if is_on_meta(tensor) or is_without_values(tensor) else ""
     return f"{tensor.dtype} of shape {list(tensor.shape)}{values}"

@@ -14,7 +14,7 @@ from ballast.connecting import Group
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.wrapper import preconditions
 from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.deferred_params import DeferredParameters, defer, defer_again
+from ballast.wrapper.deferred_params import DeferredParameters, defer, defer_again, make_unpartitioned
 from ballast.wrapper.joint_runs import JointRun
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.metrics import StepHistory
@@ -76,10 +76,10 @@ class Session:
         defer(model, mine, self.group, self._deferred)
         self.partitions.watch()
         self._activations = offload_activations_of(model, mine, self.options.activations)  # below the hooks of stage 3
-        self._hooks.watch_calls(model, of_modules=not self.options.keeps_full_parameters)
+        self._hooks.watch_calls(model, of_modules=self._lacks_values() or not self.options.keeps_full_parameters)
         if self._outer is not None and self.group.rank == 0:
             preconditions.begin_with_same_values(self._outer.hosts.group, model, mine)
-        if self._needs_no_calls(model):
+        if self._needs_no_calls():
             self._hooks.leave_graphs_whole()
         preconditions.begin_with_same_values(self.group, model, mine)
 
@@ -92,11 +92,10 @@ class Session:
         if self._outer is not None and self.group.rank == 0:
             require_same_parameters(self._outer.hosts.group, mine)
 
-    def _needs_no_calls(self, model: torch.nn.Module | None) -> bool:
+    def _needs_no_calls(self) -> bool:
         """Return whether training may begin with the first gradient: torch has all parameters, and nothing waits for them."""
         options = self.options
-        is_complete = model is None or not any(map(is_without_values, model.parameters()))
-        return options.keeps_full_parameters and not options.overlap_gathers and is_complete
+        return options.keeps_full_parameters and not options.overlap_gathers and not self._lacks_values()
 
     def take_back(self) -> None:
         """Undo begin(): this rank refuses to wrap the optimizer and the model, and leaves them as they were."""
@@ -169,8 +168,12 @@ class Session:
         """Partition the parameters before a module runs, if they are not partitioned yet."""
         partitions = self.partitions
         begins_step = torch.is_grad_enabled()
-        are_full = self.options.keeps_full_parameters
-        if are_full and not begins_step or (are_full or self._waits_for_trained) and not self._wrapped.trained():
+        are_full, lacks_values = self.options.keeps_full_parameters, self._lacks_values()
+        if are_full and not begins_step and not lacks_values:
+            return
+        if (are_full or self._waits_for_trained) and not self._wrapped.trained():
+            if lacks_values and not self._waits_for_trained:
+                make_unpartitioned(self._wrapped.required_model, (), self._wrapped.keeps())
             return
         if not begins_step and partitions.current is not None and partitions.current.is_gathered:
             return  # whatever is trained next: the block has the values, and no other partition can be made inside of it
@@ -181,6 +184,12 @@ class Session:
         partition.require_not_updated("cannot call the model")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this call
+
+    def _lacks_values(self) -> bool:
+        """Return whether the model is deferred, so that its first call, also in an evaluation, begins the training."""
+        if self.partitions.current is not None or (model := self._wrapped.model) is None:
+            return False
+        return any(map(is_without_values, model.parameters()))
 
     @property
     def has_trained_nothing(self) -> bool:

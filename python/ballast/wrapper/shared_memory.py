@@ -9,6 +9,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
+from ballast.wrapper.deferred_init import is_on_meta
 from ballast.wrapper.managed_parameter import managed
 from ballast.wrapper.units import Member, has_foreign_class
 from ballast.wrapper.unwrap import named_parameters
@@ -37,7 +38,7 @@ def require_own_memory(members: Iterable[Member], model: torch.nn.Module | None)
 
 def _has_memory(parameter: torch.Tensor) -> bool:
     """Return whether torch has the values in memory that a parameter of torch describes."""
-    if managed(parameter) is not None or parameter.is_meta or has_foreign_class(parameter):
+    if managed(parameter) is not None or is_on_meta(parameter) or has_foreign_class(parameter):
         return False
     return bool(parameter.layout == torch.strided and parameter.numel() > 0)
 

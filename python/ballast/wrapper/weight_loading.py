@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from ballast import _core
+from ballast._torch_compat import without_modes
 from ballast.checkpoint.weights import Weights, weights_in
 from ballast.checks import fail, refuse
+from ballast.wrapper.deferred_init import is_on_meta
 from ballast.wrapper.deferred_params import begin_with_file, device_of, require_expected
 from ballast.wrapper.managed_parameter import by_owner
 from ballast.wrapper.process_groups import rank_in_job
@@ -36,9 +38,9 @@ def restore(model: torch.nn.Module, files: Files) -> None:
     parameters = {tensor: each for tensor, each, _ in found if isinstance(tensor, torch.nn.Parameter)}
     for owner, owned in by_owner(parameters):
         owner.write({parameter: parameters.pop(parameter) for parameter in owned})
-    with torch.no_grad():
+    with torch.no_grad(), without_modes():  # it may be called inside of a block of deferred()
         for parameter, each in parameters.items():
-            if parameter.is_meta:
+            if is_on_meta(parameter):
                 begin_with_file(parameter, each)
             else:
                 parameter.copy_(each.read_all())
@@ -136,7 +138,7 @@ def restore_buffers(model: torch.nn.Module, stored: Mapping[int, StoredTensor]) 
         for name, buffer in module._buffers.items():
             if buffer is None or id(buffer) not in stored:
                 continue
-            if not buffer.is_meta:
+            if not is_on_meta(buffer):
                 buffer.copy_(stored[id(buffer)].read_all())
                 continue
             if id(buffer) not in made:

@@ -1,11 +1,13 @@
 """Tests of deferred models: their initial values have the same bits as those of models made at once."""
 
+import copy
 import gc
+import pickle
 
 import ballast
 import pytest
 import torch
-from ballast.wrapper.deferred_init import history_of
+from ballast.wrapper.deferred_init import history_of, stored_of
 from python.wrap.support import constructing
 from python.wrap.support.constructed import Tall, Zoo
 from python.wrap.support.loops import Loop, Tower, check_equal
@@ -136,3 +138,151 @@ def test_histories_outlive_a_garbage_collection():
         weight.copy_(weight.new_empty((60, 60)).normal_() + weight)
     gc.collect()
     assert history_of(weight) is not None
+
+
+def initialized_again(model):
+    model.apply(lambda each: torch.nn.init.xavier_uniform_(each.weight) if isinstance(each, torch.nn.Linear) else None)
+    return model
+
+
+def doubled(model):
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    return model
+
+
+def halved_by_a_load(model):
+    model.load_state_dict({name: values * 0.5 for name, values in model.state_dict().items()})
+    return model
+
+
+def read(model):
+    assert model.large.weight.sum().item() == pytest.approx(model.large.weight.detach().double().sum().item(), rel=1e-5)
+    return model
+
+
+class Casts(torch.nn.Module):
+    """A model with a large and a small layer, and with a large buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.large, self.small = torch.nn.Linear(64, 64), torch.nn.Linear(64, 3)
+        self.register_buffer("mask", torch.rand(64, 64))
+
+    def forward(self, batch):
+        return self.small(torch.relu(self.large(batch @ self.mask)))
+
+
+CASTS = {
+    "to(bfloat16)": lambda model: model.to(torch.bfloat16),
+    "half() and back": lambda model: model.half().float(),
+    "bfloat16()": lambda model: model.bfloat16(),
+    "to(cpu)": lambda model: model.to("cpu"),
+    "several": lambda model: model.bfloat16().to("cpu").float(),
+}
+CHANGES = {
+    "initialized again": initialized_again,
+    "doubled": doubled,
+    "copied": copy.deepcopy,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+    "loaded": halved_by_a_load,
+    "read": read,
+}
+
+
+@pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")  # torch does not know that it is recorded
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(
+    ("change", "when"), [*((each, "before") for each in {**CASTS, **CHANGES}), *((each, "after") for each in CASTS)]
+)
+def test_the_recording_continues_until_training_begins(change, when, stage):
+    """Casts, moves and writes after the block give the bits of a plain model, before wrap(), and casts after it too."""
+
+    def values(make):
+        model, after = make
+        change_it = {**CASTS, **CHANGES}[change]
+        model = change_it(model) if when == "before" else model
+        drawn = torch.rand(1)
+        optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+        parameters = [*model.parameters()]
+        if when == "after":
+            change_it(model)
+        assert all(mine is theirs for mine, theirs in zip(parameters, model.parameters()))
+        batch = torch.ones(4, 64, dtype=model.small.weight.dtype)
+        model(batch).float().square().mean().backward()
+        optimizer.step()
+        with ballast.gather(model):
+            return [after, drawn, *(each.detach().clone() for each in (*model.parameters(), *model.buffers()))]
+
+    plain, after_plain, ours, after_ours = at_once_and_deferred(Casts)
+    assert ours.large.weight.is_meta and ours.mask.is_meta and ours.large.weight.device == torch.device("cpu")
+    torch.manual_seed(2)
+    expected = values((plain, after_plain))
+    torch.manual_seed(2)
+    for mine, theirs in zip(values((ours, after_ours)), expected):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+
+
+def test_blocks_inside_of_blocks_record_each_operation_once():
+    def make():
+        with ballast.deferred():
+            model = Casts()
+            with ballast.deferred(), torch.no_grad():
+                model.large.weight.mul_(2)
+        return model
+
+    plain, _, _, _ = at_once_and_deferred(Casts)
+    _, _, ours, _ = at_once_and_deferred(make)
+    optimizer = ballast.wrap(torch.optim.SGD(ours.parameters()), ours, stage=3)
+    with ballast.gather(ours):
+        assert torch.equal(ours.large.weight, plain.large.weight * 2)
+    optimizer.close()
+
+
+def test_gradients_of_a_deferred_model_are_refused_before_it_is_wrapped():
+    plain, _, ours, _ = at_once_and_deferred(Casts)
+    batch = torch.ones(4, 64)
+    with pytest.raises(ballast.UsageError, match=r"B1007 cannot compute gradients(.|\n)*ballast.wrap"):
+        ours(batch)
+    with pytest.raises(ballast.UsageError, match="B1007 cannot compute gradients"):
+        ours.large.weight.square().sum().backward()
+    with torch.no_grad():
+        assert torch.equal(ours(batch), plain(batch))
+
+
+@pytest.mark.parametrize("where", ["in the block", "after it"])
+def test_files_that_are_cast_are_read_piece_by_piece(where, tmp_path):
+    torch.manual_seed(0)
+    saved = Casts()
+    ballast.export(saved, tmp_path / "model.safetensors")
+    with ballast.deferred():
+        model = Casts()
+        if where == "in the block":
+            ballast.load(model, tmp_path)
+    if where == "after it":
+        ballast.load(model, tmp_path)
+    model.half().float().bfloat16()
+    assert stored_of(model.large.weight).dtype == torch.bfloat16
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters()), model, stage=3)
+    with ballast.gather(model):
+        for mine, theirs in zip(model.parameters(), saved.half().float().bfloat16().parameters()):
+            assert torch.equal(mine, theirs)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("use", ["call", "method"])
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_deferred_model_is_evaluated_first(stage, context, use, trains):
+    plain, _, ours, _ = at_once_and_deferred(Casts)
+    ours.requires_grad_(trains)
+    optimizer = ballast.wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, stage=stage)
+    batch = torch.ones(4, 64)
+    with context():
+        found = ours(batch) if use == "call" else ours.large(batch)
+        assert torch.equal(found, plain(batch) if use == "call" else plain.large(batch))
+    if trains:
+        ours(batch).sum().backward()
+        optimizer.step()
+        assert optimizer.steps == 1

@@ -26,3 +26,10 @@ def test_adapters_train_in_turns_and_are_saved_alone(tmp_path):
             assert expected[name].keys() == found[name].keys()
             for key, values in expected[name].items():
                 torch.testing.assert_close(values, found[name][key], rtol=1e-3, atol=1e-4)
+
+
+def test_a_deferred_base_gets_adapters(tmp_path):
+    every = [(None, ""), *(({"stage": stage}, where) for stage in (2, 3) for where in ("inside", "outside"))]
+    for plain, *ours in run_ranks(2, adapters.of_deferred_base, str(tmp_path), every, imported=FRAMEWORKS):
+        for losses in ours:
+            assert losses == pytest.approx(plain, rel=1e-4)

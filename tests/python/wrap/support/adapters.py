@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,34 @@ def of_ranks(rank: int, folder: str, every: list[tuple[Options, bool]]) -> list[
         trained(options, Path(folder) / str(number), bits=bits) if options is not None or rank == 0 else {}
         for number, (options, bits) in enumerate(every)
     ]
+
+
+def of_deferred_base(rank: int, folder: str, every: list[tuple[Options, str]]) -> list[list[float]]:
+    """Return the losses of trainings of adapters, with an evaluation first. Ballast reads the base where training begins; the
+    adapters are made inside of `ballast.deferred()`, or outside. The base's matrices are large enough to be deferred."""
+    import peft
+    import transformers
+    from ballast.integrations.transformers import from_pretrained
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=64, **sizes)
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)  # of rank 0
+    torch.distributed.barrier()
+    losses = []
+    for options, where in every:
+        torch.manual_seed(1)
+        lora = peft.LoraConfig(r=32, target_modules=["q_proj", "v_proj", "down_proj"])
+        with ballast.deferred() if where == "inside" else nullcontext():
+            kind = transformers.AutoModelForCausalLM
+            base = kind.from_pretrained(folder) if options is None else from_pretrained(kind, folder)
+            model: Any = peft.get_peft_model(base, lora)
+        adapters = [each for each in model.parameters() if each.requires_grad]
+        assert all(each.numel() > 1024 for each in adapters)
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(adapters, lr=1e-2)
+        if options is not None:
+            optimizer = ballast.wrap(optimizer, model, **options)
+        with torch.no_grad():
+            of_model = [model(input_ids=WORDS, labels=WORDS).loss.item()]
+        losses.append(of_model + steps(model, optimizer, "default"))
+    return losses
