@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ballast.checks import read_count
 from ballast.sizes import human_size
+from ballast.tiers import lane_in_words
 
 if TYPE_CHECKING:
     import torch
@@ -75,8 +76,8 @@ def in_words(figures: Mapping[str, float], loss: float | None) -> dict[str, str]
     """Return the figures that a line shows, as text.
 
     >>> figures = {"step": 3.0, "grad_norm": 0.25, "skipped": 0.0, "seconds": 0.5, "memory_bytes/device": 2048.0}
-    >>> in_words({**figures, "exposed_seconds": 0.1, "stall_seconds/disk": 0.1}, 2.5)
-    {'step': '3', 'loss': '2.5', 'norm': '0.25', 'time': '500.0 ms', 'device': '2 KiB', 'waited': '20% for disk'}
+    >>> in_words({**figures, "exposed_seconds": 0.1, "stall_seconds/reduce": 0.1}, 2.5)
+    {'step': '3', 'loss': '2.5', 'norm': '0.25', 'time': '500.0 ms', 'device': '2 KiB', 'waited': '20% for reduce'}
     """
     words = {"step": f"{figures['step']:.0f}"}
     if loss is not None:
@@ -98,4 +99,7 @@ def in_words(figures: Mapping[str, float], loss: float | None) -> dict[str, str]
 def _waited(figures: Mapping[str, float]) -> str:
     by_lane = {name.rpartition("/")[2]: value for name, value in figures.items() if name.startswith("stall_seconds/")}
     part = f"{figures['exposed_seconds'] / figures['seconds']:.0%}"
-    return part if part == "0%" else f"{part} for {max(by_lane, key=by_lane.__getitem__)}"
+    if part == "0%":
+        return part
+    lane = max(by_lane, key=by_lane.__getitem__)
+    return f"{part} for {lane_in_words(lane, has_drive=figures.get('memory_bytes/nvme', 0) > 0)}"

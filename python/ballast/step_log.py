@@ -40,8 +40,9 @@ class StepLog:
     ['rank-0.jsonl']
 
     The first line describes the training. Each line after it has `at`, the time in seconds since 1970, `loss` if it is
-    given, and the figures of `metrics()`; null stands for a value that is not finite. A training that resumes with the same
-    folder adds to the files. Each call reads the loss, and flushes its line.
+    given, the learning rate `lr` (`lr/0`, `lr/1` where parameter groups differ), and the figures of `metrics()`; null
+    stands for a value that is not finite. A training that resumes with the same folder adds to the files. Each call reads
+    the loss, and flushes its line.
     """
 
     def __init__(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer):
@@ -61,9 +62,9 @@ class StepLog:
 
     def __call__(self, loss: float | torch.Tensor | None = None) -> None:
         """Record the last step of this rank."""
-        from ballast.wrapper.last_step import described_training, figures_of, finite, loss_value
+        from ballast.wrapper.last_step import described_training, figures_of, finite, learning_rates, loss_value
 
-        figures = figures_of(self._optimizer, "record a step")
+        figures = figures_of(self._optimizer, "record a step") | learning_rates(self._optimizer)
         if not self._is_described:
             self._is_described = True
             written = {"format": FORMAT, "ballast": _core.version, "host": socket.gethostname(), "began": time.time()}

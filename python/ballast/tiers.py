@@ -127,6 +127,15 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def lane_in_words(lane: str, *, has_drive: bool) -> str:
+    """Return the name of a lane. That of the drives also commits each step, which is all that it does without a drive.
+
+    >>> lane_in_words("disk", has_drive=True), lane_in_words("disk", has_drive=False)
+    ('disk', 'commit')
+    """
+    return "commit" if lane == "disk" and not has_drive else lane
+
+
 def set_tiers(placement: _core.Placement, offload: Offload) -> None:
     """Set the tiers of a placement. Refuse impossible ones, such as fractions that do not add up to 1."""
     for kind, tiers in tiers_by_kind(offload).items():

@@ -43,8 +43,9 @@ def curve_of(name: str, values: Mapping[int, Sequence[float]]) -> Curve:
     )
 
 
-def draw_curves(label: str, curves: Sequence[Curve], *, from_zero: bool = True) -> Drawing:
-    """Draw each curve as a line, in front of the band of the values that it stands for."""
+def draw_curves(label: str, curves: Sequence[Curve], *, from_zero: bool = True, marks: Sequence[float] = ()) -> Drawing:
+    """Draw each curve as a line, in front of the band of the values that it stands for. `marks` are steps at which the training
+    resumed."""
     low = min(0.0 if from_zero else min(curve.low) for curve in curves)
     chart = _chart(label, curves, low, max(max(curve.high) for curve in curves))
     for style, curve in zip(STYLES, curves):
@@ -52,10 +53,10 @@ def draw_curves(label: str, curves: Sequence[Curve], *, from_zero: bool = True) 
         chart.drawing.area([*upper, *reversed(chart.points(curve.steps, curve.low))], style, opacity=0.2)
     for style, curve in zip(STYLES, curves):
         chart.line(curve.steps, curve.means, style)
-    return _finished(chart, [curve.name for curve in curves])
+    return _finished(chart, [curve.name for curve in curves], marks)
 
 
-def draw_stacked(label: str, curves: Sequence[Curve]) -> Drawing:
+def draw_stacked(label: str, curves: Sequence[Curve], *, marks: Sequence[float] = ()) -> Drawing:
     """Draw the means of curves with the same steps as areas, one above the other."""
     sums = [0.0] * len(curves[0].steps)
     chart = _chart(label, curves, 0.0, max(map(sum, zip(*(curve.means for curve in curves)))))
@@ -65,7 +66,7 @@ def draw_stacked(label: str, curves: Sequence[Curve]) -> Drawing:
         chart.drawing.area([*upper, *reversed(chart.points(curve.steps, sums))], style, opacity=0.7)
         chart.line(curve.steps, above, style)
         sums = above
-    return _finished(chart, [curve.name for curve in curves])
+    return _finished(chart, [curve.name for curve in curves], marks)
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,12 @@ def _chart(label: str, curves: Sequence[Curve], low: float, high: float) -> Char
     return Chart(drawing, across, up)
 
 
-def _finished(chart: Chart, names: Sequence[str]) -> Drawing:
-    """Write the names of the curves at the upper right, if there are several."""
+def _finished(chart: Chart, names: Sequence[str], marks: Sequence[float]) -> Drawing:
+    """Draw the marks, and write the names of the curves at the upper right, if there are several."""
+    for step in marks:
+        x = chart.across.at(step)
+        chart.drawing.line([(x, chart.up.end), (x, chart.up.begin)], "limit", dashes="4 4")
+        chart.drawing.text(x, chart.up.begin + 38, f"resumed at {step:,.0f}", "limit", "middle")
     x = float(RIGHT)
     for style, name in reversed(list(zip(STYLES, names)) if len(names) > 1 else []):
         chart.drawing.text(x, 18, name, "quiet", "end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,25 @@ Step = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """The steps that one process made, and what it said about the training."""
+
+    first: int  # step
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class RankLog:
-    """The steps of one rank, in their order, and what its last process said about the training."""
+    """The steps of one rank, in their order, and the stretches in which its processes made them."""
 
     rank: int
-    about: dict[str, Any]
+    stretches: Sequence[Stretch]
     steps: Sequence[Step]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the last process said about the training."""
+        return self.stretches[-1].about if self.stretches else {}
 
     def values(self, name: str) -> list[float]:
         """Return the values of this name, of the steps that have it."""
@@ -39,6 +53,7 @@ def read_run(folder: Path) -> list[RankLog]:
         refuse(f"cannot read {folder}: there is no such directory", needed="the folder of a ballast.StepLog")
     files = {int(found[1]): path for path in folder.iterdir() if (found := NAME.fullmatch(path.name))}
     logs = [_read(rank, files[rank]) for rank in sorted(files)]
+    logs = [_in_stretches(log, logs[0].stretches) for log in logs]
     if not any(log.steps for log in logs):
         what = "it has no steps" if files else "there is no file rank-0.jsonl"
         refuse(f"cannot read {folder}: {what}", needed="the folder of a ballast.StepLog that a training calls after step()")
@@ -46,18 +61,28 @@ def read_run(folder: Path) -> list[RankLog]:
 
 
 def _read(rank: int, path: Path) -> RankLog:
-    about: dict[str, Any] = {}
+    about: dict[str, Any] | None = None  # of a process whose first step comes next
+    stretches: list[Stretch] = []
     steps: list[Step] = []
-    begins = False  # whether the next step is the first one of a process
     for line in _lines(path):
         if "format" in line:
-            about, begins = line, True
+            about = line
             _require_known(line["format"], path)
             continue
-        if begins:  # it resumed from a checkpoint: what the earlier process did after that is not part of the training
-            steps, begins = [step for step in steps if step["step"] < line["step"]], False
+        if about is not None:  # it resumed: what the earlier process did after the checkpoint is not part of the training
+            first, steps = int(line["step"]), [step for step in steps if step["step"] < line["step"]]
+            stretches, about = [*(each for each in stretches if each.first < first), Stretch(first, about)], None
         steps.append(line)
-    return RankLog(rank, about, steps)
+    return RankLog(rank, stretches, steps)
+
+
+def _in_stretches(log: RankLog, of_run: Sequence[Stretch]) -> RankLog:
+    """Leave out steps of a rank that a stretch of the run without this rank made again."""
+    own = {stretch.first for stretch in log.stretches}
+    ends = [*(stretch.first for stretch in of_run[1:]), math.inf]
+    others = [(stretch.first, end) for stretch, end in zip(of_run, ends) if own and stretch.first not in own]
+    steps = [step for step in log.steps if not any(first <= step["step"] < end for first, end in others)]
+    return RankLog(log.rank, log.stretches, steps)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -46,6 +46,14 @@ def loss_value(loss: Any) -> float:
     return float(loss.detach().float().mean()) if isinstance(loss, torch.Tensor) else float(loss)
 
 
+def learning_rates(optimizer: WrappedOptimizer) -> dict[str, float]:
+    """Return the learning rate by name: `lr`, or one for each parameter group where these differ."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    if len(set(rates)) > 1:
+        return {f"lr/{number}": rate for number, rate in enumerate(rates)}
+    return {"lr": rates[0]} if rates else {}
+
+
 def finite(value: float) -> float | None:
     """Return the number; None for one that JSON does not have."""
     return value if math.isfinite(value) else None

@@ -220,8 +220,12 @@ def test_a_page_shows_a_run(run, capsys):
     html = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
     assert html.findtext(".//h1") == "two & <ranks>"
     titles = [each.text for each in html.iter("h2")]
-    assert titles[:5] == ["Loss", "Time of a step", "Waiting", "Memory of a rank", "Ranks"]
-    rows = [[cell.text for cell in row.iter("td")] for row in html.iter("tr")][1:]
+    drawn = ["Loss", "Gradient norm", "Learning rate", "Time of a step", "Waiting", "Memory of a rank"]
+    assert titles[:8] == ["Stretches", *drawn, "Ranks"]
+    assert ">disk<" not in page  # without a drive
+    stretches, ranks = html.iter("table")
+    assert [cell.text for cell in [*stretches.iter("td")][:4:2]] == ["1 to 3", "2"]
+    rows = [[cell.text for cell in row.iter("td")] for row in ranks.iter("tr")][1:]
     assert [row[0] for row in rows] == ["0", "1"] and all(row[2] == "3" for row in rows)
     assert "<script" not in page and re.findall(r"https?://[^\"]+", page.replace("http://www.w3.org/2000/svg", "")) == []
     for drawing in html.iter("{http://www.w3.org/2000/svg}svg"):
@@ -251,6 +255,43 @@ def test_a_resumed_run_keeps_the_steps_of_the_training(tmp_path):
     write(tmp_path, ABOUT, at(1, loss=3.0), at(2, loss=2.0), at(3, loss=1.0), '{"at": 1\n', ABOUT, at(2, loss=5.0), '{"at')
     (log,) = read_run(tmp_path)
     assert [(step["step"], step["loss"]) for step in log.steps] == [(1, 3.0), (2, 5.0)]
+
+
+def test_a_page_names_each_stretch_of_a_resumed_run(tmp_path, capsys):
+    """Two ranks in stage 3 make four steps. One rank in stage 2 resumes after step 2: steps 3 and 4 of rank 1 are not part
+    of the training. Then two ranks resume after step 5."""
+    one, two = ({**ABOUT, "began": 0.0, "ranks": count, "stage": stage, "host": "here"} for count, stage in ((2, 3), (1, 2)))
+    mine = [one, *(at(i, loss=1.0, lr=0.1 * i, grad_norm=i) for i in range(1, 5))]
+    theirs = [{**one, "rank": 1, "host": "there"}, *(at(i, loss=3.0) for i in range(1, 5))]
+    mine += [two, *(at(i, loss=1.0) for i in range(3, 7)), one, at(6, loss=1.0), at(7, loss=1.0)]
+    theirs += [{**one, "rank": 1, "host": "there"}, at(6, loss=3.0), at(7, loss=3.0)]
+    for rank, lines in enumerate((mine, theirs)):
+        (tmp_path / f"rank-{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    steps = [[step["step"] for step in log.steps] for log in read_run(tmp_path)]
+    assert steps == [[1, 2, 3, 4, 5, 6, 7], [1, 2, 6, 7]]
+    assert main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^ranks +2, then 1, then 2$", shown, re.MULTILINE)
+    assert re.search(r"^resumed at step +3, 6$", shown, re.MULTILINE)
+    page = (tmp_path / "page.html").read_text()
+    table = next(ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n")).iter("table"))
+    rows = [[cell.text for cell in row.iter("td")] for row in table.iter("tr")][1:]
+    assert [(row[0], row[2], row[3], row[-1]) for row in rows] == [
+        ("1 to 2", "2", "3", "here, there"),
+        ("3 to 5", "1", "2", "here"),
+        ("6 to 7", "2", "3", "here, there"),
+    ]
+    assert page.count("resumed at 3<") == page.count("resumed at 6<") > 2  # in each drawing over steps
+
+
+def test_a_step_records_the_learning_rates(tmp_path):
+    model, optimizer = wrapped()
+    log = ballast.StepLog(tmp_path, optimizer)
+    step(model, optimizer)
+    log()
+    optimizer.close()
+    (recorded,) = read_run(tmp_path)[0].steps
+    assert recorded["lr"] == optimizer.param_groups[0]["lr"]
 
 
 def test_a_log_continues_after_a_cut_line(tmp_path):
