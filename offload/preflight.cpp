@@ -1,9 +1,6 @@
 #include "offload/preflight.h"
 
-#include <fmt/format.h>
-
 #include "kernels/runtime/host_pages.h"
-#include "kernels/runtime/sizes.h"
 #include "offload/file_system.h"
 
 namespace ballast::offload {
@@ -48,8 +45,6 @@ class Runway {
   File file_;
 };
 
-std::string rate(double bytes_per_second) { return fmt::format("{:.2f} GB/s", bytes_per_second / 1e9); }
-
 }  // namespace
 
 DriveReport inspect(const std::filesystem::path& directory, IoQueue& queue, const Probe& probe) {
@@ -66,31 +61,6 @@ DriveReport inspect(const std::filesystem::path& directory, IoQueue& queue, cons
   report.read_bytes_per_second = runway.run([](std::size_t) { return IoKind::read; });
   report.both_bytes_per_second = runway.run([](std::size_t i) { return i % 2 == 0 ? IoKind::read : IoKind::write; });
   return report;
-}
-
-Wear wear(const Load& load) {
-  const double steps_per_day = 24 * 60 * 60 / load.seconds_per_step;
-  const double bytes_per_day = static_cast<double>(load.written_per_step) * steps_per_day;
-  return {bytes_per_day, 1e15 / bytes_per_day};
-}
-
-std::string describe(const DriveReport& report, const std::optional<Load>& load) {
-  std::string text = fmt::format(
-      "{}\n  file system  {}, {} free\n  direct I/O   {}\n  requests     {}\n  speed        read {}, write {}, both at "
-      "once {}\n",
-      report.directory.string(), report.file_system, human_bytes(report.free_bytes),
-      report.buffered_because.empty() ? "yes" : fmt::format("no: {}", report.buffered_because), report.queue,
-      rate(report.read_bytes_per_second), rate(report.write_bytes_per_second), rate(report.both_bytes_per_second));
-  if (!load.has_value()) return text;
-  const double step_bytes = 2.0 * static_cast<double>(load->written_per_step);  // read once, written once
-  const Wear worn = wear(*load);
-  text += fmt::format("  state        {}, {}\n", human_bytes(load->state_bytes),
-                      load->state_bytes <= report.free_bytes ? "which fits" : "WHICH DOES NOT FIT");
-  text += fmt::format("  a step       {:.1f} s of reading and writing\n", step_bytes / report.both_bytes_per_second);
-  text +=
-      fmt::format("  wear         {:.1f} TB a day at {:.1f} s a step: a drive rated for 1,000 TB lasts {:.0f} days\n",
-                  worn.bytes_per_day / 1e12, load->seconds_per_step, worn.days_of_1000_tbw);
-  return text;
 }
 
 }  // namespace ballast::offload

@@ -26,6 +26,4 @@ struct ThisMachine {
 // Any thread may call. The affinity mask, the rlimits and the GPUs are always those of this process, whatever the root.
 ThisMachine detect_machine(const std::filesystem::path& root = "/");
 
-std::string describe(const ThisMachine& machine);  // readable lines
-
 }  // namespace ballast

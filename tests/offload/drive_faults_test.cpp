@@ -146,14 +146,4 @@ TEST_CASE("a drive's report measures its space and speeds, and names direct I/O"
   CHECK(report.write_bytes_per_second > 0);
   CHECK(report.both_bytes_per_second > 0);
   CHECK(std::filesystem::is_empty(directory.path()));
-  const std::string text =
-      describe(report, Load{.state_bytes = UINT64_MAX, .written_per_step = 1 << 30, .seconds_per_step = 60});
-  CHECK_THAT(text, Catch::Contains("DOES NOT FIT") && Catch::Contains("TB a day") && Catch::Contains("direct I/O"));
-}
-
-TEST_CASE("wear is the bytes written per day and the days that a drive lasts") {
-  // 7B parameters at 12 bytes, a step a minute: 121 TB a day.
-  const Wear worn = wear({.written_per_step = 84'000'000'000, .seconds_per_step = 60});
-  CHECK(worn.bytes_per_day == Approx(120.96e12));
-  CHECK(worn.days_of_1000_tbw == Approx(8.267).epsilon(0.001));
 }

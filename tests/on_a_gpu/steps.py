@@ -22,7 +22,7 @@ RUNTIME = ["test_runtime"]
 ENGINE = ["test_offload", "test_comm", "test_zero"]
 PACKAGE = ["_core"]
 TRAINER = ["gpt", "test_gpt"]
-RATES = ["benchmark_gpu", "show_machine"]
+RATES = ["benchmark_gpu"]
 
 QUICK = "[gpu]~*many elements*~*more elements*~*orthogonalizes*"  # tests of kernels that compute-sanitizer runs in seconds
 
@@ -124,8 +124,10 @@ def package(machine: Machine) -> list[Step]:
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "python").rglob("test_gpu*.py"))
     tests = python("-m", "pytest", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60", "--durations=5", *files)
     about = "tests/python/**/test_gpu*.py; without a GPU those parts that run on the CPU"
+    doctor = ("env", f"PYTHONPATH={machine.build / 'python'}", *python("-m", "ballast", "doctor", "--drive", str(machine.work)))
     return [
         building(machine, "python", PACKAGE, f"python/ballast/_core{sysconfig.get_config_var('EXT_SUFFIX')}"),
+        Step("machine", "the machine as Ballast sees it", 60, doctor, after="build-python", needs_gpu=False),
         Step("test-python", about, 400, tests, after="build-python", needs_gpu=False, module="torch"),
     ]
 
@@ -167,11 +169,9 @@ def trainer(machine: Machine) -> list[Step]:
 
 
 def rates(machine: Machine) -> list[Step]:
-    programs = machine.build / "benchmarks"
-    measure = python("-m", "on_a_gpu.rates", str(programs / "benchmark_gpu"))
+    measure = python("-m", "on_a_gpu.rates", str(machine.build / "benchmarks" / "benchmark_gpu"))
     return [
         building(machine, "rates", RATES, "benchmarks/benchmark_gpu"),
-        Step("machine", "the machine as Ballast sees it", 60, (str(programs / "show_machine"),), "build-rates", False),
         Step("rates", "kernels vs. a copy in the GPU's memory; transfers vs. PCIe", 240, measure, after="build-rates"),
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = {"quickstart": [], "run-benchmarks": ["kernels"], "docs/serve": ["build"]}
+SCRIPTS = {"run-benchmarks": ["kernels"], "docs/serve": ["build"]}
 
 
 def options_of_cmake(folder: Path, script: str) -> list[str]:
@@ -33,12 +33,43 @@ def test_the_warning_of_a_new_compiler_stops_no_user(tmp_path: Path, script: str
     assert "-DBALLAST_WARNINGS_AS_ERRORS=OFF" in options_of_cmake(tmp_path, script)
 
 
-@pytest.mark.parametrize("script", ["quickstart", "run-benchmarks"])
-def test_the_build_of_a_developer_is_not_made_again(tmp_path: Path, script: str) -> None:
+def test_the_build_of_a_developer_is_not_made_again(tmp_path: Path) -> None:
     """./run-tests configures the same folder with warnings as errors; other options would compile all of it again."""
     (tmp_path / "build" / "release").mkdir(parents=True)
     (tmp_path / "build" / "release" / "CMakeCache.txt").write_text("BALLAST_WARNINGS_AS_ERRORS:BOOL=ON\n")
-    assert "-DBALLAST_WARNINGS_AS_ERRORS=ON" in options_of_cmake(tmp_path, script)
+    assert "-DBALLAST_WARNINGS_AS_ERRORS=ON" in options_of_cmake(tmp_path, "run-benchmarks")
+
+
+ARCHITECTURES = "--config-settings=cmake.define.BALLAST_CUDA_ARCHITECTURES="
+CUDA = "--config-settings=cmake.define.BALLAST_CUDA="
+
+
+@pytest.mark.parametrize(
+    "gpus, arguments, expected",
+    [
+        ("", [], [f"{CUDA}OFF"]),
+        ("", ["--cuda"], [f"{CUDA}ON"]),
+        ("9.0\\n8.0\\n9.0\\n", [], [f"{ARCHITECTURES}80-real;90-real"]),
+        ("12.0\\n", ["--cuda"], [f"{ARCHITECTURES}120-real", f"{CUDA}ON"]),
+    ],
+)
+def test_quickstart_compiles_cuda_for_the_gpus_that_are_there(
+    tmp_path: Path, gpus: str, arguments: list[str], expected: list[str]
+) -> None:
+    stand_ins = {
+        "bin/nvidia-smi": f'printf "{gpus}"' if gpus else "exit 127",
+        ".ci/bootstrap": "",
+        "env/bin/python": f'echo "$@" >>{tmp_path}/calls',
+    }
+    for name, text in stand_ins.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    shutil.copy(ROOT / "quickstart", tmp_path)
+    environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "VIRTUAL_ENV": f"{tmp_path}/env"}
+    subprocess.run([tmp_path / "quickstart", *arguments], check=True, capture_output=True, env=environment, timeout=60)
+    [install] = [line for line in (tmp_path / "calls").read_text().splitlines() if "build-dir" in line]
+    assert [word for word in install.split() if "CUDA" in word] == expected
 
 
 @pytest.mark.parametrize(
