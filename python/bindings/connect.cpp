@@ -134,12 +134,14 @@ Communicator& Group::communicator() const {
 
 void Group::barrier() const {
   Communicator& group = communicator();
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   group.barrier();
 }
 
 std::vector<std::int64_t> Group::all_reduce(std::vector<std::int64_t> values) const {
   Communicator& group = communicator();
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   group.all_reduce(values);
   return values;
@@ -147,6 +149,7 @@ std::vector<std::int64_t> Group::all_reduce(std::vector<std::int64_t> values) co
 
 void Group::sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format, SumPlace place) const {
   Communicator& group = communicator();
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   const ConstView values(reinterpret_cast<const std::byte*>(mine), count, DType::fp32);
   const View sum(reinterpret_cast<std::byte*>(into), count, DType::fp32);
@@ -164,12 +167,14 @@ SentBytes Group::sent() const { return open_ == nullptr ? SentBytes{} : open_->c
 
 std::vector<std::string> Group::texts(const std::string& mine) const {
   Communicator& group = communicator();
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   return texts_of_all(group, mine);
 }
 
 void Group::broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const {
   Communicator& group = communicator();
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   group.broadcast(View(reinterpret_cast<std::byte*>(address), bytes, DType::u8), root);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "python/bindings/bindings.h"
+#include "python/bindings/one_thread.h"
 #include "python/bindings/open_groups.h"
 
 namespace ballast::python {
@@ -58,6 +59,7 @@ class Group {
  private:
   void free();
 
+  OneThread thread_{"the group"};
   std::unique_ptr<OpenGroup> open_;
   std::size_t rank_ = 0;
   std::size_t size_ = 1;

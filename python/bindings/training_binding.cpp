@@ -68,6 +68,7 @@ std::vector<std::pair<Level, std::string>> TrainingBinding::take_log() {
 
 // `fill` takes Python's lock itself.
 void TrainingBinding::start(const Fill& fill) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   training_->start([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
     fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
@@ -103,11 +104,13 @@ Memory TrainingBinding::full_parameters(std::size_t unit) {
 }
 
 Memory TrainingBinding::acquire_parameters(std::size_t unit) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   return acquire(training_->forward(unit));
 }
 
 Memory TrainingBinding::acquire_exact_parameters(std::size_t unit) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   return acquire(training_->exact_parameters(unit));
 }
@@ -124,6 +127,7 @@ Memory TrainingBinding::acquire(Lease lease) {
 }
 
 Memory TrainingBinding::acquire_gradients(std::size_t unit) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   lease_.emplace(training_->backward(unit));
   const View acquired = lease_->gradients();
@@ -131,21 +135,25 @@ Memory TrainingBinding::acquire_gradients(std::size_t unit) {
 }
 
 void TrainingBinding::release() {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   lease_.reset();
 }
 
 void TrainingBinding::prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   training_->prepare({.groups = rules, .begun_at = begun_at});
 }
 
 double TrainingBinding::gradient_norm(double loss_scale) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   return training_->gradient_norm(loss_scale);
 }
 
 std::vector<std::vector<double>> TrainingBinding::tensor_norms(double loss_scale) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   return training_->tensor_norms(loss_scale);
 }
@@ -174,6 +182,7 @@ std::vector<TileToUpdate> TrainingBinding::shown(std::span<const SummedTile> til
 
 // Rethrows what Python raises in the optimizer's own step, once; later calls can only report it.
 StepResult TrainingBinding::step(const StepRequest& request) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   std::exception_ptr raised;
   const auto custom_step = [&](const TilesToUpdate& turn) {
@@ -200,6 +209,7 @@ StepResult TrainingBinding::step(const StepRequest& request) {
 }
 
 StepResult TrainingBinding::step_prepared() {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   StepResult result = training_->step_prepared();
   count_steps();
@@ -207,6 +217,7 @@ StepResult TrainingBinding::step_prepared() {
 }
 
 void TrainingBinding::wait_for_parameters(std::size_t unit) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   training_->wait_for_parameters(unit);
 }
@@ -222,21 +233,25 @@ RunPoint TrainingBinding::committed() const {
 }
 
 void TrainingBinding::finish() {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   training_->finish();
 }
 
 void TrainingBinding::offload(bool parameters, const AgreeOnMemoryInPython& agree) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   training_->offload(parameters, agree_in_python(agree));
 }
 
 void TrainingBinding::reload(const AgreeOnMemoryInPython& agree) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   training_->reload(agree_in_python(agree));
 }
 
 void TrainingBinding::parameters_changed() {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   training_->parameters_changed();
 }
@@ -261,11 +276,13 @@ TrainingBinding::Parts TrainingBinding::parts(std::size_t unit, std::size_t tens
 }
 
 void TrainingBinding::read_moment(std::size_t unit, std::size_t tensor, Moment moment, std::uintptr_t into) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   state().read_moment(unit, tensor, moment, reinterpret_cast<float*>(into));
 }
 
 void TrainingBinding::write_moments(const MomentAddress& address) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   state().write_moments([&](std::size_t unit, std::size_t tensor, Moment moment) {
     return reinterpret_cast<const float*>(address(unit, tensor, moment));
@@ -273,16 +290,19 @@ void TrainingBinding::write_moments(const MomentAddress& address) {
 }
 
 void TrainingBinding::visit_shards(const TensorState::Visitor& visitor) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   state().visit(visitor);
 }
 
 void TrainingBinding::change_shards(const TensorState::Visitor& change, const std::function<void()>& agree) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   state().change(change, agree);
 }
 
 void TrainingBinding::write_parameters(const Fill& fill) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   state().write_parameters([&](std::size_t unit, std::size_t tensor, Range range, std::byte* into) {
     return fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
@@ -290,6 +310,7 @@ void TrainingBinding::write_parameters(const Fill& fill) {
 }
 
 void TrainingBinding::take_full_parameters(const TensorState::TensorSet& written) {
+  const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   state().take_full_parameters(written);
 }

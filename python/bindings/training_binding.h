@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "python/bindings/group.h"
+#include "python/bindings/one_thread.h"
 
 namespace ballast::python {
 
@@ -150,6 +151,8 @@ class TrainingBinding {
     const std::lock_guard lock(log_mutex_);
     lines_.emplace_back(level, line);
   }};
+  OneThread thread_{
+      "the training"};  // not of calls that threads of the library make: wait_for_commit(), committed(), parts()
   py::object group_;
   py::object norm_group_;
   std::vector<Group*> groups_;  // both, if there are two

@@ -80,7 +80,7 @@ PYTHON_LAYERS = {
         *("wrapper.safetensors_reader", "wrapper.deferred_init", "wrapper.gathered_views", "wrapper.options"),
         *("wrapper.own_parameters", "wrapper.activation_options", "wrapper.stored_tensor", "wrapper.group_options"),
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.joint_runs"),
-        *("wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
+        *("wrapper.hooks", "wrapper.one_thread", "wrapper.ddp_compat", "wrapper.forward_hooks"),
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
         *("wrapper.siblings", "wrapper.several"),
         "wrapper.throughput",

@@ -64,7 +64,8 @@ class WrappedOptimizer(Optimizer):
         self._ballast.partitions.require_open("call clip_grad_norm_()")
         if math.isnan(max_norm):
             refuse(f"cannot clip gradients to a norm of {max_norm}", needed="a norm that is not negative")
-        norm = 0.0 if self._ballast.has_trained_nothing else self._ballast.partition().gradient_norm()
+        with self._ballast.calls.call("clip_grad_norm_()"):
+            norm = 0.0 if self._ballast.has_trained_nothing else self._ballast.partition().gradient_norm()
         coefficient = min(1.0, max_norm / (norm + 1e-6))
         if coefficient < 1.0 and math.isfinite(coefficient):
             self._ballast.partition().gradients.clip_all(coefficient)

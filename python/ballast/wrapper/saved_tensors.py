@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,11 +12,13 @@ import torch
 from ballast._torch_compat import (
     SavedTensorHooks,
     base_of,
+    is_in_backward,
     pop_saved_tensor_hooks,
     push_saved_tensor_hooks,
     top_saved_tensor_hooks,
 )
 from ballast.wrapper.gathered_views import Place
+from ballast.wrapper.one_thread import refuse_other_thread
 from ballast.wrapper.parameter_casts import CastPlace, place_in_cast
 from ballast.wrapper.unit_gather import UnitGather
 
@@ -24,6 +27,13 @@ _KEYS = "ballast_keys"  # an attribute of a function that packs: the gatherers w
 
 def _knows(hooks: SavedTensorHooks | None, key: object) -> bool:
     return hooks is not None and key in getattr(hooks[0], _KEYS, ())
+
+
+class _Calls(threading.local):
+    """The calls of one thread that have not ended."""
+
+    def __init__(self) -> None:
+        self.have_pushed: list[bool] = []  # whether hooks were pushed for each of them
 
 
 class SavedTensors:
@@ -35,17 +45,21 @@ class SavedTensors:
         self._loose_units = loose_units  # whose parameters are used outside of calls if a method is checkpointed
         self._is_checkpointed = False  # calls inside of others have shown it
         self._outermost = self._hooks(None)
-        self._calls: list[bool] = []  # of those that have not ended: whether hooks were pushed for it
+        self._calls = _Calls()
+        self._thread: int | None = None  # in which a call has not ended, apart from recomputations of backward passes
 
     @property
     def is_in_call(self) -> bool:
-        return bool(self._calls)
+        return bool(self._calls.have_pushed)
 
     def beginning_with(self, unit: int | None) -> Callable[[torch.nn.Module], None]:
         """Return the function that begins a call of a module with this unit."""
-        gather, calls = self._gather, self._calls
+        gather, of_threads = self._gather, self._calls
 
         def begin(module: torch.nn.Module) -> None:
+            calls = of_threads.have_pushed
+            if not calls:
+                self._begin_in_thread()
             if gather.before_use is not None:
                 gather.before_use(module)
             if gather.is_over:  # since this call began: torch still calls the hooks that existed then
@@ -67,18 +81,32 @@ class SavedTensors:
 
         return begin
 
+    def _begin_in_thread(self) -> None:
+        """Refuse a call while another thread is in one: both would use the memory of one unit."""
+        thread = threading.get_ident()
+        if self._thread in (None, thread):
+            self._thread = thread
+        elif not is_in_backward():
+            refuse_other_thread("the model")
+
     def end_call(self, _: torch.nn.Module | None = None) -> None:
-        if not self._calls:  # the call was refused before it began
+        calls = self._calls.have_pushed
+        if not calls:  # the call was refused before it began
             return
-        if self._calls.pop():
+        if calls.pop():
             pop_saved_tensor_hooks()
-        if self._is_checkpointed and not self._calls and self._gather.open_unit in self._loose_units:
+        if calls:
+            return
+        if self._thread == threading.get_ident():
+            self._thread = None
+        if self._is_checkpointed and self._gather.open_unit in self._loose_units:
             self._gather.release_unit()  # outside of calls, a recomputation would use its parameters without hooks
 
     def end_all_calls(self) -> None:
         """End calls that were interrupted, from the keyboard for example: torch runs no hooks for them."""
-        while self._calls:
+        while self._calls.have_pushed:
             self.end_call()
+        self._thread = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from ballast.wrapper.joint_runs import JointRun
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.metrics import StepHistory
 from ballast.wrapper.model_activations import ModelActivations, offload_activations_of
+from ballast.wrapper.one_thread import OneThread
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.partition_factory import PartitionFactory
@@ -57,6 +58,7 @@ class Session:
         self._outer = outer
         self.checkpoint = CheckpointAccess(self.partitions, self._history, outer)
         self._process = os.getpid()
+        self.calls = OneThread()
         self.accumulates_locally = False  # whether gradients are held until more come
         self._has_looked_for_others = False  # for parameters whose gradients nothing averages
 
@@ -158,15 +160,18 @@ class Session:
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """Take a gradient that was added to `parameter.grad`."""
-        partition = self.partitions.of_this_step or self.partition()
-        if partition.trains(parameter):
-            partition.arrived(parameter, hold=self.accumulates_locally)
-        else:
-            self.partitions.leave_or_refuse(parameter)
+        self.calls.begin("backward()")
+        try:
+            partition = self.partitions.of_this_step or self.partition()
+            if partition.trains(parameter):
+                partition.arrived(parameter, hold=self.accumulates_locally)
+            else:
+                self.partitions.leave_or_refuse(parameter)
+        finally:
+            self.calls.end()
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """Partition the parameters before a module runs, if they are not partitioned yet."""
-        partitions = self.partitions
         begins_step = torch.is_grad_enabled()
         are_full, lacks_values = self.options.keeps_full_parameters, self._lacks_values()
         if are_full and not begins_step and not lacks_values:
@@ -175,6 +180,11 @@ class Session:
             if lacks_values and not self._waits_for_trained:
                 make_unpartitioned(self._wrapped.required_model, (), self._wrapped.keeps())
             return
+        with self.calls.call("the model"):
+            self._begin_forward(module, begins_step)
+
+    def _begin_forward(self, module: torch.nn.Module, begins_step: bool) -> None:
+        partitions = self.partitions
         if not begins_step and partitions.current is not None and partitions.current.is_gathered:
             return  # whatever is trained next: the block has the values, and no other partition can be made inside of it
         if partitions.of_this_step is not None and not partitions.of_this_step.has_begun:
@@ -234,6 +244,10 @@ class Session:
             self.accumulates_locally = before
 
     def step(self, loss_scale: float, found_inf: bool) -> None:
+        with self.calls.call("step()"):
+            self._step(loss_scale, found_inf)
+
+    def _step(self, loss_scale: float, found_inf: bool) -> None:
         partitions = self.partitions
         partitions.require_unchanged()
         if (run := partitions.factory.joint_run) is not None:
@@ -295,8 +309,9 @@ class Session:
             self._outer.reload()
 
     def discard(self) -> None:
-        if self.partitions.current is not None and self.partitions.current.discard():
-            self.partitions.of_this_step = None
+        with self.calls.call("zero_grad()"):
+            if self.partitions.current is not None and self.partitions.current.discard():
+                self.partitions.of_this_step = None
 
     def metrics(self) -> dict[str, float]:
         """Return figures of the last step and of memory; nothing before the first step."""
