@@ -160,6 +160,7 @@ class Training:
         self.optimizers: list[Any] = self.plain_optimizers()
         self.losses: list[torch.Tensor] = []
         self.batches = 0
+        self.trains_others = False  # than the last call with gradients did
         self.seen: list[tuple[str, float]] = []
 
     def plain_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -185,6 +186,8 @@ class Training:
         return [torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(RANKS * self.batches + r)) for r in self.ranks]
 
     def loss(self) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            self.trains_others = False
         return torch.stack([self.model(batch).square().mean() for batch in self.batches_of_ranks()]).mean()
 
     def gathered(self, module: torch.nn.Module) -> AbstractContextManager[None]:
@@ -227,7 +230,8 @@ class Training:
             self.evaluate(module)
 
     def forward_gathered(self, module: torch.nn.Module) -> None:
-        with self.gathered(module):
+        """Compute a loss inside of gather(), unless other parameters are trained: stage 3 makes no partition there."""
+        with nullcontext() if self.trains_others else self.gathered(module):
             self.forward(module)
 
     def train_without_sync(self, module: torch.nn.Module) -> None:
@@ -285,7 +289,7 @@ class Training:
 
     def freeze(self, module: torch.nn.Module) -> None:
         """Freeze a block, or thaw it."""
-        block = self.model.blocks[3]
+        block, self.trains_others = self.model.blocks[3], True
         with self.gathered(block):
             block.requires_grad_(not block.wide.weight.requires_grad)
 
