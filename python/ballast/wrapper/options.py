@@ -119,6 +119,10 @@ class WrapOptions:
         return {} if self.offload is None or self.chooses_tiers else tiers_by_kind(self.offload)
 
     @property
+    def tier_without_kinds(self) -> str | None:
+        return self.offload if isinstance(self.offload, str) and not self.chooses_tiers else None
+
+    @property
     def directories(self) -> list[str]:
         """The directories on drives, each once."""
         given = [self.offload] if isinstance(self.offload, str) else []

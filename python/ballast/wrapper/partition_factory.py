@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ballast._torch_compat import without_torch_function
+from ballast.tiers import tier_of
 from ballast.wrapper.autotune import PartitionRequest, settled
 from ballast.wrapper.deferred_params import make_unpartitioned
 from ballast.wrapper.full_params import FullParameters
@@ -23,7 +24,7 @@ from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.overlapped_gathers import OverlappedGathers
 from ballast.wrapper.param_gather import ParamGather
 from ballast.wrapper.partition import Partition, StepInputs
-from ballast.wrapper.preconditions import warn_of_formats, warn_of_layout
+from ballast.wrapper.preconditions import warn_of_formats, warn_of_frozen, warn_of_layout
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import blocks_of
 from ballast.wrapper.same_options import described, described_groups, require_same
@@ -47,7 +48,7 @@ class PartitionFactory:
         self.joint_run: JointRun | None = None  # if the run is resumed with those of other optimizers
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
         self._grouped: GroupedParameters | None = None  # when the groups of the last partition were last found in the optimizer
-        self._has_looked_at_formats = False  # whether they have an effect
+        self._has_looked_at_options = False  # whether they have the effect that is meant
         self._may_resume = True  # until the first partition is made
         self.has_resumed = False  # whether the last partition has the state of a run that has made steps
 
@@ -65,7 +66,7 @@ class PartitionFactory:
         units, is_full = self.units(members, self.options.stage), self.options.keeps_full_parameters
         require_own_memory((member for unit in units for member in unit.members), self._wrapped.model)
         warn_of_layout(self.ranks.of_data.rank, (member for unit in units for member in unit.members))
-        self._look_at_formats(members)
+        self._look_at_options(members, units)
         if (model := self._wrapped.model) is not None:
             partitioned = (member.parameter for unit in units for member in unit.members)
             make_unpartitioned(model, partitioned, self._wrapped.keeps())
@@ -126,10 +127,15 @@ class PartitionFactory:
         has_model = self._wrapped.model is not None
         return settled(requested, PartitionRequest(self.ranks.of_data, rule, members, has_model, partial(self.units, members)))
 
-    def _look_at_formats(self, members: list[Member]) -> None:
-        if members and not self._has_looked_at_formats:
-            self._has_looked_at_formats = True
-            warn_of_formats(self.ranks.of_data.rank, self.options.formats, members)
+    def _look_at_options(self, members: list[Member], units: list[UnitOfMembers]) -> None:
+        if not members or self._has_looked_at_options:
+            return
+        self._has_looked_at_options = True
+        warn_of_formats(self.ranks.of_data.rank, self.options.formats, members)
+        offload = self._requested.tier_without_kinds
+        is_away = offload is not None and (tier_of(offload) == "nvme" or self._gpu(members) is not None)
+        if offload is not None and is_away and self.options.stage == 3:
+            warn_of_frozen(self.ranks.of_data.rank, offload, chain.from_iterable(unit.members for unit in units))
 
     def _gpu(self, members: list[Member]) -> int | None:
         """Return the GPU of the parameters that are trained, or of the optimizer's if none is."""

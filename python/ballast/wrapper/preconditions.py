@@ -159,6 +159,19 @@ def warn_of_formats(rank: int, formats: Formats, members: Iterable[Member]) -> N
         )
 
 
+def warn_of_frozen(rank: int, offload: str, members: Iterable[Member]) -> None:
+    """Warn of frozen parameters that stay on the device though they are most of the model: a tier alone moves the state."""
+    sizes: Counter[bool] = Counter()  # bytes, by whether they are frozen
+    for each in members:
+        sizes[each.group is None] += each.elements * each.dtype.itemsize
+    if rank == 0 and sizes[True] > sizes[False]:
+        log.warning(
+            'offload="%s" moves the optimizer\'s state. Most of the model are frozen parameters, which stay on the device. To '
+            'move them too, name the kinds: offload={"parameters": "%s", "state": "%s"}',
+            *(offload, offload, offload),
+        )
+
+
 def _is_channels_last(parameter: torch.Tensor) -> bool:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if parameter.dim() not in formats or parameter.is_contiguous():

@@ -334,3 +334,16 @@ def test_frozen_parameters_on_drives_are_written_and_loaded(tmp_path):
     model[0].up.requires_grad_(True)
     frozen_base.train(model, optimizer, steps=1)
     assert all(torch.equal(one, other) for one, other in zip(found[3:], frozen_base.values_of(model)[3:]))
+
+
+@pytest.mark.parametrize("names_parameters", [False, True])
+def test_a_tier_without_kinds_warns_of_a_frozen_base_that_stays(names_parameters, tmp_path, caplog):
+    model = frozen_base.model_of()
+    optimizer = frozen_base.wrapped(
+        model, offload=frozen_base.moved("nvme", tmp_path) if names_parameters else f"nvme:{tmp_path}", tile=4096
+    )
+    frozen_base.train(model, optimizer, steps=1)
+    optimizer.close()
+    said = [record.getMessage() for record in caplog.records if "frozen parameters" in record.getMessage()]
+    assert len(said) == (0 if names_parameters else 1)
+    assert names_parameters or f'offload={{"parameters": "nvme:{tmp_path}"' in said[0]
