@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.join import Joinable, JoinHook
 
 from ballast.checkpoint.full_model import full_state
 from ballast.checks import refuse
@@ -51,7 +51,7 @@ class Accelerator(accelerate.Accelerator):
         self.ballast_options = read_options(ballast)
         self._models_to_train: list[torch.nn.Module] = []
         self._trained: list[tuple[torch.nn.Module, WrappedOptimizer]] = []
-        self._wrapped_here: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._wrapped_here: list[WrappedOptimizer] = []
         self._is_saving = False
         for name in ("fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin"):
             if kwargs.get(name) is not None:
@@ -84,15 +84,29 @@ class Accelerator(accelerate.Accelerator):
             if self.device_placement and getattr(model, "hf_device_map", None) is None:
                 place(model, self.device)
             wrapped = wrap(optimizer, model, **self.ballast_options)
-            self._wrapped_here.add(wrapped)
-        elif self.ballast_options and wrapped not in self._wrapped_here:
+            self._wrapped_here.append(wrapped)
+        elif self.ballast_options and all(each is not wrapped for each in self._wrapped_here):
             refuse_options_of_wrapped()
         if all(each is not wrapped for _, each in self._trained):
             self._trained.append((unwrapped(model), wrapped))
         return super().prepare_optimizer(optimizer, device_placement=False)
 
+    @contextmanager
+    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
+        """Give all ranks as many batches. Uneven ones are refused once an optimizer is prepared: no rank makes a step of a
+        wrapped optimizer alone."""
+        is_even = self.even_batches if even_batches is None else even_batches
+        if self.num_processes > 1 and self._trained and not is_even:
+            refuse(
+                "cannot join uneven inputs: all ranks make each step of a wrapped optimizer together",
+                needed="as many batches on each rank",
+                remedy="Use even_batches=True, or drop_last=True of the data loader.",
+            )
+        with super().join_uneven_inputs([EvenInputs(self.device)], even_batches):
+            yield
+
     def free_memory(self, *objects: Any) -> Any:
-        self._models_to_train, self._trained = [], []
+        self._models_to_train, self._trained, self._wrapped_here = [], [], []
         return super().free_memory(*objects)
 
     # --- Saving and loading ---
@@ -151,6 +165,25 @@ class Accelerator(accelerate.Accelerator):
         for number, (model, optimizer) in enumerate(self._trained):
             load_checkpoint(numbered(input_dir, number), model, optimizer)
         models[:] = [model for model in models if not self._trains(model)]
+
+
+class EvenInputs(Joinable):
+    """Stands for models that Ballast trains in torch's Join, which has nothing to do where inputs are even."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self._device = device
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        return JoinHook()
+
+    @property
+    def join_device(self) -> torch.device:
+        return self._device
+
+    @property
+    def join_process_group(self) -> Any:
+        return torch.distributed.group.WORLD
 
 
 def numbered(folder: str, number: int) -> Path:

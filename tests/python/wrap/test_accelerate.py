@@ -75,3 +75,9 @@ def test_it_resumes_on_another_number_of_ranks(trained, folder):
     [resumed] = run_ranks(1, accelerators.resumed_on_ranks, str(folder), configurations, imported=FRAMEWORKS)
     for number, losses in zip(WITH_BALLAST, resumed):
         assert close(losses, trained[0][number].losses[LAST])
+
+
+def test_inputs_are_joined_where_they_are_even():
+    for is_uneven, seen, refused in run_ranks(2, accelerators.joined_on_ranks, imported=FRAMEWORKS):
+        assert is_uneven and seen == [False, True]
+        assert refused == "cannot join uneven inputs: all ranks make each step of a wrapped optimizer together"

@@ -1,6 +1,7 @@
 """Tests of ballast.integrations on one rank: wrong use says what is wrong and what to do, and models are read from files."""
 
 import inspect
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,6 +198,20 @@ def test_methods_of_transformers_that_the_mixin_replaces():
     }
     for name, expected in parameters.items():
         assert [*inspect.signature(getattr(transformers.Trainer, name)).parameters][1:] == expected, name
+
+
+def test_an_accelerator_and_its_loaders_can_be_pickled():
+    prepared = accelerator(ballast={"stage": 2})
+    loader = prepared.prepare(torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2))
+    copy = pickle.loads(pickle.dumps(prepared))
+    assert copy.ballast_options == {"stage": 2} and copy.state.__dict__ == prepared.state.__dict__
+    assert [each.shape for each in pickle.loads(pickle.dumps(loader))] == [(2, 2)] * 2
+    model = torch.nn.Linear(2, 2)
+    model, optimizer = prepared.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [each.shape for each in pickle.loads(pickle.dumps(loader))] == [(2, 2)] * 2
+    with pytest.raises(ballast.UsageError, match="cannot pickle a wrapped optimizer"):
+        pickle.dumps(prepared)
+    optimizer.optimizer.close()
 
 
 def test_private_names_of_accelerate():

@@ -99,3 +99,35 @@ def trained_on_ranks(rank: int, folder: str, configurations: list[Configuration]
 def resumed_on_ranks(rank: int, folder: str, configurations: dict[int, Configuration]) -> list[list[float]]:
     as_launched(rank)
     return [resume(*each, Path(folder) / str(number)) for number, each in configurations.items()]
+
+
+def joined_on_ranks(rank: int) -> tuple[bool, list[bool], str]:
+    """Return whether untrained models join uneven inputs, even_batches inside of joins, and the error of a trained model. On
+    CPUs Accelerate joins nothing, so it is told that there are GPUs."""
+    import accelerate
+    from ballast.integrations.accelerate import Accelerator
+
+    class OnGpus(Accelerator):
+        multi_device = True
+
+    as_launched(rank)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = OnGpus(cpu=True, ballast={"stage": 2})
+    loader = accelerator.prepare(torch.utils.data.DataLoader(torch.ones(3, 20)))
+    plain = accelerator.prepare(mlp(64))
+    with accelerator.join_uneven_inputs([plain], even_batches=False):
+        seen = [loader.batch_sampler.even_batches]
+        is_uneven = [len(list(loader))] == [2 - rank]
+    model = mlp(64)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    with accelerator.join_uneven_inputs([model], even_batches=True):
+        seen.append(loader.batch_sampler.even_batches)
+        for batch in loader:
+            accelerator.backward(mean_square(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+    try:
+        with accelerator.join_uneven_inputs([model], even_batches=False):
+            return is_uneven, seen, "no error"
+    except ballast.UsageError as error:
+        return is_uneven, seen, error.what_happened
