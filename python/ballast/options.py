@@ -38,6 +38,9 @@ RESERVE_OF_PEERS, COUNTED_PEERS = 3 << 30, 7
 # each rank: an eighth of the host's memory at most, but the pages and 2 GiB at least.
 PAGES = 64
 RESERVE_OF_MACHINE, RESERVE_OF_RANK, LEAST_OF_MACHINE = 4 << 30, 2 << 30, 2 << 30
+# Of a rank on CPUs: Python, torch, its optimizers and Gloo take 330 MiB, and freed memory that torch uses again the rest.
+# tests/python/wrap/test_resident_memory.py measures it.
+RESERVE_ON_CPU = 384 << 20
 OFFLOADS = ("auto", "none", "host", "nvme")
 
 # The most of each count: a plan lists all ranks, and the program of a step has an entry for each micro-step.
@@ -137,11 +140,11 @@ class Options:
 
     @property
     def reserved(self) -> int:
-        """Bytes of a rank's device that the plan leaves to CUDA, NCCL and cuBLAS. Ranks on a CPU need none."""
+        """Bytes of a rank's device that the plan leaves to CUDA, NCCL and cuBLAS; on a CPU to Python and torch."""
         if self.reserve is not None:
             return self.reserve
         if self.is_on_cpu:
-            return 0
+            return RESERVE_ON_CPU
         hardware = self.hardware
         has_links = hardware.has_nvlink or self.all_rates.peers > hardware.host_link
         return usual_reserve(self.ranks_of_machine if has_links else 1)

@@ -46,7 +46,7 @@ from ballast.plan_question import (
     sequence_of,
 )
 from ballast.replicas import Replicas, copies_on, read_replicas
-from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_HOST, Plan
+from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_CPU, RESERVED_ON_HOST, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size
 from ballast.spelling import name_of
@@ -174,7 +174,8 @@ class PlanRequest:
             memory[tier] |= owners
         for tier, size in self.activations.items():
             memory[tier] |= {ESTIMATED: size} if size > 0 else {}
-        memory["device"] |= {RESERVED: self.options.reserved} if self.options.reserved > 0 else {}
+        owner = RESERVED_ON_CPU if self.options.is_on_cpu else RESERVED
+        memory["device"] |= {owner: self.options.reserved} if self.options.reserved > 0 else {}
         memory["host"] |= {RESERVED_ON_HOST: self.options.host_reserve} if memory["host"] and self.options.host_reserve else {}
         return memory
 

@@ -56,7 +56,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     measured            a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
     rates               replaces measured or usual rates by name, such as {"read": "3GB/s"}
     reserve             memory of each GPU for CUDA, NCCL and the allocator's gaps. None: 2 GiB, and more where NVLink joins the
-                        ranks of a machine: 5 GiB for 8 of them. On measured CPUs it is 0
+                        ranks of a machine: 5 GiB for 8 of them. On measured CPUs it is 384 MiB, for Python and torch
     headroom            the fraction of the memory of each GPU, and of the host, that is left free: activations are estimated
     activations         "checkpointed" (None) or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave
                         the device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
@@ -242,7 +242,7 @@ def _tokens(options: Options) -> str:
 def _reserved(request: PlanRequest) -> str:
     """Name the memory of a rank's device that the planner cannot use."""
     reserved = human_size(request.activations["device"] + request.options.reserved)
-    whose = "of each rank are reserved for activations" if request.options.is_on_cpu else RESERVED_ON_GPU
+    whose = "of each rank are reserved for activations, Python and torch" if request.options.is_on_cpu else RESERVED_ON_GPU
     on_host = request.options.host_reserve
     of_host = f",{NEXT_LINE}and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""
     option = name_of("headroom", as_flags=request.as_flags)

@@ -20,6 +20,7 @@ from ballast.wire import formats_in_words
 
 ESTIMATED = "activations (estimated)"
 RESERVED = "reserved (CUDA, NCCL)"
+RESERVED_ON_CPU = "reserved (Python, torch)"
 RESERVED_ON_HOST = "reserved (system, torch)"
 OUTER_STATE = "outer optimizer"
 EXCHANGED = "values in an exchange"

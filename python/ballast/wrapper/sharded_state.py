@@ -17,7 +17,7 @@ from ballast.wrapper.collectives import agree_on_memory
 from ballast.wrapper.deferred_params import InitialValueReader, refuse_to_begin
 from ballast.wrapper.gpu import in_stream, require_stream, return_cached_memory
 from ballast.wrapper.managed_parameter import is_without_values, lacks_values
-from ballast.wrapper.memory import keep_freed_memory
+from ballast.wrapper.memory import KeptMemory
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.ungathered import nothing_like
@@ -88,10 +88,8 @@ class ShardedState:
             log.warning("host memory could not be pinned, so copies of it are slower: %s", self._core.unpinned_because)
         self._freed = 0  # units whose parameters have no memory of torch any more
         self._start()
-        if self._gpu is None:
-            keep_freed_memory()
-        else:
-            return_cached_memory(self._gpu)
+        self._kept_memory = KeptMemory() if self._gpu is None else None
+        return_cached_memory(self._gpu)
         self._residence = reside(self._core, units)
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
         self._is_shared = options.stage > 0 and self._group.size > 1  # each rank has a shard of the state
@@ -133,6 +131,8 @@ class ShardedState:
 
     def _acquire_gradients(self, unit: int) -> _core.Memory:
         require_stream(self._gpu, self._stream)
+        if self._kept_memory is not None:
+            self._kept_memory.count(self._units[unit].elements * self._units[unit].dtype.itemsize)
         return self._core.acquire_gradients(unit)
 
     @property

@@ -1,13 +1,16 @@
 """Tests of a training's resident memory, as the kernel counts it."""
 
 import ctypes
+from pathlib import Path
 
 import ballast
+import pytest
 import torch
+from ballast.options import RESERVE_ON_CPU
 from ballast.wrapper.memory import keep_freed_memory
 from ballast.wrapper.units import UNIT_ELEMENTS
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.resident import peak_resident
+from python.wrap.support.resident import enter_group, memory_groups, peak_resident, resident
 
 LAYERS = 64
 WIDE, NARROW = 1024, 384
@@ -75,3 +78,52 @@ def heap_after_free(rank: int) -> tuple[bool, int]:
 def test_pages_of_gradients_are_used_again():
     """Large blocks stay in the heap. Else the kernel would clear new pages, one by one, for the next gradients."""
     assert run_ranks(1, heap_after_free) == [(True, 0)]
+
+
+MIB = 1 << 20
+IN_A_CONTAINER, STEPS = 48, 5
+
+
+def train_deferred(options, layers: int, steps: int) -> int:
+    """Return the planned bytes of this rank's memory. Gradients of other batches leave other holes."""
+    with ballast.deferred():
+        model = torch.nn.Sequential(*(torch.nn.Linear(WIDE, WIDE, bias=False) for _ in range(layers)))
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3, **options)
+    for step in range(steps):
+        model(torch.ones(1 + step % 3, WIDE)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    figures = optimizer.metrics()
+    return int(figures["memory_bytes/device"] + figures["memory_bytes/host"])
+
+
+def planned_bytes(rank: int, options) -> int:
+    return train_deferred(options, IN_A_CONTAINER, 1)
+
+
+def train_in_a_group(rank: int, options, groups: list[Path], most: list[int]) -> bool:
+    train_deferred({}, 1, 2)  # modules that are imported by a first step belong to Python and torch
+    enter_group(groups[rank], most[rank])
+    train_deferred(options, IN_A_CONTAINER, STEPS)
+    return True
+
+
+@pytest.mark.parametrize("tier", ["device", "nvme"])
+def test_a_training_stays_in_a_container_of_the_planned_size(tier, tmp_path):
+    drive = f"nvme:{tmp_path}"
+    options = {} if tier == "device" else {"offload": {"parameters": drive, "gradients": "host", "state": drive}}
+    most = [bytes_of_plan + 64 * MIB for bytes_of_plan in run_ranks(2, planned_bytes, options)]
+    with memory_groups(2) as groups:
+        if not groups:
+            pytest.skip("limiting the memory of a control group needs root, and a group that delegates it")
+        assert run_ranks(2, train_in_a_group, options, groups, most) == [True, True]
+
+
+def resident_with_torch(rank: int) -> int:
+    train_deferred({}, 1, 2)
+    return resident()
+
+
+def test_the_plan_reserves_what_a_process_on_cpus_takes():
+    for before in run_ranks(2, resident_with_torch):
+        assert RESERVE_ON_CPU // 2 < before < RESERVE_ON_CPU - 48 * MIB
