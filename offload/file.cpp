@@ -68,6 +68,13 @@ void fail_file(std::string_view operation, const std::filesystem::path& path, st
                                 ::geteuid())});
   }
   if (is_descriptor_limit(error)) fail_limit(fmt::format("cannot {} {}", operation, path.string()), error);
+  if (error == EFBIG) {
+    fail(Code::drive_full,
+         {.what = fmt::format("{} failed: the file would be larger than this process may write", operation),
+          .where = fmt::format("{}, byte {}", path.string(), offset),
+          .available = limits_behind(error),
+          .remedy = "Raise the limit on the size of files (`ulimit -f`), or name another file system."});
+  }
   const bool full = error == ENOSPC || error == EDQUOT;
   fail(full ? Code::drive_full : Code::file_call,
        {.what = fmt::format("{} failed: {}", operation, std::generic_category().message(error)),

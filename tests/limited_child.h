@@ -54,18 +54,22 @@ inline std::string in_a_child(const std::function<std::string()>& body) {
   return output;
 }
 
-// Makes a system call fail in all threads of this process from now on, as a container's filter does.
-inline void forbid(long system_call, int error) {
+// Filters a system call in all threads of this process from now on, as a container does.
+inline void filter(long system_call, unsigned action) {
   sock_filter rules[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(system_call), 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
+      BPF_STMT(BPF_RET | BPF_K, action),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
   const sock_fprog program{std::size(rules), rules};
   const bool forbidden = ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
                          ::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
   if (!forbidden) throw std::runtime_error("seccomp is not there");
+}
+
+inline void forbid(long system_call, int error) {
+  filter(system_call, SECCOMP_RET_ERRNO | static_cast<unsigned>(error));
 }
 
 inline rlim_t entries_of(const char* folder) {

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <sys/sysinfo.h>
 
 #include <string>
 
@@ -19,6 +20,13 @@ std::optional<std::size_t> soft_limit(decltype(RLIMIT_AS) resource) {
   return limited ? std::optional<std::size_t>(limit.rlim_cur) : std::nullopt;
 }
 
+// The call does not know how much of the page cache is available.
+std::size_t total_without_proc() {
+  struct sysinfo found {};
+  ::sysinfo(&found);
+  return static_cast<std::size_t>(found.totalram) * found.mem_unit;
+}
+
 std::optional<PrivateMemory> private_memory() {
   const std::optional<std::size_t> limit = soft_limit(RLIMIT_DATA);
   if (!limit) return {};
@@ -29,13 +37,9 @@ std::optional<PrivateMemory> private_memory() {
 
 HostLimits read_host_limits(const std::filesystem::path& root) {
   const std::string meminfo = read_text(root / "proc/meminfo").value_or("");
-  const std::optional<std::size_t> total = kibibytes_after(meminfo, "MemTotal:");
-  require(total.has_value(), Code::internal, [&] {
-    return Problem{.what = "cannot read the size of the host's memory: the kernel does not report it",
-                   .where = (root / "proc/meminfo").string()};
-  });
-  return {.total_bytes = *total,
-          .available_bytes = kibibytes_after(meminfo, "MemAvailable:").value_or(*total),
+  const std::size_t total = kibibytes_after(meminfo, "MemTotal:").value_or(total_without_proc());
+  return {.total_bytes = total,
+          .available_bytes = kibibytes_after(meminfo, "MemAvailable:").value_or(total),
           .cgroup = cgroup_memory(root),
           .memlock_bytes = soft_limit(RLIMIT_MEMLOCK),
           .address_space_bytes = soft_limit(RLIMIT_AS),

@@ -19,7 +19,7 @@ struct PrivateMemory {
 
 struct HostLimits {
   std::size_t total_bytes = 0;
-  std::size_t available_bytes = 0;                   // the kernel's estimate without swapping
+  std::size_t available_bytes = 0;                   // the kernel's estimate without swapping; all without /proc
   std::optional<CgroupMemory> cgroup{};              // none: no limit
   std::optional<std::size_t> memlock_bytes{};        // RLIMIT_MEMLOCK; none: no limit
   std::optional<std::size_t> address_space_bytes{};  // RLIMIT_AS; none: no limit

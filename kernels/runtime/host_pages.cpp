@@ -26,20 +26,24 @@ namespace {
 
 std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
-// `errors` are those of all threads that failed.
-[[noreturn]] void refuse(std::size_t bytes, std::string_view owner, const HostLimits& limits,
+// Fails with the call that the kernel has refused. `errors` are those of all threads that failed. The host has the memory, as
+// require_host_memory() has found.
+[[noreturn]] void refuse(std::string_view call, std::size_t bytes, std::string_view owner, const HostLimits& limits,
                          const std::vector<int>& errors) {
   std::set<std::string> reasons;
   for (const int error : errors) {
     reasons.insert(std::generic_category().message(error));
   }
-  const std::string address_space = limits.address_space_bytes ? fmt::format("; RLIMIT_AS is {} (`ulimit -v`)",
-                                                                             human_bytes(*limits.address_space_bytes))
-                                                               : "";
-  fail(Code::host_memory, {.what = fmt::format("cannot allocate host memory: {}", fmt::join(reasons, "; ")),
-                           .where = std::string(owner),
-                           .needed = human_bytes(bytes),
-                           .available = human_bytes(limits.available_bytes) + address_space});
+  const auto address_space = limits.address_space_bytes;
+  fail(Code::host_memory,
+       {.what = fmt::format("cannot allocate host memory: the kernel refuses {}: {}", call, fmt::join(reasons, "; ")),
+        .where = std::string(owner),
+        .needed = human_bytes(bytes),
+        .available = address_space ? fmt::format("RLIMIT_AS is {} (`ulimit -v`)", human_bytes(*address_space)) : "",
+        .remedy =
+            fmt::format("The host has {} of free memory. Raise the limit that refuses it: `ulimit -v`, `ulimit -l`, "
+                        "vm.overcommit_memory, vm.max_map_count, or a filter of system calls (seccomp).",
+                        human_bytes(limits.available_bytes))});
 }
 
 // Maps a whole alignment more than is needed and gives both ends back. Returns MAP_FAILED as mmap does.
@@ -76,7 +80,7 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
   const bool huge = bytes >= 2 * huge_page_bytes;
   void* const mapped = map_aligned(mapped_bytes, huge ? huge_page_bytes : page_bytes());
   if (mapped == MAP_FAILED) {
-    refuse(bytes, owner, limits, {errno});
+    refuse("mmap()", bytes, owner, limits, {errno});
   }
   HostPages pages(static_cast<std::byte*>(mapped), Unmap{mapped_bytes});
   if (huge) {
@@ -91,7 +95,7 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
   }
   if (resident == Resident::at_once) {
     const std::vector<int> errors = populate({pages.get(), mapped_bytes}, threads);
-    if (!errors.empty()) refuse(bytes, owner, limits, errors);
+    if (!errors.empty()) refuse("madvise(MADV_POPULATE_WRITE)", bytes, owner, limits, errors);
   }
   return pages;
 }

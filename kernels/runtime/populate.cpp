@@ -26,12 +26,17 @@ std::size_t threads_for(std::size_t slices, int threads) {
   return std::min({wanted, most_threads, slices});
 }
 
+// Whether kernels before 5.14, or a filter of system calls, have returned the error.
+bool is_unavailable(int error) {
+  return error == EINVAL || error == ENOSYS || error == EPERM || error == EACCES || error == EOPNOTSUPP;
+}
+
 // Returns 0, or the error.
 int populate_slice(std::span<std::byte> pages) {
   if (madvise(pages.data(), pages.size(), MADV_POPULATE_WRITE) == 0) return 0;
-  if (errno != EINVAL) return errno;
+  if (!is_unavailable(errno)) return errno;
   const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  for (std::size_t offset = 0; offset < pages.size(); offset += page_bytes) {  // kernels before 5.14
+  for (std::size_t offset = 0; offset < pages.size(); offset += page_bytes) {
     *const_cast<volatile std::byte*>(pages.data() + offset) = std::byte{0};
   }
   return 0;

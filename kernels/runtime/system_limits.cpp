@@ -57,6 +57,7 @@ bool is_descriptor_limit(int error) { return error == EMFILE || error == ENFILE;
 
 std::string limits_behind(int error, const std::filesystem::path& root) {
   if (error == EMFILE) return fmt::format("RLIMIT_NOFILE is {} (`ulimit -n`)", limit(RLIMIT_NOFILE));
+  if (error == EFBIG) return fmt::format("RLIMIT_FSIZE is {} bytes (`ulimit -f`)", limit(RLIMIT_FSIZE));
   if (error == ENFILE) return "all of fs.file-max, the system's limit, is in use";
   return error == EAGAIN ? thread_limits(root) : "";
 }

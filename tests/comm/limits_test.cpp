@@ -56,6 +56,17 @@ void check_every_limit_of(std::size_t limited, HostTransport transport,
 
 }  // namespace
 
+TEST_CASE("a limit on the size of files is named where ranks share memory") {
+  const Failures failures =
+      connect_with_limit(1, HostTransport::fastest, [] { set_limit(RLIMIT_FSIZE, rlim_t{1} << 16); });
+  CHECK_THAT(failures[1], Contains("B2401") && Contains("cannot make shared memory of") && Contains("ulimit -f"));
+}
+
+TEST_CASE("ranks share memory where no pages of files can be allocated") {
+  const int error = GENERATE(EOPNOTSUPP, EPERM, ENOSYS);
+  CHECK(connect_with_limit(1, HostTransport::shared_memory, [&] { forbid(SYS_fallocate, error); }) == Failures(2));
+}
+
 TEST_CASE("a rank that gets too few threads names the limit that is reached") {
   if (::geteuid() != 0) return skip("becoming another user needs root");
   if (process_kinds().size() < 2) return skip("processes of two users share no memory, and there is no Gloo");

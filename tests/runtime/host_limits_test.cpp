@@ -42,6 +42,14 @@ TEST_CASE("without a container's limit, the machine's available memory is the li
                     Catch::Contains("801 KiB") && Catch::Contains("800 KiB of 1000 KiB (MemAvailable"));
 }
 
+TEST_CASE("where /proc is hidden, the kernel's call tells the size of the memory") {
+  const FakeRoot hidden;
+  const HostLimits limits = read_host_limits(hidden.path());
+  CHECK(limits.total_bytes / 2 < read_host_limits().total_bytes);
+  CHECK(read_host_limits().total_bytes <= limits.total_bytes);
+  CHECK(limits.available_bytes == limits.total_bytes);
+}
+
 TEST_CASE("rlimits are read") {
   CHECK(in_child([] {
           const rlimit memlock{1 << 16, 1 << 16};

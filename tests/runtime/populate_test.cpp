@@ -12,6 +12,7 @@
 
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/device.h"
+#include "tests/limited_child.h"
 #include "tests/runtime/process.h"
 #include "tests/skip.h"
 
@@ -108,4 +109,23 @@ TEST_CASE("writes to pages after their release to the kernel are kept") {
   const std::span<const std::byte> written(pages.get() + slice, page);
   REQUIRE(std::ranges::all_of(written, [](std::byte each) { return each == std::byte{9}; }));
   REQUIRE((pages[0] == std::byte{7} || pages[0] == std::byte{0}));
+}
+
+TEST_CASE("pages become resident where a filter of system calls refuses madvise()") {
+  CHECK(testing::in_a_child([]() -> std::string {
+          testing::forbid(SYS_madvise, EPERM);
+          const HostPages pages = map_host_pages(3 * page, "test");
+          return missing_pages(pages.get(), 3 * page) == 0 ? "works" : "pages are missing";
+        }) == "works");
+}
+
+TEST_CASE("the error for a refused call names the call, and no memory that is available") {
+  const std::string error = testing::in_a_child([]() -> std::string {
+    testing::forbid(SYS_madvise, ENOMEM);
+    map_host_pages(3 * page, "test");
+    return "works";
+  });
+  CHECK_THAT(error,
+             Catch::Contains("B2001") && Catch::Contains("refuses madvise(MADV_POPULATE_WRITE): Cannot allocate"));
+  CHECK_THAT(error, !Catch::Contains("available:"));
 }

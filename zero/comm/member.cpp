@@ -12,16 +12,24 @@
 
 namespace ballast {
 
-Member this_process(std::size_t rank, std::size_t size, std::size_t ranks_per_host) {
+namespace {
+
+std::string name_of_host() {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
-  return {rank, size, host[0] == '\0' ? "?" : host.data(), ::getpid(), this_machine(), ranks_per_host};
+  return host[0] == '\0' ? "?" : host.data();
 }
 
-// Within a PID namespace, process numbers have the same meaning.
+}  // namespace
+
+Member this_process(std::size_t rank, std::size_t size, std::size_t ranks_per_host) {
+  return {rank, size, name_of_host(), ::getpid(), this_machine(), ranks_per_host};
+}
+
+// Within a PID namespace, process numbers have the same meaning. Where /proc is hidden, hosts differ by name.
 std::string this_machine() {
   std::error_code unknown;
-  const auto boot = read_text("/proc/sys/kernel/random/boot_id").value_or("?");
+  const auto boot = read_text("/proc/sys/kernel/random/boot_id").value_or(name_of_host());
   return boot.substr(0, boot.find('\n')) + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
 }
 

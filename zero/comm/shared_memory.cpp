@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,7 +14,10 @@
 #include <filesystem>
 #include <sstream>
 #include <system_error>
+#include <vector>
 
+#include "kernels/runtime/populate.h"
+#include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_limits.h"
 #include "zero/comm/member.h"
 
@@ -33,16 +37,26 @@ Descriptor make_file() {
   return file || errno != EINVAL ? std::move(file) : Descriptor(::memfd_create("ballast", flags));
 }
 
-// Allocates in parts and repeats each: a signal ends the call and undoes its work.
-bool take_pages(int file, std::size_t bytes) {
+// Allocates in parts and repeats each: a signal ends the call and undoes its work. Returns 0, or the error.
+int take_pages(int file, std::size_t bytes) {
   constexpr std::size_t part = std::size_t{16} << 20;
   for (std::size_t begin = 0; begin < bytes; begin += part) {
     const auto count = static_cast<off_t>(std::min(part, bytes - begin));
     while (::fallocate(file, 0, static_cast<off_t>(begin), count) != 0) {
-      if (errno != EINTR) return false;
+      if (errno != EINTR) return errno;
     }
   }
-  return true;
+  return 0;
+}
+
+// Whether the kernel, or a filter of system calls, does not allocate pages of files.
+bool is_unavailable(int error) { return error == EOPNOTSUPP || error == ENOSYS || error == EPERM; }
+
+// The kernel would end a process that is no Python with SIGXFSZ.
+void require_file_size(std::size_t bytes) {
+  rlimit limit{};
+  const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur;
+  if (is_limited) fail_limit(fmt::format("cannot make shared memory of {}", human_bytes(bytes)), EFBIG);
 }
 
 // The size of sealed memory stays: a process that maps it never finds that pages are gone.
@@ -93,14 +107,24 @@ SharedMemory::SharedMemory(pid_t maker, Descriptor file, HostPages memory)
 SharedMemory SharedMemory::make(std::size_t bytes, const std::string& owner) {
   Descriptor file = make_file();
   if (!file && is_descriptor_limit(errno)) fail_limit("cannot make shared memory", errno);
+  require_file_size(bytes);
   HostPages memory;
-  const bool is_whole = file && take_pages(file.get(), bytes) && ::fcntl(file.get(), F_ADD_SEALS, seals) == 0;
-  if (is_whole) memory = map(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_POPULATE);
-  require(memory != nullptr, Code::host_memory, [&] {
-    return Problem{.what = "cannot get shared memory",
+  int error = file ? take_pages(file.get(), bytes) : errno;
+  const bool is_allocated = error == 0;
+  if (is_unavailable(error)) error = ::ftruncate(file.get(), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  if (error == 0 && ::fcntl(file.get(), F_ADD_SEALS, seals) != 0) error = errno;
+  if (error == 0) {
+    memory = map(file.get(), bytes, PROT_READ | PROT_WRITE, is_allocated ? MAP_POPULATE : 0);
+    if (memory == nullptr) error = errno;
+  }
+  if (error == 0 && !is_allocated) {
+    const std::vector<int> errors = populate({memory.get(), bytes}, 1);
+    if (!errors.empty()) error = errors.front();
+  }
+  require(error == 0, Code::host_memory, [&] {
+    return Problem{.what = fmt::format("cannot get shared memory: {}", std::generic_category().message(error)),
                    .where = owner,
-                   .needed = fmt::format("{} bytes", bytes),
-                   .available = reason()};
+                   .needed = human_bytes(bytes)};
   });
   return {::getpid(), std::move(file), std::move(memory)};
 }
@@ -118,8 +142,8 @@ SharedMemory SharedMemory::open(const std::string& invitation, std::size_t bytes
 
 bool SharedMemory::is_gone(const std::string& invitation) {
   const Place place = place_of(invitation);
-  if (place.machine != this_machine()) return false;
-  return ::access(path_of(place.maker, place.file).c_str(), F_OK) != 0 && errno == ENOENT;
+  const bool is_visible = place.machine == this_machine() && ::access("/proc/self", F_OK) == 0;
+  return is_visible && ::access(path_of(place.maker, place.file).c_str(), F_OK) != 0 && errno == ENOENT;
 }
 
 SharedMemory SharedMemory::open_file_of_same_process(int file, std::size_t bytes) const {
