@@ -220,6 +220,32 @@ TEST_CASE("a start logs which run it begins or resumes, and after which step") {
                            Contains("this is incarnation 2\n"));
 }
 
+TEST_CASE("a run that begins where only traces of an earlier one are left warns of them") {
+  const TemporaryDirectory directory;
+  std::mutex mutex;
+  std::string log_text;
+  Log log([&](Level level, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    if (level == Level::warning) log_text += std::string(line) + "\n";
+  });
+  KeptRun run{.directory = directory.path()};
+  run.options.drives.log = &log;
+  REQUIRE(train(run, 3).failures == std::vector<std::string>(2));
+  CHECK(log_text.empty());
+  for (const std::size_t rank : {0u, 1u})
+    std::filesystem::remove(directory_of(run, rank) / "state.records");
+  SECTION("a description") {
+    CHECK(train(run, 0).began_at == std::vector<std::uint64_t>{0, 0});
+    CHECK_THAT(log_text, Contains("run \"mine\" begins at step 0, but it has begun before: " +
+                                  directory_of(run, 1).string() + " has a description without records"));
+  }
+  SECTION("the note of its newest checkpoint") {
+    std::ofstream(directory_of(run, 0) / "newest-checkpoint") << "2 /a/checkpoint\n";
+    CHECK(train(run, 0).began_at == std::vector<std::uint64_t>{0, 0});
+    CHECK_THAT(log_text, Contains("has no records, and the note that /a/checkpoint has a checkpoint of step 2"));
+  }
+}
+
 // Rank 1 ends before the change: it may not even have committed the step before.
 TEST_CASE("state of a run is not changed before all ranks take part") {
   const TemporaryDirectory directory;

@@ -1,5 +1,6 @@
 // Tests of runs that other ranks continue, another stage, format or tile: with the same bits, and after a crash at any moment.
 #include "offload/record_store.h"
+#include "tests/limited_child.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/child_process.h"
 #include "tests/zero/moved_run.h"
@@ -243,6 +244,22 @@ TEST_CASE("new records count once all ranks have committed them, whatever is lef
   }
 }
 
+namespace {
+
+std::vector<std::filesystem::path> left_over(const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+    const std::filesystem::path file = entry.path();
+    const bool is_description = file.extension() == ".description";
+    const bool is_alone =
+        is_description && !std::filesystem::exists(std::filesystem::path(file).replace_extension(".records"));
+    if (is_alone || file.extension() == ".unfinished") found.push_back(file);
+  }
+  return found;
+}
+
+}  // namespace
+
 // Ranks agree after each thing that they do, so every state in which a process can leave the files comes between two agreements.
 TEST_CASE("a run that is killed while other ranks take it over has the old records or the new ones") {
   const TemporaryDirectory original;
@@ -264,6 +281,28 @@ TEST_CASE("a run that is killed while other ranks take it over has the old recor
     check_resumes(run, before.values);
   }
   CHECK(kills >= 30 / every(7));
+}
+
+TEST_CASE("files that a killed takeover has not finished are removed, although it is not repeated") {
+  const TemporaryDirectory directory;
+  KeptRun run = run_of(3);
+  const Ended before = begun(run, directory);
+  run.ranks = 2;
+  REQUIRE(ChildProcess([&] {
+            filter(SYS_fsync, SECCOMP_RET_KILL_PROCESS);  // the description is written, and not renamed
+            train(run, 0);
+          }).ends_killed());
+  const auto left = left_over(directory.path());
+  REQUIRE(left.size() > 0);
+  CHECK(left[0].filename() == "state-2.description.unfinished");
+  std::filesystem::create_directories(directory_of(run, 4));
+  for (const std::string_view file : {"state-2.description", "state-2.records.unfinished", "mirror-3.description"})
+    std::ofstream(directory_of(run, 4) / file) << "of a process that was killed a little later";
+  std::ofstream(directory_of(run, 0) / "mine.unfinished") << "not of Ballast";
+  run.ranks = 3;
+  check_resumes(run, before.values);
+  CHECK(left_over(directory.path()) == std::vector{directory_of(run, 0) / "mine.unfinished"});
+  CHECK_FALSE(std::filesystem::exists(directory_of(run, 4)));
 }
 
 // A failure of one rank, where the others have heard that all ranks have committed, or have not: some of them may have removed

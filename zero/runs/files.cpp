@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -24,6 +25,8 @@ constexpr std::string_view description_title = "Ballast run description, version
 constexpr std::string_view own_name = "state";
 constexpr std::string_view mirror_name = "mirror";
 constexpr std::string_view records_end = ".records";
+constexpr std::string_view description_end = ".description";
+constexpr std::string_view unfinished_end = ".unfinished";
 constexpr std::string_view checkpoint_name = "newest-checkpoint";
 
 std::optional<std::uint64_t> number_in(std::string_view text) {
@@ -42,10 +45,15 @@ std::filesystem::directory_iterator entries_of(const std::filesystem::path& dire
   return failed ? std::filesystem::directory_iterator() : entries;
 }
 
+bool without_end(std::string_view& text, std::string_view end) {
+  const bool has_end = text.ends_with(end);
+  if (has_end) text.remove_suffix(end.size());
+  return has_end;
+}
+
 // Returns the records of a rank that have this name.
 std::optional<RecordFiles> files_named(std::string_view file, std::size_t rank) {
-  if (!file.ends_with(records_end)) return {};
-  file.remove_suffix(records_end.size());
+  if (!without_end(file, records_end)) return {};
   for (const bool is_mirror : {false, true}) {
     const std::string_view begin = is_mirror ? mirror_name : own_name;
     if (!file.starts_with(begin)) continue;
@@ -55,6 +63,19 @@ std::optional<RecordFiles> files_named(std::string_view file, std::size_t rank) 
     if (made_in) return RecordFiles{rank, *made_in, is_mirror};
   }
   return {};
+}
+
+// Visits the files in the directories of all ranks of the run.
+void for_each_file(const std::filesystem::path& drive, const std::string& run,
+                   const std::function<void(const std::filesystem::path& file, std::size_t rank)>& visit) {
+  const std::string begin = run + "-rank-";
+  for (const auto& directory : entries_of(drive)) {
+    const std::string name = directory.path().filename().string();
+    const auto rank = name.starts_with(begin) ? number_in(std::string_view(name).substr(begin.size())) : std::nullopt;
+    if (!rank || !directory.is_directory()) continue;
+    for (const auto& file : entries_of(directory.path()))
+      visit(file.path(), *rank);
+  }
 }
 
 }  // namespace
@@ -67,20 +88,29 @@ std::string RecordFiles::name() const {
   const std::string_view begin = is_mirror ? mirror_name : own_name;
   return made_in == 0 ? std::string(begin) : fmt::format("{}-{}", begin, made_in);
 }
-std::string RecordFiles::description_name() const { return name() + ".description"; }
+std::string RecordFiles::description_name() const { return fmt::format("{}{}", name(), description_end); }
 
 std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run) {
-  const std::string begin = run + "-rank-";
   std::vector<RecordFiles> found;
-  for (const auto& directory : entries_of(drive)) {
-    const std::string name = directory.path().filename().string();
-    const auto rank = name.starts_with(begin) ? number_in(std::string_view(name).substr(begin.size())) : std::nullopt;
-    if (!rank || !directory.is_directory()) continue;
-    for (const auto& file : entries_of(directory.path())) {
-      if (const auto files = files_named(file.path().filename().string(), *rank)) found.push_back(*files);
-    }
-  }
+  for_each_file(drive, run, [&](const std::filesystem::path& path, std::size_t rank) {
+    if (const auto files = files_named(path.filename().string(), rank)) found.push_back(*files);
+  });
   std::ranges::sort(found);
+  return found;
+}
+
+std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std::string& run) {
+  std::vector<Leftover> found;
+  for_each_file(drive, run, [&](const std::filesystem::path& path, std::size_t rank) {
+    const std::string file = path.filename().string();
+    std::string_view name = file;
+    const bool is_unfinished = without_end(name, unfinished_end);
+    if (!without_end(name, records_end) && !without_end(name, description_end)) return;
+    const std::string records = fmt::format("{}{}", name, records_end);
+    const auto files = files_named(records, rank);
+    if (!files || (!is_unfinished && std::filesystem::exists(path.parent_path() / records))) return;
+    found.push_back({*files, path});
+  });
   return found;
 }
 

@@ -24,6 +24,13 @@ struct RecordFiles {
 // The files that have records on this drive, of any rank, in order.
 std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run);
 
+// A file that a killed process has left: it is not finished, or a description without records.
+struct Leftover {
+  RecordFiles files{};  // to which it would belong
+  std::filesystem::path path{};
+};
+std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std::string& run);
+
 // Removes the files from this drive, where other ranks may remove them at the same time. They are gone for good when this
 // returns. Throws B3201 if records stay.
 void remove_records(const std::filesystem::path& drive, const std::string& run, const RecordFiles& files);

@@ -49,6 +49,23 @@ void remove_damage_marks(const OwnRun& run) {
   }
 }
 
+// Records that were removed leave traces where their directory stays.
+void warn_of_traces(const OwnRun& run) {
+  const std::filesystem::path& drive = run.options.directories.front();
+  const std::filesystem::path directory = RecordFiles{.rank = run.rank()}.directory(drive, run.name());
+  const KnownCheckpoint checkpoint = newest_checkpoint_of(directory);
+  const bool is_described = std::ranges::any_of(leftovers_on(drive, run.name()),
+                                                [&](const Leftover& each) { return each.files.rank == run.rank(); });
+  if (run.options.log == nullptr || (checkpoint.path.empty() && !is_described)) return;
+  run.options.log->warning(fmt::format(
+      "run \"{}\" begins at step 0, but it has begun before: {} has {}. Its records were removed, or a start "
+      "was stopped before it had made them",
+      run.name(), directory.string(),
+      checkpoint.path.empty() ? "a description without records"
+                              : fmt::format("no records, and the note that {} has a checkpoint of step {}",
+                                            checkpoint.path, checkpoint.step)));
+}
+
 }  // namespace
 
 // The name becomes part of the name of a directory, which lies in the one that the caller names.
@@ -163,6 +180,7 @@ void Records::open_run(OwnRun run, Communicator& world) {
   // the run goes back to an earlier commit, the damaged one stays until a step overwrites it.
   const bool goes_back = settled.last != run.last();
   on_all_ranks(world, [&] {
+    if (!mine.has_files && !lost_) warn_of_traces(run);
     if (!goes_back) remove_damage_marks(run);
     open_or_create(run, files, mine.has_files);
   });

@@ -56,7 +56,10 @@ class Takeover {
   const std::optional<LostRun>& lost() const { return lost_; }
   offload::CommitPoint last() const { return last_; }
 
-  void remove_others(std::span<const std::size_t> mirrored) { remove_all_but(kept_, mirrored); }
+  void remove_others(std::span<const std::size_t> mirrored) {
+    remove_all_but(kept_, mirrored);
+    remove_leftovers();
+  }
 
  private:
   // --- The usual case: each rank finds its own records, or no rank finds any.
@@ -330,6 +333,20 @@ class Takeover {
       if (is_left) remove_empty_directory(drive, own_.name(), files);
     });
     files_.clear();
+  }
+
+  // No rank makes files of the run any more. Another rank that keeps the directory removes its own leftovers.
+  void remove_leftovers() {
+    on_all_ranks(world_, [&] {
+      for (const auto& drive : own_.options.directories) {
+        for (const auto& [files, path] : leftovers_on(drive, own_.name())) {
+          if (!files.is_mirror && files.rank != own_.rank() && is_in_use(files, drive)) continue;
+          std::error_code gone;
+          std::filesystem::remove(path, gone);
+          if (files.rank >= world_.size()) remove_empty_directory(drive, own_.name(), files);
+        }
+      }
+    });
   }
 
   const OwnRun& own_;
