@@ -40,7 +40,8 @@ Stored stored(const TileMemory& tile, Moment moment, std::size_t count) {
   const Stored found{is_first ? tile.momentum : tile.variance, is_first ? tile.momentum_scales : tile.variance_scales};
   require(found.bytes != nullptr, Code::bad_argument, [&] {
     return Problem{
-        .what = fmt::format("cannot read the {} moment: the update rule keeps none", is_first ? "first" : "second")};
+        .what = fmt::format("cannot read the {} moment: the update rule keeps none", is_first ? "first" : "second"),
+        .needed = "a moment that the rule keeps"};
   });
   require_size(tile, count);
   return found;
@@ -50,6 +51,7 @@ Stored stored(const TileMemory& tile, Moment moment, std::size_t count) {
 std::span<float> own_values(const TileMemory& tile, Moment moment, std::size_t count) {
   require(own_number(moment) < tile.own.count, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot read value {} of the trainer's own", own_number(moment) + 1),
+                   .needed = "a value that the training keeps",
                    .available = fmt::format("{} for each element", tile.own.count)};
   });
   require_size(tile, count);

@@ -77,6 +77,7 @@ void check_run(const TileMemory& tile, const Run& run, std::size_t groups) {
   check_inside(run, tile.count);
   require(run.group < groups, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("a run names parameter group {}", run.group),
+                   .needed = "the number of a group of the training",
                    .available = fmt::format("{} groups", groups)};
   });
   const bool rounds_by_index = tile.format == StateFormat::bf16 || has_scales(tile.format);

@@ -68,7 +68,8 @@ ActivationStore::ActivationStore(const ActivationOptions& options, std::unique_p
 // --- Saving ---
 
 ActivationStore::Saved ActivationStore::save(std::span<const std::byte> bytes, StreamHandle stream) {
-  require(!bytes.empty(), Code::bad_argument, [] { return Problem{.what = "cannot save an activation of 0 bytes"}; });
+  require(!bytes.empty(), Code::bad_argument,
+          [] { return Problem{.what = "cannot save an activation of 0 bytes", .needed = "at least one byte"}; });
   const std::lock_guard lock(mutex_);
   const Ticket ticket = next_;
   if (download_) follow(*download_, stream);

@@ -85,7 +85,8 @@ RecordStore::RecordStore(const RecordShape& shape, std::span<const Drive> drives
       written_(shape.tiles) {
   require(!drives.empty() && shape.tiles > 0 && shape.first_bytes <= shape.payload_bytes, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot make records of {} tiles with {} bytes, {} of them first, on {} drives",
-                                       shape.tiles, shape.first_bytes, shape.payload_bytes, drives.size())};
+                                       shape.tiles, shape.first_bytes, shape.payload_bytes, drives.size()),
+                   .needed = "at least one drive and one tile, and no more first bytes than a tile has"};
   });
 }
 

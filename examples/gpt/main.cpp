@@ -58,8 +58,9 @@ class Printer : public Observer {
   static void open(std::ofstream& file, const std::filesystem::path& path) {
     if (path.empty()) return;
     file.open(path, std::ios::binary);
-    require(file.is_open(), Code::bad_argument,
-            [&] { return Problem{.what = fmt::format("cannot write {}", path.string())}; });
+    require(file.is_open(), Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("cannot write {}", path.string()), .needed = "a file in a directory"};
+    });
   }
 
   const ProgramOptions& options_;

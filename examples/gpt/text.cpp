@@ -32,8 +32,10 @@ std::vector<std::uint8_t> made_up() {
 Text::Text(const std::vector<std::filesystem::path>& files) {
   for (const std::filesystem::path& path : files) {
     std::ifstream file(path, std::ios::binary);
-    require(file.good(), Code::bad_argument,
-            [&] { return Problem{.what = fmt::format("cannot read {}: {}", path.string(), std::strerror(errno))}; });
+    require(file.good(), Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)),
+                     .needed = "a file that this user can read"};
+    });
     bytes_.insert(bytes_.end(), std::istreambuf_iterator<char>(file), {});
   }
   if (files.empty()) bytes_ = made_up();

@@ -8,21 +8,16 @@
 namespace ballast {
 namespace {
 
+// Without a remedy, each message of the code says what is needed or what to change.
 constexpr std::array codes{
-    CodeInfo{Code::bad_argument, "bad_argument", "An argument lies outside the range that the call accepts.",
-             "Change the argument that the message names."},
-    CodeInfo{Code::wrong_dtype, "wrong_dtype", "A buffer has another number format than the operation needs.",
-             "Pass a buffer of the format that the message names, or cast it first."},
-    CodeInfo{Code::wrong_size, "wrong_size", "Two buffers that belong together have different sizes.",
-             "Pass buffers with the number of elements that the message names."},
-    CodeInfo{Code::unaligned, "unaligned", "An offset or an address is not a multiple of the required alignment.",
-             "Start runs and quantization groups at the multiples that the message names."},
-    CodeInfo{Code::unsupported, "unsupported", "This combination of options or formats is not supported.",
-             "Choose one of the combinations that the message lists."},
+    CodeInfo{Code::bad_argument, "bad_argument", "An argument lies outside the range that the call accepts.", ""},
+    CodeInfo{Code::wrong_dtype, "wrong_dtype", "A buffer has another number format than the operation needs.", ""},
+    CodeInfo{Code::wrong_size, "wrong_size", "Two buffers that belong together have different sizes.", ""},
+    CodeInfo{Code::unaligned, "unaligned", "An offset or an address is not a multiple of the required alignment.", ""},
+    CodeInfo{Code::unsupported, "unsupported", "This combination of options or formats is not supported.", ""},
     CodeInfo{Code::bad_environment, "bad_environment", "An environment variable has an invalid value.",
              "Correct or unset the variable that the message names."},
-    CodeInfo{Code::out_of_order, "out_of_order", "A call is not possible in the present state.",
-             "Make the calls in the order that the message names."},
+    CodeInfo{Code::out_of_order, "out_of_order", "A call is not possible in the present state.", ""},
     CodeInfo{Code::newer_format, "newer_format",
              "A newer Ballast wrote the file, in a format that this version does not know.",
              "Use the version of Ballast that wrote it, or a newer one."},
@@ -113,7 +108,8 @@ std::string codes_as_markdown() {
       "something. B3…: hardware or a peer failed.\n\n"
       "| code | name | meaning | what to do |\n|---|---|---|---|\n";
   for (const CodeInfo& info : codes) {
-    text += fmt::format("| {} | `{}` | {} | {} |\n", label(info.code), info.name, info.meaning, info.remedy);
+    const std::string_view remedy = info.remedy.empty() ? "The message says what is needed." : info.remedy;
+    text += fmt::format("| {} | `{}` | {} | {} |\n", label(info.code), info.name, info.meaning, remedy);
   }
   return text;
 }

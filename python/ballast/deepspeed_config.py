@@ -73,15 +73,16 @@ def _read(path: Path) -> Mapping[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
             keys = [key for key, _ in pairs]
             twice = sorted({key for key in keys if keys.count(key) > 1})
-            refuse(f"cannot import {path.name}: it has {', '.join(twice)} more than once", where=str(path))
+            what = f"cannot import {path.name}: it has {', '.join(twice)} more than once"
+            refuse(what, where=str(path), needed="each key once")
         return found
 
     try:
         found = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
     except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:  # a refusal is a ValueError too
-        refuse(f"cannot import {path.name}: {error}", where=str(path))
+        refuse(f"cannot import {path.name}: {error}", where=str(path), needed="a file of DeepSpeed's configuration, in JSON")
     if not isinstance(found, dict):
-        refuse(f"cannot import {path.name}: it holds no JSON object", where=str(path))
+        refuse(f"cannot import {path.name}: it holds no JSON object", where=str(path), needed="an object with DeepSpeed's keys")
     return found
 
 

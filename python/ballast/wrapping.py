@@ -268,7 +268,7 @@ def _require_plain(optimizer: object) -> None:
 
     if isinstance(optimizer, WrappedOptimizer):
         optimizer._ballast.require_open("call ballast.wrap()")
-        refuse("cannot wrap the optimizer: it is wrapped already")
+        refuse("cannot wrap the optimizer: it is wrapped already", needed="one call of ballast.wrap() for each optimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
         refuse(f"cannot wrap a {type(optimizer).__name__}: it is no optimizer", needed="a torch.optim.Optimizer")
     if (step := replaced_step(optimizer)) is not None:

@@ -50,7 +50,7 @@ struct DlpackExport {
 
 dlpack::Type type_of(DType dtype) {
   require(dtype != DType::u8, Code::unsupported,
-          [] { return Problem{.what = "cannot show bytes as values of a floating-point format"}; });
+          [] { return Problem{.what = "cannot show bytes as values", .needed = "a floating-point format"}; });
   const auto bits = static_cast<std::uint8_t>(8 * byte_size(dtype));
   return {dtype == DType::bf16 ? dlpack::bfloats : dlpack::floats, bits, 1};
 }
@@ -94,7 +94,7 @@ py::capsule dlpack_of(const Memory& memory, DType dtype, std::size_t first, std:
 
 py::buffer_info buffer_of(Memory& memory) {
   require(!memory.gpu, Code::bad_argument,
-          [] { return Problem{.what = "cannot show the memory of a GPU as a buffer of the host"}; });
+          [] { return Problem{.what = "cannot show memory of a GPU as a buffer", .needed = "memory of the host"}; });
   return {reinterpret_cast<std::uint8_t*>(memory.data), static_cast<py::ssize_t>(memory.bytes)};
 }
 

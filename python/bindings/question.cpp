@@ -191,7 +191,7 @@ std::vector<std::string> optimizer_names() {
 optim::StateNames state_of(const std::string& name) {
   const auto* found = std::ranges::find(optimizers, name, [](const auto& row) { return std::string_view(row.first); });
   require(found != optimizers.end(), Code::bad_argument,
-          [&] { return Problem{.what = "no optimizer is called " + name}; });
+          [&] { return Problem{.what = "no optimizer is called " + name, .needed = "a name in _core.optimizers()"}; });
   return found->second;
 }
 

@@ -190,7 +190,8 @@ StepResult TrainingBinding::step(const StepRequest& request) {
       request.custom_step(shown(turn.tiles), turn.gradient_factor, turn.is_last);
     } catch (const std::exception& error) {
       raised = std::current_exception();
-      fail(Code::bad_argument, {.what = std::string("the optimizer's own step has failed: ") + error.what()});
+      fail(Code::bad_argument, {.what = std::string("the optimizer's own step has failed: ") + error.what(),
+                                .needed = "a step() that raises nothing"});
     }
   };
   try {

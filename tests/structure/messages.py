@@ -22,6 +22,39 @@ def messages(path: str, text: str) -> list[Message]:
     return [message for message in strings if re.search(r"[^\W\d_][^\s]* +\S", message.text)]
 
 
+# The codes of which the table has no remedy, as no sentence fits all of their messages.
+WITHOUT_REMEDY = ("bad_argument", "wrong_dtype", "wrong_size", "unaligned", "unsupported", "out_of_order")
+
+
+def without_help(path: str, text: str) -> list[int]:
+    """Return the lines of errors that say neither what is needed nor what to change, though no remedy of their code does."""
+    return [*(_python_without_help(text) if path.endswith(".py") else _cpp_without_help(text))]
+
+
+def _python_without_help(text: str) -> Iterator[int]:
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        made = node
+        if node.func.id == "fail" and len(node.args) == 2 and isinstance(node.args[0], ast.Constant):
+            if node.args[0].value not in WITHOUT_REMEDY or not isinstance(node.args[1], ast.Call):
+                continue
+            made = node.args[1]
+        elif node.func.id != "refuse":
+            continue
+        if not {"needed", "remedy", None} & {keyword.arg for keyword in made.keywords}:
+            yield node.lineno
+
+
+def _cpp_without_help(text: str) -> Iterator[int]:
+    code = source.without_comments_and_strings(text)
+    for found in re.finditer(rf"Code::(?:{'|'.join(WITHOUT_REMEDY)})\b", code):
+        problem = code[found.end() : code.find(";", code.find(".what", found.end()))]
+        is_made_here = re.match(r"[^;{}]*\{[^;]*\.what\b", problem)
+        if is_made_here and not re.search(r"\.(needed|remedy)\b", problem):
+            yield source.line_of(code, found.start())
+
+
 def _cpp_strings(text: str) -> Iterator[Message]:
     """Yield the string literals. Those with only white space and comments between them are one."""
     code = source.without_comments_and_strings(text)

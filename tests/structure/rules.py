@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from structure import house, python_rules, source  # noqa: F401 (python_rules registers its rules)
-from structure.messages import Message, messages
+from structure.messages import Message, messages, without_help
 from structure.tree import RULES, Tree, Violation, rule
 
 
@@ -229,6 +229,14 @@ def all_messages(tree: Tree, folders: list[str]) -> Iterator[tuple[str, Message]
     for path, text in tree.with_suffix(house.CODE_SUFFIXES | {".py"}):
         if any(path.startswith(folder.rstrip("/") + "/") for folder in folders):
             yield from ((path, message) for message in messages(path, text))
+
+
+@rule("remedy")
+def errors_say_what_is_needed(tree: Tree):
+    for path, text in tree.with_suffix(house.CODE_SUFFIXES | {".py"}):
+        if any(path.startswith(folder.rstrip("/") + "/") for folder in house.CHECKED_MESSAGES):
+            for line in without_help(path, text):
+                yield path, line, "the error says neither what is needed nor what to change"
 
 
 @rule("message")

@@ -1,7 +1,7 @@
 """Tests that messages are found: with placeholders and joined literals, without docstrings and comments."""
 
 import pytest
-from structure.messages import Message, messages
+from structure.messages import Message, messages, without_help
 
 CPP = {
     "a literal": ('fail({.what = "no tile"});', [Message(1, "no tile")]),
@@ -31,3 +31,32 @@ def test_messages_of_cpp(name):
 def test_messages_of_python(name):
     text, expected = PYTHON[name]
     assert messages("x.py", text) == expected
+
+
+HELP = {
+    "x.py": {
+        "refuse('no tile')": [1],
+        "\nrefuse('no tile', where='here')": [2],
+        "refuse('no tile', needed='a tile')": [],
+        "refuse('no tile', remedy='Make a tile.')": [],
+        "refuse('no tile', **more)": [],
+        "fail('out_of_order', Problem(what='no tile'))": [1],
+        "fail('out_of_order', Problem(what='no tile', needed='a tile'))": [],
+        "fail('drive_full', Problem(what='no tile'))": [],  # its code has a remedy
+        "field.refuse('a tile')": [],  # says what is needed
+    },
+    "x.cpp": {
+        'fail(Code::bad_argument, {.what = "no tile"});': [1],
+        '\nrequire(a, Code::unsupported, [&] { return Problem{.what = name("no tile; "), .where = b}; });': [2],
+        'require(a, Code::unsupported, [&] { return Problem{.what = "no tile", .needed = "a tile"}; });': [],
+        'fail(Code::bad_argument, {.what = "no tile", .remedy = "Make a tile."});': [],
+        'fail(Code::drive_full, {.what = "no tile"});': [],
+        "if (code == Code::bad_argument) { f(); }": [],
+        "fail(Code::bad_argument, problem);": [],
+    },
+}
+
+
+@pytest.mark.parametrize(("path", "text"), [(path, text) for path, texts in HELP.items() for text in texts])
+def test_errors_without_help_are_found(path, text):
+    assert without_help(path, text) == HELP[path][text]

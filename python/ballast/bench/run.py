@@ -53,7 +53,8 @@ def measure(setting: Setting, chosen: Sequence[Case], *, report_progress: Callab
         report_progress(f"{number} of {len(chosen)}: {case.name}")
         runs[case] = run_case(case, setting)
         if not case.trains and runs[case].failure:
-            refuse(f"cannot train the model without any system: {runs[case].failure}", where=setting.workload.name)
+            what = f"cannot train the model without any system: {runs[case].failure}"
+            refuse(what, where=setting.workload.name, needed="a smaller model or batch, or more memory")
     report_progress("")
     device = device_of(setting)
     first = next(iter(runs.values())).ranks[0]

@@ -64,9 +64,11 @@ def require_compatible(
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         if isinstance(tensor, torch.nn.Parameter) and is_opaque(tensor) and entry.dtype != dtype:
-            refuse(f"cannot load a packed parameter of {dtype} from a checkpoint that has {entry.dtype}", where=name)
+            what = f"cannot load a packed parameter of {dtype} from a checkpoint that has {entry.dtype}"
+            refuse(what, where=name, needed="a model that is quantized as the saved one")
         if entry.role == "trained" and dtype not in PARAMETER_DTYPES:
-            refuse(f"cannot load a parameter of {entry.dtype}: it is {tensor.dtype} in this model", where=name)
+            what = f"cannot load a parameter of {entry.dtype}: it is {tensor.dtype} in this model"
+            refuse(what, where=name, needed=f"a model with one of {', '.join(PARAMETER_DTYPES)} there")
     if len(checkpoint.optimizers) != len(accesses):
         refuse(
             f"the checkpoint has {_counted(len(checkpoint.optimizers))}: "

@@ -187,7 +187,7 @@ class ForeignImport:
     def _copy_bytes(self, part: _core.StatePart, values: torch.Tensor, member: Member) -> None:
         if values.dtype != member.parameter.dtype:
             what = f"cannot load a packed parameter of {member.parameter.dtype} from a checkpoint that has {values.dtype}"
-            refuse(what, where=member.name)
+            refuse(what, where=member.name, needed="a model that is quantized as the saved one")
         shard = values.contiguous().view(BYTES)[part.first : part.first + part.count].contiguous()
         part.copy_from(
             _core.StatePart(dtype=_core.DType.u8, parameter=shard.data_ptr(), momentum=0, variance=0, count=part.count)

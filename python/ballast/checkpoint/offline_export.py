@@ -48,7 +48,7 @@ class OfflineExport:
 
     def run(self) -> Exported:
         if not self.checkpoint.exists():
-            refuse(f"cannot export {self.checkpoint}: there is no such file or directory")
+            refuse(f"cannot export {self.checkpoint}: it does not exist", needed="a directory of ballast.save(), or of a run")
         self._require_folder()
         config = None if self.config is None else self._require_config(self.config)
         stored = weights_in(self.checkpoint).tensors

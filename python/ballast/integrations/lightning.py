@@ -115,7 +115,10 @@ class BallastStrategy(DDPStrategy):
     ) -> None:
         """Save a directory with `ballast.save()`, and Lightning's part in a file there. After fit(), save the model alone."""
         if storage_options is not None:
-            refuse("cannot save with storage_options: ranks write to a directory that all of them see")
+            refuse(
+                "cannot save with storage_options: ranks write to a directory that all of them see",
+                needed="save_checkpoint() of a path without storage_options",
+            )
         if self._wrapped is None:
             log.warning("%s has the model alone: the state of the optimizer has gone with the end of fit()", filepath)
             super().save_checkpoint(checkpoint, filepath)

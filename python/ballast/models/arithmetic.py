@@ -239,5 +239,6 @@ def _optional(config: Config, key: str, default: int | None) -> int | None:
 
 def _divided(hidden: int, heads: int) -> int:
     if hidden % heads != 0:
-        refuse(f"{heads} attention heads do not divide the hidden size of {hidden}", where="the configuration")
+        what = f"{heads} attention heads do not divide the hidden size of {hidden}"
+        refuse(what, where="the configuration", needed="a multiple of the heads")
     return hidden // heads

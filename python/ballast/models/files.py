@@ -26,7 +26,7 @@ def read_model(location: str) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:
-        refuse(f"{path} is not JSON", where=str(problem))
+        refuse(f"{path} is not JSON", where=str(problem), needed="a config.json of transformers")
     if not isinstance(found, dict):
         refuse(f"{path} has no model: it is no JSON object", needed=FORMS)
     return _named(found, name, path)

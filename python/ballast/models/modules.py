@@ -64,7 +64,7 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
             )
         )
     if not units:
-        refuse("cannot plan for a module without parameters", where=type(module).__name__)
+        refuse("cannot plan for a module without parameters", where=type(module).__name__, needed="at least one parameter")
     experts = experts_of(module.config) if hasattr(module, "config") else None
     active = experts.active if experts else 1.0
     held = [parameter.numel() for name, parameter in module.named_parameters() if holds_experts(name)]

@@ -72,7 +72,10 @@ class DeferredParameters:
     def _live(self) -> TrainingStarter:
         starter = self._starter()
         if starter is None or starter.is_closed:
-            refuse("cannot use a parameter: it has no values yet, and its optimizer is gone or closed")
+            refuse(
+                "cannot use a parameter: it has no values yet, and its optimizer is gone or closed",
+                needed="ballast.wrap() of another optimizer of the model",
+            )
         return starter
 
     @property

@@ -10,6 +10,7 @@ from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.wrapper.collectives import least_and_most
+from ballast.wrapper.hooks import late_hook_of, refuse_late_hook
 from ballast.wrapper.units import Member
 
 LEAST = 1e-290  # The library divides by the factor. Its product with gradients, in fp32, is that with 0.
@@ -48,6 +49,7 @@ class GradientFactors:
         if not all(map(math.isfinite, factors)):
             return math.nan  # the caller may have clipped by the norm of other gradients too, such as another optimizer's
         if len(factors) > 1:
+            self._require_no_late_hook(taken)
             refuse_different(
                 "cannot make a step: gradients were scaled or clipped by different factors",
                 where=self._where_they_differ(mine, taken),
@@ -63,6 +65,12 @@ class GradientFactors:
             return 1.0
         scaling = max(least_and_most(self._group, {self._scaling.get(member, 1.0) for member in taken}), default=1.0)
         return 1.0 if scaling == agreed else scaling / agreed
+
+    def _require_no_late_hook(self, taken: Collection[int]) -> None:
+        for number in sorted(taken):
+            if hook := late_hook_of(self._members[number].parameter):
+                what = f"cannot make a step: the hook {hook} scaled a gradient after it was taken, and not all by one factor"
+                refuse_late_hook(what, self._members[number].name)
 
     def _where_they_differ(self, mine: Collection[float], taken: Collection[int]) -> str:
         if len(mine) < 2:

@@ -19,6 +19,7 @@ from ballast._torch_compat import (
 )
 from ballast.checks import fail, refuse_order
 from ballast.wrapper.casting import refuse_cast
+from ballast.wrapper.hooks import refuse_late_hook
 
 aten = torch.ops.aten
 
@@ -27,6 +28,7 @@ class Taker(Protocol):
     """Has taken gradients, and answers questions about them."""
 
     def name_of(self, member: int) -> str: ...
+    def late_hook_of(self, member: int) -> str: ...
     def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor: ...
     def scale(
         self, member: int, factor: float | torch.Tensor, *, divides: bool = False, unscales: bool = False
@@ -121,11 +123,14 @@ def refuse_graph(gradient: TakenGradient) -> NoReturn:
 
 
 def refuse_use(what: str, gradient: TakenGradient) -> NoReturn:
+    name, hook = gradient.taker.name_of(gradient.member), gradient.taker.late_hook_of(gradient.member)
+    if hook and is_in_backward():
+        refuse_late_hook(f"{what} when the hook {hook} is called", name)
     fail(
         "unsupported",
         _core.Problem(
             what=what,
-            where=f"parameter {gradient.taker.name_of(gradient.member)}",
+            where=f"parameter {name}",
             needed="norms, clipping by norm, or scaling",
             remedy="Look at gradients, and change them, in a hook of the parameter (register_hook()), before they are taken. "
             "If this is DistributedDataParallel: leave it out, or name the model, wrap(optimizer, model).",

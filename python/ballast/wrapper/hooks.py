@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from ballast import _core
 from ballast._torch_compat import compiler_of_calls, gradient_hooks_of
+from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.leaving import begin_exit
 
@@ -52,6 +54,19 @@ def trainer_of(parameter: torch.Tensor) -> Trainer | None:
     """Return the session that trains the parameter, if there is one."""
     hooks = gradient_hooks_of(parameter)
     return next((hook.session() for hook in hooks.values() if isinstance(hook, OnGradient)), None)
+
+
+def late_hook_of(parameter: torch.Tensor) -> str:
+    """Name a hook that is called after the parameter's gradient was taken; empty if there is none."""
+    hooks = [*gradient_hooks_of(parameter).values()]
+    number = next((number for number, hook in enumerate(hooks) if isinstance(hook, OnGradient)), len(hooks))
+    late = hooks[number + 1 :]
+    return getattr(late[0], "__qualname__", type(late[0]).__qualname__) if late else ""
+
+
+def refuse_late_hook(what: str, name: str) -> NoReturn:
+    needed = "a register_hook(), which gets the gradient itself, or the same hook registered before ballast.wrap()"
+    fail("unsupported", _core.Problem(what=what, where=f"parameter {name}", needed=needed))
 
 
 class ModuleHook:

@@ -140,6 +140,7 @@ class WrappedOptimizer(Optimizer):
             refuse(
                 "cannot load a state_dict(): it has state of a parameter that is in none of its groups",
                 where=f'state_dict["state"][{unknown[0]!r}]',
+                needed="state of the parameters in param_groups",
             )
 
     def exchange(self) -> None:

@@ -74,7 +74,7 @@ def group_of(process_group: Any, timeout: float | None) -> Group:
     ranks = distributed.group.WORLD if process_group is None else process_group
     rank, size = distributed.get_rank(ranks), distributed.get_world_size(ranks)
     if rank < 0:
-        refuse("cannot use process_group: this process is not in it")
+        refuse("cannot use process_group: this process is not in it", needed="wrap() on the ranks of the group only")
     if size == 1:
         return connect(rank=0, size=1, timeout=timeout)
     store = default_store()

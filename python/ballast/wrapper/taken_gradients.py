@@ -18,6 +18,7 @@ from ballast.connecting import Group
 from ballast.wrapper.gradient_factors import GradientFactors, refuse_different
 from ballast.wrapper.gradient_norms import FactorReader, NormTensors
 from ballast.wrapper.gradients import TakenGradient, refuse_as_updated, refuse_use
+from ballast.wrapper.hooks import late_hook_of
 from ballast.wrapper.units import Member
 
 Norms = list[list[float]]  # by unit and tensor
@@ -96,11 +97,15 @@ class TakenGradients:
         factor = self._factors.total_of(member)
         if factor != 1.0:
             refuse_order(
-                f"cannot add gradients: those of earlier passes were scaled by {factor}",
+                f"cannot add gradients: those of earlier passes were scaled by {factor}{self._in_hook(member)}",
                 where=f"parameter {self.name_of(member)}",
                 needed="scaling and clipping after the last backward pass of a step",
                 remedy="Call step() or zero_grad() first. To weigh the passes of a step, scale their losses.",
             )
+
+    def _in_hook(self, member: int) -> str:
+        hook = self.late_hook_of(member)
+        return f", perhaps in the hook {hook}, which is registered after ballast.wrap()" if hook else ""
 
     def not_taken(self) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients were assigned, and not computed by backward()."""
@@ -173,6 +178,9 @@ class TakenGradients:
         self._norm_tensors = NormTensors()
 
     # --- What torch asks ---
+
+    def late_hook_of(self, member: int) -> str:
+        return late_hook_of(self._members[member].parameter)
 
     def name_of(self, member: int) -> str:
         return self._members[member].name

@@ -185,10 +185,13 @@ def _is_view(value: Any, used: Sequence[tuple[Any, UsedThroughOwner]]) -> bool:
 def _leaves_as_it_is(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Return whether a function changes nothing of a parameter: a cast to its own format, a move to its own device, or its own
     values in place of its values. `model.to(device)` makes one after the other."""
-    name, parameter = _name_of(func), args[0]
+    name = _name_of(func)
+    if name not in CASTS and name != "__set__":
+        return False  # functions of torch.nn.init are called with keywords only
+    parameter = args[0]
     if name == "__set__":
         return parameter is args[1]
-    if name not in CASTS or not isinstance(parameter, Ungathered) or kind_of(parameter) is not torch.nn.Parameter:
+    if not isinstance(parameter, Ungathered) or kind_of(parameter) is not torch.nn.Parameter:
         return False
     with without_torch_function():
         probe = nothing_like(parameter, parameter.device)

@@ -409,3 +409,22 @@ def test_ranks_agree_on_gradients_by_hand_and_on_norms_after_a_step(stage):
     for norms_seen, values in run_ranks(2, clips_by_hand, stage):
         assert norms_seen == pytest.approx(expected, rel=1e-4)
         torch.testing.assert_close(values, [each.detach() for each in plain.parameters()], rtol=1e-4, atol=1e-5)
+
+
+def scales(parameter):
+    parameter.grad.mul_(2)
+
+
+def clamps(parameter):
+    parameter.grad.clamp_(-1, 1)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("hook", [scales, clamps])
+def test_a_hook_that_is_registered_after_wrap_is_named(hook, stage):
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+    model[0].weight.register_post_accumulate_grad_hook(hook)
+    with pytest.raises(ballast.UsageError, match=f"B1005.*hook {hook.__name__}(.|\n)*0.weight(.|\n)*before ballast.wrap"):
+        mean_square(model, torch.ones(20)).backward()
+        optimizer.step()

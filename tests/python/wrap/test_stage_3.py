@@ -8,7 +8,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
-from python.wrap.support.loops import Loop, Run, Tower, check_close, check_equal
+from python.wrap.support.loops import Loop, Run, Tower, check_close, check_equal, mlp
 from python.wrap.support.ranks import run_ranks
 
 
@@ -251,3 +251,25 @@ def test_memory_is_released_before_python_ends(environment):
     """Parameters are restored before Python ends, as destructors that use torch later can crash."""
     said = subprocess.run([sys.executable, "-c", EXITS], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["Ungathered", "Parameter"]
+
+
+@pytest.mark.parametrize("name", ["uniform_", "normal_", "constant_", "kaiming_uniform_", "xavier_uniform_", "zeros_"])
+def test_a_sharded_parameter_is_initialized_again_inside_of_gather(name):
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    model(torch.ones(20))
+    with ballast.gather(model):
+        values = model[0].weight.detach().clone()
+
+    def initialize(weight):
+        torch.manual_seed(1)
+        getattr(torch.nn.init, name)(weight, *([0.5] if name == "constant_" else []))
+
+    with pytest.raises(ballast.UsageError, match=r"B1007 cannot use a parameter(.|\n)*parameter 0.weight(.|\n)*ballast.gather"):
+        initialize(model[0].weight)
+    with ballast.gather(model):
+        initialize(model[0].weight)
+    initialize(values)
+    with ballast.gather(model):
+        assert torch.equal(model[0].weight, values)
+    optimizer.close()
