@@ -1,5 +1,7 @@
 #include "offload/scratch.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -24,6 +26,11 @@ std::size_t remove_stale_scratch(const std::filesystem::path& directory) {
   std::size_t removed = 0;
   std::error_code failed;
   const std::filesystem::directory_iterator entries(directory, failed);
+  require(failed != std::errc::no_such_file_or_directory, Code::file_call, [&] {
+    return Problem{.what = "cannot keep records on a drive: there is no such directory",
+                   .where = directory.string(),
+                   .needed = "a directory that exists"};
+  });
   if (failed) fail_file("list", directory, 0, failed.value());
   for (const auto& entry : entries) {
     std::error_code gone_already;

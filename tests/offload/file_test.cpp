@@ -201,5 +201,7 @@ TEST_CASE("stale scratch files are removed, and nothing else is") {
   { const File other(directory.path() / "precious", {.create = true}); }
   CHECK(remove_stale_scratch(directory.path()) == 1);
   CHECK(remove_stale_scratch(directory.path()) == 0);
+  CHECK_THROWS_WITH(remove_stale_scratch(directory.path() / "none"),
+                    Contains("B3201") && Contains("there is no such directory") && !Contains("byte"));
   CHECK(std::filesystem::exists(directory.path() / "precious"));
 }
