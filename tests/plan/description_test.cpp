@@ -127,6 +127,12 @@ TEST_CASE("a training has to have the parameters and the rule of a run that it t
   model.units[0].tensors[0].shape = {29, 30};
   CHECK(first_obstacle(*run, model, "AdamW")->other == "parameter weight [29, 30]");
   model = odd_model();
+  model.units[0].tensors[0].name = "another";  // which comes before all others
+  const auto renamed = first_obstacle(*run, model, "AdamW");
+  REQUIRE(renamed.has_value());
+  CHECK(renamed->one == "parameter weight [30, 29]");
+  CHECK(renamed->other == "parameter another [30, 29]");
+  model = odd_model();
   model.units[2].tensors[0].shape = {3, 111};
   CHECK(first_obstacle(*run, model, "AdamW")->other == "frozen parameter frozen.w [3, 111]");
   for (Unit& unit : model.units)
@@ -136,7 +142,7 @@ TEST_CASE("a training has to have the parameters and the rule of a run that it t
   CHECK_FALSE(without_frozen.has_value());
 }
 
-TEST_CASE("the first difference is the first line that differs or that one side lacks") {
+TEST_CASE("the first difference names the first line of each side that the other lacks") {
   using Lines = std::vector<std::string>;
   CHECK_FALSE(first_difference(Lines{"a", "b"}, Lines{"a", "b"}).has_value());
   const auto changed = first_difference(Lines{"a", "b", "c"}, Lines{"a", "x", "y"});

@@ -22,7 +22,7 @@ const std::vector<Other> others{
      }},
     {"another frozen layer with the same tiles", "parameter adapter [256]", "frozen parameter adapter [256]",
      [](KeptRun& run) { std::swap(run.model.units[0].tensors[2].frozen, run.model.units[0].tensors[3].frozen); }},
-    {"one layer more", "parameter second [20, 16]", "parameter more [1]",
+    {"one layer more", "nothing more", "parameter more [1]",
      [](KeptRun& run) {
        run.model.units[0].tensors.push_back({"more", {1}});
      }},

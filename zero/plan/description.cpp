@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "offload/checksum.h"
@@ -260,10 +261,15 @@ std::uint64_t digest_of(std::span<const std::string> lines) {
 }
 
 std::optional<Difference> first_difference(std::span<const std::string> one, std::span<const std::string> other) {
-  const auto [in_one, in_other] = std::ranges::mismatch(one, other);
-  if (in_one == one.end() && in_other == other.end()) return {};
-  const auto line = [](auto found, auto end) { return found == end ? std::string("nothing more") : *found; };
-  return Difference{line(in_one, one.end()), line(in_other, other.end())};
+  const auto own = [](std::span<const std::string> lines, std::span<const std::string> others) {
+    const std::set<std::string_view> known(others.begin(), others.end());
+    const auto found = std::ranges::find_if(lines, [&](const std::string& line) { return !known.contains(line); });
+    return found == lines.end() ? std::nullopt : std::optional(*found);
+  };
+  const auto of_one = own(one, other);
+  const auto of_other = own(other, one);
+  if (!of_one && !of_other) return {};
+  return Difference{of_one.value_or("nothing more"), of_other.value_or("nothing more")};
 }
 
 }  // namespace ballast

@@ -51,7 +51,7 @@ std::optional<Difference> first_obstacle(const Described& run, const Model& mode
 // Returns a digest that is the same in every build and on every machine, because files contain it.
 std::uint64_t digest_of(std::span<const std::string> lines);
 
-// The first line in which two descriptions differ, of each.
+// The first line of each that the other lacks.
 std::optional<Difference> first_difference(std::span<const std::string> one, std::span<const std::string> other);
 
 }  // namespace ballast
