@@ -7,6 +7,7 @@
 #include "zero/plan/compiled_plan.h"
 #include "zero/plan/ledger.h"
 #include "zero/plan/simulate.h"
+#include "zero/runs/records.h"
 
 namespace ballast {
 namespace {
@@ -66,6 +67,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
                    .needed = "a name of the run",
                    .remedy = "Name the run, or leave out mirror."};
   });
+  if (!options.drives.run.empty()) require_run_on_drives(options.drives.run, options.state);
   return {.placement = placement_of(options, position.ranks),
           .rank = position.rank,
           .ranks_per_host = position.ranks_per_host,

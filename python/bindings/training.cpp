@@ -233,6 +233,7 @@ void bind_training(py::module_& module) {
   bind_result(module);
   module.attr("MAX_NOTE_BYTES") = max_note_bytes;
   module.def("require_run_name", &require_run_name, py::arg("run"));
+  module.def("require_run_on_drives", &require_run_on_drives, py::arg("run"), py::kw_only(), py::arg("state"));
   py::native_enum<Moment> moments(module, "Moment", "enum.Enum");
   moments.value("momentum", Moment::momentum).value("variance", Moment::variance);
   for (std::size_t number = 0; number < max_own_values; ++number) {

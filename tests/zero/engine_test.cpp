@@ -77,6 +77,16 @@ TEST_CASE("invalid options and calls are refused before anything changes") {
   CHECK(alone.training.step().norm == Approx(std::sqrt(20.0)));  // as if the refused calls had not been made
 }
 
+TEST_CASE("a run is refused if its state is not all on drives") {
+  const TemporaryDirectory directory;
+  for (const Spread& state : {Spread{}, all_in(Tier::host), Spread{0.0, 0.5, 0.5}}) {
+    const TrainingOptions options{
+        .stage = 3, .state = state, .drives = {.directories = {directory.path()}, .run = "mine"}};
+    CHECK_THROWS_WITH(LoneTraining(options),
+                      Contains("B1001") && Contains("run \"mine\"") && Contains("not all on drives"));
+  }
+}
+
 TEST_CASE("a lease gives tensors by number, and refuses those that it does not have") {
   LoneTraining alone;
   alone.training.initialize(initial_parameters());

@@ -35,7 +35,7 @@ TrainingOptions options_of(const Setup& setup, std::size_t rank, const Stream* s
           .state = placement.state,
           .reduction = placement.reduction,
           .drives = {.directories = {directory_of(setup, rank)},
-                     .run = setup.keeps_run ? "test" : "",
+                     .run = setup.keeps_run && placement.state == all_in(Tier::nvme) ? "test" : "",
                      .mirror = setup.mirrors,
                      .depth = 4},
           .format = setup.format,

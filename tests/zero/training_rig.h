@@ -29,10 +29,10 @@ struct Setup {
   std::size_t poisoned_step = none;                // whose gradients are not finite on rank 0
   std::optional<int> gpu{};                        // the GPU's number
   std::size_t verify = 0;
-  bool offloads = false;              // after each step and some uses that follow it, then reloads
-  int progress = -1;                  // a pipe: rank 0 writes a byte after each step
-  bool keeps_run = false;             // on drives, in `directory`; otherwise records end with the training
-  bool mirrors = false;               // the run, whose ranks then have directories of their own
+  bool offloads = false;   // after each step and some uses that follow it, then reloads
+  int progress = -1;       // a pipe: rank 0 writes a byte after each step
+  bool keeps_run = false;  // if all state is on drives, in `directory`; otherwise records end with the training
+  bool mirrors = false;    // the run, whose ranks then have directories of their own
   std::filesystem::path directory{};  // of a run that is kept; empty: a temporary one
 };
 

@@ -80,6 +80,15 @@ void require_run_name(const std::string& run) {
   });
 }
 
+void require_run_on_drives(const std::string& run, const Spread& state) {
+  require(state.nvme >= 1.0, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot keep run \"{}\": its state is not all on drives", run),
+                   .needed = "all_in(Tier::nvme), in Python offload={\"state\": \"nvme:DIRECTORY\"}",
+                   .available = fmt::format("{:g} of it on drives", state.nvme),
+                   .remedy = "Place all state on drives, or give the training no name of a run."};
+  });
+}
+
 void require_directories(const RecordOptions& options) {
   require(!options.directories.empty(), Code::bad_argument, [] {
     return Problem{.what = "cannot keep state on drives: there are no directories",

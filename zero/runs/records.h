@@ -20,6 +20,9 @@ namespace ballast {
 // Throws B1001 for a name that cannot be part of the name of a directory.
 void require_run_name(const std::string& run);
 
+// Throws B1001 unless all state of the run is on drives: it could not be resumed.
+void require_run_on_drives(const std::string& run, const Spread& state);
+
 // Throws B1001 if there are none.
 void require_directories(const RecordOptions& options);
 

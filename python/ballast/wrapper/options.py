@@ -265,8 +265,8 @@ def _check_offload(options: WrapOptions) -> None:
         require_directory(path, where="offload")
     placement = _core.placement_of_stage(3 if options.stage is None else options.stage, 1)
     set_tiers(placement, options.tiers)
-    if options.run and spread_of(options.tiers.get("state", "device")).nvme < 1.0:
-        refuse(f'cannot keep run "{options.run}": its state is not all on drives', needed='offload={"state": "nvme:DIRECTORY"}')
+    if options.run:
+        _core.require_run_on_drives(options.run, state=spread_of(options.tiers.get("state", "device")))
 
 
 def _check_word(kind: str, word: str, options: WrapOptions) -> None:

@@ -29,7 +29,8 @@ struct LostRun {
 
 struct RecordOptions {
   std::vector<std::filesystem::path> directories{};  // of one or several drives
-  // The name of a run that is kept. Without one, the files are temporary, and hold only what is not in memory.
+  // The name of a run that is kept, which needs all state on drives (B1001). Without one, the files are temporary, and hold only
+  // what is not in memory.
   std::string run{};
   // Each record of the run is written on a drive of a rank of another host too, at every step, so that the run survives the loss
   // of a host with its drives. Hosts mirror each other in pairs, and have as many ranks each. On one host, ranks mirror each
