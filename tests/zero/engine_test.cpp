@@ -87,6 +87,25 @@ TEST_CASE("a run is refused if its state is not all on drives") {
   }
 }
 
+TEST_CASE("a lease that has ended, or whose training has, gives no memory") {
+  std::optional<Lease> outlives;
+  {
+    LoneTraining alone;
+    alone.training.initialize(initial_parameters());
+    Lease ended = alone.training.forward(0);
+    ended.end();
+    CHECK_THROWS_WITH(ended.tensor(0), Contains("B1007") && Contains("the lease has ended"));
+    Lease moved = alone.training.forward(1);
+    outlives.emplace(std::move(moved));
+    CHECK_THROWS_WITH(moved.parameters(), Contains("B1007"));  // NOLINT(bugprone-use-after-move)
+    CHECK(outlives->tensor(0).count() == 10);
+  }
+  CHECK_THROWS_WITH(outlives->tensor(0), Contains("B1007") && Contains("its training has ended"));
+  CHECK_THROWS_WITH(outlives->tied(0), Contains("B1007"));
+  CHECK_THROWS_WITH(outlives->gradients(), Contains("B1007"));
+  CHECK_NOTHROW(outlives->end());
+}
+
 TEST_CASE("a lease gives tensors by number, and refuses those that it does not have") {
   LoneTraining alone;
   alone.training.initialize(initial_parameters());

@@ -119,6 +119,7 @@ Engine::Engine(const EngineParts& parts)
 
 // Lanes end before the objects that they use. Open uses cannot end any more, so operations that wait for them fail.
 Engine::~Engine() {
+  lives_.reset();
   scheduler_.abandon_uses();
   try {
     if (off_plan_.has_gradients()) parts_.mesh.abort("its training was ended in the middle of a step");
@@ -192,7 +193,7 @@ Lease Engine::acquire(std::size_t unit, Phase phase, bool exact) {
   }
   off_plan_.remember(chain);
   const std::size_t end = first + memory.size();
-  return Lease(std::move(memory), [this, first, end] {
+  return Lease(std::move(memory), lives_, [this, first, end] {
     for (std::size_t use = first; use < end; ++use)
       scheduler_.end_use(use);
   });

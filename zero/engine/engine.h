@@ -125,6 +125,7 @@ class Engine {
   void before_write(RunWrite write) const;
   JointRound round_of_change() const;
 
+  std::shared_ptr<const bool> lives_ = std::make_shared<const bool>(true);  // leases see when it expires
   EngineParts parts_;
   RunningProgram running_;
   Slots slots_;

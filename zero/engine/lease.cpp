@@ -21,6 +21,18 @@ const Thing& numbered(const std::vector<Thing>& things, std::size_t number, std:
 
 }  // namespace
 
+const std::vector<Lease::Memory>& Lease::memory() const {
+  require(on_end_ != nullptr, Code::out_of_order, [] {
+    return Problem{.what = "cannot use the memory of a lease: the lease has ended",
+                   .needed = "a lease that has neither ended nor been moved from"};
+  });
+  require(!training_.expired(), Code::out_of_order, [] {
+    return Problem{.what = "cannot use the memory of a lease: its training has ended",
+                   .needed = "a training that outlives its leases"};
+  });
+  return memory_;
+}
+
 ConstView Lease::part(const Memory& memory, std::size_t tensor) {
   const std::size_t count = numbered(memory.unit->tensors, tensor, "tensor", *memory.unit).elements();
   return memory.parameters.part(memory.layout->tensor_begin[tensor], count);
@@ -39,8 +51,9 @@ View Lease::gradient_part(const Memory& memory, std::size_t tensor) {
 
 // Owners come in the order in which the unit's ties first name them.
 const Lease::Memory& Lease::owner(std::size_t tie) const {
-  const std::vector<Tie>& ties = memory_.back().unit->ties;
-  const std::size_t unit = numbered(ties, tie, "tied tensor", *memory_.back().unit).unit;
+  const Unit& leased = *memory().back().unit;
+  const std::vector<Tie>& ties = leased.ties;
+  const std::size_t unit = numbered(ties, tie, "tied tensor", leased).unit;
   std::vector<std::size_t> owners;
   for (const Tie& each : ties) {
     if (std::ranges::find(owners, each.unit) == owners.end()) owners.push_back(each.unit);
