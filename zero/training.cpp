@@ -95,9 +95,28 @@ const std::optional<LostRun>& Training::lost() const {
   static const std::optional<LostRun> nothing;
   return impl_->records ? impl_->records->lost() : nothing;
 }
-void Training::initialize(const ParameterSource& source) { impl_->engine->initialize(source); }
-void Training::resume(const ParameterSource& frozen) { impl_->engine->resume(frozen); }
 void Training::start(const ParameterSource& source) { found() ? resume(source) : initialize(source); }
+
+void Training::initialize(const ParameterSource& source) {
+  require(!found(), Code::out_of_order, [&] {
+    return Problem{
+        .what = "cannot initialize the training: its run has steps, which would be lost",
+        .where = fmt::format("run \"{}\"", impl_->options.drives.run),
+        .needed = "start() or resume(), which continue the run",
+        .remedy = "Begin the run again with RecordOptions::resume_at {0, 0}, or give this one another name."};
+  });
+  impl_->engine->initialize(source);
+}
+
+void Training::resume(const ParameterSource& frozen) {
+  const std::string& run = impl_->options.drives.run;
+  require(found() || run.empty(), Code::out_of_order, [&] {
+    return Problem{.what = "cannot resume the training: its run has no steps",
+                   .where = fmt::format("run \"{}\"", run),
+                   .needed = "start() or initialize(), which begin the run"};
+  });
+  impl_->engine->resume(frozen);
+}
 
 Lease Training::forward(std::size_t unit) { return impl_->engine->forward(unit); }
 Lease Training::exact_parameters(std::size_t unit) { return impl_->engine->exact_parameters(unit); }

@@ -38,7 +38,7 @@ int main() {
   const auto world = single_rank();
   Training training(model(), *world, {optim::AdamW{.lr = 0.02, .weight_decay = 0.0}},
                     {.stage = 0, .state = all_in(Tier::host)});
-  training.initialize(begin_at_zero);
+  training.start(begin_at_zero);
 
   const double first_loss = loss(training.forward(0));
   for (int step = 0; step < steps; ++step) {

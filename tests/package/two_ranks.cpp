@@ -57,7 +57,7 @@ bool train(Communicator& world) {
   const std::vector<optim::Rule> groups{optim::AdamW{}};
   const Plan plan(model(), {world.rank(), world.size()}, groups, options);
   Training training(model(), world, groups, options);
-  training.initialize(begin_at_zero);
+  training.start(begin_at_zero);
   training.forward(0);
   training.forward(1);
   set_to_one(training.backward(1).gradient(0));

@@ -63,7 +63,8 @@ TEST_CASE("invalid options and calls are refused before anything changes") {
   LoneTraining alone;
   alone.training.initialize(initial_parameters());
   CHECK_THROWS_WITH(alone.training.forward(2), Contains("B1001") && Contains("unit") && Contains("below 2"));
-  CHECK_THROWS_WITH(alone.training.resume(initial_parameters()), Contains("B1005") && Contains("not on a drive"));
+  CHECK_THROWS_WITH(LoneTraining().training.resume(initial_parameters()),
+                    Contains("B1005") && Contains("not on a drive"));
   const TemporaryDirectory directory;
   LoneTraining nameless({.stage = 3, .state = all_in(Tier::nvme), .drives = {.directories = {directory.path()}}});
   CHECK_THROWS_WITH(nameless.training.resume(initial_parameters()), Contains("B1005") && Contains("not on a drive"));
@@ -104,6 +105,32 @@ TEST_CASE("a lease that has ended, or whose training has, gives no memory") {
   CHECK_THROWS_WITH(outlives->tied(0), Contains("B1007"));
   CHECK_THROWS_WITH(outlives->gradients(), Contains("B1007"));
   CHECK_NOTHROW(outlives->end());
+}
+
+TEST_CASE("a run that has steps begins again only on purpose") {
+  const TemporaryDirectory directory;
+  TrainingOptions options{
+      .stage = 3, .state = all_in(Tier::nvme), .drives = {.directories = {directory.path()}, .run = "mine"}};
+  {
+    LoneTraining first(options);
+    CHECK_THROWS_WITH(first.training.resume(initial_parameters()), Contains("B1007") && Contains("no steps"));
+    first.training.initialize(initial_parameters());
+    CHECK_THROWS_WITH(first.training.initialize(initial_parameters()), Contains("B1007") && Contains("it has begun"));
+    first.use_all(1.0f);
+    first.training.step();
+    first.training.finish();
+  }
+  {
+    LoneTraining again(options);
+    CHECK_THROWS_WITH(again.training.initialize(initial_parameters()),
+                      Contains("B1007") && Contains("run \"mine\"") && Contains("resume_at {0, 0}"));
+    again.training.start(initial_parameters());
+    CHECK(again.training.steps() == 1);
+  }
+  options.drives.resume_at = RunPoint{};
+  LoneTraining anew(options);
+  anew.training.initialize(initial_parameters());
+  CHECK(anew.training.steps() == 0);
 }
 
 TEST_CASE("a lease gives tensors by number, and refuses those that it does not have") {

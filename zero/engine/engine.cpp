@@ -139,19 +139,28 @@ void Engine::require_usable() const {
   failure_.check();
   require(has_begun_, Code::out_of_order, [] {
     return Problem{.what = "cannot use the training: it has no parameters yet",
-                   .needed = "initialize() or resume() first"};
+                   .needed = "start(), initialize() or resume() first"};
   });
   require(!offload_.is_offloaded(), Code::out_of_order, [] {
     return Problem{.what = "cannot use the training: it is offloaded from its device", .needed = "reload() first"};
   });
 }
 
+void Engine::require_not_begun() const {
+  require(!has_begun_, Code::out_of_order, [] {
+    return Problem{.what = "cannot begin the training: it has begun",
+                   .needed = "start(), initialize() or resume() once, and change_state() after that"};
+  });
+}
+
 void Engine::initialize(const ParameterSource& source) {
+  require_not_begun();
   startup_.initialize(source);
   begin();
 }
 
 void Engine::resume(const ParameterSource& frozen) {
+  require_not_begun();
   agreement_.set_steps(startup_.resume(frozen));
   if (records_) note_.assign(records_->note().begin(), records_->note().end());
   begin();

@@ -51,7 +51,7 @@ class Engine {
   Engine(Engine&&) = delete;
   ~Engine();  // waits for what is under way, ignores failures; in the middle of a step it aborts the other ranks
 
-  // Call one of the two first. Optimizer state begins at zero, or comes from records.
+  // Call one of the two first, and once. Optimizer state begins at zero, or comes from records.
   void initialize(const ParameterSource& source);
   void resume(const ParameterSource& frozen);  // all trained tiles are in records; takes the newest committed step
 
@@ -119,6 +119,7 @@ class Engine {
   Lease::Memory memory_of(const Op& use) const;
   void reach_agreement();
   void complete_gradients();  // no more can be added until step()
+  void require_not_begun() const;
   void begin();
   void number_step() { scheduler_.run().step = steps() + 1; }
   void require_usable() const;

@@ -44,7 +44,7 @@ struct RecordOptions {
   // same on all ranks. Without it, rank r gets the note of the earlier rank r, in turns.
   std::function<std::vector<std::byte>(const EarlierNotes& notes)> join_notes{};
   // With other runs: the commit from which this one is resumed, which newest_joint_points() has chosen; {0, 0}: it begins again.
-  // Newer ones do not count. Without it, a run that is resumed together with others is refused.
+  // Newer ones do not count. Without it, a run that is resumed together with others is refused. {0, 0} begins any run again.
   std::optional<RunPoint> resume_at{};
   // Called by the trainer's thread before records are written, on all ranks. It may wait, or throw the same on all ranks.
   std::function<void(RunWrite)> before_write{};

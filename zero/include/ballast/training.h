@@ -2,7 +2,7 @@
 //
 //   const auto world = ballast::connect();
 //   ballast::Training training(model, *world, {ballast::optim::AdamW{}}, {.stage = 3, .state = all_in(Tier::host)});
-//   training.initialize(source);
+//   training.start(source);  // resumes a run that is on drives
 //   for (...) {
 //     for (each unit) { const auto lease = training.forward(unit); ... lease.tensor(0) ... }
 //     for (each unit, backwards) { const auto lease = training.backward(unit); ... lease.gradient(0) ... }
@@ -49,12 +49,13 @@ class Training {
   Training(Training&&) = delete;
   ~Training();  // waits for operations in flight, ignores failures; in the middle of a step it aborts the other ranks
 
-  // --- Begin: one of the three comes first. Optimizer state begins at zero, or comes from the records of a run.
+  // --- Begin: one of the three comes first, once. Optimizer state begins at zero, or comes from the records of a run.
   bool found() const;                          // whether the drives hold a step of this run to resume from
   const std::optional<LostRun>& lost() const;  // with RecordOptions::begins_again, if the run has lost its steps
+  void start(const ParameterSource& source);   // resume() if found(), else initialize()
+  // Refused (B1007) if found(). RecordOptions::resume_at {0, 0} begins a run again.
   void initialize(const ParameterSource& source);
   void resume(const ParameterSource& frozen);
-  void start(const ParameterSource& source);  // resume() if found(), else initialize()
 
   // --- A step: leases of units, forward and backward, and then the step.
   Lease forward(std::size_t unit);
