@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "zero/plan/compiled_plan.h"
+#include "zero/plan/description.h"
 #include "zero/plan/ledger.h"
 #include "zero/plan/simulate.h"
 #include "zero/runs/records.h"
@@ -46,12 +47,6 @@ optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
   return names;
 }
 
-// For the description of a run.
-std::string described(const optim::Rule& rule) {
-  const std::size_t own = optim::state_names(rule).own_values;
-  return fmt::format("{}{}", optim::name(rule), own == 0 ? "" : fmt::format(" with {} values of each element", own));
-}
-
 // The most of all groups: what it costs is planned for.
 std::optional<std::size_t> orthogonalization_steps(const std::vector<optim::Rule>& groups) {
   std::optional<std::size_t> steps;
@@ -76,7 +71,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
           .format = options.format,
           .gradient_format = options.gradient_format,
           .names = names_of(groups),
-          .rule = described(groups[0]),
+          .rule = describe(groups[0]),
           .orthogonalization_steps = orthogonalization_steps(groups),
           .trace = options.trace,
           .schedule = options.schedule,
@@ -86,10 +81,18 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
           .host_is_device = !options.gpu};
 }
 
+std::unique_ptr<const CompiledPlan> compiled_plan(Model model, const RankOf& position,
+                                                  const std::vector<optim::Rule>& groups,
+                                                  const TrainingOptions& options) {
+  const PlanOptions all = plan_options(options, position, groups);
+  require_groups(model, groups.size());
+  return std::make_unique<const CompiledPlan>(std::move(model), all);
+}
+
 }  // namespace
 
 Plan::Plan(Model model, const RankOf& position, const std::vector<optim::Rule>& groups, const TrainingOptions& options)
-    : compiled_(std::make_unique<CompiledPlan>(std::move(model), plan_options(options, position, groups))) {}
+    : compiled_(compiled_plan(std::move(model), position, groups, options)) {}
 Plan::Plan(Plan&&) noexcept = default;
 Plan::~Plan() = default;
 

@@ -30,10 +30,15 @@ std::shared_ptr<ExchangeOrder> make_exchange_order() { return std::make_shared<E
 struct Training::Impl {
   Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked);
 
-  StepOptions step_options(double loss_scale) const { return {groups, options.max_norm, loss_scale}; }
+  // The training's own where the options leave something out.
+  StepOptions completed(StepOptions of_step) const {
+    if (of_step.groups.empty()) of_step.groups = groups;
+    if (!of_step.max_norm) of_step.max_norm = options.max_norm;
+    return of_step;
+  }
   // Where updates are made in the backward pass, it begins with their options.
   void prepare_backward() {
-    if (options.schedule.update_in_backward && !engine->prepared()) engine->prepare(step_options(1.0));
+    if (options.schedule.update_in_backward && !engine->prepared()) engine->prepare(completed({}));
   }
 
   const Timeline& kept_timeline() const {
@@ -82,6 +87,7 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
                              .allocator = asked.allocator,
                              .threads = asked.threads,
                              .before_write = asked.drives.before_write,
+                             .sums_micro_steps = asked.sums_micro_steps,
                              .verify = asked.verify,
                              .exchanges = asked.exchanges});
 }
@@ -126,13 +132,15 @@ Lease Training::backward(std::size_t unit) {
   return impl_->engine->backward(unit);
 }
 
-double Training::gradient_norm(double loss_scale) { return impl_->engine->gradient_norm(loss_scale); }
-std::vector<std::vector<double>> Training::tensor_norms(double loss_scale) {
-  return impl_->engine->tensor_norms(loss_scale);
+double Training::gradient_norm(double loss_scale, std::optional<std::size_t> micro_steps) {
+  return impl_->engine->gradient_norm(loss_scale, micro_steps);
+}
+std::vector<std::vector<double>> Training::tensor_norms(double loss_scale, std::optional<std::size_t> micro_steps) {
+  return impl_->engine->tensor_norms(loss_scale, micro_steps);
 }
 
 StepResult Training::step(double loss_scale) {
-  if (!impl_->options.schedule.update_in_backward) return step(impl_->step_options(loss_scale));
+  if (!impl_->options.schedule.update_in_backward) return step({.loss_scale = loss_scale});
   require(loss_scale == 1.0, Code::out_of_order, [&] {
     return Problem{.what = fmt::format("cannot step with a loss scale of {}: the updates are made already", loss_scale),
                    .needed = "a loss that is not scaled, or prepare(options) before backward"};
@@ -141,8 +149,8 @@ StepResult Training::step(double loss_scale) {
   return step_prepared();
 }
 
-StepResult Training::step(const StepOptions& options) { return impl_->engine->step(options); }
-void Training::prepare(const StepOptions& options) { impl_->engine->prepare(options); }
+StepResult Training::step(const StepOptions& options) { return impl_->engine->step(impl_->completed(options)); }
+void Training::prepare(const StepOptions& options) { impl_->engine->prepare(impl_->completed(options)); }
 StepResult Training::step_prepared() { return impl_->engine->step(); }
 void Training::wait_for_parameters(std::size_t unit) { impl_->engine->wait_for_parameters(unit); }
 void Training::wait_for_commit() { impl_->engine->wait_for_commit(); }

@@ -19,7 +19,7 @@ inline CompiledPlan plan_of(const Shape& shape, std::size_t elements) {
   for (std::size_t unit = 0; unit < shape.units; ++unit) {
     model.units.push_back({.name = "h." + std::to_string(unit), .tensors = {{"weight", {elements / shape.units}}}});
   }
-  return CompiledPlan(std::move(model), {.format = shape.format, .names = optim::AdamW::state});
+  return CompiledPlan(std::move(model), {.format = shape.format, .names = optim::AdamW::state, .rule = "AdamW"});
 }
 
 }  // namespace ballast::benchmarks

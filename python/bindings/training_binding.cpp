@@ -24,6 +24,7 @@ TrainingOptions training_options(const BindingOptions& request) {
                                      .before_write = request.before_write},
                           .format = request.format,
                           .gradient_format = request.gradient_format,
+                          .sums_micro_steps = true,
                           .schedule = schedule,
                           .wire = request.wire,
                           .keeps_timeline = request.keeps_timeline,

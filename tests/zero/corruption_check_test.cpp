@@ -117,8 +117,9 @@ TEST_CASE("a change of state by its owner between two updates is not a fault") {
 TEST_CASE("a wrong update is found when its tile is verified") {
   const auto right = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*right);
-  const CompiledPlan plan(odd_model(),
-                          {.placement = placement_of_stage(0, 1), .tile_elements = 256, .names = optim::AdamW::state});
+  const CompiledPlan plan(
+      odd_model(),
+      {.placement = placement_of_stage(0, 1), .tile_elements = 256, .names = optim::AdamW::state, .rule = "AdamW"});
   Mesh mesh = make_mesh(*world, plan.placement());
   FaultyBackend backend;
   MemoryAccounts accounts;

@@ -85,7 +85,8 @@ TEST_CASE("custom updates give the bits of the rule that they repeat, in every t
   const TemporaryDirectory directory;
   for (const Placement& placement : placements_of_own_rule(2)) {
     INFO(text(placement));
-    const TrainingOptions options = options_of_own_rule(placement, directory.path());
+    TrainingOptions options = options_of_own_rule(placement, directory.path());
+    options.sums_micro_steps = true;
     const auto failures = failures_of_ranks(2, [&](Communicator& world) {
       Trainee rule(world, options, {optim::Sgd{.lr = rate}, optim::Sgd{.lr = rate}});
       Trainee own(world, options, external);

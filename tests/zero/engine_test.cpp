@@ -78,35 +78,6 @@ TEST_CASE("invalid options and calls are refused before anything changes") {
   CHECK(alone.training.step().norm == Approx(std::sqrt(20.0)));  // as if the refused calls had not been made
 }
 
-TEST_CASE("a run is refused if its state is not all on drives") {
-  const TemporaryDirectory directory;
-  for (const Spread& state : {Spread{}, all_in(Tier::host), Spread{0.0, 0.5, 0.5}}) {
-    const TrainingOptions options{
-        .stage = 3, .state = state, .drives = {.directories = {directory.path()}, .run = "mine"}};
-    CHECK_THROWS_WITH(LoneTraining(options),
-                      Contains("B1001") && Contains("run \"mine\"") && Contains("not all on drives"));
-  }
-}
-
-TEST_CASE("a lease that has ended, or whose training has, gives no memory") {
-  std::optional<Lease> outlives;
-  {
-    LoneTraining alone;
-    alone.training.initialize(initial_parameters());
-    Lease ended = alone.training.forward(0);
-    ended.end();
-    CHECK_THROWS_WITH(ended.tensor(0), Contains("B1007") && Contains("the lease has ended"));
-    Lease moved = alone.training.forward(1);
-    outlives.emplace(std::move(moved));
-    CHECK_THROWS_WITH(moved.parameters(), Contains("B1007"));  // NOLINT(bugprone-use-after-move)
-    CHECK(outlives->tensor(0).count() == 10);
-  }
-  CHECK_THROWS_WITH(outlives->tensor(0), Contains("B1007") && Contains("its training has ended"));
-  CHECK_THROWS_WITH(outlives->tied(0), Contains("B1007"));
-  CHECK_THROWS_WITH(outlives->gradients(), Contains("B1007"));
-  CHECK_NOTHROW(outlives->end());
-}
-
 TEST_CASE("a run that has steps begins again only on purpose") {
   const TemporaryDirectory directory;
   TrainingOptions options{
@@ -131,6 +102,119 @@ TEST_CASE("a run that has steps begins again only on purpose") {
   LoneTraining anew(options);
   anew.training.initialize(initial_parameters());
   CHECK(anew.training.steps() == 0);
+}
+
+TEST_CASE("a run is refused if its state is not all on drives") {
+  const TemporaryDirectory directory;
+  for (const Spread& state : {Spread{}, all_in(Tier::host), Spread{0.0, 0.5, 0.5}}) {
+    const TrainingOptions options{
+        .stage = 3, .state = state, .drives = {.directories = {directory.path()}, .run = "mine"}};
+    CHECK_THROWS_WITH(LoneTraining(options),
+                      Contains("B1001") && Contains("run \"mine\"") && Contains("not all on drives"));
+  }
+}
+
+TEST_CASE("groups that tensors name and that are missing are refused before anything is reserved") {
+  const Model model{{{.name = "first", .tensors = {{"w", {10}}, {"b", {10}, 1}}}}};
+  CHECK_THROWS_WITH(Plan(model, {}, {optim::AdamW{}}), Contains("B1001") && Contains("unit first, tensor b"));
+}
+
+TEST_CASE("a rule of another kind is refused, with its group and both names") {
+  LoneTraining alone({.stage = 0}, {optim::AdamW{}, optim::AdamW{}});
+  alone.training.initialize(initial_parameters());
+  alone.use_all(1.0f);
+  alone.training.groups()[1] = optim::Lion{};
+  CHECK_THROWS_WITH(alone.training.step(), Contains("B1001") && Contains("group 1") && Contains("needed:    AdamW") &&
+                                               Contains("available: Lion"));
+  alone.training.groups()[1] = optim::AdamW{.lr = 0.5};
+  CHECK(alone.training.step().step == 1);
+}
+
+TEST_CASE("what the options of a step leave out is that of the training") {
+  const std::vector<optim::Rule> rules{optim::Sgd{.lr = 1.0}};
+  const auto parameters_after = [&](const auto& step) {
+    LoneTraining alone({.stage = 0, .max_norm = 0.5}, rules);
+    alone.training.initialize(initial_parameters());
+    alone.use_all(1.0f);
+    step(alone.training);
+    std::vector<std::byte> bytes;
+    for (std::size_t unit = 0; unit < 2; ++unit)
+      add_bytes(alone.training.model().units[unit], alone.training.forward(unit), nullptr, bytes);
+    return bytes;
+  };
+  const auto clipped = parameters_after([](Training& training) { training.step(); });
+  CHECK((clipped == parameters_after([](Training& training) { training.step(StepOptions{}); })));
+  CHECK((clipped == parameters_after([&](Training& training) { training.step({.groups = rules}); })));
+  CHECK((clipped != parameters_after([](Training& training) { training.step({.max_norm = optim::no_clipping}); })));
+}
+
+TEST_CASE("a step averages over the micro-steps that were made, and refuses another number") {
+  const double norm = std::sqrt(20.0);
+  for (const std::size_t declared : {1u, 2u, 3u}) {
+    for (const std::size_t made : {1u, 2u, 3u, 4u}) {
+      CAPTURE(declared, made);
+      LoneTraining alone({.stage = 0, .micro_steps = declared});
+      alone.training.initialize(initial_parameters());
+      CHECK(alone.training.step().norm == 0.0);  // nothing was accumulated
+      for (std::size_t i = 0; i < made; ++i)
+        alone.use_all(1.0f);
+      if (made != declared) {
+        const auto refusal = Contains("where:     unit first, and all other units with gradients");
+        CHECK_THROWS_WITH(alone.training.gradient_norm(), refusal);
+        CHECK_THROWS_WITH(alone.training.step(), refusal);
+        CHECK_THROWS_WITH(alone.training.step({.micro_steps = declared}), refusal);
+      }
+      CHECK_THROWS_WITH(alone.training.step({.micro_steps = 0}), Contains("B1007"));
+      CHECK(alone.training.gradient_norm(1.0, made) == Approx(norm));
+      CHECK(alone.training.step({.micro_steps = made}).norm == Approx(norm));
+      alone.use_all(1.0f);
+      CHECK(alone.training.step({.micro_steps = made + 1, .discard = true}).skipped);
+    }
+  }
+}
+
+TEST_CASE("a step that sums micro-steps takes any number, and does not average") {
+  LoneTraining alone({.stage = 0, .micro_steps = 2, .sums_micro_steps = true});
+  alone.training.initialize(initial_parameters());
+  for (const std::size_t made : {1u, 2u, 3u}) {
+    for (std::size_t i = 0; i < made; ++i)
+      alone.use_all(1.0f);
+    CHECK_THROWS_WITH(alone.training.step({.micro_steps = made + 1}), Contains("B1007"));
+    CHECK(alone.training.step().norm == Approx(static_cast<double>(made) * std::sqrt(20.0)));
+  }
+}
+
+TEST_CASE("a trace tells how often a micro-step uses units") {
+  const Trace twice{{0, Phase::forward},  {1, Phase::forward},  {0, Phase::forward},  {1, Phase::forward},
+                    {1, Phase::backward}, {0, Phase::backward}, {1, Phase::backward}, {0, Phase::backward}};
+  LoneTraining traced({.stage = 0, .trace = twice});
+  LoneTraining declared;
+  for (LoneTraining* each : {&traced, &declared}) {
+    each->training.initialize(initial_parameters());
+    for (const auto& [unit, phase, held, exact] : twice)
+      phase == Phase::forward ? each->training.forward(unit) : each->training.backward(unit);
+  }
+  CHECK_NOTHROW(traced.training.step());
+  CHECK_THROWS_WITH(declared.training.step(), Contains("B1007") && Contains("TrainingOptions::trace"));
+}
+
+TEST_CASE("a lease that has ended, or whose training has, gives no memory") {
+  std::optional<Lease> outlives;
+  {
+    LoneTraining alone;
+    alone.training.initialize(initial_parameters());
+    Lease ended = alone.training.forward(0);
+    ended.end();
+    CHECK_THROWS_WITH(ended.tensor(0), Contains("B1007") && Contains("the lease has ended"));
+    Lease moved = alone.training.forward(1);
+    outlives.emplace(std::move(moved));
+    CHECK_THROWS_WITH(moved.parameters(), Contains("B1007"));  // NOLINT(bugprone-use-after-move)
+    CHECK(outlives->tensor(0).count() == 10);
+  }
+  CHECK_THROWS_WITH(outlives->tensor(0), Contains("B1007") && Contains("its training has ended"));
+  CHECK_THROWS_WITH(outlives->tied(0), Contains("B1007"));
+  CHECK_THROWS_WITH(outlives->gradients(), Contains("B1007"));
+  CHECK_NOTHROW(outlives->end());
 }
 
 TEST_CASE("a lease gives tensors by number, and refuses those that it does not have") {

@@ -59,7 +59,7 @@ Setup planned_for(const std::vector<Trace>& uses_of_step, const Setup& off_plan)
   setup.placement.reduction = off_plan.placement.reduction;
   setup.schedule = {};
   setup.trace = trace_of_step(uses_of_step);
-  setup.loss_scale = static_cast<double>(off_plan.micro_steps);
+  setup.loss_scale = static_cast<double>(uses_of_step.size());
   setup.micro_steps = 1;
   return setup;
 }
@@ -219,7 +219,8 @@ struct LoneTrainer {
 
 TEST_CASE("memory for a second sum of gradients is reserved when it is first needed", "[off-plan]") {
   for (const Tier gradients : {Tier::device, Tier::host}) {
-    LoneTrainer alone({.stage = 3, .gradients = all_in(gradients), .state = all_in(Tier::host)});
+    LoneTrainer alone(
+        {.stage = 3, .gradients = all_in(gradients), .state = all_in(Tier::host), .sums_micro_steps = true});
     const std::size_t planned = bytes_in(alone.training.ledger(), Tier::device);
     for (int step = 0; step < 4; ++step) {
       alone.backward(1, 3.0f);

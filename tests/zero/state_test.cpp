@@ -143,7 +143,9 @@ TEST_CASE("gradient_norm() returns the step's norm, also in off-plan steps") {
       INFO(text(placement) << ", " << micro_steps << " micro-steps");
       const TemporaryDirectory directory;
       const auto failures = failures_of_ranks(2, [&](Communicator& world) {
-        Trainee trainee(world, options_of(placement, directory.path()));
+        TrainingOptions options = options_of(placement, directory.path());
+        options.sums_micro_steps = true;
+        Trainee trainee(world, options);
         for (std::size_t step = 0; step < 4; ++step) {
           for (std::size_t micro = 0; micro < micro_steps; ++micro)
             trainee.trainer.run(trainee.training, step * micro_steps + micro);

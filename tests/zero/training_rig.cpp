@@ -118,7 +118,11 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
     for (std::size_t micro = 0; micro < uses.size(); ++micro) {
       outcome.seen.push_back(trainer.run(training, uses[micro], step * uses.size() + micro));
     }
-    const StepResult result = training.step(setup.loss_scale);
+    // A program for a trace may have all uses of a step as those of one micro-step.
+    const std::size_t micro_steps = setup.trace.empty() ? uses.size() : setup.micro_steps;
+    const StepResult result = setup.schedule.update_in_backward
+                                  ? training.step(setup.loss_scale)
+                                  : training.step({.loss_scale = setup.loss_scale, .micro_steps = micro_steps});
     if (world.rank() == 0 && setup.progress >= 0 && ::write(setup.progress, "s", 1) != 1) return outcome;
     if (setup.offloads) offload_and_reload(training, stream);
     outcome.norms.push_back(result.norm);

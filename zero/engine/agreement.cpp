@@ -12,23 +12,25 @@
 #include "zero/comm/purpose.h"
 #include "zero/engine/lasting_norms.h"
 #include "zero/engine/straggler.h"
+#include "zero/plan/description.h"
 
 namespace ballast {
 namespace {
 
-void require_rules(const Model& model, const StepOptions& options) {
-  for (const Unit& unit : model.units) {
-    for (const Tensor& tensor : unit.tensors) {
-      require(tensor.frozen || tensor.group < options.groups.size(), Code::bad_argument, [&] {
-        return Problem{
-            .what = fmt::format("cannot prepare a step: {} parameter groups are too few", options.groups.size()),
-            .where = fmt::format("unit {}, tensor {}", unit.name, tensor.name),
-            .needed = fmt::format("group {}", tensor.group)};
-      });
-    }
-  }
-  for (const optim::Rule& rule : options.groups) {
+void require_rules(const CompiledPlan& plan, const StepOptions& options) {
+  require_groups(plan.model(), options.groups.size());
+  for (std::size_t group = 0; group < options.groups.size(); ++group) {
+    const optim::Rule& rule = options.groups[group];
     optim::check(rule);
+    const std::string found = describe(rule);
+    require(found == plan.rule(), Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("cannot prepare a step: its rule is not the one that the training was planned "
+                                         "with, whose state it keeps"),
+                     .where = fmt::format("parameter group {}", group),
+                     .needed = plan.rule(),
+                     .available = found,
+                     .remedy = "Change options of the rule only; train with another rule in another training."};
+    });
     require(std::holds_alternative<optim::External>(rule) == static_cast<bool>(options.update), Code::bad_argument, [] {
       return Problem{.what = "cannot prepare a step: its rule and its custom update do not go together",
                      .needed = "StepOptions::update for External, and for no other rule"};
@@ -36,28 +38,81 @@ void require_rules(const Model& model, const StepOptions& options) {
   }
 }
 
+// By unit.
+std::vector<std::size_t> uses_in_backward(const Model& model, const Trace& trace) {
+  std::vector<std::size_t> uses(model.units.size());
+  for (const Visit& visit : trace)
+    uses[visit.unit] += visit.phase == Phase::backward ? 1 : 0;
+  return uses;
+}
+
+std::string counted(std::size_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 }  // namespace
 
+Agreement::Agreement(const CompiledPlan& plan, Mesh& mesh, const LaneArithmetic& arithmetic, TensorSums& tensor_sums,
+                     bool sums_micro_steps)
+    : plan_(plan),
+      mesh_(mesh),
+      arithmetic_(arithmetic),
+      tensor_sums_(tensor_sums),
+      sums_micro_steps_(sums_micro_steps),
+      uses_of_micro_step_(uses_in_backward(plan.model(), trace_of(plan.input()))) {}
+
 void Agreement::check(const StepOptions& options) const {
-  require_rules(plan_.model(), options);
-  const bool needs_matrices = plan_.input().needs_matrices();
-  require(std::ranges::all_of(
-              options.groups,
-              [&](const optim::Rule& rule) { return std::holds_alternative<optim::Muon>(rule) == needs_matrices; }),
-          Code::bad_argument, [&] {
-            return Problem{.what = "cannot prepare a step: its rule is not the one that it was planned with",
-                           .needed = needs_matrices ? "Muon" : "a rule of elements"};
-          });
-  require(!plan_.input().schedule.update_in_backward || options.max_norm == optim::no_clipping, Code::bad_argument, [] {
+  require_rules(plan_, options);
+  const bool in_backward = plan_.input().schedule.update_in_backward;
+  require(!in_backward || options.max_norm.value_or(optim::no_clipping) == optim::no_clipping, Code::bad_argument, [] {
     return Problem{.what = "cannot clip gradients: parameters are updated before the norm is known",
                    .needed = "no max_norm, or updates after the backward pass"};
+  });
+  require(!in_backward || options.micro_steps.value_or(1) == 1, Code::bad_argument, [] {
+    return Problem{.what = "cannot accumulate micro-steps: parameters are updated in the backward pass",
+                   .needed = "one micro-step, or updates after the backward pass"};
+  });
+}
+
+void Agreement::check_accumulated(const Trace& visited) const {
+  if (options_.discard || plan_.input().schedule.update_in_backward) return;
+  check_accumulated(visited, options_.micro_steps);
+}
+
+// Trainers may use units in any order, and leave some of them out, so that most counts are possible for a unit. A wrong
+// number of micro-steps is the wrong one for all units.
+void Agreement::check_accumulated(const Trace& visited, std::optional<std::size_t> micro_steps) const {
+  if (sums_micro_steps_ && !micro_steps) return;
+  const std::size_t number = micro_steps.value_or(plan_.input().micro_steps);
+  const std::vector<Unit>& units = plan_.model().units;
+  const std::vector<std::size_t> uses = uses_in_backward(plan_.model(), visited);
+  std::size_t other = none;  // the first unit with uses that are not as many
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    if (uses[unit] == 0) continue;
+    if (uses[unit] == number * std::max<std::size_t>(uses_of_micro_step_[unit], 1)) return;
+    other = std::min(other, unit);
+  }
+  require(number > 0 && other == none, Code::out_of_order, [&] {
+    if (other == none) return Problem{.what = "cannot step with 0 micro-steps", .needed = "at least 1"};
+    const std::size_t planned = std::max<std::size_t>(uses_of_micro_step_[other], 1);
+    return Problem{
+        .what = fmt::format("cannot step with {}: another number was accumulated", counted(number, "micro-step")),
+        .where = fmt::format("unit {}, and all other units with gradients", units[other].name),
+        .needed = counted(number * planned, "use") + " in backward",
+        .available = counted(uses[other], "use"),
+        .remedy =
+            "Name the micro-steps that were made in StepOptions::micro_steps. Where a micro-step uses units "
+            "several times, give TrainingOptions::trace; where gradients are added and not averaged, set "
+            "TrainingOptions::sums_micro_steps."};
   });
 }
 
 void Agreement::prepare(const StepOptions& options) {
   rules_.assign(options.groups.begin(), options.groups.end());
   begun_at_.assign(options.begun_at.begin(), options.begun_at.end());
-  options_ = {rules_, options.max_norm, options.loss_scale, options.discard, begun_at_, options.update};
+  options_ = options;
+  options_.groups = rules_;
+  options_.begun_at = begun_at_;
   is_prepared_ = true;
 }
 
@@ -70,11 +125,11 @@ void Agreement::end_step(std::uint64_t steps) {
 
 optim::Decision Agreement::decide(const kernels::ExactSum& squares) const {
   const Placement& placement = plan_.placement();
-  const std::size_t sums = placement.ranks() * plan_.input().micro_steps;
+  const std::size_t micro_steps = sums_micro_steps_ ? 1 : options_.micro_steps.value_or(plan_.input().micro_steps);
   return optim::decide({.sum_of_squares = kernels::value(squares),
                         .loss_scale = options_.loss_scale,
-                        .averaged_over = static_cast<double>(sums)},
-                       options_.max_norm);
+                        .averaged_over = static_cast<double>(placement.ranks() * micro_steps)},
+                       options_.max_norm.value_or(optim::no_clipping));
 }
 
 StepNumbers Agreement::numbers_of(const optim::Decision& decision) const {
@@ -120,16 +175,19 @@ kernels::ExactSum Agreement::sum_over_model(const kernels::ExactSum& squares) co
   return sum;
 }
 
-double Agreement::norm(const Op& agree, double loss_scale) {
+double Agreement::norm(const Op& agree, double loss_scale, std::optional<std::size_t> micro_steps) {
   kernels::ExactSum squares;
   if (agree.to.exists()) kernels::merge(squares, arithmetic_.of(agree.lane).read_sum(agree.to));
   if (agree.state.exists()) kernels::merge(squares, arithmetic_.of(Lane::host).read_sum(agree.state));
   options_.loss_scale = loss_scale;
+  options_.micro_steps = micro_steps;
   return decide(sum_over_model(squares)).norm;
 }
 
-std::vector<std::vector<double>> Agreement::tensor_norms(const std::vector<Op>& list, double loss_scale) {
+std::vector<std::vector<double>> Agreement::tensor_norms(const std::vector<Op>& list, double loss_scale,
+                                                         std::optional<std::size_t> micro_steps) {
   options_.loss_scale = loss_scale;
+  options_.micro_steps = micro_steps;
   std::vector<kernels::ExactSum> squares = tensor_sums_.of(list);
   sum_over_shards(squares);
   std::vector<std::vector<double>> norms;

@@ -13,13 +13,16 @@ namespace ballast {
 // `agree`, which was issued after prepare() and is done before the next step begins.
 class Agreement {
  public:
-  Agreement(const CompiledPlan& plan, Mesh& mesh, const LaneArithmetic& arithmetic, TensorSums& tensor_sums)
-      : plan_(plan), mesh_(mesh), arithmetic_(arithmetic), tensor_sums_(tensor_sums) {}
+  Agreement(const CompiledPlan& plan, Mesh& mesh, const LaneArithmetic& arithmetic, TensorSums& tensor_sums,
+            bool sums_micro_steps);
   Agreement(Agreement&&) = delete;
 
   // check() throws if a step cannot use these options. prepare() copies them for the next step.
   void check(const StepOptions& options) const;
   void prepare(const StepOptions& options);
+  // Throw if a step's uses are not those of so many micro-steps: of the prepared one, or before it.
+  void check_accumulated(const Trace& visited) const;
+  void check_accumulated(const Trace& visited, std::optional<std::size_t> micro_steps) const;
   bool is_prepared() const { return is_prepared_; }
   bool has_custom_update() const { return static_cast<bool>(options_.update); }
   TrainerUpdate take_custom_update();
@@ -30,8 +33,9 @@ class Agreement {
 
   // Return norms of the summed gradients, before the operation `agree`. All ranks call together. The norms of all
   // tensors, by unit, come from the norm operations in `list`; they need one exchange, as the norm of all does.
-  double norm(const Op& agree, double loss_scale);
-  std::vector<std::vector<double>> tensor_norms(const std::vector<Op>& list, double loss_scale);
+  double norm(const Op& agree, double loss_scale, std::optional<std::size_t> micro_steps);
+  std::vector<std::vector<double>> tensor_norms(const std::vector<Op>& list, double loss_scale,
+                                                std::optional<std::size_t> micro_steps);
 
   void agree(const Op& op, StepRun& run, double own_seconds);  // fills in numbers and result
   StepNumbers numbers_before_norm() const;                     // of updates in the backward pass
@@ -48,6 +52,8 @@ class Agreement {
   Mesh& mesh_;
   const LaneArithmetic& arithmetic_;
   TensorSums& tensor_sums_;
+  bool sums_micro_steps_;
+  std::vector<std::size_t> uses_of_micro_step_;  // in backward, by unit
   std::vector<optim::Rule> rules_;
   std::vector<std::uint64_t> begun_at_;
   StepOptions options_{};  // its groups are rules_, its begun_at is begun_at_

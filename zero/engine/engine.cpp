@@ -72,7 +72,7 @@ Engine::Engine(const EngineParts& parts)
       failure_(parts.plan.model(), parts.mesh, exchanges_),
       counters_(parts.plan.placement(), parts.timeline, trainer_.stream()),
       tensor_sums_(parts.plan, arithmetic_, parts.accounts, device_memory(parts).gpu),
-      agreement_(parts.plan, parts.mesh, arithmetic_, tensor_sums_),
+      agreement_(parts.plan, parts.mesh, arithmetic_, tensor_sums_, parts.sums_micro_steps),
       ahead_(parts.gpu == nullptr ? std::make_unique<SendAhead>(parts.plan, slots_, parts.mesh) : nullptr),
       executor_({.plan = parts.plan,
                  .mesh = parts.mesh,
@@ -259,25 +259,26 @@ void Engine::reach_agreement() {
   trainer_.synchronize();
 }
 
-void Engine::complete_gradients() {
+void Engine::complete_gradients(std::optional<std::size_t> micro_steps) {
   require_usable();
   require(!parts_.plan.input().schedule.update_in_backward, Code::out_of_order, [] {
     return Problem{.what = "cannot compute the norm: parameters are updated before it is known",
                    .needed = "updates after the backward pass"};
   });
+  agreement_.check_accumulated(off_plan_.visited(), micro_steps);
   reach_agreement();
   norm_is_known_ = true;
   scheduler_.wait_for_issued();
 }
 
-double Engine::gradient_norm(double loss_scale) {
-  complete_gradients();
-  return agreement_.norm(scheduler_.rest().front(), loss_scale);
+double Engine::gradient_norm(double loss_scale, std::optional<std::size_t> micro_steps) {
+  complete_gradients(micro_steps);
+  return agreement_.norm(scheduler_.rest().front(), loss_scale, micro_steps);
 }
 
-std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
-  complete_gradients();
-  return agreement_.tensor_norms(scheduler_.list(), loss_scale);
+std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale, std::optional<std::size_t> micro_steps) {
+  complete_gradients(micro_steps);
+  return agreement_.tensor_norms(scheduler_.list(), loss_scale, micro_steps);
 }
 
 StepResult Engine::step(const StepOptions& options) {
@@ -293,6 +294,7 @@ StepResult Engine::step() {
   require_usable();
   require(prepared(), Code::out_of_order,
           [] { return Problem{.what = "cannot step: there are no options", .needed = "step(options)"}; });
+  agreement_.check_accumulated(off_plan_.visited());
   reach_agreement();
   StepRun& run = scheduler_.run();
   const std::size_t agreement = scheduler_.position();

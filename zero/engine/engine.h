@@ -30,6 +30,7 @@ struct EngineParts {
   Allocator* allocator = nullptr;                // of the device tier's memory, instead of ours
   int threads = 1;                               // that make host memory resident; 0: one for each usable core
   std::function<void(RunWrite)> before_write{};  // of a run: see RecordOptions
+  bool sums_micro_steps = false;                 // see TrainingOptions
   std::size_t verify = 0;                        // check a tile's update every so many steps; see corruption_check.h
   std::shared_ptr<ExchangeOrder> exchanges{};    // between GPUs, that other trainings share; null: of its own
 };
@@ -64,8 +65,9 @@ class Engine {
   void prepare(const StepOptions& options);
 
   // The norm of the gradients that step() would use, before clipping. All ranks call together, and step() comes next.
-  double gradient_norm(double loss_scale = 1.0);
-  std::vector<std::vector<double>> tensor_norms(double loss_scale = 1.0);  // of each tensor, by unit
+  double gradient_norm(double loss_scale, std::optional<std::size_t> micro_steps);
+  std::vector<std::vector<double>> tensor_norms(  // of each tensor, by unit
+      double loss_scale, std::optional<std::size_t> micro_steps);
 
   // Returns when the step is decided; its updates may still run while the next forward begins.
   StepResult step(const StepOptions& options);
@@ -118,7 +120,7 @@ class Engine {
   void require_acquirable(std::size_t unit, Phase phase) const;
   Lease::Memory memory_of(const Op& use) const;
   void reach_agreement();
-  void complete_gradients();  // no more can be added until step()
+  void complete_gradients(std::optional<std::size_t> micro_steps);  // no more can be added until step()
   void require_not_begun() const;
   void begin();
   void number_step() { scheduler_.run().step = steps() + 1; }

@@ -26,9 +26,10 @@ class OffPlan {
   void forget_gathered();          // in a step: its further uses gather changed parameters again
   void restart_step();             // discards the uses so far, and follows the program from its beginning
 
-  void remember(const Trace& chain);  // uses that have begun
-  bool has_gradients() const;         // whether there are some that no step has used yet
-  void end_step();                    // returns to a program, if this step was off plan
+  void remember(const Trace& chain);                 // uses that have begun
+  const Trace& visited() const { return visited_; }  // in this step
+  bool has_gradients() const;                        // whether there are some that no step has used yet
+  void end_step();                                   // returns to a program, if this step was off plan
 
  private:
   void forget_step();

@@ -29,6 +29,18 @@ kernels::ReducingRanks group_on_gpus(const PlanOptions& options, Ranks ranks) {
 
 }  // namespace
 
+void require_groups(const Model& model, std::size_t groups) {
+  for (const Unit& unit : model.units) {
+    for (const Tensor& tensor : unit.tensors) {
+      require(tensor.frozen || tensor.group < groups, Code::bad_argument, [&] {
+        return Problem{.what = fmt::format("cannot train: {} parameter groups are too few", groups),
+                       .where = fmt::format("unit {}, tensor {}", unit.name, tensor.name),
+                       .needed = fmt::format("group {}", tensor.group)};
+      });
+    }
+  }
+}
+
 CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
     : model_(std::move(model)),
       layout_(lay_out(model_, options.placement, options.tile_elements)),

@@ -25,6 +25,9 @@ struct PlanOptions {
   bool host_is_device = false;  // a CPU's
 };
 
+// Throws B1001 if a trained tensor is in none of so many parameter groups.
+void require_groups(const Model& model, std::size_t groups);
+
 class CompiledPlan {
  public:
   CompiledPlan(Model model, const PlanOptions& options);

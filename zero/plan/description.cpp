@@ -219,6 +219,11 @@ std::vector<std::string> describe(const CompiledPlan& plan) {
   return lines;
 }
 
+std::string describe(const optim::Rule& rule) {
+  const std::size_t own = optim::state_names(rule).own_values;
+  return fmt::format("{}{}", optim::name(rule), own == 0 ? "" : fmt::format(" with {} values of each element", own));
+}
+
 std::vector<std::vector<std::string>> names_in_runs(const Model& model) {
   std::map<std::string_view, std::size_t> times;
   for (const Unit& unit : model.units) {

@@ -16,6 +16,7 @@ namespace ballast {
 // One fact a line: ranks, stage and rule first, then each unit's parameters, and how its state is cut and kept. Facts
 // that may change from one start of a run to the next are left out: learning rates, parameter groups, tiers, schedule.
 std::vector<std::string> describe(const CompiledPlan& plan);
+std::string describe(const optim::Rule& rule);  // its kind, and how many values of its own it keeps
 
 // Elements of the largest tile that the lines name; 0 if they name none. Cutting the same shards into tiles of at most so
 // many elements gives the same tiles again.

@@ -38,12 +38,15 @@ struct TrainingOptions {
   Spread state{};
   Reduction reduction = Reduction::each;
   RecordOptions drives{};
-  StateFormat format = StateFormat::split;
+  StateFormat format = StateFormat::split;                // of bf16 parameters; others have fp32 state
   GradientFormat gradient_format = GradientFormat::fp32;  // of the reduced gradients of bf16 parameters
   // At most in a tile, which is updated and moved at once; a run keeps those it began with. 0: one tile for what a rank
   // keeps of a unit on the device; elsewhere 256 Ki to 2 Mi.
   std::size_t tile_elements = 0;
+  // Micro-steps whose gradients a step averages; StepOptions::micro_steps names another number for one step. A step is refused
+  // (B1007) if units were used in backward, and none of them as often as so many micro-steps use it: see `trace`.
   std::size_t micro_steps = 1;
+  bool sums_micro_steps = false;  // a step adds the gradients of any number of micro-steps instead, as PyTorch does
   Trace trace{};  // of each micro-step, if it is known; else in order of declaration, until another order comes twice
   Schedule schedule{};
   Wire wire{};  // exact by default

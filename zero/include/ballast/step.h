@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -41,10 +42,14 @@ struct TilesToUpdate {
 using TrainerUpdate = std::function<void(const TilesToUpdate& turn)>;
 
 struct StepOptions {
-  std::span<const optim::Rule> groups;  // by parameter group; copied before the call returns
-  double max_norm = optim::no_clipping;
-  double loss_scale = 1.0;  // with which the step's gradients were made
-  bool discard = false;     // drop the gradients: nothing is updated
+  // By parameter group, of the kind that the training was planned with; copied before the call returns. Empty: Training::groups().
+  std::span<const optim::Rule> groups{};
+  std::optional<double> max_norm{};  // none: TrainingOptions::max_norm
+  double loss_scale = 1.0;           // with which the step's gradients were made
+  // The micro-steps whose gradients were accumulated, over which the step averages them. None: TrainingOptions::micro_steps.
+  // Another number than was accumulated is refused (B1007): see TrainingOptions::micro_steps.
+  std::optional<std::size_t> micro_steps{};
+  bool discard = false;  // drop the gradients: nothing is updated
   // The number of steps before each group's first. Empty: all groups began with the training.
   std::span<const std::uint64_t> begun_at{};
   TrainerUpdate update{};  // for the rule External only; not called when the step is skipped

@@ -66,11 +66,13 @@ class Training {
   Lease exact_parameters(std::size_t unit);
 
   // The norm of the gradients that the step would use, before clipping. All ranks call together, and the step comes next.
-  double gradient_norm(double loss_scale = 1.0);
-  std::vector<std::vector<double>> tensor_norms(double loss_scale = 1.0);  // of each tensor, by unit
+  // Loss scale and micro-steps are those of StepOptions.
+  double gradient_norm(double loss_scale = 1.0, std::optional<std::size_t> micro_steps = {});
+  std::vector<std::vector<double>> tensor_norms(  // of each tensor, by unit
+      double loss_scale = 1.0, std::optional<std::size_t> micro_steps = {});
 
-  // Returns when the step is decided. Its updates may still run while the next forward begins. The first form uses groups()
-  // and the options' max_norm; with Schedule::update_in_backward the loss scale must be 1.
+  // Returns when the step is decided. Its updates may still run while the next forward begins. What the options leave out is
+  // that of the training; with Schedule::update_in_backward only the first form is allowed, and the loss scale must be 1.
   StepResult step(double loss_scale = 1.0);
   StepResult step(const StepOptions& options);
   // With Schedule::update_in_backward, prepare() sets the options of the updates before the backward pass; without it they
