@@ -166,6 +166,46 @@ TEST_CASE("a custom update gets every tile once, those in memory together, and k
   }
 }
 
+TEST_CASE("a custom update knows the tensors of its tiles, their groups and their elements") {
+  const TemporaryDirectory directory;
+  for (const Placement& placement : placements_of_own_rule(2)) {
+    INFO(text(placement));
+    const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+      Trainee own(world, options_of_own_rule(placement, directory.path()), external);
+      own.trainer.run(own.training, 0);
+      std::map<std::pair<std::size_t, std::size_t>, std::vector<float>> initial;  // by unit and tensor
+      const std::vector<Unit>& units = own.training.model().units;
+      const auto values_of = [&](std::size_t unit, std::size_t tensor) -> std::vector<float>& {
+        std::vector<float>& values = initial[{unit, tensor}];
+        if (!values.empty()) return values;
+        const std::size_t count = units[unit].tensors[tensor].elements();
+        std::vector<std::byte> memory(count * byte_size(units[unit].dtype));
+        const View view(memory.data(), count, units[unit].dtype);
+        initial_parameters()(unit, tensor, {0, count}, view);
+        for (std::size_t i = 0; i < count; ++i)
+          values.push_back(value_of(view, i));
+        return values;
+      };
+      std::size_t wrong = 0;
+      const auto look = [&](const TilesToUpdate& turn) {
+        for (const SummedTile& tile : turn.tiles) {
+          for (const TilePart& part : tile.parts) {
+            if (part.group != units[tile.unit].tensors[part.tensor].group) ++wrong;
+            const std::vector<float>& expected = values_of(tile.unit, part.tensor);
+            for (std::size_t i = 0; i < part.range.count; ++i) {
+              if (tile.masters.as<float>()[part.first + i] != expected.at(part.range.first + i)) ++wrong;
+            }
+          }
+        }
+      };
+      own.training.step({.update = look});
+      if (wrong > 0) throw std::runtime_error(std::to_string(wrong) + " values are others");
+      if (initial.empty()) throw std::runtime_error("no tile has a part");
+    });
+    CHECK(failures == std::vector<std::string>(2));
+  }
+}
+
 TEST_CASE("a custom update that fails ends the training on all ranks") {
   const TemporaryDirectory directory;
   for (const Tier state : {Tier::device, Tier::nvme}) {

@@ -80,6 +80,17 @@ std::vector<SummedTile> CustomUpdate::kept_tiles(std::span<const std::size_t> up
   return tiles;
 }
 
+std::vector<TilePart> CustomUpdate::parts_of(std::size_t number, const Range& in_shard) const {
+  const Unit& unit = parts_.plan.model().units[number];
+  const UnitLayout& layout = parts_.plan.layout().units[number];
+  std::vector<TilePart> parts;
+  for (const TensorPart& part :
+       tensors_in(unit, layout, layout.trained, parts_.plan.input().rank_in_shard_group, in_shard)) {
+    parts.push_back({part.tensor, unit.tensors[part.tensor].group, part.range, part.in_shard - in_shard.first});
+  }
+  return parts;
+}
+
 SummedTile CustomUpdate::summed_tile(const Op& update, const Piece& gradients) const {
   const Slots& slots = parts_.slots;
   const UnitLayout& layout = parts_.plan.layout().units[update.unit];
@@ -88,6 +99,7 @@ SummedTile CustomUpdate::summed_tile(const Op& update, const Piece& gradients) c
   const bool is_master = state.parameter_dtype == DType::fp32;  // the parameter
   return {.unit = update.unit,
           .range = {layout.trained.of_rank(parts_.plan.input().rank_in_shard_group).first + first, count},
+          .parts = parts_of(update.unit, layout.tiles[update.tile]),
           .gradients = slots.view(gradients, parts_.plan.input().dtype_of_sums(update.unit)),
           .masters = {is_master ? slots.data(update.to) : state.master, count, DType::fp32},
           .own = state.own,

@@ -15,13 +15,23 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace ballast {
+
+// A part of a tensor in a tile. Padding between the parts of a tile belongs to none.
+struct TilePart {
+  std::size_t tensor = 0;  // its number in the unit
+  std::size_t group = 0;
+  Range range{};          // of the tensor's elements
+  std::size_t first = 0;  // of the tile's elements: where the part begins
+};
 
 // A tile of this rank when a step is decided.
 struct SummedTile {
   std::size_t unit = 0;
-  Range range{};     // of the unit's elements
+  Range range{};  // of the unit's elements
+  std::vector<TilePart> parts{};
   View gradients{};  // summed over all ranks, in the format in which they are kept; may be overwritten
   View masters{};    // in fp32
   OwnValues own{};   // of the rule External, where the masters are
