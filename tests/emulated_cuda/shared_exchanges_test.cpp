@@ -51,7 +51,7 @@ std::vector<std::byte> train_two(Communicator& world, TrainingOptions options) {
       trainer.run(one, Trace{*visit}, step);
     }
     one.step();
-    if (step % 2 == 1) other.step();
+    if (step % 2 == 1) other.step({.micro_steps = 2});
   }
   std::vector<std::byte> bytes = parameters_of(one, model, stream);
   const std::vector<std::byte> more = parameters_of(other, model, stream);
