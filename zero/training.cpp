@@ -138,6 +138,9 @@ double Training::gradient_norm(double loss_scale, std::optional<std::size_t> mic
 std::vector<std::vector<double>> Training::tensor_norms(double loss_scale, std::optional<std::size_t> micro_steps) {
   return impl_->engine->tensor_norms(loss_scale, micro_steps);
 }
+void Training::visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps) {
+  impl_->engine->visit_gradients(visit, micro_steps);
+}
 
 StepResult Training::step(double loss_scale) {
   if (!impl_->options.schedule.update_in_backward) return step({.loss_scale = loss_scale});

@@ -41,6 +41,8 @@ SavedTensorHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Te
 # Operators that reach __torch_dispatch__, whose names begin with an underscore.
 COPY_AS = torch.ops.aten._to_copy.default  # .to(), .cpu(), .float()
 NORM_OF_EACH = torch.ops.aten._foreach_norm.Scalar
+CLAMP_EACH_FROM_BELOW = torch.ops.aten._foreach_clamp_min_.Scalar
+CLAMP_EACH_FROM_ABOVE = torch.ops.aten._foreach_clamp_max_.Scalar
 MULTIPLY_EACH_BY_NUMBER = torch.ops.aten._foreach_mul_.Scalar
 MULTIPLY_EACH_BY_TENSOR = torch.ops.aten._foreach_mul_.Tensor
 UNSCALE_EACH = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default

@@ -198,6 +198,17 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def("prepare", &TrainingBinding::prepare, py::kw_only(), py::arg("rules"), py::arg("begun_at"))
       .def("gradient_norm", &TrainingBinding::gradient_norm, py::kw_only(), py::arg("loss_scale"))
       .def("tensor_norms", &TrainingBinding::tensor_norms, py::kw_only(), py::arg("loss_scale"))
+      .def(
+          "visit_gradients",
+          [](const py::object& self, const py::function& visit) {
+            const auto show = [&](std::size_t unit, std::size_t tensor, Memory gradients, DType dtype) {
+              const py::gil_scoped_acquire lock;
+              gradients.owner = self;
+              visit(unit, tensor, std::move(gradients), dtype);
+            };
+            self.cast<TrainingBinding&>().visit_gradients(show);
+          },
+          py::arg("visit"))
       .def("step_prepared", &TrainingBinding::step_prepared)
       .def("wait_for_parameters", &TrainingBinding::wait_for_parameters, py::arg("unit"))
       .def("wait_for_commit", &TrainingBinding::wait_for_commit)

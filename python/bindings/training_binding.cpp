@@ -159,6 +159,14 @@ std::vector<std::vector<double>> TrainingBinding::tensor_norms(double loss_scale
   return training_->tensor_norms(loss_scale);
 }
 
+void TrainingBinding::visit_gradients(const ShowGradients& visit) {
+  const OneThread::Call call(thread_);
+  const py::gil_scoped_release released;
+  training_->visit_gradients([&](std::size_t unit, std::size_t tensor, const View& gradients, bool on_gpu) {
+    visit(unit, tensor, {gradients.data(), gradients.bytes(), on_gpu ? gpu_ : std::nullopt, {}}, gradients.dtype());
+  });
+}
+
 std::vector<TileToUpdate> TrainingBinding::shown(std::span<const SummedTile> tiles) const {
   std::vector<TileToUpdate> shown;
   shown.reserve(tiles.size());

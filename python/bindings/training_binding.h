@@ -111,6 +111,9 @@ class TrainingBinding {
   void prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at);
   double gradient_norm(double loss_scale);
   std::vector<std::vector<double>> tensor_norms(double loss_scale);
+  // Calls with the unit, the tensor and a part of its gradients, and acquires Python's lock itself.
+  using ShowGradients = std::function<void(std::size_t, std::size_t, Memory gradients, DType dtype)>;
+  void visit_gradients(const ShowGradients& visit);
   StepResult step(const StepRequest& request);
   StepResult step_prepared();
   void wait_for_parameters(std::size_t unit);

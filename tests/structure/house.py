@@ -100,8 +100,8 @@ PYTHON_LAYERS = {
         *("wrapper.param_gather", "wrapper.awaited_parameter", "wrapper.overlapped_gathers", "wrapper.full_params"),
     ],
     "partition": [
-        *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.taken_gradients", "wrapper.same_options"),
-        *("wrapper.same_parameters", "wrapper.sharded_state", "wrapper.updates", "wrapper.partition"),
+        *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.gradient_shards", "wrapper.taken_gradients"),
+        *("wrapper.same_options", "wrapper.same_parameters", "wrapper.sharded_state", "wrapper.updates", "wrapper.partition"),
         "wrapper.state_migration",
         *("wrapper.moments", "wrapper.note_format"),
         *("wrapper.rule_updates", "wrapper.custom_updates", "wrapper.stored_updates", "wrapper.update_kinds"),

@@ -165,10 +165,28 @@ TEST_CASE("gradient_norm() returns the step's norm, also in off-plan steps") {
   }
 }
 
-TEST_CASE("gradients are refused after a call of gradient_norm()") {
+TEST_CASE("gradients after a call of gradient_norm() are added as without it, or refused where sums are made once") {
+  for (const Placement& placement : placements(2)) {
+    INFO(text(placement));
+    const TemporaryDirectory directory;
+    const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+      const TrainingOptions options = options_of(placement, directory.path());
+      Trainee plain(world, options), asked(world, options);
+      for (std::size_t step = 0; step < 3; ++step) {
+        for (std::size_t micro = 0; micro < 2; ++micro) {
+          plain.trainer.run(plain.training, 2 * step + micro);
+          asked.trainer.run(asked.training, 2 * step + micro);
+          if (!(asked.training.gradient_norm() > 0.0)) throw std::runtime_error("there is no norm");
+        }
+        if (plain.training.step().norm != asked.training.step().norm) throw std::runtime_error("norms differ");
+      }
+      if (plain.parameters() != asked.parameters()) throw std::runtime_error("parameters differ");
+    });
+    CHECK(failures == std::vector<std::string>(2));
+  }
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
-  Trainee trainee(*world, {.stage = 0});
+  Trainee trainee(*world, {.stage = 0, .reduction = Reduction::boundary});
   trainee.trainer.run(trainee.training, 0);
   CHECK(trainee.training.gradient_norm() > 0.0);
   CHECK_THROWS_WITH(trainee.training.backward(0), Contains("B1007") && Contains("norm"));

@@ -44,3 +44,29 @@ TEST_CASE("a step after the norms of tensors has the bits of a step without them
     CHECK(asked.parameters() == plain.parameters());
   }
 }
+
+TEST_CASE("a step uses the gradients and the norm that a visitor has changed") {
+  for (const int stage : {0, 2, 3}) {
+    for (const Spread& gradients : {Spread{1.0, 0.0, 0.0}, Spread{0.5, 0.5, 0.0}, Spread{0.0, 1.0, 0.0}}) {
+      INFO("stage " << stage);
+      const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+        const TrainingOptions options{.stage = stage, .gradients = gradients, .tile_elements = 256};
+        Trainee plain(world, options), changed(world, options);
+        for (std::size_t step = 0; step < 3; ++step) {
+          plain.trainer.run(plain.training, step);
+          changed.trainer.run(changed.training, step);
+          changed.training.visit_gradients([](std::size_t, std::size_t, const View& part, bool) {
+            auto* const values = reinterpret_cast<float*>(part.data());
+            for (std::size_t i = 0; i < part.count(); ++i)
+              values[i] *= 0.25f;
+          });
+          const double norm = changed.training.gradient_norm();
+          if (norm != plain.training.gradient_norm() / 4) throw std::runtime_error("the norm is of other gradients");
+          if (changed.training.step(0.25).norm != plain.training.step().norm) throw std::runtime_error("norms differ");
+        }
+        if (changed.parameters() != plain.parameters()) throw std::runtime_error("parameters differ");
+      });
+      CHECK(failures == std::vector<std::string>(2));
+    }
+  }
+}

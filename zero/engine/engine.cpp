@@ -224,10 +224,11 @@ void Engine::require_acquirable(std::size_t unit, Phase phase) const {
     return Problem{.what = "cannot begin a backward pass that updates parameters: there are no options for its updates",
                    .needed = "prepare() first"};
   });
-  require(!norm_is_known_ || phase != Phase::backward, Code::out_of_order, [] {
-    return Problem{.what = "cannot add gradients: their norm is known already",
-                   .needed = "norms and clipping after the last backward pass of a step",
-                   .remedy = "Make the step first, or discard its gradients (in Python with zero_grad())."};
+  const bool sums_once = parts_.plan.input().placement.reduction == Reduction::boundary;
+  require(!norm_is_known_ || phase != Phase::backward || !sums_once, Code::out_of_order, [] {
+    return Problem{.what = "cannot add gradients: groups of ranks have summed theirs for the norm",
+                   .needed = "norms and clipping after the last backward pass of a step, or Reduction::each",
+                   .remedy = "Make the step first, or discard its gradients."};
   });
 }
 
@@ -279,6 +280,11 @@ double Engine::gradient_norm(double loss_scale, std::optional<std::size_t> micro
 std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale, std::optional<std::size_t> micro_steps) {
   complete_gradients(micro_steps);
   return agreement_.tensor_norms(scheduler_.list(), loss_scale, micro_steps);
+}
+
+void Engine::visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps) {
+  complete_gradients(micro_steps);
+  tensor_sums_.visit(scheduler_.list(), scheduler_.rest().front(), slots_, visit);
 }
 
 StepResult Engine::step(const StepOptions& options) {

@@ -64,10 +64,10 @@ class Engine {
   // before.
   void prepare(const StepOptions& options);
 
-  // The norm of the gradients that step() would use, before clipping. All ranks call together, and step() comes next.
+  // See Training.
   double gradient_norm(double loss_scale, std::optional<std::size_t> micro_steps);
-  std::vector<std::vector<double>> tensor_norms(  // of each tensor, by unit
-      double loss_scale, std::optional<std::size_t> micro_steps);
+  std::vector<std::vector<double>> tensor_norms(double loss_scale, std::optional<std::size_t> micro_steps);
+  void visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps);
 
   // Returns when the step is decided; its updates may still run while the next forward begins.
   StepResult step(const StepOptions& options);
@@ -120,7 +120,7 @@ class Engine {
   void require_acquirable(std::size_t unit, Phase phase) const;
   Lease::Memory memory_of(const Op& use) const;
   void reach_agreement();
-  void complete_gradients(std::optional<std::size_t> micro_steps);  // no more can be added until step()
+  void complete_gradients(std::optional<std::size_t> micro_steps);  // those of the backward passes so far
   void require_not_begun() const;
   void begin();
   void number_step() { scheduler_.run().step = steps() + 1; }
@@ -156,7 +156,7 @@ class Engine {
   std::vector<std::byte> note_;
   JointRound round_{};
   bool has_begun_ = false;
-  bool norm_is_known_ = false;  // in this step: no gradients can be added any more
+  bool norm_is_known_ = false;  // in this step
 };
 
 }  // namespace ballast

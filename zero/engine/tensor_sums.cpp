@@ -4,12 +4,16 @@
 
 namespace ballast {
 
+std::vector<std::size_t> TensorSums::begins() const {
+  std::vector<std::size_t> begins{0};
+  for (const Unit& unit : plan_.model().units)
+    begins.push_back(begins.back() + unit.tensors.size());
+  return begins;
+}
+
 std::vector<TensorSums::Part> TensorSums::parts_of(const std::vector<LastingNorm>& norms) const {
   const std::vector<Unit>& units = plan_.model().units;
-  std::vector<std::size_t> begins(units.size() + 1);  // of each unit's tensors
-  for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    begins[unit + 1] = begins[unit] + units[unit].tensors.size();
-  }
+  const std::vector<std::size_t> begins = this->begins();
   std::vector<Part> parts;
   for (const auto& [op, download] : norms) {
     const UnitLayout& layout = plan_.layout().units[op.unit];
@@ -53,13 +57,28 @@ std::vector<kernels::ExactSum> TensorSums::of(const std::vector<Op>& list) {
   for (const Op* user : users)
     of(*user).context().finish();
 
-  std::size_t tensors = 0;
-  for (const Unit& unit : plan_.model().units)
-    tensors += unit.tensors.size();
-  std::vector<kernels::ExactSum> of_tensors(tensors);
+  std::vector<kernels::ExactSum> of_tensors(begins().back());
   for (std::size_t i = 0; i < parts.size(); ++i)
     kernels::merge(of_tensors[parts[i].tensor], sums[i]);
   return of_tensors;
+}
+
+void TensorSums::visit(const std::vector<Op>& list, const Op& agree, const Slots& slots, const GradientVisitor& visit) {
+  const std::vector<LastingNorm> norms = lasting_norms(list);
+  const std::vector<std::size_t> begins = this->begins();
+  for (const Part& part : parts_of(norms)) {
+    const Op& norm = *part.norm;
+    const View gradients = slots.view(norm.from, plan_.input().dtype_of_sums(norm.unit));
+    visit(norm.unit, part.tensor - begins[norm.unit], gradients.part(part.range.first, part.range.count),
+          slots.on_gpu(norm.from));
+  }
+  const auto of = [&](Lane lane) -> const Arithmetic& { return arithmetic_.of(lane); };
+  if (agree.to.exists()) of(agree.lane).take_sum(agree.to);
+  if (agree.state.exists()) of(Lane::host).take_sum(agree.state);
+  for (const LastingNorm& each : norms)
+    of(each.norm.lane).add_squares(each.norm);
+  for (const LastingNorm& each : norms)
+    of(each.norm.lane).context().finish();
 }
 
 }  // namespace ballast

@@ -1,5 +1,8 @@
-// Sums of squares of each tensor's gradients in this rank's shards, for norms of single tensors.
+// Each tensor's gradients in this rank's shards when they are complete: sums of their squares, for norms of single tensors, and
+// their memory.
 #pragma once
+
+#include <ballast/lease.h>
 
 #include "kernels/runtime/buffer.h"
 #include "zero/engine/lane_arithmetic.h"
@@ -19,12 +22,17 @@ class TensorSums {
   // and waits for the GPU once.
   std::vector<kernels::ExactSum> of(const std::vector<Op>& list);
 
+  // Shows the gradients of the norm operations in `list`, which may be changed meanwhile, and then adds their squares up
+  // again for `agree`.
+  void visit(const std::vector<Op>& list, const Op& agree, const Slots& slots, const GradientVisitor& visit);
+
  private:
   struct Part {
     const Op* norm;
     std::size_t tensor;  // among those of all units
     Range range;         // of the shard
   };
+  std::vector<std::size_t> begins() const;  // of each unit's tensors, among those of all units, and their end
   std::vector<Part> parts_of(const std::vector<LastingNorm>& norms) const;
   std::span<kernels::ExactSum> host_memory(std::size_t sums);
 

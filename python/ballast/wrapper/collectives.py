@@ -31,6 +31,12 @@ def words_of_all_ranks(group: Group, mine: Sequence[int]) -> list[list[int]]:
     return [words[first : first + group.size] for first in range(0, len(words), group.size)]
 
 
+def numbers_of_all_ranks(group: Group, mine: Sequence[float]) -> list[list[float]]:
+    """Return each number of all ranks, by rank, in one exchange. All ranks call it together, with as many numbers."""
+    words = words_of_all_ranks(group, struct.unpack(f"{len(mine)}q", struct.pack(f"{len(mine)}d", *mine)))
+    return [[*struct.unpack(f"{group.size}d", struct.pack(f"{group.size}q", *each))] for each in words]
+
+
 def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
     """Call `do` on rank 0, and return its result on all ranks, or raise its error on all. All ranks call this together."""
     together = Agreement(group, what)

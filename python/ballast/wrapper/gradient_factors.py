@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NoReturn
 
 from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group
-from ballast.wrapper.collectives import least_and_most
-from ballast.wrapper.hooks import late_hook_of, refuse_late_hook
+from ballast.wrapper.collectives import least_and_most, numbers_of_all_ranks
 from ballast.wrapper.units import Member
 
+LACKING = -1.0  # in place of a factor, of a gradient that a rank does not have
 LEAST = 1e-290  # The library divides by the factor. Its product with gradients, in fp32, is that with 0.
 
 
 class GradientFactors:
-    """The factors of one step. The library multiplies all gradients by one factor, so all factors must be equal."""
+    """The factors of one step. The library multiplies all gradients by one factor, others are scaled where they are summed."""
 
     def __init__(self, group: Group, members: Sequence[Member]):
         self._group = group
@@ -41,21 +41,17 @@ class GradientFactors:
     def total_of(self, member: int) -> float:
         return self._of_all * self.of(member)
 
-    def agreed(self, taken: Collection[int]) -> float:
-        """Return the one factor of all gradients, or NaN if one is not finite on any rank. `taken` has the members whose
-        gradients this rank has. All ranks call it together."""
+    def agreed(self, taken: Collection[int], scale: Callable[[Mapping[int, float]], None]) -> float:
+        """Return the one factor of all gradients, or NaN if one is not finite on any rank. If some have other factors than
+        others, `scale` multiplies each by its own first. `taken` has the members whose gradients this rank has. All ranks call
+        it together."""
         mine = {self.of(member) for member in taken}
         factors = least_and_most(self._group, mine)
         if not all(map(math.isfinite, factors)):
             return math.nan  # the caller may have clipped by the norm of other gradients too, such as another optimizer's
         if len(factors) > 1:
-            self._require_no_late_hook(taken)
-            refuse_different(
-                "cannot make a step: gradients were scaled or clipped by different factors",
-                where=self._where_they_differ(mine, taken),
-                needed="all of the optimizer's parameters, on all ranks, clipped together by one factor",
-                available=", ".join(map(str, factors)),
-            )
+            scale(self._of_members(taken, factors))
+            self._by_member, self._scaling, factors = {}, {}, []
         return max(LEAST, self._of_all * (factors[0] if factors else 1.0))
 
     def before_clipping(self, taken: Collection[int], agreed: float) -> float:
@@ -66,17 +62,23 @@ class GradientFactors:
         scaling = max(least_and_most(self._group, {self._scaling.get(member, 1.0) for member in taken}), default=1.0)
         return 1.0 if scaling == agreed else scaling / agreed
 
-    def _require_no_late_hook(self, taken: Collection[int]) -> None:
-        for number in sorted(taken):
-            if hook := late_hook_of(self._members[number].parameter):
-                what = f"cannot make a step: the hook {hook} scaled a gradient after it was taken, and not all by one factor"
-                refuse_late_hook(what, self._members[number].name)
+    def norms(self, norms: Sequence[float], factors: Mapping[int, float]) -> tuple[float, float]:
+        """Return the norm of all gradients before clipping, and with these factors, from the norms before any factor."""
+        before = math.hypot(*(norms[member] * self._scaling.get(member, 1.0) for member in factors))
+        return before, math.hypot(*(norms[member] * factor for member, factor in factors.items()))
 
-    def _where_they_differ(self, mine: Collection[float], taken: Collection[int]) -> str:
-        if len(mine) < 2:
-            return "between ranks, which have gradients of different parameters"
-        least = min(taken, key=self.of)
-        return f"parameter {self._members[least].name}, among others"
+    def _of_members(self, taken: Collection[int], factors: Sequence[float]) -> dict[int, float]:
+        """Return the factor of each member whose gradient the ranks have. Refuse factors that are not the same on all ranks."""
+        mine = [self.of(member) if member in taken else LACKING for member in range(len(self._members))]
+        of_ranks = numbers_of_all_ranks(self._group, mine)
+        if differing := [number for number, each in enumerate(of_ranks) if len({*each}) > 1]:
+            refuse_different(
+                "cannot make a step: ranks have scaled or clipped gradients by different factors",
+                where=f"parameter {self._members[differing[0]].name}, among others",
+                needed="the same factor of a parameter's gradient on all ranks, which have gradients of the same parameters",
+                available=", ".join(map(str, factors)),
+            )
+        return {number: each[0] for number, each in enumerate(of_ranks) if each[0] != LACKING}
 
 
 def _possible(factor: float, where: str) -> float:

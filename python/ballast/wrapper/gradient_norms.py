@@ -10,7 +10,7 @@ import torch
 
 from ballast.wrapper.gpu import tensor_on
 
-Kind = tuple[torch.device, torch.dtype]
+Kind = tuple[torch.device, torch.dtype, float]  # the last one is the order
 
 
 class NormTensors:
@@ -23,7 +23,7 @@ class NormTensors:
     def take(self, member: int, kind: Kind, norms_of_all: Callable[[], list[float]]) -> torch.Tensor:
         ready = self._ready.setdefault(kind, {})
         if member not in ready:
-            device, dtype = kind
+            device, dtype, _ = kind
             ready.update(enumerate(tensor_on(device, norms_of_all(), dtype).unbind()))
         return ready.pop(member)
 

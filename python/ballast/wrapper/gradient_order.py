@@ -76,6 +76,11 @@ class GradientOrder:
         """Count a gradient that belongs to this pass and is taken later."""
         self.passes = max(1, self.passes)
 
+    def complete(self, passes: int) -> None:
+        """Count this number of passes, of which all units are taken."""
+        self.passes, self._taken = passes, len(self._order)
+        self._missing = [set() for _ in self._members]
+
     def rest(self, passes: int) -> list[int]:
         """Return the units that complete this number of passes."""
         left = self._order[self._taken :] if self.passes > 0 else []

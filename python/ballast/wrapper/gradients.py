@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -9,6 +10,8 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import (
+    CLAMP_EACH_FROM_ABOVE,
+    CLAMP_EACH_FROM_BELOW,
     COPY_AS,
     MULTIPLY_EACH_BY_NUMBER,
     MULTIPLY_EACH_BY_TENSOR,
@@ -29,7 +32,8 @@ class Taker(Protocol):
 
     def name_of(self, member: int) -> str: ...
     def late_hook_of(self, member: int) -> str: ...
-    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor: ...
+    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype, order: float) -> torch.Tensor: ...
+    def clamp(self, members: Sequence[int], least: float, most: float) -> None: ...
     def scale(
         self, member: int, factor: float | torch.Tensor, *, divides: bool = False, unscales: bool = False
     ) -> None: ...
@@ -131,7 +135,7 @@ def refuse_use(what: str, gradient: TakenGradient) -> NoReturn:
         _core.Problem(
             what=what,
             where=f"parameter {name}",
-            needed="norms, clipping by norm, or scaling",
+            needed="norms, clipping, or scaling",
             remedy="Look at gradients, and change them, in a hook of the parameter (register_hook()), before they are taken. "
             "If this is DistributedDataParallel: leave it out, or name the model, wrap(optimizer, model).",
         ),
@@ -161,24 +165,24 @@ def _norm_order(order: Any) -> float:
 
 
 def _vector_norm(gradient: TakenGradient, order: Any = 2, *rest: Any, **more: Any) -> torch.Tensor:
-    if _norm_order(order) != 2.0 or any(each for each in rest):
-        refuse_to_compute(f"a norm of order {order}", [gradient])
+    if any(each for each in rest):
+        refuse_to_compute("a norm along a dimension", [gradient])
     return _foreach_norm([gradient], order, **more)[0]
 
 
 def _foreach_norm(gradients: Sequence[torch.Tensor], order: Any = 2, **more: Any) -> list[torch.Tensor]:
-    if _norm_order(order) != 2.0:
+    if not _norm_order(order) >= 0.0:
         refuse_to_compute(f"a norm of order {order}", gradients)
-    return [_norm(gradient, more.get("dtype")) for gradient in gradients]
+    return [_norm(gradient, _norm_order(order), more.get("dtype")) for gradient in gradients]
 
 
-def _norm(gradient: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def _norm(gradient: torch.Tensor, order: float, dtype: torch.dtype | None) -> torch.Tensor:
     if not isinstance(gradient, TakenGradient):
-        return torch.linalg.vector_norm(gradient, dtype=dtype)
+        return torch.linalg.vector_norm(gradient, order, dtype=dtype)
     dtype = dtype or torch.float32
     if not gradient.spent:
-        return gradient.taker.norm_tensor(gradient.member, gradient.device, dtype)
-    if gradient.last_norm is None:
+        return gradient.taker.norm_tensor(gradient.member, gradient.device, dtype, order)
+    if gradient.last_norm is None or order != 2.0:
         refuse_norm("the norm of a gradient", f"parameter {gradient.taker.name_of(gradient.member)}")
     return torch.tensor(gradient.last_norm, dtype=dtype, device=gradient.device)
 
@@ -217,6 +221,28 @@ def _foreach_mul(gradients: Sequence[torch.Tensor], factors: Any) -> None:
         gradient.mul_(factor)
 
 
+def _clamp(gradient: TakenGradient, least: Any = None, most: Any = None, **named: Any) -> TakenGradient:
+    least, most = named.get("min", least), named.get("max", most)
+    _clamp_each([gradient], -math.inf if least is None else least, math.inf if most is None else most)
+    return gradient
+
+
+def _clamp_each(gradients: Sequence[torch.Tensor], least: Any, most: Any) -> None:
+    """Clamp gradients where they are summed. A spent one has nothing but a norm, which is forgotten."""
+    if isinstance(least, torch.Tensor) or isinstance(most, torch.Tensor):
+        refuse_to_compute("bounds that are tensors", gradients)
+    members: dict[Taker, list[int]] = {}
+    for gradient in gradients:
+        if not isinstance(gradient, TakenGradient):
+            gradient.clamp_(least, most)
+        elif gradient.spent:
+            gradient.last_norm = None
+        else:
+            members.setdefault(gradient.taker, []).append(gradient.member)
+    for taker, of_taker in members.items():
+        taker.clamp(of_taker, float(least), float(most))
+
+
 def _zero(gradient: TakenGradient) -> TakenGradient:
     gradient.taker.drop(gradient.member)
     gradient.fresh = gradient.next = None
@@ -253,6 +279,11 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     aten.mul_.Scalar: _mul,
     aten.div_.Tensor: _div,
     aten.div_.Scalar: _div,
+    aten.clamp_.default: _clamp,
+    aten.clamp_min_.default: _clamp,
+    aten.clamp_max_.default: lambda gradient, most: _clamp(gradient, None, most),
+    CLAMP_EACH_FROM_BELOW: lambda gradients, least: _clamp_each(gradients, least, math.inf),
+    CLAMP_EACH_FROM_ABOVE: lambda gradients, most: _clamp_each(gradients, -math.inf, most),
     aten.zero_.default: _zero,
     COPY_AS: _cast,
     aten.detach.default: lambda gradient: gradient,

@@ -59,13 +59,16 @@ class WrappedOptimizer(Optimizer):
         with without_torch_function() if uses_no_values else nullcontext():
             zero_grad(set_to_none)
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Return the norm of all gradients, and clip it to `max_norm` in the next step. All ranks call it together."""
         self._ballast.partitions.require_open("call clip_grad_norm_()")
         if math.isnan(max_norm):
             refuse(f"cannot clip gradients to a norm of {max_norm}", needed="a norm that is not negative")
+        if not norm_type >= 0.0 or (norm_type != 2.0 and self._ballast.has_norm_group):
+            needed = "2.0 with norm_group=, else a number that is not negative"
+            refuse(f"cannot compute a norm of order {norm_type} of all gradients", needed=needed)
         with self._ballast.calls.call("clip_grad_norm_()"):
-            norm = 0.0 if self._ballast.has_trained_nothing else self._ballast.partition().gradient_norm()
+            norm = 0.0 if self._ballast.has_trained_nothing else self._ballast.partition().gradient_norm(float(norm_type))
         coefficient = min(1.0, max_norm / (norm + 1e-6))
         if coefficient < 1.0 and math.isfinite(coefficient):
             self._ballast.partition().gradients.clip_all(coefficient)

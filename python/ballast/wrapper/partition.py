@@ -20,14 +20,16 @@ from ballast.errors import FailureError, UsageError
 from ballast.wrapper.collectives import words_of_all_ranks
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
+from ballast.wrapper.gradient_factors import refuse_different
 from ballast.wrapper.gradient_order import GradientOrder
+from ballast.wrapper.gradient_shards import GradientShards
 from ballast.wrapper.gradients import TakenGradient, refuse_as_updated, refuse_norm
 from ballast.wrapper.joint_runs import ALONE, JointRun
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same, require_same_end
 from ballast.wrapper.sharded_state import Residence, ShardedState
-from ballast.wrapper.taken_gradients import TakenGradients
+from ballast.wrapper.taken_gradients import Bounds, TakenGradients
 from ballast.wrapper.units import Member, UnitOfMembers, backward_order
 from ballast.wrapper.unused_units import naming_unused_units
 from ballast.wrapper.updates import StepCall
@@ -71,7 +73,11 @@ class Partition(ShardedState):
         in_unit = [number for unit in units for number in range(len(unit.trained))]
         self._places = [(member.unit, number) for member, number in zip(self._members, in_unit)]
         self._copies = GradientCopies(units, self._begins)
-        self.gradients = TakenGradients(self._group, self._members, self._tensor_norms, self._residence.undo_casts)
+        self._shards_of_gradients = GradientShards(self._core, self.sharing, self._group.size, self._members)
+        self._has_other_parts = ranks.of_model is not None  # of the model, on other ranks
+        self.gradients = TakenGradients(
+            self._group, self._members, self._tensor_norms, self._clamp_gradients, self._residence.undo_casts
+        )
         self._updates_in_backward = options.update_in_backward
         self.has_finite_factor = True  # by which gradients were scaled or clipped, in the last step; else it was skipped
         self.before_clipping = 1.0  # the ratio of the norm before clipping to that of the last step
@@ -139,13 +145,7 @@ class Partition(ShardedState):
             if self.gradients.are_cleared():
                 self._discard_cleared_gradients()
         if self._passes is not None:
-            self.wait_for_commit()  # raises the error of a step that has failed
-            refuse_order(
-                "cannot add gradients: their norm is known already",
-                where=f"parameter {self._members[self._index[id(parameter)]].name}",
-                needed="norms and clipping after the last backward pass of a step",
-                remedy="Call step() or zero_grad() first.",
-            )
+            self._continue_after_norm()
         number = self._index[id(parameter)]
         with without_torch_function():  # the parameter may be without its values
             gradient = parameter.grad
@@ -162,6 +162,15 @@ class Partition(ShardedState):
             self._gradient_order.held()
         elif complete := self._gradient_order.arrived(unit, place):
             self._take_all(complete)
+
+    def _continue_after_norm(self) -> None:
+        """Begin another backward pass after those whose norm was computed."""
+        self.wait_for_commit()  # raises the error of a step that has failed
+        for member in self.gradients.taken:
+            self.gradients.require_unscaled(member)
+        self._gradient_order.complete(self._passes or 0)
+        self._passes = None
+        self.gradients.forget_norms()
 
     def _complete_unit(self) -> None:
         """Take the unit whose turn it is if the backward pass computes none of its missing gradients, such as those of an
@@ -193,21 +202,45 @@ class Partition(ShardedState):
             finally:
                 self._core.release()
 
-    def gradient_norm(self) -> float:
+    def gradient_norm(self, order: float) -> float:
         """Return the norm of all gradients. All ranks call it together."""
         if not self._have_gradients():
             if self.gradients.are_spent():
                 refuse_norm("the norm of the gradients")
             return 0.0
         self.gradients.norm_is_known = True
-        factor = self.gradients.factor()
-        return math.nan if math.isnan(factor) else self._core.gradient_norm(loss_scale=1.0 / factor)
+        factor = self.gradients.factor(self._scale_gradients)
+        if math.isnan(factor):
+            return math.nan
+        if order == 2.0:
+            return self._core.gradient_norm(loss_scale=1.0 / factor)
+        norms = torch.tensor(self._tensor_norms(order), dtype=torch.float64, device="cpu")
+        return float(torch.linalg.vector_norm(norms, order)) * (factor if order > 0.0 else 1.0)
 
-    def _tensor_norms(self) -> list[list[float]]:
-        """Return the norm of each gradient, by unit and tensor, before torch scales it. All ranks call it together."""
+    def _tensor_norms(self, order: float) -> list[float]:
+        """Return the norm of each gradient before torch scales it. All ranks call it together."""
         if not self._have_gradients():
             refuse_norm("the norm of a gradient")
-        return self._core.tensor_norms(loss_scale=1.0)
+        if order != 2.0:
+            return self._shards_of_gradients.norms(order)
+        norms = self._core.tensor_norms(loss_scale=1.0)
+        return [norms[member.unit][member.tensor] for member in self._members]
+
+    def _scale_gradients(self, factors: Mapping[int, float]) -> None:
+        """Multiply gradients by factors of their own. All ranks call it together."""
+        if self._has_other_parts:
+            refuse_different(
+                "cannot scale or clip gradients by different factors: other ranks have other parts of the model",
+                where="norm_group=",
+                needed="one factor of all gradients",
+            )
+        self._shards_of_gradients.scale(factors)
+
+    def _clamp_gradients(self, bounds: Bounds) -> None:
+        """Clamp gradients, which all ranks have. They call it together."""
+        if self._have_gradients():
+            self.gradients.require_same_on_all_ranks("clamp gradients")
+            self._shards_of_gradients.clamp(bounds)
 
     def _have_gradients(self) -> bool:
         """Agree on the passes of the step, and return whether there is any. If there is none, they may still come."""
@@ -314,7 +347,7 @@ class Partition(ShardedState):
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
         now = self._first_inputs if discard else self._inputs_now()  # the optimizer may be gone
-        factor = 1.0 if discard else self.gradients.factor()
+        factor = 1.0 if discard else self.gradients.factor(self._scale_gradients)
         self.has_finite_factor = not math.isnan(factor)
         self.before_clipping = 1.0 if math.isnan(factor) else self.gradients.before_clipping(factor)
         return self._core.step(

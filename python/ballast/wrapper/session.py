@@ -109,6 +109,10 @@ class Session:
         return self._ranks.of_data
 
     @property
+    def has_norm_group(self) -> bool:
+        return self._ranks.of_model is not None
+
+    @property
     def ranks_of_all_hosts(self) -> int:
         return self.group.size * (1 if self._outer is None else self._outer.hosts.size)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from itertools import islice
 from sys import getrefcount
 
@@ -21,7 +21,8 @@ from ballast.wrapper.gradients import TakenGradient, refuse_as_updated, refuse_u
 from ballast.wrapper.hooks import late_hook_of
 from ballast.wrapper.units import Member
 
-Norms = list[list[float]]  # by unit and tensor
+Norms = list[float]  # by member
+Bounds = dict[int, tuple[float, float]]  # by member
 
 
 class TakenGradients:
@@ -31,12 +32,14 @@ class TakenGradients:
         self,
         group: Group,
         members: Sequence[Member],
-        read_norms: Callable[[], Norms],
+        read_norms: Callable[[float], Norms],
+        clamp: Callable[[Bounds], None],
         undo_casts: Callable[[], None],
     ):
         self._group = group
         self._members = members
         self._read_norms = weakref.WeakMethod(read_norms)  # of the partition, which owns this object
+        self._clamp = weakref.WeakMethod(clamp)
         self._undo_casts = undo_casts
         self._made: list[TakenGradient | None] = [None] * len(members)  # in earlier steps
         self.may_scale = True  # not after parameters have been updated with them in the backward pass
@@ -46,12 +49,17 @@ class TakenGradients:
         self.taken: set[int] = set()  # members
         self._added: int | None = None  # a member whose gradient was added to one that the last step has used
         self._factors = GradientFactors(self._group, self._members)
-        self._norms: Norms | None = None
+        self.forget_norms()
+        self._before_clipping = 1.0  # the ratio of the norm before clipping to the norm after it, of gradients scaled apart
+        self._rank_with_others: int | None = None  # which has gradients of other parameters than rank 0
+        self._factor_reader = FactorReader()
+
+    def forget_norms(self) -> None:
+        """Forget the norms: other gradients follow, or values have changed."""
+        self._norms: dict[float, Norms] = {}  # by order
+        self._norm_tensors = NormTensors()
         self._are_summed = False  # norms, by torch, of the gradients that this rank has
         self.norm_is_known = False  # to the caller, whose later factors clip
-        self._rank_with_others: int | None = None  # which has gradients of other parameters than rank 0
-        self._norm_tensors = NormTensors()
-        self._factor_reader = FactorReader()
 
     def take(self, member: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""
@@ -134,7 +142,7 @@ class TakenGradients:
     def spend(self) -> None:
         """Note that a step has used the gradients. Their norms stay known where they are."""
         for gradient in self._of_taken():
-            gradient.spend(None if self._norms is None else self.norm_of(gradient.member))
+            gradient.spend(self.norm_of(gradient.member) if 2.0 in self._norms else None)
 
     def _of_taken(self) -> list[TakenGradient]:
         """Return the objects in the places of gradients that were taken, unless a caller has replaced them."""
@@ -165,13 +173,23 @@ class TakenGradients:
                     member.parameter.grad = None
         self._made = []  # they refer to this object
 
-    def factor(self) -> float:
-        """Return the one factor of all gradients, or NaN if one is not finite on any rank. All ranks call it together."""
-        return self._factors.agreed(self.taken)
+    def factor(self, scale: Callable[[Mapping[int, float]], None]) -> float:
+        """Return the one factor of all gradients, or NaN if one is not finite on any rank, after `scale` has multiplied those
+        that have different ones. All ranks call it together."""
+
+        def scale_apart(factors: Mapping[int, float]) -> None:
+            norms = self._norms_of_order(2.0)
+            before, after = self._factors.norms(norms, factors)
+            if after > 0.0:
+                self._before_clipping *= before / after
+            scale(factors)
+            self.forget_norms()
+
+        return self._factors.agreed(self.taken, scale_apart)
 
     def before_clipping(self, factor: float) -> float:
         """Return the ratio of the norm before clipping to the norm after it. All ranks call it together."""
-        return self._factors.before_clipping(self.taken, factor)
+        return self._before_clipping * self._factors.before_clipping(self.taken, factor)
 
     def clip_all(self, factor: float) -> None:
         self._factors.clip_all(factor)
@@ -185,30 +203,44 @@ class TakenGradients:
     def name_of(self, member: int) -> str:
         return self._members[member].name
 
-    def norm_of(self, member: int) -> float:
-        if self._norms is None:
+    def norm_of(self, member: int, order: float = 2.0) -> float:
+        factor = abs(self._factors.total_of(member))
+        return self._norms_of_order(order)[member] * (factor if order > 0.0 else float(factor != 0.0))
+
+    def _norms_of_order(self, order: float) -> Norms:
+        """Return the norms of all gradients before any factor."""
+        if order not in self._norms:
             read_norms = self._read_norms()
             if read_norms is None:
                 refuse_order("cannot compute the norm of a gradient: its training has ended", needed="the same before close()")
-            self._norms = read_norms()
-        place = self._members[member]
-        return self._norms[place.unit][place.tensor] * abs(self._factors.total_of(member))
+            self._norms[order] = read_norms(order)
+        return self._norms[order]
+
+    def clamp(self, members: Sequence[int], least: float, most: float) -> None:
+        if not self.may_scale:
+            refuse_as_updated("cannot clamp gradients", "hooks of parameters (register_hook()) that clamp them")
+        clamp = self._clamp()
+        if clamp is None:
+            refuse_order("cannot clamp a gradient: its training has ended", needed="the same before close()")
+        factors = {member: self._factors.total_of(member) for member in members}
+        clamp({member: (least / factor, most / factor) for member, factor in factors.items() if factor > 0.0})
+        self.forget_norms()
 
     def all_finite(self) -> bool:
         """Return whether all gradients of all ranks are finite, so that all ranks return the same."""
         return all(map(math.isfinite, self._norms_of_all()))
 
-    def _norms_of_all(self) -> list[float]:
-        return [self.norm_of(member) for member in range(len(self._members))]
+    def _norms_of_all(self, order: float = 2.0) -> list[float]:
+        return [self.norm_of(member, order) for member in range(len(self._members))]
 
-    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype, order: float) -> torch.Tensor:
         self.norm_is_known = True
-        return self._norm_tensors.take(member, (device, dtype), self._norms_to_sum)
+        return self._norm_tensors.take(member, (device, dtype, order), partial(self._norms_to_sum, order))
 
-    def _norms_to_sum(self) -> list[float]:
+    def _norms_to_sum(self, order: float) -> list[float]:
         self._are_summed = True
-        norms = self._norms_of_all()
-        self._require_same_on_all_ranks()
+        norms = self._norms_of_all(order)
+        self.require_same_on_all_ranks("compute norms of gradients")
         return norms
 
     # --- Gradients of different parameters on different ranks ---
@@ -223,13 +255,13 @@ class TakenGradients:
         up: each rank would miss those of the gradients that it does not have, and clip by another factor or not at all."""
         self._rank_with_others = next((rank for rank, each in enumerate(taken) if each != taken[0]), None)
         if any(are_summed):
-            self._require_same_on_all_ranks()
+            self.require_same_on_all_ranks("compute norms of gradients")
 
-    def _require_same_on_all_ranks(self) -> None:
+    def require_same_on_all_ranks(self, what: str) -> None:
         if self._rank_with_others is not None:
             self._are_summed = False  # the caller may try optimizer.clip_grad_norm_()
             refuse_different(
-                "cannot compute norms of gradients: ranks have gradients of different parameters",
+                f"cannot {what}: ranks have gradients of different parameters",
                 where=f"rank {self._rank_with_others}, which has others than rank 0",
                 needed="gradients of the same parameters on all ranks",
             )

@@ -6,9 +6,12 @@ import ballast
 import pytest
 import torch
 from python.wrap.support.clipping import (
+    AS_TORCH,
+    clips_as_torch,
     clips_different_gradients,
     clips_on_a_rank_without_a_batch,
     clips_through_torch,
+    norms_of_order,
     skips_by_a_factor_of_one_rank,
 )
 from python.wrap.support.loops import Loop, Tower, mean_square
@@ -52,6 +55,48 @@ def test_clipping_reads_one_tensor_and_makes_one(stage, clip):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_clipping_asks_the_library_once(stage):
     assert run_ranks(2, clips_through_torch, stage) == [(1, 1, True)] * 2
+
+
+@pytest.mark.parametrize("clip", AS_TORCH)
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_every_clip_of_torch_clips_as_for_plain_torch(stage, clip):
+    """Clip by norms of every order, some gradients only, and by value, on two ranks, with one backward pass and with two."""
+    for passes in (1, 2):
+        expected, parameters = clips_as_torch(0, 2, -1, clip, passes)
+        for seen, mine in run_ranks(2, clips_as_torch, 2, stage, clip, passes):
+            assert seen == pytest.approx(expected, rel=1e-4)
+            torch.testing.assert_close(mine, parameters, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [1.0, 3.0, float("inf")])
+def test_the_optimizer_clips_by_other_orders(order):
+    model, optimizer = with_gradients(stage=3)
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    expected = float(torch.nn.utils.get_total_norm(gradients, order))
+    assert float(optimizer.clip_grad_norm_(expected / 2, order)) == pytest.approx(expected, rel=1e-6)
+    assert float(optimizer.clip_grad_norm_(1e9, norm_type=order)) == pytest.approx(expected / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_])
+def test_the_norm_of_a_step_is_that_before_some_gradients_were_clipped(clip):
+    model, optimizer = with_gradients(stage=2)
+    parameters = [each for each in model.parameters() if each.grad is not None]
+    norm = float(torch.nn.utils.get_total_norm([each.grad for each in parameters]))
+    clip(parameters[:3], 1e-3)
+    optimizer.step()
+    reported = optimizer.metrics()["grad_norm"]
+    assert reported == pytest.approx(norm, rel=1e-5) if clip is torch.nn.utils.clip_grad_norm_ else reported < norm
+
+
+@pytest.mark.parametrize("order", [0.5, 1.0, 3.0, float("inf")])
+def test_norms_of_every_order_have_the_same_bits_at_every_stage(order):
+    seen = {
+        norms
+        for ranks in (1, 2)
+        for stage in (0, 2, 3)
+        for norms in run_ranks(ranks, norms_of_order, stage, order)
+    }
+    assert len(seen) == 1
 
 
 DIFFERENT = "cannot compute norms of gradients: ranks have gradients of different parameters"

@@ -170,14 +170,6 @@ def test_gradient_scalers_skip_and_scale(unscale):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_clipping_some_of_the_parameters_is_refused():
-    model, optimizer = wrapped()
-    model(torch.ones(20)).sum().backward()
-    torch.nn.utils.clip_grad_norm_([model[0].weight], 1e-3)
-    with pytest.raises(ballast.UsageError, match="clipped together"):
-        optimizer.step()
-
-
 def test_gradients_are_made_once_unless_a_caller_keeps_one():
     model, optimizer = wrapped()
     take_step(model, optimizer)

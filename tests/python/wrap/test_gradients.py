@@ -313,7 +313,7 @@ def clipped_pass(training):
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_full_pass_follows_one_that_has_not_come_to_its_end(run, clear, begins):
     if run is clipped_pass and clear is leave:
-        pytest.skip("a pass after a norm is refused")
+        pytest.skip("a pass after clipping is refused")
 
     def train(training):
         if not begins:
@@ -359,14 +359,15 @@ def test_gradients_by_hand_are_clipped_with_the_others(by_hand, clip):
 
 @pytest.mark.parametrize("clip", [clip_by_itself, clip_by_torch])
 @pytest.mark.parametrize("holds", [False, True])
-def test_gradients_after_a_norm_are_refused(clip, holds):
+def test_gradients_after_clipping_are_refused(clip, holds):
     plain = Training()
     plain.step()
     for stage in (2, 3):
         ours = Training(stage=stage)
         ours.backward()
         clip(ours)
-        with pytest.raises(ballast.UsageError, match="B1007 cannot add gradients(.|\n)*last backward pass(.|\n)*zero_grad"):
+        said = "B1007 cannot add gradients(.|\n)*last backward pass(.|\n)*zero_grad"
+        with pytest.raises(ballast.UsageError, match=said):
             with ours.optimizer.no_sync() if holds else nullcontext():
                 ours.backward()
         ours.optimizer.zero_grad()

@@ -67,4 +67,7 @@ class Lease {
   std::function<void()> on_end_;
 };
 
+// Shows a part of a tensor's summed gradients, in the order of its elements, and may change it.
+using GradientVisitor = std::function<void(std::size_t unit, std::size_t tensor, const View& gradients, bool on_gpu)>;
+
 }  // namespace ballast

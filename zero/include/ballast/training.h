@@ -65,11 +65,14 @@ class Training {
   // plan, until the same order comes twice in a row.
   Lease exact_parameters(std::size_t unit);
 
-  // The norm of the gradients that the step would use, before clipping. All ranks call together, and the step comes next.
-  // Loss scale and micro-steps are those of StepOptions.
+  // The norm of the gradients that the step would use, before clipping. All ranks call together. Backward uses may follow, except
+  // with Reduction::boundary, and take the step off plan. Loss scale and micro-steps are those of StepOptions.
   double gradient_norm(double loss_scale = 1.0, std::optional<std::size_t> micro_steps = {});
   std::vector<std::vector<double>> tensor_norms(  // of each tensor, by unit
       double loss_scale = 1.0, std::optional<std::size_t> micro_steps = {});
+  // Shows those gradients, as sums over ranks and micro-steps, in this rank's shards. The visitor may change them: norms and the
+  // step use the changed ones. All ranks call together. Work that the visitor issues to a GPU must be done when it returns.
+  void visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps = {});
 
   // Returns when the step is decided. Its updates may still run while the next forward begins. What the options leave out is
   // that of the training; with Schedule::update_in_backward only the first form is allowed, and the loss scale must be 1.

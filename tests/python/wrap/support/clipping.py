@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ballast
@@ -121,6 +123,49 @@ CLIPS: dict[str, Callable[[torch.nn.Module, Any, float], float]] = {
 }
 
 
+Clip = Callable[[list[torch.nn.Parameter]], Any]
+
+AS_TORCH: dict[str, Clip] = {
+    **{f"order {order}": partial(torch.nn.utils.clip_grad_norm_, max_norm=0.05, norm_type=order)
+       for order in (0.5, 1.0, 3.0, float("inf"))},
+    "one by one": partial(torch.nn.utils.clip_grad_norm_, max_norm=0.05, norm_type=1.0, foreach=False),
+    "some": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters[:2], 0.05),
+    "some by another order": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters[2:], 0.05, norm_type=1.0),
+    "each": lambda parameters: sum(torch.nn.utils.clip_grad_norm_([each], 0.02) for each in parameters),
+    "some, then all": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters[:2], 0.05)
+    + torch.nn.utils.clip_grad_norm_(parameters, 0.05),
+    "value": lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.005) or 0.0,
+    "value one by one": lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.005, foreach=False) or 0.0,
+    "value and norm": lambda parameters: (torch.nn.utils.clip_grad_value_(parameters, 0.005) or 0.0)
+    + torch.nn.utils.clip_grad_norm_(parameters, 0.01),
+    "norm and value": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.05)
+    + (torch.nn.utils.clip_grad_value_(parameters, 0.005) or 0.0),
+}
+
+
+def clips_as_torch(rank: int, ranks: int, stage: int, clip: str, passes: int) -> tuple[list[float], list[torch.Tensor]]:
+    """Make steps with clipped gradients, of which the norms are also read before the last backward pass. Return the norms and
+    the parameters."""
+    loop = Loop(rank=rank, ranks=ranks)
+    model = loop.make_model()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.5)
+    if stage >= 0:
+        optimizer = ballast.wrap(optimizer, model, stage=stage, timeout=20)
+    seen = []
+    for step in range(3):
+        for number in range(passes):
+            if number > 0:
+                seen.append(float(torch.nn.utils.clip_grad_norm_([*model.parameters()], 1e9)))
+            batches = [loop] if stage >= 0 else [replace(loop, rank=each) for each in range(ranks)]
+            for each in batches:
+                (each.loss(model, each.batch(step * passes + number)) / len(batches)).backward()
+        seen.append(float(AS_TORCH[clip]([*model.parameters()])))
+        optimizer.step()
+        optimizer.zero_grad()
+    with ballast.gather(model):
+        return seen, [each.detach().clone() for each in model.parameters()]
+
+
 def clips_different_gradients(rank: int, stage: int) -> tuple[str, list[float]]:
     """Unscale and clip gradients that each rank has of other parameters. Return what torch's function says, and the norms
     before and after clipping through the optimizer."""
@@ -170,3 +215,14 @@ def skips_by_a_factor_of_one_rank(rank: int, stage: int) -> None:
         with ballast.gather(model):
             is_same = all(map(torch.equal, model.parameters(), before))
         assert is_same == (updates == 0)
+
+
+def norms_of_order(rank: int, stage: int, order: float) -> tuple[float, ...]:
+    """Return the norms of gradients that are the same on all ranks."""
+    loop = Loop()
+    model = loop.make_model()
+    optimizer: Any = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+    loop.loss(model, loop.batch(0)).backward()
+    norms = tuple(optimizer._ballast.partition()._tensor_norms(order))
+    optimizer.zero_grad()
+    return norms
