@@ -143,7 +143,7 @@ class PartitionFactory:
 
     def units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
         if stage == 3:
-            return units_of_model(self._wrapped.required_model, members, self.options.units, self._wrapped.keeps())
+            return units_of_model(self._wrapped.required_model, members, self.options.units, self._wrapped.shards())
         return units_of(members)
 
     def step_inputs(self) -> StepInputs:

@@ -272,8 +272,8 @@ class Session:
 
     def _require_averaged(self) -> None:
         """Look for the model's parameters that no wrapped optimizer has, before the first step: by then all of them are
-        wrapped. In stage 3 a plain optimizer cannot change them."""
-        if self._has_looked_for_others or self.ranks_of_all_hosts == 1 or not self.options.keeps_full_parameters:
+        wrapped."""
+        if self._has_looked_for_others or self.ranks_of_all_hosts == 1:
             return
         preconditions.require_averaged(
             self._wrapped.unaveraged(),

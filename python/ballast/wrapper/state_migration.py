@@ -235,9 +235,10 @@ class StateMigration:
             parameter = taken.parameter
             full = self._full(taken, None).to(parameter.device)
             full = full if taken.is_opaque else full.to(parameter.dtype)
-            found = managed(parameter)
-            assert found is not None
-            found.release(full)
+            if (found := managed(parameter)) is not None:
+                found.release(full)
+            else:  # no optimizer shards it any more, so that the next partition has given it memory of torch
+                parameter.data.copy_(full)
         self._taken = {}
 
     def _full(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:

@@ -119,5 +119,11 @@ class Wrapped:
 
         return keep
 
+    def shards(self) -> Callable[[torch.Tensor], bool]:
+        """Return the function that says whether stage 3 shards a parameter: those that this optimizer keeps, except for those
+        that an optimizer which is not wrapped may train."""
+        own, keeps = {id(parameter) for _, parameter in self.parameters()}, self.keeps()
+        return lambda parameter: keeps(parameter) and (id(parameter) in own or not parameter.requires_grad)
+
     def names(self) -> dict[int, str]:
         return names_of(self.optimizer.param_groups, self.model)

@@ -23,6 +23,7 @@ from python.wrap.support.several import (
     rule_and_own_step,
     same,
     tower,
+    trains_a_head_itself,
     values_of,
     with_a_plain_optimizer,
     with_own_steps,
@@ -329,10 +330,29 @@ def test_stage_3_refuses_an_optimizer_of_a_part_of_the_model(stages):
 def test_stage_3_wraps_all_optimizers_before_training_begins():
     model = mlp()
     one, other = halves(model)
+    model[2].weight.requires_grad_(False)
     one = ballast.wrap(one, model, stage=3)
     model(torch.ones(20)).sum().backward()
     with pytest.raises(ballast.UsageError, match="training has begun(.|\n)*parameter 2.weight"):
         ballast.wrap(other, model, stage=3)
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_an_optimizer_of_whole_parameters_is_wrapped_when_training_has_begun(wraps):
+    loop, values = Loop(), []
+    for wrap in (lambda each, model: each, lambda each, model: ballast.wrap(each, model, stage=3)):
+        model = mlp()
+        one, other = halves(model)
+        one = wrap(one, model)
+        for step in range(4):
+            other = wrap(other, model) if step == 2 and wraps else other
+            loop.loss(model, loop.batch(step)).backward()
+            for each in (one, other):
+                each.step()
+                each.zero_grad()
+        with ballast.gather(model):
+            values.append(values_of(model))
+    torch.testing.assert_close(values[0], values[1])
 
 
 @pytest.mark.parametrize(
@@ -387,3 +407,14 @@ def test_commands_know_each_optimizer_of_a_checkpoint(tmp_path, capsys):
     state = state_in(tmp_path, manifest.read(tmp_path))
     assert set(state["first.weight"]) == {"exp_avg", "exp_avg_sq"}
     assert set(state["position"]) == {"square_avg", "step"}
+
+
+# --- Parameters that no wrapped optimizer has ---
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_plain_optimizer_trains_the_parameters_that_no_wrapped_one_has(stage, ranks, tmp_path):
+    expected = trains_a_head_itself(0, ranks, -1, "")
+    for mine in run_ranks(ranks, trains_a_head_itself, ranks, stage, str(tmp_path)):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)

@@ -12,7 +12,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from python.wrap.support.loops import Loop, Tower
+from python.wrap.support.loops import Loop, Tower, mlp
 
 Optimizers = list[Any]
 Make = Callable[[list[torch.nn.Parameter], list[torch.nn.Parameter]], Optimizers]
@@ -195,3 +195,35 @@ def on_ranks(rank: int, folder: str) -> dict[str, Any]:
         optimizer.load_state_dict(state)
     found["reloaded"] = training.train(third, optimizers, 4, 2)
     return found
+
+
+def trains_a_head_itself(rank: int, ranks: int, stage: int, directory: str) -> list[torch.Tensor]:
+    """Train a model whose head a plain optimizer has, which begins frozen. Save and load in the middle. Return the parameters.
+    Without a stage, one rank trains with plain torch on the batches of all."""
+    loop = Loop(ranks=ranks)
+
+    def begin() -> tuple[torch.nn.Module, list[Any]]:
+        model = mlp()
+        body = torch.optim.AdamW(model[0].parameters(), lr=1e-2)
+        head = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+        return model, [body if stage < 0 else ballast.wrap(body, model, stage=stage, timeout=20), head]
+
+    model, optimizers = begin()
+    for step in range(6):
+        model[2].requires_grad_(step > 0)
+        model[0].bias.requires_grad_(step != 1)  # makes another partition
+        for each in [rank] if stage >= 0 else range(ranks):
+            (loop.loss(model, replace(loop, rank=each).batch(step)) / (1 if stage >= 0 else ranks)).backward()
+        for parameter in model[2].parameters() if stage >= 0 and step > 0 else ():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= ranks
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == 3 and stage >= 0:
+            ballast.save(directory, model, optimizers[0], extra=optimizers[1].state_dict())
+            model, optimizers = begin()
+            optimizers[1].load_state_dict(ballast.load_checkpoint(directory, model, optimizers[0]))
+    assert stage < 0 or all(type(each) is torch.nn.Parameter for each in model[2].parameters())
+    with ballast.gather(model):
+        return [each.detach().clone() for each in model.parameters()]
