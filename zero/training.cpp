@@ -142,6 +142,8 @@ void Training::visit_gradients(const GradientVisitor& visit, std::optional<std::
   impl_->engine->visit_gradients(visit, micro_steps);
 }
 
+void Training::leave_out(std::size_t unit, std::size_t tensor) { impl_->engine->leave_out(unit, tensor); }
+
 StepResult Training::step(double loss_scale) {
   if (!impl_->options.schedule.update_in_backward) return step({.loss_scale = loss_scale});
   require(loss_scale == 1.0, Code::out_of_order, [&] {

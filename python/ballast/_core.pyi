@@ -563,8 +563,9 @@ class Training:
         self,
         *,
         rules: Sequence[_Rule],
-        begun_at: Sequence[int],
+        missed: Sequence[int],
     ) -> None: ...
+    def leave_out(self, unit: int, tensor: int) -> None: ...
     def gradient_norm(self, *, loss_scale: float) -> float: ...
     def tensor_norms(self, *, loss_scale: float) -> list[list[float]]: ...
     def visit_gradients(self, visit: Callable[[int, int, Memory, DType], None]) -> None: ...
@@ -572,7 +573,7 @@ class Training:
         self,
         *,
         rules: Sequence[_Rule],
-        begun_at: Sequence[int],
+        missed: Sequence[int],
         max_norm: float,
         loss_scale: float,
         discard: bool,

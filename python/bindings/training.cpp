@@ -151,12 +151,12 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
       .def_readonly("own", &TileToUpdate::own);
   training.def(
       "step",
-      [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at,
+      [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed,
          double max_norm, double loss_scale, bool discard, const py::object& custom_step) {
         return self.cast<TrainingBinding&>().step(
-            {rules, begun_at, max_norm, loss_scale, discard, custom_step_of(self, custom_step)});
+            {rules, missed, max_norm, loss_scale, discard, custom_step_of(self, custom_step)});
       },
-      py::kw_only(), py::arg("rules"), py::arg("begun_at"), py::arg("max_norm"), py::arg("loss_scale"),
+      py::kw_only(), py::arg("rules"), py::arg("missed"), py::arg("max_norm"), py::arg("loss_scale"),
       py::arg("discard"), py::arg("custom_step") = py::none());
 }
 
@@ -195,7 +195,8 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def_property_readonly("gathers_codes", &TrainingBinding::gathers_codes)
       .def("acquire_gradients", memory_of<&TrainingBinding::acquire_gradients>, py::arg("unit"))
       .def("release", &TrainingBinding::release)
-      .def("prepare", &TrainingBinding::prepare, py::kw_only(), py::arg("rules"), py::arg("begun_at"))
+      .def("prepare", &TrainingBinding::prepare, py::kw_only(), py::arg("rules"), py::arg("missed"))
+      .def("leave_out", &TrainingBinding::leave_out, py::arg("unit"), py::arg("tensor"))
       .def("gradient_norm", &TrainingBinding::gradient_norm, py::kw_only(), py::arg("loss_scale"))
       .def("tensor_norms", &TrainingBinding::tensor_norms, py::kw_only(), py::arg("loss_scale"))
       .def(

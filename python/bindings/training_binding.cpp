@@ -141,10 +141,10 @@ void TrainingBinding::release() {
   lease_.reset();
 }
 
-void TrainingBinding::prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at) {
+void TrainingBinding::prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed) {
   const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
-  training_->prepare({.groups = rules, .begun_at = begun_at});
+  training_->prepare({.groups = rules, .missed = missed});
 }
 
 double TrainingBinding::gradient_norm(double loss_scale) {
@@ -157,6 +157,11 @@ std::vector<std::vector<double>> TrainingBinding::tensor_norms(double loss_scale
   const OneThread::Call call(thread_);
   const py::gil_scoped_release released;
   return training_->tensor_norms(loss_scale);
+}
+
+void TrainingBinding::leave_out(std::size_t unit, std::size_t tensor) {
+  const OneThread::Call call(thread_);
+  training_->leave_out(unit, tensor);
 }
 
 void TrainingBinding::visit_gradients(const ShowGradients& visit) {
@@ -208,7 +213,7 @@ StepResult TrainingBinding::step(const StepRequest& request) {
                                          .max_norm = request.max_norm,
                                          .loss_scale = request.loss_scale,
                                          .discard = request.discard,
-                                         .begun_at = request.begun_at,
+                                         .missed = request.missed,
                                          .update = request.custom_step ? TrainerUpdate(custom_step) : TrainerUpdate()});
     count_steps();
     return result;

@@ -71,7 +71,7 @@ using CustomStep = std::function<void(const std::vector<TileToUpdate>& tiles, fl
 
 struct StepRequest {
   std::vector<optim::Rule> rules{};
-  std::vector<std::uint64_t> begun_at{};
+  std::vector<std::uint64_t> missed{};
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;
   bool discard = false;
@@ -108,7 +108,8 @@ class TrainingBinding {
   Memory acquire_gradients(std::size_t unit);
   void release();
   std::string unpinned_because() const { return training_->unpinned_because(); }
-  void prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at);
+  void prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed);
+  void leave_out(std::size_t unit, std::size_t tensor);
   double gradient_norm(double loss_scale);
   std::vector<std::vector<double>> tensor_norms(double loss_scale);
   // Calls with the unit, the tensor and a part of its gradients, and acquires Python's lock itself.

@@ -101,7 +101,8 @@ PYTHON_LAYERS = {
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.gradient_shards", "wrapper.taken_gradients"),
-        *("wrapper.same_options", "wrapper.same_parameters", "wrapper.sharded_state", "wrapper.updates", "wrapper.partition"),
+        *("wrapper.same_options", "wrapper.same_parameters", "wrapper.sharded_state", "wrapper.updates"),
+        *("wrapper.missed_steps", "wrapper.partition"),
         "wrapper.state_migration",
         *("wrapper.moments", "wrapper.note_format"),
         *("wrapper.rule_updates", "wrapper.custom_updates", "wrapper.stored_updates", "wrapper.update_kinds"),

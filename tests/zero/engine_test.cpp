@@ -217,6 +217,66 @@ TEST_CASE("a lease that has ended, or whose training has, gives no memory") {
   CHECK_NOTHROW(outlives->end());
 }
 
+namespace {
+
+// The values of two tensors after steps with gradients of 1. `left_out`: whether a step leaves the second tensor out.
+std::vector<std::vector<float>> values_after(const std::vector<bool>& left_out, bool in_backward) {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.1, .weight_decay = 0.1}};
+  Training training({{{.name = "unit", .tensors = {{"w", {10}}, {"b", {200}}}}}}, *world, rules,
+                    {.stage = 3, .tile_elements = 128, .schedule = {.update_in_backward = in_backward}});
+  training.initialize(initial_parameters());
+  std::vector<std::uint64_t> missed{0, 0};
+  for (const bool leaves_out : left_out) {
+    training.forward(0);
+    const StepOptions options{.groups = rules, .missed = missed};
+    if (in_backward) training.prepare(options);
+    {
+      const Lease lease = training.backward(0);
+      for (const std::size_t tensor : {0u, 1u}) {
+        for (std::size_t i = 0; i < lease.gradient(tensor).count(); ++i)
+          set_value(lease.gradient(tensor), i, 1.0f);
+      }
+      if (leaves_out) training.leave_out(0, 1);
+    }
+    in_backward ? training.step_prepared() : training.step(options);
+    missed[1] += leaves_out ? 1 : 0;
+  }
+  const Lease lease = training.forward(0);
+  std::vector<std::vector<float>> values(2);
+  for (const std::size_t tensor : {0u, 1u}) {
+    for (std::size_t i = 0; i < lease.tensor(tensor).count(); ++i)
+      values[tensor].push_back(value_of(lease.tensor(tensor), i));
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("a tensor that is left out stays as it is, and counts its own steps") {
+  const bool in_backward = GENERATE(false, true);
+  const auto never = values_after({}, in_backward), twice = values_after({false, false}, in_backward);
+  const auto four_times = values_after({false, false, false, false}, in_backward);
+  const auto found = values_after({true, false, true, false}, in_backward);
+  CHECK(found[0] == four_times[0]);
+  CHECK(found[1] == twice[1]);
+  CHECK(values_after({true}, in_backward)[1] == never[1]);
+}
+
+TEST_CASE("tensors that are not there cannot be left out, nor have missed steps") {
+  LoneTraining alone;
+  alone.training.initialize(initial_parameters());
+  CHECK_THROWS_WITH(alone.training.leave_out(0, 1),
+                    Contains("B1001 cannot leave out tensor 1") && Contains("unit first"));
+  alone.use_all(1.0f);
+  const std::vector<std::uint64_t> one{0}, too_many{0, 1};
+  const std::vector<optim::Rule>& rules = alone.training.groups();
+  CHECK_THROWS_WITH(alone.training.step({.groups = rules, .missed = one}), Contains("B1003") && Contains("2 counts"));
+  CHECK_THROWS_WITH(alone.training.step({.groups = rules, .missed = too_many}), Contains("more steps than there were"));
+  CHECK(alone.training.step().step == 1);
+}
+
 TEST_CASE("a lease gives tensors by number, and refuses those that it does not have") {
   LoneTraining alone;
   alone.training.initialize(initial_parameters());

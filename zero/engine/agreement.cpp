@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "kernels/exact_sum_math.h"
@@ -16,6 +17,21 @@
 
 namespace ballast {
 namespace {
+
+void require_missed(const Model& model, std::span<const std::uint64_t> missed, std::uint64_t steps) {
+  std::size_t tensors = 0;
+  for (const Unit& unit : model.units)
+    tensors += unit.tensors.size();
+  require(missed.empty() || missed.size() == tensors, Code::wrong_size, [&] {
+    return Problem{.what = "cannot prepare a step: its missed steps are not those of each tensor",
+                   .needed = fmt::format("{} counts, or none", tensors),
+                   .available = fmt::format("{}", missed.size())};
+  });
+  require(std::ranges::all_of(missed, [&](std::uint64_t count) { return count <= steps; }), Code::bad_argument, [&] {
+    return Problem{.what = "cannot prepare a step: a tensor has missed more steps than there were",
+                   .needed = fmt::format("{} at most", steps)};
+  });
+}
 
 void require_rules(const CompiledPlan& plan, const StepOptions& options) {
   require_groups(plan.model(), options.groups.size());
@@ -63,6 +79,7 @@ Agreement::Agreement(const CompiledPlan& plan, Mesh& mesh, const LaneArithmetic&
 
 void Agreement::check(const StepOptions& options) const {
   require_rules(plan_, options);
+  require_missed(plan_.model(), options.missed, steps_);
   const bool in_backward = plan_.input().schedule.update_in_backward;
   require(!in_backward || options.max_norm.value_or(optim::no_clipping) == optim::no_clipping, Code::bad_argument, [] {
     return Problem{.what = "cannot clip gradients: parameters are updated before the norm is known",
@@ -109,10 +126,10 @@ void Agreement::check_accumulated(const Trace& visited, std::optional<std::size_
 
 void Agreement::prepare(const StepOptions& options) {
   rules_.assign(options.groups.begin(), options.groups.end());
-  begun_at_.assign(options.begun_at.begin(), options.begun_at.end());
+  missed_.assign(options.missed.begin(), options.missed.end());
   options_ = options;
   options_.groups = rules_;
-  options_.begun_at = begun_at_;
+  options_.missed = missed_;
   is_prepared_ = true;
 }
 
@@ -121,6 +138,7 @@ TrainerUpdate Agreement::take_custom_update() { return std::exchange(options_.up
 void Agreement::end_step(std::uint64_t steps) {
   steps_ = steps;
   is_prepared_ = false;
+  left_out_.clear();
 }
 
 optim::Decision Agreement::decide(const kernels::ExactSum& squares) const {
@@ -137,14 +155,37 @@ StepNumbers Agreement::numbers_of(const optim::Decision& decision) const {
                       .skip = decision.skip,
                       .gradient_factor = decision.gradient_factor,
                       .groups = {}};
-  for (const optim::Rule& rule : rules_) {
-    const std::size_t group = numbers.groups.size();
-    const std::uint64_t before = group < begun_at_.size() ? begun_at_[group] : 0;
-    numbers.groups.push_back(
-        optim::at(rule, {.number = steps_ + 1 - before, .gradient_factor = decision.gradient_factor}));
-  }
+  for (const optim::Rule& rule : rules_)
+    numbers.groups.push_back(optim::at(rule, {.number = steps_ + 1, .gradient_factor = decision.gradient_factor}));
+  add_tensors(numbers);
   add_matrices(numbers);
   return numbers;
+}
+
+// The tensors of a parameter group that have missed as many steps share an update. A rule of whole matrices counts no steps.
+void Agreement::add_tensors(StepNumbers& numbers) const {
+  const bool may_leave_out = plan_.input().schedule.update_in_backward || !left_out_.empty();
+  if (missed_.empty() && !may_leave_out) return;
+  std::map<std::pair<std::size_t, std::uint64_t>, std::size_t> known;  // group and missed steps
+  std::size_t number = 0;
+  for (const Unit& unit : plan_.model().units) {
+    std::vector<std::size_t>& of_unit = numbers.group_of.emplace_back();
+    for (const Tensor& tensor : unit.tensors) {
+      const std::uint64_t missed = missed_.empty() ? 0 : missed_[number++];
+      if (missed == 0 || tensor.frozen || plan_.input().needs_matrices()) {
+        of_unit.push_back(tensor.group);
+        continue;
+      }
+      const auto [found, is_new] = known.try_emplace({tensor.group, missed}, numbers.groups.size());
+      of_unit.push_back(found->second);
+      if (is_new) {
+        numbers.groups.push_back(optim::at(
+            rules_[tensor.group], {.number = steps_ + 1 - missed, .gradient_factor = numbers.gradient_factor}));
+      }
+    }
+  }
+  for (const auto& [unit, tensor] : left_out_)
+    numbers.leave_out(unit, tensor);
 }
 
 // Of the second and third part of Muon's update; the first is in the groups.

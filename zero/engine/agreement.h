@@ -23,6 +23,7 @@ class Agreement {
   // Throw if a step's uses are not those of so many micro-steps: of the prepared one, or before it.
   void check_accumulated(const Trace& visited) const;
   void check_accumulated(const Trace& visited, std::optional<std::size_t> micro_steps) const;
+  void leave_out(std::size_t unit, std::size_t tensor) { left_out_.emplace_back(unit, tensor); }  // of the next step
   bool is_prepared() const { return is_prepared_; }
   bool has_custom_update() const { return static_cast<bool>(options_.update); }
   TrainerUpdate take_custom_update();
@@ -43,6 +44,7 @@ class Agreement {
  private:
   optim::Decision decide(const kernels::ExactSum& squares) const;
   StepNumbers numbers_of(const optim::Decision& decision) const;
+  void add_tensors(StepNumbers& numbers) const;
   void add_matrices(StepNumbers& numbers) const;
   void sum_over_shards(std::span<kernels::ExactSum> squares) const;
   kernels::ExactSum sum_over_model(const kernels::ExactSum& squares) const;
@@ -55,8 +57,9 @@ class Agreement {
   bool sums_micro_steps_;
   std::vector<std::size_t> uses_of_micro_step_;  // in backward, by unit
   std::vector<optim::Rule> rules_;
-  std::vector<std::uint64_t> begun_at_;
-  StepOptions options_{};  // its groups are rules_, its begun_at is begun_at_
+  std::vector<std::uint64_t> missed_;
+  StepOptions options_{};                                      // its groups are rules_, its missed is missed_
+  std::vector<std::pair<std::size_t, std::size_t>> left_out_;  // unit and tensor
   bool is_prepared_ = false;
   std::uint64_t steps_ = 0;
 };

@@ -57,16 +57,17 @@ TileMemory Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {
   return tile;
 }
 
-std::vector<kernels::Run> Arithmetic::runs_of(const Op& update) const {
-  return runs_in(plan_.model().units[update.unit], plan_.layout().units[update.unit], range_of(update));
+std::vector<kernels::Run> Arithmetic::runs_of(const Op& update, const StepNumbers& step) const {
+  return runs_in(plan_.model().units[update.unit], plan_.layout().units[update.unit], range_of(update),
+                 step.groups_of(update.unit));
 }
 
 void Arithmetic::update(const Op& op, const StepNumbers& step) const {
   if (!plan_.input().needs_matrices()) {
-    return context_.backend().update(tile_of(op, step), runs_of(op), step.groups);
+    return context_.backend().update(tile_of(op, step), runs_of(op, step), step.groups);
   }
-  const auto runs =
-      plan_.matrix_groups().runs_in(plan_.model().units[op.unit], plan_.layout().units[op.unit], range_of(op));
+  const auto runs = plan_.matrix_groups().runs_in(plan_.model().units[op.unit], plan_.layout().units[op.unit],
+                                                  range_of(op), step.groups_of(op.unit));
   context_.backend().update(tile_of(op, step), runs, step.matrices);
 }
 
@@ -76,7 +77,7 @@ void Arithmetic::make_direction(const Op& op, const StepNumbers& step) const {
   tile.gradient_dtype = plan_.input().dtype_of_sums(op.unit);
   tile.parameter_dtype = DType::bf16;
   tile.master = nullptr;
-  context_.backend().update(tile, runs_of(op), step.groups);
+  context_.backend().update(tile, runs_of(op, step), step.groups);
 }
 
 kernels::ExactSum Arithmetic::read_sum(const Piece& squares) const {

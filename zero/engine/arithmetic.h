@@ -32,7 +32,7 @@ class Arithmetic {
 
   // The memory and the rules of an update.
   TileMemory tile_of(const Op& update, const StepNumbers& step) const;
-  std::vector<kernels::Run> runs_of(const Op& update) const;
+  std::vector<kernels::Run> runs_of(const Op& update, const StepNumbers& step) const;
   const std::byte* state_of(const Op& update) const { return slots_.data(update.state); }
 
   // The first element of a norm operation's gradients that is not finite; kernels::no_index if all are. Works in the

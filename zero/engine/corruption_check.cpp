@@ -92,7 +92,7 @@ CorruptionCheck::Copy CorruptionCheck::updated(Copy copy, const Place& place, co
   tile.count = original.count;
   tile.first_index = original.first_index;
   tile.rounding_stream = original.rounding_stream;
-  backend_->update(tile, runs_in(arithmetic.runs_of(op), place.range), step.groups);
+  backend_->update(tile, runs_in(arithmetic.runs_of(op, step), place.range), step.groups);
   return copy;
 }
 

@@ -251,6 +251,19 @@ void Engine::prepare(const StepOptions& options) {
   if (parts_.plan.input().schedule.update_in_backward) scheduler_.run().numbers = agreement_.numbers_before_norm();
 }
 
+void Engine::leave_out(std::size_t unit, std::size_t tensor) {
+  require_usable();
+  require_unit(unit);
+  const std::vector<Tensor>& tensors = parts_.plan.model().units[unit].tensors;
+  require(tensor < tensors.size() && !tensors[tensor].frozen, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot leave out tensor {}: it is not trained", tensor),
+                   .where = fmt::format("unit {}", parts_.plan.model().units[unit].name),
+                   .needed = "a trained tensor of the unit"};
+  });
+  parts_.plan.input().schedule.update_in_backward ? scheduler_.run().numbers.leave_out(unit, tensor)
+                                                  : agreement_.leave_out(unit, tensor);
+}
+
 void Engine::reach_agreement() {
   require(scheduler_.uses().oldest() == nullptr, Code::out_of_order, [] {
     return Problem{.what = "cannot step: a lease of a unit has not ended", .needed = "the end of all leases"};

@@ -69,6 +69,8 @@ class Engine {
   std::vector<std::vector<double>> tensor_norms(double loss_scale, std::optional<std::size_t> micro_steps);
   void visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps);
 
+  void leave_out(std::size_t unit, std::size_t tensor);  // see Training
+
   // Returns when the step is decided; its updates may still run while the next forward begins.
   StepResult step(const StepOptions& options);
   StepResult step();

@@ -47,7 +47,7 @@ void MatrixExecutor::distribute(const Op& op) const {
 void MatrixExecutor::orthogonalize(const Op& op, const StepNumbers& step) const {
   const View workspace = slots_.view(op.state, DType::u8);
   for (const auto& [tensor, home, begin] : homes_[op.unit].matrices) {
-    if (home != plan_.input().rank_in_shard_group) continue;
+    if (home != plan_.input().rank_in_shard_group || step.leaves_out(op.unit, tensor)) continue;
     const Tensor& matrix = plan_.model().units[op.unit].tensors[tensor];
     for (const auto& [first, shape] : blocks_of(matrix)) {
       (*orthogonalizer_)(values(op.to, begin + first, shape.elements()), shape, step.orthogonalizations[matrix.group],

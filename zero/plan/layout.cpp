@@ -90,14 +90,16 @@ std::vector<Range> cut(const Range& range, std::size_t tile_elements) {
   return tiles;
 }
 
-std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range) {
+std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range,
+                                  std::span<const std::size_t> groups) {
   std::vector<kernels::Run> runs;
   for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
     const Range common = intersection(range_of(unit, layout, i), range);
-    if (common.count == 0) continue;
+    const std::size_t group = groups.empty() ? unit.tensors[i].group : groups[i];
+    if (common.count == 0 || group == none) continue;
     runs.push_back({.begin = common.first - range.first,
                     .count = common.count,
-                    .group = unit.tensors[i].group,
+                    .group = group,
                     .tensor = layout.tensor_number[i],
                     .tensor_begin = layout.tensor_begin[i]});
   }

@@ -5,11 +5,15 @@
 #include <ballast/model.h>
 #include <ballast/placement.h>
 
+#include <limits>
+#include <span>
 #include <vector>
 
 #include "kernels/update.h"
 
 namespace ballast {
+
+inline constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
 
 Range intersection(const Range& a, const Range& b);  // a count of 0 if they do not overlap
 
@@ -69,8 +73,10 @@ inline Layout make_layout(const Model& model, std::size_t shards, std::size_t ti
 // Divides a stretch of a shard into tiles of `tile_elements` and a last one of what is left.
 std::vector<Range> cut(const Range& range, std::size_t tile_elements);
 
-// The parameter groups in a range of a unit, as runs relative to its beginning. Padding is in none.
-std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range);
+// The parameter groups in a range of a unit, as runs relative to its beginning. Padding is in none. `groups` replaces those of
+// the unit's tensors; a tensor whose group is `none` is in no run.
+std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range,
+                                  std::span<const std::size_t> groups = {});
 
 // A part of a tensor, and its position.
 struct TensorPart {

@@ -100,9 +100,10 @@ std::vector<MatrixGroup>::const_iterator MatrixGroups::find(std::size_t group,
   });
 }
 
-std::vector<kernels::Run> MatrixGroups::runs_in(const Unit& unit, const UnitLayout& layout, const Range& range) const {
+std::vector<kernels::Run> MatrixGroups::runs_in(const Unit& unit, const UnitLayout& layout, const Range& range,
+                                                std::span<const std::size_t> groups) const {
   std::vector<kernels::Run> runs;
-  for (const kernels::Run& run : ballast::runs_in(unit, layout, range)) {
+  for (const kernels::Run& run : ballast::runs_in(unit, layout, range, groups)) {
     const auto tensor = std::ranges::find(layout.tensor_begin, run.tensor_begin);
     const Tensor& matrix = unit.tensors[static_cast<std::size_t>(tensor - layout.tensor_begin.begin())];
     for (const MatrixBlocks& blocks : blocks_of(matrix)) {

@@ -63,7 +63,8 @@ class MatrixGroups {
 
   const std::vector<MatrixGroup>& all() const { return groups_; }
   // The groups in a range of a unit, by their number in all(), as runs_in() gives parameter groups.
-  std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, const Range& range) const;
+  std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, const Range& range,
+                                    std::span<const std::size_t> groups = {}) const;
 
  private:
   std::vector<MatrixGroup>::const_iterator find(std::size_t group, const kernels::MatrixShape& shape) const;

@@ -7,7 +7,6 @@
 #include <ballast/wire.h>
 
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,8 +14,6 @@
 #include "zero/plan/layout.h"
 
 namespace ballast {
-
-inline constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
 
 enum class OpKind : std::uint8_t {
   clear,       // to = 0

@@ -173,4 +173,4 @@ def _steps_of(access: CheckpointAccess, parameter: torch.nn.Parameter, member: M
     """Return the number of steps that have trained the parameter."""
     if member is None or member.group is None:
         return int(access.frozen_state.get(id(parameter), {}).get("step", 0))
-    return access.steps - member.begun_at
+    return access.steps - member.missed

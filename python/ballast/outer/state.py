@@ -124,7 +124,7 @@ class FragmentState:
     def step(self, gradients: torch.Tensor) -> None:
         """Update the outer copy and the momentum with these gradients."""
         with in_stream(self._gpu, self._stream):
-            self._core.prepare(rules=[self._rule], begun_at=[0])
+            self._core.prepare(rules=[self._rule], missed=[])
             for number, gradient in enumerate(gradients.split(PIECE)):
                 memory = self._core.acquire_gradients(number)
                 try:

@@ -82,6 +82,10 @@ class CustomUpdates:
     def keep_note(self, shards: ShardedState, state: State) -> None:
         pass
 
+    def resume_note(self, shards: ShardedState) -> None:
+        for member in shards.members:
+            member.missed = 0  # the optimizer's own step counts its steps
+
     def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
         return b""
 

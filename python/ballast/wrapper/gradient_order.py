@@ -29,6 +29,8 @@ class GradientOrder:
     ([], None, [1, 0])
     >>> order.arrived(1, 0), order.next_unit, order.missing_of_begun(1), order.missing_of_begun(0)
     ([], 1, [1], [])
+    >>> order.turn(), order.turn(), order.turn(), order.rest(passes=3)  # other ranks take their units now
+    (1, 0, None, [])
     """
 
     def __init__(self, order: Sequence[int], members: Sequence[int]):
@@ -71,6 +73,14 @@ class GradientOrder:
         """Return the members whose gradients are missing in this pass; none before one of the unit has arrived."""
         missing = self._missing[unit]
         return sorted(missing) if len(missing) < self._members[unit] else []
+
+    def turn(self) -> int | None:
+        """Return the unit whose turn it is, and count it as taken, though its gradients may come in another pass."""
+        unit = self.next_unit
+        if unit is not None:
+            self.held()
+            self._taken += 1
+        return unit
 
     def held(self) -> None:
         """Count a gradient that belongs to this pass and is taken later."""

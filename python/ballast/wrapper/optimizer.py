@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ballast import _core
 from ballast._torch_compat import count_step, leave_uncounted, without_torch_function
 from ballast.checks import fail, refuse
+from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.group_options import options_to_set
 from ballast.wrapper.session import Session
 from ballast.wrapper.state import PART, require_local_shard, warn_of_local_shard
@@ -47,13 +48,15 @@ class WrappedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients, and discard those since the last step."""
-        self._ballast.discard()
+        self._ballast.discard(forget_zeros=set_to_none)
         with without_torch_function():  # it would be called for each of thousands of sharded parameters
             for group in self.param_groups:
                 for parameter in group["params"]:
                     gradient = parameter.grad
-                    if gradient is not None and (set_to_none or type(gradient) is not torch.Tensor):
+                    if gradient is not None and set_to_none:
                         parameter.grad = None
+                    elif isinstance(gradient, TakenGradient):
+                        gradient.zero_()
         zero_grad = super().zero_grad
         uses_no_values = getattr(zero_grad, "__func__", None) is Optimizer.zero_grad
         with without_torch_function() if uses_no_values else nullcontext():

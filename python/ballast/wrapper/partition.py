@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import torch
 
@@ -25,6 +26,7 @@ from ballast.wrapper.gradient_order import GradientOrder
 from ballast.wrapper.gradient_shards import GradientShards
 from ballast.wrapper.gradients import TakenGradient, refuse_as_updated, refuse_norm
 from ballast.wrapper.joint_runs import ALONE, JointRun
+from ballast.wrapper.missed_steps import encoded
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same, require_same_end
@@ -46,10 +48,10 @@ class StepInputs:
 
     described: Callable[[], dict[str, str]]  # the options of the parameter groups as they are now, the same on all ranks
     rules: list[Rule]  # by group
-    begun_at: list[int]  # by group: steps before its first one
     max_norm: float
     custom_step: BoundCustomStep | None  # where no rule of the library makes updates
     joint_run: JointRun | None  # whose rounds the steps belong to
+    is_alone: bool  # no other optimizer trains the model
 
 
 class Partition(ShardedState):
@@ -72,6 +74,10 @@ class Partition(ShardedState):
         super().__init__(units, ranks, self._first_inputs.rules, options, reside)
         in_unit = [number for unit in units for number in range(len(unit.trained))]
         self._places = [(member.unit, number) for member, number in zip(self._members, in_unit)]
+        self._members_of: list[list[int]] = [[] for _ in units]  # trained, by unit
+        for number, member in enumerate(self._members):
+            self._members_of[member.unit].append(number)
+        self._most_members = max(map(len, self._members_of), default=0)
         self._copies = GradientCopies(units, self._begins)
         self._shards_of_gradients = GradientShards(self._core, self.sharing, self._group.size, self._members)
         self._has_other_parts = ranks.of_model is not None  # of the model, on other ranks
@@ -79,6 +85,8 @@ class Partition(ShardedState):
             self._group, self._members, self._tensor_norms, self._clamp_gradients, self._residence.undo_casts
         )
         self._updates_in_backward = options.update_in_backward
+        # Exchanges of several optimizers in backward passes could wait for each other on two ranks.
+        self._agrees_on_units = options.update_in_backward and (self._group.size == 1 or self._first_inputs.is_alone)
         self.has_finite_factor = True  # by which gradients were scaled or clipped, in the last step; else it was skipped
         self.before_clipping = 1.0  # the ratio of the norm before clipping to that of the last step
         self.gradients.may_scale = not options.update_in_backward
@@ -91,6 +99,7 @@ class Partition(ShardedState):
     def _reset_step(self) -> None:
         self._gradient_order = GradientOrder(self._order, [len(unit.trained) for unit in self._units])
         self.gradients.begin_step()
+        self.unused.clear()
         self._passes: int | None = None  # of all ranks, after they have agreed
         self._prepared: dict[str, str] | None = None  # the options with which the backward pass updates, once it has begun
 
@@ -186,21 +195,49 @@ class Partition(ShardedState):
 
     def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
         for unit in units:
-            self._residence.release_unit()
-            if self._updates_in_backward and self._prepared is None:
-                self._residence.require_not_gathered("cannot update parameters in the backward pass")
-                if self._joint_run is not None:
-                    self._joint_run.require_turn()
-                now = self._inputs_now()
-                self._core.prepare(rules=now.rules, begun_at=now.begun_at)
-                self._prepared = now.described()
-            try:  # an interrupt may arrive when the core has acquired the unit
-                with naming_unused_units():
-                    memory = self._acquire_gradients(unit)
-                if count:
-                    self._copies.copy(unit, memory)
-            finally:
-                self._core.release()
+            unused = self._unused_by_all(unit) if self._agrees_on_units else None
+            self._take(unit, unused or [], count=count)
+
+    def _unused_by_all(self, unit: int | None, *, ends: bool = False) -> list[int] | None:
+        """Return the members of a unit that have no gradient on any rank; None if all ranks have ended the backward pass. Each
+        rank takes the unit that has its turn, or has ended the backward pass: then it takes the unit for the others."""
+        members = [] if unit is None else self._members_of[unit]
+        used = self.gradients.used(members)
+        if self._group.size > 1:
+            words = [int(ends), *used, *([0] * (self._most_members - len(members)))]
+            ended, *used = self._group.all_reduce(words)
+            ends = ended == self._group.size
+        return None if ends else [member for member, ranks in zip(members, used) if ranks == 0]
+
+    def _take_for_others(self) -> None:
+        """Take the units that other ranks still take in their backward pass."""
+        while (unused := self._unused_by_all(self._gradient_order.next_unit, ends=True)) is not None:
+            if (unit := self._gradient_order.turn()) is None:
+                break  # another rank makes one pass more, which fails there
+            self._take(unit, unused, count=True)
+
+    def _leave_out(self, members: Sequence[int]) -> None:
+        for member in map(self._members.__getitem__, members):
+            self._core.leave_out(member.unit, member.tensor)
+            self.unused.add(member)
+
+    def _take(self, unit: int, unused: Sequence[int], *, count: bool) -> None:
+        self._residence.release_unit()
+        if self._updates_in_backward and self._prepared is None:
+            self._residence.require_not_gathered("cannot update parameters in the backward pass")
+            if self._joint_run is not None:
+                self._joint_run.require_turn()
+            now = self._inputs_now()
+            self._core.prepare(rules=now.rules, missed=self._missed())
+            self._prepared = now.described()
+        try:  # an interrupt may arrive when the core has acquired the unit
+            with naming_unused_units():
+                memory = self._acquire_gradients(unit)
+            self._leave_out(unused)
+            if count:
+                self._copies.copy(unit, memory)
+        finally:
+            self._core.release()
 
     def gradient_norm(self, order: float) -> float:
         """Return the norm of all gradients. All ranks call it together."""
@@ -252,12 +289,18 @@ class Partition(ShardedState):
 
     # --- Steps ---
 
+    def _missed(self) -> list[int]:
+        """Return the missed steps of each tensor of all units; nothing if there are none."""
+        return [each.missed for each in self.all_members] if any(map(attrgetter("missed"), self._members)) else []
+
     def _agree(self, *, count: bool = True, ends: bool = False) -> int:
         """Complete the same passes on all ranks, accept writes to parameters, and return the number of passes."""
         require_stream(self._gpu, self._stream)
         self._residence.release_unit()  # the last unit may be frozen, so that no gradient has released it
         if self._passes is not None:
             return self._passes
+        if self._agrees_on_units:
+            self._take_for_others()
         writes = self._residence.writes()  # a step that is discarded would undo them
         options = self._first_inputs.described() if count and self._group.size > 1 else {}
         described = zlib.crc32(str(options).encode())
@@ -271,6 +314,8 @@ class Partition(ShardedState):
         if any(written):
             self._keep_writes(writes, ends)
         self._passes = max(passes)
+        if count and self._passes > 0 and not self._updates_in_backward:
+            self._leave_out(self.gradients.unused())
         completed = self._gradient_order.completed
         self._take_all(self._gradient_order.rest(self._passes), count=count)
         if self._passes > 0 and not self._order_is_learnt:
@@ -322,13 +367,22 @@ class Partition(ShardedState):
             self._require_as_prepared(self._prepared, loss_scale, discard)
         try:
             with self._in_round(joint_round):
+                self._keep_counts()
                 result = self._core.step_prepared() if self._updates_in_backward else self._update(loss_scale, discard)
         finally:
             self._pass_on_log()
+        if not result.skipped:
+            for member in self.unused:
+                member.missed += 1
         self._residence.after_step(updated=not result.skipped)
         self.gradients.spend()
         self._reset_step()
         return result
+
+    def _keep_counts(self) -> None:
+        """Keep the missed steps with the commit of the step. An optimizer's own step keeps its counts itself."""
+        if self.keeps_run and self._first_inputs.custom_step is None:
+            self.set_note(encoded(self._members, self.unused, self.steps + 1))
 
     @contextmanager
     def _in_round(self, joint_round: _core.JointRound | None) -> Iterator[None]:
@@ -352,7 +406,7 @@ class Partition(ShardedState):
         self.before_clipping = 1.0 if math.isnan(factor) else self.gradients.before_clipping(factor)
         return self._core.step(
             rules=now.rules,
-            begun_at=now.begun_at,
+            missed=self._missed(),
             max_norm=now.max_norm,
             loss_scale=loss_scale / factor if self.has_finite_factor else loss_scale,
             discard=discard or not self.has_finite_factor,

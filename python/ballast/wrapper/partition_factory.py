@@ -89,7 +89,7 @@ class PartitionFactory:
             undoing.callback(partition.release, together=False)
             self.has_resumed = self._may_resume and partition.found and partition.steps > 0
             if self.has_resumed:
-                self.groups.count_all_steps(partition.members)
+                self.updates.resume_note(partition)
             else:
                 self.updates.keep_note(partition, state)
                 if steps > 0 or is_loaded:
@@ -105,20 +105,19 @@ class PartitionFactory:
         numbers = {id(parameter): number for number, (_, parameter) in enumerate(self._wrapped.parameters())}
         members = []
         for place, parameter in self._wrapped.trained():
-            begun_at = steps - made.get(id(parameter), 0)
             members.append(
                 Member(
                     parameter,
                     names[id(parameter)],
-                    group=self.groups.number(place, begun_at),
-                    begun_at=begun_at,
+                    group=self.groups.number(place),
+                    missed=steps - made.get(id(parameter), 0),
                     counted=self.ranks.counts(parameter),
                     number=numbers[id(parameter)],
                     blocks=blocks_of(groups[place], parameter),
                 )
             )
         if not members:
-            self.groups.number(0, steps)  # the library needs a rule, which updates nothing
+            self.groups.number(0)  # the library needs a rule, which updates nothing
         return members
 
     def _settled(self, members: list[Member]) -> WrapOptions:
@@ -152,10 +151,10 @@ class PartitionFactory:
         return StepInputs(
             described=self._described_groups,
             rules=rules_of([(place, groups[place]) for place in self.groups.places], self.updates.rule),
-            begun_at=self.groups.begun_at,
             max_norm=self.options.max_norm,
             custom_step=None if self.updates.custom_step is None else self._bound_custom_step,
             joint_run=self.joint_run,
+            is_alone=not self._wrapped.siblings(),
         )
 
     def _described_groups(self) -> dict[str, str]:

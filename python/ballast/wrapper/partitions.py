@@ -187,23 +187,24 @@ class Partitions:
         self.state.forget()
         self.of_this_step = None
         self._migration.begin_again()
-        begun = {id(each): (number, steps - made.get(id(each), 0)) for number, each in self.wrapped.trained()}
+        places = {id(each): place for place, each in self.wrapped.trained()}
         partition = self.current
-        if partition is None or not self.factory.groups.regroup(partition.members, begun):
+        if partition is None or not self.factory.groups.regroup(partition.members, places):
             if partition is not None:
                 del partition  # so that its memory can be freed
                 self._take_apart([])
             state: State = {key: {"step": count} for key, count in made.items()}
             partition = self._hand_over(partial(self.factory.make, state, steps, is_loaded=False))
         else:
-            preconditions.warn_of_counts(self.factory.options.run, self.factory.ranks.of_data, partition.members)
+            for member in partition.members:
+                member.missed = steps - made.get(id(member.parameter), 0)
+            self.factory.updates.keep_note(partition, {})
         self.state.begin_empty(partition, frozen_state)
         return partition
 
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
         with self.wrapped.own_parameters():
             self.current = self._migration.hand_over(make)
-        preconditions.warn_of_counts(self.factory.options.run, self.factory.ranks.of_data, self.current.members)
         if not self.factory.options.keeps_full_parameters:
             self.wrapped.sharded_ids = frozenset(id(member.parameter) for member in self.current.all_members)
         self._hooks.remove_from_modules()

@@ -211,19 +211,6 @@ def require_same_in_outer(has_outer: bool, is_same: bool) -> None:
         )
 
 
-def warn_of_counts(run: str, group: Group, members: Collection[Member]) -> None:
-    """Warn if parameters have made fewer steps than others: a run keeps one count for all of them."""
-    fewer = [member.name for member in members if member.begun_at > 0]
-    if run and fewer and group.rank == 0:
-        log.warning(
-            'run "%s" keeps one count of steps: after a restart, parameter %s%s counts as many steps as the others, which '
-            "changes its bias corrections; ballast.save() keeps its own count",
-            run,
-            fewer[0],
-            f" and {len(fewer) - 1} more" if len(fewer) > 1 else "",
-        )
-
-
 def require_same_run(run: str, is_same: bool) -> None:
     """Refuse other parameters in a run with a name: its files hold those that were trained when it began."""
     if run and not is_same:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from ballast import _core
+from ballast.wrapper.missed_steps import decoded, encoded, joined
 from ballast.wrapper.moments import IN_LIBRARY, ShownState, changed_state, lazy_moment, moments_in
 from ballast.wrapper.rules import Group, MakeRule, Rule
 from ballast.wrapper.sharded_state import ShardedState
@@ -62,10 +63,16 @@ class RuleUpdates:
         return {id(member.parameter): {"step": steps_of(shards, member), **kept_here} for member in shards.members}
 
     def keep_note(self, shards: ShardedState, state: State) -> None:
-        pass
+        if shards.keeps_run:
+            shards.set_note(encoded(shards.members))
+
+    def resume_note(self, shards: ShardedState) -> None:
+        counts = decoded(shards.note, shards.steps) or [0] * len(shards.members)
+        for member, missed in zip(shards.members, counts):
+            member.missed = missed
 
     def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
-        return b""
+        return joined(notes, places)
 
     def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         pass
@@ -82,4 +89,4 @@ class RuleUpdates:
 
 def steps_of(shards: ShardedState, member: Member) -> torch.Tensor:
     """Return the count of steps of a parameter, in the form in which torch keeps it."""
-    return torch.tensor(float(shards.steps - member.begun_at), dtype=torch.float32, device="cpu")
+    return torch.tensor(float(shards.steps - member.missed), dtype=torch.float32, device="cpu")

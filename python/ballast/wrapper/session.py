@@ -312,10 +312,14 @@ class Session:
         if self._outer is not None:
             self._outer.reload()
 
-    def discard(self) -> None:
+    def discard(self, *, forget_zeros: bool) -> None:
         with self.calls.call("zero_grad()"):
-            if self.partitions.current is not None and self.partitions.current.discard():
+            if (partition := self.partitions.current) is None:
+                return
+            if partition.discard():
                 self.partitions.of_this_step = None
+            if forget_zeros:
+                partition.gradients.zeros.clear()
 
     def metrics(self) -> dict[str, float]:
         """Return figures of the last step and of memory; nothing before the first step."""

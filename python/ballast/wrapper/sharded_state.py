@@ -86,6 +86,7 @@ class ShardedState:
         self._pass_on_log()
         if self._core.unpinned_because:
             log.warning("host memory could not be pinned, so copies of it are slower: %s", self._core.unpinned_because)
+        self.unused: set[Member] = set()  # members that this step leaves as they are: no rank has a gradient
         self._freed = 0  # units whose parameters have no memory of torch any more
         self._start()
         self._kept_memory = KeptMemory() if self._gpu is None else None
@@ -185,8 +186,11 @@ class ShardedState:
         return parts[0] if parts else (0, 0)  # a shard is one range, and so is its part of a parameter
 
     def in_tile(self, tile: _core.TileToUpdate) -> Iterator[tuple[Member, int, int]]:
-        """Yield the members with elements in a tile, where these begin in the tile, and how many there are."""
+        """Yield the members that the step updates with elements in a tile, where these begin in the tile, and how many there
+        are."""
         for member in self._units[tile.unit].trained:
+            if member in self.unused:
+                continue
             begin, count = self.part(member)
             before = self._begins[tile.unit][member.tensor] - tile.first  # of the parameter's first element, in the tile
             first, end = max(begin, -before), min(begin + count, tile.count - before)

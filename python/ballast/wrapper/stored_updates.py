@@ -129,6 +129,10 @@ class StoredUpdates:
     def _kept(self) -> str:
         return f"{', '.join(self._names)} of {self._kind.__module__}.{self._kind.__qualname__}"
 
+    def resume_note(self, shards: ShardedState) -> None:
+        for member in shards.members:
+            member.missed = 0  # the optimizer's own step counts its steps
+
     def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
         return joined(self._kept, notes, places)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
 from sys import getrefcount
@@ -42,11 +42,14 @@ class TakenGradients:
         self._clamp = weakref.WeakMethod(clamp)
         self._undo_casts = undo_casts
         self._made: list[TakenGradient | None] = [None] * len(members)  # in earlier steps
+        self.zeros: set[int] = set()  # members with a gradient of zeros, from zero_grad(set_to_none=False)
         self.may_scale = True  # not after parameters have been updated with them in the backward pass
         self.begin_step()
 
     def begin_step(self) -> None:
         self.taken: set[int] = set()  # members
+        self._absent: set[int] = set()  # those of them that have none, next to others of their unit
+        self._ranks_use_others = False  # than this rank does
         self._added: int | None = None  # a member whose gradient was added to one that the last step has used
         self._factors = GradientFactors(self._group, self._members)
         self.forget_norms()
@@ -63,11 +66,15 @@ class TakenGradients:
 
     def take(self, member: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""
+        self.zeros.discard(member)
         if type(gradient) is not TakenGradient:
             with without_torch_function():
                 parameter.grad = self._in_place_of(member, parameter, gradient)
             self.taken.add(member)
+            if gradient is None:
+                self._absent.add(member)
         elif gradient.next is not None:
+            self._absent.discard(member)
             held = gradient.fresh
             gradient.fresh, gradient.next = gradient.next if held is None else held + gradient.next, None
 
@@ -247,12 +254,30 @@ class TakenGradients:
 
     def in_words(self) -> list[int]:
         """Return words for compare_ranks() of all ranks."""
-        taken = bytes(map(self.taken.__contains__, range(len(self._members))))
-        return [zlib.crc32(taken), int(self._are_summed)]
+        taken, used = self._digest(self.taken), self._used()
+        return [taken, int(self._are_summed), taken if used is self.taken else self._digest(used)]
 
-    def compare_ranks(self, taken: Sequence[int], are_summed: Sequence[int]) -> None:
+    def _digest(self, members: Container[int]) -> int:
+        return zlib.crc32(bytes(map(members.__contains__, range(len(self._members)))))
+
+    def _used(self) -> set[int]:
+        """Return the members that have a gradient on this rank."""
+        return self.taken - self._absent | self.zeros if self._absent or self.zeros else self.taken
+
+    def used(self, members: Sequence[int]) -> list[int]:
+        """Return for each member whether it has a gradient on this rank."""
+        return [*map(int, map(self._used().__contains__, members))]
+
+    def unused(self) -> list[int]:
+        """Return the members that have no gradient on any rank. All ranks call it together, after compare_ranks()."""
+        used = self.used(range(len(self._members)))
+        used = self._group.all_reduce(used) if self._ranks_use_others else used
+        return [] if all(used) else [member for member, ranks in enumerate(used) if ranks == 0]
+
+    def compare_ranks(self, taken: Sequence[int], are_summed: Sequence[int], used: Sequence[int]) -> None:
         """Learn whether the ranks have gradients of the same parameters. If not, refuse, on all ranks, norms that torch adds
         up: each rank would miss those of the gradients that it does not have, and clip by another factor or not at all."""
+        self._ranks_use_others = len({*used}) > 1
         self._rank_with_others = next((rank for rank, each in enumerate(taken) if each != taken[0]), None)
         if any(are_summed):
             self.require_same_on_all_ranks("compute norms of gradients")
@@ -276,7 +301,9 @@ class TakenGradients:
         self._norm_tensors.forget(member)
 
     def drop(self, member: int) -> None:
+        """Make a gradient zero, which counts as one in later steps."""
         self._members[member].parameter.grad = None
+        self.zeros.add(member)
 
     def undo_casts(self) -> None:
         self._undo_casts()

@@ -37,7 +37,7 @@ class Member:
     parameter: torch.nn.Parameter
     name: str
     group: int | None  # of the library's groups, see Groups; None: it is frozen
-    begun_at: int = 0  # steps of the training before the parameter's first one
+    missed: int = 0  # steps of the training that did not update it: before its first one, or without a gradient on all ranks
     counted: bool = True  # whether the norm of all gradients includes it
     number: int | None = None  # among the optimizer's parameters, in whichever units they are; None: it is not one of them
     blocks: Sequence[int] = ()  # rows of parts that the rule treats apart; none: it is one
@@ -111,44 +111,27 @@ def backward_order(units: Sequence[UnitOfMembers]) -> list[int]:
 
 
 class Groups:
-    """The library's groups: parameters of one entry of param_groups, with the same number of steps before their first
-    one."""
+    """The library's groups: the entries of param_groups that have parameters of the partition."""
 
     def __init__(self) -> None:
-        self._of: list[tuple[int, int]] = []
+        self.places: list[int] = []
 
-    def number(self, place: int, begun_at: int) -> int:
-        if (place, begun_at) not in self._of:
-            self._of.append((place, begun_at))
-        return self._of.index((place, begun_at))
+    def number(self, place: int) -> int:
+        if place not in self.places:
+            self.places.append(place)
+        return self.places.index(place)
 
-    @property
-    def places(self) -> list[int]:
-        return [place for place, _ in self._of]
-
-    @property
-    def begun_at(self) -> list[int]:
-        return [begun_at for _, begun_at in self._of]
-
-    def count_all_steps(self, members: Iterable[Member]) -> None:
-        """Let each of the parameters count all steps of the training."""
+    def regroup(self, members: Sequence[Member], now: Mapping[int, int]) -> bool:
+        """Change the entries of the groups if that is enough, and return whether it is. `now` has the entry of each parameter,
+        by its id."""
+        places: dict[int, int] = {}
         for member in members:
-            member.begun_at = 0
-        self._of = [(place, 0) for place, _ in self._of]
-
-    def regroup(self, members: Sequence[Member], begun: Mapping[int, tuple[int, int]]) -> bool:
-        """Change the numbers of the groups if that is enough, and return whether it is. `begun` has, by id of the
-        parameter, its entry of param_groups and the steps before its first one."""
-        groups: dict[int, tuple[int, int]] = {}
-        for member in members:
-            now = begun.get(id(member.parameter))
-            if member.group is None or now is None or groups.setdefault(member.group, now) != now:
+            place = now.get(id(member.parameter))
+            if member.group is None or place is None or places.setdefault(member.group, place) != place:
                 return False
-        if len(members) != len(begun):
+        if len(members) != len(now):
             return False
-        for member in members:
-            member.begun_at = begun[id(member.parameter)][1]
-        self._of = [groups[number] for number in range(len(groups))]
+        self.places = [places[number] for number in range(len(places))]
         return True
 
 

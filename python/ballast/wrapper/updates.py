@@ -52,6 +52,9 @@ class Updates(Protocol):
     def keep_note(self, shards: ShardedState, state: State) -> None:
         """Keep what the library does not know of this state with the commits of a new partition."""
 
+    def resume_note(self, shards: ShardedState) -> None:
+        """Take over the counts of steps from the note of a run that was resumed."""
+
     def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
         """Return the note with which a run of other ranks continues, from those of all of them. `places` has the place of each
         trained parameter in these."""

@@ -60,8 +60,9 @@ struct StepOptions {
   // Another number than was accumulated is refused (B1007): see TrainingOptions::micro_steps.
   std::optional<std::size_t> micro_steps{};
   bool discard = false;  // drop the gradients: nothing is updated
-  // The number of steps before each group's first. Empty: all groups began with the training.
-  std::span<const std::uint64_t> begun_at{};
+  // For each tensor, unit by unit: the training's steps that did not update it. They are those before its first one, and those
+  // of Training::leave_out(). Empty: none. Bias corrections and the like count the other steps.
+  std::span<const std::uint64_t> missed{};
   TrainerUpdate update{};  // for the rule External only; not called when the step is skipped
 };
 

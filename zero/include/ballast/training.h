@@ -74,6 +74,11 @@ class Training {
   // step use the changed ones. All ranks call together. Work that the visitor issues to a GPU must be done when it returns.
   void visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps = {});
 
+  // Leaves a tensor as it is in this step, as torch does with a parameter that has no gradient: no decay, no change of its state.
+  // Otherwise gradients that no rank has written are zeros. All ranks call it for the same tensors: before step(), or with
+  // Schedule::update_in_backward before the unit's backward lease ends. StepOptions::missed counts it from the next step on.
+  void leave_out(std::size_t unit, std::size_t tensor);
+
   // Returns when the step is decided. Its updates may still run while the next forward begins. What the options leave out is
   // that of the training; with Schedule::update_in_backward only the first form is allowed, and the loss scale must be 1.
   StepResult step(double loss_scale = 1.0);
