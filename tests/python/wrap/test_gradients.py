@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 import ballast
 import pytest
@@ -417,15 +418,33 @@ def scales(parameter):
 
 
 def clamps(parameter):
-    parameter.grad.clamp_(-1, 1)
+    parameter.grad.clamp_(-0.01, 0.01)
+
+
+def takes_roots(parameter):
+    parameter.grad.sqrt_()
+
+
+def train_with_hook(hook, wrap):
+    model = mlp()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model[0].weight.register_post_accumulate_grad_hook(hook)
+    for _ in range(3):
+        mean_square(model, torch.ones(20)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with ballast.gather(model):
+        return [each.detach().clone() for each in model.parameters()]
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("hook", [scales, clamps])
-def test_a_hook_that_is_registered_after_wrap_is_named(hook, stage):
-    model = mlp()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
-    model[0].weight.register_post_accumulate_grad_hook(hook)
-    with pytest.raises(ballast.UsageError, match=f"B1005.*hook {hook.__name__}(.|\n)*0.weight(.|\n)*before ballast.wrap"):
-        mean_square(model, torch.ones(20)).backward()
-        optimizer.step()
+def test_a_hook_that_is_registered_after_wrap_changes_its_gradient(hook, stage):
+    found = train_with_hook(hook, partial(ballast.wrap, stage=stage))
+    assert all(map(torch.equal, found, train_with_hook(hook, lambda optimizer, model: optimizer)))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_hook_that_cannot_change_its_gradient_is_named(stage):
+    with pytest.raises(ballast.UsageError, match="B1005.*hook takes_roots(.|\n)*0.weight(.|\n)*before ballast.wrap"):
+        train_with_hook(takes_roots, partial(ballast.wrap, stage=stage))
