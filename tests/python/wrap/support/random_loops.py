@@ -308,7 +308,6 @@ class Training:
             self.discard(module)
             loss = self.loss()
             loss.backward()
-            self.zero_unused()
             return loss
 
         for optimizer in self.optimizers:
@@ -316,20 +315,12 @@ class Training:
         self.discard(module)
 
     def clip(self, module: torch.nn.Module) -> None:
-        self.zero_unused()
         self.note("norm", float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)))
 
     def step(self, module: torch.nn.Module) -> None:
-        self.zero_unused()
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-
-    def zero_unused(self) -> None:
-        """Give parameters that were not used gradients of zero, as the library does."""
-        for parameter in self.model.parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
 
     def move(self, module: torch.nn.Module) -> None:
         """Do nothing: plain optimizers cannot leave the device."""
@@ -356,9 +347,6 @@ class RankTraining(Training):
             for optimizer in self.optimizers:
                 stack.enter_context(optimizer.no_sync())
             yield
-
-    def zero_unused(self) -> None:
-        """Do nothing: the library does it."""
 
     def is_refused(self, loss: torch.Tensor) -> bool:
         try:
