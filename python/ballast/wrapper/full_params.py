@@ -29,7 +29,6 @@ class FullParameters:
     """Keeps each parameter in its place, and notices when a user writes to one or assigns other memory."""
 
     sees_writes = True
-    is_gathered = False  # its blocks of gather() have no copies
 
     def __init__(
         self,

@@ -214,13 +214,9 @@ class ParamGather:
                 needed="offload() of all, or a stage below 3",
             )
 
-    @property
-    def is_gathered(self) -> bool:
-        return bool(self._gather.full)
-
     def require_not_gathered(self, what: str) -> None:
         """Refuse an operation inside a block of gather()."""
-        if self.is_gathered:
+        if self._gather.full:
             refuse_order(
                 f"{what}: parameters are gathered",
                 where=f"parameter {self._gather.units[min(self._gather.full)].members[0].name}",

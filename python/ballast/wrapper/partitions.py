@@ -68,11 +68,15 @@ class Partitions:
 
     def now(self) -> Partition:
         """Return the partition without beginning a step: parameters can still be frozen and thawed."""
+        self.require_there()
+        with torch.inference_mode(False):  # an evaluation may begin with it, and training follows
+            return self.of_this_step or self._look_up()
+
+    def require_there(self) -> None:
+        """Refuse to use a training that has ended, is off its device, or has a part of a checkpoint."""
         self.require_open("train")
         preconditions.require_on_device(self.is_offloaded)
         preconditions.require_loaded(not self.is_half_loaded)
-        with torch.inference_mode(False):  # an evaluation may begin with it, and training follows
-            return self.of_this_step or self._look_up()
 
     def require_unchanged(self) -> None:
         """Refuse to make a step with other parameters, groups or state than those with which it began."""

@@ -189,8 +189,10 @@ class Session:
 
     def _begin_forward(self, module: torch.nn.Module, begins_step: bool) -> None:
         partitions = self.partitions
-        if not begins_step and partitions.current is not None and partitions.current.is_gathered:
-            return  # whatever is trained next: the block has the values, and no other partition can be made inside of it
+        if not begins_step and partitions.current is not None:  # it has the values, whatever is trained next
+            partitions.require_there()
+            partitions.current.require_not_updated("cannot call the model")
+            return
         if partitions.of_this_step is not None and not partitions.of_this_step.has_begun:
             partitions.of_this_step = None  # the calls before brought no gradients, as in an evaluation
         known = None if partitions.current is None else weakref.ref(partitions.current)  # the partition may go, and its memory

@@ -47,8 +47,6 @@ class Residence(Protocol):
     def require_not_cast(self) -> None: ...
     def undo_casts(self) -> None: ...  # after a cast of the model was refused
     def require_offloadable(self, parameters: bool) -> None: ...
-    @property
-    def is_gathered(self) -> bool: ...  # a block of gather() has copies of parameters
     def require_not_gathered(self, what: str) -> None: ...
     def offload(self) -> None: ...
     def reload(self) -> None: ...
@@ -246,11 +244,6 @@ class ShardedState:
 
         self._residence.release_unit()
         self._core.write_moments(address_of)
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether a block of gather() has copies of parameters, which no step updates."""
-        return self._residence.is_gathered
 
     def require_not_gathered(self, what: str) -> None:
         """Refuse an operation while parameters are gathered in torch's memory."""

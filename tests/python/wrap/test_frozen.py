@@ -6,7 +6,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import frozen_base
-from python.wrap.support.loops import mlp
+from python.wrap.support.loops import mean_square_in_bfloat16, mlp, mlp_in_bfloat16
 from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 from python.wrap.support.ranks import run_ranks
 
@@ -156,6 +156,30 @@ def test_a_model_is_evaluated_inside_of_gather_after_a_layer_was_frozen_or_thawe
             assert torch.equal(model(torch.ones(20)), expected)
     step(model, optimizer)
     assert optimizer.steps == 2
+
+
+def values_after(evaluation, stage):
+    """Return the values of a model in bfloat16 whose layers are frozen for an evaluation after each step."""
+    model, batch = mlp_in_bfloat16(), torch.linspace(-1, 1, 20, dtype=torch.bfloat16)
+    optimizer = wrapped(model, stage)
+    for _ in range(5):
+        mean_square_in_bfloat16(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for layer in (model[0], model[2]):
+            layer.requires_grad_(False)
+            with torch.no_grad(), evaluation(model):
+                model(batch)
+            layer.requires_grad_(True)
+    with ballast.gather(model):
+        return [each.detach().clone() for each in model.parameters()]
+
+
+@pytest.mark.parametrize("evaluation", [nullcontext, ballast.gather])
+def test_a_layer_that_was_frozen_for_an_evaluation_keeps_the_bits_of_its_masters(evaluation):
+    expected = values_after(evaluation, 0)
+    for stage in (2, 3):
+        assert all(map(torch.equal, values_after(evaluation, stage), expected))
 
 
 def test_a_step_below_stage_3_of_a_model_of_which_nothing_is_trained_has_no_partition():

@@ -94,7 +94,7 @@ AT_ANY_TIME = (
 )
 BETWEEN_STEPS = (
     *("write", "load", "evaluate", "evaluate_gathered", "look", "call", "freeze", "move", "save_and_load", "set_rate"),
-    *("drop", "freeze_all", "step_with_closure"),
+    *("drop", "freeze_all", "evaluate_frozen", "step_with_closure"),
 )
 
 
@@ -293,15 +293,24 @@ class Training:
         with self.gathered(block):
             block.requires_grad_(not block.wide.weight.requires_grad)
 
-    def freeze_all(self, module: torch.nn.Module) -> None:
-        """Freeze all parameters, make a step without gradients, and thaw them."""
-        trained = [each for each in self.model.parameters() if each.requires_grad]
-        self.model.requires_grad_(False)
-        self.evaluate(module)
-        for optimizer in self.optimizers:
-            optimizer.step()
+    @contextmanager
+    def frozen(self, module: torch.nn.Module) -> Iterator[None]:
+        trained = [each for each in module.parameters() if each.requires_grad]
+        module.requires_grad_(False)
+        yield
         for parameter in trained:
             parameter.requires_grad_(True)
+
+    def freeze_all(self, module: torch.nn.Module) -> None:
+        """Make a step without gradients while all parameters are frozen."""
+        with self.frozen(self.model):
+            self.evaluate(module)
+            for optimizer in self.optimizers:
+                optimizer.step()
+
+    def evaluate_frozen(self, module: torch.nn.Module) -> None:
+        with self.frozen(module):
+            self.evaluate(module)
 
     def step_with_closure(self, module: torch.nn.Module) -> None:
         def closure() -> torch.Tensor:
