@@ -115,6 +115,8 @@ PLANTED = [
     ("message", "kernels/fill.cpp", 1, 'fail(Code::x, {.what = fmt::format("tile {} was to "  // why\n "be read", 1)});\n'),
     ("message", "offload/file.h", 1, 'auto why = R"(it goes on as ever)";\n'),
     ("message", "offload/file.cpp", 1, 'throw Error("the file was cut off");\n'),
+    ("remedy", "offload/file.cpp", 1, 'fail(Code::bad_argument, {.what = "no tile"});\n'),
+    ("remedy", "python/tile.py", 2, 'import ballast\nrefuse("no tile", where="here")\n'),
     ("message", "zero/comm/hub.cpp", 1, 'log->warning("rank 1, who waits");\n'),
     (
         "message",
