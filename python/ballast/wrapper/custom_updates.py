@@ -94,6 +94,9 @@ class CustomUpdates:
             if values := state.get(id(member.parameter)):
                 optimizer.state[member.parameter] = values
 
+    def unbegun(self, shards: ShardedState) -> list[torch.nn.Parameter]:
+        return []  # the optimizer's own step makes the entries
+
     def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> None:
         return None  # optimizer.state is the state itself
 

@@ -100,10 +100,16 @@ class WrappedOptimizer(Optimizer):
         self._ballast.partitions.watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's shard in the usual form of a state_dict(). No other rank takes part, and nothing
-        is read yet: each entry is read when it is used. Warn once if the shard is not all of the state."""
+        """Return this rank's shard in the usual form of a state_dict(). No other rank takes part. Warn once if the shard is not
+        all of the state.
+
+        It is live, as torch's: each entry is read when it is used, and then has the values of that time. `copy.deepcopy()` and
+        `torch.save()` make a snapshot. A parameter that no step has updated has no entry.
+        """
         self._ballast.partitions.require_open("call state_dict()")
         state: dict[str, Any] = super().state_dict()
+        partitions = self._ballast.partitions
+        state["state"] = partitions.state.without_unbegun(state["state"], partitions.current)
         group = self._ballast.group
         if group.size > 1 and self._ballast.options.stage != 0:
             state[PART] = {"rank": group.rank, "ranks": group.size}

@@ -40,6 +40,16 @@ class OptimizerState:
     def has_changed(self, partition: Partition) -> bool:
         return self._updates.changed_state(self._wrapped.optimizer, partition) is not None
 
+    def without_unbegun(self, numbered: State, partition: Partition | None) -> State:
+        """Return the state of a state_dict(), by number of the parameter, without those that have no state in torch yet."""
+        left = set() if partition is None else {id(each) for each in self._updates.unbegun(partition)}
+        numbers = {number for number, (_, each) in enumerate(self._wrapped.parameters()) if id(each) in left}
+        return {number: values for number, values in numbered.items() if number not in numbers}
+
+    def is_unbegun(self, partition: Partition) -> bool:
+        """Return whether no parameter has state in torch yet."""
+        return not self.frozen_state and len(self._updates.unbegun(partition)) == len(partition.members)
+
     @property
     def steps_of_loaded(self) -> int | None:
         return None if self.loaded is None else max(steps_in(self.loaded).values(), default=0)

@@ -171,7 +171,7 @@ class Partitions:
             partition = self._hand_over(partial(self.factory.make, state, steps, is_loaded=is_loaded))
         except BaseException:
             self.state.loaded = state  # it is nowhere else any more
-            self.state.show(merged(state or {}, self._migration.shown()))
+            self.state.show(merged(state or {}, begun_in(state or {}, self._migration.shown())))
             raise
         self.state.loaded = None
         if self.factory.has_resumed:
@@ -272,7 +272,7 @@ class Partitions:
 
     def _is_loaded(self, state: State) -> bool:
         if not state:
-            return self.current is None and self.state.loaded is None
+            return self.state.loaded is None and (self.current is None or self.state.is_unbegun(self.current))
         return self.state.is_current(state)
 
     # --- While something else needs the device ---

@@ -27,6 +27,7 @@ class RuleUpdates:
     def __init__(self, make_rule: MakeRule):
         self._make_rule = make_rule
         self._shown = ShownState()
+        self._given: set[int] = set()  # ids of parameters whose state was loaded
 
     @property
     def custom_step(self) -> None:
@@ -46,12 +47,20 @@ class RuleUpdates:
         names = self.moments(optimizer)
         if moments := moments_in(state, shards, names):
             shards.write_moments(moments)
+        has_state_at_once = isinstance(self.rule(optimizer.param_groups[0]), _core.Adagrad)  # torch makes it with the optimizer
+        self._given = {id(each.parameter) for each in shards.members if has_state_at_once or state.get(id(each.parameter))}
         for member in shards.members:
             values = {
                 "step": LazyState((), f"{member.name}, step", partial(steps_of, shards, member)),
                 **{name: lazy_moment(shards, member, moment, name) for moment, name in names},
             }
             self._shown.show(optimizer, member.parameter, values)
+
+    def unbegun(self, shards: ShardedState) -> list[torch.nn.Parameter]:
+        return [member.parameter for member in shards.members if not self._has_begun(shards, member)]
+
+    def _has_begun(self, shards: ShardedState, member: Member) -> bool:
+        return shards.steps > member.missed or id(member.parameter) in self._given
 
     def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
         if self._shown.is_as_shown(optimizer, shards.members):
@@ -60,7 +69,8 @@ class RuleUpdates:
 
     def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         kept_here = {name: IN_LIBRARY for _, name in self.moments(optimizer)}
-        return {id(member.parameter): {"step": steps_of(shards, member), **kept_here} for member in shards.members}
+        begun = [member for member in shards.members if self._has_begun(shards, member)]
+        return {id(member.parameter): {"step": steps_of(shards, member), **kept_here} for member in begun}
 
     def keep_note(self, shards: ShardedState, state: State) -> None:
         if shards.keeps_run:

@@ -176,6 +176,9 @@ class StoredUpdates:
                 self._show(optimizer, shards, member, scalars)
         self._set_note(optimizer, shards)
 
+    def unbegun(self, shards: ShardedState) -> list[torch.nn.Parameter]:
+        return []  # the optimizer's own step makes the entries
+
     def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
         begun = [member for member in shards.members if id(member.parameter) in self._begun]
         is_there = all(member.parameter in optimizer.state for member in begun)

@@ -62,6 +62,9 @@ class Updates(Protocol):
     def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         """Take over what a checkpoint has of this rank's state of its own step, apart from what the library keeps."""
 
+    def unbegun(self, shards: ShardedState) -> list[torch.nn.Parameter]:
+        """Return the parameters that have no state in torch yet, but entries of zeros in optimizer.state."""
+
     def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
         """Return optimizer.state if state that the library keeps was removed from it or replaced; else None."""
 

@@ -1,5 +1,6 @@
 """Tests of the optimizer's state: it is read, saved, loaded and removed as in torch."""
 
+import copy
 from collections import defaultdict
 
 import ballast
@@ -45,10 +46,99 @@ def test_a_state_dict_goes_to_the_plain_optimizer_and_back(tmp_path):
     assert optimizer.state[model[0].weight]["step"] == 6
 
 
-def test_a_state_dict_is_there_before_the_first_step():
-    optimizer = Loop(steps=0).run(stage=2).optimizer
-    assert optimizer.state_dict()["state"] == {}
-    optimizer.load_state_dict(optimizer.state_dict())
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RAdam])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_state_dict_before_the_first_step_is_as_torchs(kind, stage, tmp_path):
+    def trained(stage):
+        loop, model = Loop(steps=2), mlp()
+        optimizer = kind(model.parameters(), lr=1e-2, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        optimizer = optimizer if stage is None else ballast.wrap(optimizer, model, stage=stage)
+        entries = []
+        for is_between_passes in (True, False, True):
+            loss = model(torch.ones(20)).sum()
+            saved = optimizer.state_dict()
+            entries.append([*saved["state"]])
+            if is_between_passes:
+                optimizer.load_state_dict(saved)
+            else:
+                loss.backward()
+                optimizer.zero_grad()
+        if stage is not None:
+            ballast.save(tmp_path, model, optimizer)
+            ballast.load_checkpoint(tmp_path, model, optimizer)
+        entries.append([*optimizer.state_dict()["state"]])
+        return loop.train(model, optimizer), entries + [[*optimizer.state_dict()["state"]]]
+
+    (plain, expected), (ours, entries) = trained(None), trained(stage)
+    assert entries == expected
+    with ballast.gather(ours.model):
+        check_close(plain, ours)
+
+
+def test_an_empty_state_dict_is_loaded_between_a_backward_pass_and_the_first_step():
+    runs = []
+    for loads in (False, True):
+        loop, model = Loop(steps=1), mlp()
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=2)
+        loop.loss(model, loop.batch(0)).backward()
+        if loads:
+            optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.step()
+        runs.append(Run(model, optimizer, []))
+    check_equal(*runs)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_parameter_that_no_step_has_updated_has_no_entry(stage):
+    """Its moments are as those of a new one after a freeze, and after other state of the optimizer is loaded."""
+
+    def trained(stage):
+        model = torch.nn.ModuleDict({"used": mlp(), "later": mlp()})
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = optimizer if stage is None else ballast.wrap(optimizer, model, stage=stage)
+        entries, losses = [], []
+        for number in range(8):
+            model["used"][0].requires_grad_(number not in (2, 3))
+            model["later"][2].requires_grad_(number != 2)
+            loss = model["used"](torch.ones(20)).square().sum()
+            if number > 4:
+                loss = loss + model["later"](torch.ones(20)).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            saved = copy.deepcopy(optimizer.state_dict())
+            entries.append({key: float(values["step"]) for key, values in saved["state"].items()})
+            if number == 3:
+                optimizer.load_state_dict(saved)
+        return Run(model, optimizer, losses), entries
+
+    (plain, expected), (ours, entries) = trained(None), trained(stage)
+    assert entries == expected
+    with ballast.gather(ours.model):
+        check_close(plain, ours)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RAdam])
+@pytest.mark.parametrize("options", [{"stage": 0}, {"stage": 3}, {"stage": 2, "offload": {"state": "nvme:."}}], ids=str)
+def test_a_kept_state_dict_is_live_and_its_copy_is_a_snapshot(kind, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loop = Loop(make_optimizer=kind, steps=2)
+    run = loop.run(**options)
+    kept = run.optimizer.state_dict()
+    snapshot = copy.deepcopy(kept)
+    values = {name: value.clone() for name, value in snapshot["state"][0].items()}
+    with ballast.gather(run.model):
+        weights = copy.deepcopy(run.model.state_dict())
+    loop.steps = 4
+    first = loop.train(run.model, run.optimizer, 2)
+    assert kept["state"][0]["step"] == 4
+    assert not torch.equal(kept["state"][0]["exp_avg"] * 1, values["exp_avg"])
+    assert all(torch.equal(snapshot["state"][0][name], value) for name, value in values.items())
+    with ballast.gather(run.model):
+        run.model.load_state_dict(weights)
+    run.optimizer.load_state_dict(snapshot)
+    assert loop.train(run.model, run.optimizer, 2).losses == first.losses
 
 
 def clear(optimizer):

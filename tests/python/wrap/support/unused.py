@@ -64,15 +64,16 @@ def train(
 Made = Callable[[Any], torch.optim.Optimizer]
 
 
-def counts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float | None]:
-    """Return the count of steps of each parameter; None where the optimizer has none on this rank."""
-    steps = [optimizer.state[each].get("step") if each in optimizer.state else None for each in model.parameters()]
+def counts_of(optimizer: torch.optim.Optimizer) -> list[float | None]:
+    """Return the count of steps of each parameter; None where the state_dict() of this rank has none."""
+    state = optimizer.state_dict()["state"]
+    steps = [state.get(number, {}).get("step") for number in range(sum(len(each["params"]) for each in optimizer.param_groups))]
     return [None if each is None else float(each) for each in steps]
 
 
 def values_and_counts(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     with ballast.gather(model):
-        return [each.detach().clone() for each in model.parameters()], counts_of(model, optimizer)
+        return [each.detach().clone() for each in model.parameters()], counts_of(optimizer)
 
 
 def trained(
