@@ -31,7 +31,7 @@ from ballast.wrapper.same_options import described, described_groups, require_sa
 from ballast.wrapper.same_parameters import in_words, require_same_parameters
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.shared_memory import require_own_memory
-from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
+from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, require_known, units_of
 from ballast.wrapper.updates import State, StepCall, Updates, steps_in
 from ballast.wrapper.wrapped import Wrapped
 
@@ -105,6 +105,7 @@ class PartitionFactory:
         numbers = {id(parameter): number for number, (_, parameter) in enumerate(self._wrapped.parameters())}
         members = []
         for place, parameter in self._wrapped.trained():
+            require_known(parameter, names[id(parameter)])
             members.append(
                 Member(
                     parameter,

@@ -136,10 +136,43 @@ def test_gradients_that_are_not_finite_skip_the_step():
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
 
 
-def test_float64_is_refused():
-    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
-    with pytest.raises(ballast.UsageError, match="B1005.*float64"):
-        ballast.wrap(torch.optim.AdamW([weight]))
+REFUSES_FLOAT64 = r"B1005.*torch\.float64(.|\n)*parameter .*weight(.|\n)*model\.float\(\).*another optimizer"
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("casts", ["before wrap()", "before the first call"])
+def test_float64_is_refused_with_a_remedy(casts, stage):
+    runs = []
+    for is_double in (True, False):
+        model = mlp()
+        if is_double and casts == "before wrap()":
+            with pytest.raises(ballast.UsageError, match=REFUSES_FLOAT64):
+                ballast.wrap(torch.optim.AdamW(model.double().parameters()), model, stage=stage)
+            model.float()
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+        if is_double and casts == "before the first call":
+            with pytest.raises(ballast.UsageError, match=REFUSES_FLOAT64):
+                model.double()(torch.ones(20, dtype=torch.float64))
+            model.float()
+        runs.append(Loop(steps=2).train(model, optimizer))
+    with ballast.gather(runs[0].model), ballast.gather(runs[1].model):
+        check_equal(*runs)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_another_optimizer_trains_parameters_of_float64(stage):
+    def trained(stage):
+        model = torch.nn.Sequential(mlp(), torch.nn.Linear(5, 3).double())
+        model.forward = lambda batch: model[1](model[0](batch).double())
+        optimizer, other = (torch.optim.AdamW(each.parameters(), lr=1e-2) for each in model)
+        optimizer = optimizer if stage is None else ballast.wrap(optimizer, model, stage=stage)
+        step = other.step
+        return Loop(steps=3, after_step=lambda model, optimizer: (step(), other.zero_grad())).train(model, optimizer)
+
+    plain, ours = trained(None), trained(stage)
+    with ballast.gather(ours.model):
+        assert ours.model[1].weight.dtype == torch.float64
+        check_close(plain, ours)
 
 
 def test_a_timeline_is_written_where_it_is_kept(tmp_path):
