@@ -115,8 +115,23 @@ def with_a_dropped_pass(stage):
     return losses
 
 
+def frozen_between_passes(stage):
+    """Freeze a layer between two backward passes of a step, which updates it with the gradient of the first one."""
+    model = mlp()
+    optimizer, losses = wrapped(model, stage), []
+    for _ in range(3):
+        for is_frozen in (False, True):
+            model[0].requires_grad_(not is_frozen)
+            loss = model(torch.full((20,), 1.0 + is_frozen)).square().sum()
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
-@pytest.mark.parametrize("train", [scaled, under_input, in_turns, with_a_dropped_pass, all_frozen])
+@pytest.mark.parametrize("train", [scaled, under_input, in_turns, with_a_dropped_pass, all_frozen, frozen_between_passes])
 def test_as_torch_trains_it(train, stage):
     assert train(stage) == pytest.approx(train(None), rel=1e-5)
 

@@ -10,6 +10,7 @@ import torch
 from python.wrap.support import bodies
 from python.wrap.support.loops import Loop, Run, Tower, check_close, check_equal, mlp
 from python.wrap.support.ranks import run_ranks
+from torch.optim.swa_utils import AveragedModel
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "not reentrant"])
@@ -105,6 +106,27 @@ def test_writes_while_gathered_are_kept_on_all_ranks():
     for changed, losses in run_ranks(2, bodies.changes_while_gathered):
         assert changed == [0.5, 3.0]
         assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_averaged_model_is_updated_inside_of_gather(ranks):
+    plain = [{}] if ranks == 1 else []  # its gradients are those of one rank
+    for found in run_ranks(ranks, bodies.averaged, [{"stage": 0}, {"stage": 2}, {"stage": 3}, *plain]):
+        (losses, average), *others = found
+        for other_losses, other_average in others:
+            torch.testing.assert_close(other_losses, losses)
+            torch.testing.assert_close(other_average, average)
+        for _, other_average in others[:2]:
+            assert all(map(torch.equal, other_average, average))
+
+
+def test_an_averaged_model_outside_of_gather_is_refused():
+    run = Loop(steps=1).run(stage=3)
+    with ballast.gather(run.model):
+        average = AveragedModel(run.model)
+    for use in (AveragedModel, average.update_parameters):
+        with pytest.raises(ballast.UsageError, match=r"B1007(.|\n)*with ballast\.gather\(model\)"):
+            use(run.model)
 
 
 def test_evaluation_between_steps_changes_nothing():

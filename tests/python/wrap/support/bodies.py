@@ -8,6 +8,7 @@ import resource
 import types
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from ballast.wrapper import autotune
 from python.wrap.support.custom_optimizers import UserOptimizer, train_on_batches_of_all_ranks
 from python.wrap.support.loops import Loop, Tower, mean_square, mlp
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 Trained = tuple[list[float], list[torch.Tensor]]
 
@@ -146,6 +148,28 @@ def towers(
         with ballast.gather(run.model):
             trained.append((run.losses, run.parameters))
     return trained
+
+
+def averaged(rank: int, configurations: list[dict[str, Any]]) -> list[Trained]:
+    """Average the parameters over the steps, and evaluate each average. Without options the optimizer is torch's. Return the
+    losses of training, and the average."""
+    found = []
+    for options in configurations:
+        model = mlp()
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+        gathered = partial(ballast.gather, model) if options else nullcontext
+        with gathered():
+            average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+        def update(model: torch.nn.Module, _: Any, average: Any = average, gathered: Any = gathered) -> None:
+            with gathered():
+                average.update_parameters(model)
+            average(torch.ones(20)).sum().backward()
+
+        run = loop_of(rank, steps=4, after_step=update).train(model, optimizer)
+        found.append((run.losses, [each.detach() for each in average.parameters()]))
+    return found
 
 
 def changes_while_gathered(rank: int) -> tuple[list[float], list[float]]:
