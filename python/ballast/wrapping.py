@@ -93,9 +93,8 @@ def wrap(
     stage               0 shards nothing; 1 and 2 shard the state and the reduced gradients; 3 also shards the
                         parameters of `model`, and gathers them where torch uses them; "auto" chooses the fastest
     offload             None keeps everything on the device. "host" or "nvme:/scratch" moves the state there. A mapping
-                        gives each of "parameters" (in stage 3, also frozen ones), "gradients" and "state" a tier, or
-                        fractions of tiers such as {"device": 0.25, "nvme:/scratch": 0.75}. "auto" or "auto:/scratch"
-                        chooses
+                        gives "parameters" (frozen ones too), "gradients" and "state" (left out: with the parameters) a tier,
+                        or fractions: {"device": 0.25, "nvme:/scratch": 0.75}. "auto" or "auto:/scratch" chooses
     memory              limits what the library keeps on this rank's device (or CPU), such as "40GiB", without
                         activations. A larger plan is refused before anything is reserved (B2004). All ranks set it, or
                         none: "auto" then counts on three quarters of the free memory

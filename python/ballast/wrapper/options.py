@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ballast import _core
-from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value, require_directory, require_timeout
+from ballast.checks import is_number, one_of, read_count, refuse, refuse_value, require_directory, require_timeout
 from ballast.formats import AUTO, Formats, each_pair
 from ballast.keep_gathered import require_stage_3
 from ballast.outer.options import DiLoCo
@@ -252,8 +252,9 @@ def _check_offload(options: WrapOptions) -> None:
         assert isinstance(options.offload, str)
         if options.offload.endswith(":"):
             refuse(f'offload="{options.offload}" names no directory', needed=f'a directory, such as "{AUTO}:/scratch"')
-    all_known("kind of state", options.tiers, KINDS)
     for kind, tiers in options.tiers.items():
+        left_out = "Kinds that are left out stay on the device; the state goes with the parameters."
+        one_of("kind of state", kind, KINDS, remedy=left_out)
         for word in fractions_of(tiers):
             _check_word(kind, word, options)
     if options.replicas != 1 and spread_of(options.tiers.get("parameters", "device")) != _core.Spread(device=1.0):

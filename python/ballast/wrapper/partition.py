@@ -312,7 +312,7 @@ class Partition(ShardedState):
         if count:
             self.gradients.compare_ranks(*taken)
         if any(written):
-            self._keep_writes(writes, ends)
+            self._keep_writes(writes, count, ends)
         self._passes = max(passes)
         if count and self._passes > 0 and not self._updates_in_backward:
             self._leave_out(self.gradients.unused())
@@ -322,14 +322,16 @@ class Partition(ShardedState):
             self._learn_order(completed)
         return self._passes
 
-    def _keep_writes(self, writes: Mapping[Member, torch.Tensor], ends: bool) -> None:
-        """Take over the written parameters. At the end of the training, warn of writes that cannot be kept."""
+    def _keep_writes(self, writes: Mapping[Member, torch.Tensor], count: bool, ends: bool) -> None:
+        """Take over the written parameters. If they cannot be, as after a cast, the next step that counts refuses them; at the
+        end of the training there is none, so warn."""
         try:
             self._take_over(writes)
         except UsageError as error:
-            if not ends:
+            if ends:
+                log.warning("writes to parameters are lost at the end of the training: %s", error)
+            elif count:
                 raise
-            log.warning("writes to parameters are lost at the end of the training: %s", error)
 
     def _learn_order(self, completed: list[int]) -> None:
         """Take units in the order in which they came on rank 0, from the next step on."""
