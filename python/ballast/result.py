@@ -143,7 +143,7 @@ class Plan:
 
         >>> import ballast
         >>> list(ballast.plan("gpt2", offload={"state": "host"}, stage=2, host_memory="64GiB").rows_of("host"))
-        ['parameters and state', 'gradients', 'reserved (system, torch)']
+        ['parameters and state', 'buffers', 'reserved (system, torch)']
         """
         in_records = "nvme" in self.placement["parameters"] or (self._question is not None and self._question.full_records)
         names = {owner: row for row, owners in ROWS.items() for owner in owners}

@@ -98,7 +98,10 @@ def _stretch_lines(logs: Sequence[RankLog]) -> list[list[str]]:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):  # a damaged log has any number here
+        return "-"
 
 
 def _optimization(logs: Sequence[RankLog], marks: Sequence[float]) -> list[str]:

@@ -293,6 +293,9 @@ class UnitGather:
         if member is None or tensor.dtype is not member.parameter.dtype:
             return None
         whole = member.parameter
+        if self._is_written_now(member):  # this graph has the written values; those of before the write may not continue
+            self.count_writes([member])
+            self._begun_full[member] = whole._version, whole.data_ptr()
         size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset() - whole.storage_offset()
         is_whole = offset == 0 and (size, stride) == (tuple(whole.shape), whole.stride())
         return Place(self.key, member.unit, member.tensor, size, stride, offset, is_whole, self.updates)

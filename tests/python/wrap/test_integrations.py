@@ -201,6 +201,7 @@ def test_methods_of_transformers_that_the_mixin_replaces():
 
 
 def test_an_accelerator_and_its_loaders_can_be_pickled():
+    accelerate.state.GradientState._reset_state()  # a process has one, in which a Trainer's loader may be open
     prepared = accelerator(ballast={"stage": 2})
     loader = prepared.prepare(torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2))
     copy = pickle.loads(pickle.dumps(prepared))

@@ -90,7 +90,7 @@ def test_a_configuration_is_copied(run, tmp_path):
 
 def test_what_cannot_be_exported_is_named(run, tmp_path):
     (tmp_path / "empty").mkdir()
-    for place, said in (("nosuch", "there is no such"), ("empty", "no file matches")):
+    for place, said in (("nosuch", "it does not exist"), ("empty", "no file matches")):
         code, _, err = run("export", tmp_path / place, tmp_path / "out")
         assert code == 2 and said in err and not (tmp_path / "out").exists()
     loop = Loop(make_model=Tower, steps=1).run(stage=2)
@@ -164,7 +164,9 @@ def test_torch_resumes_what_was_exported_to_its_format(optimizer, run, tmp_path)
     dcp.load({"model": own, "optim": state}, checkpoint_id=tmp_path / "of-torch", no_dist=True, planner=partial)
     set_state_dict(model, plain, model_state_dict=own, optim_state_dict=state)
     assert saved.same(model.state_dict(), training.everything())
-    for mine, theirs in zip(model.parameters(), training.model.parameters()):
+    for (name, mine), theirs in zip(model.named_parameters(), training.model.parameters()):
+        if name.startswith("unused.") and not training.optimizer.state.get(theirs):
+            continue  # neither torch nor Ballast has updated it, so the checkpoint has no state of it
         for key, value in plain.state[mine].items():
             kept = training.optimizer.state[theirs][key]
             assert torch.equal(torch.as_tensor(value), torch.clone(torch.as_tensor(kept))), key
