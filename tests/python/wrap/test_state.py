@@ -119,6 +119,17 @@ def test_a_parameter_that_no_step_has_updated_has_no_entry(stage):
         check_close(plain, ours)
 
 
+def test_loaded_state_of_no_step_has_entries():
+    run = Loop(steps=1).run(stage=2)
+    count_from_zero(run.optimizer, [*run.model.parameters()])
+    run.model(torch.ones(20))
+    saved = copy.deepcopy(run.optimizer.state_dict())["state"]
+    assert all(values["step"] == 0 and values["exp_avg"].any() for values in saved.values()) and len(saved) == 4
+    run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": {}})
+    run.model(torch.ones(20))
+    assert run.optimizer.state_dict()["state"] == {}
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RAdam])
 @pytest.mark.parametrize("options", [{"stage": 0}, {"stage": 3}, {"stage": 2, "offload": {"state": "nvme:."}}], ids=str)
 def test_a_kept_state_dict_is_live_and_its_copy_is_a_snapshot(kind, options, tmp_path, monkeypatch):
