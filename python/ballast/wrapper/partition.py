@@ -301,7 +301,7 @@ class Partition(ShardedState):
             return self._passes
         if self._agrees_on_units:
             self._take_for_others()
-        writes = self._residence.writes()  # a step that is discarded would undo them
+        writes = self.writes(with_casts=count)  # a step that is discarded would undo them
         options = self._first_inputs.described() if count and self._group.size > 1 else {}
         described = zlib.crc32(str(options).encode())
         mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.in_words()]
@@ -312,7 +312,7 @@ class Partition(ShardedState):
         if count:
             self.gradients.compare_ranks(*taken)
         if any(written):
-            self._keep_writes(writes, count, ends)
+            self._keep_writes(writes, ends)
         self._passes = max(passes)
         if count and self._passes > 0 and not self._updates_in_backward:
             self._leave_out(self.gradients.unused())
@@ -322,16 +322,14 @@ class Partition(ShardedState):
             self._learn_order(completed)
         return self._passes
 
-    def _keep_writes(self, writes: Mapping[Member, torch.Tensor], count: bool, ends: bool) -> None:
-        """Take over the written parameters. If they cannot be, as after a cast, the next step that counts refuses them; at the
-        end of the training there is none, so warn."""
+    def _keep_writes(self, writes: Mapping[Member, torch.Tensor], ends: bool) -> None:
+        """Take over the written parameters. At the end of the training, warn of writes that cannot be kept."""
         try:
             self._take_over(writes)
         except UsageError as error:
-            if ends:
-                log.warning("writes to parameters are lost at the end of the training: %s", error)
-            elif count:
+            if not ends:
                 raise
+            log.warning("writes to parameters are lost at the end of the training: %s", error)
 
     def _learn_order(self, completed: list[int]) -> None:
         """Take units in the order in which they came on rank 0, from the next step on."""
@@ -364,7 +362,7 @@ class Partition(ShardedState):
                 self._commit_as_it_is(joint_round)
             return None
         if has_agreed:
-            self.accept_writes()
+            self.accept_writes(with_casts=not discard)
         if self._prepared is not None and not ends:
             self._require_as_prepared(self._prepared, loss_scale, discard)
         try:

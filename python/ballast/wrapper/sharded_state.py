@@ -22,7 +22,7 @@ from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
-from ballast.wrapper.writes import agree_on_writes, require_same_values
+from ballast.wrapper.writes import agree_on_writes, is_same_kind, require_same_values
 
 log = logging.getLogger("ballast")
 
@@ -212,11 +212,17 @@ class ShardedState:
         """Keep all writes to these parameters inside the block."""
         return self._residence.gathered(parameters)
 
-    def accept_writes(self) -> None:
+    def writes(self, *, with_casts: bool) -> dict[Member, torch.Tensor]:
+        """Return the parameters that were written to, each with its place. Those that were cast have none to go to, and are
+        refused where a step needs them."""
+        found = self._residence.writes()
+        return found if with_casts else {each: place for each, place in found.items() if is_same_kind(each.parameter, place)}
+
+    def accept_writes(self, *, with_casts: bool = True) -> None:
         """Accept writes to parameters that any rank has made since the last step. All ranks call it together."""
         if not self._residence.sees_writes:
             return
-        writes = self._residence.writes()
+        writes = self.writes(with_casts=with_casts)
         [written] = self._group.all_reduce([len(writes)])
         if written > 0:
             self._take_over(writes)

@@ -115,6 +115,22 @@ def test_training_does_not_continue_with_a_model_that_was_cast(configuration, na
     assert optimizer.steps == 2
 
 
+def test_gradients_are_dropped_although_a_parameter_was_cast():
+    """The write to the other parameter survives, and the step that follows refuses the cast."""
+    model, optimizer = wrapped({"stage": 2, "offload": "host"})
+    step(model, optimizer)
+    backward(model)
+    optimizer.clip_grad_norm_(1.0)
+    with torch.no_grad():
+        model[2].bias.fill_(0.5)
+    model[0].weight.data = model[0].weight.data.half()
+    optimizer.zero_grad()
+    assert model[2].bias.tolist() == [0.5] * len(model[2].bias)
+    model[0].weight.data = model[0].weight.data.float()
+    step(model, optimizer)
+    assert optimizer.steps == 2
+
+
 def test_a_parameter_that_gets_another_shape_is_refused():
     model, optimizer = wrapped({"stage": 2})
     step(model, optimizer)
