@@ -80,7 +80,7 @@ class Alone(Trainer):
     Ballast, freed gradients stay with the process."""
 
     def __init__(self, model: torch.nn.Module, workload: Workload, updates: bool = False):
-        from ballast.wrapper.memory import keep_freed_memory
+        from ballast.torch.memory import keep_freed_memory
 
         keep_freed_memory()
         super().__init__(model, [adamw(model.parameters())], workload)

@@ -31,7 +31,7 @@ from ballast.wrapping import wrap
 
 if TYPE_CHECKING:
     from ballast.checkpoint.pending_save import PendingSave as PendingSave
-    from ballast.wrapper.optimizer import WrappedOptimizer as WrappedOptimizer
+    from ballast.torch.optimizer import WrappedOptimizer as WrappedOptimizer
 
 __all__ = [
     "DiLoCo",
@@ -70,7 +70,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import the classes of what wrap() and save() return when they are first used: they need torch."""
     if name == "WrappedOptimizer":
-        from ballast.wrapper.optimizer import WrappedOptimizer
+        from ballast.torch.optimizer import WrappedOptimizer
 
         return WrappedOptimizer
     if name == "PendingSave":

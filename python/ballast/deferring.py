@@ -21,7 +21,7 @@ def deferred() -> Iterator[None]:
     >>> layer.to(torch.bfloat16).weight
     Parameter of (1000, 1000), torch.bfloat16, made when training begins
     """
-    from ballast.wrapper.deferred_init import follow_all, recording
+    from ballast.torch.parameters.deferred_init import follow_all, recording
 
     try:
         with recording():

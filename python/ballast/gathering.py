@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from ballast.wrapper.hooks import Trainer
+    from ballast.torch.calls.hooks import Trainer
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
     ...     layer.weight.shape
     torch.Size([1, 2])
     """
-    from ballast.wrapper.managed_parameter import by_owner
+    from ballast.torch.parameters.managed_parameter import by_owner
 
     wanted = _parameters_of(what)
     for owner, _ in by_owner(wanted):
@@ -42,7 +42,7 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
 @contextmanager
 def gather_to_read(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """Hold full parameters as `gather()` does, for reading only: writes are not detected at the end."""
-    from ballast.wrapper.managed_parameter import by_owner
+    from ballast.torch.parameters.managed_parameter import by_owner
 
     with ExitStack() as stack:
         for owner, owned in by_owner(parameters):
@@ -52,8 +52,8 @@ def gather_to_read(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
 
 def _by_trainer(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[Trainer, list[torch.nn.Parameter]]]:
     """Group the trained parameters whose values torch has by the session that trains them."""
-    from ballast.wrapper.hooks import trainer_of
-    from ballast.wrapper.managed_parameter import owner_of
+    from ballast.torch.calls.hooks import trainer_of
+    from ballast.torch.parameters.managed_parameter import owner_of
 
     found: dict[int, tuple[Trainer, list[torch.nn.Parameter]]] = {}
     for parameter in parameters:

@@ -32,6 +32,6 @@ def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | 
     ballast.errors.UsageError: B1001 no file matches nowhere/*.safetensors
     ...
     """
-    from ballast.wrapper.weight_loading import restore
+    from ballast.checkpoint.weight_loading import restore
 
     restore(model, files)

@@ -8,7 +8,7 @@ from ballast.sizes import Size
 from ballast.tiers import IN_FLIGHT
 
 if TYPE_CHECKING:
-    from ballast.wrapper.saved_activations import SavedActivations
+    from ballast.torch.activations.saved_activations import SavedActivations
 
 
 class OffloadedActivations:
@@ -59,9 +59,9 @@ def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size 
 
     Raises B2202 in forward or backward if the drive is full, and B3202 in backward if it returns other bytes.
     """
+    from ballast.torch.activations.saved_activations import SavedActivations
+    from ballast.torch.gpu import current_device, is_gpu
     from ballast.wrapper.activation_options import read_activation_options, require_away_from
-    from ballast.wrapper.gpu import current_device, is_gpu
-    from ballast.wrapper.saved_activations import SavedActivations
 
     options = read_activation_options(to, min_bytes=min_bytes, in_flight=in_flight)
     require_away_from(options, on_gpu=is_gpu(current_device()))

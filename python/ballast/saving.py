@@ -134,7 +134,7 @@ def load_checkpoint(
     from ballast.checkpoint.loading import load_current
     from ballast.checkpoint.loading_part import LOADING
     from ballast.checkpoint.run_notice import tell_run
-    from ballast.wrapper.collectives import by_first_rank
+    from ballast.torch.collectives import by_first_rank
 
     accesses = accesses_of(optimizer, model)
     for access in accesses:

@@ -39,7 +39,7 @@ class StepLine:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, every: int = 1):
-        from ballast.wrapper.last_step import rank_in_job, require_wrapped
+        from ballast.torch.last_step import rank_in_job, require_wrapped
 
         self._optimizer = require_wrapped(optimizer, "show the steps")
         self._prints = rank_in_job(self._optimizer) == 0
@@ -48,7 +48,7 @@ class StepLine:
 
     def __call__(self, loss: float | torch.Tensor | None = None) -> None:
         """Print the line of the last step. Other ranks than rank 0 may call it, and print nothing."""
-        from ballast.wrapper.last_step import figures_of
+        from ballast.torch.last_step import figures_of
 
         step = figures_of(self._optimizer, "show a step")["step"]
         if self._prints and (not self._has_printed or step % self._every == 0):
@@ -61,7 +61,7 @@ class StepLine:
 
     def postfix(self, loss: float | torch.Tensor | None = None) -> dict[str, str]:
         """Return the same figures by name, for `tqdm.set_postfix()`."""
-        from ballast.wrapper.last_step import figures_of, loss_value
+        from ballast.torch.last_step import figures_of, loss_value
 
         figures = figures_of(self._optimizer, "show a step")
         return in_words(figures, None if loss is None else loss_value(loss))

@@ -46,7 +46,7 @@ class StepLog:
     """
 
     def __init__(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer):
-        from ballast.wrapper.last_step import rank_in_job, require_wrapped
+        from ballast.torch.last_step import rank_in_job, require_wrapped
 
         self._optimizer = require_wrapped(optimizer, "record the steps")
         self._path = Path(folder) / name_of(rank_in_job(self._optimizer))
@@ -62,7 +62,7 @@ class StepLog:
 
     def __call__(self, loss: float | torch.Tensor | None = None) -> None:
         """Record the last step of this rank."""
-        from ballast.wrapper.last_step import described_training, figures_of, finite, learning_rates, loss_value
+        from ballast.torch.last_step import described_training, figures_of, finite, learning_rates, loss_value
 
         figures = figures_of(self._optimizer, "record a step") | learning_rates(self._optimizer)
         if not self._is_described:

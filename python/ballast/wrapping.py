@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ballast.outer.optimizer import OuterOptimizer
-    from ballast.wrapper.optimizer import WrappedOptimizer
-    from ballast.wrapper.process_groups import ProcessGroups
-    from ballast.wrapper.session import Session
-    from ballast.wrapper.wrapped_types import Wrap
+    from ballast.torch.optimizer import WrappedOptimizer
+    from ballast.torch.process_groups import ProcessGroups
+    from ballast.torch.training.session import Session
+    from ballast.torch.typing import Wrap
 
 Parameters = ParamSpec("Parameters")
 
@@ -175,9 +175,9 @@ def _wrap(
 ) -> list[WrappedOptimizer]:
     """Wrap all of them, or leave all as they were."""
     from ballast.checkpoint.run_fallback import begin_runs
-    from ballast.wrapper.joint_runs import name_of_member
-    from ballast.wrapper.optimizer import class_for
-    from ballast.wrapper.preconditions import require_initialized, tell_of_own_values
+    from ballast.torch.optimizer import class_for
+    from ballast.torch.training.joint_runs import name_of_member
+    from ballast.torch.training.preconditions import require_initialized, tell_of_own_values
 
     if not optimizers:
         refuse("cannot wrap an empty list: there is no optimizer in it", needed="the optimizers of a model")
@@ -215,11 +215,11 @@ def _session_of(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups, call: object
 ) -> Session:
     from ballast.checkpoint.run_fallback import newest_checkpoint
-    from ballast.wrapper.group_options import rules_of
-    from ballast.wrapper.process_groups import with_copies_of
-    from ballast.wrapper.session import Session
-    from ballast.wrapper.update_kinds import updates_of
-    from ballast.wrapper.wrapped import Wrapped
+    from ballast.torch.process_groups import with_copies_of
+    from ballast.torch.training.model_and_optimizer import Wrapped
+    from ballast.torch.training.session import Session
+    from ballast.torch.updates.rules import rules_of
+    from ballast.torch.updates.update_kinds import updates_of
 
     updates = updates_of(optimizer, declared=options.elementwise, stored=options.needs_stored_state)
     if updates.custom_step is not None:
@@ -246,7 +246,7 @@ def _session_of(
 def _connect(groups: Groups, options: WrapOptions) -> tuple[ProcessGroups, OuterOptimizer | None]:
     from ballast.outer.hosts import connect_hosts
     from ballast.outer.optimizer import OuterOptimizer
-    from ballast.wrapper.process_groups import connect_groups
+    from ballast.torch.process_groups import connect_groups
 
     if options.outer is None:
         return connect_groups(groups.process_group, groups.norm_group, groups.replicated, options), None
@@ -263,7 +263,7 @@ def _require_plain(optimizer: object) -> None:
     import torch
 
     from ballast._torch_compat import replaced_step
-    from ballast.wrapper.optimizer import WrappedOptimizer
+    from ballast.torch.optimizer import WrappedOptimizer
 
     if isinstance(optimizer, WrappedOptimizer):
         optimizer._ballast.require_open("call ballast.wrap()")

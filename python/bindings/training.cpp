@@ -1,4 +1,4 @@
-// Trainings, for python/ballast/wrapper/.
+// Trainings, for python/ballast/torch/.
 #include <pybind11/functional.h>
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>

@@ -36,7 +36,7 @@ def install(package: Path, gpus: int = 4, memory_bytes: int = 8 << 30) -> None:
     torch.utils.generate_methods_for_privateuse1_backend()
     torch.from_dlpack = from_dlpack
 
-    from ballast.wrapper import gpu  # the first module that imports it: the others copy its names
+    from ballast.torch import gpu  # the first module that imports it: the others copy its names
 
     gpu.GPU = NAME
     gpu.is_on_gpu = torch.Tensor.is_emulated.__get__

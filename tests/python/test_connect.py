@@ -226,13 +226,13 @@ def test_missing_ranks_are_named(tmp_path):
     ],
 )
 def test_a_rank_names_an_address_that_other_machines_reach(monkeypatch, towards_master, expected):
-    process_groups = pytest.importorskip("ballast.wrapper.process_groups")
+    process_groups = pytest.importorskip("ballast.torch.process_groups")
     monkeypatch.setattr(process_groups, "_address_towards", {"node-0": towards_master}.__getitem__)
     monkeypatch.setenv("MASTER_ADDR", "node-0")
     assert process_groups.own_address() == expected
 
 
 def test_the_address_towards_this_machine_is_found():
-    process_groups = pytest.importorskip("ballast.wrapper.process_groups")
+    process_groups = pytest.importorskip("ballast.torch.process_groups")
     assert process_groups._address_towards("127.0.0.1") == "127.0.0.1"
     assert process_groups._address_towards("no-such-host.invalid") == ""

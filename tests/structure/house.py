@@ -75,52 +75,24 @@ PYTHON_LAYERS = {
         *("reports", "reports.*"),
     ],
     "torch": [
-        *("_torch_compat", "wrapper", "wrapper.unwrap", "wrapper.casting", "wrapper.gpu", "wrapper.rules"),
-        *("wrapper.metrics", "wrapper.ungathered", "wrapper.units", "wrapper.modules", "wrapper.memory"),
-        *("wrapper.safetensors_reader", "wrapper.deferred_init", "wrapper.gathered_views", "wrapper.options"),
-        *("wrapper.own_parameters", "wrapper.activation_options", "wrapper.stored_tensor", "wrapper.group_options"),
-        *("wrapper.process_groups", "wrapper.collectives", "wrapper.joint_runs"),
-        *("wrapper.hooks", "wrapper.one_thread", "wrapper.ddp_compat", "wrapper.forward_hooks"),
-        *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
-        *("wrapper.siblings", "wrapper.several"),
-        "wrapper.throughput",
-        *("wrapper.state", "wrapper.writes", "wrapper.custom_step", "wrapper.step_rollback", "wrapper.trial_step"),
+        *("_torch_compat", "torch", "torch.gpu", "torch.module_hook", "torch.tensor_names"),
+        *("wrapper", "wrapper.options", "wrapper.activation_options", "wrapper.several"),
+        *("torch.collectives", "torch.process_groups"),
     ],
-    "activation": [
-        *("wrapper.activation_tier", "wrapper.saved_activations", "wrapper.model_activations"),
-    ],
-    "parameter": [
-        *("wrapper.parameter_state", "wrapper.managed_parameter", "wrapper.deferred_params", "wrapper.offloaded_params"),
-    ],
-    "residence": [
-        *("wrapper.autocast_cache", "wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors"),
-        "wrapper.returned_views",
-        *("wrapper.unused_units", "wrapper.gather_block"),
-        *("wrapper.bitsandbytes_compat", "wrapper.compiled_blocks"),
-        *("wrapper.param_gather", "wrapper.awaited_parameter", "wrapper.overlapped_gathers", "wrapper.full_params"),
-    ],
-    "partition": [
-        *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.gradient_shards", "wrapper.taken_gradients"),
-        *("wrapper.same_options", "wrapper.same_parameters", "wrapper.sharded_state", "wrapper.updates"),
-        *("wrapper.missed_steps", "wrapper.partition"),
-        "wrapper.state_migration",
-        *("wrapper.moments", "wrapper.note_format"),
-        *("wrapper.rule_updates", "wrapper.custom_updates", "wrapper.stored_updates", "wrapper.update_kinds"),
-        *("wrapper.matrix_window", "wrapper.rank_sums", "wrapper.adafactor"),
-    ],
-    "plan": [
-        *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),
-        *("wrapper.sharing", "wrapper.shared_memory", "wrapper.optimizer_state"),
-        *("wrapper.partition_factory", "wrapper.partitions"),
-    ],
+    "parameters": ["torch.memory", "torch.parameters", "torch.parameters.*"],
+    "calls": ["torch.calls", "torch.calls.*"],
+    "gradients": ["torch.gradients", "torch.gradients.*"],
+    "updates": ["torch.updates", "torch.updates.*"],
+    "activations": ["torch.activations", "torch.activations.*"],
     "outer": [
         *("outer.survivors", "outer.host_group", "outer.hosts", "outer.state", "outer.layout", "outer.optimizer"),
     ],
-    "session": [
-        *("wrapper.checkpoint_access", "wrapper.session", "wrapper.optimizer", "wrapper.wrapped_types", "wrapper.last_step"),
+    "training": [
+        *("torch.training", "torch.training.*", "wrapper.same_options", "wrapper.memory_budget", "wrapper.autotune"),
+        *("torch.optimizer", "torch.typing", "torch.last_step"),
     ],
     "functions": [
-        *("gathering", "wrapper.weight_loading", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
+        *("gathering", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
         *("offloading", "wrapping", "step_line", "step_log", "syncing"),
     ],
     "package": [""],
@@ -230,7 +202,7 @@ PRIVATE_TO_TORCH = {"_cdata", "_schema", "_make_wrapper_subclass", "_get_active_
 PRIVATE_TO_TORCH |= {"_use_count", "_post_accumulate_grad_hooks", "_opt_called", "_wrapped_by_lr_sched"}
 
 # The file of the package that may name torch's type of GPUs, and torch's module for them.
-TORCH_GPU = "python/ballast/wrapper/gpu.py"
+TORCH_GPU = "python/ballast/torch/gpu.py"
 TORCH_FACTORIES = {f"torch.{name}" for name in ("arange", "as_tensor", "empty", "full", "ones", "rand", "tensor", "zeros")}
 
 FILE_LINES = 700

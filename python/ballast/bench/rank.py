@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ballast.bench.cases import Workload
 from ballast.bench.models import flops_of_token, model_of, vocabulary_of
 from ballast.bench.systems import SYSTEMS, Trainer
-from ballast.wrapper.gpu import current_device, is_gpu, of_torch
+from ballast.torch.gpu import current_device, is_gpu, of_torch
 
 WARM_UP = 3  # steps in which systems learn the order of parameters and allocate
 COMPARED = 5  # the step whose loss is compared with that of other systems

@@ -12,7 +12,7 @@ from ballast.bench.launch import Run, Setting, run_case
 from ballast.bench.models import scaled
 from ballast.bench.results import Report, measured, row_of
 from ballast.checks import refuse
-from ballast.wrapper.gpu import name_and_bytes, of_torch
+from ballast.torch.gpu import name_and_bytes, of_torch
 
 RANKS_ON_CPU = 2
 MOST_ON_CPU = 25_000_000  # parameters of a scaled model

@@ -11,7 +11,7 @@ from torch import nn
 
 from ballast.bench.cases import DRIVE, Workload
 from ballast.models.modules import parts_of
-from ballast.wrapper.gpu import is_gpu
+from ballast.torch.gpu import is_gpu
 
 LEARNING_RATE = 1e-4
 

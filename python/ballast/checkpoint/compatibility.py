@@ -9,9 +9,9 @@ import torch
 
 from ballast.checkpoint.contents import PARAMETER_DTYPES, Checkpoint, SavedOptimizer
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.units import is_opaque
-from ballast.wrapper.unwrap import names_in_model
+from ballast.torch.parameters.units import is_opaque
+from ballast.torch.tensor_names import names_in_model
+from ballast.torch.training.checkpoint_access import CheckpointAccess
 
 
 def use_model_names(checkpoint: Checkpoint, known: Container[str]) -> None:

@@ -23,8 +23,8 @@ from ballast.checkpoint.rank_files import Chunk, RankFiles
 from ballast.checkpoint.saving import INDEX_BYTES, SLICE, packed
 from ballast.checkpoint.source import STEP, Source, steps_made
 from ballast.checks import fail_of_system, refuse
-from ballast.wrapper.rules import moments_by_name
-from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.torch.parameters.stored_tensors import StoredTensor
+from ballast.torch.updates.rules import moments_by_name
 
 log = logging.getLogger("ballast")
 

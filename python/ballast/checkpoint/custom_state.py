@@ -14,12 +14,12 @@ from ballast.checkpoint.contents import CUSTOM, Tensor
 from ballast.checkpoint.targets import PlainTensor, Target
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.collectives import from_all_ranks
-from ballast.wrapper.custom_step import shape_of
-from ballast.wrapper.moments import IN_LIBRARY
-from ballast.wrapper.partition import Partition
-from ballast.wrapper.updates import State
+from ballast.torch.collectives import from_all_ranks
+from ballast.torch.training.checkpoint_access import CheckpointAccess
+from ballast.torch.training.partition import Partition
+from ballast.torch.updates.custom_step import shape_of
+from ballast.torch.updates.shown_state import IN_LIBRARY
+from ballast.torch.updates.updates import State
 
 BY_ELEMENT, AS_IT_IS, NUMBER = CUSTOM
 NUMBERS = {int: torch.int64, float: torch.float64}

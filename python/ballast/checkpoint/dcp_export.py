@@ -18,7 +18,7 @@ from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.weights import state_in
 from ballast.checks import refuse
 from ballast.new_files import require_no_link
-from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.torch.parameters.stored_tensors import StoredTensor
 
 MODEL, OPTIMIZER = "model", "optim"
 

@@ -17,7 +17,7 @@ from ballast.checkpoint.kinds import parts_of_distributed
 from ballast.checkpoint.source import Latest, WholeTensor
 from ballast.checkpoint.torch_file import ANY
 from ballast.checkpoint.unpickling import fail_file, fail_unreadable, load_without_code, require_plain
-from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.torch.parameters.stored_tensors import StoredTensor
 
 
 def content_of(directory: Path) -> Content:

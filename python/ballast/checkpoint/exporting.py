@@ -13,8 +13,8 @@ from ballast.checkpoint.safetensors_writer import SLICE, SafetensorsWriter, item
 from ballast.checkpoint.unit_by_unit import begin_owners, by_unit, gathered_unit, group_of, tensors_of
 from ballast.checks import refuse
 from ballast.safetensors_format import SUFFIX
-from ballast.wrapper.memory import bytes_at
-from ballast.wrapper.ungathered import slice_on_host
+from ballast.torch.memory import bytes_at
+from ballast.torch.parameters.placeholder import slice_on_host
 
 
 class Export:

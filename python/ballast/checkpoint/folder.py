@@ -18,7 +18,7 @@ from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.new_files import require_own_folder
 from ballast.sizes import human_size
-from ballast.wrapper.unwrap import names_in_model
+from ballast.torch.tensor_names import names_in_model
 
 log = logging.getLogger("ballast")
 

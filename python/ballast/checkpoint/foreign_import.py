@@ -15,12 +15,12 @@ from ballast.checkpoint.inventory import buffers_by_name, parameter_names, param
 from ballast.checkpoint.source import Source, steps_made
 from ballast.checkpoint.unpickling import StandIn
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.deferred_params import expect, expect_buffers, require_expected
-from ballast.wrapper.group_options import is_same, set_options
-from ballast.wrapper.partition import Partition
-from ballast.wrapper.stored_tensor import StoredTensor
-from ballast.wrapper.units import BYTES, Member
+from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
+from ballast.torch.parameters.stored_tensors import StoredTensor
+from ballast.torch.parameters.units import BYTES, Member
+from ballast.torch.training.checkpoint_access import CheckpointAccess
+from ballast.torch.training.partition import Partition
+from ballast.torch.updates.rules import is_same, set_options
 
 log = logging.getLogger("ballast")
 

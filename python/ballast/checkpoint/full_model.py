@@ -9,8 +9,8 @@ import torch
 
 from ballast.checkpoint.unit_by_unit import begin_owners, by_unit, gathered_unit
 from ballast.gathering import gather_to_read
-from ballast.wrapper.hooks import trainer_of
-from ballast.wrapper.ungathered import plain
+from ballast.torch.calls.hooks import trainer_of
+from ballast.torch.parameters.placeholder import plain
 
 
 @contextmanager

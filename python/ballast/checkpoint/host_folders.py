@@ -13,8 +13,8 @@ from ballast.checkpoint.kinds import HOST_FOLDER
 from ballast.checkpoint.manifest import content_in
 from ballast.checks import refuse
 from ballast.outer.host_group import HostGroup
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.collectives import by_first_rank
+from ballast.torch.collectives import by_first_rank
+from ballast.torch.training.checkpoint_access import CheckpointAccess
 
 log = logging.getLogger("ballast")
 

@@ -14,13 +14,13 @@ from ballast.checkpoint.contents import Tensor
 from ballast.checkpoint.custom_state import custom_state
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.hooks import trainer_of
-from ballast.wrapper.optimizer import WrappedOptimizer
-from ballast.wrapper.partition import Partition
-from ballast.wrapper.ungathered import plain
-from ballast.wrapper.units import Member, names_of
-from ballast.wrapper.unwrap import named_parameters, unwrapped, unwrapped_name
+from ballast.torch.calls.hooks import trainer_of
+from ballast.torch.optimizer import WrappedOptimizer
+from ballast.torch.parameters.placeholder import plain
+from ballast.torch.parameters.units import Member, names_of
+from ballast.torch.tensor_names import named_parameters, unwrapped, unwrapped_name
+from ballast.torch.training.checkpoint_access import CheckpointAccess
+from ballast.torch.training.partition import Partition
 
 log = logging.getLogger("ballast")
 

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from ballast.checkpoint.source import STEP
 from ballast.checkpoint.unpickling import number_in
 from ballast.checks import refuse
-from ballast.wrapper.stored_tensor import StoredTensor
-from ballast.wrapper.unwrap import COMPILED, PARALLEL, names_in_model
+from ballast.torch.parameters.stored_tensors import StoredTensor
+from ballast.torch.tensor_names import COMPILED, PARALLEL, names_in_model
 
 NUMBERED = re.compile(r"((?:.*\.)?)state\.(\d+)\.\w+")
 OF_OPTIMIZERS = {"state", "param_groups"}  # keys of an optimizer's state_dict()

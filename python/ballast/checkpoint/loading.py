@@ -26,9 +26,9 @@ from ballast.checkpoint.inventory import (
 )
 from ballast.checkpoint.loading_part import LOADING, LoadingPart, Source
 from ballast.checkpoint.unpickling import load_without_code
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.collectives import by_first_rank
-from ballast.wrapper.deferred_params import expect, expect_buffers, require_expected
+from ballast.torch.collectives import by_first_rank
+from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
+from ballast.torch.training.checkpoint_access import CheckpointAccess
 
 
 def load_current(directory: Path, model: torch.nn.Module, accesses: Sequence[CheckpointAccess]) -> Any:

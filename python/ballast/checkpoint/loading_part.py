@@ -16,13 +16,13 @@ from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
 from ballast.checkpoint.torch_tensors import moment_name
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.group_options import set_options
-from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.partition import Partition
-from ballast.wrapper.ungathered import plain
-from ballast.wrapper.units import Member
-from ballast.wrapper.updates import State
+from ballast.torch.memory import tensor_of
+from ballast.torch.parameters.placeholder import plain
+from ballast.torch.parameters.units import Member
+from ballast.torch.training.checkpoint_access import CheckpointAccess
+from ballast.torch.training.partition import Partition
+from ballast.torch.updates.rules import set_options
+from ballast.torch.updates.updates import State
 
 LOADING = "loading a checkpoint"
 OPAQUE = _core.ChunkKind(parameter=_core.DType.u8, format=None, momentum=False, variance=False)  # of bytes as they are

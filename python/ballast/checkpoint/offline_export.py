@@ -18,8 +18,8 @@ from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import read_json
 from ballast.new_files import write_new
 from ballast.safetensors_format import are_files_for
-from ballast.wrapper.memory import bytes_at
-from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.torch.memory import bytes_at
+from ballast.torch.parameters.stored_tensors import StoredTensor
 
 STEM = "model"  # transformers looks for files of this name
 CONFIG = "config.json"

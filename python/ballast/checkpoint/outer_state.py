@@ -17,9 +17,9 @@ from ballast.checks import refuse
 from ballast.outer.layout import Fragment
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.outer.state import Span
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.partition import Partition
-from ballast.wrapper.state import LazyState
+from ballast.torch.training.checkpoint_access import CheckpointAccess
+from ballast.torch.training.partition import Partition
+from ballast.torch.updates.shown_state import LazyState
 
 COPY, MOMENTUM = "outer copy", "outer momentum"
 

@@ -16,7 +16,7 @@ from ballast.checkpoint.run_notice import notice_for_run
 from ballast.checkpoint.saving import SAVING, Saving
 from ballast.connecting import Group
 from ballast.errors import Error
-from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.torch.training.checkpoint_access import CheckpointAccess
 
 
 class PendingSave:

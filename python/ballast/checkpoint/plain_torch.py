@@ -16,8 +16,7 @@ from ballast.checkpoint.source import STEP
 from ballast.checkpoint.torch_file import contents_of, read_tensors
 from ballast.checks import is_number, refuse
 from ballast.json_reader import Json, fail_malformed, read_json
-from ballast.wrapper.safetensors_reader import tensors_in
-from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.torch.parameters.stored_tensors import StoredTensor, tensors_in
 
 log = logging.getLogger("ballast")
 

@@ -17,9 +17,9 @@ from ballast.checkpoint.run_notice import tell_run
 from ballast.checks import refuse
 from ballast.connecting import Group
 from ballast.errors import Error
-from ballast.wrapper.collectives import by_first_rank
-from ballast.wrapper.joint_runs import join_runs
-from ballast.wrapper.session import Session
+from ballast.torch.collectives import by_first_rank
+from ballast.torch.training.joint_runs import join_runs
+from ballast.torch.training.session import Session
 
 log = logging.getLogger("ballast")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ballast.checkpoint.folder import flush_folder, write_file
 from ballast.checkpoint.kinds import run_folder
-from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.torch.training.checkpoint_access import CheckpointAccess
 
 log = logging.getLogger("ballast")
 

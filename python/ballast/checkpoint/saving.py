@@ -39,9 +39,9 @@ from ballast.checkpoint.saving_part import SavingPart
 from ballast.checkpoint.snapshot_memory import has_much_memory, require_memory
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.collectives import by_first_rank
-from ballast.wrapper.ungathered import slice_on_host
+from ballast.torch.collectives import by_first_rank
+from ballast.torch.parameters.placeholder import slice_on_host
+from ballast.torch.training.checkpoint_access import CheckpointAccess
 
 SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the elements that share a scale
 INDEX_BYTES = 128  # of a chunk's entry in a rank's index

@@ -12,7 +12,7 @@ from ballast import _core
 from ballast.checkpoint.contents import SavedOptimizer, Tensor
 from ballast.checkpoint.inventory import entry_of_member, require_all_partitioned
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.torch.training.checkpoint_access import CheckpointAccess
 
 Visit = Callable[[_core.StatePart, str, tuple[int, int]], None]
 

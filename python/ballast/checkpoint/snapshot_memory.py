@@ -9,7 +9,7 @@ from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.machine import available_memory, this_machine
 from ballast.sizes import human_size
-from ballast.wrapper.collectives import from_all_ranks
+from ballast.torch.collectives import from_all_ranks
 
 
 def has_much_memory(group: Group, needed: int) -> bool:

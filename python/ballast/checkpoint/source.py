@@ -10,9 +10,9 @@ import torch
 
 from ballast.checkpoint.unpickling import fail_unreadable
 from ballast.checks import refuse
-from ballast.wrapper.memory import tensor_at
-from ballast.wrapper.stored_tensor import StoredTensor
-from ballast.wrapper.updates import UNCOUNTED
+from ballast.torch.memory import tensor_at
+from ballast.torch.parameters.stored_tensors import StoredTensor
+from ballast.torch.updates.updates import UNCOUNTED
 
 STEP = "step"  # in the state of a parameter, next to its moments
 

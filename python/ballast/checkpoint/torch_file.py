@@ -15,9 +15,8 @@ import torch
 
 from ballast._torch_compat import tree_map
 from ballast.checkpoint.unpickling import fail_unreadable, load_without_code, require_plain
-from ballast.wrapper.memory import bytes_at, tensor_at
-from ballast.wrapper.safetensors_reader import OpenFile
-from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.torch.memory import bytes_at, tensor_at
+from ballast.torch.parameters.stored_tensors import OpenFile, StoredTensor
 
 ANY = ("",)  # the script's own objects are in these files too, and are passed over
 MOST_LEVELS = 16  # of dictionaries in each other

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.state import LazyState
+from ballast.torch.training.checkpoint_access import CheckpointAccess
+from ballast.torch.updates.shown_state import LazyState
 
 
 class Writers(Enum):

@@ -10,11 +10,11 @@ import torch
 from ballast.agreement import Agreement, Ranks
 from ballast.checkpoint.inventory import buffers_by_name
 from ballast.gathering import gather_to_read
-from ballast.wrapper.hooks import trainer_of
-from ballast.wrapper.managed_parameter import by_owner, managed, owner_of
-from ballast.wrapper.process_groups import rank_in_job
-from ballast.wrapper.ungathered import plain
-from ballast.wrapper.unwrap import named_parameters
+from ballast.torch.calls.hooks import trainer_of
+from ballast.torch.parameters.managed_parameter import by_owner, managed, owner_of
+from ballast.torch.parameters.placeholder import plain
+from ballast.torch.process_groups import rank_in_job
+from ballast.torch.tensor_names import named_parameters
 
 Visit = Callable[[str, torch.Tensor], object]
 

@@ -15,7 +15,7 @@ import torch
 from ballast.checkpoint.source import STEP, Latest, WholeTensor
 from ballast.checkpoint.unpickling import fail_unreadable, load_without_code, number_in, require_plain
 from ballast.errors import Error
-from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.torch.parameters.stored_tensors import StoredTensor
 
 log = logging.getLogger("ballast")
 

@@ -19,10 +19,9 @@ from ballast.checkpoint.pieces import Piece, cover
 from ballast.checkpoint.schema import MOMENTS
 from ballast.checkpoint.source import Latest
 from ballast.checkpoint.stream import Stream
-from ballast.wrapper.memory import tensor_at
-from ballast.wrapper.safetensors_reader import Files, tensors_in
-from ballast.wrapper.stored_tensor import StoredTensor
-from ballast.wrapper.unwrap import named_buffers, named_parameters
+from ballast.torch.memory import tensor_at
+from ballast.torch.parameters.stored_tensors import Files, StoredTensor, tensors_in
+from ballast.torch.tensor_names import named_buffers, named_parameters
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 from ballast.checkpoint.source import STEP
 from ballast.checkpoint.zero_files import ModelState, RankState, model_state, rank_states
 from ballast.json_reader import fail_malformed
-from ballast.wrapper.stored_tensor import StoredTensor
-from ballast.wrapper.unwrap import names_in_model
+from ballast.torch.parameters.stored_tensors import StoredTensor
+from ballast.torch.tensor_names import names_in_model
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ballast.checkpoint.universal import steps_of
 from ballast.checkpoint.unpickling import number_in
 from ballast.checks import refuse
 from ballast.json_reader import fail_malformed
-from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.torch.parameters.stored_tensors import StoredTensor
 
 OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
 MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_00_model_states\.pt")

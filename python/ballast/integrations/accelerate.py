@@ -27,8 +27,8 @@ from ballast.integrations.framework import (
 )
 from ballast.saving import load_checkpoint, save
 from ballast.sizes import Size
-from ballast.wrapper.optimizer import WrappedOptimizer
-from ballast.wrapper.unwrap import unwrapped
+from ballast.torch.optimizer import WrappedOptimizer
+from ballast.torch.tensor_names import unwrapped
 from ballast.wrapping import wrap
 
 require_framework("accelerate")

@@ -11,11 +11,11 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ballast.checks import all_known, refuse
-from ballast.wrapper.deferred_init import is_on_meta
-from ballast.wrapper.deferred_params import device_of
-from ballast.wrapper.hooks import trainer_of
-from ballast.wrapper.managed_parameter import owner_of
-from ballast.wrapper.optimizer import WrappedOptimizer
+from ballast.torch.calls.hooks import trainer_of
+from ballast.torch.optimizer import WrappedOptimizer
+from ballast.torch.parameters.deferred_init import is_on_meta
+from ballast.torch.parameters.deferred_parameters import device_of
+from ballast.torch.parameters.managed_parameter import owner_of
 from ballast.wrapping import wrap
 
 FOLDER = "ballast"  # of Ballast's checkpoint, inside of the folder of the framework's

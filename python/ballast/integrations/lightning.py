@@ -22,8 +22,8 @@ from ballast.checks import fail, refuse
 from ballast.gathering import gather
 from ballast.integrations.framework import is_deferred, read_options, require_framework
 from ballast.saving import load_checkpoint, save
-from ballast.wrapper.managed_parameter import owner_of
-from ballast.wrapper.optimizer import WrappedOptimizer
+from ballast.torch.optimizer import WrappedOptimizer
+from ballast.torch.parameters.managed_parameter import owner_of
 from ballast.wrapping import wrap
 
 require_framework("lightning")

@@ -32,7 +32,7 @@ from ballast.integrations.framework import (
 )
 from ballast.loading import load
 from ballast.saving import load_checkpoint, save
-from ballast.wrapper.optimizer import WrappedOptimizer
+from ballast.torch.optimizer import WrappedOptimizer
 from ballast.wrapping import wrap
 
 require_framework("transformers")

@@ -16,8 +16,8 @@ from ballast.connecting import Group, connect
 from ballast.errors import FailureError
 from ballast.outer.host_rank import HostRank
 from ballast.outer.survivors import HostRendezvous, agree_on_survivors
+from ballast.torch.collectives import broadcast
 from ballast.wire import EXACT
-from ballast.wrapper.collectives import broadcast
 
 log = logging.getLogger("ballast")
 

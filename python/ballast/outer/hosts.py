@@ -17,8 +17,8 @@ from ballast.outer.host_group import HostGroup
 from ballast.outer.host_rank import HostRank, host_ranks
 from ballast.outer.options import DiLoCo
 from ballast.outer.survivors import HostRendezvous
-from ballast.wrapper.collectives import from_all_ranks
-from ballast.wrapper.process_groups import ProcessGroups, group_of, own_address
+from ballast.torch.collectives import from_all_ranks
+from ballast.torch.process_groups import ProcessGroups, group_of, own_address
 
 log = logging.getLogger("ballast")
 

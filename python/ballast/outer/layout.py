@@ -13,9 +13,9 @@ from ballast.connecting import Group
 from ballast.outer.fragments import fragments_of, part_of_rank
 from ballast.outer.host_group import HostGroup
 from ballast.outer.state import FragmentState, Span, part_of
-from ballast.wrapper.collectives import broadcast
-from ballast.wrapper.sharded_state import ShardedState
-from ballast.wrapper.units import Member
+from ballast.torch.collectives import broadcast
+from ballast.torch.parameters.units import Member
+from ballast.torch.updates.sharded_state import ShardedState
 
 
 class Fragment:

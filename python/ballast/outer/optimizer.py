@@ -16,8 +16,8 @@ from ballast.outer.host_group import HostGroup
 from ballast.outer.layout import Fragment, cut, is_so_on_a_rank, require_same_cut, require_same_on_hosts
 from ballast.outer.options import DiLoCo
 from ballast.outer.state import FragmentState
-from ballast.wrapper.sharded_state import ShardedState
-from ballast.wrapper.units import gpu_of
+from ballast.torch.parameters.units import gpu_of
+from ballast.torch.updates.sharded_state import ShardedState
 
 IDENTITY_BITS = 62  # sums of the library's integers have 64, with a sign
 

@@ -11,9 +11,9 @@ from ballast import _core
 from ballast.connecting import connect
 from ballast.outer.memory import PIECE, model_of_shard
 from ballast.outer.options import DiLoCo
-from ballast.wrapper.gpu import in_stream, stream_on
-from ballast.wrapper.memory import tensor_at, tensor_of
-from ballast.wrapper.rules import Rule
+from ballast.torch.gpu import in_stream, stream_on
+from ballast.torch.memory import tensor_at, tensor_of
+from ballast.torch.updates.rules import Rule
 
 
 @dataclass(frozen=True)

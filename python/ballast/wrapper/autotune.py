@@ -20,10 +20,10 @@ from ballast.outer.memory import Bytes, exchange_bytes, outer_state
 from ballast.searching import by_tier, coarse_tile, fastest
 from ballast.sizes import parse_size
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
+from ballast.torch.parameters.units import Member, UnitOfMembers, backward_order, model_of
+from ballast.torch.updates.rules import Rule
 from ballast.wrapper.memory_budget import budget_of_all_ranks
 from ballast.wrapper.options import WrapOptions
-from ballast.wrapper.rules import Rule
-from ballast.wrapper.units import Member, UnitOfMembers, backward_order, model_of
 
 log = logging.getLogger("ballast")
 

@@ -22,11 +22,11 @@ from ballast.hardware import (
     rates_of_cpus,
 )
 from ballast.machine import available_memory, this_machine
-from ballast.wrapper.collectives import from_all_ranks
-from ballast.wrapper.gpu import free_bytes, name_and_bytes, return_cached_memory
-from ballast.wrapper.managed_parameter import is_without_values
+from ballast.torch.collectives import from_all_ranks
+from ballast.torch.gpu import free_bytes, name_and_bytes, return_cached_memory
+from ballast.torch.parameters.managed_parameter import is_without_values
+from ballast.torch.parameters.units import Member, gpu_of
 from ballast.wrapper.options import WrapOptions
-from ballast.wrapper.units import Member, gpu_of
 
 # The part of free memory to use. The rest is for activations, CUDA and other uses, whose sizes are not known yet.
 USED_FRACTION = 0.75

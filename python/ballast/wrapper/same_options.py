@@ -11,7 +11,7 @@ from ballast.checks import refuse
 from ballast.connecting import Group
 from ballast.formats import AUTO
 from ballast.tiers import fractions_by_tier
-from ballast.wrapper.collectives import from_all_ranks
+from ballast.torch.collectives import from_all_ranks
 from ballast.wrapper.options import WrapOptions
 
 # The other options change no value of the training, so each rank may have its own: memory, threads, timeout, timeline, verify,

@@ -3,7 +3,7 @@
 import ballast
 import pytest
 import torch
-from ballast.wrapper.autocast_cache import CachedCasts
+from ballast.torch.parameters.unit_gather import CachedCasts
 from torch.nn.functional import linear
 from torch.profiler import ProfilerActivity, profile
 

@@ -7,7 +7,7 @@ import pickle
 import ballast
 import pytest
 import torch
-from ballast.wrapper.deferred_init import history_of, stored_of
+from ballast.torch.parameters.deferred_init import history_of, stored_of
 from python.wrap.support import constructing
 from python.wrap.support.constructed import Tall, Zoo
 from python.wrap.support.loops import Loop, Tower, check_equal

@@ -4,9 +4,9 @@ import ballast
 import pytest
 import torch
 from ballast import _core
-from ballast.wrapper import partition_factory
-from ballast.wrapper.partition import Partition
-from ballast.wrapper.state_migration import StateMigration
+from ballast.torch.training import partition_factory
+from ballast.torch.training.partition import Partition
+from ballast.torch.training.state_migration import StateMigration
 from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 
 

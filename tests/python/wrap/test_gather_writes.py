@@ -3,7 +3,7 @@
 import ballast
 import pytest
 import torch
-from ballast.wrapper.writes import checksum_on_device
+from ballast.torch.parameters.writes import checksum_on_device
 from python.wrap.support import writing
 from python.wrap.support.loops import Loop
 from python.wrap.support.ranks import run_ranks

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 import ballast
 import pytest
 import torch
-from ballast.wrapper import gather_block, gpu
-from ballast.wrapper.gpu import require_stream, stream_on
+from ballast.torch import gpu
+from ballast.torch.calls import sharded_parameters
+from ballast.torch.gpu import require_stream, stream_on
 from python.wrap.support.devices import on_devices, on_gpus
 from python.wrap.support.loops import Tower
 
@@ -273,8 +274,8 @@ def test_a_parameter_that_a_running_module_uses_in_another_stream_is_refused(mon
 def test_writes_are_kept_in_the_stream_of_the_training(monkeypatch):
     training, streams, seen = Training("cpu", stage=3), Streams(monkeypatch), []
     training.step()
-    keep = gather_block.agree_on_writes
-    monkeypatch.setattr(gather_block, "agree_on_writes", lambda *args: seen.append(streams.current) or keep(*args))
+    keep = sharded_parameters.agree_on_writes
+    monkeypatch.setattr(sharded_parameters, "agree_on_writes", lambda *args: seen.append(streams.current) or keep(*args))
     block = ballast.gather(training.model)
     block.__enter__()
     torch.nn.init.ones_(training.model.last.weight)

@@ -8,7 +8,7 @@ import struct
 import ballast
 import pytest
 import torch
-from ballast.wrapper.safetensors_reader import tensors_in
+from ballast.torch.parameters.stored_tensors import tensors_in
 
 MODEL = {"weight": (2, 2), "bias": (2,)}
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 from ballast import _core
 from ballast.errors import FailureError
-from ballast.wrapper.awaited_parameter import AwaitedParameter
-from ballast.wrapper.overlapped_gathers import OverlappedGathers
-from ballast.wrapper.units import Member, UnitOfMembers, numbered
+from ballast.torch.parameters.overlapped_gathers import AwaitedParameter, OverlappedGathers
+from ballast.torch.parameters.units import Member, UnitOfMembers, numbered
 from python.wrap.support import overlapping
 from python.wrap.support.ranks import run_ranks
 

@@ -3,8 +3,13 @@
 import ballast
 import pytest
 import torch
-from ballast.wrapper.managed_parameter import ManagedParameter, managed
-from ballast.wrapper.parameter_state import TRANSITIONS, ParameterState, require_transition
+from ballast.torch.parameters.managed_parameter import (
+    TRANSITIONS,
+    ManagedParameter,
+    ParameterState,
+    managed,
+    require_transition,
+)
 from python.wrap.support.loops import mlp
 
 MISSING = [(a, b) for a in ParameterState for b in ParameterState if a is not b and b not in TRANSITIONS[a]]

@@ -5,8 +5,8 @@ import atexit
 import ballast
 import pytest
 import torch
-from ballast.wrapper import preconditions
-from ballast.wrapper.process_groups import ProcessGroups
+from ballast.torch.process_groups import ProcessGroups
+from ballast.torch.training import preconditions
 from python.wrap.support.loops import mlp
 
 
@@ -89,7 +89,7 @@ class SessionFails(PeerHasFailed):
     def __init__(self, patch, make):
         super().__init__(patch, make)
         patch.undo()
-        patch.setattr("ballast.wrapper.wrapped.Wrapped", self.fail)
+        patch.setattr("ballast.torch.training.model_and_optimizer.Wrapped", self.fail)
         self.left, leave = [], ProcessGroups.leave
         patch.setattr(ProcessGroups, "leave", lambda ranks: self.left.append(leave(ranks)))
 

@@ -7,8 +7,8 @@ import ballast
 import pytest
 import torch
 from ballast.options import RESERVE_ON_CPU
-from ballast.wrapper.memory import keep_freed_memory
-from ballast.wrapper.units import UNIT_ELEMENTS
+from ballast.torch.memory import keep_freed_memory
+from ballast.torch.parameters.units import UNIT_ELEMENTS
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.resident import enter_group, memory_groups, peak_resident, resident
 

@@ -11,9 +11,9 @@ import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.weights import state_in
 from ballast.commands import main
-from ballast.wrapper import preconditions
-from ballast.wrapper.managed_parameter import is_without_values
-from ballast.wrapper.siblings import optimizers_of
+from ballast.torch.parameters.managed_parameter import is_without_values
+from ballast.torch.training import preconditions
+from ballast.torch.training.model_and_optimizer import optimizers_of
 from python.wrap.support.loops import Loop, mlp
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.several import (

@@ -14,8 +14,7 @@ from ballast import _core
 from ballast.commands import main
 from ballast.reports.run_log import read_run
 from ballast.step_line import in_words
-from ballast.wrapper.metrics import metrics_of_step
-from ballast.wrapper.throughput import read_throughput
+from ballast.torch.training.metrics import metrics_of_step, read_throughput
 from python.wrap.support.clipping import CLIPS, norms_in_reports
 from python.wrap.support.ranks import run_ranks
 from torch import nn
@@ -86,10 +85,10 @@ def test_tokens_give_rates(stage):
 
 def test_the_peak_is_that_of_a_gpu_that_is_known(monkeypatch):
     parameters = [nn.Parameter(torch.ones(4, 8))]
-    monkeypatch.setattr("ballast.wrapper.throughput.gpu_of_tensors", lambda tensors: 0)
+    monkeypatch.setattr("ballast.torch.training.metrics.gpu_of_tensors", lambda tensors: 0)
     peaks = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12, "Tesla T4": 65e12, "Quadro P400": None}
     for name, peak in peaks.items():
-        monkeypatch.setattr("ballast.wrapper.throughput.name_and_bytes", lambda gpu, name=name: (name, 80 << 30))
+        monkeypatch.setattr("ballast.torch.training.metrics.name_and_bytes", lambda gpu, name=name: (name, 80 << 30))
         found = read_throughput(1000, None, None).figures(0.5, 8, parameters)
         assert found.get("mfu") == (None if peak is None else 1000 * 6 * 32 / 0.5 / peak)
         assert found["tokens_per_second"] == 16000

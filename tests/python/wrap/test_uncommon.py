@@ -6,7 +6,7 @@ import ballast
 import numpy
 import pytest
 import torch
-from ballast.wrapper.throughput import read_throughput
+from ballast.torch.training.metrics import read_throughput
 from python.wrap.support import uncommon
 from python.wrap.support.loops import Loop, Tower, mean_square, mlp
 from python.wrap.support.ranks import run_ranks

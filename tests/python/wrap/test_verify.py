@@ -3,7 +3,7 @@
 import ballast
 import pytest
 import torch
-from ballast.wrapper.memory import bytes_at
+from ballast.torch.memory import bytes_at
 from python.wrap.support.loops import Loop, Tower
 
 

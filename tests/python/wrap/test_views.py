@@ -48,7 +48,7 @@ def test_a_graph_keeps_places_of_copies():
 
 @pytest.mark.parametrize("most_copied", [0, 1 << 20])
 def test_a_view_of_a_large_parameter_that_outlives_its_module_is_reported(caplog, monkeypatch, most_copied):
-    monkeypatch.setattr("ballast.wrapper.param_gather.MOST_COPIED", most_copied)
+    monkeypatch.setattr("ballast.torch.calls.sharded_parameters.MOST_COPIED", most_copied)
     model = views.Queries()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
     for _ in range(2):

@@ -6,8 +6,7 @@ from typing import Any
 
 import ballast
 import torch
-from ballast.wrapper.managed_parameter import managed
-from ballast.wrapper.parameter_state import ParameterState
+from ballast.torch.parameters.managed_parameter import ParameterState, managed
 from python.wrap.support.loops import Loop, Tower
 
 Options = dict[str, Any]

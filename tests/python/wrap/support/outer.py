@@ -19,8 +19,8 @@ from ballast.outer import host_group, survivors
 from ballast.outer.host_group import HostGroup
 from ballast.outer.layout import Fragment
 from ballast.outer.memory import fragment_elements
-from ballast.wrapper.sharded_state import ShardedState
-from ballast.wrapper.units import model_of
+from ballast.torch.parameters.units import model_of
+from ballast.torch.updates.sharded_state import ShardedState
 from python.wrap.support.loops import Loop, Run, mean_square, mean_square_in_bfloat16, mlp
 
 Trained = tuple[list[float], list[torch.Tensor]]

@@ -11,7 +11,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from ballast.wrapper.hooks import trainer_of
+from ballast.torch.calls.hooks import trainer_of
 
 before_update: list[Callable[[], None]] = []  # called before this rank updates its shards
 

@@ -57,7 +57,7 @@ def close(*descriptors: int) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
-    import ballast.wrapper.optimizer  # noqa: F401
+    import ballast.torch.optimizer  # noqa: F401
     import torch._dynamo  # noqa: F401  seconds, once
 
     if job := rank_to_run():

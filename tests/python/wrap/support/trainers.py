@@ -10,8 +10,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from ballast.wrapper.managed_parameter import managed
-from ballast.wrapper.parameter_state import ParameterState
+from ballast.torch.parameters.managed_parameter import ParameterState, managed
 from python.wrap.support.frameworks import as_launched
 
 WORDS = [f"w{number}" for number in range(60)]

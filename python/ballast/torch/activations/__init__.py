@@ -1,0 +1,1 @@
+"""Activations in another tier."""

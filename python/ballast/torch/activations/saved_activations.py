@@ -1,0 +1,224 @@
+"""Hooks of autograd that move the tensors that it saves for backward to another tier, in each call of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
+
+import torch
+
+from ballast._torch_compat import (
+    SavedTensorHooks,
+    WeakStorage,
+    base_of,
+    pop_saved_tensor_hooks,
+    push_saved_tensor_hooks,
+    storage_address,
+    top_saved_tensor_hooks,
+)
+from ballast.checks import refuse
+from ballast.torch.activations.activation_tier import Activation, ActivationTier
+from ballast.torch.gpu import is_gpu, of_torch
+from ballast.torch.memory import map_tensors_separately
+from ballast.torch.module_hook import ModuleHook
+from ballast.torch.parameters.deferred_init import is_on_meta
+from ballast.wrapper.activation_options import ActivationOptions, require_away_from
+
+ALIGNMENT = 64  # of torch's memory: restored tensors begin as far from a multiple of this as the saved ones
+
+
+class Kept(NamedTuple):
+    """A tensor that stays where it is."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+class Offloaded(NamedTuple):
+    """A tensor in the memory of an activation."""
+
+    activation: Activation
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # elements, from the beginning of that memory
+    like: torch.Tensor  # has no elements, and the version of the original tensor
+    version: int
+
+
+class SavedActivations:
+    """Parameters, their views, and what is smaller than `min_bytes` stay. Views share the memory of their storage."""
+
+    def __init__(self, options: ActivationOptions):
+        self._options = options
+        self._tiers: dict[torch.device, ActivationTier | None] = {}
+        self._saved: WeakValueDictionary[tuple[int, ...], Activation] = WeakValueDictionary()
+        self._empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self.hooks: SavedTensorHooks = (self._pack, self._unpack)
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of all devices, added up."""
+        total: dict[str, float] = {}
+        for tier in self._tiers.values():
+            for name, value in () if tier is None else tier.counters():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def set_allocator(self) -> None:
+        """Let the C library return the memory of offloaded tensors. A new partition sets it otherwise."""
+        if any(tier is not None and not is_gpu(device) for device, tier in self._tiers.items()):
+            map_tensors_separately(self._options.min_bytes)
+
+    def _pack(self, tensor: torch.Tensor) -> Kept | Offloaded:
+        if tensor.is_leaf and tensor.requires_grad:
+            return Kept(tensor, tensor._version)
+        # Autograd would keep a saved output alive by a circle of references.
+        kept = tensor.detach()
+        if not _can_leave(tensor):
+            return Kept(kept, tensor._version)
+        begin, end = _span_of(tensor)
+        tier = self._tier_of(tensor.device) if end - begin >= self._options.min_bytes else None
+        if tier is None:
+            return Kept(kept, tensor._version)
+        activation = self._activation(tensor, begin, end, tier)
+        offset = tensor.storage_offset() - begin // tensor.itemsize
+        size, stride = tuple(tensor.shape), tensor.stride()
+        kept.data = self._without_elements(tensor)  # it shares the counter of versions, and frees the memory
+        return Offloaded(activation, tensor.dtype, size, stride, offset, kept, tensor._version)
+
+    def _unpack(self, saved: Kept | Offloaded) -> torch.Tensor:
+        if type(saved) is Kept:
+            if saved.tensor._version != saved.version:
+                _refuse_changed(saved.tensor, saved.tensor.shape, saved.version)
+            return saved.tensor
+        assert type(saved) is Offloaded
+        if saved.like._version != saved.version:
+            _refuse_changed(saved.like, saved.size, saved.version)
+        memory = saved.activation.tier.memory_of(saved.activation)
+        tensor = torch.empty(0, dtype=saved.dtype, device=memory.device)
+        return tensor.set_(memory.untyped_storage(), saved.offset, saved.size, saved.stride)
+
+    def _activation(self, tensor: torch.Tensor, begin: int, end: int, tier: ActivationTier) -> Activation:
+        """Return these bytes of the tensor's storage, which are saved once as long as torch counts no write."""
+        storage = tensor.untyped_storage()
+        key = (storage_address(storage), storage.data_ptr(), tensor._version, begin, end)
+        activation = self._saved.get(key)
+        if activation is None:
+            memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, begin, (end - begin,), (1,))
+            activation = self._saved[key] = tier.save(memory, WeakStorage(storage))
+        return activation
+
+    def _tier_of(self, device: torch.device) -> ActivationTier | None:
+        """Return the tier for activations of this device; None if they stay."""
+        if device not in self._tiers:
+            on_gpu = is_gpu(device)
+            is_away = on_gpu or self._options.tier != "host"
+            if not is_away and not of_torch().is_available():
+                require_away_from(self._options, on_gpu=False)
+            on_device = is_away and (on_gpu or device.type == "cpu")
+            self._tiers[device] = ActivationTier(self._options, device.index if on_gpu else None) if on_device else None
+            self.set_allocator()
+        return self._tiers[device]
+
+    def _without_elements(self, tensor: torch.Tensor) -> torch.Tensor:
+        key = (tensor.dtype, tensor.device)
+        if key not in self._empty:
+            self._empty[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return self._empty[key]
+
+
+def _can_leave(tensor: torch.Tensor) -> bool:
+    """Return whether this is a plain tensor with memory, and no parameter or view of one."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    if tensor.is_conj() or tensor.is_neg() or tensor.numel() == 0:
+        return False
+    base = base_of(tensor)
+    return not (isinstance(base, torch.nn.Parameter) or base.is_leaf and base.requires_grad)
+
+
+def _span_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the bytes of the storage from the tensor's first to its last element; those of the whole storage if these are not
+    twice as many, so that views of one storage share them."""
+    size, whole = tensor.itemsize, tensor.untyped_storage().nbytes()
+    first = tensor.storage_offset()
+    last = first + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
+    begin, end = first * size // ALIGNMENT * ALIGNMENT, (last + 1) * size
+    return (0, whole) if 2 * (end - begin) >= whole else (begin, end)
+
+
+def _refuse_changed(tensor: torch.Tensor, size: Any, version: int) -> NoReturn:
+    """Raise the error that torch raises without hooks."""
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{tensor.type()} {list(size)}] is at version {tensor._version}; expected version {version} instead. Hint: enable "
+        "anomaly detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
+
+
+class ModelActivations:
+    """Hooks on the calls of a model, until remove().
+
+    In a call inside of other hooks, such as those of activation checkpointing, these decide what is saved. The hooks of stage 3
+    come on top of those that are active here, and pass on what is no parameter."""
+
+    def __init__(self, model: torch.nn.Module, options: ActivationOptions):
+        self._saved = SavedActivations(options)
+        self._calls: list[bool] = []  # of those that have not ended: whether hooks were pushed for it
+        self._hooks = [
+            model.register_forward_pre_hook(ModuleHook(self._begin_call)),
+            model.register_forward_hook(ModuleHook(self._end_call), always_call=True),
+        ]
+        self._before: dict[str, float] = {}  # the counters at the end of the last step
+        self._figures: dict[str, float] = {}
+
+    def _begin_call(self, _: torch.nn.Module) -> None:
+        pushes = torch.is_grad_enabled() and top_saved_tensor_hooks() is None
+        if pushes:
+            push_saved_tensor_hooks(*self._saved.hooks)
+        self._calls.append(pushes)
+
+    def _end_call(self, _: torch.nn.Module | None = None) -> None:
+        """Remove one level of hooks. Stage 3 removes its level directly before or after this one."""
+        if self._calls and self._calls.pop():
+            pop_saved_tensor_hooks()
+
+    def after_step(self) -> None:
+        """Take the figures of the step, and end calls that were interrupted: torch runs no hooks for them."""
+        while self._calls:
+            self._end_call()
+        self._saved.set_allocator()
+        now = self._saved.counters()
+        self._figures = {
+            f"activation_bytes/{name.removesuffix('_bytes')}": value - (0.0 if name in _NOW else self._before.get(name, 0.0))
+            for name, value in now.items()
+            if name.endswith("_bytes")
+        }
+        self._figures["activation_seconds"] = now.get("waited_seconds", 0.0) - self._before.get("waited_seconds", 0.0)
+        self._before = now
+
+    def figures(self) -> dict[str, float]:
+        """Return figures of the last step."""
+        return self._figures
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def offload_activations_of(
+    model: torch.nn.Module | None, parameters: Sequence[torch.Tensor], options: ActivationOptions | None
+) -> ModelActivations | None:
+    """Offload the activations of the model that has these parameters, if there are options for it."""
+    if options is None:
+        return None
+    if model is None:
+        refuse("cannot offload activations without a model", needed="ballast.wrap(optimizer, model, activations=...)")
+    devices = {each.device for each in parameters if not is_on_meta(each)}
+    require_away_from(options, on_gpu=not devices or any(is_gpu(device) for device in devices))
+    return ModelActivations(model, options)
+
+
+_NOW = ("kept_bytes", "host_bytes", "drive_bytes")  # the other counters add up

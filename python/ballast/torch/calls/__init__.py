@@ -1,0 +1,1 @@
+"""Calls of the model and of its modules."""

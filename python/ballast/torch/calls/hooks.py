@@ -1,0 +1,242 @@
+"""The hooks of a training: on gradients, on calls of the model and of its modules, and at exit. They do not keep it alive.
+
+Parameters are partitioned before a call of the model, because autograd saves some of them for backward during the call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.nn.parallel import DistributedDataParallel
+
+from ballast import _core
+from ballast._torch_compat import active_data_parallel, gradient_hooks_of
+from ballast.checks import fail
+from ballast.connecting import Group
+from ballast.leaving import begin_exit
+from ballast.torch.module_hook import ModuleHook
+from ballast.torch.parameters.units import require_known
+
+
+class Trainer(Protocol):
+    """The session that trains a parameter, as hooks see it."""
+
+    @property
+    def group(self) -> Group: ...
+    @property
+    def stage(self) -> int | None: ...
+    def arrived(self, parameter: torch.nn.Parameter) -> None: ...
+    def before_forward(self, module: torch.nn.Module) -> None: ...
+    def before_compiled_forward(self, module: torch.nn.Module) -> None: ...
+    def before_module(self, module: torch.nn.Module) -> None: ...
+    def partition_now(self) -> object: ...
+    def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
+    def close(self, *, together: bool) -> None: ...
+
+
+SessionReference = weakref.ref[Trainer]
+
+
+class OnGradient:
+    """Tells the session that a gradient has come. trainer_of() finds the session of a parameter through it."""
+
+    def __init__(self, session: SessionReference):
+        self.session = session
+
+    def __call__(self, parameter: torch.nn.Parameter) -> None:
+        live = self.session()
+        if live is not None:
+            live.arrived(parameter)
+
+
+def trainer_of(parameter: torch.Tensor) -> Trainer | None:
+    """Return the session that trains the parameter, if there is one."""
+    hooks = gradient_hooks_of(parameter)
+    return next((hook.session() for hook in hooks.values() if isinstance(hook, OnGradient)), None)
+
+
+def late_hook_of(parameter: torch.Tensor) -> str:
+    """Name a hook that is called after the parameter's gradient was taken; empty if there is none."""
+    hooks = [*gradient_hooks_of(parameter).values()]
+    number = next((number for number, hook in enumerate(hooks) if isinstance(hook, OnGradient)), len(hooks))
+    late = hooks[number + 1 :]
+    return getattr(late[0], "__qualname__", type(late[0]).__qualname__) if late else ""
+
+
+def refuse_late_hook(what: str, name: str) -> NoReturn:
+    needed = "a register_hook(), which gets the gradient itself, or the same hook registered before ballast.wrap()"
+    fail("unsupported", _core.Problem(what=what, where=f"parameter {name}", needed=needed))
+
+
+def at_exit(session: SessionReference) -> Callable[[], None]:
+    """Close the session at exit, while Python is still complete: destructors that use torch later fail."""
+    return atexit.register(partial(_close_alone, session))
+
+
+def _close_alone(session: SessionReference) -> None:
+    live = session()
+    if live is not None:
+        begin_exit()
+        live.close(together=False)
+
+
+class DataParallelHook(ModuleHook):
+    """A hook that does nothing in compiled code where there is no DistributedDataParallel, so that it does not cut a graph."""
+
+    def __call__(self, module: torch.nn.Module, *arguments: Any) -> None:
+        if not is_dynamo_compiling() or isinstance(module, DistributedDataParallel) or active_data_parallel() is not None:
+            super().__call__(module, *arguments)
+
+
+class UnsyncedDataParallel:
+    """Keep DistributedDataParallel from reducing gradients a second time, until this is removed.
+
+    DistributedDataParallel then works as inside its no_sync(). It may be the model itself, or be made around the model
+    later, as Accelerate and Trainer do.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self._unsynced: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._hook = model.register_forward_pre_hook(DataParallelHook(self._before_forward))
+
+    def _before_forward(self, model: torch.nn.Module) -> None:
+        for around in (model, active_data_parallel()):
+            if isinstance(around, DistributedDataParallel) and model in (around, around.module):
+                around.require_backward_grad_sync = False
+                self._unsynced.add(around)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is one around the model, and it was called."""
+        return len(self._unsynced) > 0
+
+    def remove(self) -> None:
+        self._hook.remove()
+        for around in self._unsynced:
+            around.require_backward_grad_sync = True
+        self._unsynced.clear()
+
+
+class ForwardHooks:
+    """Hooks the model, and in stage 3 its modules with parameters of their own, until these are partitioned: a user may
+    call methods of the model instead of the model."""
+
+    def __init__(self, model: torch.nn.Module | None, session: SessionReference):
+        self._session = session
+        self._of_model = before_forward(session)
+        self._unsynced = None if model is None else UnsyncedDataParallel(model)
+        self._hooks: list[Any] = [] if model is None else [self._unsynced, model.register_forward_pre_hook(self._of_model)]
+        self._of_modules: list[Any] = []
+
+    @property
+    def has_data_parallel(self) -> bool:
+        return self._unsynced is not None and self._unsynced.has_any
+
+    def leave_graphs_whole(self) -> None:
+        """Do nothing in calls of a compiled model, from now on: torch has its parameters, and the first gradient begins a
+        step."""
+        self._of_model.cuts_graphs = False
+
+    def before_module(self, module: torch.nn.Module) -> None:
+        live = self._session()
+        if live is not None:
+            live.before_module(module)
+
+    def watch_modules(self, model: torch.nn.Module) -> None:
+        hook = ModuleHook(self.before_module)
+        self._of_modules = [
+            module.register_forward_pre_hook(hook)
+            for module in model.modules()
+            if module is not model and any(True for _ in module.parameters(recurse=False))
+        ]
+
+    def remove_from_modules(self) -> None:
+        """Remove the hooks of the modules, and keep those of the model."""
+        for hook in self._of_modules:
+            hook.remove()
+        self._of_modules = []
+
+    def remove(self) -> None:
+        self.remove_from_modules()
+        for hook in self._hooks:
+            hook.remove()
+
+
+def before_forward(session: SessionReference) -> ModuleHook:
+    def called(model: torch.nn.Module) -> None:
+        live = session()
+        if live is not None:
+            live.before_forward(model)
+
+    def called_compiled(model: torch.nn.Module) -> None:
+        live = session()
+        if live is not None:
+            live.before_compiled_forward(model)
+
+    return ModuleHook(called, in_compiled=called_compiled)
+
+
+class SessionHooks:
+    """Registers the hook at exit at once, and the others when they are needed. remove() removes all of them."""
+
+    def __init__(self, session: SessionReference):
+        self._session = session
+        self._tell = OnGradient(session)
+        self._on_gradient: dict[int, Any] = {}  # by id of the parameter
+        self._calls: ForwardHooks | None = None
+        self._at_exit = at_exit(session)
+
+    def watch(self, parameters: Iterable[torch.nn.Parameter], read_names: Callable[[], Mapping[int, str]]) -> None:
+        """Hook these parameters, so that each reports when its gradient has come."""
+        names: Mapping[int, str] = {}
+        for parameter in parameters:
+            if id(parameter) not in self._on_gradient:
+                names = names or read_names()  # most calls find nothing new
+                require_known(parameter, names[id(parameter)])
+                self._on_gradient[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._tell)
+
+    def watch_calls(self, model: torch.nn.Module | None, *, of_modules: bool) -> None:
+        """Hook calls of the model, or of its modules too."""
+        self._calls = ForwardHooks(model, self._session)
+        if model is not None and of_modules:
+            self._calls.watch_modules(model)
+
+    def watch_modules(self, model: torch.nn.Module) -> None:
+        """Hook the modules inside the model again."""
+        if self._calls is not None:
+            self._calls.watch_modules(model)
+
+    @property
+    def has_data_parallel(self) -> bool:
+        """Whether DistributedDataParallel around the model was kept from reducing gradients."""
+        return self._calls is not None and self._calls.has_data_parallel
+
+    def leave_graphs_whole(self) -> None:
+        """Do nothing in calls of a compiled model, from now on."""
+        if self._calls is not None:
+            self._calls.leave_graphs_whole()
+
+    def remove_from_modules(self) -> None:
+        """Remove the hooks of modules inside the model."""
+        if self._calls is not None:
+            self._calls.remove_from_modules()
+
+    def before_module(self, module: torch.nn.Module) -> None:
+        """Tell the session that a module inside the model is called."""
+        if self._calls is not None:
+            self._calls.before_module(module)
+
+    def remove(self) -> None:
+        atexit.unregister(self._at_exit)
+        while self._on_gradient:
+            self._on_gradient.popitem()[1].remove()
+        if self._calls is not None:
+            self._calls.remove()
+            self._calls = None

@@ -1,0 +1,1 @@
+"""Gradients on their way from torch to the library."""

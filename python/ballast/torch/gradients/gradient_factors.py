@@ -1,0 +1,147 @@
+"""The factors by which gradients were scaled or clipped, after the library has taken them, and norms and factors on their way
+between torch's tensors and numbers."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NoReturn
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail
+from ballast.connecting import Group
+from ballast.torch.collectives import least_and_most, numbers_of_all_ranks
+from ballast.torch.gpu import tensor_on
+from ballast.torch.parameters.units import Member
+
+Kind = tuple[torch.device, torch.dtype, float]  # the last one is the order
+
+
+class NormTensors:
+    """The norms of all gradients as tensors. One copy brings all of them to the device, where torch then asks for them one
+    by one. Each tensor is handed out once, because the caller may write to it."""
+
+    def __init__(self) -> None:
+        self._ready: dict[Kind, dict[int, torch.Tensor]] = {}
+
+    def take(self, member: int, kind: Kind, norms_of_all: Callable[[], list[float]]) -> torch.Tensor:
+        ready = self._ready.setdefault(kind, {})
+        if member not in ready:
+            device, dtype, _ = kind
+            ready.update(enumerate(tensor_on(device, norms_of_all(), dtype).unbind()))
+        return ready.pop(member)
+
+    def forget(self, member: int) -> None:
+        """Forget the norm of a gradient that is scaled."""
+        for ready in self._ready.values():
+            ready.pop(member, None)
+
+
+class FactorReader:
+    """Reads a factor once, also if torch multiplies one gradient after the other by the same tensor."""
+
+    def __init__(self) -> None:
+        self._last: weakref.ref[torch.Tensor] | None = None
+        self._version = 0  # of the last tensor, when it was read
+        self._value = 1.0
+
+    def read(self, factor: float | torch.Tensor) -> float:
+        if not isinstance(factor, torch.Tensor) or factor.is_inference():  # torch counts no writes to such a tensor
+            return float(factor)
+        is_known = self._last is not None and self._last() is factor
+        if not is_known or self._version != factor._version:
+            self._last, self._version, self._value = weakref.ref(factor), factor._version, float(factor)
+        return self._value
+
+
+LACKING = -1.0  # in place of a factor, of a gradient that a rank does not have
+LEAST = 1e-290  # The library divides by the factor. Its product with gradients, in fp32, is that with 0.
+
+
+class GradientFactors:
+    """The factors of one step. The library multiplies all gradients by one factor, others are scaled where they are summed."""
+
+    def __init__(self, group: Group, members: Sequence[Member]):
+        self._group = group
+        self._members = members
+        self._by_member: dict[int, float] = {}
+        self._scaling: dict[int, float] = {}  # by member: without the factors that clip
+        self._of_all = 1.0  # clips gradients, also those that only other ranks have
+
+    def clip_all(self, factor: float) -> None:
+        self._of_all *= _possible(factor, "all parameters")
+
+    def scale(self, member: int, factor: float, *, clips: bool) -> None:
+        self._by_member[member] = self.of(member) * _possible(factor, f"parameter {self._members[member].name}")
+        if not clips:
+            self._scaling[member] = self._scaling.get(member, 1.0) * factor
+
+    def of(self, member: int) -> float:
+        """Return the factor of one gradient, without that of all."""
+        return self._by_member.get(member, 1.0)
+
+    def total_of(self, member: int) -> float:
+        return self._of_all * self.of(member)
+
+    def agreed(self, taken: Collection[int], scale: Callable[[Mapping[int, float]], None]) -> float:
+        """Return the one factor of all gradients, or NaN if one is not finite on any rank. If some have other factors than
+        others, `scale` multiplies each by its own first. `taken` has the members whose gradients this rank has. All ranks call
+        it together."""
+        mine = {self.of(member) for member in taken}
+        factors = least_and_most(self._group, mine)
+        if not all(map(math.isfinite, factors)):
+            return math.nan  # the caller may have clipped by the norm of other gradients too, such as another optimizer's
+        if len(factors) > 1:
+            scale(self._of_members(taken, factors))
+            self._by_member, self._scaling, factors = {}, {}, []
+        return max(LEAST, self._of_all * (factors[0] if factors else 1.0))
+
+    def before_clipping(self, taken: Collection[int], agreed: float) -> float:
+        """Return the ratio of the norm before clipping to the norm after it. `agreed` is the finite factor of all gradients.
+        All ranks call it together."""
+        if agreed == 1.0:
+            return 1.0
+        scaling = max(least_and_most(self._group, {self._scaling.get(member, 1.0) for member in taken}), default=1.0)
+        return 1.0 if scaling == agreed else scaling / agreed
+
+    def norms(self, norms: Sequence[float], factors: Mapping[int, float]) -> tuple[float, float]:
+        """Return the norm of all gradients before clipping, and with these factors, from the norms before any factor."""
+        before = math.hypot(*(norms[member] * self._scaling.get(member, 1.0) for member in factors))
+        return before, math.hypot(*(norms[member] * factor for member, factor in factors.items()))
+
+    def _of_members(self, taken: Collection[int], factors: Sequence[float]) -> dict[int, float]:
+        """Return the factor of each member whose gradient the ranks have. Refuse factors that are not the same on all ranks."""
+        mine = [self.of(member) if member in taken else LACKING for member in range(len(self._members))]
+        of_ranks = numbers_of_all_ranks(self._group, mine)
+        if differing := [number for number, each in enumerate(of_ranks) if len({*each}) > 1]:
+            refuse_different(
+                "cannot make a step: ranks have scaled or clipped gradients by different factors",
+                where=f"parameter {self._members[differing[0]].name}, among others",
+                needed="the same factor of a parameter's gradient on all ranks, which have gradients of the same parameters",
+                available=", ".join(map(str, factors)),
+            )
+        return {number: each[0] for number, each in enumerate(of_ranks) if each[0] != LACKING}
+
+
+def _possible(factor: float, where: str) -> float:
+    """Return the factor. It may be NaN, from the norm of gradients that are not finite."""
+    if factor < 0.0 or factor == math.inf:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what=f"cannot scale a gradient by {factor}",
+                where=where,
+                needed="a finite factor that is not negative",
+                remedy="To go up the gradient, negate the loss, or give the optimizer maximize=True.",
+            ),
+        )
+    return factor
+
+
+def refuse_different(what: str, *, where: str, needed: str, available: str = "") -> NoReturn:
+    """Refuse to clip or scale gradients of which ranks would use different factors."""
+    remedy = "Use optimizer.clip_grad_norm_(max_norm), which counts all ranks' gradients, or max_grad_norm= of ballast.wrap()."
+    fail("unsupported", _core.Problem(what=what, where=where, needed=needed, available=available, remedy=remedy))

@@ -1,0 +1,1 @@
+"""Where the values of parameters are, and how torch sees them."""

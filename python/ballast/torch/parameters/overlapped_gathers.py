@@ -1,0 +1,137 @@
+"""Below stage 3, with `overlap_gathers=True`: step() returns while parameters are gathered, and each use waits for them."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, SupportsIndex
+
+import torch
+
+from ballast import _core
+from ballast._torch_compat import is_compiled, tree_leaves, without_torch_function
+from ballast.torch.gpu import current_stream
+from ballast.torch.module_hook import EagerHook
+from ballast.torch.parameters.placeholder import needs_no_values
+from ballast.torch.parameters.units import UnitOfMembers
+
+
+class AwaitedParameter(torch.nn.Parameter):
+    """A change of its class makes a parameter one, and an ordinary one again."""
+
+    ballast_wait: Callable[[], None]  # returns when this is an ordinary parameter again
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self.ballast_wait()
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        self.ballast_wait()
+        return self.__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if needs_no_values(func):
+            with without_torch_function():
+                return func(*args, **options)
+        for each in tree_leaves((args, options)):
+            if type(each) is AwaitedParameter:
+                each.ballast_wait()
+        return func(*args, **options)
+
+
+def make_awaited(parameter: torch.nn.Parameter, wait: Callable[[], None]) -> None:
+    """Let the next use of the parameter's values call `wait`, which calls make_ordinary()."""
+    vars(parameter)["ballast_wait"] = wait
+    parameter.__class__ = AwaitedParameter
+
+
+def make_ordinary(parameter: torch.nn.Parameter, kind: type[torch.nn.Parameter]) -> None:
+    parameter.__class__ = kind
+    del vars(parameter)["ballast_wait"]
+
+
+class OverlappedGathers:
+    """Lets uses of parameters wait when a step returns: those of a unit are awaited until the first use of one. A module waits
+    for its own before it runs, because functions that torch does not dispatch, such as those of C++ extensions, cannot wait."""
+
+    def __init__(
+        self, model: torch.nn.Module, options: _core.TrainingOptions, core: _core.Training, units: Sequence[UnitOfMembers]
+    ):
+        self._core = core
+        self._model = weakref.ref(model)
+        self._gpu, self._stream = options.gpu, options.stream
+        self._parameters = [[member.parameter for member in unit.trained] for unit in units]
+        self._unit_of = {id(each): unit for unit, members in enumerate(self._parameters) for each in members}
+        self._awaited: dict[int, list[type[torch.nn.Parameter]]] = {}  # by unit, the classes of its parameters
+        self._hooks = [
+            module.register_forward_pre_hook(EagerHook(self._before_call(units_of_it)), prepend=True)
+            for module in model.modules()
+            if (units_of_it := self._units_of(module))
+        ]
+
+    def begin(self) -> None:
+        """Note that a step has returned. What torch has compiled cannot wait, so this waits where a module is compiled."""
+        model = self._model()
+        if model is None or any(map(is_compiled, model.modules())):
+            self._core.finish()
+            self._make_all_ordinary()
+            return
+        for unit, parameters in enumerate(self._parameters):
+            if unit not in self._awaited:
+                self._awaited[unit] = [type(each) for each in parameters]
+                for each in parameters:
+                    make_awaited(each, partial(self.wait_for, unit))
+
+    def finish(self) -> None:
+        """Wait for all parameters."""
+        if self._awaited:
+            self._core.finish()
+            self._make_all_ordinary()
+
+    def wait_for(self, unit: int) -> None:
+        """Wait for the parameters of a unit, in the order of the training's stream. Work in another stream has no such order,
+        so this waits for all of them there."""
+        if unit not in self._awaited:
+            return
+        if current_stream(self._gpu) != self._stream:
+            self.finish()
+            return
+        self._core.wait_for_parameters(unit)
+        self._make_ordinary(unit)
+
+    def end(self) -> None:
+        """Wait for all parameters, and remove the hooks. If the training has failed, raise its error after that."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        try:
+            self.finish()
+        finally:
+            self._make_all_ordinary()
+
+    def _make_all_ordinary(self) -> None:
+        for unit in [*self._awaited]:
+            self._make_ordinary(unit)
+
+    def _make_ordinary(self, unit: int) -> None:
+        for parameter, kind in zip(self._parameters[unit], self._awaited.pop(unit)):
+            make_ordinary(parameter, kind)
+
+    def _units_of(self, module: torch.nn.Module) -> list[int]:
+        """Return the units of the module's own parameters."""
+        own = (self._unit_of.get(id(each)) for each in module.parameters(recurse=False))
+        return sorted({unit for unit in own if unit is not None})
+
+    def _before_call(self, units: list[int]) -> Callable[[torch.nn.Module], None]:
+        def wait(_: torch.nn.Module) -> None:
+            if self._awaited:
+                for unit in units:
+                    self.wait_for(unit)
+
+        return wait

@@ -1,0 +1,529 @@
+"""The unit whose parameters torch sees in stage 3: one at a time, because the next one uses the same memory."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from sys import getrefcount
+from typing import NamedTuple
+
+import torch
+
+from ballast import _core
+from ballast._torch_compat import references_to, storage_address, users_of_storage
+from ballast.checks import fail, refuse_order
+from ballast.errors import UsageError
+from ballast.torch.gpu import in_stream, require_stream
+from ballast.torch.memory import views_in
+from ballast.torch.parameters.managed_parameter import ManagedParameter, ParameterOwner, ParameterState, managed
+from ballast.torch.parameters.placeholder import nothing_like, plain
+from ballast.torch.parameters.units import Member, UnitOfMembers
+from ballast.torch.parameters.writes import refuse_lost_writes
+
+log = logging.getLogger("ballast")
+
+_MOST_PLACES = 1000  # to remember: slices of changing sizes would add up
+
+
+class Place(NamedTuple):
+    """The place of a view of a parameter."""
+
+    key: object  # of the gatherer whose unit it is: each optimizer of a model has one
+    unit: int
+    member: int  # of the unit
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # elements, from the member's first
+    is_whole: bool  # it is the parameter as it is
+    updates: int  # that the gatherer had counted
+
+
+class GatheredViews:
+    """The views, the places in them, and whether tensors other than these views share the memory. In the place of some views
+    there are copies, whose memory keeps its values. So tensors that share it may stay."""
+
+    def __init__(
+        self, key: object, members: Sequence[Member], tensors: Sequence[torch.Tensor], copies: Collection[Member] = ()
+    ):
+        self.tensors = tensors
+        self.addresses = [tensor.data_ptr() for tensor in tensors]
+        self._key = key
+        self._members = members
+        views = [(member, tensor) for member, tensor in zip(members, tensors) if member not in copies]
+        storages = [(member, storage_address(tensor.untyped_storage())) for member, tensor in views]
+        self._users = [(member, storage, users_of_storage(storage)) for member, storage in storages]  # with these tensors alone
+        self._places: dict[tuple[object, ...], Place] = {}  # that were found before
+        self._casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by member, until the unit is released
+        self.has_copies = bool(copies)
+        self.dtype = tensors[0].dtype if tensors else None
+        filled = [tensor for _, tensor in views if tensor.numel() > 0]
+        self.begin = min((tensor.data_ptr() for tensor in filled), default=0)  # addresses
+        self.end = max((tensor.data_ptr() + tensor.nbytes for tensor in filled), default=0)
+
+    def with_copies(self, copies: Collection[Member]) -> GatheredViews:
+        """Return these views, with copies of some members as they are now."""
+        tensors = [tensor.clone() if member in copies else tensor for member, tensor in zip(self._members, self.tensors)]
+        return GatheredViews(self._key, self._members, tensors, copies)
+
+    def place_of(self, tensor: torch.Tensor, address: int, updates: int) -> Place | None:
+        """Return the place of a tensor whose first element is at this address; None if it is no view of a member. `updates` is
+        their number now."""
+        key = (address, tensor.shape, tensor.stride(), tensor.dtype)
+        place = self._places.get(key)
+        if place is None:
+            place = self._find(tensor, address, updates)
+            if place is not None:
+                if len(self._places) >= _MOST_PLACES:
+                    self._places.clear()
+                self._places[key] = place
+        elif place.updates != updates:
+            place = self._places[key] = Place(*place[:-1], updates)
+        return place
+
+    def _find(self, tensor: torch.Tensor, address: int, updates: int) -> Place | None:
+        for number, (member, view) in enumerate(zip(self._members, self.tensors)):
+            offset = address - view.data_ptr()
+            if 0 <= offset < view.nbytes and tensor.dtype == view.dtype:
+                size, stride = tuple(tensor.shape), tensor.stride()
+                is_whole = offset == 0 and (size, stride) == (tuple(view.shape), view.stride())
+                return Place(self._key, member.unit, number, size, stride, offset // view.element_size(), is_whole, updates)
+        return None
+
+    def cast_of(self, member: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a cast of a member. It is made once while the unit is open."""
+        cast = self._casts.get((member, dtype))
+        if cast is None:
+            cast = self._casts[member, dtype] = self.tensors[member].to(dtype)
+        return cast
+
+    def forget_casts(self) -> None:
+        self._casts.clear()
+
+    def warn_of_views(self, warned: set[Member]) -> None:
+        """Warn of views that outlive the release of their parameter: they show the values of other units from then on.
+        It is no error, because they may be unused. Each parameter is named once."""
+        for member, storage, users in self._users:
+            if users_of_storage(storage) > users and member not in warned:
+                warned.add(member)
+                log.warning(
+                    "a view of parameter %s is still there after its module was released: from now on it shows the values of "
+                    "other modules. Take it from the parameter (weight.t()) where it is used, and drop it after that.",
+                    member.name,
+                )
+
+
+NO_VIEWS = GatheredViews(None, (), ())
+
+
+class CachedCasts:
+    """The casts of one training. No other tensor than a cached cast loses its memory: a cast that anything else refers to is
+    left alone."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[int, torch.Tensor]] = []  # of the open unit: the number of the member, and the cast
+        self.are_evaluated = False  # the call of the model that began last is in torch.no_grad()
+        self._emptied: dict[int, list[tuple[int, torch.Tensor]]] = {}  # by unit
+
+    def add(self, member: int, cast: torch.Tensor) -> None:
+        """Note a cast of a member of the open unit, which may be in the cache. Inside of an operator torch does not tell
+        whether it is."""
+        if torch.is_autocast_cache_enabled() and all(cast is not other for _, other in self._seen):
+            self._seen.append((member, cast))
+
+    def fill(self, unit: int, values: Sequence[torch.Tensor]) -> None:
+        """Give the casts of a unit that opens their values again, if the cache still has them."""
+        for member, cast in self._emptied.pop(unit, ()):
+            if references_to(cast) > 1:
+                cast.untyped_storage().resize_(cast.nbytes)
+                cast.data.copy_(values[member])  # autograd does not count this write
+                self._seen.append((member, cast))
+
+    def empty(self, unit: int) -> None:
+        """Free the memory of the casts of a unit that is released: of those to which only the cache and this object refer.
+        An evaluation has no gradients, so its casts need not be the same ones later."""
+        if self.are_evaluated and not torch.is_grad_enabled():
+            torch.clear_autocast_cache()
+        seen, self._seen = self._seen, []
+        while seen:
+            member, cast = seen.pop()
+            is_only_cached = references_to(cast) == 2 and _references_in_python(cast) == _references_of_a_variable()
+            if is_only_cached and _users_of_storage(cast) == _users_of_own_storage():
+                cast.untyped_storage().resize_(0)
+                self._emptied.setdefault(unit, []).append((member, cast))
+
+    def forget(self) -> None:
+        """Forget all casts, in the cache too: parameters are about to be used without their units being opened."""
+        if any(references_to(cast) > 1 for casts in self._emptied.values() for _, cast in casts):
+            torch.clear_autocast_cache()
+        self._seen, self._emptied = [], {}
+
+
+def _references_in_python(tensor: torch.Tensor) -> int:
+    return getrefcount(tensor)
+
+
+def _users_of_storage(tensor: torch.Tensor) -> int:
+    return users_of_storage(storage_address(tensor.untyped_storage()))
+
+
+# Versions of Python and torch count differently, so these are measured.
+
+
+@cache
+def _references_of_a_variable() -> int:
+    """Return the references in Python to a tensor that is in one variable and in one place in torch."""
+    holder, tensor = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
+    holder.grad = tensor
+    return _references_in_python(tensor)
+
+
+@cache
+def _users_of_own_storage() -> int:
+    """Return the users of a storage that only one tensor has."""
+    return _users_of_storage(torch.zeros(1, device="cpu"))
+
+
+class UnitGather:
+    """Opens units, and releases the open one. Parameters can also be copied out: such copies stay until they are
+    resharded.
+
+    Parameters may outlive the training. After its end no unit can be opened.
+    """
+
+    def __init__(self, core: _core.Training, units: Sequence[UnitOfMembers], options: _core.TrainingOptions, *, warns: bool):
+        self._core = core
+        self.key = object()  # of places in these units
+        self._gathers_codes = core.gathers_codes
+        self._gpu, self._stream = options.gpu, options.stream
+        self._warns = warns  # one rank warns of views that outlive their parameter
+        self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
+        self._views: dict[tuple[int, int], GatheredViews] = {}  # by unit and address
+        self._copied: dict[int, set[Member]] = {}  # by unit: members whose views may outlive the time in which it is open
+        self._warned: set[Member] = set()  # members whose views were named in a warning
+        self.members = {id(member.parameter): member for unit in units for member in unit.members}  # by id of the parameter
+        self._nothing = {member: nothing_like(member.parameter, member.parameter.device) for member in self.members.values()}
+        self._managed: dict[Member, ManagedParameter] = {}
+        self._of_unit: list[list[ManagedParameter]] = []  # each list in the order of the unit's members
+        self._nothing_of_unit: list[list[torch.Tensor]] = []
+        self.units = units
+        self.updates = 0  # of all parameters that are trained, and writes to any
+        self._updated_at = 0  # `updates` after the last update by a step
+        self._written_at: dict[Member, int] = {}  # `updates` after the last write
+        self._begun_full: dict[Member, tuple[int, int]] = {}  # torch's count of writes and the address, when a block began
+        self._full_places: dict[int, Member] = {}  # by address of the memory that a block of gather() shows
+        self._viewed: set[Member] = set()  # of whose copies views may be there, since the last release
+        self.now = NO_VIEWS  # the open unit's
+        self.casts = CachedCasts()
+        self.open_unit: int | None = None
+        self._is_exact = False  # whether the open unit has the parameters that ranks keep, although gathers are encoded
+        self.full: set[int] = set()  # units that a block of gather() holds full
+        self.is_gone = False  # the training has ended, and the values are lost
+        self.is_over = False  # the training has ended, or another partition has the values
+        self.before_use: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules; None during a step
+        self.before_gather: weakref.WeakMethod[Callable[[], None]] | None = None  # told before another unit is gathered
+
+    def take(self, owner: ParameterOwner) -> None:
+        """Shard all parameters: `owner` keeps their values from now on."""
+        for member, nothing in self._nothing.items():
+            parameter = member.parameter
+            self._managed[member] = managed(parameter) or ManagedParameter(parameter, ParameterState.SHARDED)
+            self._managed[member].shard(owner, member.unit, nothing)
+        self._of_unit = [[self._managed[member] for member in unit.members] for unit in self.units]
+        self._nothing_of_unit = [[self._nothing[member] for member in unit.members] for unit in self.units]
+
+    def member_of(self, parameter: torch.Tensor) -> Member:
+        return self.members[id(parameter)]
+
+    def is_gathered(self, member: Member) -> bool:
+        return self._managed[member].state is ParameterState.GATHERED
+
+    def copy_where_open(self, members: Iterable[Member]) -> None:
+        """Show copies of these members while their units are open, so that views of them stay as they are."""
+        for member in members:
+            self._copied.setdefault(member.unit, set()).add(member)
+
+    # --- One unit at a time ---
+
+    def open(self, unit: int, *, exact: bool = False) -> None:
+        """Show a unit's parameters. `exact`: those that ranks keep, even if gathers are encoded."""
+        if unit in self.full:
+            return
+        require_stream(self._gpu, self._stream)
+        exact = exact and self._gathers_codes
+        if self.open_unit == unit and self._is_exact == exact:
+            return
+        self.require_there(self.units[unit].members[0])
+        if self.before_gather is not None and (tell := self.before_gather()) is not None:
+            tell()
+        self.release_unit()
+        acquire = self._core.acquire_exact_parameters if exact else self._core.acquire_parameters
+        try:  # an interrupt may arrive when the core has acquired the unit
+            with naming_unused_units():
+                memory = acquire(unit)
+            key = (unit, memory.address)
+            members = self.units[unit].members
+            if key not in self._views:
+                with torch.inference_mode(False):  # they are used in training, too
+                    tensors = views_in(memory, self.units[unit], self._begins[unit], members)
+                    self._views[key] = GatheredViews(self.key, members, tensors)
+            self.now = self._views[key]
+            if unit in self._copied:
+                with torch.inference_mode(False):
+                    self.now = self.now.with_copies(self._copied[unit])
+            self.open_unit, self._is_exact = unit, exact
+            for each, view in zip(self._of_unit[unit], self.now.tensors):
+                each.gather(view)
+            self.casts.fill(unit, self.now.tensors)
+        except BaseException:
+            self._abandon_opening()
+            raise
+
+    def _abandon_opening(self) -> None:
+        """Release the unit that was not opened to the end, if the core has acquired it."""
+        if (unit := self.open_unit) is not None:  # torch sees some of its parameters
+            for each, nothing in zip(self._of_unit[unit], self._nothing_of_unit[unit]):
+                if each.state is ParameterState.GATHERED:
+                    each.reshard(nothing, 0)
+            self.casts.empty(unit)
+        self._core.release()
+        self.open_unit, self.now = None, NO_VIEWS
+
+    def full_values(self, unit: int, number: int) -> torch.Tensor:
+        """Return the values that a member of a unit shows in a block of gather()."""
+        return plain(self.units[unit].members[number].parameter)
+
+    def in_stream(self) -> AbstractContextManager[None]:
+        """Work in the stream of the training inside the block, whichever is current."""
+        return in_stream(self._gpu, self._stream)
+
+    def require_there(self, member: Member) -> None:
+        if self.is_gone:
+            refuse_order(
+                "cannot use a parameter: its optimizer is gone, and its values were partitioned over ranks",
+                where=f"parameter {member.name}",
+                needed="optimizer.close() on all ranks, before it is deleted",
+            )
+        if self.is_over:
+            refuse_order(
+                "cannot continue a backward pass: its parameters were partitioned anew or released",
+                where=f"parameter {member.name}",
+                needed="a forward pass after the optimizer was closed, or its state loaded",
+            )
+
+    def count_update(self) -> None:
+        """Count the update of the last step."""
+        self.updates += 1
+        self._updated_at = self.updates
+
+    def count_writes(self, written: Iterable[Member]) -> None:
+        """Count a write to these members: graphs of before it may not use them."""
+        self.updates += 1
+        self._written_at.update(dict.fromkeys(written, self.updates))
+
+    def counted_writes(self) -> list[Member]:
+        """Return the full members that were written to since their block of gather() began, or have other memory. Torch does
+        not count writes through `.data` to the same memory."""
+        return [member for member in self._begun_full if self._is_written_now(member)]
+
+    def _is_written_now(self, member: Member) -> bool:
+        begun = self._begun_full.get(member)
+        return begun is not None and begun != (member.parameter._version, member.parameter.data_ptr())
+
+    def require_unchanged(self, unit: int, number: int, since: int) -> None:
+        """Refuse to continue a backward pass with a member that was changed since the forward pass, when `updates` was
+        `since`. A step changes no frozen ones."""
+        member = self.units[unit].members[number]
+        if member.group is not None and since < self._updated_at:
+            refuse_order(
+                "cannot continue a backward pass: its parameters were updated after its forward pass",
+                where=f"parameter {member.name}",
+                needed="all backward passes through a graph before step(), or another forward pass after it",
+            )
+        if self._is_written_now(member) or since < self._written_at.get(member, 0):
+            refuse_order(
+                "cannot continue a backward pass: its parameters were written to after its forward pass",
+                where=f"parameter {member.name}",
+                needed="all backward passes through a graph before the write, or another forward pass after it",
+            )
+
+    def release_unit(self) -> None:
+        """Release the open unit, if there is one. Refuse writes to its parameters, because ranks keep none of them."""
+        if written := self.close_unit():
+            refuse_lost_writes(written)
+
+    def close_unit(self) -> list[str]:
+        """Release the open unit, and return the names of parameters that were written to."""
+        written = self._written_through_views()
+        if self.open_unit is None:
+            if not self.is_over:
+                self._core.release()  # an interrupt may have left a unit acquired
+            return written
+        unit = self.open_unit
+        written += self._written(
+            [
+                (each, values)
+                for each, nothing, address in zip(self._of_unit[unit], self._nothing_of_unit[unit], self.now.addresses)
+                if (values := each.reshard(nothing, address)) is not None
+            ]
+        )
+        if self._warns:
+            self.now.warn_of_views(self._warned)
+        self.now.forget_casts()
+        self.casts.empty(unit)
+        self._core.release()
+        self.open_unit, self.now = None, NO_VIEWS
+        return written
+
+    def copy_of_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the same view of a copy if a tensor is a view of a member in the open unit's memory; None if it is not."""
+        views = self.now
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or views.begin == views.end:
+            return None
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # of a transform of torch.func, which has no memory of its own
+            return None
+        place = views.place_of(tensor, address, self.updates) if views.begin <= address < views.end else None
+        if place is None:
+            return None
+        member = self.units[place.unit].members[place.member]
+        copy = (member.parameter if tensor.requires_grad else views.tensors[place.member]).clone()
+        return copy.as_strided(place.size, place.stride, copy.storage_offset() + place.offset)
+
+    def expect_no_writes(self, members: Iterable[Member]) -> None:
+        """Notice writes through views of copies of these members, which are sharded again."""
+        self._viewed |= {*members}
+
+    def _written_through_views(self) -> list[str]:
+        viewed, self._viewed = self._viewed, set()
+        return [member.name for member in viewed if self._managed[member].take_write()]
+
+    def _written(self, changed: Sequence[tuple[ManagedParameter, torch.Tensor]]) -> list[str]:
+        """Return the names of the changed parameters of the open unit, each with its values, that were written in the unit's
+        memory, or that are elsewhere and differ from it. Modules also assign casts and copies of the same values."""
+        names = []
+        for each, values in changed:
+            assert self.open_unit is not None
+            number = self._of_unit[self.open_unit].index(each)
+            view = self.now.tensors[number]
+            if values.data_ptr() == view.data_ptr() or not torch.equal(view.to(values), values):
+                names.append(self.units[self.open_unit].members[number].name)
+        return names
+
+    # --- Copies of several units at the same time ---
+
+    def copies_of(self, units: Iterable[int]) -> dict[Member, torch.Tensor]:
+        """Return all values of these units. They are opened one after the other."""
+        return {member: self.copy_out(member) for unit in units for member in self.opened(unit, exact=True)}
+
+    def opened(self, unit: int, *, exact: bool = False) -> Sequence[Member]:
+        self.open(unit, exact=exact)
+        return self.units[unit].members
+
+    def copy_out(self, member: Member) -> torch.Tensor:
+        return self.now.tensors[member.tensor].clone()
+
+    def show(self, member: Member, values: torch.Tensor) -> None:
+        """Let torch see these values, until the parameter is resharded."""
+        self.casts.forget()
+        self._managed[member].gather(values, is_copy=True)
+
+    def hold(self, units: Iterable[int], copies: Mapping[Member, torch.Tensor]) -> None:
+        """Let torch see these copies of all parameters of the units, until the units are let go and the copies resharded."""
+        for member, values in copies.items():
+            self.show(member, values)
+            self._begun_full[member] = member.parameter._version, values.data_ptr()
+            self._full_places[storage_address(values.untyped_storage())] = member
+        self.full |= set(units)
+
+    def let_go(self, units: Iterable[int], copies: Mapping[Member, torch.Tensor]) -> None:
+        """End what hold() began."""
+        self.full -= set(units)
+        for member, values in copies.items():
+            del self._begun_full[member], self._full_places[storage_address(values.untyped_storage())]
+        self.reshard(copies)
+
+    def place_in_full(self, tensor: torch.Tensor) -> Place | None:
+        """Return the place of a view of a parameter that a block of gather() shows; None if the tensor is none."""
+        member = self._full_places.get(storage_address(tensor.untyped_storage())) if self._full_places else None
+        if member is None or tensor.dtype is not member.parameter.dtype:
+            return None
+        whole = member.parameter
+        if self._is_written_now(member):  # this graph has the written values; those of before the write may not continue
+            self.count_writes([member])
+            self._begun_full[member] = whole._version, whole.data_ptr()
+        size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset() - whole.storage_offset()
+        is_whole = offset == 0 and (size, stride) == (tuple(whole.shape), whole.stride())
+        return Place(self.key, member.unit, member.tensor, size, stride, offset, is_whole, self.updates)
+
+    def reshard(self, copies: Mapping[Member, torch.Tensor]) -> list[str]:
+        """Shard the parameters that torch sees these copies of, and return the names of those that were written to."""
+        written = []
+        for member, values in copies.items():
+            if self._managed[member].reshard(self._nothing[member], values.data_ptr()) is not None:
+                written.append(member.name)
+            if self.is_gone:  # inside a block of gather(), which ends now
+                self._managed[member].lose()
+        return written
+
+    # --- While something else needs the device, and at the end ---
+
+    def offload(self, owner: ParameterOwner) -> None:
+        """Forget the memory that parameters were gathered into. No unit is open."""
+        self.casts.forget()
+        self._views, self.now = {}, NO_VIEWS
+        for each in self._managed.values():
+            each.offload(owner)
+
+    def reload(self) -> None:
+        """Let parameters be gathered again, if they were offloaded."""
+        for each in self._managed.values():
+            if each.state is ParameterState.OFFLOADED:
+                each.reload()
+
+    def are_collected(self) -> bool:
+        """Return whether Python's collector is deleting the parameters: then no caller can use their values."""
+        return all(each.is_collected for each in self._managed.values())
+
+    def release_values(self) -> None:
+        """Give all values to torch. All ranks do this together."""
+        for number in range(len(self.units)):
+            copies = [(member, self.copy_out(member)) for member in self.opened(number, exact=True)]
+            self.release_unit()
+            for member, values in copies:
+                self._managed[member].release(values)
+
+    def end(self, *, is_gone: bool) -> None:
+        """Release the training's memory. If `is_gone`, the values are lost; else they are released, or another partition has
+        them."""
+        self.close_unit()
+        self.is_gone, self.is_over = is_gone, True
+        for each in self._managed.values() if is_gone else ():
+            if each.state is not ParameterState.GATHERED:  # such a one is lost when its block of gather() ends
+                each.lose()
+        self.casts.forget()
+        self._views, self.now = {}, NO_VIEWS
+        del self._core
+
+
+@contextmanager
+def naming_unused_units() -> Iterator[None]:
+    """Say it in such an error that comes from the block."""
+    try:
+        yield
+        return
+    except UsageError as error:
+        names = {"B1003": "wrong_size", "B1007": "out_of_order"}
+        if error.code not in names or "rank" not in error.what_happened:
+            raise
+        name, met = names[error.code], error
+    remedy = (
+        "Make the same calls with the same sizes, in the same order, on all ranks. If a rank has no tokens for an expert, name "
+        "the class of the block around it in units=, so that the expert is not a unit of its own. Or call the expert on all "
+        "ranks: result + 0 * expert(tokens).sum(), with any tokens."
+    )
+    problem = _core.Problem(what=met.what_happened, where=met.where, needed=met.needed, available=met.available, remedy=remedy)
+    fail(name, problem)

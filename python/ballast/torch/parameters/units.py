@@ -1,0 +1,335 @@
+"""Torch's parameters as units of the library: parameters of one unit are gathered, reduced and updated together."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail, refuse
+from ballast.torch.gpu import GPU, gpu_of_tensors
+from ballast.torch.parameters.placeholder import kind_of
+from ballast.torch.tensor_names import named_parameters
+
+# Large enough that the fixed cost of a unit is small, and small enough that the first unit is reduced early in backward.
+UNIT_ELEMENTS = 8 << 20
+
+DTYPES = {
+    torch.float32: _core.DType.fp32,
+    torch.bfloat16: _core.DType.bf16,
+    torch.float16: _core.DType.fp16,
+}
+
+TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
+
+BYTES = torch.uint8  # the format of a unit of opaque parameters, whose bytes are its elements
+UNIT_DTYPES = {**DTYPES, BYTES: _core.DType.u8}
+
+
+@dataclass(eq=False)
+class Member:
+    """A parameter with its place in a unit."""
+
+    parameter: torch.nn.Parameter
+    name: str
+    group: int | None  # of the library's groups, see Groups; None: it is frozen
+    missed: int = 0  # steps of the training that did not update it: before its first one, or without a gradient on all ranks
+    counted: bool = True  # whether the norm of all gradients includes it
+    number: int | None = None  # among the optimizer's parameters, in whichever units they are; None: it is not one of them
+    blocks: Sequence[int] = ()  # rows of parts that the rule treats apart; none: it is one
+    is_opaque: bool = False  # it is frozen, and another library knows what its bytes mean
+    unit: int = 0
+    tensor: int = 0  # number in the unit
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of the unit that the parameter is in."""
+        return BYTES if self.is_opaque else self.parameter.dtype
+
+    @property
+    def width(self) -> int:
+        """The elements of the unit for each element of the parameter."""
+        return self.parameter.dtype.itemsize if self.is_opaque else 1
+
+    @property
+    def elements(self) -> int:
+        """The elements of the unit that the parameter has."""
+        return int(self.parameter.numel()) * self.width
+
+    def of_parameter(self, first: int, count: int) -> tuple[int, int]:
+        """Return a range of elements of the unit as one of the parameter. Shards begin and end between its elements."""
+        return first // self.width, count // self.width
+
+
+@dataclass
+class UnitOfMembers:
+    dtype: torch.dtype
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def elements(self) -> int:
+        return sum(member.elements for member in self.members)
+
+    @property
+    def trained(self) -> list[Member]:
+        return [member for member in self.members if member.group is not None]
+
+
+def units_of(members: Iterable[Member]) -> list[UnitOfMembers]:
+    """Return units in the order of declaration, each of one number format."""
+    units: list[UnitOfMembers] = []
+    open_units: dict[torch.dtype, UnitOfMembers] = {}
+    for member in members:
+        unit = open_units.get(member.dtype)
+        if unit is None or unit.elements + member.elements > UNIT_ELEMENTS:
+            unit = open_units[member.dtype] = UnitOfMembers(member.dtype)
+            units.append(unit)
+        unit.members.append(member)
+    return numbered(units)
+
+
+def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
+    """Set the unit of each member, and its number in the unit."""
+    for number, unit in enumerate(units):
+        for tensor, member in enumerate(unit.members):
+            member.unit, member.tensor = number, tensor
+    return units
+
+
+def gpu_of(members: Iterable[Member]) -> int | None:
+    """Return the GPU that the parameters are on; None if they are on the CPU."""
+    return gpu_of_tensors(each.parameter for each in members)
+
+
+def backward_order(units: Sequence[UnitOfMembers]) -> list[int]:
+    """Return the reverse order of declaration. The first backward pass shows the real order."""
+    return [unit for unit in reversed(range(len(units))) if units[unit].trained]
+
+
+class Groups:
+    """The library's groups: the entries of param_groups that have parameters of the partition."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+
+    def number(self, place: int) -> int:
+        if place not in self.places:
+            self.places.append(place)
+        return self.places.index(place)
+
+    def regroup(self, members: Sequence[Member], now: Mapping[int, int]) -> bool:
+        """Change the entries of the groups if that is enough, and return whether it is. `now` has the entry of each parameter,
+        by its id."""
+        places: dict[int, int] = {}
+        for member in members:
+            place = now.get(id(member.parameter))
+            if member.group is None or place is None or places.setdefault(member.group, place) != place:
+                return False
+        if len(members) != len(now):
+            return False
+        self.places = [places[number] for number in range(len(places))]
+        return True
+
+
+def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
+    return _core.Model(
+        [
+            _core.Unit(
+                name,
+                dtype=UNIT_DTYPES[unit.dtype],
+                tensors=[
+                    _core.Tensor(
+                        member.name,
+                        [member.elements] if member.is_opaque else list(member.parameter.shape),
+                        group=member.group or 0,
+                        frozen=member.group is None,
+                        counted=member.counted,
+                        number=member.number,
+                        blocks=member.blocks,
+                    )
+                    for member in unit.members
+                ],
+            )
+            for name, unit in zip(unit_names(units), units)
+        ]
+    )
+
+
+def unit_names(units: Sequence[UnitOfMembers]) -> list[str]:
+    """Return for each unit the name of the module with all of its parameters; else the names of the first and the
+    last."""
+    modules = [_module_of([member.name for member in unit.members]) for unit in units]
+    times = Counter(modules)
+    return [module if module and times[module] == 1 else _from_to(unit.members) for module, unit in zip(modules, units)]
+
+
+def _module_of(names: Sequence[str]) -> str:
+    paths = [name.split(".")[:-1] for name in names]
+    return ".".join(os.path.commonprefix(paths))
+
+
+def _from_to(members: Sequence[Member]) -> str:
+    first, last = members[0].name, members[-1].name
+    return first if first == last else f"{first} to {last}"
+
+
+def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | None) -> dict[int, str]:
+    """Return names by id of the parameter: the model's names, else the place in the optimizer."""
+    names = {id(parameter): name for name, parameter in named_parameters(model)} if model is not None else {}
+    for number, group in enumerate(groups):
+        for i, parameter in enumerate(group["params"]):  # type: ignore[arg-type, var-annotated]
+            names.setdefault(id(parameter), f"param_groups[{number}].params[{i}]")
+    return names
+
+
+def is_opaque(parameter: torch.Tensor) -> bool:
+    """Return whether a frozen parameter is kept as bytes: Ballast does not know its format, or its class is that of another
+    library, whose values may be packed."""
+    return parameter.dtype not in DTYPES or has_foreign_class(parameter)
+
+
+def has_foreign_class(parameter: torch.Tensor) -> bool:
+    """Return whether the class of a parameter is that of another library."""
+    return kind_of(parameter) not in (torch.nn.Parameter, torch.Tensor)
+
+
+def require_known(parameter: torch.Tensor, name: str, *, trained: bool = True) -> None:
+    """Refuse a parameter that cannot be partitioned."""
+    kind, problem = kind_of(parameter), ""
+    if trained and parameter.dtype not in DTYPES:
+        problem = f"it holds {parameter.dtype}"
+    elif parameter.layout != torch.strided:
+        problem = f"its layout is {parameter.layout}"
+    elif parameter.device.type not in ("cpu", GPU):
+        problem = f"it is on the device {parameter.device}"
+    elif has_foreign_class(parameter) and (trained or not _has_own_memory(parameter, kind)):
+        problem = f"it is a {kind.__name__}"
+    if problem:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what=f"cannot partition a parameter: {problem}",
+                where=f"parameter {name}",
+                needed="a dense torch.nn.Parameter of float32, bfloat16 or float16, on a CPU or a GPU",
+                remedy=_remedy_for(kind, parameter.dtype, trained=trained),
+            ),
+        )
+
+
+def _remedy_for(kind: type, dtype: torch.dtype, *, trained: bool) -> str:
+    if kind.__name__ == "DTensor":
+        return (
+            "Leave out fully_shard() and parallelize_module(): Ballast shards parameters itself. For tensor parallelism let "
+            "each rank have plain parameters, with ballast.wrap(..., process_group=..., norm_group=...)."
+        )
+    if trained and dtype not in DTYPES:
+        return "Cast the model: model.float(). Or train the parameter with another optimizer, which is not wrapped."
+    return "" if trained else "A frozen parameter may have any format if its values are in its own memory."
+
+
+def _has_own_memory(parameter: torch.Tensor, kind: type) -> bool:
+    """Return whether the values are in the memory of the parameter itself, and not in tensors that it wraps."""
+    wraps = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+    return not wraps and not torch.nn.parameter.is_lazy(parameter)
+
+
+def units_of_model(
+    model: torch.nn.Module, trained: Iterable[Member], kinds: Iterable[str], keeps: Callable[[torch.Tensor], bool]
+) -> list[UnitOfMembers]:
+    """Return units of all parameters of the model that `keeps` accepts. Those that are not trained are frozen."""
+    by_id = {id(member.parameter): member for member in trained}
+    members = []
+    for name, parameter in named_parameters(model):
+        if not keeps(parameter):
+            continue
+        member = by_id.get(id(parameter))
+        require_known(parameter, name, trained=member is not None)
+        members.append(member or Member(parameter, name, None, is_opaque=is_opaque(parameter)))
+    return units_of_modules(model, members, kinds)
+
+
+def outside_of(units: Iterable[UnitOfMembers], members: Iterable[Member]) -> set[int]:
+    """Return the ids of parameters that no module of the model has: no call of a module would gather them."""
+    there = {id(member) for unit in units for member in unit.members}
+    return {id(member.parameter) for member in members if id(member) not in there}
+
+
+def refuse_outside(name: str) -> NoReturn:
+    refuse(
+        "cannot train a parameter: no module of the model had it when stage 3 partitioned the others by modules",
+        where=f"parameter {name}",
+        needed="a model that has it; or stage=2",
+    )
+
+
+def units_of_modules(model: torch.nn.Module, members: Sequence[Member], kinds: Iterable[str]) -> list[UnitOfMembers]:
+    """Return one unit for each block, and one for each other module with parameters of its own, in order of
+    declaration. Other parameters of the model than these members are left out.
+
+    Modules that share a parameter are one unit. `kinds` are the class names of blocks; without them repeated blocks are
+    found.
+    """
+    blocks = named_blocks(model, set(kinds)) or repeated_blocks(model)
+    by_id = {id(member.parameter): member for member in members}
+    owners: dict[int, int] = {}  # parameter to unit
+    merged: list[list[Member]] = []
+    for module in [*blocks, *(each for each in model.modules())]:
+        own = module.parameters() if module in blocks else module.parameters(recurse=False)
+        _add([by_id[id(parameter)] for parameter in own if id(parameter) in by_id], owners, merged)
+    units = [unit for group in merged for unit in _by_dtype(group)]
+    position = {id(member): number for number, member in enumerate(members)}
+    units.sort(key=lambda unit: position[id(unit.members[0])])
+    return numbered(units)
+
+
+def _add(members: list[Member], owners: dict[int, int], merged: list[list[Member]]) -> None:
+    known = sorted({owners[id(member.parameter)] for member in members if id(member.parameter) in owners})
+    new = [member for member in members if id(member.parameter) not in owners]
+    if not new and len(known) < 2:
+        return
+    target = known[0] if known else len(merged)
+    if not known:
+        merged.append([])
+    for other in known[1:]:
+        new += merged[other]
+        merged[other] = []
+    merged[target] += new
+    for member in new:
+        owners[id(member.parameter)] = target
+
+
+def _by_dtype(members: list[Member]) -> list[UnitOfMembers]:
+    units: dict[torch.dtype, UnitOfMembers] = {}
+    for member in members:
+        units.setdefault(member.dtype, UnitOfMembers(member.dtype)).members.append(member)
+    return list(units.values())
+
+
+def named_blocks(model: torch.nn.Module, kinds: set[str]) -> list[torch.nn.Module]:
+    blocks = [module for module in model.modules() if type(module).__name__ in kinds]
+    missing = kinds - {type(module).__name__ for module in blocks}
+    if missing:
+        refuse(f"no module is a {missing.pop()}", where="units", needed="names of classes of the model's modules")
+    return blocks
+
+
+def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules of the outermost lists whose modules have one class."""
+    blocks: list[torch.nn.Module] = []
+
+    def visit(module: torch.nn.Module) -> None:
+        children = list(module.children())
+        is_list = isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential))
+        if is_list and len(children) > 1 and len({type(child) for child in children}) == 1:
+            blocks.extend(child for child in children if any(True for _ in child.parameters()))
+            return
+        for child in children:
+            visit(child)
+
+    visit(model)
+    return blocks

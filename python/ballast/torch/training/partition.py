@@ -1,0 +1,479 @@
+"""Gradients and steps of an optimizer, in a training of the library."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+
+import torch
+
+from ballast import _core
+from ballast._torch_compat import NO_BACKWARD, current_backward, has_gradient_in_backward, without_torch_function
+from ballast.checks import refuse, refuse_order
+from ballast.errors import FailureError, UsageError
+from ballast.torch.collectives import words_of_all_ranks
+from ballast.torch.gpu import in_stream, require_stream
+from ballast.torch.gradients.gradient_factors import refuse_different
+from ballast.torch.gradients.gradient_memory import GradientCopies, GradientShards
+from ballast.torch.gradients.gradient_order import GradientOrder
+from ballast.torch.gradients.taken_gradients import Bounds, TakenGradient, TakenGradients, refuse_as_updated, refuse_norm
+from ballast.torch.parameters.unit_gather import naming_unused_units
+from ballast.torch.parameters.units import Member, UnitOfMembers, backward_order
+from ballast.torch.process_groups import ProcessGroups
+from ballast.torch.training.joint_runs import ALONE, JointRun
+from ballast.torch.updates.commit_metadata import encode_missed_steps
+from ballast.torch.updates.rules import Rule
+from ballast.torch.updates.sharded_state import Residence, ShardedState
+from ballast.torch.updates.updates import StepCall
+from ballast.wrapper.same_options import require_same, require_same_end
+
+log = logging.getLogger("ballast")
+
+
+BoundCustomStep = Callable[[ShardedState, StepCall], None]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The inputs of a step."""
+
+    described: Callable[[], dict[str, str]]  # the options of the parameter groups as they are now, the same on all ranks
+    rules: list[Rule]  # by group
+    max_norm: float
+    custom_step: BoundCustomStep | None  # where no rule of the library makes updates
+    joint_run: JointRun | None  # whose rounds the steps belong to
+    is_alone: bool  # no other optimizer trains the model
+
+
+class Partition(ShardedState):
+    """Takes gradients, and makes steps with them."""
+
+    def __init__(
+        self,
+        units: list[UnitOfMembers],
+        ranks: ProcessGroups,
+        inputs: Callable[[], StepInputs],
+        options: _core.TrainingOptions,
+        reside: Callable[[_core.Training, list[UnitOfMembers]], Residence],
+    ):
+        self._inputs_now = inputs
+        self._order = backward_order(units)
+        if options.stage < 3:  # torch always sees all parameters: no unit is acquired in the forward pass
+            options.backward_order = self._order
+        self._first_inputs = inputs()
+        self._joint_run = self._first_inputs.joint_run
+        super().__init__(units, ranks, self._first_inputs.rules, options, reside)
+        in_unit = [number for unit in units for number in range(len(unit.trained))]
+        self._places = [(member.unit, number) for member, number in zip(self._members, in_unit)]
+        self._members_of: list[list[int]] = [[] for _ in units]  # trained, by unit
+        for number, member in enumerate(self._members):
+            self._members_of[member.unit].append(number)
+        self._most_members = max(map(len, self._members_of), default=0)
+        self._copies = GradientCopies(units, self._begins)
+        self._shards_of_gradients = GradientShards(self._core, self.sharing, self._group.size, self._members)
+        self._has_other_parts = ranks.of_model is not None  # of the model, on other ranks
+        self.gradients = TakenGradients(
+            self._group, self._members, self._tensor_norms, self._clamp_gradients, self._residence.undo_casts
+        )
+        self._updates_in_backward = options.update_in_backward
+        # Exchanges of several optimizers in backward passes could wait for each other on two ranks.
+        self._agrees_on_units = options.update_in_backward and (self._group.size == 1 or self._first_inputs.is_alone)
+        self.has_finite_factor = True  # by which gradients were scaled or clipped, in the last step; else it was skipped
+        self.before_clipping = 1.0  # the ratio of the norm before clipping to that of the last step
+        self.gradients.may_scale = not options.update_in_backward
+        self._order_is_learnt = False
+        self._backward = NO_BACKWARD  # in which the last gradient has arrived
+        self._last_backward = [NO_BACKWARD] * len(units)  # the same, by unit
+        self._residence.before_gathers(weakref.WeakMethod(self._complete_unit))
+        self._reset_step()
+
+    def _reset_step(self) -> None:
+        self._gradient_order = GradientOrder(self._order, [len(unit.trained) for unit in self._units])
+        self.gradients.begin_step()
+        self.unused.clear()
+        self._passes: int | None = None  # of all ranks, after they have agreed
+        self._prepared: dict[str, str] | None = None  # the options with which the backward pass updates, once it has begun
+
+    def require_not_updated(self, what: str) -> None:
+        """Refuse an operation between updates of a backward pass and their step."""
+        if self._prepared is not None:
+            refuse_as_updated(f"{what} between a backward pass and its step", "step() after each backward pass")
+
+    def begin_call(self, module: torch.nn.Module) -> None:
+        """Tell the residence about a call of a module whose beginning it has missed."""
+        self._residence.enter(module)
+
+    def finish(self) -> None:
+        """Wait until torch may read all parameters that it sees."""
+        self._residence.finish()
+
+    def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
+        """Call `tell` before a module uses sharded parameters, from now on."""
+        self._residence.before_uses(tell)
+
+    def release(self, together: bool, gathers: bool = True) -> None:
+        """End the training. Parameters return to torch's memory if all ranks call it together and gather them; else
+        only full ones do."""
+        with in_stream(self._gpu, self._stream):
+            if together:
+                self.end_step()
+            self._residence.release(together, gathers)
+        self.gradients.end()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether gradients have come since the last step."""
+        return self._gradient_order.passes > 0 or bool(self._passes)
+
+    def end_step(self) -> None:
+        """End a step that has begun. A rank that left it open would end the training of all ranks."""
+        try:
+            [begun] = self._group.all_reduce([int(self.has_begun)])
+            updates = self._updates_in_backward
+            if begun > 0 and not (updates and self._joint_run is not None and self._joint_run.has_stepped):
+                self.step(discard=not updates, in_round=updates, ends=True)
+        except FailureError as error:  # this rank still releases its memory
+            log.warning("the training had failed before it was released: %s", error)
+
+    # --- Gradients ---
+
+    def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
+        """Take a gradient that was added to `parameter.grad`. With `hold`, it waits for the next one, or for the step."""
+        require_stream(self._gpu, self._stream)
+        if (backward := current_backward()) != self._backward:
+            self._backward = backward
+            if self.gradients.are_cleared():
+                self._discard_cleared_gradients()
+        if self._passes is not None:
+            self._continue_after_norm()
+        number = self._index[id(parameter)]
+        with without_torch_function():  # the parameter may be without its values
+            gradient = parameter.grad
+        if number in self.gradients.taken and type(gradient) is not TakenGradient:
+            self._discard_cleared_gradients()
+        unit, place = self._places[number]
+        if self.stage == 3 and unit != self._gradient_order.next_unit:
+            self._complete_unit()
+        self._last_backward[unit] = backward
+        if ended := self._gradient_order.ended_by(unit, place):
+            self._take_all(ended)
+        self.gradients.take(number, parameter, gradient)
+        if hold:
+            self._gradient_order.held()
+        elif complete := self._gradient_order.arrived(unit, place):
+            self._take_all(complete)
+
+    def _continue_after_norm(self) -> None:
+        """Begin another backward pass after those whose norm was computed."""
+        self.wait_for_commit()  # raises the error of a step that has failed
+        for member in self.gradients.taken:
+            self.gradients.require_unscaled(member)
+        self._gradient_order.complete(self._passes or 0)
+        self._passes = None
+        self.gradients.forget_norms()
+
+    def _complete_unit(self) -> None:
+        """Take the unit whose turn it is if the backward pass computes none of its missing gradients, such as those of an
+        expert without tokens. Other ranks may have all of them, and reduce the unit before they gather the next one."""
+        unit = self._gradient_order.next_unit
+        if unit is None or self._last_backward[unit] != current_backward():
+            return
+        trained = self._units[unit].trained
+        missing = [trained[place].parameter for place in self._gradient_order.missing_of_begun(unit)]
+        if not any(map(has_gradient_in_backward, missing)):
+            for parameter in missing:
+                self.arrived(parameter)
+
+    def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
+        for unit in units:
+            unused = self._unused_by_all(unit) if self._agrees_on_units else None
+            self._take(unit, unused or [], count=count)
+
+    def _unused_by_all(self, unit: int | None, *, ends: bool = False) -> list[int] | None:
+        """Return the members of a unit that have no gradient on any rank; None if all ranks have ended the backward pass. Each
+        rank takes the unit that has its turn, or has ended the backward pass: then it takes the unit for the others."""
+        members = [] if unit is None else self._members_of[unit]
+        used = self.gradients.used(members)
+        if self._group.size > 1:
+            words = [int(ends), *used, *([0] * (self._most_members - len(members)))]
+            ended, *used = self._group.all_reduce(words)
+            ends = ended == self._group.size
+        return None if ends else [member for member, ranks in zip(members, used) if ranks == 0]
+
+    def _take_for_others(self) -> None:
+        """Take the units that other ranks still take in their backward pass."""
+        while (unused := self._unused_by_all(self._gradient_order.next_unit, ends=True)) is not None:
+            if (unit := self._gradient_order.turn()) is None:
+                break  # another rank makes one pass more, which fails there
+            self._take(unit, unused, count=True)
+
+    def _leave_out(self, members: Sequence[int]) -> None:
+        for member in map(self._members.__getitem__, members):
+            self._core.leave_out(member.unit, member.tensor)
+            self.unused.add(member)
+
+    def _take(self, unit: int, unused: Sequence[int], *, count: bool) -> None:
+        self._residence.release_unit()
+        if self._updates_in_backward and self._prepared is None:
+            self._residence.require_not_gathered("cannot update parameters in the backward pass")
+            if self._joint_run is not None:
+                self._joint_run.require_turn()
+            now = self._inputs_now()
+            self._core.prepare(rules=now.rules, missed=self._missed())
+            self._prepared = now.described()
+        try:  # an interrupt may arrive when the core has acquired the unit
+            with naming_unused_units():
+                memory = self._acquire_gradients(unit)
+            self._leave_out(unused)
+            if count:
+                self._copies.copy(unit, memory)
+        finally:
+            self._core.release()
+
+    def gradient_norm(self, order: float) -> float:
+        """Return the norm of all gradients. All ranks call it together."""
+        if not self._have_gradients():
+            if self.gradients.are_spent():
+                refuse_norm("the norm of the gradients")
+            return 0.0
+        self.gradients.norm_is_known = True
+        factor = self.gradients.factor(self._scale_gradients)
+        if math.isnan(factor):
+            return math.nan
+        if order == 2.0:
+            return self._core.gradient_norm(loss_scale=1.0 / factor)
+        norms = torch.tensor(self._tensor_norms(order), dtype=torch.float64, device="cpu")
+        return float(torch.linalg.vector_norm(norms, order)) * (factor if order > 0.0 else 1.0)
+
+    def _tensor_norms(self, order: float) -> list[float]:
+        """Return the norm of each gradient before torch scales it. All ranks call it together."""
+        if not self._have_gradients():
+            refuse_norm("the norm of a gradient")
+        if order != 2.0:
+            return self._shards_of_gradients.norms(order)
+        norms = self._core.tensor_norms(loss_scale=1.0)
+        return [norms[member.unit][member.tensor] for member in self._members]
+
+    def _scale_gradients(self, factors: Mapping[int, float]) -> None:
+        """Multiply gradients by factors of their own. All ranks call it together."""
+        if self._has_other_parts:
+            refuse_different(
+                "cannot scale or clip gradients by different factors: other ranks have other parts of the model",
+                where="norm_group=",
+                needed="one factor of all gradients",
+            )
+        self._shards_of_gradients.scale(factors)
+
+    def _clamp_gradients(self, bounds: Bounds) -> None:
+        """Clamp gradients, which all ranks have. They call it together."""
+        if self._have_gradients():
+            self.gradients.require_same_on_all_ranks("clamp gradients")
+            self._shards_of_gradients.clamp(bounds)
+
+    def _have_gradients(self) -> bool:
+        """Agree on the passes of the step, and return whether there is any. If there is none, they may still come."""
+        self._accept_assignments()
+        self.gradients.require_not_added("cannot compute a norm")
+        if self._agree() == 0:
+            self._passes = None
+        return self._passes is not None
+
+    # --- Steps ---
+
+    def _missed(self) -> list[int]:
+        """Return the missed steps of each tensor of all units; nothing if there are none."""
+        return [each.missed for each in self.all_members] if any(map(attrgetter("missed"), self._members)) else []
+
+    def _agree(self, *, count: bool = True, ends: bool = False) -> int:
+        """Complete the same passes on all ranks, accept writes to parameters, and return the number of passes."""
+        require_stream(self._gpu, self._stream)
+        self._residence.release_unit()  # the last unit may be frozen, so that no gradient has released it
+        if self._passes is not None:
+            return self._passes
+        if self._agrees_on_units:
+            self._take_for_others()
+        writes = self.writes(with_casts=count)  # a step that is discarded would undo them
+        options = self._first_inputs.described() if count and self._group.size > 1 else {}
+        described = zlib.crc32(str(options).encode())
+        mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.in_words()]
+        passes, written, are_discarded, of_options, *taken = words_of_all_ranks(self._group, mine)
+        require_same_end(are_discarded)
+        if len({*of_options}) > 1:
+            require_same(self._group, options)
+        if count:
+            self.gradients.compare_ranks(*taken)
+        if any(written):
+            self._keep_writes(writes, ends)
+        self._passes = max(passes)
+        if count and self._passes > 0 and not self._updates_in_backward:
+            self._leave_out(self.gradients.unused())
+        completed = self._gradient_order.completed
+        self._take_all(self._gradient_order.rest(self._passes), count=count)
+        if self._passes > 0 and not self._order_is_learnt:
+            self._learn_order(completed)
+        return self._passes
+
+    def _keep_writes(self, writes: Mapping[Member, torch.Tensor], ends: bool) -> None:
+        """Take over the written parameters. At the end of the training, warn of writes that cannot be kept."""
+        try:
+            self._take_over(writes)
+        except UsageError as error:
+            if not ends:
+                raise
+            log.warning("writes to parameters are lost at the end of the training: %s", error)
+
+    def _learn_order(self, completed: list[int]) -> None:
+        """Take units in the order in which they came on rank 0, from the next step on."""
+        seen = completed + [unit for unit in self._order if unit not in completed]
+        self._order = self._group.all_reduce(seen if self._group.rank == 0 else [0] * len(seen))
+        self._order_is_learnt = True
+
+    def step(
+        self, *, loss_scale: float = 1.0, discard: bool = False, in_round: bool = False, ends: bool = False
+    ) -> _core.StepResult | None:
+        """Make a step, and return its result; None if no rank has a gradient. In a round of joint runs it is committed in any
+        case. With `ends` nothing that the user has done to gradients is refused any more."""
+        with nullcontext() if self._joint_run is None or not in_round else self._joint_run.step() as joint_round:
+            return self._step(loss_scale, discard, ends, joint_round)
+
+    def _step(
+        self, loss_scale: float, discard: bool, ends: bool, joint_round: _core.JointRound | None
+    ) -> _core.StepResult | None:
+        require_stream(self._gpu, self._stream)
+        if not discard and not ends:
+            self._residence.require_not_gathered("cannot make a step")
+            self._accept_assignments()
+            self.gradients.require_complete()
+            self.gradients.require_not_added("cannot make a step")
+        has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
+        if self._agree(count=not discard, ends=ends) == 0:
+            self._reset_step()
+            self.gradients.require_cleared()
+            if joint_round is not None:
+                self._commit_as_it_is(joint_round)
+            return None
+        if has_agreed:
+            self.accept_writes(with_casts=not discard)
+        if self._prepared is not None and not ends:
+            self._require_as_prepared(self._prepared, loss_scale, discard)
+        try:
+            with self._in_round(joint_round):
+                self._keep_counts()
+                result = self._core.step_prepared() if self._updates_in_backward else self._update(loss_scale, discard)
+        finally:
+            self._pass_on_log()
+        if not result.skipped:
+            for member in self.unused:
+                member.missed += 1
+        self._residence.after_step(updated=not result.skipped)
+        self.gradients.spend()
+        self._reset_step()
+        return result
+
+    def _keep_counts(self) -> None:
+        """Keep the missed steps with the commit of the step. An optimizer's own step keeps its counts itself."""
+        if self.keeps_run and self._first_inputs.custom_step is None:
+            self.set_note(encode_missed_steps(self._members, self.unused, self.steps + 1))
+
+    @contextmanager
+    def _in_round(self, joint_round: _core.JointRound | None) -> Iterator[None]:
+        """Name the round in the commit of the step that is made inside the block."""
+        if joint_round is not None:
+            self.set_round(joint_round)
+        try:
+            yield
+        finally:
+            self.set_round(ALONE)
+
+    def _commit_as_it_is(self, joint_round: _core.JointRound) -> None:
+        """Commit the state in the round, in which the optimizer has no gradients."""
+        with self._in_round(joint_round):
+            self.move_shards(lambda part: None)
+
+    def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
+        now = self._first_inputs if discard else self._inputs_now()  # the optimizer may be gone
+        factor = 1.0 if discard else self.gradients.factor(self._scale_gradients)
+        self.has_finite_factor = not math.isnan(factor)
+        self.before_clipping = 1.0 if math.isnan(factor) else self.gradients.before_clipping(factor)
+        return self._core.step(
+            rules=now.rules,
+            missed=self._missed(),
+            max_norm=now.max_norm,
+            loss_scale=loss_scale / factor if self.has_finite_factor else loss_scale,
+            discard=discard or not self.has_finite_factor,
+            custom_step=None if now.custom_step is None else partial(self._run_custom, now.custom_step),
+        )
+
+    def _run_custom(self, step: BoundCustomStep, tiles: Sequence[_core.TileToUpdate], factor: float, is_last: bool) -> None:
+        step(self, StepCall(tiles, factor, is_last))
+
+    def _require_as_prepared(self, prepared: dict[str, str], loss_scale: float, discard: bool) -> None:
+        """Refuse a step that is not the one for which the backward pass has updated parameters."""
+        if discard:
+            refuse_as_updated("cannot discard gradients", "a step after each backward pass")
+        if loss_scale != 1.0:
+            refuse_as_updated(f"cannot use gradients that were scaled by {loss_scale}", "a loss that is not scaled")
+        now = self._first_inputs.described()
+        for name, before in prepared.items():
+            if now.get(name) != before:
+                option, _, of_group = name.partition(" ")
+                what = f"cannot use {option}={now.get(name)} {of_group}"
+                refuse_as_updated(what, f"{option}={before} until step(), or another one before the backward pass")
+
+    def discard(self) -> bool:
+        """Discard the gradients since the last step, and return whether there were any. All ranks call it together."""
+        has_begun = self.has_begun
+        if has_begun:
+            self.step(discard=True)
+        return has_begun
+
+    def _accept_assignments(self) -> None:
+        """Discard gradients that were cleared through the model, and take those that were assigned to parameters."""
+        self._discard_cleared_gradients()
+        for parameter in self.gradients.not_taken():
+            self.arrived(parameter)
+
+    def _discard_cleared_gradients(self) -> None:
+        """Discard gradients that were cleared through the model."""
+        cleared = self.gradients.cleared()
+        if len(cleared) < len(self.gradients.taken) and cleared:
+            refuse(
+                "cannot use gradients: some of the step were cleared, and others were not",
+                where=f"parameter {self._members[cleared[0]].name}",
+                needed="optimizer.zero_grad(), or model.zero_grad(), of all parameters",
+            )
+        if cleared:
+            self.gradients.taken = set()
+            self.discard()
+
+    # --- While something else needs the device ---
+
+    def offload(self, parameters: bool) -> None:
+        require_stream(self._gpu, self._stream)  # before writes are taken over
+        self.require_not_updated("cannot offload the optimizer")
+        self._discard_cleared_gradients()
+        self.accept_writes()
+        [taken] = self._group.all_reduce([len(self.gradients.taken)])
+        if taken > 0:
+            refuse_order(
+                "cannot offload the optimizer between a backward pass and its step: it has gradients",
+                needed="step() or zero_grad() before offload()",
+            )
+        self._copies.forget_views()
+        super().offload(parameters)
+
+    # --- Reports ---
+
+    def ledger(self, custom_state: tuple[_core.Tier, int]) -> str:
+        return self._core.ledger(custom_state)
+
+    def chrome_trace(self) -> str:
+        self._residence.release_unit()
+        return self._core.chrome_trace()

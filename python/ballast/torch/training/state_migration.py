@@ -1,0 +1,269 @@
+"""Move shards from one partition to the next one: parameters, as the fp32 values from which they were rounded, and
+moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ballast import _core
+from ballast.checks import refuse_order
+from ballast.torch.collectives import sum_in_fp32
+from ballast.torch.memory import return_freed_memory
+from ballast.torch.parameters.deferred_parameters import DeferredParameters, is_pending, suspend, suspend_and_drop
+from ballast.torch.parameters.managed_parameter import is_without_values, managed
+from ballast.torch.parameters.units import BYTES
+from ballast.torch.training.partition import Partition
+from ballast.torch.updates.updates import State
+
+Kind = _core.Moment | None  # None is the parameter itself
+OWN = [_core.Moment[f"own_{number}"] for number in range(_core.MAX_OWN_VALUES)]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A range of a parameter's elements, with their values; or of the bytes of an opaque one."""
+
+    first: int
+    count: int
+    values: Mapping[Kind, torch.Tensor]  # in fp32; the bytes of an opaque parameter
+
+    @staticmethod
+    def read(part: _core.StatePart, kinds: Iterable[Kind], *, is_opaque: bool = False) -> Shard:
+        shard = Shard(part.first, part.count, memory_of(kinds, part.count, is_opaque=is_opaque))
+        shard.part(part.first, part.count).copy_from(part)
+        return shard
+
+    def has(self, element: int) -> bool:
+        return self.first <= element < self.first + self.count
+
+    def completed(self, part: _core.StatePart) -> Shard:
+        """Return this shard with the parameter's values in `part`, if it has only moments."""
+        if None in self.values:
+            return self
+        begin = part.first - self.first
+        moments = {kind: values[begin : begin + part.count] for kind, values in self.values.items()}
+        return Shard(part.first, part.count, {**Shard.read(part, [None]).values, **moments})
+
+    def part(self, first: int, count: int) -> _core.StatePart:
+        def address(kind: Kind) -> int:
+            return self.values[kind][first - self.first :].data_ptr() if kind in self.values else 0
+
+        is_opaque = None in self.values and self.values[None].dtype == BYTES
+        return _core.StatePart(
+            dtype=_core.DType.u8 if is_opaque else _core.DType.fp32,
+            parameter=address(None),
+            momentum=address(_core.Moment.momentum),
+            variance=address(_core.Moment.variance),
+            own=self._own(first),
+            count=count,
+        )
+
+    def _own(self, first: int) -> tuple[int, int, int]:
+        """Return where the optimizer's own values begin, the elements from one to the next, and their number."""
+        at = [self.values[moment][first - self.first :].data_ptr() for moment in OWN if moment in self.values]
+        if not at:
+            return 0, 0, 0
+        return at[0], (at[1] - at[0]) // 4 if len(at) > 1 else 0, len(at)
+
+
+def memory_of(kinds: Iterable[Kind], count: int, *, is_opaque: bool = False) -> dict[Kind, torch.Tensor]:
+    """Allocate values by kind. The optimizer's own values lie at equal distances, as the library takes them."""
+    kinds = [*kinds]
+    if is_opaque:
+        return {kind: torch.empty(count, dtype=BYTES, device="cpu") for kind in kinds}
+    own = iter(torch.empty(sum(kind in OWN for kind in kinds), count, dtype=torch.float32, device="cpu"))
+    return {kind: next(own) if kind in OWN else torch.empty(count, dtype=torch.float32, device="cpu") for kind in kinds}
+
+
+@dataclass
+class TakenParameter:
+    """The shards of one parameter. All ranks have values of the same kinds, and each rank has its own shard."""
+
+    parameter: torch.nn.Parameter
+    kinds: list[Kind]
+    shards: list[Shard]
+    is_opaque: bool = False
+    version: int = 0  # torch's count of writes to its memory
+
+    @property
+    def elements(self) -> int:
+        return int(self.parameter.numel()) * (self.parameter.dtype.itemsize if self.is_opaque else 1)
+
+    def keep(self, kinds: Iterable[Kind]) -> None:
+        """Keep these kinds, and forget others."""
+        self.kinds = [*kinds]
+        self.shards = [Shard(each.first, each.count, {kind: each.values[kind] for kind in self.kinds}) for each in self.shards]
+
+
+class StateMigration:
+    """The shards of a partition that has ended, or nothing. A rank has its own shards, and at times one full tensor.
+
+    All ranks call all methods together. In stage 3 only this object has the values of parameters between two partitions:
+    they are PENDING, and `owner` owns them until they are handed over.
+    """
+
+    def __init__(
+        self,
+        partition: Partition | None = None,
+        moments: Sequence[tuple[_core.Moment, str]] = (),
+        owner: DeferredParameters | None = None,
+    ):
+        self._sharing = None if partition is None else partition.sharing
+        self._names = dict(moments)
+        self._owner = owner
+        self._is_lost = False
+        self._taken: dict[int, TakenParameter] = {}  # by id of the parameter
+        if partition is not None:
+            self._take(partition)
+
+    def _take(self, partition: Partition) -> None:
+        for member in partition.all_members:
+            kinds: list[Kind] = [None] if member.group is None else [None, *self._names]
+            self._taken[id(member.parameter)] = TakenParameter(member.parameter, kinds, [], member.is_opaque)
+
+        def take(part: _core.StatePart) -> None:
+            taken = self._taken[id(partition.member_of(part).parameter)]
+            taken.shards.append(Shard.read(part, taken.kinds, is_opaque=taken.is_opaque))
+
+        partition.visit_shards(take)
+
+    def suspend_all(self) -> None:
+        """Make the parameters PENDING: their partition is gone, or the next one could not be made."""
+        for taken in self._taken.values():
+            if self._owner is not None and None in taken.kinds:
+                suspend(taken.parameter, self._owner)
+            taken.version = taken.parameter._version
+
+    def _is_written(self, taken: TakenParameter) -> bool:
+        """Return whether the parameter was written to since suspend_all(), or is read from files."""
+        if self._owner is not None:
+            return not is_pending(taken.parameter)
+        return bool(taken.parameter._version != taken.version)
+
+    def forget_moments(self) -> None:
+        for taken in self._taken.values():
+            taken.keep(kind for kind in taken.kinds if kind is None)
+
+    def begin_again(self) -> None:
+        """Begin with a checkpoint, which has all moments, and values that were lost."""
+        if self._is_lost:
+            self._taken, self._is_lost = {}, False
+        self.forget_moments()
+
+    def take_moments(self, *, except_for: Collection[int]) -> State:
+        """Return the full moments of the parameters that are not in `except_for`: they are not trained any more. Keep
+        nothing else of them, except values that only this object has."""
+        state: State = {}
+        left = {key: taken for key, taken in self._taken.items() if key not in except_for}
+        for key, taken in left.items():
+            state[key] = {name: self._full(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
+        for key, taken in left.items():
+            taken.keep(kind for kind in taken.kinds if kind is None)
+            if self._owner is None:
+                del self._taken[key]
+        return state
+
+    # --- To the next partition ---
+
+    def hand_over(self, make: Callable[[], Partition]) -> Partition:
+        """Make a partition, and write the shards to it before other state. State that is missing here becomes zero
+        there. Parameters that are in no partition any more return to torch's memory."""
+        if self._is_lost:
+            refuse_order(
+                "cannot continue to train: values were lost on the way from one partition to another",
+                needed="ballast.load_checkpoint(), after the cause of the failure is removed",
+            )
+        for taken in self._taken.values():
+            if self._is_written(taken):
+                taken.keep(kind for kind in taken.kinds if kind is not None)
+        try:
+            partition = make()
+        except BaseException:
+            self.suspend_all()
+            raise
+        try:
+            self._write_to(partition)
+            self.return_to_torch()
+        except BaseException:
+            self._is_lost = True
+            partition.release(together=False)
+            self._drop_values([member.parameter for member in partition.all_members])
+            raise
+        return partition
+
+    def _write_to(self, partition: Partition) -> None:
+        members = {id(member.parameter): member for member in partition.all_members if id(member.parameter) in self._taken}
+        local = {key: self._cut(self._taken[key], *partition.part(member)) for key, member in members.items()}
+
+        def change(part: _core.StatePart) -> None:
+            shard = local.get(id(partition.member_of(part).parameter))
+            if shard is not None and shard.has(part.first):
+                completed = shard.completed(part)  # keep its memory until it is copied
+                part.copy_from(completed.part(part.first, part.count))
+
+        if local:  # the same on all ranks
+            partition.move_shards(change)
+        self._taken = {key: taken for key, taken in self._taken.items() if key not in local}
+
+    def _cut(self, taken: TakenParameter, first: int, count: int) -> Shard:
+        """Return the elements of a range, which is the shard of another partition."""
+        values = memory_of(taken.kinds, count, is_opaque=taken.is_opaque)
+        for kind, into in values.items():
+            into.copy_(self._flat(taken, kind)[first : first + count])
+        taken.shards = []
+        return_freed_memory()  # small and large blocks in turn leave holes in the heap
+        return Shard(first, count, values)
+
+    def _drop_values(self, partitioned: list[torch.nn.Parameter]) -> None:
+        if self._owner is not None:
+            left = [taken.parameter for taken in self._taken.values() if is_without_values(taken.parameter)]
+            for parameter in partitioned + left:
+                suspend_and_drop(parameter, self._owner)
+
+    def return_to_torch(self) -> None:
+        """Return the rest of the parameters to torch's memory, if they are not there already."""
+        if self._owner is None or self._is_lost:
+            return
+        for taken in self._taken.values():
+            if None not in taken.kinds:
+                continue
+            parameter = taken.parameter
+            full = self._full(taken, None).to(parameter.device)
+            full = full if taken.is_opaque else full.to(parameter.dtype)
+            if (found := managed(parameter)) is not None:
+                found.release(full)
+            else:  # no optimizer shards it any more, so that the next partition has given it memory of torch
+                parameter.data.copy_(full)
+        self._taken = {}
+
+    def _full(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
+        """Return all values, in the shape of the parameter."""
+        flat = self._flat(taken, kind)
+        return (flat.view(taken.parameter.dtype) if taken.is_opaque else flat).view(taken.parameter.shape)
+
+    def _flat(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
+        """Return all values, or all bytes. The sum begins with -0.0, which changes no value; 0.0 would change -0.0. In fp32
+        each byte is exact."""
+        mine = torch.full((taken.elements,), -0.0, dtype=torch.float32, device="cpu")
+        for shard in taken.shards:
+            mine[shard.first : shard.first + shard.count] = shard.values[kind]
+        total = sum_in_fp32(self._sharing, mine)
+        return total.to(BYTES) if taken.is_opaque else total
+
+    # --- Between two partitions ---
+
+    def shown(self) -> State:
+        """Return moments as optimizer.state has them: full if this rank has all of them, else its shard,
+        one-dimensional."""
+        return {
+            key: {name: _shown(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
+            for key, taken in self._taken.items()
+        }
+
+
+def _shown(taken: TakenParameter, moment: _core.Moment) -> torch.Tensor:
+    local = torch.cat([torch.empty(0, dtype=torch.float32, device="cpu"), *(shard.values[moment] for shard in taken.shards)])
+    return local.view(taken.parameter.shape) if local.numel() == taken.parameter.numel() else local

@@ -1,0 +1,1 @@
+"""How updates are made, and where an optimizer's state is."""

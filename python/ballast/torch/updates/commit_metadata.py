@@ -1,0 +1,189 @@
+"""What a commit of a run says about the optimizer. A rule counts the steps that did not update each parameter. An optimizer's
+own step has the scalar state of each parameter, which its elements share."""
+
+from __future__ import annotations
+
+import copy
+import json
+import struct
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail, refuse
+from ballast.errors import Error
+from ballast.json_reader import Json, fail_malformed, parse
+from ballast.torch.parameters.units import Member
+from ballast.torch.updates.shown_state import IN_LIBRARY
+
+NOTE_OF_MISSED_STEPS = "the note of missed steps in a run"
+
+
+def encode_missed_steps(members: Sequence[Member], unused: Collection[Member] = (), step: int = 0) -> bytes:
+    """Return the note for the commit of a step, which does not update the parameters in `unused`. A commit of joint runs may
+    hold it though the step was skipped, so it says which step it means. It is empty if no parameter has missed a step.
+
+    >>> import torch
+    >>> weight, bias = (Member(torch.nn.Parameter(torch.ones(2)), name, group=0) for name in ("weight", "bias"))
+    >>> encode_missed_steps([weight, bias])
+    b''
+    >>> weight.missed = 5
+    >>> note = encode_missed_steps([weight, bias], [bias], step=9)
+    >>> decode_missed_steps(note, steps=9), decode_missed_steps(note, steps=8)
+    ([5, 1], [5, 0])
+    >>> decode_missed_steps(join_missed_steps([b"", note], [1, 0]), steps=9)
+    [1, 5]
+    """
+    counts = [2 * member.missed + (member in unused) for member in members]
+    return _note([step, *counts]) if any(counts) else b""
+
+
+def decode_missed_steps(note: bytes, steps: int) -> list[int]:
+    """Return the missed steps of each parameter after this number of steps; nothing if none has missed any."""
+    step, *counts = _words(note) or [0]
+    return [count // 2 + (count % 2 if steps >= step else 0) for count in counts]
+
+
+def join_missed_steps(notes: Sequence[bytes], places: Sequence[int]) -> bytes:
+    """Return the note of a run that other ranks continue. `places` has the place of each parameter there."""
+    note = next(filter(None, notes), b"")  # the same on all ranks
+    if not note:
+        return b""
+    step, *counts = _words(note)
+    return _note([step, *(counts[place] for place in places)])
+
+
+def _note(words: Sequence[int]) -> bytes:
+    note = zlib.compress(struct.pack(f"<{len(words)}Q", *words))
+    if len(note) > _core.MAX_NOTE_BYTES:
+        refuse(
+            "cannot keep the optimizer in a run: its parameters have missed different steps, and the counts need room",
+            needed=f"{len(note):,} bytes",
+            available=f"{_core.MAX_NOTE_BYTES:,} bytes",
+            remedy="Leave out run=, and call ballast.save().",
+        )
+    return note
+
+
+def _words(note: bytes) -> list[int]:
+    try:
+        packed = zlib.decompress(note) if note else b""
+        return [*struct.unpack(f"<{len(packed) // 8}Q", packed)]
+    except (zlib.error, struct.error) as error:
+        fail_malformed(NOTE_OF_MISSED_STEPS, str(error))
+
+
+# State that is not per element, such as a count of steps, by its name in the optimizer's state. IN_LIBRARY stands for values of
+# each element.
+ScalarState = dict[str, Any]
+NOTE_OF_SCALARS = "the note of the optimizer in a run"
+PLAIN = (bool, int, float, str, type(None))
+
+
+def copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def encode_scalars(kept: str, scalars: Sequence[ScalarState]) -> bytes:
+    """Return the note. `kept` says what the library keeps. Equal scalars take little room: most optimizers count the same steps
+    for all parameters."""
+    texts = [json.dumps({name: _to_json(name, value) for name, value in each.items()}) for each in scalars]
+    known = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    runs = [[len([*same]), known[text]] for text, same in groupby(texts)]
+    note = json.dumps({"kept": kept, "texts": [*known], "runs": runs}, separators=(",", ":")).encode()
+    if len(note) > _core.MAX_NOTE_BYTES:
+        refuse(
+            "cannot keep the optimizer in a run: its scalar state differs from parameter to parameter, and needs room",
+            needed=f"{len(note):,} bytes",
+            available=f"{_core.MAX_NOTE_BYTES:,} bytes",
+            remedy="Leave out run=, and call ballast.save().",
+        )
+    return note
+
+
+def kept_by(note: bytes) -> str:
+    """Return what the library keeps for the optimizer that wrote the note."""
+    return _content(note)["kept"].text()
+
+
+def _content(note: bytes) -> Json:
+    try:
+        return Json(parse(note), NOTE_OF_SCALARS)
+    except ValueError as error:
+        fail_malformed(NOTE_OF_SCALARS, str(error))
+
+
+def decode_scalars(note: bytes) -> Iterator[ScalarState]:
+    """Yield the scalar state of each parameter.
+
+    >>> [*decode_scalars(encode_scalars("Adam", [{"step": 3}, {"step": 3}, {}]))]
+    [{'step': 3}, {'step': 3}, {}]
+    """
+    content = _content(note)
+    texts = content["texts"].elements()
+    for run in content["runs"].elements():
+        count, number = run.elements(2)
+        text = texts[number.count(len(texts) - 1)].text()
+        for _ in range(count.count()):
+            yield _scalars_in(text)
+
+
+def join_scalars(kept: str, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
+    """Return the note with which an optimizer that keeps `kept` continues the run of other ranks. A rank's note has the scalars
+    of the parameters of which it had elements. `places` has the place of each parameter there.
+
+    >>> notes = [encode_scalars("Adam", [{"step": 3}, {}]), encode_scalars("Adam", [{}, {"step": 5}])]
+    >>> [*decode_scalars(join_scalars("Adam", notes, [1, 0]))]
+    [{'step': 5}, {'step': 3}]
+    """
+    notes = [note for note in notes if note]  # a rank without any has begun no step
+    if not notes:
+        return b""
+    for note in notes:
+        require_kept(kept, note)
+    of_all: list[ScalarState] = [next(filter(None, of_ranks), {}) for of_ranks in zip(*map(decode_scalars, notes))]
+    return encode_scalars(kept, [of_all[place] for place in places])
+
+
+def require_kept(kept: str, note: bytes) -> None:
+    """Refuse the note of an optimizer that keeps something else."""
+    if kept_by(note) != kept:
+        fail(
+            "run_mismatch",
+            _core.Problem(
+                what=f"cannot resume the run: it keeps {kept_by(note)}, but this training keeps {kept}",
+                remedy="Resume with the optimizer that began the run; or give the run another name. Nothing was changed.",
+            ),
+        )
+
+
+def _scalars_in(text: str) -> ScalarState:
+    try:
+        return {name: _from_json(each.value) for name, each in Json(parse(text.encode()), NOTE_OF_SCALARS).items()}
+    except Error:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        fail_malformed(NOTE_OF_SCALARS, str(error))
+
+
+def _to_json(name: str, value: Any) -> Any:
+    if value is IN_LIBRARY:
+        return {}
+    if isinstance(value, torch.Tensor):
+        return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
+    if type(value) not in PLAIN:
+        refuse(
+            f"cannot keep the optimizer in a run: its state {name} is a {type(value).__name__}",
+            needed="tensors, numbers, text and None",
+        )
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return torch.tensor(value["values"], dtype=getattr(torch, value["dtype"]), device="cpu") if value else IN_LIBRARY

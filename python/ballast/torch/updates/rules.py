@@ -1,0 +1,329 @@
+"""The library's rule for a torch optimizer, with the values of its options. Options of parameter groups are checked in each
+step; those that a file brings, before any of them is set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail, is_number, refuse
+from ballast.errors import Error
+
+Group = Mapping[str, Any]
+Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.Muon | _core.External
+MakeRule = Callable[[Group], Rule]
+
+
+# Torch's optimizers whose step does the same to each element, whatever the other elements are.
+ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
+# The reason why an optimizer needs full parameters, by the name of its class or of a base.
+NEEDS_FULL_PARAMETERS = {
+    "LBFGS": "it computes the loss again and again in a step, and its directions depend on all parameters together",
+    "Adafactor": "it keeps sums of rows and columns of whole matrices",
+    "Muon": "it orthogonalizes whole matrices",
+    "Shampoo": "it keeps products of whole matrices",
+    "DistributedShampoo": "it keeps products of whole matrices",
+    "SOAP": "it turns whole matrices",
+    "LAMB": "it scales a parameter's update by norms of the full parameter",
+    "Lamb": "it scales a parameter's update by norms of the full parameter",
+    "LARS": "it scales a parameter's update by norms of the full parameter",
+    "Lars": "it scales a parameter's update by norms of the full parameter",
+    "SparseAdam": "it takes sparse gradients only, and gradients that are summed over ranks are dense",
+}
+
+
+def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> None:
+    """Refuse an optimizer whose own step cannot run on shards of parameters."""
+    kind = type(optimizer)
+    reason = next((NEEDS_FULL_PARAMETERS[base.__name__] for base in kind.__mro__ if base.__name__ in NEEDS_FULL_PARAMETERS), "")
+    what = f"cannot wrap the optimizer {kind.__module__}.{kind.__qualname__}"
+    if reason:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what=f"{what}: {reason}",
+                needed="one whose step does the same to each element, such as AdamW: ranks have shards of parameters",
+                remedy="Of those that need more, torch.optim.Adafactor and torch.optim.Muon themselves are wrapped.",
+            ),
+        )
+    if kind not in ELEMENTWISE and not declared:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what=f"{what}: its step may need full parameters, and ranks have shards of them",
+                needed="elementwise=True, if its step does the same to each element, whatever the others are",
+                remedy="Its step then runs on this rank's shard of each parameter. Where it takes norms or sums of a full "
+                "parameter, that is wrong: use an optimizer of torch.optim.",
+            ),
+        )
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule | None:
+    """Return the function that makes the rule of a parameter group, as it is now; None if the library has no such rule.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+    >>> type(rule_of(optimizer)(optimizer.param_groups[0])).__name__
+    'Sgd'
+    """
+    kind = type(optimizer)
+    groups = optimizer.param_groups
+    if kind in (torch.optim.AdamW, torch.optim.Adam):
+        if any(group["amsgrad"] for group in groups):
+            return None
+        return _adamw if kind is torch.optim.AdamW else _adam
+    if kind is torch.optim.SGD:
+        with_momentum = any(group["momentum"] != 0 for group in groups)
+        return _sgd_momentum if with_momentum else _sgd
+    if kind is torch.optim.Adagrad:
+        return None if any(group["initial_accumulator_value"] != 0 for group in groups) else _adagrad
+    if is_named_lion(optimizer):
+        return _lion
+    return _muon if kind is getattr(torch.optim, "Muon", None) else None
+
+
+def is_named_lion(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer may be Lion, which torch does not have. Variants of it have the same name."""
+    return type(optimizer).__name__ == "Lion" and set(optimizer.defaults) >= {"lr", "betas", "weight_decay"}
+
+
+def _adamw(group: Group) -> Rule:
+    return _core.AdamW(**_of_adam(group), **_common(group))
+
+
+def _adam(group: Group) -> Rule:
+    make = _core.AdamW if group.get("decoupled_weight_decay") else _core.Adam
+    return make(**_of_adam(group), **_common(group))
+
+
+def _of_adam(group: Group) -> dict[str, Any]:
+    beta1, beta2 = _betas(group)
+    return {"beta1": beta1, "beta2": beta2, "eps": _number(group, "eps"), "amsgrad": bool(group["amsgrad"])}
+
+
+def _sgd(group: Group) -> Rule:
+    if group["momentum"] != 0:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what="cannot turn momentum on after ballast.wrap(): the state of an SGD without momentum has no room for it",
+                where=f"momentum={group['momentum']}",
+                needed="an SGD that has momentum in one of its groups when it is wrapped",
+                remedy="Give SGD its momentum before ballast.wrap(), also the one that load_state_dict() brings, and make "
+                "schedulers that set one before it, too.",
+            ),
+        )
+    return _core.Sgd(**_common(group))
+
+
+def _sgd_momentum(group: Group) -> Rule:
+    return _core.SgdMomentum(
+        momentum=_number(group, "momentum"),
+        dampening=_number(group, "dampening"),
+        nesterov=bool(group["nesterov"]),
+        **_common(group),
+    )
+
+
+def _adagrad(group: Group) -> Rule:
+    return _core.Adagrad(lr_decay=_number(group, "lr_decay"), eps=_number(group, "eps"), **_common(group))
+
+
+def _lion(group: Group) -> Rule:
+    beta1, beta2 = _betas(group)
+    return _core.Lion(beta1=beta1, beta2=beta2, **_common(group))
+
+
+def _muon(group: Group) -> Rule:
+    """Make the rule of a group of torch.optim.Muon, with one option that torch does not have: "orthogonalization"."""
+    return _core.Muon(
+        lr=_number(group, "lr"),
+        momentum=_number(group, "momentum"),
+        nesterov=bool(group["nesterov"]),
+        weight_decay=_number(group, "weight_decay"),
+        ns_coefficients=[float(each) for each in group["ns_coefficients"]],
+        ns_steps=int(group["ns_steps"]),
+        eps=_number(group, "eps"),
+        matches_adamw=_is_second(group, "adjust_lr_fn", ("original", "match_rms_adamw")),
+        polar_express=_is_second(group, "orthogonalization", ("newton_schulz", "polar_express")),
+    )
+
+
+def _is_second(group: Group, name: str, known: tuple[str, str]) -> bool:
+    value = group.get(name)
+    if value is not None and value not in known:
+        refuse(f"cannot use Muon with {name}={value!r}", needed=f"{known[0]!r}, {known[1]!r} or None")
+    return value == known[1]
+
+
+def blocks_of(group: Group, parameter: torch.Tensor) -> list[int]:
+    """Return the rows of the blocks of a matrix that Muon orthogonalizes apart; none if it is one block. The option "blocks"
+    of a group is their number, or a list of their rows.
+
+    >>> matrix = torch.ones(12, 2)
+    >>> blocks_of({"blocks": 4}, matrix), blocks_of({"blocks": [6, 3, 3]}, matrix), blocks_of({}, matrix)
+    ([3, 3, 3, 3], [6, 3, 3], [])
+    """
+    blocks = group.get("blocks")
+    if blocks is None:
+        return []
+    rows = parameter.shape[0] if parameter.dim() == 2 else 0
+    if type(blocks) is int and blocks > 0 and rows > 0 and rows % blocks == 0:
+        return [rows // blocks] * blocks
+    if isinstance(blocks, Sequence) and all(type(each) is int and each > 0 for each in blocks) and sum(blocks) == rows:
+        return list(blocks)
+    refuse(
+        f"cannot divide a parameter of shape {list(parameter.shape)} into blocks={blocks!r}",
+        needed="a number that divides its rows, or a list of rows that together are its rows",
+        remedy="Give matrices that are divided in another way a parameter group of their own.",
+    )
+
+
+def _common(group: Group) -> dict[str, Any]:
+    return {
+        "lr": _number(group, "lr"),
+        "weight_decay": _number(group, "weight_decay"),
+        "maximize": bool(group.get("maximize", False)),
+    }
+
+
+def _number(group: Group, name: str) -> float:
+    try:
+        return float(group[name])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} is {group[name]!r}, which is no number") from error
+
+
+def _betas(group: Group) -> tuple[float, float]:
+    try:
+        beta1, beta2 = map(float, group["betas"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"betas is {group['betas']!r}, which is not two numbers") from error
+    return beta1, beta2
+
+
+def moments_by_name() -> dict[str, str]:
+    """Return which moment of the library each name of torch is: "momentum" or "variance".
+
+    >>> moments_by_name()
+    {'exp_avg': 'momentum', 'exp_avg_sq': 'variance', 'momentum_buffer': 'momentum', 'sum': 'variance'}
+    """
+    rules: list[Rule] = [
+        _core.AdamW(lr=1.0, beta1=0.9, beta2=0.9, eps=1.0, weight_decay=0.0),
+        _core.SgdMomentum(lr=1.0, momentum=0.9, dampening=0.0, weight_decay=0.0),
+        _core.Adagrad(lr=1.0, lr_decay=0.0, weight_decay=0.0, eps=1.0),
+    ]
+    kinds = ("momentum", "variance")
+    return {name: kind for rule in rules for kind, name in zip(kinds, _core.state_names(rule)) if name}
+
+
+def options_to_set(groups: Sequence[Group], saved: Sequence[Mapping[str, Any]], rule_of: MakeRule) -> list[dict[str, Any]]:
+    """Return the options that replace those of each group, in the types of the current ones. Raise B1001 for options
+    with which the optimizer cannot make a step."""
+    found = []
+    for number, (group, options) in enumerate(zip(groups, saved)):
+        new = {key: _as_now(group.get(key), value, f'param_groups[{number}]["{key}"]') for key, value in options.items()}
+        _checked_rule({**group, **new}, rule_of, number, "set")
+        found.append(new)
+    return found
+
+
+def set_options(groups: Sequence[dict[str, Any]], new: Sequence[Mapping[str, Any]]) -> None:
+    """Set the options. A tensor stays the same tensor, because schedulers and compiled code may refer to it."""
+    for group, options in zip(groups, new):
+        for key, value in options.items():
+            now = group.get(key)
+            group[key] = now.fill_(value) if isinstance(now, torch.Tensor) and not isinstance(value, torch.Tensor) else value
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values of an option are equal, also as a tensor and a number, or as a tuple and a list.
+
+    >>> is_same((0.9, 0.99), [0.9, 0.99]), is_same(torch.tensor(0.5), 0.5), is_same(None, 0)
+    (True, True, False)
+    """
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    values = [each.tolist() if isinstance(each, torch.Tensor) else each for each in (one, other)]
+    return bool(values[0] == values[1])
+
+
+def _as_now(now: Any, value: Any, where: str) -> Any:
+    """Return the value in the type of the current one, because JSON has neither tuples nor tensors.
+
+    >>> _as_now((0.9, 0.99), [0.8, 0.9], "betas")
+    (0.8, 0.9)
+    """
+    if isinstance(now, tuple):
+        if not isinstance(value, (list, tuple)) or len(value) != len(now):
+            _refuse(where, value, f"{len(now)} values")
+        return tuple(_as_now(mine, theirs, where) for mine, theirs in zip(now, value))
+    one = isinstance(now, torch.Tensor) and now.numel() == 1
+    if one or is_number(now):
+        number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        if not is_number(number) or (math.isfinite(now) and not math.isfinite(number)):
+            _refuse(where, value, "a finite number")
+    elif isinstance(now, str) and not isinstance(value, str):
+        _refuse(where, value, "text")
+    return value
+
+
+def rules_of(groups: Iterable[tuple[int, Group]], rule_of: MakeRule) -> list[Rule]:
+    """Return the rule of each group as it is now. Raise B1001 for options with which the optimizer cannot make a step. Each
+    group comes after its place in the optimizer."""
+    places, rules = [], []
+    for place, group in groups:
+        places.append(place)
+        rules.append(_checked_rule(group, rule_of, place, "use"))
+    for place, rule in zip(places, rules):
+        if type(rule) is not type(rules[0]):
+            _refuse_kinds(places[0], rules[0], place, rule)
+    return rules
+
+
+def _checked_rule(group: Group, rule_of: MakeRule, number: int, use: str) -> Rule:
+    try:
+        rule = rule_of(group)
+        _core.check_rule(rule)
+        return rule
+    except Error:
+        raise
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        what = f"cannot {use} the options of a parameter group: {error}"
+        refuse(what, where=f"param_groups[{number}]", needed="options of this optimizer")
+
+
+def _refuse_kinds(first: int, rule: Rule, other: int, its_rule: Rule) -> NoReturn:
+    """Refuse groups that need different rules: of torch's optimizers, only those of Adam may."""
+    names = [f"param_groups[{place}]" for place in (first, other)]
+    fail(
+        "unsupported",
+        _core.Problem(
+            what="cannot update parameter groups by different rules: one has another decoupled_weight_decay than the other",
+            where=f"{names[0]}, updated as {type(rule).__name__}, and {names[1]}, updated as {type(its_rule).__name__}",
+            needed="the same decoupled_weight_decay in all groups of an optimizer",
+            remedy="Make an optimizer of each, and wrap both in one call: ballast.wrap([one, other], model).",
+        ),
+    )
+
+
+def _refuse(where: str, value: Any, needed: str) -> NoReturn:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+    refuse(f"cannot set an option of a parameter group: it is {shown}", where=where, needed=needed)
