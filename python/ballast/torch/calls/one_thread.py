@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NoReturn
 
 from ballast.checks import refuse_order
@@ -15,27 +16,22 @@ class OneThread:
     """Lets one thread at a time make calls. The thread may make others inside of its call."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._running = ""
+        lock = threading.RLock()
+        self.try_begin = partial(lock.acquire, blocking=False)  # of a call that comes with each gradient, and is not named
+        self.end = lock.release
+        self.running = ""
 
     @contextmanager
     def call(self, what: str) -> Iterator[None]:
         """Make a call inside the block."""
-        self.begin(what)
-        outer, self._running = self._running, f"thread {threading.current_thread().name}, in {what}"
+        if not self.try_begin():
+            refuse_other_thread(what, self.running)
+        outer, self.running = self.running, f"thread {threading.current_thread().name}, in {what}"
         try:
             yield
         finally:
-            self._running = outer
+            self.running = outer
             self.end()
-
-    def begin(self, what: str) -> None:
-        """Begin a short call, which the errors of other threads do not name."""
-        if not self._lock.acquire(blocking=False):
-            refuse_other_thread(what, self._running)
-
-    def end(self) -> None:
-        self._lock.release()
 
 
 def refuse_other_thread(what: str, running: str = "") -> NoReturn:

@@ -70,11 +70,14 @@ class GradientFactors:
         self._by_member: dict[int, float] = {}
         self._scaling: dict[int, float] = {}  # by member: without the factors that clip
         self._of_all = 1.0  # clips gradients, also those that only other ranks have
+        self.are_one = True  # no gradient was scaled or clipped
 
     def clip_all(self, factor: float) -> None:
         self._of_all *= _possible(factor, "all parameters")
+        self.are_one = False
 
     def scale(self, member: int, factor: float, *, clips: bool) -> None:
+        self.are_one = False
         self._by_member[member] = self.of(member) * _possible(factor, f"parameter {self._members[member].name}")
         if not clips:
             self._scaling[member] = self._scaling.get(member, 1.0) * factor

@@ -345,7 +345,8 @@ class TakenGradients:
 
     def take(self, member: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""
-        self.zeros.discard(member)
+        if self.zeros:
+            self.zeros.discard(member)
         if type(gradient) is not TakenGradient:
             with without_torch_function():
                 parameter.grad = self._in_place_of(member, parameter, gradient)
@@ -353,7 +354,8 @@ class TakenGradients:
             if gradient is None:
                 self._absent.add(member)
         elif gradient.next is not None:
-            self._absent.discard(member)
+            if self._absent:
+                self._absent.discard(member)
             held = gradient.fresh
             gradient.fresh, gradient.next = gradient.next if held is None else held + gradient.next, None
 
@@ -386,6 +388,8 @@ class TakenGradients:
     def require_unscaled(self, member: int) -> None:
         """Refuse another pass over a gradient that was scaled: the factor applies to all passes of the step, and torch's to
         those that have come."""
+        if self._factors.are_one:
+            return
         factor = self._factors.total_of(member)
         if factor != 1.0:
             refuse_order(

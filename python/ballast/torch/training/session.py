@@ -14,7 +14,7 @@ from ballast.connecting import Group
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
 from ballast.torch.calls.hooks import SessionHooks
-from ballast.torch.calls.one_thread import OneThread
+from ballast.torch.calls.one_thread import OneThread, refuse_other_thread
 from ballast.torch.parameters.deferred_parameters import DeferredParameters, defer, defer_again, make_unpartitioned
 from ballast.torch.parameters.managed_parameter import is_without_values
 from ballast.torch.parameters.writes import keeping_writes
@@ -163,7 +163,8 @@ class Session:
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """Take a gradient that was added to `parameter.grad`."""
-        self.calls.begin("backward()")
+        if not self.calls.try_begin():
+            refuse_other_thread("backward()", self.calls.running)
         try:
             partition = self.partitions.of_this_step or self.partition()
             if partition.trains(parameter):

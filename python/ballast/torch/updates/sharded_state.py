@@ -130,9 +130,10 @@ class ShardedState:
 
     def _acquire_gradients(self, unit: int) -> _core.Memory:
         require_stream(self._gpu, self._stream)
+        memory = self._core.acquire_gradients(unit)
         if self._kept_memory is not None:
-            self._kept_memory.count(self._units[unit].elements * self._units[unit].dtype.itemsize)
-        return self._core.acquire_gradients(unit)
+            self._kept_memory.count(memory.bytes)
+        return memory
 
     @property
     def steps(self) -> int:
