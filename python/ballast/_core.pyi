@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import NoReturn, TypedDict
 
 from ballast.store import Store
@@ -12,9 +13,7 @@ def error_codes() -> list[tuple[str, str, str, str]]: ...
 def fail(*, name: str, problem: Problem, file: str, line: int) -> NoReturn: ...
 
 class Problem:
-    def __init__(
-        self, *, what: str, where: str = "", needed: str = "", available: str = "", remedy: str = ""
-    ) -> None: ...
+    def __init__(self, *, what: str, where: str = "", needed: str = "", available: str = "", remedy: str = "") -> None: ...
 
 def parse_bytes(text: str) -> int: ...
 def human_bytes(bytes: int) -> str: ...
@@ -191,14 +190,6 @@ class Simulation:
     @property
     def bytes(self) -> dict[str, int]: ...
 
-class Schedule:
-    prefetch: int
-    gathered_bytes: int
-    staging_slots: int
-    kept_records: int
-    update_in_backward: bool
-    def __init__(self) -> None: ...
-
 class Choice:
     @property
     def placement(self) -> Placement: ...
@@ -225,24 +216,29 @@ class TimelineEntry:
 
 def optimizers() -> list[str]: ...
 
-class Question:
-    @property
-    def model(self) -> Model: ...
-    ranks: int
-    stage: int | None
+class _StepOptions:
     parameter_replicas: int
     format: StateFormat
     gradient_format: GradientFormat
     tile_elements: int
-    micro_steps: int
-    schedule: Schedule
     wire: Wire
+    prefetch: int
+    gathered_bytes: int
+    update_in_backward: bool
+    overlap_gathers: bool
     backward_order: list[int]
+
+class Question(_StepOptions):
+    @property
+    def model(self) -> Model: ...
+    stage: int | None
+    ranks: int
+    micro_steps: int
     full_records: bool
     def __init__(self, model: Model, machine: Machine) -> None: ...
     def set_optimizer(self, name: str) -> None: ...
     def set_rule(self, rule: _Rule) -> None: ...
-    def set_others(self, model: Model, optimizer: str, seconds: Sequence[tuple[float, float]]) -> None: ...
+    def set_other(self, other: Question) -> None: ...
     def set_activations(self, tier: Tier, bytes: Sequence[int]) -> None: ...
     def set_work(self, seconds: Sequence[tuple[float, float]]) -> None: ...
     def choose(self) -> Choice: ...
@@ -298,7 +294,6 @@ class DriveFound(TypedDict):
 
 def inspect_drive(directory: str, *, bytes: int) -> DriveFound: ...
 def require_io_uring() -> None: ...
-
 def begin_exit() -> None: ...
 def launched_rank() -> int: ...
 def machine_name() -> str: ...
@@ -323,9 +318,7 @@ class Group:
     def size(self) -> int: ...
     def barrier(self) -> None: ...
     def all_reduce(self, values: Sequence[int]) -> list[int]: ...
-    def sum(
-        self, mine: int, *, into: int, count: int, format: WireFormat = ..., step: int = 0, number: int = 0
-    ) -> None: ...
+    def sum(self, mine: int, *, into: int, count: int, format: WireFormat = ..., step: int = 0, number: int = 0) -> None: ...
     @property
     def sent_bytes(self) -> tuple[int, int]: ...
     def from_all(self, mine: bytes) -> list[bytes]: ...
@@ -379,14 +372,10 @@ class SgdMomentum:
     ) -> None: ...
 
 class Lion:
-    def __init__(
-        self, *, lr: float, beta1: float, beta2: float, weight_decay: float, maximize: bool = False
-    ) -> None: ...
+    def __init__(self, *, lr: float, beta1: float, beta2: float, weight_decay: float, maximize: bool = False) -> None: ...
 
 class Adagrad:
-    def __init__(
-        self, *, lr: float, lr_decay: float, weight_decay: float, eps: float, maximize: bool = False
-    ) -> None: ...
+    def __init__(self, *, lr: float, lr_decay: float, weight_decay: float, eps: float, maximize: bool = False) -> None: ...
 
 class Muon:
     def __init__(
@@ -438,31 +427,21 @@ def newest_joint_points(runs: list[list[RunCommit]], names: list[str]) -> list[R
 class ExchangeOrder:
     def __init__(self) -> None: ...
 
-class TrainingOptions:
+class TrainingOptions(_StepOptions):
     stage: int
-    parameter_replicas: int
     parameters: Spread
     gradients: Spread
     state: Spread
-    directories: list[str]
-    run: str
-    mirror: bool
-    begins_again: bool
-    resume_at: RunPoint | None
-    format: StateFormat
-    gradient_format: GradientFormat
-    tile_elements: int
-    backward_order: list[int]
     threads: int
     gpu: int | None
     stream: int
     keeps_timeline: bool
-    update_in_backward: bool
-    overlap_gathers: bool
-    prefetch: int
-    gathered_bytes: int
     verify: int
-    wire: Wire
+    directories: Sequence[str | PathLike[str]]
+    run: str
+    mirror: bool
+    begins_again: bool
+    resume_at: RunPoint | None
     def __init__(self) -> None: ...
     def set_join_notes(self, join: Callable[[list[bytes], list[int]], bytes]) -> None: ...
     def set_before_write(self, before: Callable[[bool], None]) -> None: ...

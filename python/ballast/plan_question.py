@@ -17,24 +17,39 @@ MUON = "muon"
 USUAL_SEQUENCE = 4096
 
 
-def question_of(description: Description, options: Options, budget: Budget) -> _core.Question:
-    """Return the question. With Muon, it is that of the matrices, and AdamW has the other parameters beside them."""
+def question_of(description: Description, options: Options, budget: Budget, *, tile: int = 0) -> _core.Question:
+    """Return the question, with at most this many elements in a tile (0: as the library chooses). With Muon, it is that of the
+    matrices, and AdamW has the other parameters in a step that comes after theirs."""
     divided = _divided(description) if options.optimizer == MUON else None
-    model = divided.matrices.model if divided else description.model
+    work = _work(description, options)
+    places = divided.matrices.places if divided else range(len(work))
+    question = _question(divided.matrices.model if divided else description.model, options, budget, tile)
+    question.set_optimizer(options.optimizer)
+    question.set_work([work[place] for place in places])
+    tier = options.activations.tier
+    if tier != "device":
+        away = _by_unit(description, activation_bytes(description, options)[tier])
+        question.set_activations(_core.Tier[tier], [away[place] for place in places])
+    if divided and divided.others:  # a unit in both parts computes with its matrices
+        other = _question(divided.others.model, options, budget, tile)
+        other.set_optimizer("adamw")
+        other.set_work([(0.0, 0.0) if place in places else work[place] for place in divided.others.places])
+        question.set_other(other)
+    return question
+
+
+def _question(model: _core.Model, options: Options, budget: Budget, tile: int) -> _core.Question:
     question = _core.Question(model, machine_of(options, budget))
     question.ranks, question.stage, question.micro_steps = options.ranks_of_host, options.stage, options.micro_steps
+    question.tile_elements = tile
     question.format = _core.StateFormat[options.formats.state]
     question.gradient_format = _core.GradientFormat[options.formats.gradients]
     question.wire = options.sent.for_core()
     question.parameter_replicas = options.replicas
     question.full_records = options.resumable
-    question.set_optimizer(options.optimizer)
-    _set_work(question, description, options, divided)
-    schedule = _core.Schedule()
-    schedule.update_in_backward = options.update_in_backward and options.micro_steps == 1
-    schedule.prefetch = options.prefetch
-    schedule.gathered_bytes = options.keep_gathered
-    question.schedule = schedule
+    question.update_in_backward = options.update_in_backward and options.micro_steps == 1
+    question.prefetch = options.prefetch
+    question.gathered_bytes = options.keep_gathered
     return question
 
 
@@ -104,20 +119,6 @@ def _divided(description: Description) -> Divided:
             needed='another optimizer, such as "adamw"',
         )
     return divided
-
-
-def _set_work(question: _core.Question, description: Description, options: Options, divided: Divided | None) -> None:
-    """Set the time and the offloaded activations of each unit. A unit in both parts computes with its matrices."""
-    work = _work(description, options)
-    places = divided.matrices.places if divided else range(len(work))
-    question.set_work([work[place] for place in places])
-    tier = options.activations.tier
-    if tier != "device":
-        away = _by_unit(description, activation_bytes(description, options)[tier])
-        question.set_activations(_core.Tier[tier], [away[place] for place in places])
-    if divided and divided.others:
-        elsewhere = [(0.0, 0.0) if place in places else work[place] for place in divided.others.places]
-        question.set_others(divided.others.model, "adamw", elsewhere)
 
 
 def _work(description: Description, options: Options) -> list[tuple[float, float]]:

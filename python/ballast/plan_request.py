@@ -322,8 +322,8 @@ def request_of(options: Options, description: Description) -> PlanRequest:
     if of_outer and has_room:
         budget = Budget(**{tier: max(0, size - of_outer.get(tier, 0)) for tier, size in vars(budget).items()})
         exact = question_of(description, options, budget)
-    coarse = question_of(description, options, budget)
-    coarse.tile_elements = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks_of_host))
+    tile = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks_of_host))
+    coarse = question_of(description, options, budget, tile=tile)
     return PlanRequest(options, description, budget, activations, of_outer, has_room, exact, coarse)
 
 

@@ -207,7 +207,7 @@ class Plan:
         >>> ballast.plan("gpt2", offload={"state": "host"}, stage=2, host_memory="64GiB").wrap_call()
         'ballast.wrap(optimizer, model, stage=2, offload={"state": "host"})'
         """
-        in_backward = self._question is not None and self._question.schedule.update_in_backward
+        in_backward = self._question is not None and self._question.update_in_backward
         if in_backward and self.stage < 3:
             return ""
         offload = {kind: _in_wrap(tiers) for kind, tiers in self._given_tiers().items() if tiers.get("device") != 1}

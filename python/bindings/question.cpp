@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "python/bindings/by_name.h"
+#include "python/bindings/step_options.h"
 #include "zero/plan/activation_traffic.h"
 #include "zero/plan/compiled_plan.h"
 #include "zero/plan/simulate.h"
@@ -28,83 +29,31 @@ struct TimelineEntry {
   double end = 0;
 };
 
-// Parameters of a model that another optimizer has.
-struct Others {
-  Model model;
-  optim::StateNames names{};
-  std::vector<UnitWork> work;  // by unit
-};
-
 // A ChoiceInput with the objects that it refers to.
 struct Question {
-  Model model;
-  Machine machine;
-  std::vector<UnitWork> work;  // by unit
-  std::optional<Others> others{};
-  std::size_t ranks = 1;
-  std::optional<int> stage{};
-  std::size_t parameter_replicas = 1;
-  StateFormat format = StateFormat::split;
-  GradientFormat gradient_format = GradientFormat::fp32;
-  optim::StateNames names{};
-  std::optional<std::size_t> orthogonalization_steps{};
-  std::size_t tile_elements = 0;  // 0: the library chooses
-  std::size_t micro_steps = 1;
-  Schedule schedule{};
-  Wire wire{};
-  std::vector<std::size_t> backward_order{};  // of units, which are not used forward; else in order of declaration
-  bool full_records = false;
-  Tier activations = Tier::device;
+  Question(Model of, const Machine& machine)
+      : model(std::move(of)), asked{.model = model, .machine = machine, .work = {}} {}
+  Question(const Question&) = delete;  // `asked` refers to this one
 
-  ChoiceInput input() const {
-    ChoiceInput input = input_of(model, work);
-    if (!others) return input;
-    auto other = std::make_shared<ChoiceInput>(input_of(others->model, others->work));
-    other->names = others->names;
-    other->orthogonalization_steps.reset();
-    other->trace.clear();
-    input.other_optimizer = std::move(other);
-    return input;
-  }
+  const Model model;
+  std::vector<UnitWork> work{};  // by unit
+  ChoiceInput asked;
 
-  ChoiceInput input_of(const Model& model, const std::vector<UnitWork>& work) const {
+  const ChoiceInput& input() const {
     require(work.size() == model.units.size(), Code::wrong_size,
             [] { return Problem{.what = "the work of each unit is needed", .needed = "one entry for each unit"}; });
-    return {.model = model,
-            .machine = machine,
-            .work = work,
-            .ranks = ranks,
-            .stage = stage,
-            .parameter_replicas = parameter_replicas,
-            .format = format,
-            .gradient_format = gradient_format,
-            .names = names,
-            .orthogonalization_steps = orthogonalization_steps,
-            .tile_elements = tile_elements,
-            .micro_steps = micro_steps,
-            .schedule = schedule,
-            .wire = wire,
-            .trace = trace(),
-            .full_records = full_records,
-            .activations = activations};
-  }
-
-  Trace trace() const {
-    Trace trace;
-    for (const std::size_t unit : backward_order)
-      trace.push_back({unit, Phase::backward});
-    return trace;
+    return asked;
   }
 
   Choice price_of(const Placement& placement) const { return price(input(), placement); }
   Choice best() const { return choose(input()); }
   std::vector<Placement> placements() const { return pure_placements(input()); }
   Ledger memory(const Placement& placement) const { return memory_of(input(), placement); }
-  TierBytes needs_of(const Placement& placement) const { return needs(memory(placement), machine); }
+  TierBytes needs_of(const Placement& placement) const { return needs(memory(placement), asked.machine); }
 
   // The elements of each tensor whose state a rank keeps, by unit; none of frozen tensors.
   std::vector<std::vector<std::size_t>> kept_elements(const Placement& placement, std::size_t rank) const {
-    const Layout layout = lay_out(model, placement, tile_elements);
+    const Layout layout = lay_out(model, placement, asked.tile_elements);
     std::vector<std::vector<std::size_t>> kept;
     for (std::size_t i = 0; i < model.units.size(); ++i) {
       const Section& trained = layout.units[i].trained;
@@ -118,19 +67,18 @@ struct Question {
   }
 
   std::string program(const Placement& placement, std::size_t rank) const {
-    const ChoiceInput asked = input();
-    std::string text = to_text(compiled(asked, placement, rank).program());
+    std::string text = to_text(compiled(input(), placement, rank).program());
     if (asked.other_optimizer) text += "\n" + to_text(compiled(*asked.other_optimizer, placement, rank).program());
     return text;
   }
 
   // The step of others comes after this one.
   std::vector<TimelineEntry> timeline(const Placement& placement) const {
-    ChoiceInput asked = input();
-    const auto other = std::exchange(asked.other_optimizer, nullptr);
+    ChoiceInput alone = input();
+    const auto other = std::exchange(alone.other_optimizer, nullptr);
     std::vector<TimelineEntry> entries;
-    append_timeline(asked, placement, 0, entries);
-    if (other) append_timeline(*other, placement, price(asked, placement).simulation.seconds, entries);
+    append_timeline(alone, placement, 0, entries);
+    if (other) append_timeline(*other, placement, price(alone, placement).simulation.seconds, entries);
     return entries;
   }
 
@@ -196,35 +144,34 @@ optim::StateNames state_of(const std::string& name) {
 }
 
 void set_optimizer(Question& question, const std::string& name) {
-  question.names = state_of(name);
-  question.orthogonalization_steps.reset();
-  if (name == "muon") question.orthogonalization_steps = optim::orthogonalization_steps(optim::Muon{});
+  question.asked.names = state_of(name);
+  question.asked.orthogonalization_steps.reset();
+  if (name == "muon") question.asked.orthogonalization_steps = optim::orthogonalization_steps(optim::Muon{});
 }
 
 void set_rule(Question& question, const optim::Rule& rule) {
-  question.names = optim::state_names(rule);
-  question.orthogonalization_steps = optim::orthogonalization_steps(rule);
+  question.asked.names = optim::state_names(rule);
+  question.asked.orthogonalization_steps = optim::orthogonalization_steps(rule);
 }
 
 using Seconds = std::vector<std::pair<double, double>>;  // forward and backward of each unit
 
-std::vector<UnitWork> work_of(const Seconds& seconds) {
-  std::vector<UnitWork> work;
-  work.reserve(seconds.size());
+void set_work(Question& question, const Seconds& seconds) {
+  question.work.clear();
   for (const auto& [forward, backward] : seconds) {
-    work.push_back({forward, backward});
+    question.work.push_back({forward, backward});
   }
-  return work;
+  question.asked.work = question.work;
 }
 
-void set_others(Question& question, const Model& model, const std::string& optimizer, const Seconds& seconds) {
-  question.others = Others{model, state_of(optimizer), work_of(seconds)};
+void set_other(Question& question, const std::shared_ptr<Question>& other) {
+  question.asked.other_optimizer = std::shared_ptr<const ChoiceInput>(other, &other->input());
 }
 
 void set_activations(Question& question, Tier tier, const std::vector<std::size_t>& bytes) {
   require(bytes.size() == question.work.size(), Code::wrong_size,
           [] { return Problem{.what = "the activations of each unit are needed", .needed = "set_work() before"}; });
-  question.activations = tier;
+  question.asked.activations = tier;
   for (std::size_t unit = 0; unit < bytes.size(); ++unit) {
     question.work[unit].offloaded_bytes = bytes[unit];
   }
@@ -247,42 +194,25 @@ using Released = py::call_guard<py::gil_scoped_release>;
 
 void bind_question(py::module_& module) {
   module.def("optimizers", optimizer_names, "The update rules, by name.");
-  py::class_<Schedule>(module, "Schedule")
-      .def(py::init<>())
-      .def_readwrite("prefetch", &Schedule::prefetch)
-      .def_readwrite("gathered_bytes", &Schedule::gathered_bytes)
-      .def_readwrite("staging_slots", &Schedule::staging_slots)
-      .def_readwrite("kept_records", &Schedule::kept_records)
-      .def_readwrite("update_in_backward", &Schedule::update_in_backward);
   py::class_<Choice>(module, "Choice")
       .def_readonly("placement", &Choice::placement)
       .def_readonly("ledger", &Choice::ledger)
       .def_readonly("simulation", &Choice::simulation);
   bind_timeline(module);
-  py::class_<Question>(module, "Question")
-      .def(py::init([](const Model& model, const Machine& machine) {
-             return Question{model, machine, {}};
-           }),
-           py::arg("model"), py::arg("machine"))
+  py::class_<Question, std::shared_ptr<Question>> type(module, "Question");
+  const auto option = binder(type, &Question::asked);
+  describe_step_options<ChoiceInput>(option);
+  option("ranks", "of the training", &ChoiceInput::ranks);
+  option("micro_steps", "backward passes of a step", &ChoiceInput::micro_steps);
+  option("full_records", "records hold parameters too", &ChoiceInput::full_records);
+  bind_backward_order(type, [](Question& question) -> Trace& { return question.asked.trace; });
+  type.def(py::init<Model, const Machine&>(), py::arg("model"), py::arg("machine"))
       .def_readonly("model", &Question::model)
-      .def_readwrite("ranks", &Question::ranks)
-      .def_readwrite("stage", &Question::stage)
-      .def_readwrite("parameter_replicas", &Question::parameter_replicas)
-      .def_readwrite("format", &Question::format)
-      .def_readwrite("gradient_format", &Question::gradient_format)
-      .def_readwrite("tile_elements", &Question::tile_elements)
-      .def_readwrite("micro_steps", &Question::micro_steps)
-      .def_readwrite("schedule", &Question::schedule)
-      .def_readwrite("wire", &Question::wire)
       .def("set_optimizer", set_optimizer, py::arg("name"))
-      .def_readwrite("backward_order", &Question::backward_order)
-      .def_readwrite("full_records", &Question::full_records)
       .def("set_rule", set_rule, py::arg("rule"), "Instead of an optimizer's name.")
-      .def(
-          "set_work", [](Question& self, const Seconds& seconds) { self.work = work_of(seconds); }, py::arg("seconds"),
-          "Forward and backward of each unit.")
-      .def("set_others", set_others, py::arg("model"), py::arg("optimizer"), py::arg("seconds"),
-           "Parameters that another optimizer has, whose step comes after this one.")
+      .def("set_work", set_work, py::arg("seconds"), "Forward and backward of each unit.")
+      .def("set_other", set_other, py::arg("other"),
+           "The question about parameters that another optimizer has, whose step comes after this one.")
       .def("set_activations", set_activations, py::arg("tier"), py::arg("bytes"),
            "Of each unit, that leave the device after forward and return for backward.")
       .def("choose", &Question::best, Released())

@@ -2,8 +2,10 @@
 #include <pybind11/functional.h>
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include "python/bindings/by_name.h"
+#include "python/bindings/step_options.h"
 #include "python/bindings/training_binding.h"
 #include "zero/runs/records.h"
 
@@ -45,8 +47,8 @@ std::shared_ptr<py::function> kept(py::function function) {
           }};
 }
 
-void set_join_notes(BindingOptions& options, py::function join) {
-  options.join_notes = [join = kept(std::move(join))](const EarlierNotes& notes) {
+void set_join_notes(TrainingOptions& options, py::function join) {
+  options.drives.join_notes = [join = kept(std::move(join))](const EarlierNotes& notes) {
     const py::gil_scoped_acquire lock;
     py::list of_ranks;
     for (const std::vector<std::byte>& note : notes.of_ranks)
@@ -57,8 +59,8 @@ void set_join_notes(BindingOptions& options, py::function join) {
   };
 }
 
-void set_before_write(BindingOptions& options, py::function before) {
-  options.before_write = [before = kept(std::move(before))](RunWrite write) {
+void set_before_write(TrainingOptions& options, py::function before) {
+  options.drives.before_write = [before = kept(std::move(before))](RunWrite write) {
     const py::gil_scoped_acquire lock;
     (*before)(write == RunWrite::step);
   };
@@ -66,43 +68,41 @@ void set_before_write(BindingOptions& options, py::function before) {
 
 void bind_options(py::module_& module) {
   py::class_<SharedExchanges>(module, "ExchangeOrder").def(py::init<>());
-  py::class_<BindingOptions>(module, "TrainingOptions")
-      .def(py::init<>())
-      .def_readwrite("stage", &BindingOptions::stage)
-      .def_readwrite("parameter_replicas", &BindingOptions::parameter_replicas)
-      .def_readwrite("parameters", &BindingOptions::parameters)
-      .def_readwrite("gradients", &BindingOptions::gradients)
-      .def_readwrite("state", &BindingOptions::state)
-      .def_readwrite("directories", &BindingOptions::directories)
-      .def_readwrite("run", &BindingOptions::run)
-      .def_readwrite("mirror", &BindingOptions::mirror)
-      .def_readwrite("begins_again", &BindingOptions::begins_again)
+  py::class_<TrainingOptions> type(module, "TrainingOptions");
+  type.def(py::init([] { return TrainingOptions{.sums_micro_steps = true}; }),
+           "A step adds gradients, as PyTorch does.");
+  const auto option = binder(type);
+  describe_step_options<TrainingOptions>(option);
+  option("parameters", "the tiers of parameters", &TrainingOptions::parameters);
+  option("gradients", "the tiers of gradients", &TrainingOptions::gradients);
+  option("state", "the tiers of the optimizer's state", &TrainingOptions::state);
+  option("threads", "of the CPU; 0: one for each core that this process may use", &TrainingOptions::threads);
+  option("gpu", "whose memory the device tier is; None: the host's", &TrainingOptions::gpu);
+  option("keeps_timeline", "of what ran when", &TrainingOptions::keeps_timeline);
+  option("verify", "steps between two updates that are repeated; 0: never", &TrainingOptions::verify);
+  constexpr auto drives = &TrainingOptions::drives;
+  option("directories", "of one or several drives", drives, &RecordOptions::directories);
+  option("run", "the name of a run that is kept", drives, &RecordOptions::run);
+  option("mirror", "writes each record on a drive of another host's rank too", drives, &RecordOptions::mirror);
+  option("begins_again", "where records of the run are missing or damaged", drives, &RecordOptions::begins_again);
+  option("resume_at", "the commit from which runs are resumed together", drives, &RecordOptions::resume_at);
+  bind_backward_order(type, [](TrainingOptions& options) -> Trace& { return options.trace; });
+  type.def_property(
+          "stream", [](const TrainingOptions& options) { return reinterpret_cast<std::uintptr_t>(options.stream); },
+          [](TrainingOptions& options, std::uintptr_t stream) {
+            options.stream = reinterpret_cast<StreamHandle>(stream);
+          })
       .def(
           "set_join_notes", &set_join_notes, py::arg("join"),
           "Set what makes the note of a run that other ranks began, from the notes of all of them and the place of each "
           "trained parameter in these.")
-      .def_readwrite("resume_at", &BindingOptions::resume_at)
       .def(
           "set_before_write", &set_before_write, py::arg("before"),
           "Set the function that is called before records of a run are written. Its argument is true for a step, and false for a "
           "change between steps.")
-      .def_readwrite("format", &BindingOptions::format)
-      .def_readwrite("gradient_format", &BindingOptions::gradient_format)
-      .def_readwrite("tile_elements", &BindingOptions::tile_elements)
-      .def_readwrite("backward_order", &BindingOptions::backward_order)
-      .def_readwrite("threads", &BindingOptions::threads)
-      .def_readwrite("gpu", &BindingOptions::gpu)
-      .def_readwrite("stream", &BindingOptions::stream)
-      .def_readwrite("keeps_timeline", &BindingOptions::keeps_timeline)
-      .def_readwrite("update_in_backward", &BindingOptions::update_in_backward)
-      .def_readwrite("overlap_gathers", &BindingOptions::overlap_gathers)
-      .def_readwrite("prefetch", &BindingOptions::prefetch)
-      .def_readwrite("gathered_bytes", &BindingOptions::gathered_bytes)
-      .def_readwrite("verify", &BindingOptions::verify)
-      .def_readwrite("wire", &BindingOptions::wire)
       .def(
           "share_exchanges",
-          [](BindingOptions& options, const SharedExchanges& exchanges) { options.exchanges = exchanges.order; },
+          [](TrainingOptions& options, const SharedExchanges& exchanges) { options.exchanges = exchanges.order; },
           py::arg("exchanges"), "Order exchanges between GPUs with those of other trainings.");
 }
 
@@ -171,7 +171,7 @@ std::vector<std::pair<int, std::string>> take_log(TrainingBinding& training) {
 
 void bind_life(py::class_<TrainingBinding>& training) {
   training
-      .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, const BindingOptions&>(), py::kw_only(),
+      .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, TrainingOptions>(), py::kw_only(),
            py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"), py::arg("options"))
       .def("take_log", take_log)
       .def_property_readonly("found", &TrainingBinding::found)

@@ -5,40 +5,6 @@
 namespace ballast::python {
 namespace {
 
-TrainingOptions training_options(const BindingOptions& request) {
-  const Schedule schedule{.prefetch = request.prefetch,
-                          .gathered_bytes = request.gathered_bytes,
-                          .update_in_backward = request.update_in_backward,
-                          .overlap_gathers = request.overlap_gathers};
-  TrainingOptions options{.stage = request.stage,
-                          .parameter_replicas = request.parameter_replicas,
-                          .parameters = request.parameters,
-                          .gradients = request.gradients,
-                          .state = request.state,
-                          .drives = {.directories = {request.directories.begin(), request.directories.end()},
-                                     .run = request.run,
-                                     .mirror = request.mirror,
-                                     .begins_again = request.begins_again,
-                                     .join_notes = request.join_notes,
-                                     .resume_at = request.resume_at,
-                                     .before_write = request.before_write},
-                          .format = request.format,
-                          .gradient_format = request.gradient_format,
-                          .sums_micro_steps = true,
-                          .schedule = schedule,
-                          .wire = request.wire,
-                          .keeps_timeline = request.keeps_timeline,
-                          .verify = request.verify,
-                          .threads = request.threads,
-                          .gpu = request.gpu,
-                          .stream = reinterpret_cast<StreamHandle>(request.stream),
-                          .exchanges = request.exchanges};
-  if (request.tile_elements > 0) options.tile_elements = request.tile_elements;
-  for (const std::size_t unit : request.backward_order)
-    options.trace.push_back({unit, Phase::backward});
-  return options;
-}
-
 AgreeOnMemory agree_in_python(const TrainingBinding::AgreeOnMemoryInPython& agree) {
   return [&agree](const std::exception_ptr& failure) {
     agree(failure != nullptr);
@@ -49,17 +15,16 @@ AgreeOnMemory agree_in_python(const TrainingBinding::AgreeOnMemoryInPython& agre
 }  // namespace
 
 TrainingBinding::TrainingBinding(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
-                                 const BindingOptions& options)
+                                 TrainingOptions options)
     : group_(std::move(group)), norm_group_(std::move(norm_group)), gpu_(options.gpu) {
   for (const py::object& group : {group_, norm_group_}) {
     if (!group.is_none()) groups_.push_back(&group.cast<Group&>());
   }
   Communicator& world = groups_.front()->communicator();
-  TrainingOptions with_group = training_options(options);
-  with_group.drives.log = &log_;
-  if (groups_.size() > 1) with_group.norm_group = &groups_.back()->communicator();
+  options.drives.log = &log_;
+  if (groups_.size() > 1) options.norm_group = &groups_.back()->communicator();
   const py::gil_scoped_release released;
-  training_ = std::make_unique<Training>(std::move(model), world, std::move(rules), with_group);
+  training_ = std::make_unique<Training>(std::move(model), world, std::move(rules), options);
 }
 
 std::vector<std::pair<Level, std::string>> TrainingBinding::take_log() {

@@ -22,36 +22,6 @@ struct Memory {
   py::object owner{};
 };
 
-struct BindingOptions {
-  int stage = 0;
-  std::size_t parameter_replicas = 1;
-  Spread parameters{};
-  Spread gradients{};
-  Spread state{};
-  std::vector<std::string> directories{};
-  std::string run;
-  bool mirror = false;
-  bool begins_again = false;
-  std::function<std::vector<std::byte>(const EarlierNotes&)> join_notes{};  // acquires Python's lock itself
-  std::optional<RunPoint> resume_at{};
-  std::function<void(RunWrite)> before_write{};  // likewise
-  StateFormat format = StateFormat::fp32;
-  GradientFormat gradient_format = GradientFormat::fp32;
-  std::size_t tile_elements = 0;              // 0: the library chooses
-  std::vector<std::size_t> backward_order{};  // of units, which have no forward leases; else in order of declaration
-  int threads = 0;
-  std::optional<int> gpu{};
-  std::uintptr_t stream = 0;
-  bool keeps_timeline = false;
-  bool update_in_backward = false;
-  bool overlap_gathers = false;
-  std::size_t prefetch = 1;
-  std::size_t gathered_bytes = 0;
-  std::size_t verify = 0;
-  Wire wire{};
-  std::shared_ptr<ExchangeOrder> exchanges{};
-};
-
 // Of several trainings of one model.
 struct SharedExchanges {
   std::shared_ptr<ExchangeOrder> order = make_exchange_order();
@@ -89,7 +59,7 @@ class TrainingBinding {
 
   // `norm_group` may be None.
   TrainingBinding(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
-                  const BindingOptions& options);
+                  TrainingOptions options);
 
   std::vector<std::pair<Level, std::string>> take_log();  // lines since the last call
   const std::optional<LostRun>& lost() const { return training_->lost(); }

@@ -76,7 +76,8 @@ def test_the_stubs_have_the_names_of_the_extension():
     stub = ast.parse((ROOT / "python/ballast/_core.pyi").read_text()).body
     only_types = {s.name for s in stub if isinstance(s, ast.ClassDef) and "TypedDict" in map(ast.unparse, s.bases)}
     assert names_of(stub) - only_types == public(vars(_core))
-    for statement in stub:
-        if isinstance(statement, ast.ClassDef) and statement.name not in only_types:
-            members = public(vars(getattr(_core, statement.name)))
-            assert names_of(statement.body) == members, statement.name
+    classes = {s.name: s for s in stub if isinstance(s, ast.ClassDef) and s.name not in only_types}
+    for name, statement in classes.items():
+        if not name.startswith("_"):  # the bases are types of the stub only
+            bodies = [statement.body, *(classes[base].body for base in map(ast.unparse, statement.bases) if base in classes)]
+            assert set().union(*map(names_of, bodies)) == public(vars(getattr(_core, name))), name

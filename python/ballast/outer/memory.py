@@ -105,9 +105,7 @@ def _of_fragment(elements: int, tier: str, has_momentum: bool) -> tuple[tuple[st
     units = len(question.model.units)
     question.set_work([(0.0, 0.0)] * units)
     question.backward_order = [*range(units)]
-    schedule = _core.Schedule()
-    schedule.update_in_backward = True
-    question.schedule = schedule
+    question.update_in_backward = True
     placement = _core.placement_of_stage(3, 1)
     if tier == "nvme":
         placement.parameters = placement.state = _core.Spread(nvme=1.0)

@@ -163,11 +163,9 @@ class Search:
             elements = sum(unit.elements for unit in units) // (1 if stage == 0 else ranks)
             question.tile_elements = coarse_tile(elements, tile=question.tile_elements)
         question.full_records = bool(options.run)
-        schedule = _core.Schedule()
-        schedule.update_in_backward = options.update_in_backward
-        schedule.prefetch = options.prefetch
-        schedule.gathered_bytes = options.keep_gathered
-        question.schedule = schedule
+        question.update_in_backward = options.update_in_backward
+        question.prefetch = options.prefetch
+        question.gathered_bytes = options.keep_gathered
         if stage < 3:
             question.backward_order = backward_order(units)
         return question

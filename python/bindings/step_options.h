@@ -1,0 +1,62 @@
+// The options that a training and a question to the planner have in common: each is told here once, with its name in Python.
+#pragma once
+
+#include <ballast/schedule.h>
+
+#include <utility>
+#include <vector>
+
+#include "python/bindings/bindings.h"
+
+namespace ballast::python {
+
+// Returns a function that binds one option of `type`: its name, its meaning, and the members that lead to it. `prefix` leads to
+// the struct with all of them.
+template <class Owner, class... Holder, class... Prefix>
+auto binder(py::class_<Owner, Holder...>& type, Prefix... prefix) {
+  return [&type, prefix...](const char* name, const char* meaning, auto... members) {
+    const auto at = [=](Owner & owner) -> auto& { return ((owner.*....*prefix).*....*members); };
+    using Value = std::remove_reference_t<decltype(at(std::declval<Owner&>()))>;
+    type.def_property(
+        name, at, [at](Owner& owner, Value value) { at(owner) = std::move(value); }, meaning);
+  };
+}
+
+// Calls `option` as the result of binder(). `Options` is TrainingOptions or ChoiceInput.
+template <class Options, class Option>
+void describe_step_options(const Option& option) {
+  option("stage", "0 to 3; of a question None: it is chosen too", &Options::stage);
+  option("parameter_replicas", "copies of the parameters in stage 3", &Options::parameter_replicas);
+  option("format", "of the state of bf16 parameters", &Options::format);
+  option("gradient_format", "of the reduced gradients of bf16 parameters", &Options::gradient_format);
+  option("tile_elements", "at most in a tile; 0: the library chooses", &Options::tile_elements);
+  option("wire", "the formats in which ranks send values", &Options::wire);
+  option("prefetch", "units that are gathered ahead", &Options::schedule, &Schedule::prefetch);
+  option("gathered_bytes", "for full parameters that are not kept", &Options::schedule, &Schedule::gathered_bytes);
+  option("update_in_backward", "updates a unit as soon as its gradients are summed", &Options::schedule,
+         &Schedule::update_in_backward);
+  option("overlap_gathers", "updates and gathers in the order of the next forward", &Options::schedule,
+         &Schedule::overlap_gathers);
+}
+
+// Binds the order of units in backward, where they have no forward leases; empty: the order of declaration.
+template <class Type, class TraceOf>
+void bind_backward_order(Type& type, const TraceOf& trace_of) {
+  using Owner = typename Type::type;
+  type.def_property(
+      "backward_order",
+      [trace_of](Owner& owner) {
+        std::vector<std::size_t> units;
+        for (const Visit& visit : trace_of(owner))
+          units.push_back(visit.unit);
+        return units;
+      },
+      [trace_of](Owner& owner, const std::vector<std::size_t>& units) {
+        Trace& trace = trace_of(owner);
+        trace.clear();
+        for (const std::size_t unit : units)
+          trace.push_back({unit, Phase::backward});
+      });
+}
+
+}  // namespace ballast::python
