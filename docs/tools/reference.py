@@ -101,12 +101,11 @@ def _cell(text: str) -> str:
 
 def command_line() -> str:
     """Return a section for each command of `ballast`, with its help and a table of its options."""
-    from ballast.commands import COMMANDS
-    from ballast.commands.parser import Parser
+    from ballast.tools.command_line import COMMANDS, Parser
 
     commands = Parser(prog="ballast").add_subparsers(metavar="COMMAND", parser_class=Parser)
-    for command in COMMANDS:
-        command.add_to(commands)
+    for add_to in COMMANDS:
+        add_to(commands)
     return "\n\n".join(_command(name, parser) for name, parser in commands.choices.items())
 
 

@@ -15,16 +15,15 @@ from ballast.deferring import deferred
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
 from ballast.exporting import export
 from ballast.gathering import gather
+from ballast.hardware import this_machine
 from ballast.loading import load
-from ballast.machine import this_machine
 from ballast.offloading import offload_activations
 from ballast.outer.options import DiLoCo
 from ballast.planning import pareto_front, plan
 from ballast.result import Plan
 from ballast.saving import load_checkpoint, save
 from ballast.sizes import human_size, parse_rate, parse_size
-from ballast.step_line import StepLine
-from ballast.step_log import StepLog
+from ballast.step_reports import StepLine, StepLog
 from ballast.store import Store
 from ballast.syncing import sync_weights
 from ballast.wrapping import wrap

@@ -2,7 +2,7 @@
 
 import sys
 
-from ballast.commands import main
+from ballast.tools.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from ballast import _core
 from ballast.checks import refuse, require_timeout
-from ballast.leaving import watch, words_of
+from ballast.exit_notice import watch, words_of
 from ballast.store import Store
 
 

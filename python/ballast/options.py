@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from ballast.calibration import Measured
 from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
 from ballast.formats import Formats
 from ballast.hardware import (
@@ -22,7 +23,6 @@ from ballast.hardware import (
     rates_of_cpus,
     with_given,
 )
-from ballast.measured import Measured
 from ballast.outer.options import DiLoCo, hosts_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
 from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of

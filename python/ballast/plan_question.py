@@ -8,9 +8,9 @@ from ballast.formats import that_need_bf16
 from ballast.hardware import Budget, machine
 from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description
 from ballast.models.matrices import Divided, divide, is_block
+from ballast.option_text import name_of
 from ballast.options import Options
 from ballast.sizes import human_amount, parse_size
-from ballast.spelling import name_of
 from ballast.tiers import IN_FLIGHT
 
 MUON = "muon"

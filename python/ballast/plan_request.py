@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ballast import _core, searching
+from ballast.calibration import read_measured
 from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
 from ballast.hardware import Budget, notes_of
 from ballast.keep_gathered import KeepGathered, as_given, read_keep_gathered, read_prefetch
 from ballast.keywords import with_nearest_names
-from ballast.measured import read_measured
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
+from ballast.option_text import name_of
 from ballast.options import (
     HEADROOM,
     Options,
@@ -49,7 +50,6 @@ from ballast.replicas import Replicas, copies_on, read_replicas
 from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_CPU, RESERVED_ON_HOST, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size
-from ballast.spelling import name_of
 from ballast.tiers import KINDS, Offload, fractions_in, spread_of, state_with_parameters, tiers_by_kind
 from ballast.wire import WireFormats, read_wire
 

@@ -14,12 +14,12 @@ from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
 from ballast.keywords import with_keywords_of
 from ballast.models import ModelLike
+from ballast.option_text import name_of, with_value
 from ballast.options import Options
 from ballast.plan_request import PlanRequest, fits, left_of, request_plan
 from ballast.result import Plan
 from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size, human_time
-from ballast.spelling import name_of, with_value
 from ballast.suggestions import remedy
 
 WORTH_A_NOTE = 0.99  # of the time of a step

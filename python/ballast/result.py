@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ballast import _core
+from ballast.calibration import CPU
 from ballast.formats import Formats
 from ballast.hardware import SHARED_RATES, UNNAMED
-from ballast.measured import CPU
 from ballast.options import headroom_of
 from ballast.outer.options import DiLoCo
 from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time

@@ -12,12 +12,12 @@ from ballast import _core, searching
 from ballast.candidates import candidates, stages
 from ballast.errors import OutOfMemoryError
 from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
+from ballast.option_text import all_of
 from ballast.options import MOST, Options, TreatedActivations
 from ballast.plan_question import USUAL_SEQUENCE, sequence_of
 from ballast.plan_request import PlanRequest, fits, left_of, request_of
 from ballast.result import Plan, wrapped
 from ballast.sizes import human_size, human_time
-from ballast.spelling import all_of
 
 FEWEST_TOKENS = 512
 MOST_PARTS = 8  # of a micro-step, in a suggestion that keeps the step's tokens

@@ -83,7 +83,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Return a function that runs the command line in this process. It returns the exit code and both outputs."""
-    from ballast.commands import main
+    from ballast.tools.command_line import main
 
     def run(*words: object) -> tuple[int, str, str]:
         try:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import ballast
 import pytest
-from ballast.commands import main
+from ballast.tools.command_line import main
 
 torch = pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch")
 
-from ballast.bench import cases, launch, run  # noqa: E402
-from ballast.bench.cases import ALONE, CASES, DDP  # noqa: E402
-from ballast.bench.results import Report, Row, measured  # noqa: E402
-from ballast.measured import read_measured  # noqa: E402
+from ballast.calibration import read_measured  # noqa: E402
+from ballast.tools.bench import cases, launch, run  # noqa: E402
+from ballast.tools.bench.cases import ALONE, CASES, DDP  # noqa: E402
+from ballast.tools.bench.results import Report, Row, measured  # noqa: E402
 
 DRIVE = "Ballast stage 3, state on the drive"
 TINY = cases.Workload("fp32", sequences=1, context=16, seconds=0.01, layers=2, width=64)
@@ -173,7 +173,7 @@ def test_a_file_that_is_not_of_this_command_is_refused(tmp_path, text, said):
 
 def test_a_model_is_scaled_until_it_fits():
     pytest.importorskip("transformers", reason="transformers is not installed: .ci/bootstrap venv frameworks")
-    from ballast.bench.models import model_of, scaled
+    from ballast.tools.bench.models import model_of, scaled
 
     config, changed = scaled("llama-8b", 12_000_000)
     model = model_of(replace(TINY, config=config), torch.device("cpu"))
@@ -202,7 +202,7 @@ QUANTIZED = {"quantization_config": {"quant_method": "mxfp4"}}
 )
 def test_decoders_of_many_kinds_are_scaled(tmp_path, architecture, sizes, reduced):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: .ci/bootstrap venv frameworks")
-    from ballast.bench.models import model_of, scaled
+    from ballast.tools.bench.models import model_of, scaled
 
     kind = getattr(transformers, architecture).config_class.model_type
     path = tmp_path / "config.json"
@@ -216,7 +216,7 @@ def test_decoders_of_many_kinds_are_scaled(tmp_path, architecture, sizes, reduce
 
 
 def test_what_is_no_decoder_of_tokens_is_not_trained(tmp_path):
-    from ballast.bench.models import scaled
+    from ballast.tools.bench.models import scaled
 
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 100}))

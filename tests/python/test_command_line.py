@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ballast.commands
 import pytest
+from ballast.tools import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ def test_plan_ends_with_1_where_nothing_fits(run):
 
 def test_a_positional_argument_is_no_option(capsys):
     with pytest.raises(SystemExit):
-        ballast.commands.main(["plan", "--model", "gpt2"])
+        command_line.main(["plan", "--model", "gpt2"])
     assert "there is no option --model: the model is given without a name" in capsys.readouterr().err
 
 

@@ -2,9 +2,8 @@
 
 import ballast
 import pytest
-from ballast import doctor, drives
-from ballast.doctor import Machine, examine
-from ballast.issue import report
+from ballast.tools import doctor
+from ballast.tools.doctor import Machine, bug_report, examine
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -103,13 +102,13 @@ def test_an_unsuitable_drive_is_seen(spoil, state, about):
         "file_system": "ext4", "is_network": False, "free_bytes": 1000 * GIB, "buffered_because": "", "queue": "io_uring",
         "read": 5e9, "write": 3e9, "both": 4e9,
     }  # fmt: skip
-    assert all(finding.state == "good" for finding in drives.judge(".", fine))
-    found = {finding.about: finding for finding in drives.judge(".", {**fine, **spoil})}
+    assert all(finding.state == "good" for finding in doctor.judge(".", fine))
+    found = {finding.about: finding for finding in doctor.judge(".", {**fine, **spoil})}
     assert found[about].state == state and found[about].remedy
 
 
 def test_a_missing_folder_is_bad(tmp_path):
-    assert only(drives.look_at(str(tmp_path / "nothing"))).state == "bad"
+    assert only(doctor.look_at(str(tmp_path / "nothing"))).state == "bad"
 
 
 def test_this_machine_is_examined(tmp_path):
@@ -135,7 +134,7 @@ def test_a_report_has_what_a_bug_needs_and_no_secrets():
         "USER": "ada",
         "WORLD_SIZE": "8",
     }
-    text = report(["ok    drive     /people/ada/scratch is on ext4"], environment=environment)
+    text = bug_report(["ok    drive     /people/ada/scratch is on ext4"], environment=environment)
     assert [line for line in text.splitlines() if "=" in line] == [
         "BALLAST_TIMEOUT=60",
         "BALLAST_TOKEN=(hidden)",
@@ -149,4 +148,4 @@ def test_a_report_has_what_a_bug_needs_and_no_secrets():
     ]
     assert f"ballast             {ballast.__version__}, built with" in text
     assert not [secret for secret in ("ada", "abc", "example.org") if secret in text]
-    assert "MASTER_ADDR=127.0.0.1" in report([], environment={"MASTER_ADDR": "127.0.0.1"})
+    assert "MASTER_ADDR=127.0.0.1" in bug_report([], environment={"MASTER_ADDR": "127.0.0.1"})

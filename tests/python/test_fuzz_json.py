@@ -6,12 +6,11 @@ import random
 
 import ballast
 import pytest
+from ballast.calibration import read_measured
 from ballast.checks import refuse
 from ballast.deepspeed_config import import_deepspeed
-from ballast.measured import read_measured
 from ballast.models import config
-from ballast.reports.run_log import read_run
-from ballast.reports.run_page import run_page, summary
+from ballast.tools.report import read_run, run_page, summary
 from python.damage import CASES, SEED, damaged, with_another_value
 
 LLAMA = {"model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import ballast
 import pytest
 import torch
-from ballast.commands import main
 from ballast.hardware import GPUS, SHARED_RATES
 from ballast.plan_question import machine_of
 from ballast.plan_request import request_plan
 from ballast.planning import unbeaten
+from ballast.tools.command_line import main
 
 GIB = 1 << 30
 MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}

@@ -4,9 +4,9 @@ import json
 
 import ballast
 import pytest
-from ballast.commands import main
 from ballast.result import ESTIMATED
 from ballast.sizes import human_time
+from ballast.tools.command_line import main
 
 LLAMA = {"model": "llama-8b", "ranks": 8, "gpu": "a100", "host_memory": "2TiB", "drive_space": "10TiB", "tokens": 8192}
 HIDDEN, LAYERS = 4096, 32

@@ -5,8 +5,8 @@ import re
 
 import ballast
 import pytest
-from ballast.commands import main
 from ballast.sizes import human_amount
+from ballast.tools.command_line import main
 
 SHAPES = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
 TABLE = {"embedding.weight": (512, 512)}

@@ -3,8 +3,8 @@
 import ballast
 import pytest
 import torch
-from ballast.commands import main
 from ballast.sizes import parse_size
+from ballast.tools.command_line import main
 
 MACHINE = {"gpu": "h100", "ranks": 4, "host_memory": "64GiB", "drive_space": "1TiB", "stage": 3, "tokens": 1024}
 MATRICES = {f"h.{block}.{name}": shape for block in range(3) for name, shape in (("up", (2048, 512)), ("down", (512, 2048)))}

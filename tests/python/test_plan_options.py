@@ -5,10 +5,10 @@ import re
 
 import ballast
 import pytest
-from ballast.commands import main
 from ballast.hardware import GPUS
 from ballast.plan_question import machine_of
 from ballast.plan_request import request_plan
+from ballast.tools.command_line import main
 
 GIB = 1 << 30
 MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}

@@ -5,7 +5,7 @@ import json
 import ballast
 import pytest
 from ballast import DiLoCo, OutOfMemoryError
-from ballast.commands import main
+from ballast.tools.command_line import main
 
 MACHINE = {"gpus_per_machine": 2, "gpu": "h100", "host_memory": "64GiB", "stage": 2, "tokens": 1024}
 SLOTS = 16 << 20  # for two pieces of gradients, and two that arrive

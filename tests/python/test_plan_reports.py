@@ -7,18 +7,17 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import ballast
-import ballast.commands.plan
+import ballast.tools.plan
 import pytest
 from ballast import _core
-from ballast.commands import main
 from ballast.plan_request import request_plan
 from ballast.planning import best, searched, unbeaten
-from ballast.reports.front import draw_front
-from ballast.reports.output import write
-from ballast.reports.page import page
-from ballast.reports.svg import Axis, escaped, round_step
-from ballast.reports.timeline import NARROWEST, boxes_of
 from ballast.sizes import human_time
+from ballast.tools.command_line import main
+from ballast.tools.markup import Axis, escaped, round_step
+from ballast.tools.output import write
+from ballast.tools.plan_page import draw_front, page
+from ballast.tools.timeline import NARROWEST, boxes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
@@ -185,7 +184,7 @@ def test_short_operations_are_merged_and_none_is_lost():
     assert sum(box.count for box in boxes) == 10_000
     assert sum(box.busy for box in boxes) == pytest.approx(0.6)
     assert all(box.end <= after.begin for box, after in zip(boxes, boxes[1:], strict=False))
-    assert boxes[0].in_words().startswith("update h.0 to h.")
+    assert boxes[0].describe().startswith("update h.0 to h.")
 
 
 def test_operations_stay_apart_where_they_can_be_seen():
@@ -201,8 +200,8 @@ def test_operations_stay_apart_where_they_can_be_seen():
     lanes = boxes_of(entries, 1.0)
     found = [(box.begin, box.end, box.count, [*box.styles]) for box in lanes["update"]]
     assert found == [(0, 0.1, 1, ["earlier"]), (0.1, 0.3, 2, ["step"]), (0.3, 0.4, 1, ["step"]), (0.6, 1.0, 1, ["step"])]
-    assert lanes["compute"][0].in_words() == "forward h.0: 500 ms, at 0 ms"
-    assert lanes["update"][1].in_words() == "update h.0, 2 operations: 200 ms, at 100 ms"
+    assert lanes["compute"][0].describe() == "forward h.0: 500 ms, at 0 ms"
+    assert lanes["update"][1].describe() == "update h.0, 2 operations: 200 ms, at 100 ms"
 
 
 def test_a_name_may_have_any_character(tmp_path):
@@ -243,7 +242,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_search(words, reaso
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "file").touch()
-    monkeypatch.setattr(ballast.commands.plan, "best", lambda request: pytest.fail("the search began"))
+    monkeypatch.setattr(ballast.tools.plan, "best", lambda request: pytest.fail("the search began"))
     assert main(["plan", "gpt2", *words]) == 2
     shown = capsys.readouterr()
     assert reason in shown.err and shown.out == ""

@@ -6,8 +6,8 @@ import shlex
 
 import ballast
 import pytest
-from ballast.commands import main
 from ballast.plan_request import request_plan
+from ballast.tools.command_line import main
 
 
 def plan(capsys, words):

@@ -62,17 +62,16 @@ DEVICE_FUNCTIONS = {"bit_cast", "memcpy", "assume_aligned"}
 PYTHON_PACKAGE = "python/ballast"
 PYTHON_LAYERS = {
     "foundation": [
-        *("_core", "errors", "store", "checks", "keywords", "leaving", "agreement", "connecting", "sizes"),
+        *("_core", "errors", "store", "checks", "keywords", "exit_notice", "agreement", "connecting", "sizes"),
         *("safetensors_format", "json_reader", "new_files"),
     ],
     "planning": [
-        *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
+        *("hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
         *("replicas", "keep_gathered"),
-        *("formats", "models", "models.*", "plan_request", "plan_question", "diagnostic", "drives", "doctor", "issue"),
+        *("formats", "models", "models.*", "plan_request", "plan_question"),
         *("deepspeed_keys", "deepspeed_config"),
-        *("measured", "spelling"),
-        *("outer", "outer.options", "outer.fragments", "outer.host_rank", "outer.memory"),
-        *("reports", "reports.*"),
+        *("calibration", "option_text"),
+        *("outer", "outer.options", "outer.fragments", "outer.memory"),
     ],
     "torch": [
         *("_torch_compat", "torch", "torch.gpu", "torch.module_hook", "torch.tensor_names"),
@@ -85,7 +84,7 @@ PYTHON_LAYERS = {
     "updates": ["torch.updates", "torch.updates.*"],
     "activations": ["torch.activations", "torch.activations.*"],
     "outer": [
-        *("outer.survivors", "outer.host_group", "outer.hosts", "outer.state", "outer.layout", "outer.optimizer"),
+        *("outer.hosts", "outer.layout", "outer.optimizer"),
     ],
     "training": [
         *("torch.training", "torch.training.*", "wrapper.same_options", "wrapper.memory_budget", "wrapper.autotune"),
@@ -93,12 +92,11 @@ PYTHON_LAYERS = {
     ],
     "functions": [
         *("gathering", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
-        *("offloading", "wrapping", "step_line", "step_log", "syncing"),
+        *("offloading", "wrapping", "step_reports", "syncing"),
     ],
     "package": [""],
-    "measuring": ["bench", "bench.*"],
     "integrations": ["integrations", "integrations.*"],
-    "commands": ["commands", "commands.*", "__main__"],
+    "tools": ["tools", "tools.*", "__main__"],
 }
 
 # The files and folders that may be next to these at the top: those that tools look for there, and scripts that users run.

@@ -18,7 +18,7 @@ from ballast import _core
 from ballast.checkpoint.commit import Commit
 from ballast.checkpoint.rank_files import Chunk, RankFiles
 from ballast.errors import Error
-from ballast.leaving import begin_exit
+from ballast.exit_notice import begin_exit
 
 log = logging.getLogger("ballast")
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ballast.checkpoint.kinds import HOST_FOLDER
 from ballast.checkpoint.manifest import content_in
 from ballast.checks import refuse
-from ballast.outer.host_group import HostGroup
+from ballast.outer.hosts import HostGroup
 from ballast.torch.collectives import by_first_rank
 from ballast.torch.training.checkpoint_access import CheckpointAccess
 

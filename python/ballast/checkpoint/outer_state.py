@@ -14,9 +14,8 @@ from ballast.checkpoint.pieces import Cut
 from ballast.checkpoint.targets import Target
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, moment_name
 from ballast.checks import refuse
-from ballast.outer.layout import Fragment
+from ballast.outer.layout import Fragment, Span
 from ballast.outer.optimizer import OuterOptimizer
-from ballast.outer.state import Span
 from ballast.torch.training.checkpoint_access import CheckpointAccess
 from ballast.torch.training.partition import Partition
 from ballast.torch.updates.shown_state import LazyState

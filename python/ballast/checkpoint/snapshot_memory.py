@@ -7,7 +7,7 @@ import socket
 from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group
-from ballast.machine import available_memory, this_machine
+from ballast.hardware import available_memory, this_machine
 from ballast.sizes import human_size
 from ballast.torch.collectives import from_all_ranks
 

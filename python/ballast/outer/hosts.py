@@ -1,24 +1,323 @@
-"""Find the hosts of a job, and connect the ranks of this host, and this rank with the same one of every host."""
+"""The hosts of a job: the rank of each process in its host, and the group of the same rank of each host, which averages the
+gradients of the outer optimizer and continues without a host that is lost."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 
 from ballast import _core
 from ballast._torch_compat import default_store
-from ballast.checks import refuse
+from ballast.checks import fail, refuse
 from ballast.connecting import Group, connect
-from ballast.outer.host_group import HostGroup
-from ballast.outer.host_rank import HostRank, host_ranks
-from ballast.outer.options import DiLoCo
-from ballast.outer.survivors import HostRendezvous
-from ballast.torch.collectives import from_all_ranks
+from ballast.errors import Error, FailureError
+from ballast.outer.options import DiLoCo, refuse_division
+from ballast.torch.collectives import broadcast, from_all_ranks
 from ballast.torch.process_groups import ProcessGroups, group_of, own_address
+from ballast.wire import EXACT
+
+
+@dataclass(frozen=True)
+class HostRank:
+    """A rank of a host, which exchanges parameters with the same rank of the other hosts."""
+
+    host: int  # the number of its host
+    names: tuple[str, ...]  # of all hosts
+    rank: int  # in its host
+    ranks: int  # in each host
+    peers: tuple[int, ...]  # by host: the number in the job of the same rank of that host
+
+    def describe(self, host: int) -> str:
+        """Return the words for a host in errors and in the log.
+
+        >>> HostRank(host=0, names=("a", "b"), rank=1, ranks=2, peers=(1, 3)).describe(1)
+        'host 1 (b)'
+        """
+        return f"host {host} ({self.names[host]})"
+
+    def describe_peer(self, host: int) -> str:
+        """Return the words for the same rank of a host.
+
+        >>> HostRank(host=0, names=("a", "b"), rank=1, ranks=2, peers=(1, 3)).describe_peer(1)
+        'host 1 (b), rank 3 of the job'
+        """
+        return f"{self.describe(host)}, rank {self.peers[host]} of the job"
+
+
+def host_ranks(machines: Sequence[str], names: Sequence[str], hosts: int | None) -> list[HostRank]:
+    """Return the host and the rank of each process, from the machines of all and their names. With a number of hosts, each
+    has as many consecutive ranks.
+
+    >>> [(each.host, each.rank) for each in host_ranks(["a", "b", "a", "b"], ["first", "second"] * 2, None)]
+    [(0, 0), (1, 0), (0, 1), (1, 1)]
+    >>> [(each.host, each.rank) for each in host_ranks(["a"] * 4, ["first"] * 4, 2)]
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    of_hosts = _by_machine(machines, names) if hosts is None else _consecutive(len(machines), hosts)
+    host_names = tuple(names[of_host[0]] for of_host in of_hosts)
+    made = {
+        member: HostRank(host, host_names, rank, len(of_host), tuple(each[rank] for each in of_hosts))
+        for host, of_host in enumerate(of_hosts)
+        for rank, member in enumerate(of_host)
+    }
+    return [made[rank] for rank in range(len(machines))]
+
+
+def _consecutive(ranks: int, hosts: int) -> list[range]:
+    if ranks % hosts != 0:
+        refuse_division(ranks, hosts)
+    each = ranks // hosts
+    return [range(first, first + each) for first in range(0, ranks, each)]
+
+
+def _by_machine(machines: Sequence[str], names: Sequence[str]) -> list[list[int]]:
+    of_machine: dict[str, list[int]] = {}
+    for rank, machine in enumerate(machines):
+        of_machine.setdefault(machine, []).append(rank)
+    of_hosts = list(of_machine.values())
+    if len({len(ranks) for ranks in of_hosts}) > 1:
+        refuse(
+            "cannot train with outer=: the hosts have different numbers of ranks",
+            where=", ".join(f"{names[ranks[0]]}: {len(ranks)}" for ranks in of_hosts),
+            needed="as many ranks on each host; or hosts=, a number of hosts with as many consecutive ranks each",
+        )
+    return of_hosts
+
+
+GRACE = 3.0  # seconds in which a host that has failed can still report
+POLL = 0.05
+
+
+@dataclass(frozen=True)
+class HostRendezvous:
+    """The way in which the same ranks of all hosts find each other."""
+
+    store: Any  # a torch.distributed.Store; None for one host
+    job: str
+    address: str  # of this machine, for the others
+    timeout: float
+    survives: bool  # whether a smaller group continues when a host is lost
+
+
+def agree_on_survivors(
+    own: HostRank, rendezvous: HostRendezvous, attempt: int, before: Sequence[int], failed: Collection[int]
+) -> list[int]:
+    """Return the hosts that are left: those that have reported when the first of them decides. It waits for all of them, but
+    only for a moment for those that have failed. Raise B3301 on a host that the others have left out, and where the store is
+    gone."""
+    try:
+        survivors = _decide(own.host, rendezvous, f"{rendezvous.job}/without/{attempt}", before, failed)
+    except Error:
+        raise
+    except RuntimeError as failure:  # of torch's store
+        fail(
+            "peer_failed",
+            _core.Problem(
+                what=f"cannot continue without the lost host: the store of torch.distributed is gone ({failure})",
+                needed="the process that keeps the store: rank 0's, or torchrun's on the first host",
+                remedy="Start all hosts again from the last checkpoint.",
+            ),
+        )
+    if own.host not in survivors:
+        fail(
+            "peer_failed",
+            _core.Problem(
+                what=f"cannot continue to train on {own.describe(own.host)}: the other hosts have left it out",
+                where=", ".join(own.describe(host) for host in survivors),
+                remedy="Raise the timeout of DiLoCo if hosts differ in speed.",
+            ),
+        )
+    return survivors
+
+
+def _decide(host: int, rendezvous: HostRendezvous, prefix: str, before: Sequence[int], failed: Collection[int]) -> list[int]:
+    store, keys = rendezvous.store, {each: f"{prefix}/{each}" for each in before}
+    store.set(keys[host], "here")
+    begin = time.monotonic()
+    while True:
+        everybody = store.check([*keys.values()])
+        here = [each for each, key in keys.items() if everybody or store.check([key])]
+        waited = time.monotonic() - begin
+        waits_for = set(before) - set(here) - (set(failed) if waited > GRACE else set())
+        if not waits_for or waited > rendezvous.timeout or store.check([f"{prefix}/members"]):
+            break
+        time.sleep(POLL)
+    members: list[int] = json.loads(store.compare_set(f"{prefix}/members", "", json.dumps(here)))
+    return members
+
+
+log = logging.getLogger("ballast")
+
+MOST_REPEATS = 3  # of the rendezvous of hosts that are all there, and cannot connect with each other
+CHUNK = 4 << 20  # elements that are summed at a time
+OF_PEERS = {"B3301": "peer_failed", "B3302": "peer_late", "B3303": "no_meeting"}  # errors that other ranks may cause
+
+
+class HostGroup:
+    """A connection of its own: its failure does not end the group of the ranks of one host. Each call is made by all hosts
+    together."""
+
+    def __init__(self, own: HostRank, rendezvous: HostRendezvous, wire: str = EXACT, neighbours: Group | None = None):
+        """`neighbours` are the ranks of this host, in a group with a long timeout; None for one rank."""
+        self.own = own
+        self._neighbours = neighbours
+        self.members = [*range(len(own.names))]  # numbers of the hosts that take part
+        self._rendezvous = rendezvous
+        self._wire = _core.WireFormat[wire]
+        self._sent_before = 0, 0  # in groups that lost a host
+        self._regroups = 0
+        self._group = self._connect()
+
+    def _connect(self) -> Group:
+        rank, size = self.members.index(self.own.host), len(self.members)
+        where = self._rendezvous
+        if size == 1:
+            return connect(rank=0, size=1)
+        job = f"{where.job}/{self._regroups}"
+        return connect(store=where.store, rank=rank, size=size, host=where.address, job=job, timeout=where.timeout)
+
+    @property
+    def group(self) -> Group:
+        """The hosts that take part now."""
+        return self._group
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+    @property
+    def survives(self) -> bool:
+        return self._rendezvous.survives
+
+    @property
+    def has_regrouped(self) -> bool:
+        return self._regroups > 0
+
+    @property
+    def sent_bytes(self) -> tuple[int, int]:
+        """The bytes that this rank has sent so far, to hosts on this machine and to those on others."""
+        inside, across = self._group._core.sent_bytes
+        return self._sent_before[0] + inside, self._sent_before[1] + across
+
+    def rows(self, mine: Sequence[int]) -> list[list[int]]:
+        """Return the integers that each host gives, by rank in the group. All hosts give as many."""
+        words = [0] * (self.size * len(mine))
+        words[self.rank * len(mine) : (self.rank + 1) * len(mine)] = mine
+        with self._naming_hosts():
+            words = self._group.all_reduce(words)
+        return [words[first : first + len(mine)] for first in range(0, len(words), len(mine))]
+
+    def average(self, values: torch.Tensor, *, fragment: int, step: int) -> torch.Tensor:
+        """Return the average of the hosts' values of a fragment after a step, in fp32, with the same bits on all of them.
+        Without hosts that may be lost, it is in the memory of the values.
+
+        The random bits of a rounding belong to the fragment, the step, the host's rank in the group and the element. So an
+        exchange that is repeated, or made again by a resumed training, has the same bits."""
+        averages = torch.empty_like(values) if self.survives else values
+        with self._naming_hosts():
+            for chunk, (into, mine) in enumerate(zip(averages.split(CHUNK), values.split(CHUNK))):
+                into.copy_(self._sum(mine, step, number=fragment << 32 | chunk).div_(self.size))
+            self._group.barrier()  # a host that uses the average knows that the others have it
+        return averages
+
+    def _sum(self, mine: torch.Tensor, step: int, number: int) -> torch.Tensor:
+        total = torch.empty_like(mine)
+        addresses = {"mine": mine.data_ptr(), "into": total.data_ptr()}
+        self._group._core.sum(**addresses, count=mine.numel(), format=self._wire, step=step, number=number)
+        return total
+
+    def broadcast(self, values: torch.Tensor, root: int = 0) -> None:
+        """Copy the values of one host to all."""
+        with self._naming_hosts():
+            broadcast(self._group, values, root)
+
+    def barrier(self) -> None:
+        with self._naming_hosts():
+            self._group.barrier()
+
+    def wait_for_neighbours(self) -> None:
+        """Wait until all ranks of this host have ended the exchange: one may wait for a lost host, or give its state to another
+        one, for longer than ranks wait for each other in a step."""
+        if self._neighbours is not None:
+            self._neighbours.barrier()
+
+    def leave(self) -> None:
+        self._group.leave()
+        if self._neighbours is not None:
+            self._neighbours.leave()
+
+    # --- When a host is lost ---
+
+    @contextmanager
+    def _naming_hosts(self) -> Iterator[None]:
+        """Let errors name hosts and ranks of the job, instead of ranks of this group."""
+        try:
+            yield
+        except FailureError as error:
+            if error.code in OF_PEERS and self._failed_hosts():
+                self._raise_with_hosts(error)
+            raise
+
+    def _raise_with_hosts(self, error: FailureError) -> NoReturn:
+        what = error.what_happened
+        for host in self._failed_hosts():
+            rank = self.members.index(host)
+            # Only the first one is a rank of this group: others are in the words with which it left.
+            what = re.sub(rf"\brank {rank}\b( \([^)]*\))?", f"{self.own.describe_peer(host)},", what, count=1)
+        parts = {part: getattr(error, part) for part in ("where", "needed", "available", "remedy")}
+        fail(OF_PEERS[error.code], _core.Problem(what=what, **parts))
+
+    def _failed_hosts(self) -> list[int]:
+        return [self.members[rank] for rank in self._group._core.failed_ranks]
+
+    def regroup(self, error: FailureError) -> None:
+        """Form a group of the hosts that are left. Raise the error where hosts cannot be lost, and where it is one of this
+        host alone.
+
+        Each rank of a host decides together with the same rank of the other hosts. If they decide differently, a host is left
+        out by some of its ranks, which end. Then its other ranks fail at the end of the exchange, and the other hosts lose it
+        there too."""
+        failed, repeats = {*self._failed_hosts()} - {self.own.host}, 0
+        while True:
+            if not self.survives or len(self.members) == 1 or error.code not in OF_PEERS or repeats == MOST_REPEATS:
+                raise error
+            self._group.leave()
+            self._regroups += 1
+            before, rendezvous = self.members, self._rendezvous
+            self.members = agree_on_survivors(self.own, rendezvous, self._regroups, before, failed)
+            repeats = repeats + 1 if self.members == before else 0
+            self._log_lost({*before} - {*self.members}, error)
+            try:
+                connected = self._connect()
+                self._sent_before, self._group = self.sent_bytes, connected
+                return
+            except FailureError as failure:  # another host was lost meanwhile
+                error, failed = failure, set()
+
+    def _log_lost(self, lost: set[int], error: FailureError) -> None:
+        if self.own.rank > 0:
+            return
+        if not lost:
+            log.warning("all %d hosts connect again, after an error: %s", len(self.members), error.what_happened)
+        for host in lost:
+            log.warning(
+                "lost %s: %d of %d hosts continue without it. The first error is: %s",
+                *(self.own.describe(host), len(self.members), len(self.own.names), error.what_happened),
+            )
+
 
 log = logging.getLogger("ballast")
 

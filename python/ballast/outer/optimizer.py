@@ -12,10 +12,9 @@ from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.outer.fragments import due_at
-from ballast.outer.host_group import HostGroup
-from ballast.outer.layout import Fragment, cut, is_so_on_a_rank, require_same_cut, require_same_on_hosts
+from ballast.outer.hosts import HostGroup
+from ballast.outer.layout import Fragment, FragmentState, cut, is_so_on_a_rank, require_same_cut, require_same_on_hosts
 from ballast.outer.options import DiLoCo
-from ballast.outer.state import FragmentState
 from ballast.torch.parameters.units import gpu_of
 from ballast.torch.updates.sharded_state import ShardedState
 

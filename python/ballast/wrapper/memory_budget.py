@@ -14,14 +14,15 @@ from ballast.hardware import (
     RATES,
     Budget,
     Rates,
+    available_memory,
     gpu_like,
     machine,
     products_of,
     products_of_cpus,
     rates_of,
     rates_of_cpus,
+    this_machine,
 )
-from ballast.machine import available_memory, this_machine
 from ballast.torch.collectives import from_all_ranks
 from ballast.torch.gpu import free_bytes, name_and_bytes, return_cached_memory
 from ballast.torch.parameters.managed_parameter import is_without_values

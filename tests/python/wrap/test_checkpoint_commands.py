@@ -5,7 +5,7 @@ import re
 
 import pytest
 from ballast.checkpoint import manifest
-from ballast.commands import main
+from ballast.tools.command_line import main
 from python.wrap.support import saved
 
 

@@ -7,7 +7,7 @@ import ballast
 import pytest
 from ballast import checks
 from ballast.checkpoint import manifest
-from ballast.commands import main
+from ballast.tools.command_line import main
 from python.wrap.support import jobs
 from python.wrap.support.jobs import error_of, load, once, replace, save, training
 from python.wrap.support.ranks import run_ranks

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ballast.checkpoint.foreign import source_of
 from ballast.checkpoint.verifying import problems_of
-from ballast.commands import main
+from ballast.tools.command_line import main
 from python.wrap.support import others, saved
 from python.wrap.support.loops import Loop, Run
 from python.wrap.support.resident import peak_resident

@@ -9,12 +9,9 @@ import ballast
 import pytest
 import torch
 from ballast import DiLoCo
-from ballast.outer import host_group, survivors
-from ballast.outer.host_group import HostGroup
-from ballast.outer.host_rank import HostRank, host_ranks
-from ballast.outer.hosts import connect_hosts, log_hosts
+from ballast.outer import hosts as hosts_module
+from ballast.outer.hosts import HostGroup, HostRank, HostRendezvous, connect_hosts, host_ranks, log_hosts
 from ballast.outer.memory import BYTES_OF_GROUP
-from ballast.outer.survivors import HostRendezvous
 
 NAMES = ("a", "b", "c")
 
@@ -56,7 +53,7 @@ def averages(hosts, host):
 @pytest.mark.parametrize(("wire", "largest_code"), [("exact", 0), ("int8", 127), ("int4", 7)])
 def test_averages_in_codes_have_the_same_bits_on_all_hosts(wire, largest_code, monkeypatch):
     """And send the bytes that the planner counts."""
-    monkeypatch.setattr(host_group, "CHUNK", 1 << 16)  # the last chunk is no multiple of a group
+    monkeypatch.setattr(hosts_module, "CHUNK", 1 << 16)  # the last chunk is no multiple of a group
     (first, sent), *others = on_hosts(averages, wire=wire)
     for made, sent_too in others:
         assert sent_too == sent
@@ -105,7 +102,7 @@ def regrouped(hosts):
 
 
 def test_a_late_host_is_not_left_out_because_of_the_words_of_a_lost_one(monkeypatch):
-    monkeypatch.setattr(survivors, "GRACE", 0.1)
+    monkeypatch.setattr(hosts_module, "GRACE", 0.1)
 
     def body(hosts, host):
         if host == 1:
@@ -206,5 +203,5 @@ def test_hosts_that_are_all_there_connect_again_a_few_times(is_broken, monkeypat
 
     found = on_hosts(body)
     assert found == [None] * 3 if is_broken else found == [([0, 1, 2], 3)] * 3
-    assert len(attempts) == (host_group.MOST_REPEATS if is_broken else 1)
+    assert len(attempts) == (hosts_module.MOST_REPEATS if is_broken else 1)
     assert "all 3 hosts connect again" in caplog.text

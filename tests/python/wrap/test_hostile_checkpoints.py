@@ -11,7 +11,7 @@ import pytest
 import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.verifying import problems_of
-from ballast.commands import main
+from ballast.tools.command_line import main
 
 HUGE = 1 << 63
 

@@ -5,7 +5,7 @@ import shutil
 import ballast
 import pytest
 import torch
-from ballast.commands import main
+from ballast.tools.command_line import main
 from python.wrap.support import others, saved
 from python.wrap.support.loops import Loop, Tower
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ballast.checkpoint.offline_export import OfflineExport
 from ballast.new_files import require_own_folder
-from ballast.reports.output import write
+from ballast.tools.output import write
 
 PRECIOUS = "the user's own text"
 ANOTHER_USER = 1234

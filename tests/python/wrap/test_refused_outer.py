@@ -7,7 +7,7 @@ import ballast
 import pytest
 import torch
 from ballast import DiLoCo
-from ballast.outer.host_rank import host_ranks
+from ballast.outer.hosts import host_ranks
 from ballast.sizes import parse_size
 from python.wrap.support import outer
 from python.wrap.support.loops import Loop

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.weights import state_in
-from ballast.commands import main
+from ballast.tools.command_line import main
 from ballast.torch.parameters.managed_parameter import is_without_values
 from ballast.torch.training import preconditions
 from ballast.torch.training.model_and_optimizer import optimizers_of

@@ -11,9 +11,9 @@ import ballast
 import pytest
 import torch
 from ballast import _core
-from ballast.commands import main
-from ballast.reports.run_log import read_run
-from ballast.step_line import in_words
+from ballast.step_reports import in_words
+from ballast.tools.command_line import main
+from ballast.tools.report import read_run
 from ballast.torch.training.metrics import metrics_of_step, read_throughput
 from python.wrap.support.clipping import CLIPS, norms_in_reports
 from python.wrap.support.ranks import run_ranks

@@ -20,7 +20,7 @@ from ballast import _core
 from ballast._torch_compat import active_data_parallel, gradient_hooks_of
 from ballast.checks import fail
 from ballast.connecting import Group
-from ballast.leaving import begin_exit
+from ballast.exit_notice import begin_exit
 from ballast.torch.module_hook import ModuleHook
 from ballast.torch.parameters.units import require_known
 

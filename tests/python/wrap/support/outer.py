@@ -15,8 +15,8 @@ import ballast
 import torch
 import torch.distributed as dist
 from ballast import _core
-from ballast.outer import host_group, survivors
-from ballast.outer.host_group import HostGroup
+from ballast.outer import hosts as hosts_module
+from ballast.outer.hosts import HostGroup
 from ballast.outer.layout import Fragment
 from ballast.outer.memory import fragment_elements
 from ballast.torch.parameters.units import model_of
@@ -327,7 +327,7 @@ def lose_between_steps(
 def lose_one_while_another_is_late(rank: int, lost: int, late: int, options: dict[str, Any]) -> tuple[Trained, Lines]:
     """Train eight steps. One rank dies after the fifth, and another host comes to the next exchange when it has been waited
     for longer than for hosts that have failed."""
-    survivors.GRACE = 0.2
+    hosts_module.GRACE = 0.2
     heard, ended = Heard(), [0]
 
     def after_step(*_: Any) -> None:
@@ -352,7 +352,7 @@ def lose_and_fail(rank: int, lost: int, options: dict[str, Any]) -> str:
 def lose_in_exchange(rank: int, lost: int, options: dict[str, Any]) -> tuple[Trained, Lines]:
     """Train eight steps. One rank dies when the first chunk of the second exchange is summed."""
     heard, average, exchanges = Heard(), HostGroup.average, [0]
-    host_group.CHUNK = 64
+    hosts_module.CHUNK = 64
 
     def average_and_die(group: HostGroup, values: torch.Tensor, **of_exchange: int) -> torch.Tensor:
         exchanges[0] += 1

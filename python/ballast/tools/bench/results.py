@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ballast import _core
-from ballast.bench.cases import ALONE, DDP, Case
-from ballast.bench.launch import Run, Setting
-from ballast.measured import VERSION
+from ballast.calibration import VERSION
 from ballast.sizes import human_parameters, human_size
+from ballast.tools.bench.cases import ALONE, DDP, Case
+from ballast.tools.bench.drawing import Panel, Point, draw_panels
+from ballast.tools.bench.launch import Run, Setting
+from ballast.tools.markup import Drawing
 
 TOLERANCES = {"bf16": 0.1, "fp32": 0.02}  # of the loss of one step; systems sum and round in other orders
 LANES = {"upload": ("upload",), "download": ("download",), "device_memory": ("update",)}
@@ -63,7 +65,7 @@ class Report:
         return f"{self.model}: {human_parameters(self.parameters)} parameters in {of.dtype}; {where}, {of.tokens} tokens each"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures for JSON; `ballast.measured` reads them."""
+        """Return all figures for JSON; `ballast.calibration` reads them."""
         return {
             "ballast_bench": VERSION,
             "ballast": _core.version,
@@ -108,6 +110,18 @@ class Report:
         cells = [f"{speed:,.0f}", times, human_size(size), part, *others, f"{row.loss:.3f}"]
         words = "".join(f"  {cell:>10}" for cell in cells)
         return words + ("  differs from DDP's" if ddp and self.differs(row, ddp) else "")
+
+    def drawing(self) -> Drawing:
+        """Draw the cases that did not fail, and the speed of the model alone as a limit."""
+        alone = self.row(ALONE)
+        rows = [row for row in self.rows if not row.failure and row.name != ALONE]
+        panel = Panel(
+            self.heading(),
+            f"colour: Ballast; grey: other systems{'; measured on a busy machine' if self.busy else ''}",
+            [Point(row.name, row.memory_bytes, row.tokens_per_second, row.is_ballast) for row in rows],
+            limit=(ALONE, alone.tokens_per_second) if alone else None,
+        )
+        return draw_panels(f"Memory and throughput of {self.model}", [panel])
 
     def differs(self, row: Row, ddp: Row) -> bool:
         """Return whether the loss of a system is not DDP's. The model alone does not learn."""

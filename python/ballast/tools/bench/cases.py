@@ -19,7 +19,7 @@ class Case:
     """A system, and the options of its call."""
 
     name: str
-    system: str  # a key of ballast.bench.systems.SYSTEMS
+    system: str  # a key of ballast.tools.bench.systems.SYSTEMS
     options: Mapping[str, Any] = field(default_factory=dict)
     is_quick: bool = False  # measured with --quick, too
     on_gpu: bool | None = None  # None: on GPUs and on CPUs

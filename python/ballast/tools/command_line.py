@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import json
 import os
 import sys
@@ -9,11 +11,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from ballast import _core
-from ballast.commands import bench, convert, doctor, export, inspect, plan, report, verify
-from ballast.commands.parser import Parser
 from ballast.errors import Error, UsageError
+from ballast.tools import bench, checkpoints, doctor, plan, report
 
-COMMANDS = (plan, bench, doctor, report, inspect, verify, export, convert)
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser without abbreviations, whose examples keep their lines."""
+
+    def __init__(self, **given: Any):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **given)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        positional = {f"--{action.dest}" for action in self._actions if not action.option_strings}
+        for word in unknown:
+            if word.split("=")[0] in positional:
+                self.error(f"there is no option {word}: the {word.split('=')[0].lstrip('-')} is given without a name")
+            near = difflib.get_close_matches(word.split("=")[0], self._option_string_actions, n=1, cutoff=0.5)
+            self.error(f"there is no option {word}" + (f'; did you mean "{near[0]}"?' if near else ""))
+        return found, unknown
+
+
+# Each adds a command, in the order of --help.
+COMMANDS = (plan.add_to, bench.add_to, doctor.add_to, report.add_to, *checkpoints.COMMANDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="ballast", description="Train models that are far larger than GPU memory.")
     parser.add_argument("--version", action="version", version=f"ballast {_core.version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-    for command in COMMANDS:
-        command.add_to(commands)
+    for add_to in COMMANDS:
+        add_to(commands)
     chosen = parser.parse_args(arguments)
     code = 0
     try:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ballast import _core
-from ballast.bench.cases import Case, cases, workload
-from ballast.bench.launch import Run, Setting, run_case
-from ballast.bench.models import scaled
-from ballast.bench.results import Report, measured, row_of
 from ballast.checks import refuse
+from ballast.tools.bench.cases import Case, cases, workload
+from ballast.tools.bench.launch import Run, Setting, run_case
+from ballast.tools.bench.models import scaled
+from ballast.tools.bench.results import Report, measured, row_of
 from ballast.torch.gpu import name_and_bytes, of_torch
 
 RANKS_ON_CPU = 2

@@ -16,11 +16,10 @@ from ballast.models.known import KNOWN
 from ballast.outer.options import outer_from_text
 from ballast.plan_request import PlanRequest, request_plan
 from ballast.planning import best, searched, unbeaten
-from ballast.reports.front import draw_front
-from ballast.reports.output import output_path, write
-from ballast.reports.page import page
 from ballast.result import Plan, differences, wrapped
 from ballast.sizes import human_amount, human_size, human_time
+from ballast.tools.output import output_path, write
+from ballast.tools.plan_page import draw_front, page
 
 EXAMPLE = """\
 examples:

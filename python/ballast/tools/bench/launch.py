@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ballast.bench.cases import Case, Workload
+from ballast.tools.bench.cases import Case, Workload
 
 LONGEST = 300.0  # seconds of a case
 BUSY = 0.1  # the part of the machine's cores that others use, from which on a figure is of a busy machine
-PACKAGES = Path(__file__).absolute().parents[2]  # links stay: the extension is next to them, and not to their targets
+PACKAGES = Path(__file__).absolute().parents[3]  # links stay: the extension is next to them, and not to their targets
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _start(task: Path, rank: int, ranks: int, port: int) -> subprocess.Popen[byt
     environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     with open(f"{task}.{rank}.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "ballast.bench.rank", str(task)],
+            [sys.executable, "-m", "ballast.tools.bench.rank", str(task)],
             env=environment,
             cwd=task.parent,
             stdin=subprocess.DEVNULL,

@@ -1,13 +1,15 @@
-"""Draw memory of a GPU against throughput: all placements, the front of the best ones, and the chosen plan."""
+"""The HTML page of a plan, and its drawings: memory against throughput, and memory by owner."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ballast.reports.svg import Axis, Drawing, draw_scales, round_step
-from ballast.result import Plan
-from ballast.sizes import human_amount, human_size
+from ballast import _core
+from ballast.result import Plan, differences
+from ballast.sizes import human_amount, human_count, human_size, human_time
+from ballast.tools.markup import Axis, Drawing, document, draw_scales, escaped, figures_list, round_step, table
+from ballast.tools.timeline import draw_timeline
 
 MARGIN, LEFT = 24, 92  # pixels
 HEIGHT = 296  # of the axis
@@ -37,15 +39,15 @@ def draw_front(searched: Sequence[Plan], front: Sequence[Plan], chosen: Plan, *,
     limit = chosen.limit_of("device") / GIB
     shown = [plan for plan in searched if _memory(plan) <= BEYOND * limit]
     chart = _chart([*shown, *front], chosen, limit, titled=titled)
-    _draw_axes(chart, chosen.rank_device)
+    draw_scales(chart.drawing, chart.across, chart.up, (f"memory of a {chosen.rank_device}, GiB", "tokens/s, all ranks"))
     _draw_limit(chart, limit)
     for plan in sorted(shown, key=lambda plan: plan.fits):
-        chart.dot(plan, 4, "searched" if plan.fits else "searched-line", in_words(plan))
+        chart.dot(plan, 4, "searched" if plan.fits else "searched-line", describe(plan))
     points = [chart.place(plan) for plan in front]
     joined = [point for i, point in enumerate(points) if all(point[0] < x for x, _ in points[:i])]
     chart.drawing.line(joined, "chosen", width=1.5)
     for plan in front:
-        chart.dot(plan, 4.5, "chosen", in_words(plan))
+        chart.dot(plan, 4.5, "chosen", describe(plan))
     _draw_chosen(chart, chosen, limit)
     _draw_legend(chart, has_larger=any(not plan.fits for plan in shown))
     if hidden := len(searched) - len(shown):
@@ -66,7 +68,7 @@ def _chart(plans: Sequence[Plan], chosen: Plan, limit: float, *, titled: bool) -
     return Chart(drawing, across, Axis(most + round_step(most / 10), top + HEIGHT, top))
 
 
-def in_words(plan: Plan) -> str:
+def describe(plan: Plan) -> str:
     """Describe a plan in one line."""
     return f"{plan.where()}; {plan.formats()}{'' if plan.fits else ' (does not fit)'}: {_speed(plan)}"
 
@@ -91,13 +93,6 @@ def _end_of_memory(plans: Sequence[Plan], limit: float) -> float:
     return 1.15 * most if most < FAR_BELOW * limit else 1.04 * max(most, limit)
 
 
-def _draw_axes(chart: Chart, device: str) -> None:
-    drawing, across, up = chart.drawing, chart.across, chart.up
-    draw_scales(drawing, across, up)
-    drawing.text(across.begin - 68, up.end - 10, "tokens/s, all ranks", "ink")
-    drawing.text(across.begin, up.begin + 46, f"memory of a {device}, GiB", "ink")
-
-
 def _draw_limit(chart: Chart, limit: float) -> None:
     drawing, across, up = chart.drawing, chart.across, chart.up
     words = f"limit {human_size(round(limit * GIB))}"
@@ -111,7 +106,7 @@ def _draw_limit(chart: Chart, limit: float) -> None:
 def _draw_chosen(chart: Chart, chosen: Plan, limit: float) -> None:
     """Mark the chosen plan. Its label stays to the left of the limit."""
     x, y = chart.place(chosen)
-    chart.dot(chosen, 6, "chosen", f"chosen: {in_words(chosen)}")
+    chart.dot(chosen, 6, "chosen", f"chosen: {describe(chosen)}")
     chart.dot(chosen, 9.5, "chosen-line", "")
     right = min(chart.across.at(limit), chart.across.end) - 34
     chart.drawing.text(max(min(x, right), chart.across.begin + 30), y - 16, "chosen", "bold chosen", "middle")
@@ -125,3 +120,84 @@ def _draw_legend(chart: Chart, *, has_larger: bool) -> None:
         chart.drawing.dot(x + 5, y + 4, 4, style)
         chart.drawing.text(x + 16, y + 8, words, "quiet")
         x += 16 + 6.6 * len(words) + 24
+
+
+WIDTH, ROW, GAP = 1080, 24, 14
+BARS, END = 230, 880  # pixels from the left: names before, sizes after
+
+
+def draw_memory(plan: Plan) -> Drawing:
+    """Draw a bar for each tier that is used, and one for each row of its memory. Bars of a tier end at its limit."""
+    tiers = {tier: plan.rows_of(tier) for tier, owners in plan.memory.items() if owners}
+    height = sum(ROW * (1 + len(rows)) + GAP for rows in tiers.values())
+    drawing = Drawing(WIDTH, height, f"Memory of one rank of {plan.model}")
+    top = 0
+    for tier, rows in tiers.items():
+        total = plan.bytes_in(tier)
+        scale = Axis(max(plan.limit_of(tier), total), BARS, END)
+        sizes = f"{human_size(total)} of {human_size(plan.limit_of(tier))}"
+        drawing.box(BARS, top + 5, (END - BARS, ROW - 10), "grid")
+        _draw_bar(drawing, top, scale, (tier, total), ("bold ink", "chosen", sizes))
+        for number, (row, size) in enumerate(rows.items(), start=1):
+            _draw_bar(drawing, top + ROW * number, scale, (row, size), ("quiet", "searched", human_size(size)))
+        top += ROW * (1 + len(rows)) + GAP
+    return drawing
+
+
+def _draw_bar(drawing: Drawing, top: int, scale: Axis, entry: tuple[str, int], styles: tuple[str, str, str]) -> None:
+    (name, size), (words, bar, amount) = entry, styles
+    drawing.text(BARS - 12, top + 16, name, words, "end")
+    drawing.box(BARS, top + 5, (scale.at(size) - BARS, ROW - 10), bar, f"{name}: {amount}")
+    drawing.text(END + 12, top + 16, amount, words)
+
+
+ABOUT_STEP = "Rank 0 of the simulated step. Steps overlap: updates may run during the next step. Point at a box for details."
+
+
+def page(searched: Sequence[Plan], front: Sequence[Plan], chosen: Plan) -> str:
+    """Return the page of the chosen plan; `draw_front()` explains the others."""
+    title = f"{chosen.model} on {chosen.ranks} x {chosen.gpu.upper()}"
+    sections = [
+        _figures(chosen),
+        "<h2>Memory and throughput</h2>",
+        draw_front(searched, front, chosen, titled=False).svg(alone=False),
+        _table(front, chosen),
+        "<h2>Memory of one rank</h2>",
+        draw_memory(chosen).svg(alone=False),
+        "<h2>One step</h2>",
+        f"<p>{ABOUT_STEP}</p>",
+        draw_timeline(chosen.timeline(), chosen.seconds).svg(alone=False),
+        "<h2>The plan as text</h2>",
+        f"<pre>{escaped(chosen.text())}</pre>",
+        f"<p>Planned by Ballast {_core.version}. Nothing has run: times are simulated with the rates above.</p>",
+    ]
+    lead = f"<p>{escaped(chosen.where())}; {escaped(chosen.formats())}</p>"
+    return document(title, [lead, *sections])
+
+
+def _figures(plan: Plan) -> str:
+    figures = {
+        "step": human_time(plan.seconds),
+        "tokens/s, all ranks": f"{plan.tokens_per_second:,.0f}",
+        f"memory of a {plan.rank_device}": f"{human_size(plan.bytes_in('device'))} of {human_size(plan.limit_of('device'))}",
+    }
+    if plan.cost_per_million_tokens is not None:
+        figures["cost per million tokens"] = human_amount(plan.cost_per_million_tokens)
+    if plan.train_tokens is not None and plan.training_seconds is not None:
+        figures[f"training of {human_count(plan.train_tokens)} tokens"] = human_time(plan.training_seconds)
+    if plan.training_cost is not None:
+        figures["cost of the training"] = human_amount(plan.training_cost)
+    return figures_list(figures)
+
+
+def _table(front: Sequence[Plan], chosen: Plan) -> str:
+    heads = [chosen.rank_device, "host", "drives", "step", "tokens/s"]
+    heads += ["cost per million tokens"] if chosen.price is not None else []
+    lines = []
+    for plan, how in zip(front, differences(front), strict=True):
+        sizes = [human_size(plan.bytes_in(tier)) if plan.bytes_in(tier) else "-" for tier in plan.memory]
+        cost = plan.cost_per_million_tokens
+        amount = [human_amount(cost)] if cost is not None else []
+        lines.append([*sizes, human_time(plan.seconds), f"{plan.tokens_per_second:,.0f}", *amount, how])
+    number = next(number for number, plan in enumerate(front) if plan is chosen)
+    return table([*heads, "placement"], lines, chosen=number)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ballast import _core
-from ballast.reports.svg import Axis, Drawing
+from ballast.tools.markup import Axis, Drawing
 
 WIDTH, ROW, TOP = 1080, 28, 40
 LEFT, RIGHT = 96, WIDTH - 64
@@ -43,7 +43,7 @@ class Box:
         same = self.kinds.keys() == {_kind(entry)} and self.units.keys() <= {entry.unit} and [*self.styles] == [_style(entry)]
         return same or self.end - self.begin < shortest
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         units = [*self.units]
         names = f" {units[0]}" if len(units) == 1 else f" {units[0]} to {units[-1]}" if units else ""
         many = f", {self.count} operations" if self.count > 1 else ""
@@ -88,7 +88,7 @@ def _draw_lane(drawing: Drawing, across: Axis, top: int, lane: str, boxes: Seque
     drawing.line([(LEFT, top + ROW - 2), (RIGHT, top + ROW - 2)], "grid")
     for box in boxes:
         size = (across.at(box.end) - across.at(box.begin), ROW - 8)
-        drawing.box(across.at(box.begin), top + 4, size, max(box.styles, key=box.styles.__getitem__), box.in_words())
+        drawing.box(across.at(box.begin), top + 4, size, max(box.styles, key=box.styles.__getitem__), box.describe())
 
 
 def _draw_waits(drawing: Drawing, across: Axis, boxes: Sequence[Box]) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ballast.bench.cases import Workload
 from ballast.checks import refuse
 from ballast.models import describe
 from ballast.models.config import without_quantization
@@ -19,6 +18,7 @@ from ballast.models.files import is_config, read_model
 from ballast.models.known import KNOWN
 from ballast.models.transformers_class import built, usual_class
 from ballast.sizes import human_parameters
+from ballast.tools.bench.cases import Workload
 
 VOCABULARY = 4096
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")

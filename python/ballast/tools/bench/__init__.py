@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast.checks import read_count, refuse
-from ballast.reports.output import output_path, write
+from ballast.tools.output import output_path, write
 
 EXAMPLE = """\
 examples:
@@ -42,18 +42,17 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--output", metavar="FILE.json", help="write all figures; ballast plan --measured reads them")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw memory against throughput")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=bench)
 
 
-def run(chosen: argparse.Namespace) -> int:
+def bench(chosen: argparse.Namespace) -> int:
     """Measure, and print a table. Return 1 where a case of Ballast failed."""
     output = output_path("--output", chosen.output, ".json") if chosen.output is not None else None
     plot = output_path("--plot", chosen.plot, ".svg") if chosen.plot is not None else None
     _require_directory(chosen.drive)
     ranks = None if chosen.ranks is None else read_count("ranks", chosen.ranks)
     try:
-        from ballast.bench.drawing import draw
-        from ballast.bench.run import measure, plan_of
+        from ballast.tools.bench.run import measure, plan_of
     except ImportError as problem:
         refuse(f"cannot measure: {problem}", needed="torch", remedy="pip install torch")
     plan = plan_of(ranks=ranks, dtype=chosen.dtype, quick=chosen.quick, directory=chosen.drive.absolute())
@@ -67,7 +66,7 @@ def run(chosen: argparse.Namespace) -> int:
     if output:
         write(output, json.dumps(report.to_dict(), indent=2) + "\n")
     if plot:
-        write(plot, draw(report).svg(alone=True))
+        write(plot, report.drawing().svg(alone=True))
     print(json.dumps(report.to_dict(), indent=2) if chosen.json else report.table())
     return int(any(row.failure and row.is_ballast for row in report.rows))
 

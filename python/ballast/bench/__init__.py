@@ -1,1 +1,0 @@
-"""Measure memory and throughput on this machine: the cases of `ballast bench`, their ranks, and the report."""

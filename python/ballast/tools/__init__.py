@@ -1,0 +1,1 @@
+"""The commands of `ballast`: planning, measuring, examining, reporting, and commands on checkpoints."""

@@ -1,0 +1,206 @@
+"""The commands on checkpoints: `ballast inspect`, `verify`, `export` and `convert`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ballast.checkpoint import manifest
+from ballast.checkpoint.contents import CUSTOM, ROLES, Checkpoint, SavedOptimizer, Tensor
+from ballast.checkpoint.verifying import problems_of
+from ballast.sizes import human_size, parse_size
+
+INSPECT_EXAMPLES = """\
+examples:
+  ballast inspect checkpoints
+  ballast inspect checkpoints --tensors
+  ballast inspect checkpoints --json
+"""
+
+
+def add_inspect(commands: Any) -> None:
+    """Add `ballast inspect` to the command line."""
+    about = "Show what a checkpoint contains. Reads the manifest only; `ballast verify` reads all tensors."
+    parser = commands.add_parser("inspect", help="show the content of a checkpoint", description=about, epilog=INSPECT_EXAMPLES)
+    parser.add_argument("directory", help="the directory of ballast.save()")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every tensor")
+    parser.set_defaults(run=inspect)
+
+
+def inspect(chosen: argparse.Namespace) -> int:
+    """Print a summary, or everything."""
+    checkpoint = manifest.read(chosen.directory)
+    if chosen.json:
+        content = {**asdict(checkpoint), **checkpoint.to_json(), "tensors": asdict(checkpoint)["tensors"]}
+        del content["optimizers"]
+        print(json.dumps(content, indent=2))
+        return 0
+    print("\n".join(_summary(checkpoint)))
+    if chosen.tensors:
+        print()
+        for name, tensor in checkpoint.tensors.items():
+            print(_tensor_line(name, tensor))
+    return 0
+
+
+def _summary(checkpoint: Checkpoint) -> list[str]:
+    made = f"written by Ballast {checkpoint.written_by} on {_counted(checkpoint.ranks, 'rank')}"
+    if checkpoint.converted_from:
+        made = f"converted by Ballast {checkpoint.written_by} from {checkpoint.converted_from}"
+    lines = [
+        f"step        {checkpoint.step}, {made}",
+        *(f"optimizer   {saved.optimizer}; {_state_kept(saved, checkpoint.tensors)}" for saved in checkpoint.optimizers),
+    ]
+    for role in ROLES:
+        tensors = [tensor for tensor in checkpoint.tensors.values() if tensor.role == role]
+        if tensors:
+            elements = sum(tensor.elements for tensor in tensors)
+            size = human_size(sum(piece.bytes for tensor in tensors for piece in tensor.pieces))
+            lines.append(f"{role:<12}{_counted(len(tensors), 'tensor')}, {_counted(elements, 'element')}, {size}")
+    for number, group in enumerate(group for saved in checkpoint.optimizers for group in saved.groups):
+        known = group["options"]
+        options = ", ".join(f"{key}={known[key]}" for key in ("lr", "betas", "weight_decay") if key in known)
+        lines.append(f"group {number:<6}{_counted(len(group['parameters']), 'parameter')}: {options}")
+    return lines
+
+
+def _state_kept(saved: SavedOptimizer, tensors: Mapping[str, Tensor]) -> str:
+    if not saved.own_step:
+        return f"moments: {', '.join(saved.moments.values()) or 'none'}"
+    own = set(saved.parameters)
+    names = [name.rpartition(": ") for name, tensor in tensors.items() if tensor.role in CUSTOM]
+    keys = {key for parameter, _, key in names if parameter in own}
+    return f"state of its own step: {', '.join(sorted(keys)) or 'none'}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _tensor_line(name: str, tensor: Tensor) -> str:
+    state = f", state in {tensor.format}" if tensor.format else ""
+    return f"{name}  {tensor.dtype} {tensor.shape}, {tensor.role}{state}, {_counted(len(tensor.pieces), 'piece')}"
+
+
+VERIFY_EXAMPLES = """\
+examples:
+  ballast verify checkpoints
+  ballast verify checkpoints --json
+"""
+
+
+def add_verify(commands: Any) -> None:
+    """Add `ballast verify` to the command line."""
+    about = "Read all of a checkpoint, and list every piece that differs from its checksum. Exits with 1 if there is any."
+    parser = commands.add_parser("verify", help="check all bytes of a checkpoint", description=about, epilog=VERIFY_EXAMPLES)
+    parser.add_argument("directory", help="the directory of ballast.save()")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=verify)
+
+
+def verify(chosen: argparse.Namespace) -> int:
+    """Print a line for each problem."""
+    problems = problems_of(chosen.directory)
+    if chosen.json:
+        print(json.dumps({"problems": problems}, indent=2))
+    else:
+        print("\n".join(problems) or f"{chosen.directory} is intact: every byte has its checksum")
+    return 1 if problems else 0
+
+
+EXPORT_EXAMPLES = """\
+examples:
+  ballast export checkpoints exported
+  ballast export checkpoints exported --dtype bf16 --max-shard-size 5GB --config path/to/config.json
+  ballast export checkpoints of-torch --to distributed --json
+"""
+
+
+def add_export(commands: Any) -> None:
+    """Add `ballast export` to the command line."""
+    about = (
+        "Write the weights of a checkpoint to safetensors files, as Hugging Face does. Reads checkpoints of Ballast, of\n"
+        "torch.distributed.checkpoint and of DeepSpeed, and files of torch.save() and safetensors. Needs no GPU, no ranks\n"
+        "and no model, and memory for a few tensors."
+    )
+    parser = commands.add_parser(
+        "export", help="write the weights of a checkpoint to safetensors files", description=about, epilog=EXPORT_EXAMPLES
+    )
+    parser.add_argument("checkpoint", help="the directory of a checkpoint")
+    parser.add_argument("folder", help="the folder for the files; earlier safetensors files there are replaced")
+    help = "safetensors (default), or distributed: for torch.distributed.checkpoint, with the optimizer's state of a training"
+    parser.add_argument("--to", choices=("safetensors", "distributed"), default="safetensors", metavar="FORMAT", help=help)
+    help = "fp32, bf16 or fp16: the format of the weights; default: as saved. In fp32 a training's masters are written"
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), metavar="NAME", help=help)
+    help = "size of the largest file, such as 5GB; default: one file"
+    parser.add_argument("--max-shard-size", metavar="SIZE", help=help)
+    parser.add_argument("--config", metavar="FILE", help="copy this config.json, or that of this folder, to the weights")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=export)
+
+
+def export(chosen: argparse.Namespace) -> int:
+    """Print what was written."""
+    from ballast.checkpoint.offline_export import OfflineExport  # imports torch, which few commands need
+
+    exported = OfflineExport(
+        checkpoint=Path(chosen.checkpoint),
+        folder=Path(chosen.folder),
+        dtype=chosen.dtype,
+        most_bytes=None if chosen.max_shard_size is None else parse_size(chosen.max_shard_size),
+        to=chosen.to,
+        config=None if chosen.config is None else Path(chosen.config),
+    ).run()
+    if chosen.json:
+        print(json.dumps(asdict(exported), indent=2))
+    else:
+        files = f"{len(exported.files)} files" if len(exported.files) > 1 else exported.files[0]
+        print(f"{chosen.folder}: {files} with {exported.tensors:,} tensors, {human_size(exported.bytes)}")
+    return 0
+
+
+CONVERT_EXAMPLES = """\
+examples:
+  ballast convert output/checkpoint-500 checkpoints
+  ballast convert of-deepspeed/global_step3 checkpoints --json
+  ballast convert lightning_logs/version_0/checkpoints/last.ckpt checkpoints
+"""
+
+
+def add_convert(commands: Any) -> None:
+    """Add `ballast convert` to the command line."""
+    about = (
+        "Make a checkpoint of Ballast from one of another program: of DeepSpeed (ZeRO stages 1 to 3, or universal), of\n"
+        "torch.distributed.checkpoint (FSDP2, Accelerate, Lightning), or of torch.save(). It holds the masters in fp32, the\n"
+        "moments and the steps, and any number of ranks resumes from it. Needs no GPU, no ranks and no model, and memory\n"
+        "for a few tensors. ballast.load_checkpoint() reads the same checkpoints directly."
+    )
+    parser = commands.add_parser(
+        "convert", help="make a checkpoint of Ballast from one of another program", description=about, epilog=CONVERT_EXAMPLES
+    )
+    parser.add_argument("source", help="the directory or the file of the other program")
+    parser.add_argument("directory", help="the directory for the checkpoint, which must not hold one")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=convert)
+
+
+def convert(chosen: argparse.Namespace) -> int:
+    """Print what was written."""
+    from ballast.checkpoint.conversion import Conversion  # imports torch, which few commands need
+
+    converted = Conversion(Path(chosen.source), Path(chosen.directory)).run()
+    if chosen.json:
+        print(json.dumps(asdict(converted), indent=2))
+    else:
+        state = f"{converted.trained:,} of them with {' and '.join(converted.moments)}"
+        tensors = f"{converted.tensors:,} tensors, {state}"
+        print(f"{chosen.directory}: step {converted.step}, {tensors}, {human_size(converted.bytes)}")
+    return 0
+
+
+COMMANDS = (add_inspect, add_verify, add_export, add_convert)

@@ -1,0 +1,371 @@
+"""`ballast doctor`: find problems of this machine that slow down or prevent training, and name a remedy for each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ballast import _core
+from ballast.errors import Error
+from ballast.sizes import human_size
+
+if TYPE_CHECKING:
+    from ballast._core import DriveFound, MachineFound
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One result. `state` is "good", "note" (slower, or smaller than it could be) or "bad" (a training would fail)."""
+
+    state: str
+    about: str
+    found: str
+    remedy: str = ""
+
+
+def good(about: str, found: str) -> Diagnostic:
+    """Return a result without a remedy."""
+    return Diagnostic("good", about, found)
+
+
+def note(about: str, found: str, remedy: str) -> Diagnostic:
+    """Return a result that could be better."""
+    return Diagnostic("note", about, found, remedy)
+
+
+def bad(about: str, found: str, remedy: str) -> Diagnostic:
+    """Return a problem that would stop a training."""
+    return Diagnostic("bad", about, found, remedy)
+
+
+SMALL_MEMLOCK = 1 << 30
+SMALL_SHARED_MEMORY = 1 << 30  # NCCL and data loaders with workers use it; Ballast itself does not
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts to examine: the findings of the C++ library, and files of the system."""
+
+    found: MachineFound
+    root: Path
+
+    def text(self, file: str) -> str:
+        """Return the text of a system file, or nothing where there is none."""
+        try:
+            return (self.root / file).read_text().strip()
+        except OSError:
+            return ""
+
+
+def examine(*, drives: Sequence[str] = (".",), root: str = "/") -> list[Diagnostic]:
+    """Examine the machine and the drives. `root` replaces the folder with /proc and /sys, for tests.
+
+    >>> [diagnostic.about for diagnostic in examine(drives=[])][:2]
+    ['gpu', 'cpu']
+    """
+    machine = Machine(_core.this_machine(root=root), Path(root))
+    looks = (gpus, cores, numa, memory, memlock, shared_memory, io_uring)
+    diagnostics = [diagnostic for look in looks for diagnostic in look(machine)]
+    return diagnostics + [diagnostic for folder in drives for diagnostic in look_at(folder)]
+
+
+def gpus(machine: Machine) -> Iterator[Diagnostic]:
+    """Examine the driver, the GPUs and their links."""
+    driver = machine.text("proc/driver/nvidia/version").partition("\n")[0]
+    if not machine.found["gpus"]:
+        why = machine.found["no_gpu_because"]
+        if driver:
+            yield bad("gpu", f"a driver is installed, but no GPU can be used: {why}", _remedy_for_gpu(why))
+        else:
+            yield note(
+                "gpu",
+                f"none: {why}",
+                "Planning needs no GPU. Training works on CPUs, slowly. A GPU needs NVIDIA's driver.",
+            )
+        return
+    yield good("driver", driver or "present")
+    for gpu in machine.found["gpus"]:
+        yield good("gpu", f"{gpu['name']}, {human_size(gpu['memory_bytes'])}, at {gpu['pci']}")
+        yield from link(machine, gpu["pci"])
+    why = machine.found["no_nccl_because"]
+    if "built" in why:
+        remedy = "Install NCCL (libnccl-dev, or nvidia-nccl-cu13 from PyPI), and then Ballast again."
+        yield bad("nccl", "this build has no NCCL: it trains on one GPU only", remedy)
+    elif why and not _torch_brings_nccl():
+        yield bad("nccl", f"cannot be loaded: {why}", "Install libnccl2, or nvidia-nccl-cu13 from PyPI.")
+
+
+def _torch_brings_nccl() -> bool:
+    """Return whether a wheel has NCCL, which torch loads when it is imported."""
+    found = find_spec("nvidia")
+    folders = found.submodule_search_locations if found else None
+    return any(Path(folder, "nccl/lib/libnccl.so.2").exists() for folder in folders or ())
+
+
+def _remedy_for_gpu(why: str) -> str:
+    if "build" in why:
+        return "Put nvcc on the PATH, and install Ballast again."
+    return "Check nvidia-smi and CUDA_VISIBLE_DEVICES. Start a container with --gpus all."
+
+
+def link(machine: Machine, pci: str) -> Iterator[Diagnostic]:
+    """Examine the width of a GPU's PCIe link. Its current speed says nothing: an idle link is slow."""
+    folder = f"sys/bus/pci/devices/{pci.lower()}"
+    width, most = machine.text(f"{folder}/current_link_width"), machine.text(f"{folder}/max_link_width")
+    speed = machine.text(f"{folder}/max_link_speed")
+    if not width or not most:
+        return
+    if width != most:
+        remedy = "Move the card to a slot with all lanes, or check risers and BIOS: uploads and downloads are slower."
+        yield note("pcie", f"{pci} has {width} of {most} lanes", remedy)
+    else:
+        yield good("pcie", f"{pci} has {width} lanes of {speed or 'unknown speed'}")
+
+
+def cores(machine: Machine) -> Iterator[Diagnostic]:
+    """Examine the cores, which the optimizer's step on the CPU uses."""
+    found = machine.found
+    text = f"{found['cpu']}, {found['cores']} of {found['cores_of_host']} cores, {found['instruction_set']}"
+    quota = found["core_quota"]
+    if quota is not None and quota < found["cores_of_host"]:
+        yield note("cpu", f"{text}; a quota of {quota:.4g}", "Raise the container's CPU limit if updates run on the CPU.")
+    else:
+        yield good("cpu", text)
+
+
+def numa(machine: Machine) -> Iterator[Diagnostic]:
+    """Examine the memory nodes, and those of the GPUs."""
+    nodes = machine.found["numa_nodes"]
+    if nodes == 1:
+        yield good("numa", "one memory node")
+        return
+    at = [machine.text(f"sys/bus/pci/devices/{gpu['pci'].lower()}/numa_node") for gpu in machine.found["gpus"]]
+    gpus = f"; GPUs at {', '.join(at)}" if any(at) else ""
+    remedy = "Bind each rank to the node of its GPU: numactl --cpunodebind=N --membind=N, or your launcher's binding."
+    yield note("numa", f"{nodes} memory nodes{gpus}", remedy)
+
+
+def memory(machine: Machine) -> Iterator[Diagnostic]:
+    """Examine the memory that this process may use, and what limits it."""
+    limits = machine.found["memory"]
+    yield good("memory", f"{human_size(limits['available_bytes'])} of {human_size(limits['total_bytes'])} available")
+    cgroup = limits["cgroup"]
+    if cgroup is None:
+        return
+    text = f"{human_size(cgroup['available_bytes'])} of {human_size(cgroup['limit_bytes'])} left ({cgroup['file']})"
+    if cgroup["limit_bytes"] < limits["total_bytes"]:
+        remedy = "Ballast stays below this limit. Raise it with docker --memory, resources.limits.memory or sbatch --mem."
+        yield note("container", text, remedy)
+    else:
+        yield good("container", text)
+
+
+def memlock(machine: Machine) -> Iterator[Diagnostic]:
+    """Examine how much memory may be pinned."""
+    limit = machine.found["memory"]["memlock_bytes"]
+    if limit is None or limit >= SMALL_MEMLOCK:
+        yield good("memlock", "no limit" if limit is None else human_size(limit))
+    else:
+        remedy = "Raise the limit (ulimit -l unlimited, docker --ulimit memlock=-1): transfers need pinned memory to be fast."
+        yield note("memlock", human_size(limit), remedy)
+
+
+def shared_memory(machine: Machine) -> Iterator[Diagnostic]:
+    """Examine the size of /dev/shm."""
+    try:
+        space = os.statvfs(machine.root / "dev/shm")
+    except OSError:
+        yield note("shm", "there is no /dev/shm", "NCCL and data loaders use it. Ballast itself does not.")
+        return
+    size = space.f_frsize * space.f_blocks
+    if size < SMALL_SHARED_MEMORY:
+        remedy = "NCCL and data loaders use it. Enlarge it with docker --shm-size=8g, or an emptyDir with medium: Memory."
+        yield note("shm", human_size(size), remedy)
+    else:
+        yield good("shm", human_size(size))
+
+
+def io_uring(machine: Machine) -> Iterator[Diagnostic]:
+    """Examine whether io_uring works. Ballast reads and writes drives through it."""
+    try:
+        _core.require_io_uring()
+    except Error as error:
+        yield note("io_uring", error.what_happened, error.remedy)
+    else:
+        yield good("io_uring", "works")
+
+
+PROBE = 64 << 20  # bytes that are written and read
+LITTLE_SPACE = 64 << 30
+SLOW = 1e9  # bytes a second
+
+
+def look_at(folder: str) -> Iterator[Diagnostic]:
+    """Measure a directory, which takes about a second."""
+    try:
+        drive = _core.inspect_drive(folder, bytes=PROBE)
+    except Error as error:
+        yield bad("drive", f"{folder}: {error.what_happened}", error.remedy)
+        return
+    yield from judge(folder, drive)
+
+
+def judge(folder: str, drive: DriveFound) -> Iterator[Diagnostic]:
+    """Turn the measurements of a directory into diagnostics."""
+    system, free = drive["file_system"], drive["free_bytes"]
+    if drive["is_network"]:
+        yield bad("drive", f"{folder} is on a network file system ({system})", "Use a directory on a local drive.")
+    elif system == "tmpfs":
+        yield bad("drive", f"{folder} is in memory ({system})", "Use a directory on a drive.")
+    else:
+        yield good("drive", f"{folder} is on {system}")
+    if free < LITTLE_SPACE:
+        remedy = "Optimizer state takes 24 bytes per parameter on a drive (format split). Free space, or use another drive."
+        yield note("space", f"{human_size(free)} free", remedy)
+    else:
+        yield good("space", f"{human_size(free)} free")
+    if drive["buffered_because"]:
+        remedy = "Use ext4 or xfs on the drive itself, not an overlay: the page cache costs memory and time."
+        yield note("direct", f"no direct I/O: {drive['buffered_because']}", remedy)
+    else:
+        yield good("direct", "direct I/O works")
+    speed = f"read {drive['read'] / 1e9:.2f}, write {drive['write'] / 1e9:.2f}, both {drive['both'] / 1e9:.2f} GB/s"
+    if drive["both"] < SLOW:
+        yield note("speed", speed, "Local NVMe drives are faster. Plan with these rates first: ballast plan --rate read=1GB/s.")
+    else:
+        yield good("speed", speed)
+
+
+PACKAGES = ("torch", "accelerate", "deepspeed", "lightning", "numpy", "peft", "pytorch-lightning", "ray", "transformers", "trl")
+# The variables that decide how Ballast, torch.distributed and their libraries run. No others are shown.
+PREFIXES = ("BALLAST_", "GLOO_", "MALLOC_", "NCCL_", "OMP_", "TORCH_", "TORCHELASTIC_", "UCX_")
+NAMES = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "GLIBC_TUNABLES", "PYTORCH_ALLOC_CONF"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES", "SLURM_CPUS_PER_TASK"),
+    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
+# Addresses and names of machines, which a company may not want to publish.
+PLACE = re.compile(r"ADDR|HOST|ENDPOINT|URL|PROXY|_LIST$", re.IGNORECASE)
+PLACE_OR_LOGIN = re.compile(r"://|@|\d+(\.\d+){3}")
+LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
+
+
+def bug_report(findings: Sequence[str], *, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the report. `findings` are the lines of `ballast doctor`.
+
+    >>> print(bug_report(["ok    cpu"], environment={"RANK": "0", "MASTER_ADDR": "node-17", "HF_TOKEN": "hf_1"}))
+    ### Versions
+    ...
+    ### Machine
+    <BLANKLINE>
+    ```text
+    ok    cpu
+    ```
+    <BLANKLINE>
+    ### Environment
+    <BLANKLINE>
+    ```text
+    MASTER_ADDR=(hidden)
+    RANK=0
+    ```
+    """
+    home = environment.get("HOME", "")
+    shown = [f"{name}={_shown(name, environment[name])}" for name in sorted(environment) if _is_of_use(name)]
+    parts = [
+        "### Versions",
+        _block(f"{name:<20}{each}" for name, each in _versions()),
+        "### Machine",
+        _block(_without_home(line, home) for line in findings),
+        "### Environment",
+        _block(_without_home(line, home) for line in shown or ["(none of the variables is set)"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    found = _core.this_machine(root="/")
+    backend = "without CUDA" if "build" in found["no_gpu_because"] else "with CUDA"
+    yield "ballast", f"{_core.version}, built {backend}, {'without NCCL' if found['no_nccl_because'] else 'NCCL is there'}"
+    yield "python", f"{platform.python_version()}, {platform.python_implementation()}"
+    yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
+    yield "distribution", _distribution()
+    for package in PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue
+
+
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        return "unknown"
+
+
+def _is_of_use(name: str) -> bool:
+    return name in NAMES or name.startswith(PREFIXES)
+
+
+def _shown(name: str, value: str) -> str:
+    """Return a value, unless its name or the value itself tells that it may not be published."""
+    hides = SECRET.search(name) or PLACE.search(name) or PLACE_OR_LOGIN.search(value)
+    return "(hidden)" if hides and value not in LOOPBACK else value
+
+
+def _without_home(line: str, home: str) -> str:
+    """Replace the home directory, whose name is that of the user."""
+    return line.replace(home, "~") if len(Path(home).parts) > 1 else line
+
+
+def _block(lines: Iterator[str] | Sequence[str]) -> str:
+    return "\n".join(["```text", *lines, "```"])
+
+
+EXAMPLE = """\
+examples:
+  ballast doctor
+  ballast doctor --drive . --json
+  ballast doctor --issue
+"""
+MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the command line."""
+    about = "Examine this machine, and name what to change. Exits with 1 if a problem would stop a training."
+    parser = commands.add_parser("doctor", help="examine this machine", description=about, epilog=EXAMPLE)
+    help = "measure this folder as a place for state; takes some seconds; may be repeated"
+    parser.add_argument("--drive", action="append", metavar="FOLDER", help=help)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    help = "print what a report of a bug needs, as Markdown: versions, the machine, variables of the launch; no secrets"
+    form.add_argument("--issue", action="store_true", help=help)
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Print all diagnostics."""
+    diagnostics = examine(drives=chosen.drive or ["."])
+    if chosen.json:
+        print(json.dumps([vars(diagnostic) for diagnostic in diagnostics], indent=2))
+    else:
+        lines = "\n".join(_line(diagnostic) for diagnostic in diagnostics)
+        print(bug_report(lines.splitlines()) if chosen.issue else lines)
+    return 1 if any(diagnostic.state == "bad" for diagnostic in diagnostics) else 0
+
+
+def _line(diagnostic: Diagnostic) -> str:
+    line = f"{MARKS[diagnostic.state]}  {diagnostic.about:<10}{diagnostic.found}"
+    return line + (f"\n{'':16}{diagnostic.remedy}" if diagnostic.remedy else "")
