@@ -1,4 +1,4 @@
-"""Ballast's communicator on torch tensors, through the small C interface of bench_comm.cpp."""
+"""Ballast's communicator on torch tensors, through the C interface of harness/c_interface.cpp."""
 
 import ctypes
 

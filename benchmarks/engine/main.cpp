@@ -1,12 +1,162 @@
 // Measures the cost that the engine adds to the arithmetic of a step.
+#include <ballast/comm.h>
+
 #include <fmt/format.h>
 
-#include "benchmarks/engine/direct_step.h"
-#include "benchmarks/engine/engine_step.h"
+#include "benchmarks/harness/buffer.h"
 #include "benchmarks/harness/suite.h"
+#include "kernels/random_math.h"
+#include "optim/decision.h"
+#include "optim/step.h"
+#include "zero/comm/thread_communicator.h"
+#include "zero/engine/engine.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast::benchmarks {
 namespace {
+
+// The model that both sides of the suite train.
+struct Shape {
+  std::size_t units = 8;
+  StateFormat format = StateFormat::split;
+};
+
+// Plans `elements` parameters in all, on one rank that keeps everything in its memory.
+CompiledPlan plan_of(const Shape& shape, std::size_t elements) {
+  Model model;
+  for (std::size_t unit = 0; unit < shape.units; ++unit) {
+    model.units.push_back({.name = "h." + std::to_string(unit), .tensors = {{"weight", {elements / shape.units}}}});
+  }
+  return CompiledPlan(std::move(model), {.format = shape.format, .names = optim::AdamW::state, .rule = "AdamW"});
+}
+
+// The arithmetic of a step on as much memory as the engine takes, without it: one kernel after the other, the least possible time.
+class DirectStep {
+ public:
+  DirectStep(const Shape& shape, std::size_t elements, int threads);
+
+  // Clears the gradients of each unit, the last one first, casts them to fp32 and adds their squares. Then updates each
+  // tile.
+  void take();
+
+ private:
+  struct UnitMemory {
+    Buffer parameters;
+    Buffer reduced;  // gradients in fp32
+    Buffer state;
+    std::vector<TileMemory> tiles{};
+  };
+
+  void add_unit(const CompiledPlan& plan, std::size_t unit);
+  void sum(const UnitMemory& unit, const View& gradients, kernels::ExactSum& squares);
+  void update(UnitMemory& unit, const kernels::GroupStep& group);
+
+  std::unique_ptr<kernels::Backend> backend_;
+  std::vector<UnitMemory> units_;
+  std::vector<Buffer> gradients_;  // used in turn
+  std::uint64_t steps_ = 0;
+};
+
+DirectStep::DirectStep(const Shape& shape, std::size_t elements, int threads)
+    : backend_(kernels::cpu_backend({.threads = threads})) {
+  const CompiledPlan plan = plan_of(shape, elements);
+  for (std::size_t unit = 0; unit < shape.units; ++unit) {
+    add_unit(plan, unit);
+  }
+  for (int buffer = 0; buffer < 2; ++buffer) {
+    gradients_.emplace_back(units_.front().parameters.bytes());
+  }
+}
+
+void DirectStep::add_unit(const CompiledPlan& plan, std::size_t number) {
+  const UnitLayout& layout = plan.layout().units[number];
+  const std::size_t count = layout.trained.count();
+  const std::size_t state_bytes = plan.blocks().state_bytes_on_device(number);
+  units_.push_back({.parameters = Buffer(count * sizeof(bf16)),
+                    .reduced = Buffer(count * sizeof(float)),
+                    .state = Buffer(layout.tiles.size() * state_bytes)});
+  UnitMemory& unit = units_.back();
+  backend_->fill(View(unit.parameters.as<bf16>()), 1.0f);
+  for (const Range& range : layout.tiles) {
+    auto tile = plan.blocks().state(number, 0).tile(unit.state.data() + unit.tiles.size() * state_bytes);
+    tile.parameter = unit.parameters.data() + range.first * sizeof(bf16);
+    tile.gradient = unit.reduced.data() + range.first * sizeof(float);
+    tile.gradient_dtype = DType::fp32;
+    tile.count = range.count;
+    tile.first_index = range.first;
+    if (tile.format == StateFormat::fp32) {
+      backend_->fill(View(tile.master, tile.count, DType::fp32), 1.0f);
+    }
+    unit.tiles.push_back(tile);
+  }
+}
+
+void DirectStep::take() {
+  kernels::ExactSum squares;
+  for (std::size_t unit = units_.size(); unit-- > 0;) {
+    sum(units_[unit], View(gradients_[unit % gradients_.size()].as<bf16>()), squares);
+  }
+  const optim::Decision decision = optim::decide({.sum_of_squares = kernels::value(squares)}, optim::no_clipping);
+  ++steps_;
+  const kernels::GroupStep group =
+      optim::at(optim::AdamW{}, {.number = steps_, .gradient_factor = decision.gradient_factor});
+  for (UnitMemory& unit : units_) {
+    update(unit, group);
+  }
+}
+
+void DirectStep::sum(const UnitMemory& unit, const View& gradients, kernels::ExactSum& squares) {
+  const View reduced(unit.reduced.as<float>());
+  backend_->fill(gradients, 0.0f);
+  backend_->cast(gradients, reduced);
+  backend_->sum_of_squares(reduced, &squares);
+}
+
+void DirectStep::update(UnitMemory& unit, const kernels::GroupStep& group) {
+  for (TileMemory& tile : unit.tiles) {
+    tile.rounding_stream = kernels::rounding_stream(0, 0, steps_);
+    const kernels::Run run{.begin = 0, .count = tile.count, .group = 0};
+    backend_->update(tile, {&run, 1}, {&group, 1});
+  }
+}
+
+// A step through the engine, by a trainer that does nothing with its leases.
+class EngineStep {
+ public:
+  EngineStep(const Shape& shape, std::size_t elements, int threads);
+
+  void take();  // forward, backward and step, until all work is done
+
+ private:
+  CompiledPlan plan_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::unique_ptr<Communicator> world_;
+  Mesh mesh_;
+  MemoryAccounts accounts_;
+  Engine engine_;
+};
+
+EngineStep::EngineStep(const Shape& shape, std::size_t elements, int threads)
+    : plan_(plan_of(shape, elements)),
+      backend_(kernels::cpu_backend({.threads = threads})),
+      world_(lone_communicator(*backend_)),
+      mesh_(make_mesh(*world_, plan_.placement())),
+      engine_({.plan = plan_, .mesh = mesh_, .backend = *backend_, .accounts = accounts_}) {
+  engine_.initialize([&](std::size_t, std::size_t, Range, const View& to) { backend_->fill(to, 1.0f); });
+}
+
+void EngineStep::take() {
+  const std::size_t units = plan_.model().units.size();
+  for (std::size_t unit = 0; unit < units; ++unit) {
+    engine_.forward(unit);
+  }
+  for (std::size_t unit = units; unit-- > 0;) {
+    engine_.backward(unit);
+  }
+  const optim::Rule rule = optim::AdamW{};
+  engine_.step({.groups = {&rule, 1}});
+  engine_.finish();
+}
 
 template <class Step>
 Subject steps_of(const Shape& shape, const Setting& setting) {

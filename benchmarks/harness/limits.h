@@ -1,21 +1,36 @@
 // The limits of this machine's memory, with which kernels are compared. They use the same threads and the same kind of
-// buffers.
+// buffers, each with a slice of the work.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <vector>
 
 #include "benchmarks/harness/buffer.h"
 #include "benchmarks/harness/measure.h"
-#include "benchmarks/harness/threads.h"
+#include "kernels/threads.h"
 
 namespace ballast::benchmarks {
+
+using kernels::Threads;
+
+// Calls `body(first, last)` for slices that cover 0 to `count`, one for each thread, cut at multiples of `grain`.
+template <class Body>
+void for_slices(const Threads& threads, std::size_t count, std::size_t grain, const Body& body) {
+  const auto slices = static_cast<std::size_t>(threads.count());
+  const std::size_t grains = (count + grain - 1) / grain;
+  const auto edge = [&](std::size_t slice) { return std::min(count, grains * slice / slices * grain); };
+  threads.each(slices, [&](std::size_t slice) { body(edge(slice), edge(slice + 1)); });
+}
 
 // Methods of copying. Which is the fastest depends on the processor and on the version of libc.
 enum class Copy { memcpy, loop, streaming };
 inline constexpr Copy all_copies[] = {Copy::memcpy, Copy::loop, Copy::streaming};
 std::string_view name(Copy kind);
+
+// Copies without fetching the lines that it overwrites, if the processor can. `to` and `from` are aligned to 16 bytes.
+void stream_copy(float* to, const float* from, std::size_t count);
 
 // One run of a subject moves `bytes`, the sum of those read and those written; its work is in gigabytes. The subjects
 // share the buffers of their Limits, must not outlive it, and cannot move more bytes than it was made for.

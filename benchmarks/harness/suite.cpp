@@ -4,12 +4,13 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <new>
+#include <nlohmann/json.hpp>
 
-#include "benchmarks/harness/record.h"
-#include "benchmarks/harness/run_program.h"
 #include "kernels/runtime/cores.h"
 
 namespace ballast::benchmarks {
@@ -18,9 +19,7 @@ namespace {
 struct Options {
   std::size_t elements = 64'000'000;
   int threads = static_cast<int>(usable_cores());
-  Rounds rounds{};
-  std::string only{};
-  bool list = false;
+  Choice choice{};
 };
 
 void describe(CLI::App& app, Options& options) {
@@ -29,15 +28,7 @@ void describe(CLI::App& app, Options& options) {
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 40));
   app.add_option("--threads", options.threads, "Threads; by default the cores that this process may use")
       ->check(CLI::Range(1, 4096));
-  app.add_option("--rounds", options.rounds.count, "Timed rounds of each case (15)")->check(CLI::Range(1, 100000));
-  app.add_option("--warm-up", options.rounds.warm_up, "Rounds before them (2)");
-  app.add_option("--only", options.only, "Only the cases whose line in --list contains this text");
-  app.add_flag("--list", options.list, "Name the cases and stop");
-}
-
-void emit(const Measurement& measurement) {
-  fmt::print("{}\n", to_json(measurement));
-  std::fflush(stdout);
+  describe(app, options.choice);
 }
 
 // Measures and emits the limits. Returns the fastest method of copying.
@@ -60,66 +51,114 @@ Copy measure_limits(const std::string& suite, Limits& limits, std::size_t bytes,
     const auto reached = rates(runs);
     const auto text = std::string(names[medians.size()]);
     medians.push_back(median(reached));
-    emit(
-        {.record = {.suite = suite, .name = text, .value = medians.back(), .unit = "GB/s"}, .spread = spread(reached)});
+    emit({.suite = suite, .name = text, .value = medians.back(), .unit = "GB/s", .spread = spread(reached)});
   }
   const auto best = std::max_element(medians.begin(), medians.begin() + std::size(all_copies));
   return all_copies[best - medians.begin()];
 }
 
-Measurement measure(const std::string& suite, const Case& item, const Setting& setting, Rounds rounds) {
-  const auto subject = item.make(setting);
-  const Subject subjects[] = {subject, item.make_against(setting, subject.work)};
-  const auto runs = alternate(subjects, rounds);
-  const auto summary = summarise(runs[0], runs[1]);
-  return {.record = {.suite = suite,
-                     .name = item.name,
-                     .value = summary.value,
-                     .unit = item.unit,
-                     .against = item.against,
-                     .ratio = summary.ratio},
-          .against_value = summary.against_value,
-          .spread = summary.spread};
-}
+std::string line(const Trial& trial) { return fmt::format("{}, vs. {}", trial.name, trial.against); }
 
-std::string line(const Case& item) { return fmt::format("{}, vs. {}", item.name, item.against); }
-
-std::vector<Case> chosen(const Suite& suite, const std::string& part_of_line) {
-  std::vector<Case> cases;
-  std::ranges::copy_if(suite.cases, std::back_inserter(cases),
-                       [&](const Case& item) { return line(item).find(part_of_line) != std::string::npos; });
-  require(!cases.empty(), Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("no case of suite {} has \"{}\" in its line", suite.name, part_of_line),
+std::vector<Trial> chosen(const std::string& suite, const std::vector<Trial>& trials, const std::string& part_of_line) {
+  std::vector<Trial> found;
+  std::ranges::copy_if(trials, std::back_inserter(found),
+                       [&](const Trial& trial) { return line(trial).find(part_of_line) != std::string::npos; });
+  require(!found.empty(), Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("no case of suite {} has \"{}\" in its line", suite, part_of_line),
                    .remedy = "--list names the cases"};
   });
-  return cases;
+  return found;
+}
+
+std::vector<Trial> trials_of(const std::vector<Case>& cases, const Setting* setting) {
+  std::vector<Trial> trials;
+  for (const Case& item : cases) {
+    trials.push_back({.name = item.name,
+                      .against = item.against,
+                      .make =
+                          [&item, setting] {
+                            const Subject subject = item.make(*setting);
+                            return Pair{subject, item.make_against(*setting, subject.work)};
+                          },
+                      .unit = item.unit});
+  }
+  return trials;
 }
 
 void run(const Suite& suite, const Options& options) {
-  const auto cases = chosen(suite, options.only);
+  const std::vector<Trial> unmade = trials_of(suite.cases, nullptr);
+  if (options.choice.list) return run_trials(suite.name, unmade, options.choice);
+  chosen(suite.name, unmade, options.choice.only);  // throws before anything is measured
   const Threads threads(options.threads);
   const std::size_t bytes = options.elements * suite.most_bytes_of_an_element;
   Limits limits(bytes, threads);
-  const Copy copy = measure_limits(suite.name, limits, bytes / 2, options.rounds);
+  const Copy copy = measure_limits(suite.name, limits, bytes / 2, options.choice.rounds);
   const Setting setting{threads, limits, options.elements, copy};
-  for (const auto& item : cases) {
-    emit(measure(suite.name, item, setting, options.rounds));
-  }
-}
-
-void list(const Suite& suite) {
-  for (const auto& item : suite.cases) {
-    fmt::print("{}\n", line(item));
-  }
+  run_trials(suite.name, trials_of(suite.cases, &setting), options.choice);
 }
 
 }  // namespace
+
+void emit(const Measurement& measurement) {
+  nlohmann::ordered_json line{{"suite", measurement.suite},
+                              {"case", measurement.name},
+                              {"value", measurement.value},
+                              {"unit", measurement.unit},
+                              {"against", measurement.against},
+                              {"ratio", nullptr},
+                              {"against_value", measurement.against_value},
+                              {"spread", measurement.spread}};
+  if (measurement.ratio) line["ratio"] = *measurement.ratio;
+  fmt::print("{}\n", line.dump());
+  std::fflush(stdout);
+}
+
+void emit(const std::string& suite, const std::string& name, const std::string& unit, const std::string& against,
+          const Summary& summary) {
+  emit({suite, name, summary.value, unit, against, summary.ratio, summary.against_value, summary.spread});
+}
+
+void describe(CLI::App& app, Choice& choice) {
+  app.add_option("--rounds", choice.rounds.count, "Timed rounds of each case (15)")->check(CLI::Range(1, 100000));
+  app.add_option("--warm-up", choice.rounds.warm_up, "Rounds before them (2)");
+  app.add_option("--only", choice.only, "Only the cases whose line in --list contains this text");
+  app.add_flag("--list", choice.list, "Name the cases and stop");
+}
+
+void run_trials(const std::string& suite, const std::vector<Trial>& trials, const Choice& choice) {
+  for (const Trial& trial : chosen(suite, trials, choice.only)) {
+    if (choice.list) {
+      fmt::print("{}\n", line(trial));
+      continue;
+    }
+    const Pair pair = trial.make();
+    const Subject subjects[] = {pair.subject, pair.against};
+    const std::vector<Runs> runs = alternate(subjects, choice.rounds);
+    emit(suite, trial.name, trial.unit, trial.against, summarise(runs[0], runs[1]));
+  }
+}
+
+int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& run) {
+  try {
+    app.parse(argc, argv);
+    run();
+    return 0;
+  } catch (const CLI::ParseError& problem) {
+    return app.exit(problem) == 0 ? 0 : 2;
+  } catch (const std::bad_alloc&) {  // malloc gives no more information
+    fmt::print(stderr, "{}\n", Error(Code::host_memory, {.what = "malloc got no more memory"}, Site::here()).what());
+    return 2;
+  } catch (const std::exception& problem) {
+    fmt::print(stderr, "{}\n", problem.what());
+    return 2;
+  }
+}
 
 int run_suite(const Suite& suite, int argc, char** argv) {
   CLI::App app{suite.description};
   Options options;
   describe(app, options);
-  return run_program(app, argc, argv, [&] { options.list ? list(suite) : run(suite, options); });
+  return run_program(app, argc, argv, [&] { run(suite, options); });
 }
 
 }  // namespace ballast::benchmarks

@@ -1,13 +1,16 @@
-"""Shared code of the suites in Python: their options, and the line of JSON of a case."""
+"""Shared code of the suites in Python: their options, their ranks, the line of JSON of a case, and the drawing of all cases."""
+
+from __future__ import annotations
 
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +33,16 @@ def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[...,
     return options
 
 
+def start_ranks(
+    ranks: int, command: Callable[[int], Sequence], options: Callable[[int], Mapping[str, Any]]
+) -> list[subprocess.Popen]:
+    """Start a job on this machine as `ballast bench` does; `command` and `options`, of Popen, are those of a rank."""
+    from ballast.tools.bench.launch import free_port, start_rank  # --list and --table need no package
+
+    port = free_port()
+    return [start_rank(command(rank), rank, ranks, port, **options(rank)) for rank in range(ranks)]
+
+
 def comparison(ours: list[float], theirs: list[float], value_of: Callable[[float], float]) -> dict:
     """Return the seconds of rounds that ran in turn as fields of a line; `value_of` turns seconds into the case's unit."""
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
@@ -48,21 +61,61 @@ def lines(rows: Sequence[dict]) -> str:
 
 
 def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of this machine as the report has it: "AMD EPYC 9554, 2 cores"."""
+    """Return the name of this machine: "AMD EPYC 9554, 2 cores"."""
     fields = (line.partition(":") for line in cpuinfo.read_text().splitlines())
     cpu = next((value.strip() for name, _, value in fields if name.strip() == "model name"), "unknown processor")
     cores = len(os.sched_getaffinity(0))
     return f"{cpu}, {cores} {'core' if cores == 1 else 'cores'}"
 
 
-def free_port() -> int:
-    """Return a port of this machine that no process uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def commit() -> str:
     """Return the commit of this tree, and whether files have changed since."""
     described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return described.stdout.strip() or "unknown"
+
+
+# --- The table and the drawing of memory and throughput ---
+
+
+class Row(TypedDict):
+    """The fields of a line of --details that are drawn; it may have more."""
+
+    case: str
+    model: str
+    machine: str
+    group: str  # the points of the first group are coloured
+    tokens_per_second: float
+    plotted: str  # the name of the next field's quantity
+    plotted_bytes: float
+
+
+def add_details(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--details", type=Path, help="also write the tables, one line of JSON for each case")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw memory against throughput")
+
+
+def keep(rows: Sequence[Row], options: argparse.Namespace) -> None:
+    """Write and draw rows, as the options say."""
+    if options.details:
+        options.details.write_text(lines(rows))
+    if options.plot:
+        draw(rows, options.plot)
+
+
+def draw(rows: Sequence[Row], to: Path) -> None:
+    """Draw a panel for each model, with a point for each case."""
+    from ballast.tools.bench.drawing import Panel, Point, draw_panels
+
+    first, *others = dict.fromkeys(row["group"] for row in rows)
+    note = f"colour: {first}; grey: {', '.join(others)}" if others else first
+    panels = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        points = [Point(row["case"], row["plotted_bytes"], row["tokens_per_second"], row["group"] == first) for row in own]
+        memory = f"memory of a rank, {own[0]['plotted']}"
+        panels.append(Panel(model, f"{note}; on {own[0]['machine']}", points, memory))
+    to.write_text(draw_panels("Memory and throughput", panels).svg(alone=True))
+
+
+if __name__ == "__main__":  # suite.py DETAILS FILE.svg draws what a suite has written with --details
+    draw([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()], Path(sys.argv[2]))

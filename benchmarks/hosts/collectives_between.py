@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import suite
-from launch import run_ranks
-from network import Network
-from sites import SITES, Site
+from network import SITES, Network, Site, run_ranks
 
 RANK = Path(__file__).with_name("collective_rank.py")
 MEBIBYTES = 32

@@ -17,16 +17,13 @@ from typing import NamedTuple
 
 import collectives_between
 import losses
-import schemes
 import suite
-from isolation import run_isolated
-from launch import run_ranks
-from network import Network, require_root
+from network import Network, require_root, run_isolated, run_ranks
 from peers_training import TOLERANCES, largest_difference
 from systems import ALONE, DDP
 from trainings import CASES, Case, with_references
 
-RANK = Path(__file__).with_name("host_rank.py")
+RANK = Path(__file__).with_name("trainings.py")
 
 
 class Run(NamedTuple):
@@ -131,10 +128,10 @@ def arguments() -> argparse.Namespace:
     of_losses = "compare losses over whole trainings: DDP vs. exchanges every few steps; half an hour"
     parser.add_argument("--losses", action="store_true", help=of_losses)
     parser.add_argument("--steps", type=int, help="of a training with --losses (640 with 3M parameters, 128 with 30M)")
-    parser.add_argument("--seeds", type=int, default=1, help=f"trainings of each case of --losses, at most {schemes.SEEDS} (1)")
+    parser.add_argument("--seeds", type=int, default=1, help=f"trainings of each case of --losses, at most {losses.SEEDS} (1)")
     parser.add_argument("--runs", type=Path, required=True, help="file of the finished trainings of --losses")
     suite.add_choice(parser)
-    cases = {"--collectives": collectives_between.CASES, "--losses": schemes.CASES}
+    cases = {"--collectives": collectives_between.CASES, "--losses": losses.CASES}
     cases = next((of for flag, of in cases.items() if flag in sys.argv), CASES)
     return suite.choose(parser, cases, lambda case: case.name)
 

@@ -12,9 +12,8 @@ import gpt
 import network
 import torch
 import torch.distributed as dist
-from loss_training import rate, spread_over
-from schemes import CASES, CONTEXT, LossCase
-from texts import python_sources
+from loss_training import python_sources, rate, spread_over
+from losses import CASES, CONTEXT, LossCase
 
 POINTS = 10  # of a curve, after the beginning
 WARM_UP = 0.05  # the part of the steps in which the learning rate rises

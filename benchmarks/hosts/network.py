@@ -1,20 +1,30 @@
-"""Hosts that are imitated on this machine: a network namespace for each, joined by a switch, with links of limited rate."""
+"""Hosts that are imitated on this machine: a network namespace for each, joined by a switch, with links of limited rate.
 
+`run_isolated()` gives the suite namespaces of its own, which end with it; `run_ranks()` starts a program on all ranks of all
+hosts.
+"""
+
+import ctypes
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
-
-from isolation import end_with_parent, run
 
 DEVICE = "eth0"  # of each host
 RELAY = Path(__file__).with_name("relay.py")
 BURST_BYTES = 256 << 10  # a limit's bucket; above it lie the largest packets, of 64 KiB
 QUEUE_SECONDS = 0.05  # of a link; packets beyond it are dropped
+PORT = 29500
+TIME_LIMIT = 4 * 3600  # seconds; losses over a slow link take more than an hour
+NEW_MOUNTS, NEW_PROCESSES, NEW_NETWORK = 0x00020000, 0x20000000, 0x40000000  # of unshare(2)
+SIGNAL_AT_PARENTS_END = 1  # of prctl(2)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Link(NamedTuple):
@@ -31,6 +41,78 @@ class Link(NamedTuple):
     def name(self) -> str:
         rate = f"{self.gigabits:g} Gbit/s" if self.gigabits >= 1 else f"{self.gigabits * 1000:g} Mbit/s"
         return rate + (f", {self.delay_ms:g} ms" if self.delay_ms else "")
+
+
+class Site(NamedTuple):
+    """The hosts of a job, each with the same number of ranks and the same link."""
+
+    hosts: int
+    ranks: int  # of a host
+    link: Link
+
+    @property
+    def name(self) -> str:
+        return f"{self.hosts} x {self.ranks}, {self.link.name}"
+
+
+SITES = [
+    *(Site(hosts, ranks, Link(gigabits)) for hosts, ranks in ((2, 1), (2, 2), (4, 1)) for gigabits in (0.1, 1, 10)),
+    Site(2, 1, Link(1, delay_ms=5)),
+]
+
+
+# --- Namespaces ---
+
+
+def check(code: int) -> None:
+    if code != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def end_with_parent() -> None:
+    check(libc.prctl(SIGNAL_AT_PARENTS_END, signal.SIGKILL, 0, 0, 0))
+
+
+def run(command: str) -> None:
+    subprocess.run(command.split(), check=True)
+
+
+def run_isolated(body: Callable[[], None]) -> int:
+    """Call `body` as the first process of new namespaces of mounts, processes and networks; return its exit code.
+
+    The kernel kills the processes of a namespace with its first process, and frees networks and mounts with the last process
+    that uses them.
+    """
+    check(libc.unshare(NEW_MOUNTS | NEW_PROCESSES | NEW_NETWORK))
+    first = os.fork()
+    if first > 0:
+        return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+    end_with_parent()
+    run("mount --make-rprivate /")
+    run("mount -t proc proc /proc")
+    os.makedirs("/run/netns", exist_ok=True)
+    run("mount -t tmpfs tmpfs /run/netns")  # where ip(8) keeps the names of networks
+    try:
+        body()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        leave(0 if end.code is None else end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        leave(1)
+    leave(0)
+
+
+def leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+# --- The network ---
 
 
 class Network:
@@ -121,3 +203,47 @@ def sent_bytes() -> int:
 def require_root() -> None:
     if os.geteuid() != 0:
         raise SystemExit("hosts: cannot imitate hosts: network namespaces and limits of links need root")
+
+
+# --- Ranks ---
+
+
+def run_ranks(site: Site, network: Network, program: list[str], folder: Path) -> list[dict]:
+    """Return the lines in rank order. If a rank fails, end all of them, and this program with the ends of their logs."""
+    started = [
+        network.start(
+            host,
+            [sys.executable, *program],
+            [environment_of(site, host, local) for local in range(site.ranks)],
+            [log_of(folder, host, local) for local in range(site.ranks)],
+        )
+        for host in range(site.hosts)
+    ]
+    try:
+        failed = [host for host, process in enumerate(started) if process.wait(TIME_LIMIT) != 0]
+    finally:
+        for process in started:
+            process.kill()
+    ranks = [(host, local) for host in range(site.hosts) for local in range(site.ranks)]
+    if failed:
+        logs = "\n".join(log_of(folder, *rank).read_text()[-3000:] for rank in ranks)
+        raise SystemExit(f"hosts: {' '.join(program)} failed on hosts {failed}:\n{logs}")
+    return [json.loads(Path(f"{log_of(folder, *rank)}.out").read_text()) for rank in ranks]
+
+
+def log_of(folder: Path, host: int, local: int) -> Path:
+    return folder / f"host{host}-rank{local}.log"
+
+
+def environment_of(site: Site, host: int, local: int) -> dict[str, str]:
+    """Return a rank's variables, as torchrun would set them."""
+    numbers = {
+        "RANK": host * site.ranks + local,
+        "LOCAL_RANK": local,
+        "WORLD_SIZE": site.hosts * site.ranks,
+        "LOCAL_WORLD_SIZE": site.ranks,
+        "MASTER_PORT": PORT,
+        "OMP_NUM_THREADS": 1,
+    }
+    names = {"MASTER_ADDR": Network.address(0), "GLOO_SOCKET_IFNAME": DEVICE}
+    return {**names, **{name: str(number) for name, number in numbers.items()}}

@@ -1,10 +1,16 @@
-"""The cases: hosts, ranks and links; what trains; and what each link must carry."""
+"""The cases: hosts, ranks and links; what trains; and what each link must carry.
 
+trainings.py CASE DIRECTORY TEXT trains one rank of an imitated host. Its first rank counts what the link of a host sent.
+"""
+
+import os
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
-from comparisons import SMALL, WORKLOADS, Workload
-from sites import SITES, Site
-from systems import ALONE, DDP, FSDP, SYSTEMS, System, deepspeed_name
+import network
+from network import SITES, Site
+from systems import ALONE, DDP, FSDP, SMALL, SYSTEMS, WORKLOADS, System, Workload, deepspeed_name
 
 HYBRID = "FSDP2, hybrid"
 OVERLAPPED = "overlapped"
@@ -103,3 +109,17 @@ def with_references(chosen: list[Case]) -> list[Case]:
     """Return the chosen cases with those that they are compared with."""
     wanted = {case.name for each in chosen for case in (each, each.of(ALONE), each.of(DDP))}
     return [case for case in CASES if case.name in wanted]
+
+
+def main() -> None:
+    import trainers  # needs torch, which --list does without
+
+    name, directory, text = sys.argv[1:]
+    case = next(each for each in CASES if each.name == name)
+    is_first = os.environ["LOCAL_RANK"] == "0"
+    count = lambda: {"sent_bytes": network.sent_bytes()} if is_first else {}
+    trainers.train(case.system, case.workload, Path(directory), Path(text), count)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,9 @@
-#include "benchmarks/kernels/adamw.h"
-
 #include <bit>
 
+#include "benchmarks/harness/buffer.h"
 #include "benchmarks/kernels/adamw_bytes.h"
+#include "benchmarks/kernels/subjects.h"
 #include "kernels/random_math.h"
-#include "kernels/state_math.h"
 #include "optim/state_layout.h"
 #include "optim/step.h"
 
@@ -14,6 +13,12 @@ namespace {
 constexpr std::size_t grain = 4096;
 constexpr std::size_t elements_of_tile = 512 * 1024;
 constexpr std::size_t cached_elements = 8 * 1024;  // 16 bytes each at most: an eighth of a common second-level cache
+
+struct Shard {
+  StateFormat format;
+  std::size_t tiles;
+  std::size_t elements_of_tile;
+};
 
 optim::StateLayout layout_of(const Shard& shard) {
   return {{.format = shard.format, .parameter = DType::bf16, .names = optim::AdamW::state}, shard.elements_of_tile};
@@ -38,17 +43,20 @@ void widen(std::span<const bf16> parameters, std::uint32_t* masters, const Threa
   });
 }
 
-Subject subject(StateFormat format, std::size_t elements, std::function<void()> run) {
-  return {.work = adamw_bytes_of_an_element(format) * static_cast<double>(elements) / 1e9, .run = std::move(run)};
-}
+// Gradients, parameters and state, with plausible values, laid out as the library lays out tiles.
+class AdamWState {
+ public:
+  AdamWState(const Shard& shard, const Threads& threads);
 
-Subject from_memory(const Shard& shard, const Setting& setting) {
-  const auto state = std::make_shared<AdamWState>(shard, setting.threads);
-  const std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = setting.threads.count()});
-  return subject(shard.format, shard.tiles * shard.elements_of_tile, [state, backend] { state->step(*backend); });
-}
+  void step(kernels::Backend& backend);
 
-}  // namespace
+ private:
+  Buffer gradient_;
+  Buffer parameter_;
+  Buffer state_;
+  std::vector<TileMemory> tiles_;
+  std::size_t steps_ = 0;
+};
 
 AdamWState::AdamWState(const Shard& shard, const Threads& threads)
     : gradient_(shard.tiles * shard.elements_of_tile * sizeof(bf16)),
@@ -80,6 +88,18 @@ void AdamWState::step(kernels::Backend& backend) {
     backend.update(tile, {&run, 1}, {&group, 1});
   }
 }
+
+Subject subject(StateFormat format, std::size_t elements, std::function<void()> run) {
+  return {.work = adamw_bytes_of_an_element(format) * static_cast<double>(elements) / 1e9, .run = std::move(run)};
+}
+
+Subject from_memory(const Shard& shard, const Setting& setting) {
+  const auto state = std::make_shared<AdamWState>(shard, setting.threads);
+  const std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = setting.threads.count()});
+  return subject(shard.format, shard.tiles * shard.elements_of_tile, [state, backend] { state->step(*backend); });
+}
+
+}  // namespace
 
 Subject adamw(StateFormat format, const Setting& setting) {
   return from_memory({format, 1, setting.elements}, setting);

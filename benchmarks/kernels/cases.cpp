@@ -1,10 +1,7 @@
-#include "benchmarks/kernels/cases.h"
-
+// Measures CPU kernels, compared with what the memory allows. To add a case, add a line to one of the tables.
 #include <fmt/format.h>
 
-#include "benchmarks/kernels/adamw.h"
-#include "benchmarks/kernels/elementwise.h"
-#include "benchmarks/kernels/matrices.h"
+#include "benchmarks/kernels/subjects.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -99,8 +96,6 @@ std::vector<Case> cases() {
   return all;
 }
 
-}  // namespace
-
 Suite kernels_suite() {
   return {.name = "kernels",
           .description = "CPU kernels, compared with what the memory allows",
@@ -108,4 +103,9 @@ Suite kernels_suite() {
           .cases = cases()};
 }
 
+}  // namespace
 }  // namespace ballast::benchmarks
+
+int main(int argc, char** argv) {
+  return ballast::benchmarks::run_suite(ballast::benchmarks::kernels_suite(), argc, argv);
+}

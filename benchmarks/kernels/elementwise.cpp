@@ -1,6 +1,7 @@
-#include "benchmarks/kernels/elementwise.h"
-
 #include <algorithm>
+
+#include "benchmarks/harness/buffer.h"
+#include "benchmarks/kernels/subjects.h"
 
 namespace ballast::benchmarks {
 namespace {

@@ -1,10 +1,9 @@
-#include "benchmarks/kernels/matrices.h"
-
 #include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "benchmarks/harness/buffer.h"
+#include "benchmarks/kernels/subjects.h"
 #include "examples/gpt/multiply.h"
 #include "kernels/cpu.h"
 

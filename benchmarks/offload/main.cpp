@@ -2,14 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
+#include <deque>
+#include <memory>
 #include <optional>
 
-#include "benchmarks/harness/run_program.h"
-#include "benchmarks/offload/deepspeed.h"
-#include "benchmarks/offload/fio.h"
-#include "benchmarks/offload/moving.h"
+#include "benchmarks/harness/buffer.h"
+#include "benchmarks/harness/suite.h"
+#include "benchmarks/offload/contest.h"
 #include "benchmarks/offload/update.h"
+#include "kernels/runtime/round_up.h"
+#include "offload/io_queue.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -26,6 +30,83 @@ struct Options {
 
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
 constexpr std::size_t tiles_of_a_run = 256;  // at least
+constexpr std::size_t largest_tile = std::size_t{16} << 20;
+
+// Moves tiles through the library's queues, as many at once as the queue is deep.
+// Files of one size, one in each directory, written once. Each has its own queue. The destructor removes them.
+class Stretch {
+ public:
+  Stretch(const std::vector<std::filesystem::path>& directories, std::size_t bytes, std::size_t depth);
+  ~Stretch();
+
+  std::vector<std::filesystem::path> files() const;
+  std::size_t bytes() const { return file_bytes_ * files_.size(); }
+
+  enum class Direction { read, write, both };  // both: every second tile is written
+  void move(Direction direction, std::size_t tile_bytes);
+
+ private:
+  std::size_t file_bytes_;
+  std::size_t depth_;
+  std::vector<std::unique_ptr<offload::File>> files_;
+  std::vector<std::unique_ptr<offload::IoQueue>> queues_;
+  Buffer memory_;
+};
+
+Stretch::Stretch(const std::vector<std::filesystem::path>& directories, std::size_t bytes, std::size_t depth)
+    : file_bytes_(round_up(bytes / directories.size(), largest_tile)),
+      depth_(depth),
+      memory_(directories.size() * depth * largest_tile) {
+  for (const auto& directory : directories) {
+    std::filesystem::create_directories(directory);
+    files_.push_back(
+        std::make_unique<offload::File>(directory / "ballast-benchmark", offload::FileOptions{.create = true}));
+    queues_.push_back(offload::open_queue({.depth = depth}));
+    queues_.back()->remember(memory_.as<std::byte>());
+    queues_.back()->remember(*files_.back());
+  }
+  move(Direction::write, largest_tile);
+}
+
+Stretch::~Stretch() {
+  for (const auto& file : files_) {
+    std::error_code gone_already;
+    std::filesystem::remove(file->path(), gone_already);
+  }
+}
+
+std::vector<std::filesystem::path> Stretch::files() const {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& file : files_) {
+    paths.push_back(file->path());
+  }
+  return paths;
+}
+
+// Tiles go to the files in turn. When all places in memory are in use, the loop waits for the older half. The drive
+// stays busy with the other half, and threads wake each other once for many tiles.
+void Stretch::move(Direction direction, std::size_t tile_bytes) {
+  const std::size_t places = depth_ * files_.size();
+  std::deque<offload::Completion> under_way;
+  for (std::size_t tile = 0; tile < bytes() / tile_bytes; ++tile) {
+    if (under_way.size() == places) {
+      under_way[places / 2 - 1].wait();  // the last of them first: most others have ended by then
+      for (std::size_t i = 0; i < places / 2; ++i) {
+        under_way.front().wait();
+        under_way.pop_front();
+      }
+    }
+    const std::size_t file = tile % files_.size();
+    const std::size_t of_file = tile / files_.size();
+    const bool reads = direction == Direction::read || (direction == Direction::both && of_file % 2 == 0);
+    under_way.push_back(queues_[file]->submit(
+        {reads ? offload::IoKind::read : offload::IoKind::write, files_[file].get(), of_file * tile_bytes,
+         memory_.as<std::byte>().subspan(tile % places * tile_bytes, tile_bytes)}));
+  }
+  for (const offload::Completion& completion : under_way) {
+    completion.wait();
+  }
+}
 
 // A comparison. It is set up when it runs, so that only one at a time takes space on the drive.
 struct Case {
@@ -87,7 +168,8 @@ void versus_deepspeed(const Options& options) {
   run_contest({.name = "tiles read and written",
                .gigabytes = update.gigabytes(),
                .ours = {"ballast", [&] { return timed([&] { update.drive_alone(); }); }},
-               .theirs = {"DeepSpeed async_io", [&] { return run_deepspeed(options.deepspeed, files); }},
+               .theirs = {"DeepSpeed async_io",
+                          [&] { return run_deepspeed(fmt::format("{} {}", options.deepspeed, files.options())); }},
                .compares_cpu = true},
               options.rounds);
 }
@@ -167,8 +249,9 @@ void run(const Options& options) {
 }  // namespace ballast::benchmarks
 
 int main(int argc, char** argv) {
+  using namespace ballast::benchmarks;
   CLI::App app{"The drive tier, compared with what the drive can do"};
-  ballast::benchmarks::Options options;
-  ballast::benchmarks::describe(app, options);
-  return ballast::benchmarks::run_program(app, argc, argv, [&] { ballast::benchmarks::run(options); });
+  Options options;
+  describe(app, options);
+  return run_program(app, argc, argv, [&] { run(options); });
 }

@@ -1,17 +1,44 @@
 // The optimizer step of state on a drive: it reads a tile, applies AdamW, and writes the tile to its other place.
 #pragma once
 
+#include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "benchmarks/harness/buffer.h"
-#include "benchmarks/offload/tensor_files.h"
 #include "kernels/backend.h"
 #include "kernels/runtime/buffer.h"
+#include "offload/file.h"
+#include "offload/io_queue.h"
 #include "offload/record_store.h"
 #include "optim/state_layout.h"
 
 namespace ballast::benchmarks {
+
+// A tile's state as stored by an optimizer that swaps tensor by tensor has a file for each of its four tensors.
+inline constexpr std::size_t tensors_of_tile = 4;  // parameter, remainder and two moments
+
+// A folder for such files. The destructor removes it.
+class TensorFiles {
+ public:
+  TensorFiles(std::filesystem::path folder, std::size_t tiles, std::size_t tile_bytes);
+  ~TensorFiles();
+
+  std::size_t tile_bytes() const { return tile_bytes_; }
+  void create() const;          // all files, empty
+  std::string options() const;  // for an external program that makes them
+
+  // Opens the files of a tile, moves all of them to or from `memory`, and waits.
+  void move(offload::IoKind kind, std::size_t tile, std::span<std::byte> memory, offload::IoQueue& queue) const;
+
+ private:
+  std::filesystem::path path(std::size_t tile, std::size_t tensor) const;
+
+  std::filesystem::path folder_;
+  std::size_t tiles_;
+  std::size_t tile_bytes_;
+};
 
 struct UpdateSetting {
   std::filesystem::path directory;

@@ -8,7 +8,6 @@ that it is compared with. All should reach the same losses: the suite names a pe
 import argparse
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -17,13 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import plotting
 import suite
-from comparisons import ADAMW, CASES, MUON, Case, with_their_opponents
-from systems import ALONE, DDP, LEGEND
+from systems import ADAMW, ALONE, CASES, DDP, LEGEND, MUON, Case, with_their_opponents
 
 OURS = "Ballast"
-RANK = Path(__file__).with_name("rank.py")
+RANK = Path(__file__).with_name("trainers.py")
 MEBIBYTE = 1 << 20
 
 # Systems round differently (gradients, parameters without a master), which moves losses apart by less than this. What torch's
@@ -46,20 +43,17 @@ class Run(NamedTuple):
 
 
 def run_once(case: Case, directory: Path, text: Path) -> Run:
-    ranks = case.workload.ranks
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": suite.free_port(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    environment = {**os.environ, **{name: str(value) for name, value in rendezvous.items()}, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="ballast-peers-", dir=directory) as folder:
-        running = [
-            subprocess.Popen(
-                [sys.executable, RANK, case.system.name, case.workload.name, folder, text],
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=(Path(folder) / f"rank{rank}.log").open("w"),
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
+        running = suite.start_ranks(
+            case.workload.ranks,
+            lambda rank: [sys.executable, RANK, case.system.name, case.workload.name, folder, text],
+            lambda rank: {
+                "env": {"OMP_NUM_THREADS": "1"},
+                "stdout": subprocess.PIPE,
+                "stderr": (Path(folder) / f"rank{rank}.log").open("w"),
+                "text": True,
+            },
+        )
         said = [rank.communicate()[0] for rank in running]
         for number, rank in enumerate(running):
             if rank.returncode != 0:
@@ -167,14 +161,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="peers-training", description=__doc__.split("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="a directory on the drive that keeps state (here)")
     parser.add_argument("--rounds", type=int, default=3)
-    plotting.add_options(parser)
+    suite.add_details(parser)
     suite.add_choice(parser)
     return suite.choose(parser, CASES, lambda case: case.name)
 
 
 def main() -> None:
     options = arguments()
-    plotting.prepare(options)
     cases = with_their_opponents(options.cases)
     runs: Runs = {case: [] for case in cases}
     with tempfile.TemporaryDirectory(prefix="ballast-peers-") as folder:
@@ -187,7 +180,7 @@ def main() -> None:
     rows = [details(case, runs) for case in cases]
     print(table(rows), file=sys.stderr)
     rows = [row for row in rows if row["trains"]]
-    plotting.keep(rows, options)
+    suite.keep(rows, options)
     others = with_other_losses(rows)
     for row in others:
         difference = f"its losses differ by {row['losses_apart']:.3f} from {DDP}'s; {row['tolerance']} is allowed"

@@ -1,10 +1,13 @@
 """Compare AdamW with its peers in one process, on the same number of elements with the same threads.
 
 Write one line of JSON for each case, as every suite does. The value is seconds for 1e9 elements; the ratio is how many
-times faster Ballast is.
+times faster Ballast is. Ballast's AdamW works on torch tensors, through the C interface of
+harness/c_interface.cpp.
 """
 
 import argparse
+import ctypes
+import itertools
 import json
 import os
 import sys
@@ -14,8 +17,110 @@ from typing import NamedTuple
 
 import suite
 import torch
-from ours import Ballast, Library
-from theirs import DeepSpeed, Torch, WithCasts
+
+FORMATS = {"fp32": 0, "split": 1, "bf16": 2, "compact": 3, "4bit": 4}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+MASTER = {"fp32": torch.float32, "split": torch.int16, "bf16": torch.int16, "compact": torch.int8, "4bit": torch.int8}
+MOMENTS = {"fp32": torch.float32, "split": torch.float32, "bf16": torch.bfloat16, "compact": torch.int8, "4bit": torch.int8}
+WITH_SCALES = ("compact", "4bit")
+
+
+class Tile(ctypes.Structure):
+    _fields_ = (
+        [(name, ctypes.c_int) for name in ("format", "parameter_dtype", "gradient_dtype")]
+        + [(name, ctypes.c_void_p) for name in ("parameter", "gradient", "master", "momentum", "variance")]
+        + [(name, ctypes.c_void_p) for name in ("momentum_scales", "variance_scales")]
+        + [("count", ctypes.c_size_t)]
+    )
+
+
+class Library:
+    def __init__(self, path: str, threads: int):
+        self._library = ctypes.CDLL(path)
+        self._library.ballast_bench_group_size.restype = ctypes.c_size_t
+        self._library.ballast_bench_open.restype = ctypes.c_void_p
+        self._library.ballast_bench_adamw.restype = ctypes.c_char_p
+        self._library.ballast_bench_adamw.argtypes = [ctypes.c_void_p, ctypes.POINTER(Tile), ctypes.c_uint64]
+        self.group_size = self._library.ballast_bench_group_size()
+        self._handle = self._library.ballast_bench_open(threads)
+
+    def adamw(self, tile: Tile, number: int) -> None:
+        problem = self._library.ballast_bench_adamw(self._handle, ctypes.byref(tile), number)
+        if problem is not None:
+            raise RuntimeError(problem.decode())
+
+
+class Ballast:
+    """One step of AdamW over a parameter and its gradient."""
+
+    def __init__(self, library: Library, format: str, parameter: torch.Tensor, gradient: torch.Tensor):
+        count = parameter.numel()
+        groups = -(-count // library.group_size)
+        self.parameter = parameter
+        self._library = library
+        self._steps = itertools.count(1)
+        moments = -(-count // 2) if format == "4bit" else count
+        state = {"momentum": torch.zeros(moments, dtype=MOMENTS[format])}
+        state["variance"] = torch.zeros(moments, dtype=MOMENTS[format])
+        if parameter.dtype != torch.float32:  # an fp32 parameter is its own master
+            master = parameter.float() if format == "fp32" else torch.zeros(count, dtype=MASTER[format])
+            state["master"] = master
+        if format in WITH_SCALES:
+            state["momentum_scales"] = torch.zeros(groups)
+            state["variance_scales"] = torch.zeros(groups)
+        self._tensors = {"parameter": parameter, "gradient": gradient, **state}  # kept alive while the tile points there
+        self._tile = Tile(
+            format=FORMATS[format],
+            parameter_dtype=DTYPES[parameter.dtype],
+            gradient_dtype=DTYPES[gradient.dtype],
+            count=count,
+            **{name: tensor.data_ptr() for name, tensor in self._tensors.items()},
+        )
+
+    def step(self) -> None:
+        self._library.adamw(self._tile, next(self._steps))
+
+
+class Torch:
+    """torch.optim.AdamW(fused=True): one pass over memory."""
+
+    def __init__(self, parameter: torch.Tensor, gradient: torch.Tensor):
+        self.parameter = torch.nn.Parameter(parameter)
+        self.parameter.grad = gradient
+        self._optimizer = torch.optim.AdamW([self.parameter], fused=True)
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+
+class DeepSpeed:
+    """DeepSpeedCPUAdam, with torch's default options. Its operator is compiled when the first one is made."""
+
+    def __init__(self, parameter: torch.Tensor, gradient: torch.Tensor):
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        self.parameter = torch.nn.Parameter(parameter)
+        self.parameter.grad = gradient
+        self._optimizer = DeepSpeedCPUAdam([self.parameter], weight_decay=0.01, adamw_mode=True)
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+
+class WithCasts:
+    """bf16 training around an fp32 optimizer: the gradient is widened and the parameter narrowed, both into buffers that
+    exist already."""
+
+    def __init__(self, optimizer: type, parameter: torch.Tensor, gradient: torch.Tensor):
+        self.parameter = parameter
+        self._gradient = gradient
+        self._fp32_gradient = gradient.float()
+        self._optimizer = optimizer(parameter.float(), self._fp32_gradient)
+
+    def step(self) -> None:
+        self._fp32_gradient.copy_(self._gradient)
+        self._optimizer.step()
+        self.parameter.copy_(self._optimizer.parameter.detach())
 
 
 class Case(NamedTuple):

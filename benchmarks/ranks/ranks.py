@@ -6,9 +6,16 @@ they share its cores: seconds for each rank show what grows faster than the numb
 
 import argparse
 import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
-from job import Job
-from suite import add_choice, choose, machine_name
+import suite
+from ballast.tools.bench.launch import free_port
 
 RANKS = (16, 64, 128, 256)
 STEPS = 10
@@ -17,6 +24,66 @@ LONG = 1000000  # steps that do not end before the rank is killed
 TRANSPORTS = {"shared memory": (), "Gloo": ("--gloo",)}
 MOST_GLOO = 64  # each pair of ranks has connections of its own, and one machine has the ends of all of them
 CASES = [(ranks, name) for name in TRANSPORTS for ranks in RANKS if name != "Gloo" or ranks <= MOST_GLOO]
+
+
+class Job:
+    """Processes of rank.cpp, which train a tiny model. Use it as a context: no process is left behind."""
+
+    def __init__(self, program: str, ranks: int, steps: int, options: Sequence[str] = ()):
+        self.begin = time.monotonic()
+        port = {"BALLAST_PORT": str(free_port())}
+        self.ranks = suite.start_ranks(
+            ranks,
+            lambda rank: [program, str(steps), *options],
+            lambda rank: {
+                "env": port,
+                "stdout": subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                "stderr": subprocess.PIPE,
+                "text": True,
+            },
+        )
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            rank.wait()
+
+    def until(self, event: str) -> float:
+        """Return the seconds from the start of the processes until rank 0 reports this event."""
+        for line in self.ranks[0].stdout:
+            if line.strip() == event:
+                return time.monotonic() - self.begin
+        raise RuntimeError(f'rank 0 ended before "{event}": {self.ranks[0].stderr.read()}')
+
+    def end(self) -> float:
+        """Return the seconds until all ranks have ended well."""
+        codes = [rank.communicate() and rank.returncode for rank in self.ranks]
+        if any(codes):
+            raise RuntimeError(f"ranks ended with the exit codes {sorted(set(codes))}")
+        return time.monotonic() - self.begin
+
+    def kill(self, rank: int) -> tuple[float, int]:
+        """Kill a rank. Return the seconds until all others have ended, and how many of them name it."""
+        begin = time.monotonic()
+        self.ranks[rank].send_signal(signal.SIGKILL)
+        errors = [other.communicate()[1] for number, other in enumerate(self.ranks) if number != rank]
+        return time.monotonic() - begin, sum(f"rank {rank} " in error for error in errors)
+
+    def proportional_bytes(self, rank: int) -> int:
+        """Return the memory of a rank, in which shared pages count in proportion."""
+        text = Path(f"/proc/{self.ranks[rank].pid}/smaps_rollup").read_text()
+        return int(re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)[1]) * 1024
+
+    def descriptors(self, rank: int) -> int:
+        return len(os.listdir(f"/proc/{self.ranks[rank].pid}/fd"))
+
+    def processor_seconds(self, rank: int) -> float:
+        fields = Path(f"/proc/{self.ranks[rank].pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def case_of(case: tuple[int, str]) -> str:
@@ -52,12 +119,12 @@ def measure(program: str, ranks: int, transport: str) -> dict[str, tuple[float, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", required=True, help="a rank, of rank.cpp")
-    add_choice(parser)
-    options = choose(parser, CASES, case_of)
+    suite.add_choice(parser)
+    options = suite.choose(parser, CASES, case_of)
     for case in options.cases:
         for name, (value, unit) in measure(options.program, *case).items():
             row = {"suite": "ranks", "case": f"{case_of(case)}: {name}", "value": value, "unit": unit, "against": ""}
-            print(json.dumps(row | {"ratio": None, "machine": machine_name()}), flush=True)
+            print(json.dumps(row | {"ratio": None, "machine": suite.machine_name()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ parameter, in fp32. They save in turn, round after round. Times are those of the
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,18 +25,16 @@ Seconds = dict[str, dict[str, list[float]]]  # by system and measure, of each ro
 
 
 def trained(ranks: int, directory: Path, rounds: int, width: int) -> Seconds:
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": suite.free_port(), "WORLD_SIZE": ranks}
-    environment = {**os.environ, **{name: str(value) for name, value in rendezvous.items()}, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="ballast-saving-", dir=directory) as folder:
-        running = [
-            subprocess.Popen(
-                [sys.executable, RANK, folder, str(rounds), str(width)],
-                env={**environment, "RANK": str(rank)},
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
+        running = suite.start_ranks(
+            ranks,
+            lambda rank: [sys.executable, RANK, folder, str(rounds), str(width)],
+            lambda rank: {
+                "env": {"OMP_NUM_THREADS": "1"},
+                "stdout": subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                "text": True,
+            },
+        )
         said = running[0].communicate()[0]
         if any(rank.wait() != 0 for rank in running):
             sys.exit("saving: a rank failed")

@@ -16,9 +16,68 @@ from pathlib import Path
 from typing import NamedTuple
 
 import drive
-import plotting
 import suite
-from cases import CASES, Case
+
+
+class Case(NamedTuple):
+    name: str
+    options: tuple[str, ...]  # of the trainer
+    against: str  # the name of another case
+    ranks: int = 2
+
+    @property
+    def on_drive(self) -> bool:
+        return "nvme" in self.options
+
+    @property
+    def overlaps_with(self) -> str:
+        """The part of a step during which the drive can work. Updates come after the backward pass, or in it, and before the
+        next forward pass. Parameters are read at any time."""
+        if "--parameters" in self.options:
+            return "all"
+        if "--wait-for-updates" in self.options:
+            return "nothing"
+        return "backward" if "--update-in-backward" in self.options else "forward"
+
+
+def case(name: str, options: str, against: str, ranks: int = 2) -> Case:
+    return Case(name, tuple(options.split()), against, ranks)
+
+
+RESIDENT = "stage 0"
+STAGE_3 = "stage 3"
+STATE_ON_HOST = "stage 3, state on the host"
+STATE_ON_DRIVE = "stage 3, state on the drive"
+RUN = "stage 3, a run on the drive"
+ALL_ON_DRIVE = "stage 3, all on host and drive"
+ALONE = "one rank, resident"
+
+_ON_DRIVE = "--stage 3 --state nvme"
+_LITTLE_RESIDENT = "--stage 3 --parameters nvme --gradients host --state nvme"
+_ALL = f"{_LITTLE_RESIDENT} --prefetch 2"
+
+CASES = [
+    case(RESIDENT, "--stage 0", RESIDENT),
+    case("stage 1", "--stage 1", RESIDENT),
+    case("stage 2", "--stage 2", RESIDENT),
+    case(STAGE_3, "--stage 3", RESIDENT),
+    case("stage 3, without prefetching", "--stage 3 --prefetch 0", STAGE_3),
+    case(STATE_ON_HOST, "--stage 3 --gradients host --state host", STAGE_3),
+    case("stage 3, all on the host", "--stage 3 --parameters host --gradients host --state host", STAGE_3),
+    case(STATE_ON_DRIVE, _ON_DRIVE, STAGE_3),
+    case(f"{STATE_ON_DRIVE}, steps waited for", f"{_ON_DRIVE} --wait-for-updates", STATE_ON_DRIVE),
+    case(f"{STATE_ON_DRIVE}, updated in backward", f"{_ON_DRIVE} --update-in-backward", STATE_ON_DRIVE),
+    case(f"{STATE_ON_DRIVE}, compact", f"{_ON_DRIVE} --state-format compact", STATE_ON_DRIVE),
+    case(RUN, f"{_ON_DRIVE} --run kept", STATE_ON_DRIVE),
+    case(f"{RUN}, mirrored", f"{_ON_DRIVE} --run kept --mirror", RUN),
+    case(ALL_ON_DRIVE, _ALL, STATE_ON_DRIVE),
+    case(f"{ALL_ON_DRIVE}, without prefetching", f"{_LITTLE_RESIDENT} --prefetch 0", ALL_ON_DRIVE),
+    case(f"{ALL_ON_DRIVE}, updated in backward", f"{_ALL} --update-in-backward", ALL_ON_DRIVE),
+    case(ALONE, "--stage 0", ALONE, ranks=1),
+    case("one rank, state on the drive", _ON_DRIVE, ALONE, ranks=1),
+    case("one rank, state on the drive, updated in backward", f"{_ON_DRIVE} --update-in-backward", ALONE, ranks=1),
+    case("one rank, all on host and drive", _ALL, ALONE, ranks=1),
+]
 
 
 class Run(NamedTuple):
@@ -52,16 +111,11 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
         drives = [Path(folder, str(rank)) for rank in range(case.ranks)]
         for each in drives:
             each.mkdir()
-        starts = [command(case, options, each) for each in drives]
-        rendezvous = {"WORLD_SIZE": case.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": suite.free_port()}
-        ranks = [
-            subprocess.Popen(
-                [*start, "--json", str(lines)] if rank == 0 else start,
-                env={**os.environ, **{name: str(value) for name, value in rendezvous.items()}, "RANK": str(rank)},
-                stdout=subprocess.DEVNULL,
-            )
-            for rank, start in enumerate(starts)
-        ]
+        ranks = suite.start_ranks(
+            case.ranks,
+            lambda rank: [*command(case, options, drives[rank]), *(["--json", str(lines)] if rank == 0 else [])],
+            lambda rank: {"stdout": subprocess.DEVNULL},
+        )
         resident = max(wait(rank, case) for rank in ranks)
         steps = [json.loads(line) for line in lines.read_text().splitlines()]
     work = drive.Work(**steps[0]["drive"]) if "drive" in steps[0] else None
@@ -225,14 +279,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=2, help="sequences of a rank in a step")
     parser.add_argument("--steps", type=int, default=6, help="steps of a run; the first one is not counted")
     parser.add_argument("--rounds", type=int, default=5)
-    plotting.add_options(parser)
+    suite.add_details(parser)
     suite.add_choice(parser)
     return suite.choose(parser, CASES, lambda case: case.name)
 
 
 def main() -> None:
     options = arguments()
-    plotting.prepare(options)
     if not drive.has_fio():
         print("training: fio is not installed, so there are no floors of rows with a drive", file=sys.stderr)
     cases = with_their_opponents(options.cases)
@@ -244,7 +297,7 @@ def main() -> None:
         print(json.dumps(record(case, runs)), flush=True)
     rows = [details(case, runs, options) for case in cases]
     print(table(rows), floor_table(rows), sep="\n", file=sys.stderr)
-    plotting.keep(rows, options)
+    suite.keep(rows, options)
 
 
 if __name__ == "__main__":

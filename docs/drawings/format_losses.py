@@ -15,9 +15,10 @@ from typing import NamedTuple
 from drawing import Drawing
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks" / "formats"))
-import runs  # noqa: E402
-from variants import REFERENCE, SEEDS, TASKS, VARIANTS, Case, Task, Variant  # noqa: E402
+sys.path += [str(ROOT / "benchmarks" / folder) for folder in ("harness", "losses")]
+import formats  # noqa: E402
+from contest import SEEDS  # noqa: E402
+from formats import REFERENCE, TASKS, VARIANTS, Case, Task, Variant  # noqa: E402
 
 RECORD = ROOT / "benchmarks" / "results" / "formats.jsonl"
 TITLE = "A GPT of 30M parameters in each state and gradient format: the mean of three seeds, from the lowest to the highest"
@@ -36,11 +37,11 @@ class Band(NamedTuple):
         return [of(values) for values in zip(*self.of_seeds)]
 
 
-def finished_variants(task: Task, finished: runs.Finished) -> list[Variant]:
+def finished_variants(task: Task, finished: formats.Finished) -> list[Variant]:
     return [variant for variant in VARIANTS if all(Case(task, variant, seed) in finished for seed in SEEDS)]
 
 
-def losses(task: Task, variant: Variant, finished: runs.Finished) -> Band:
+def losses(task: Task, variant: Variant, finished: formats.Finished) -> Band:
     rows = [finished[Case(task, variant, seed)] for seed in SEEDS]
     return Band(variant, [step for step, _ in rows[0]["curve"]], [[loss for _, loss in row["curve"]] for row in rows])
 
@@ -95,7 +96,7 @@ def draw_panel(drawing: Drawing, corner: tuple[float, float], title: str, bands:
         drawing.curve(xs, [*map(down, band.at_each_point(statistics.fmean))], VARIANTS.index(band.variant))
 
 
-def draw_task(drawing: Drawing, task: Task, finished: runs.Finished, left: float) -> None:
+def draw_task(drawing: Drawing, task: Task, finished: formats.Finished, left: float) -> None:
     variants = finished_variants(task, finished)
     bands = [losses(task, variant, finished) for variant in variants]
     if not bands:
@@ -109,7 +110,7 @@ def draw_task(drawing: Drawing, task: Task, finished: runs.Finished, left: float
 
 
 def draw(record: Path = RECORD) -> Drawing:
-    finished = runs.read(record)
+    finished = formats.read(record)
     below = TOP + 2 * HEIGHT + APART + 60
     drawing = Drawing(LEFT + 2 * WIDTH + BETWEEN + 24, below + 108, "Loss curves of the state and gradient formats")
     drawing.text(24, 30, TITLE)

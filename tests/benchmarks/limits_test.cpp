@@ -6,8 +6,6 @@
 #include <mutex>
 #include <numeric>
 
-#include "benchmarks/harness/stream_copy.h"
-
 using namespace ballast::benchmarks;
 
 TEST_CASE("slices cover each element once and begin at multiples of the grain") {

@@ -15,14 +15,13 @@ if not BUILT or find_spec("torch") is None:
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
-import code_rank  # noqa: E402 (as all below, it needs both)
-import codes  # noqa: E402
+import codes  # noqa: E402 (as all below, it needs both)
 import gpt  # noqa: E402
 import loss_training  # noqa: E402
-import texts  # noqa: E402
+from codes import CONTEST, EXACT  # noqa: E402
 from contest import Case  # noqa: E402
+from loss_training import RankTraining  # noqa: E402
 from python.wrap.support.ranks import run_ranks  # noqa: E402
-from wires import CONTEST, EXACT  # noqa: E402
 
 STEPS = 20
 
@@ -36,25 +35,25 @@ def trained(rank: int, folder: str) -> list[loss_training.Losses]:
     for name, value in {"LAYERS": 1, "WIDTH": 64, "HEADS": 1, "SEQUENCES": 2}.items():
         setattr(loss_training, name, value)
     gpt.RANK, gpt.RANKS = rank, 2
-    words = texts.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
-    texts.TEXTS = {name: lambda: words for name in texts.TEXTS}
+    words = loss_training.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
+    loss_training.TEXTS = {name: lambda: words for name in loss_training.TEXTS}
     losses = [train(name, Path(folder, "whole")) for name in CONTEST.contenders]
-    one_step = code_rank.RankTraining.step
+    one_step = RankTraining.step
 
-    def stop(run: code_rank.RankTraining, step: int) -> None:
+    def stop(run: RankTraining, step: int) -> None:
         if step == 12:
             raise Stopped
         one_step(run, step)
 
-    code_rank.RankTraining.step = stop  # type: ignore[method-assign]
+    RankTraining.step = stop  # type: ignore[method-assign]
     with pytest.raises(Stopped):
         train(CONTEST.contenders[-1], Path(folder, "stopped"))
-    code_rank.RankTraining.step = one_step  # type: ignore[method-assign]
+    RankTraining.step = one_step  # type: ignore[method-assign]
     return [*losses, train(CONTEST.contenders[-1], Path(folder, "stopped"))]
 
 
 def train(codes: str, folder: Path) -> loss_training.Losses:
-    training = code_rank.RankTraining(codes, 0, STEPS)
+    training = RankTraining(codes, 0, STEPS)
     try:
         return training.train(folder)
     finally:

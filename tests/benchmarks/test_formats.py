@@ -5,15 +5,16 @@ import json
 import math
 from pathlib import Path
 
-import loss_table
+import contest
+import formats
 import pytest
-import runs
-from variants import CASES, FINE_TUNING, FIRST, REFERENCE, SEEDS, START, TASKS, TRAINING, VARIANTS, Case, Variant
+from contest import SEEDS
+from formats import CASES, FINE_TUNING, FIRST, REFERENCE, START, TASKS, TRAINING, VARIANTS, Case, Variant
 
 COMPACT, FOUR_BITS = FIRST[1:]
 
 
-def row(case: Case, loss: float = 2.0, setting: str = "20 steps") -> runs.Row:
+def row(case: Case, loss: float = 2.0, setting: str = "20 steps") -> dict:
     return {
         "task": case.task.name,
         "state": case.variant.state,
@@ -29,7 +30,7 @@ def row(case: Case, loss: float = 2.0, setting: str = "20 steps") -> runs.Row:
     }
 
 
-def finished(losses: dict[Variant, list[float]]) -> runs.Finished:
+def finished(losses: dict[Variant, list[float]]) -> formats.Finished:
     return {
         Case(TRAINING, variant, seed): row(Case(TRAINING, variant, seed), loss)
         for variant, of_seeds in losses.items()
@@ -37,13 +38,13 @@ def finished(losses: dict[Variant, list[float]]) -> runs.Finished:
     }
 
 
-def results(losses: dict[Variant, list[float]]) -> dict[Variant, loss_table.Result]:
-    return {result.variant: result for result in loss_table.results_of(TRAINING, finished(losses))}
+def results(losses: dict[Variant, list[float]]) -> dict[Variant, formats.Result]:
+    return {result.variant: result for result in formats.results_of(TRAINING, finished(losses))}
 
 
 def line_of(variant: Variant, losses: dict[Variant, list[float]]) -> list[str]:
     """Return the cells of a line of the table."""
-    table = loss_table.markdown(list(results(losses).values()))
+    table = formats.markdown(list(results(losses).values()))
     (line,) = (line for line in table.splitlines() if f"`{variant.state}` | `{variant.gradients}`" in line)
     return [cell.strip() for cell in line.strip("|").split("|")]
 
@@ -64,35 +65,35 @@ def test_fine_tuning_comes_after_the_training_it_begins_with():
 
 def test_a_recorded_run_is_not_repeated(tmp_path: Path):
     path = tmp_path / "runs.jsonl"
-    assert runs.read(path) == {}
+    assert formats.read(path) == {}
     for number, case in enumerate(CASES[:4]):
-        assert runs.remaining(CASES[:4], runs.read(path), has_start=False) == list(CASES[number:4])
-        runs.append(path, row(case))
-    assert runs.remaining(CASES[:4], runs.read(path), has_start=False) == []
+        assert formats.remaining(CASES[:4], formats.read(path), has_start=False) == list(CASES[number:4])
+        contest.append(path, row(case))
+    assert formats.remaining(CASES[:4], formats.read(path), has_start=False) == []
 
 
 def test_a_run_is_read_as_it_was_recorded(tmp_path: Path):
     path = tmp_path / "runs.jsonl"
     case = Case(FINE_TUNING, FOUR_BITS, 2)
-    runs.append(path, row(CASES[0]))
-    runs.append(path, row(case, 1.25))
-    assert list(runs.read(path)) == [CASES[0], case]
-    assert runs.read(path)[case] == json.loads(json.dumps(row(case, 1.25)))
+    contest.append(path, row(CASES[0]))
+    contest.append(path, row(case, 1.25))
+    assert list(formats.read(path)) == [CASES[0], case]
+    assert formats.read(path)[case] == json.loads(json.dumps(row(case, 1.25)))
 
 
 def test_a_lost_start_is_trained_again_for_fine_tuning_alone():
     tuned = Case(FINE_TUNING, COMPACT, 1)
-    assert runs.remaining([tuned], {START}, has_start=True) == [tuned]
-    assert runs.remaining([tuned], {START}, has_start=False) == [START, tuned]
-    assert runs.remaining([START, tuned], set(), has_start=False) == [START, tuned]
-    assert runs.remaining([START, tuned], {START, tuned}, has_start=False) == []
-    assert runs.remaining([Case(TRAINING, COMPACT, 0)], {START}, has_start=False) == [Case(TRAINING, COMPACT, 0)]
+    assert formats.remaining([tuned], {START}, has_start=True) == [tuned]
+    assert formats.remaining([tuned], {START}, has_start=False) == [START, tuned]
+    assert formats.remaining([START, tuned], set(), has_start=False) == [START, tuned]
+    assert formats.remaining([START, tuned], {START, tuned}, has_start=False) == []
+    assert formats.remaining([Case(TRAINING, COMPACT, 0)], {START}, has_start=False) == [Case(TRAINING, COMPACT, 0)]
 
 
 def test_runs_of_another_setting_are_refused():
-    runs.refuse_other_settings([row(START)], {"training": "20 steps"})
-    with pytest.raises(ValueError, match="state fp32, gradients fp32, seed 0 has '20 steps', not '40 steps'"):
-        runs.refuse_other_settings([row(START)], {"training": "40 steps"})
+    formats.refuse_other_settings({START: row(START)}, {"training": "20 steps"})
+    with pytest.raises(SystemExit, match="state fp32, gradients fp32, seed 0 has '20 steps', not '40 steps'"):
+        formats.refuse_other_settings({START: row(START)}, {"training": "40 steps"})
 
 
 def test_differences_are_those_of_equal_seeds():
@@ -104,10 +105,10 @@ def test_differences_are_those_of_equal_seeds():
 
 
 def test_the_interval_is_that_of_student_for_three_pairs():
-    found = loss_table.difference_of([0.0, 0.1, 0.2])
+    found = contest.difference_of([0.0, 0.1, 0.2])
     assert found == pytest.approx((0.1, 4.303 * 0.1 / math.sqrt(3)))
     assert found.finding == "no"
-    assert loss_table.difference_of([-0.10, -0.11, -0.12]).finding == "yes, better"
+    assert contest.difference_of([-0.10, -0.11, -0.12]).finding == "yes, better"
 
 
 def test_a_loss_that_is_not_finite_is_shown():
@@ -118,14 +119,14 @@ def test_a_loss_that_is_not_finite_is_shown():
 def test_the_table_has_the_statistics_of_finished_variants():
     losses = {REFERENCE: [2.0, 2.1, 2.2], COMPACT: [2.01, 2.12, 2.23]}
     assert line_of(COMPACT, losses)[2:] == ["2.1200", "2.0100 to 2.2300", "+0.0200 ± 0.0248", "no"]
-    reference = loss_table.markdown(list(results(losses).values())).splitlines()[2]
+    reference = formats.markdown(list(results(losses).values())).splitlines()[2]
     assert reference == "| `fp32`, `split` | `fp32` | 2.1000 | 2.0000 to 2.2000 |  |  |"
 
 
 def test_an_unfinished_variant_is_no_result():
     losses = {REFERENCE: [2.0, 2.1, 2.2], COMPACT: [9.0, 9.1]}
     assert line_of(COMPACT, losses)[2:] == ["unfinished: 2 of 3 seeds", "", "", ""]
-    assert [line["case"] for line in loss_table.records(TRAINING, list(results(losses).values()))] == [
+    assert [line["case"] for line in formats.records(TRAINING, list(results(losses).values()))] == [
         "training, state fp32, gradients fp32"
     ]
 
@@ -133,24 +134,24 @@ def test_an_unfinished_variant_is_no_result():
 def test_without_the_whole_reference_there_is_no_difference():
     losses = {REFERENCE: [2.0, 2.1], COMPACT: [2.0, 2.1, 2.2]}
     assert line_of(COMPACT, losses)[2:] == ["2.1000", "2.0000 to 2.2000", "", ""]
-    (line,) = loss_table.records(TRAINING, list(results(losses).values()))
+    (line,) = formats.records(TRAINING, list(results(losses).values()))
     assert line["ratio"] is None and line["against"] == ""
 
 
 def test_a_line_compares_the_means():
     losses = {REFERENCE: [2.0, 2.1, 2.2], COMPACT: [4.0, 4.2, 4.4]}
-    line = loss_table.records(TRAINING, list(results(losses).values()))[1]
+    line = formats.records(TRAINING, list(results(losses).values()))[1]
     assert line["case"] == "training, state compact, gradients fp32"
     assert (line["value"], line["against_value"], line["ratio"]) == pytest.approx((4.2, 2.1, 0.5))
 
 
 def test_the_tables_of_a_page_are_replaced():
-    old = loss_table.markdown(list(results({}).values()))
+    old = formats.markdown(list(results({}).values()))
     page = f"# Losses\n\n{old}\nText between.\n\n{old}\nThe end.\n"
     losses = {REFERENCE: [2.0, 2.1, 2.2], COMPACT: [2.01, 2.12, 2.23]}
-    new = loss_table.markdown(list(results(losses).values()))
-    renewed = loss_table.with_tables(page, finished(losses))
+    new = formats.markdown(list(results(losses).values()))
+    renewed = formats.with_tables(page, finished(losses))
     assert renewed == f"# Losses\n\n{new}\nText between.\n\n{old}\nThe end.\n"
-    assert loss_table.with_tables(renewed, finished(losses)) == renewed
+    assert formats.with_tables(renewed, finished(losses)) == renewed
     with pytest.raises(ValueError, match="must have 2 tables of losses, not 1"):
-        loss_table.with_tables(page[: page.index("Text")], {})
+        formats.with_tables(page[: page.index("Text")], {})

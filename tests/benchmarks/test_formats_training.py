@@ -14,15 +14,14 @@ if not BUILT or find_spec("torch") is None:
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
-import formats  # noqa: E402 (as all below, it needs both)
-import loss_run  # noqa: E402
+import contest  # noqa: E402 (as all below, it needs both)
+import formats  # noqa: E402
 import loss_training  # noqa: E402
-import runs  # noqa: E402
-import texts  # noqa: E402
 import torch  # noqa: E402
-from variants import FINE_TUNING, FIRST, REFERENCE, START, TRAINING, Case, Variant  # noqa: E402
+from formats import FINE_TUNING, FIRST, REFERENCE, START, TRAINING, Case, Variant  # noqa: E402
+from loss_training import Training, in_formats  # noqa: E402
 
-WORDS = texts.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
+WORDS = loss_training.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +37,11 @@ def one_thread() -> Iterator[None]:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LAYERS": 1, "WIDTH": 32, "HEADS": 1, "SEQUENCES": 2}.items():
         monkeypatch.setattr(loss_training, name, value)
-    monkeypatch.setattr(texts, "TEXTS", {name: lambda: WORDS for name in texts.TEXTS})
+    monkeypatch.setattr(loss_training, "TEXTS", {name: lambda: WORDS for name in loss_training.TEXTS})
 
 
 def trained(case: Case, steps: int = 20) -> loss_training.Losses:
-    run = loss_run.Run(case, WORDS, steps, {})
+    run = in_formats(case, WORDS, steps, None)
     with tempfile.TemporaryDirectory() as folder:
         losses = run.train(Path(folder) / "unfinished")
         assert list(Path(folder).iterdir()) == []
@@ -68,16 +67,16 @@ def test_a_format_changes_the_losses(other: Variant):
 def test_a_stopped_run_continues_with_the_same_losses(variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     case = Case(TRAINING._replace(learning_rate=1e-2), variant, 0)
 
-    def stop(run: loss_run.Run, step: int) -> None:
+    def stop(run: Training, step: int) -> None:
         if step == 12:
             raise KeyboardInterrupt
         one_step(run, step)
 
-    one_step = loss_run.Run.step
+    one_step = Training.step
     with monkeypatch.context() as stopping, pytest.raises(KeyboardInterrupt):
-        stopping.setattr(loss_run.Run, "step", stop)
-        loss_run.Run(case, WORDS, 20, {}).train(tmp_path / "unfinished")
-    run = loss_run.Run(case, WORDS, 20, {})
+        stopping.setattr(Training, "step", stop)
+        in_formats(case, WORDS, 20, None).train(tmp_path / "unfinished")
+    run = in_formats(case, WORDS, 20, None)
     assert run.train(tmp_path / "unfinished") == trained(case)
     run.close()
     assert list(tmp_path.iterdir()) == []
@@ -88,7 +87,7 @@ def test_split_has_the_losses_of_fp32():
 
 
 def test_parameters_and_activations_are_bf16():
-    run = loss_run.Run(START, WORDS, 20, {})
+    run = in_formats(START, WORDS, 20, None)
     dtypes = {parameter.dtype for parameter in run.model.parameters()}
     run.model.head.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
     run.validate(4)
@@ -97,8 +96,8 @@ def test_parameters_and_activations_are_bf16():
 
 
 def test_seeds_of_fine_tuning_differ_in_their_batches_alone(tmp_path: Path):
-    start = loss_run.Run(START, WORDS, 20, {}).model.state_dict()
-    tuned = [loss_run.Run(Case(FINE_TUNING, REFERENCE, seed), WORDS, 20, start) for seed in (0, 1)]
+    start = in_formats(START, WORDS, 20, None).model.state_dict()
+    tuned = [in_formats(Case(FINE_TUNING, REFERENCE, seed), WORDS, 20, start) for seed in (0, 1)]
     assert tuned[0].validate(4) == tuned[1].validate(4)
     assert tuned[0].train(tmp_path / "0") != tuned[1].train(tmp_path / "1")
 
@@ -128,6 +127,6 @@ def test_the_suite_resumes_and_fine_tunes_from_the_start(
     assert run_suite("--only", START.name, "--only", tuned.name) == []
     with pytest.raises(SystemExit, match="cannot add to the recorded runs: .*100 steps.*; use another file"):
         run_suite("--only", START.name, "--steps", "200")
-    rows = runs.read(path)
+    rows = formats.read(path)
     assert rows[tuned]["curve"][0][1] < rows[START]["curve"][0][1] - 0.1  # it began with trained parameters
-    assert len(rows[START]["curve"]) == loss_training.POINTS and rows[START]["setting"] in rows[tuned]["setting"]
+    assert len(rows[START]["curve"]) == contest.POINTS and rows[START]["setting"] in rows[tuned]["setting"]

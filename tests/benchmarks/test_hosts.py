@@ -8,15 +8,12 @@ import subprocess
 
 import collectives_between
 import hosts
-import launch
 import losses
 import network
 import pytest
 import relay
-import schemes
 import trainings
-from network import Link
-from sites import Site
+from network import Link, Site
 from systems import ALONE, DDP
 
 
@@ -88,7 +85,7 @@ def test_a_collective_is_compared_with_its_link():
 
 
 def test_ranks_are_numbered_host_by_host():
-    environment = launch.environment_of(Site(2, 2, Link(1)), host=1, local=0)
+    environment = network.environment_of(Site(2, 2, Link(1)), host=1, local=0)
     assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "0", "4")
     assert environment["MASTER_ADDR"] == "10.77.0.1"
 
@@ -115,7 +112,7 @@ def test_the_relay_sends_a_frame_to_its_host_or_to_all_others():
 
 # --- Losses over whole trainings ---
 
-LOSSES = {each.scheme.name: each for each in schemes.CASES if each.size.name == "3M" and not each.seed}
+LOSSES = {each.scheme.name: each for each in losses.CASES if each.size.name == "3M" and not each.seed}
 
 
 def trained(scheme, loss, seconds, sent):
@@ -135,8 +132,8 @@ def test_a_training_has_the_mean_loss_the_slowest_rank_and_the_busiest_link():
 
 def test_a_seed_has_a_case_of_its_own_with_the_ddp_of_its_seed():
     case = LOSSES["DiLoCo, every 16"]._replace(seed=2)
-    assert case.name == "losses, 2 x 1, 100 Mbit/s, 3M: DiLoCo, every 16, seed 2" and case in schemes.CASES
-    assert case._replace(scheme=schemes.DDP).name == "losses, 2 x 1, 100 Mbit/s, 3M: DDP, seed 2"
+    assert case.name == "losses, 2 x 1, 100 Mbit/s, 3M: DiLoCo, every 16, seed 2" and case in losses.CASES
+    assert case._replace(scheme=losses.DDP).name == "losses, 2 x 1, 100 Mbit/s, 3M: DDP, seed 2"
 
 
 def test_lines_of_losses_are_relative_to_ddp():

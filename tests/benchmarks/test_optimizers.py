@@ -3,13 +3,11 @@
 import math
 from pathlib import Path
 
-import contest_suite
-import curves
+import contest
+import optimizers
 import pytest
-import runs
-from contenders import BALLAST_ADAMW, BALLAST_MUON, CONTEST, TORCH_MUON
-from contest import Case, Finished
-from variants import SEEDS
+from contest import SEEDS, Case, Finished
+from optimizers import BALLAST_ADAMW, BALLAST_MUON, CONTEST, TORCH_MUON
 
 LOSSES = {TORCH_MUON: [2.0, 2.1, 2.2], BALLAST_MUON: [2.01, 2.12, 2.23], BALLAST_ADAMW: [2.5, 2.6, 2.7]}
 
@@ -34,7 +32,7 @@ def test_a_seed_of_all_optimizers_comes_before_the_next():
     cases, names = CONTEST.cases, CONTEST.contenders
     assert [case.seed for case in cases] == [seed for seed in SEEDS for _ in names]
     assert [case.contender for case in cases] == list(names) * len(SEEDS)
-    assert len({case.name for case in cases}) == len({contest_suite.folder_of(case, 20) for case in cases}) == len(cases)
+    assert len({case.name for case in cases}) == len({case.folder(20) for case in cases}) == len(cases)
 
 
 def test_a_run_is_read_as_it_was_recorded(tmp_path: Path):
@@ -42,14 +40,14 @@ def test_a_run_is_read_as_it_was_recorded(tmp_path: Path):
     assert CONTEST.read(path) == {}
     recorded = finished(LOSSES)
     for each in recorded.values():
-        runs.append(path, each)
+        contest.append(path, each)
     assert CONTEST.read(path) == recorded
 
 
 def test_runs_of_another_setting_are_refused():
-    contest_suite.refuse_other_settings(CONTEST, finished(LOSSES), "20 steps")
+    CONTEST.refuse_other_settings(finished(LOSSES), "20 steps")
     with pytest.raises(SystemExit, match="Muon in torch, seed 0 has '20 steps', not '40 steps'; use another file"):
-        contest_suite.refuse_other_settings(CONTEST, finished(LOSSES), "40 steps")
+        CONTEST.refuse_other_settings(finished(LOSSES), "40 steps")
 
 
 def test_the_table_has_the_seeds_and_their_statistics():
@@ -73,7 +71,7 @@ def test_without_the_whole_reference_nothing_is_compared():
 
 
 def test_lines_have_the_means_the_spreads_and_the_largest_gap():
-    lines = {line["case"]: line for line in CONTEST.records(finished(LOSSES)) + curves.records(finished(LOSSES))}
+    lines = {line["case"]: line for line in CONTEST.records(finished(LOSSES)) + optimizers.records_of_curves(finished(LOSSES))}
     assert len(lines) == 2 * len(CONTEST.contenders) + 1
     adamw = lines[BALLAST_ADAMW]
     assert (adamw["against"], adamw["unit"]) == (TORCH_MUON, "loss")
@@ -90,10 +88,10 @@ def test_the_largest_gap_is_between_equal_steps_and_seeds():
         Case(BALLAST_MUON, 1): row(Case(BALLAST_MUON, 1), [[10, 4.0], [20, 2.3]]),
         Case(TORCH_MUON, 2): row(Case(TORCH_MUON, 2), [[10, 9.0], [20, 9.0]]),
     }
-    gap = curves.largest_gap(runs_of_both)
+    gap = optimizers.largest_gap(runs_of_both)
     assert gap == (pytest.approx(0.2), 1, 20)
-    assert " is 0.2 (seed 1, step 20)" in curves.sentence(runs_of_both)
+    assert " is 0.2 (seed 1, step 20)" in optimizers.sentence(runs_of_both)
     runs_of_both[Case(BALLAST_MUON, 0)]["curve"][1][1] = math.nan
-    gap = curves.largest_gap(runs_of_both)
+    gap = optimizers.largest_gap(runs_of_both)
     assert gap is not None and math.isnan(gap.size) and (gap.seed, gap.step) == (0, 20)
-    assert curves.largest_gap(finished({BALLAST_MUON: [1.0], BALLAST_ADAMW: [1.0]})) is None
+    assert optimizers.largest_gap(finished({BALLAST_MUON: [1.0], BALLAST_ADAMW: [1.0]})) is None

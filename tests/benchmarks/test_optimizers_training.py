@@ -14,14 +14,12 @@ if not BUILT or find_spec("torch") is None:
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import loss_training  # noqa: E402 (as all below, it needs both)
-import optimizer_run  # noqa: E402
 import optimizers  # noqa: E402
-import texts  # noqa: E402
 import torch  # noqa: E402
-from contenders import BALLAST_ADAMW, BALLAST_MUON, CONTEST, TORCH_MUON  # noqa: E402
 from contest import Case  # noqa: E402
+from optimizers import BALLAST_ADAMW, BALLAST_MUON, CONTEST, TORCH_MUON  # noqa: E402
 
-WORDS = texts.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
+WORDS = loss_training.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
 STEPS = 20
 
 
@@ -33,7 +31,7 @@ def tiny() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"LAYERS": 1, "WIDTH": 64, "HEADS": 1, "SEQUENCES": 2}.items():
             patch.setattr(loss_training, name, value)
-        patch.setattr(texts, "TEXTS", {name: lambda: WORDS for name in texts.TEXTS})
+        patch.setattr(loss_training, "TEXTS", {name: lambda: WORDS for name in loss_training.TEXTS})
         yield
     torch.set_num_threads(before)
 
@@ -45,7 +43,7 @@ def whole(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, los
 
 
 def trained(optimizer: str, folder: Path) -> loss_training.Losses:
-    losses = optimizer_run.train(Case(optimizer, 0), STEPS, folder)
+    losses = loss_training.train_optimizer(Case(optimizer, 0), STEPS, folder)
     assert not folder.exists()
     return losses
 
@@ -81,7 +79,7 @@ def test_a_stopped_run_continues_with_the_same_losses(
 
 
 def test_optimizers_share_the_start_and_each_parameter_has_one():
-    runs = {optimizer: optimizer_run.training(Case(optimizer, 1), STEPS) for optimizer in CONTEST.contenders}
+    runs = {optimizer: loss_training.with_optimizer(Case(optimizer, 1), STEPS) for optimizer in CONTEST.contenders}
     starts = [run.validate(4) for run in runs.values()]
     assert starts == starts[:1] * len(CONTEST.contenders)
     for run in runs.values():

@@ -1,13 +1,12 @@
 """Tests of the comparison of trainings: its cases and systems, and the records computed from measurements."""
 
-import comparisons
 import peers_training
-import plot
 import pytest
+import suite
 import systems
 
 LIMIT, DDP, OURS = (
-    next(case for case in comparisons.CASES if case.workload.name == "30M" and case.system.name == name)
+    next(case for case in systems.CASES if case.workload.name == "30M" and case.system.name == name)
     for name in (systems.ALONE, systems.DDP, "Ballast stage 3")
 )
 
@@ -25,26 +24,26 @@ def test_systems_are_compared_with_known_systems():
 
 
 def test_each_case_has_opponents_with_the_same_workload():
-    assert len({case.name for case in comparisons.CASES}) == len(comparisons.CASES)
-    for case in comparisons.CASES:
-        trained = {other.system.name for other in comparisons.CASES if other.workload == case.workload}
+    assert len({case.name for case in systems.CASES}) == len(systems.CASES)
+    for case in systems.CASES:
+        trained = {other.system.name for other in systems.CASES if other.workload == case.workload}
         rivals = [other for other in case.opponents if other.workload == case.workload]
         assert {other.system.name for other in rivals} == set(case.system.against) & trained
         assert {case.limit.workload, case.reference.workload} == {case.workload}
         compared = [case, *case.opponents]
         wanted = {each for one in compared for each in (one, one.limit, one.reference)}
-        assert wanted == set(comparisons.with_their_opponents([case]))
+        assert wanted == set(systems.with_their_opponents([case]))
 
 
 def test_muon_is_compared_with_the_same_training_with_adamw():
-    for case in comparisons.CASES:
+    for case in systems.CASES:
         others = [other for other in case.opponents if other.workload != case.workload]
-        is_compared = case.system.is_ballast and case.workload.rule == comparisons.MUON
+        is_compared = case.system.is_ballast and case.workload.rule == systems.MUON
         assert [other.name for other in others] == ([case.name.replace(", Muon:", ":")] if is_compared else [])
 
 
 def test_ranks_of_a_case_have_as_many_sequences_each():
-    for workload in comparisons.WORKLOADS:
+    for workload in systems.WORKLOADS:
         assert workload.shape.sequences % workload.ranks == 0
 
 
@@ -71,9 +70,10 @@ def test_a_record_says_how_many_times_faster_and_smaller_a_case_is():
 def test_details_can_be_drawn():
     runs = {LIMIT: [run_of(1.5, 100, [9.0])], DDP: [run_of(1.0, 400, [4.0])], OURS: [run_of(2.0, 300, [4.0])]}
     details = peers_training.details(OURS, runs)
-    assert plot.Row.__required_keys__ <= details.keys()
+    assert suite.Row.__required_keys__ <= details.keys()
     assert (details["speed_ratio"], details["limit_ratio"]) == (0.5, 0.75)
-    assert plot.point_of(details) == ("Ballast stage 3", "Ballast", 300, OURS.workload.tokens / 2)
+    drawn = [details[name] for name in ("group", "plotted_bytes", "tokens_per_second")]
+    assert drawn == ["Ballast", 300 << 20, OURS.workload.tokens / 2]
 
 
 def test_a_system_that_trains_something_else_is_found():

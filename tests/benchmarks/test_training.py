@@ -1,13 +1,9 @@
-"""Tests of the suite of memory versus throughput: cases, and the floors, front and labels computed from measurements."""
+"""Tests of the suite of memory versus throughput: cases, and the floors and rows computed from measurements."""
 
 import argparse
-import itertools
 import json
-import math
 
-import cases
 import drive
-import plot
 import pytest
 import training
 
@@ -15,20 +11,20 @@ WORK = drive.Work(read_bytes=3000 * 4096, written_bytes=1000 * 4096, record_byte
 
 
 def test_every_case_is_compared_with_one_that_comes_before_it_and_has_as_many_ranks():
-    assert len({case.name for case in cases.CASES}) == len(cases.CASES)
-    for number, case in enumerate(cases.CASES):
-        others = [other for other in cases.CASES[: number + 1] if other.name == case.against]
+    assert len({case.name for case in training.CASES}) == len(training.CASES)
+    for number, case in enumerate(training.CASES):
+        others = [other for other in training.CASES[: number + 1] if other.name == case.against]
         assert [other.ranks for other in others] == [case.ranks]
 
 
 def test_chosen_cases_come_with_all_that_they_are_compared_with():
-    chosen = [case for case in cases.CASES if case.name == f"{cases.ALL_ON_DRIVE}, updated in backward"]
+    chosen = [case for case in training.CASES if case.name == f"{training.ALL_ON_DRIVE}, updated in backward"]
     names = [case.name for case in training.with_their_opponents(chosen)]
-    assert names[:-1] == [cases.RESIDENT, cases.STAGE_3, cases.STATE_ON_DRIVE, cases.ALL_ON_DRIVE]
+    assert names[:-1] == [training.RESIDENT, training.STAGE_3, training.STATE_ON_DRIVE, training.ALL_ON_DRIVE]
 
 
 def test_each_case_on_a_drive_is_measured_with_the_same_case_without_a_drive():
-    for case in cases.CASES:
+    for case in training.CASES:
         other = training.without_drive(case)
         assert not other.on_drive
         assert other.ranks == case.ranks
@@ -47,12 +43,12 @@ def test_the_floor_is_the_longer_of_the_drive_and_what_overlaps_with_it():
 
 
 def test_a_drive_works_where_updates_are_made():
-    by_name = {case.name: case for case in cases.CASES}
+    by_name = {case.name: case for case in training.CASES}
     parts = {
-        cases.STATE_ON_DRIVE: "forward",
-        f"{cases.STATE_ON_DRIVE}, updated in backward": "backward",
-        f"{cases.STATE_ON_DRIVE}, steps waited for": "nothing",
-        cases.ALL_ON_DRIVE: "all",
+        training.STATE_ON_DRIVE: "forward",
+        f"{training.STATE_ON_DRIVE}, updated in backward": "backward",
+        f"{training.STATE_ON_DRIVE}, steps waited for": "nothing",
+        training.ALL_ON_DRIVE: "all",
     }
     assert {name: by_name[name].overlaps_with for name in parts} == parts
     assert [training.share_of(part, run_of(1.0)) for part in parts.values()] == [0.25, 0.75, 0.0, 1.0]
@@ -64,13 +60,13 @@ def run_of(seconds: float, drive_rate: float = 0.0) -> training.Run:
 
 
 def test_a_floor_is_compared_with_the_steps_of_its_own_round():
-    case = next(case for case in cases.CASES if case.name == cases.STATE_ON_DRIVE)
+    case = next(case for case in training.CASES if case.name == training.STATE_ON_DRIVE)
     runs = {
         case.name: [run_of(1.0, 8000 * 4096), run_of(4.0, 4000 * 4096), run_of(2.0, 8000 * 4096)],
-        cases.STAGE_3: [run_of(0.4), run_of(0.4), run_of(1.8)],
+        training.STAGE_3: [run_of(0.4), run_of(0.4), run_of(1.8)],
     }
     of = training.drive_details(case, runs)
-    assert of["without_drive"] == cases.STAGE_3
+    assert of["without_drive"] == training.STAGE_3
     assert of["floor_seconds"] == pytest.approx(2.3)  # the median of 1.3, 2.3 and 2.35
     assert of["floor_ratio"] == pytest.approx(1.175)  # the median of 1.3, 0.575 and 1.175
 
@@ -91,46 +87,9 @@ def test_the_rate_of_fio_is_reads_and_writes_together():
     assert drive.bytes_per_second("fio: a warning\n" + json.dumps(report)) == 4000
 
 
-def points(*pairs: tuple[float, float]) -> list[plot.Point]:
-    return [plot.Point(str(number), "2 ranks", *pair) for number, pair in enumerate(pairs)]
-
-
-def test_the_front_has_the_unbeaten_points_from_the_smallest_on():
-    assert [point.name for point in plot.front(points((3, 30), (1, 10), (2, 20)))] == ["1", "2", "0"]
-    assert [point.name for point in plot.front(points((3, 30), (1, 40), (2, 20)))] == ["1"]
-    assert [point.name for point in plot.front(points((1, 10), (1, 20), (2, 20)))] == ["1"]
-    assert plot.front([]) == []
-
-
-def test_no_point_beats_the_front_and_it_beats_all_others():
-    some = points(*((math.sin(7 * i) + 2, math.cos(11 * i) + 2) for i in range(40)))
-    best = plot.front(some)
-
-    def beats(one: plot.Point, other: plot.Point) -> bool:
-        return one.mebibytes <= other.mebibytes and one.tokens_per_second >= other.tokens_per_second
-
-    for point in some:
-        assert any(beats(other, point) for other in best if other != point) == (point not in best)
-
-
 def test_a_points_memory_is_what_a_rank_has_outside_the_drive():
-    case = next(case for case in cases.CASES if case.name == cases.STAGE_3)
+    case = next(case for case in training.CASES if case.name == training.STAGE_3)
     held = {"device": 3 << 20, "host": 2 << 20, "nvme": 9 << 20}
     shape = argparse.Namespace(layers=6, width=512, context=256)
     row = training.details(case, {case.name: [run_of(0.5)._replace(bytes=held)]}, shape)
-    assert plot.point_of(row) == plot.Point(case.name, "2 ranks", 5.0, 2.0)
-
-
-def test_labels_of_a_crowd_lie_on_the_page_and_over_nothing():
-    page = plot.Box(0, 0, 1000, 700)
-    legend = plot.Box(700, 0, 1000, 100)
-    at = [(400 + 9 * math.sin(i), 350 + 9 * math.cos(i)) for i in range(12)] + [(990, 690), (5, 5), (850, 60)]
-    sizes = [(60 + 15 * (i % 9), 14) for i in range(len(at))]
-    boxes = plot.place_labels(at, sizes, page, [legend])
-    for box, (width, height) in zip(boxes, sizes, strict=True):
-        assert box.right - box.left == pytest.approx(width + plot.GAP)
-        assert box.top - box.bottom == pytest.approx(height + plot.GAP)
-        assert box.inside(page)
-        assert not box.overlaps(legend)
-        assert not any(box.left < x < box.right and box.bottom < y < box.top for x, y in at)
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert (row["group"], row["plotted_bytes"], row["tokens_per_second"]) == ("2 ranks", 5 << 20, 2.0)

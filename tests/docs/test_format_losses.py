@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from docs.blocks import PAGES, ROOT
 
-sys.path += [str(PAGES / "drawings"), str(ROOT / "benchmarks" / "formats")]
+sys.path += [str(PAGES / "drawings"), *(str(ROOT / "benchmarks" / folder) for folder in ("harness", "losses"))]
 
 import format_losses  # noqa: E402 (its folder is on the path only now)
-from variants import FIRST, REFERENCE, TASKS, TRAINING, Case, Variant  # noqa: E402
+from formats import FIRST, REFERENCE, TASKS, TRAINING, Case, Variant  # noqa: E402
 
 COMPACT, FOUR_BITS = FIRST[1:]
 
@@ -41,7 +41,7 @@ def drawn(folder: Path, losses: dict[Variant, list[float]]) -> str:
 
 def test_a_band_has_the_seeds_and_their_differences(tmp_path: Path):
     losses = {REFERENCE: [1.0, 2.0, 3.0], COMPACT: [1.5, 2.25, 3.0]}
-    finished = format_losses.runs.read(record_runs(tmp_path, losses))
+    finished = format_losses.formats.read(record_runs(tmp_path, losses))
     reference, band = (format_losses.losses(TRAINING, variant, finished) for variant in losses)
     assert band.steps == [10, 20]
     assert band.of_seeds == [[2.5, 1.5], [3.25, 2.25], [4.0, 3.0]]
@@ -74,6 +74,6 @@ def test_zero_is_in_the_middle_of_differences(tmp_path: Path):
 def test_fine_tuning_is_drawn_apart(tmp_path: Path):
     path = record_runs(tmp_path, {REFERENCE: [1.0, 2.0, 3.0]})
     path.write_text(path.read_text() + path.read_text().replace("training", "fine-tuning").replace("20,", "4,"))
-    finished = format_losses.runs.read(path)
+    finished = format_losses.formats.read(path)
     assert set(finished) == {Case(task, REFERENCE, seed) for task in TASKS for seed in range(3)}
     assert format_losses.finished_variants(TASKS[1], finished) == [REFERENCE]

@@ -14,11 +14,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks" / "hosts"))
 
-from isolation import NEW_NETWORK, check, end_with_parent, libc, run, run_isolated  # noqa: E402
-from launch import environment_of, log_of  # noqa: E402
-from network import Link, Network  # noqa: E402
+from network import (  # noqa: E402
+    NEW_NETWORK,
+    Link,
+    Network,
+    Site,
+    check,
+    end_with_parent,
+    environment_of,
+    libc,
+    log_of,
+    run,
+    run_isolated,
+)
 from python.wrap.support.programs import Fork, become, write_to  # noqa: E402
-from sites import Site  # noqa: E402
 
 FAULT_AFTER_STEP = 3
 TIME_LIMIT = 120  # seconds

@@ -21,7 +21,7 @@ class Point:
     name: str
     memory_bytes: float
     tokens_per_second: float
-    is_ballast: bool
+    is_coloured: bool
 
     def describe(self) -> str:
         return f"{self.name}: {self.tokens_per_second:,.0f} tokens/s, {self.memory_bytes / MIB:,.0f} MiB"
@@ -67,8 +67,8 @@ def _draw(drawing: Drawing, top: float, panel: Panel) -> None:
         drawing.text(RIGHT, up.at(speed) - 6, f"{name} {speed:,.0f}", "limit", "end")
     for number, point in enumerate(panel.points, start=1):
         x, y = across.at(point.memory_bytes / unit), up.at(point.tokens_per_second)
-        style = "chosen" if point.is_ballast else "quiet"
-        drawing.dot(x, y, 5, style if point.is_ballast else "searched", point.describe())
+        style = "chosen" if point.is_coloured else "quiet"
+        drawing.dot(x, y, 5, style if point.is_coloured else "searched", point.describe())
         drawing.text(x + 8, y - 6, f"{number}", f"bold {style}")
         drawing.text(24, up.begin + 60 + LINE * number, f"{number}", f"bold {style}")
         drawing.text(48, up.begin + 60 + LINE * number, point.describe(), "ink")

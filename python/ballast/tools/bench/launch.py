@@ -51,8 +51,8 @@ def run_case(case: Case, of: Setting) -> Run:
         began, used, busy = time.monotonic(), _seconds_of_children(), _busy_seconds()
         task = Path(folder) / "task"
         task.write_text(json.dumps(_task(case, of, folder)))
-        port = _free_port()
-        running: list[subprocess.Popen[bytes]] = []
+        port = free_port()
+        running: list[subprocess.Popen[Any]] = []
         try:
             for rank in range(of.ranks):
                 running.append(_start(task, rank, of.ranks, port))
@@ -80,16 +80,23 @@ def _task(case: Case, of: Setting, folder: str) -> dict[str, Any]:
     }
 
 
-def _start(task: Path, rank: int, ranks: int, port: int) -> subprocess.Popen[bytes]:
-    """Start a rank with the environment that torchrun would give it."""
-    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    environment = os.environ | {name: str(value) for name, value in launched.items()}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
+def start_rank(command: Sequence[str | Path], rank: int, ranks: int, port: int, **options: Any) -> subprocess.Popen[Any]:
+    """Start a rank of a job on this machine, with the environment that torchrun would give it. `options` are those of Popen;
+    `env` adds to the environment of this process."""
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    environment = os.environ | {name: str(value) for name, value in launched.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    return subprocess.Popen(command, env=environment | options.pop("env", {}), **options)
+
+
+def _start(task: Path, rank: int, ranks: int, port: int) -> subprocess.Popen[Any]:
+    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     with open(f"{task}.{rank}.log", "wb") as log:
-        return subprocess.Popen(
+        return start_rank(
             [sys.executable, "-m", "ballast.tools.bench.rank", str(task)],
-            env=environment,
+            rank,
+            ranks,
+            port,
+            env={"PYTHONPATH": os.pathsep.join(paths)},
             cwd=task.parent,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -97,7 +104,7 @@ def _start(task: Path, rank: int, ranks: int, port: int) -> subprocess.Popen[byt
         )
 
 
-def _wait(running: Sequence[subprocess.Popen[bytes]], task: Path) -> str:
+def _wait(running: Sequence[subprocess.Popen[Any]], task: Path) -> str:
     """Wait until all ranks have ended; return why one failed, or nothing."""
     end = time.monotonic() + LONGEST
     while True:
@@ -113,14 +120,14 @@ def _wait(running: Sequence[subprocess.Popen[bytes]], task: Path) -> str:
         time.sleep(0.02)
 
 
-def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(running: Sequence[subprocess.Popen[Any]]) -> None:
     for process in running:
         process.kill()
     for process in running:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

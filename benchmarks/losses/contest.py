@@ -1,0 +1,238 @@
+"""Trainings that differ in one thing, from each seed: the cases, the file of finished runs, the statistics and the command.
+
+A suite repeats no run that its file has, so it can stop and continue later. The first contender is the reference: the losses of
+the others are compared with its losses, seed by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import suite
+
+SEEDS = (0, 1, 2)
+POINTS = 20  # of a curve of losses
+QUANTILE = 4.303  # of Student's distribution, for a 95 % interval of a mean of three: two degrees of freedom
+
+
+class Difference(NamedTuple):
+    """The mean of the differences from the reference with the same seed, and half the width of its 95 % interval."""
+
+    mean: float
+    within: float
+
+    @property
+    def finding(self) -> str:
+        if not math.isfinite(self.mean):
+            return "diverges"
+        if abs(self.mean) <= self.within:
+            return "no"
+        return "yes, worse" if self.mean > 0 else "yes, better"
+
+    @property
+    def cells(self) -> list[str]:
+        return [f"{self.mean:+.4f} ± {self.within:.4f}", self.finding]
+
+
+def difference(losses: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
+    """Return the difference of losses by seed; nothing where one of them lacks a seed."""
+    if len(losses) < len(SEEDS) or len(reference) < len(SEEDS):
+        return None
+    return difference_of([losses[seed] - reference[seed] for seed in SEEDS])
+
+
+def difference_of(pairs: list[float]) -> Difference:
+    if not all(map(math.isfinite, pairs)):
+        return Difference(math.nan, math.nan)
+    return Difference(statistics.fmean(pairs), QUANTILE * statistics.stdev(pairs) / math.sqrt(len(pairs)))
+
+
+def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    head, *rest = (f"| {' | '.join(line)} |" for line in (columns, *lines))
+    return "\n".join([head, "|---" * len(columns) + "|", *rest, ""])
+
+
+# --- The file of runs, as JSON lines ---
+
+
+def rows_of(path: Path) -> list[Any]:
+    """Return the lines of a file, which has none before it exists."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(path: Path, row: Mapping[str, object]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def refuse_other_setting(name: str, recorded: str, setting: str, *, of_suite: str) -> None:
+    """End the program if the losses of a recorded run cannot be compared with those of the runs to make."""
+    if recorded != setting:
+        reason = f"{name} has '{recorded}', not '{setting}'"
+        sys.exit(f"{of_suite}: cannot add to the recorded runs: {reason}; use another file")
+
+
+# --- The command ---
+
+
+class Losses(Protocol):
+    curve: list[tuple[int, float]]
+    last: float
+
+
+def parser_of(of_suite: str, description: str | None, steps: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=of_suite, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    suite.add_choice(parser)
+    of_runs = f"the file of the finished runs ({of_suite}.jsonl in the build)"
+    parser.add_argument("--runs", type=Path, required=True, help=of_runs)
+    parser.add_argument("--steps", type=int, default=steps, help=f"of a training, a multiple of {POINTS}")
+    parser.add_argument("--table", action="store_true", help="show the runs in the file, and train nothing")
+    return parser
+
+
+def choose(parser: argparse.ArgumentParser, cases: Sequence, multiple: int = POINTS) -> argparse.Namespace:
+    options = suite.choose(parser, cases, lambda case: case.name)
+    if options.steps < multiple or options.steps % multiple:
+        parser.error(f"--steps must be a multiple of {multiple}, not {options.steps}")
+    return options
+
+
+def record_run(of_suite: str, name: str, options: argparse.Namespace, train: Callable[[], dict[str, Any]]) -> None:
+    """Make a run, whose row `train` returns, and add it to the file with the machine and the command that repeats it."""
+    print(f"{of_suite}: {name}", file=sys.stderr, flush=True)
+    row = train()
+    command = shlex.join(["./run-benchmarks", of_suite, "--", "--only", name, "--steps", str(options.steps)])
+    append(options.runs, {**row, "machine": suite.machine_name(), "commit": suite.commit(), "command": command})
+    print(f"{of_suite}: loss {row['loss']:.4f}", file=sys.stderr, flush=True)
+
+
+# --- Contests whose contenders have nothing but a name ---
+
+
+class Case(NamedTuple):
+    contender: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.contender}, seed {self.seed}"
+
+    def folder(self, steps: int) -> str:
+        """Return the name of the folder with what a stopped run has trained."""
+        return f"{self.contender.replace(',', '').replace(' ', '-')}-seed-{self.seed}-{steps}-steps"
+
+
+Finished = dict[Case, dict[str, Any]]
+
+
+class Contest(NamedTuple):
+    suite: str
+    differs_in: str  # the field of a row and the column of the table that name a contender
+    contenders: tuple[str, ...]
+
+    @property
+    def reference(self) -> str:
+        return self.contenders[0]
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Return the runs in the order in which they are made.
+
+        All contenders have one seed before the next one begins, so that an early stop leaves pairs to compare.
+        """
+        return tuple(Case(contender, seed) for seed in SEEDS for contender in self.contenders)
+
+    def read(self, path: Path) -> Finished:
+        return {Case(row[self.differs_in], row["seed"]): row for row in rows_of(path)}
+
+    def row_of(self, case: Case) -> dict[str, Any]:
+        return {self.differs_in: case.contender, "seed": case.seed}
+
+    def refuse_other_settings(self, finished: Finished, setting: str) -> None:
+        for case, row in finished.items():
+            refuse_other_setting(case.name, row["setting"], setting, of_suite=self.suite)
+
+    def make_runs(
+        self, options: argparse.Namespace, setting: str, train: Callable[[Case, int, Path], Losses]
+    ) -> None:
+        """Make the runs that the file lacks. `setting` tells in words what decides the losses, besides contender and seed; the
+        folder that `train` gets is for what a stopped run has trained."""
+        finished = self.read(options.runs)
+        self.refuse_other_settings(finished, setting)
+
+        def row_of(case: Case) -> dict[str, Any]:
+            losses = train(case, options.steps, options.runs.with_suffix("") / case.folder(options.steps))
+            return {**self.row_of(case), "curve": losses.curve, "loss": losses.last, "setting": setting}
+
+        for case in options.cases:
+            if case not in finished:
+                record_run(self.suite, case.name, options, lambda case=case: row_of(case))
+
+    def show(self, finished: Finished, more: Sequence[dict[str, Any]] = (), text: str = "") -> None:
+        """Print the lines of a report, and the table for people."""
+        print(suite.lines([*self.records(finished), *more]), end="", flush=True)
+        print(f"\n{self.markdown(finished)}{text}", file=sys.stderr)
+
+    def markdown(self, finished: Finished) -> str:
+        seeds = (f"seed {seed}" for seed in SEEDS)
+        compared = (f"difference from {self.reference}", "more than chance?")
+        columns = [self.differs_in, *seeds, "mean", "highest less lowest", *compared]
+        return markdown(columns, (self._cells(each, finished) for each in self.contenders))
+
+    def _cells(self, contender: str, finished: Finished) -> list[str]:
+        losses = losses_of(contender, finished)
+        of_seeds = [f"{losses[seed]:.4f}" if seed in losses else "unfinished" for seed in SEEDS]
+        if len(losses) < len(SEEDS):
+            return [contender, *of_seeds, "", "", "", ""]
+        of_all = [f"{statistics.fmean(losses.values()):.4f}", f"{spread(losses):.4f}"]
+        found = self._difference(contender, finished)
+        return [contender, *of_seeds, *of_all, *(["", ""] if found is None else found.cells)]
+
+    def records(self, finished: Finished) -> list[dict[str, Any]]:
+        """Return two lines for each contender that has all seeds: the mean of its losses, and their spread."""
+        return [line for contender in self.contenders for line in self._records_of(contender, finished)]
+
+    def _records_of(self, contender: str, finished: Finished) -> list[dict[str, Any]]:
+        losses = losses_of(contender, finished)
+        if len(losses) < len(SEEDS):
+            return []
+        mean = self.record(contender, statistics.fmean(losses.values()))
+        found = self._difference(contender, finished)
+        if found is not None:
+            theirs = statistics.fmean(losses_of(self.reference, finished).values())
+            mean |= compared_with(self.reference, theirs, mean["value"], found)
+        return [mean, self.record(f"{contender}, spread of seeds", spread(losses))]
+
+    def record(self, case: str, value: float) -> dict[str, Any]:
+        return {"suite": self.suite, "case": case, "value": value, "unit": "loss", "against": "", "ratio": None}
+
+    def _difference(self, contender: str, finished: Finished) -> Difference | None:
+        """Return nothing for the reference, and where a seed is missing."""
+        if contender == self.reference:
+            return None
+        return difference(losses_of(contender, finished), losses_of(self.reference, finished))
+
+
+def compared_with(name: str, theirs: float, ours: float, found: Difference) -> dict[str, Any]:
+    """Return the fields of a line that compare a mean loss with that of the reference; a ratio above 1 is a lower loss."""
+    return {"against": name, "against_value": theirs, "ratio": theirs / ours, "spread": found.within / theirs}
+
+
+def losses_of(contender: str, finished: Finished) -> dict[int, float]:
+    """Return the last losses by seed, without seeds that are unfinished."""
+    cases = [Case(contender, seed) for seed in SEEDS]
+    return {case.seed: finished[case]["loss"] for case in cases if case in finished}
+
+
+def spread(losses: dict[int, float]) -> float:
+    return max(losses.values()) - min(losses.values())

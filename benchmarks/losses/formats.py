@@ -1,0 +1,256 @@
+"""Compare the losses of a GPT of 30 million parameters in each state format and gradient format with those in fp32.
+
+Each run that ends is added to a file, and a run in the file is not repeated. The suite can be stopped at any time, and
+continues the run that was stopped. A run of 2,000 steps takes ten minutes of one core with bf16 arithmetic, and hours without
+it. All variants of a seed have the same start and the same batches. A line's value is the mean of the last losses of all seeds;
+variants that lack a seed have no line. `formats.py --renew PAGE RUNS` replaces the tables in a page by those of a file of runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import contest
+import suite
+from contest import SEEDS, Difference
+
+
+class Variant(NamedTuple):
+    """The formats of a training."""
+
+    state: str
+    gradients: str
+
+    @property
+    def name(self) -> str:
+        return f"state {self.state}, gradients {self.gradients}"
+
+
+class Task(NamedTuple):
+    """What a run trains: the text, the schedule, and whether it begins with trained parameters."""
+
+    name: str
+    text: str
+    part: int  # its steps are those of `training` divided by this
+    learning_rate: float  # the highest, after the warm-up
+    warm_up: float  # the part of the steps in which the learning rate rises
+
+
+class Case(NamedTuple):
+    task: Task
+    variant: Variant
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task.name}, {self.variant.name}, seed {self.seed}"
+
+    def folder(self, steps: int) -> str:
+        """Return the name of the folder with what a stopped run has trained."""
+        return "-".join((self.task.name, self.variant.state, self.variant.gradients, f"seed-{self.seed}", f"{steps}-steps"))
+
+
+# After 300 steps of training in fp32, the losses of 3e-4 and 1e-3 differ by less than 0.02: the best rate is between them.
+TRAINING = Task("training", "torch's Python sources", part=1, learning_rate=5e-4, warm_up=0.05)
+FINE_TUNING = Task("fine-tuning", "Python's help topics", part=5, learning_rate=3e-4, warm_up=0.05)
+TASKS = (TRAINING, FINE_TUNING)
+
+REFERENCE = Variant("fp32", "fp32")  # state format split has the same bits
+FIRST = (REFERENCE, Variant("compact", "fp32"), Variant("4bit", "fp32"))
+THEN = (Variant("bf16", "fp32"), Variant("fp32", "bf16"), Variant("compact", "bf16"), Variant("4bit", "bf16"))
+VARIANTS = (REFERENCE, THEN[0], *FIRST[1:], *THEN[1:])  # in the order of the table
+
+START = Case(TRAINING, REFERENCE, 0)  # fine-tuning begins with its parameters
+
+# A seed of all variants of a group comes before the next seed, so that an early stop leaves pairs to compare.
+CASES = tuple(Case(task, variant, seed) for group in (FIRST, THEN) for task in TASKS for seed in SEEDS for variant in group)
+
+COMPARED = ("difference from fp32[^pairs]", "more than chance?")
+COLUMNS = ("state", "gradients", "loss, mean of 3 seeds", "lowest to highest", *COMPARED)
+HEAD = f"| {' | '.join(COLUMNS)} |"
+
+Finished = dict[Case, dict[str, Any]]
+
+
+def read(path: Path) -> Finished:
+    return {case_of(row): row for row in contest.rows_of(path)}
+
+
+def case_of(row: Mapping[str, Any]) -> Case:
+    task = next(task for task in TASKS if task.name == row["task"])
+    return Case(task, Variant(row["state"], row["gradients"]), row["seed"])
+
+
+def remaining(chosen: Sequence[Case], finished: Collection[Case], has_start: bool) -> list[Case]:
+    """Return the runs to make. Fine-tuning needs the parameters of START, which are made again if they are lost."""
+    missing = [case for case in chosen if case not in finished]
+    if has_start or all(case.task != FINE_TUNING for case in missing):
+        return missing
+    return [START, *(case for case in missing if case != START)]
+
+
+def refuse_other_settings(finished: Finished, settings: Mapping[str, str]) -> None:
+    for case, row in finished.items():
+        contest.refuse_other_setting(case.name, row["setting"], settings[case.task.name], of_suite="formats")
+
+
+class Result(NamedTuple):
+    """The last losses of a variant by seed. A variant is finished when all seeds are."""
+
+    variant: Variant
+    losses: dict[int, float]
+    reference: dict[int, float]
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.losses) == len(SEEDS)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.losses.values())
+
+    @property
+    def difference(self) -> Difference | None:
+        """Return nothing where a seed of this variant or of the reference is missing."""
+        return None if self.variant == REFERENCE else contest.difference(self.losses, self.reference)
+
+    @property
+    def cells(self) -> list[str]:
+        state = "`fp32`, `split`" if self.variant.state == "fp32" else f"`{self.variant.state}`"
+        formats = [state, f"`{self.variant.gradients}`"]
+        if not self.is_finished:
+            return [*formats, f"unfinished: {len(self.losses)} of {len(SEEDS)} seeds", "", "", ""]
+        losses, found = self.losses.values(), self.difference
+        compared = ["", ""] if found is None else found.cells
+        return [*formats, f"{self.mean:.4f}", f"{min(losses):.4f} to {max(losses):.4f}", *compared]
+
+    def record(self, task: Task) -> dict[str, Any]:
+        line = {"suite": "formats", "case": f"{task.name}, {self.variant.name}", "unit": "loss", "value": self.mean}
+        found = self.difference
+        if found is None:
+            return {**line, "against": "", "ratio": None}
+        return {**line, **contest.compared_with(REFERENCE.name, statistics.fmean(self.reference.values()), self.mean, found)}
+
+
+def results_of(task: Task, finished: Finished) -> list[Result]:
+    """Return the results of a task in the order of the table, the unfinished ones included."""
+
+    def losses(variant: Variant) -> dict[int, float]:
+        cases = [Case(task, variant, seed) for seed in SEEDS]
+        return {case.seed: finished[case]["loss"] for case in cases if case in finished}
+
+    return [Result(variant, losses(variant), losses(REFERENCE)) for variant in VARIANTS]
+
+
+def records(task: Task, results: list[Result]) -> list[dict[str, Any]]:
+    """Return a line for each finished variant."""
+    return [result.record(task) for result in results if result.is_finished]
+
+
+def markdown(results: list[Result]) -> str:
+    return contest.markdown(COLUMNS, (result.cells for result in results))
+
+
+def with_tables(page: str, finished: Finished) -> str:
+    """Return a page with the tables of all tasks, in their order, in the place of those that it has."""
+    tables = [markdown(results_of(task, finished)) for task in TASKS]
+    begins, *old = page.split(HEAD)
+    if len(old) != len(tables):
+        raise ValueError(f"the page must have {len(tables)} tables of losses, not {len(old)}")
+    rests = [part[part.index("\n\n") + 1 :] for part in old]
+    return begins + "".join(table + rest for table, rest in zip(tables, rests))
+
+
+class Trainer:
+    """Trains cases, each on the text of its task, and keeps the parameters that fine-tuning begins with."""
+
+    def __init__(self, options: argparse.Namespace):
+        import loss_training
+        import torch
+
+        torch.set_num_threads(1)
+        self._options, self._trainings = options, loss_training
+        self._texts = {task.name: loss_training.TEXTS[task.text]() for task in TASKS}
+        self.settings: dict[str, str] = {}
+        for task in TASKS:
+            text = f"text {self._texts[task.name].digest}"
+            self.settings[task.name] = f"{loss_training.setting(task, self._steps(task), 'AdamW in bf16')}, {text}"
+            if task != START.task:
+                self.settings[task.name] += f", after {self.settings[START.task.name]}"
+
+    def start(self) -> dict[str, Any] | None:
+        """Return the parameters that fine-tuning begins with, unless they are missing or those of another setting."""
+        import torch
+
+        file = self._start_file()
+        kept = torch.load(file) if file.exists() else {"setting": ""}
+        return kept["parameters"] if kept["setting"] == self.settings[START.task.name] else None
+
+    def train(self, case: Case) -> dict[str, Any]:
+        """Return the row of a run."""
+        import torch
+
+        begin = time.monotonic()
+        start = self.start() if case.task == FINE_TUNING else None
+        run = self._trainings.in_formats(case, self._texts[case.task.name], self._steps(case.task), start)
+        losses = run.train(self._options.runs.with_suffix("") / case.folder(self._options.steps))
+        run.close()
+        if case == START:
+            torch.save({"setting": self.settings[case.task.name], "parameters": run.model.state_dict()}, self._start_file())
+        return {
+            "task": case.task.name,
+            "state": case.variant.state,
+            "gradients": case.variant.gradients,
+            "seed": case.seed,
+            "setting": self.settings[case.task.name],
+            "curve": losses.curve,
+            "loss": losses.last,
+            "seconds": round(time.monotonic() - begin, 1),
+        }
+
+    def _steps(self, task: Task) -> int:
+        return self._options.steps // task.part
+
+    def _start_file(self) -> Path:
+        return self._options.runs.with_suffix(".start.pt")
+
+
+def arguments() -> argparse.Namespace:
+    parser = contest.parser_of("formats", __doc__, steps=2000)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="make the runs of the first seeds only")
+    options = contest.choose(parser, CASES, multiple=FINE_TUNING.part * contest.POINTS)
+    options.cases = [case for case in options.cases if case.seed < options.seeds]
+    return options
+
+
+def train(options: argparse.Namespace) -> None:
+    trainer = Trainer(options)
+    finished = read(options.runs)
+    refuse_other_settings(finished, trainer.settings)
+    for case in remaining(options.cases, finished, trainer.start() is not None):
+        contest.record_run("formats", case.name, options, lambda case=case: trainer.train(case))
+
+
+def main() -> None:
+    options = arguments()
+    if not options.table:
+        train(options)
+    finished = read(options.runs)
+    for task in TASKS:
+        results = results_of(task, finished)
+        print(suite.lines(records(task, results)), end="", flush=True)
+        print(f"\n{task.name}\n\n{markdown(results)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--renew"]:
+        page, recorded = map(Path, sys.argv[2:])
+        page.write_text(with_tables(page.read_text(), read(recorded)))
+    else:
+        main()

@@ -1,0 +1,297 @@
+"""Train a GPT of 30 million parameters, and return its validation losses. A training that was stopped continues.
+
+Trainings in formats and with codes have bf16 parameters, and so are activations and arriving gradients: a CPU without bf16
+arithmetic takes many times as long. Those with other optimizers are in fp32, because torch's Muon adds its updates to bf16
+parameters without a master.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pydoc_data.topics
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ballast
+import gpt
+import optimizers
+import torch
+import torch.distributed as dist
+from codes import WIRES
+from contest import POINTS
+from contest import Case as NamedCase
+from formats import TRAINING, Case, Task
+
+LAYERS, WIDTH, HEADS, CONTEXT = 6, 640, 10, 64
+MICRO_STEPS = 2  # gradients in bf16 are rounded stochastically from the second one on
+SEQUENCES = 64  # that a point of a curve is the mean loss of; the last loss has eight times as many
+LOWEST_RATE = 0.1  # the learning rate falls to this part of the highest
+HELD_OUT = 10  # each tenth file or topic is for validation
+WEIGHT_DECAY = 0.01  # of all optimizers; AdamW's default, where Muon's would be 0.1
+
+
+class Text(NamedTuple):
+    """A text that is the same on each machine with the pinned torch and the same Python."""
+
+    trained: torch.Tensor
+    held_out: torch.Tensor
+    digest: str  # of all of it
+
+
+def python_sources() -> Text:
+    """Return the Python files of the torch package, without the one that names the build."""
+    folder = Path(torch.__file__).parent
+    files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.py"))
+    return split([(folder / file).read_bytes() for file in files if file != "version.py"])
+
+
+def help_topics() -> Text:
+    """Return the English of Python's help()."""
+    topics = pydoc_data.topics.topics
+    return split([topics[name].encode() for name in sorted(topics)])
+
+
+def split(parts: Sequence[bytes]) -> Text:
+    trained = b"".join(part for number, part in enumerate(parts) if number % HELD_OUT)
+    held_out = b"".join(parts[::HELD_OUT])
+    tensor_of = lambda text: torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return Text(tensor_of(trained), tensor_of(held_out), hashlib.sha256(trained + held_out).hexdigest()[:12])
+
+
+TEXTS: dict[str, Callable[[], Text]] = {
+    "torch's Python sources": python_sources,
+    "Python's help topics": help_topics,
+}
+
+
+def setting(task: Task, steps: int, update: str) -> str:
+    """Return in words what decides the losses, besides what a suite compares, the seed and the text."""
+    tokens = f"{MICRO_STEPS} sequences of {CONTEXT} bytes a step, one at a time"
+    schedule = f"learning rate {task.learning_rate:g} after {task.warm_up * steps:g} steps, falling to {LOWEST_RATE:g} of it"
+    return f"{LAYERS} layers of width {WIDTH}, {steps} steps, {tokens}, {update}, {schedule}"
+
+
+class Losses(NamedTuple):
+    curve: list[tuple[int, float]]  # steps, and the mean loss of a few held-out sequences
+    last: float  # the mean loss of more of them
+
+
+class Plan(NamedTuple):
+    """How long a model is trained, on which batches, and at which learning rates."""
+
+    task: Task
+    seed: int
+    steps: int
+
+    def model(self, dtype: torch.dtype) -> gpt.GPT:
+        """Return the model that the seed begins with."""
+        torch.manual_seed(self.seed)
+        return gpt.GPT(LAYERS, WIDTH, HEADS, CONTEXT).to(dtype)
+
+    def rate(self, step: int) -> float:
+        return rate(step, self.steps, self.task.warm_up)
+
+
+class Training:
+    """One model, the text, and optimizers that Ballast has wrapped."""
+
+    checkpoint = "checkpoint.json"  # a folder without this file has none
+
+    def __init__(self, plan: Plan, text: Text, model: gpt.GPT, optimizers: Sequence[torch.optim.Optimizer]):
+        self.plan, self.text, self.model = plan, text, model
+        self.optimizers = list(optimizers)
+        self.schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: plan.rate(step)) for each in self.optimizers]
+
+    def train(self, unfinished: Path) -> Losses:
+        """Train to the end. Until then the folder has a checkpoint of each point of the curve, and a stopped run continues."""
+        curve = self.resume(unfinished)
+        for step in range(curve[-1][0] if curve else 0, self.plan.steps):
+            self.step(step)
+            if (step + 1) % (self.plan.steps // POINTS) == 0:
+                curve.append((step + 1, self.validate(SEQUENCES)))
+                schedules = [schedule.state_dict() for schedule in self.schedules]
+                self.save(unfinished, {"curve": curve, "schedules": schedules})
+        last = self.validate(8 * SEQUENCES)
+        self.remove(unfinished)
+        return Losses(curve, last)
+
+    def resume(self, unfinished: Path) -> list[tuple[int, float]]:
+        """Load the checkpoint, if there is one. Return the points of the curve so far."""
+        if not (unfinished / self.checkpoint).exists():
+            return []
+        progress = self.load(unfinished)
+        for schedule, state in zip(self.schedules, progress["schedules"], strict=True):
+            schedule.load_state_dict(state)
+        return progress["curve"]
+
+    def save(self, unfinished: Path, progress: dict[str, Any]) -> None:
+        ballast.save(unfinished, self.model, self.optimizers, extra=progress)
+
+    def load(self, unfinished: Path) -> dict[str, Any]:
+        return ballast.load_checkpoint(unfinished, self.model, self.optimizers)
+
+    def remove(self, unfinished: Path) -> None:
+        shutil.rmtree(unfinished)
+
+    def close(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.close()
+
+    def step(self, step: int) -> None:
+        batches = self.batches(step)
+        for batch in batches:
+            (self.loss(*batch) / len(batches)).backward()
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+    def batches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the batches of a step, on which this process trains one after the other."""
+        first = 1_000_000 * self.plan.seed + MICRO_STEPS * step
+        return [gpt.batch(self.text.trained, first + micro_step, 1, CONTEXT) for micro_step in range(MICRO_STEPS)]
+
+    def loss(self, inputs: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        return self.model(inputs, following)
+
+    def validate(self, sequences: int) -> float:
+        with torch.no_grad():
+            losses = [self.loss(*part).item() for part in spread_over(self.text.held_out, sequences)]
+        return sum(losses) / len(losses)
+
+
+def spread_over(text: torch.Tensor, sequences: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield sequences at equal distances, in batches."""
+    begins = torch.linspace(0, len(text) - CONTEXT - 1, sequences).long()
+    for some in begins.split(16):
+        rows = text[some[:, None] + torch.arange(CONTEXT + 1)].long()
+        yield rows[:, :-1], rows[:, 1:]
+
+
+def rate(step: int, steps: int, warm_up: float) -> float:
+    """Return the part of the highest learning rate: it rises, and then falls linearly."""
+    rising = (step + 1) / (warm_up * steps)
+    falling = 1 - (1 - LOWEST_RATE) * (step / steps - warm_up) / (1 - warm_up)
+    return min(rising, falling)
+
+
+# --- The suite formats ---
+
+
+def in_formats(case: Case, text: Text, steps: int, start: dict[str, torch.Tensor] | None) -> Training:
+    """Return a training with the formats of a case, which begins with these parameters if there are some."""
+    plan = Plan(case.task, case.seed, steps)
+    model = plan.model(torch.bfloat16)
+    if start is not None:
+        model.load_state_dict(start)
+    plain = torch.optim.AdamW(model.parameters(), lr=case.task.learning_rate)
+    formats = {"state_format": case.variant.state, "gradient_format": case.variant.gradients}
+    return Training(plan, text, model, [ballast.wrap(plain, model, threads=1, **formats)])
+
+
+# --- The suite optimizers ---
+
+
+def setting_of_optimizers(steps: int) -> str:
+    update = f"fp32 parameters, weight decay {WEIGHT_DECAY:g}, Muon's rate adjusted to AdamW's"
+    return f"{setting(TRAINING, steps, update)}, text {TEXTS[TRAINING.text]().digest}"
+
+
+def train_optimizer(case: NamedCase, steps: int, folder: Path) -> Losses:
+    torch.set_num_threads(1)
+    run = with_optimizer(case, steps)
+    losses = run.train(folder)
+    run.close()
+    return losses
+
+
+def with_optimizer(case: NamedCase, steps: int) -> Training:
+    plan, text = Plan(TRAINING, case.seed, steps), TEXTS[TRAINING.text]()
+    model = plan.model(torch.float32)
+    plain = plain_optimizers(case, model)
+    if case.contender == optimizers.TORCH_MUON:
+        return PlainTraining(plan, text, model, plain)
+    return Training(plan, text, model, ballast.wrap(plain, model, threads=1))
+
+
+def plain_optimizers(case: NamedCase, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    from trainers import for_muon
+
+    options = {"lr": TRAINING.learning_rate, "weight_decay": WEIGHT_DECAY}
+    if case.contender == optimizers.BALLAST_ADAMW:
+        return [torch.optim.AdamW(model.parameters(), **options)]
+    matrices, others = for_muon(model)
+    muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **options)
+    return [muon, torch.optim.AdamW(others, **options)]
+
+
+class PlainTraining(Training):
+    """A training with optimizers that are not wrapped."""
+
+    checkpoint = "checkpoint.pt"
+
+    def save(self, unfinished: Path, progress: dict[str, Any]) -> None:
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        unfinished.mkdir(parents=True, exist_ok=True)
+        new = unfinished / "new.pt"
+        torch.save({**progress, "model": self.model.state_dict(), "optimizers": optimizers}, new)
+        new.replace(unfinished / self.checkpoint)  # a stop leaves the old one or the new one whole
+
+    def load(self, unfinished: Path) -> dict[str, Any]:
+        progress = torch.load(unfinished / self.checkpoint)
+        self.model.load_state_dict(progress["model"])
+        for optimizer, state in zip(self.optimizers, progress["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        return progress
+
+    def close(self) -> None:
+        """Do nothing: plain optimizers own nothing but memory."""
+
+
+# --- The suite codes ---
+
+
+def setting_of_codes(steps: int) -> str:
+    text = TEXTS[TRAINING.text]().digest
+    return f"{setting(TRAINING, steps, 'AdamW in bf16')}, one on each of two ranks, text {text}"
+
+
+class RankTraining(Training):
+    """A training whose ranks send codes, and share the sequences of a step."""
+
+    def __init__(self, codes: str, seed: int, steps: int):
+        plan = Plan(TRAINING, seed, steps)
+        model = plan.model(torch.bfloat16)
+        plain = torch.optim.AdamW(model.parameters(), lr=TRAINING.learning_rate)
+        wrapped = ballast.wrap(plain, model, stage=3, wire=WIRES[codes], threads=1)
+        super().__init__(plan, TEXTS[TRAINING.text](), model, [wrapped])
+
+    def batches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        number = 1_000_000 * self.plan.seed + step
+        return [gpt.batch(self.text.trained, number, MICRO_STEPS, CONTEXT)]  # this rank's part
+
+    def remove(self, unfinished: Path) -> None:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(unfinished)
+
+
+def main() -> None:
+    """Train one of several ranks with codes: loss_training.py CODES SEED STEPS FOLDER RESULT. Rank 0 writes the losses."""
+    codes, seed, steps, folder, result = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    training = RankTraining(codes, int(seed), int(steps))
+    losses = training.train(Path(folder))
+    if dist.get_rank() == 0:
+        Path(result).write_text(json.dumps(losses._asdict()))
+    training.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
