@@ -1,16 +1,73 @@
 #include "examples/gpt/gpt.h"
 
+#include <ballast/lease.h>
+
 #include <fmt/format.h>
 
 #include <array>
 #include <numeric>
 #include <vector>
 
-#include "examples/gpt/layers.h"
-
 namespace ballast::gpt {
 
 namespace {
+
+// The layers with parameters, over a lease. Each has the index of its weight; its bias has the next index.
+struct Layer {
+  Maths& maths;
+  const Lease& lease;
+  std::size_t weight;
+
+  ConstView weights() const { return lease.tensor(weight); }
+  ConstView bias() const { return lease.tensor(weight + 1); }
+};
+
+// y = x weights^T + bias, or += that.
+struct Linear : Layer {
+  void forward(const ConstView& x, const View& y, bool add = false) const;
+  void backward(const ConstView& x, const ConstView& gradient, const View& x_gradient) const;
+};
+
+struct Norm : Layer {
+  void forward(const ConstView& x, const View& y) const;
+  void backward(const ConstView& x, const ConstView& gradient, const View& x_gradient) const;  // adds to x's
+};
+
+void Linear::forward(const ConstView& x, const View& y, bool add) const {
+  const std::size_t outputs = bias().count(), inputs = weights().count() / outputs;
+  maths.multiply({.a = matrix(x, inputs),
+                  .b = transposed(weights(), inputs),
+                  .to = matrix(y, outputs),
+                  .bias = bias(),
+                  .add = add});
+}
+
+void Linear::backward(const ConstView& x, const ConstView& gradient, const View& x_gradient) const {
+  const std::size_t outputs = bias().count(), inputs = weights().count() / outputs;
+  maths.multiply({.a = transposed(gradient, outputs),
+                  .b = matrix(x, inputs),
+                  .to = matrix(lease.gradient(weight), inputs),
+                  .add = true});
+  maths.add_rows(matrix(gradient, outputs), lease.gradient(weight + 1));
+  maths.multiply({.a = matrix(gradient, outputs), .b = matrix(weights(), inputs), .to = matrix(x_gradient, inputs)});
+}
+
+void Norm::forward(const ConstView& x, const View& y) const { maths.layer_norm(x, {weights(), bias()}, y); }
+
+void Norm::backward(const ConstView& x, const ConstView& gradient, const View& x_gradient) const {
+  maths.layer_norm_backward(x, {weights(), bias()}, gradient,
+                            {lease.gradient(weight), lease.gradient(weight + 1), x_gradient});
+}
+
+struct BlockPart {
+  View BlockMemory::*view;
+  std::size_t widths;
+};
+constexpr BlockPart block_parts[] = {{&BlockMemory::normed, 1},        {&BlockMemory::qkv, 3},
+                                     {&BlockMemory::attended, 1},      {&BlockMemory::middle, 1},
+                                     {&BlockMemory::second_normed, 1}, {&BlockMemory::widened, 4},
+                                     {&BlockMemory::activated, 4},     {&BlockMemory::narrow_gradient, 1},
+                                     {&BlockMemory::wide_gradient, 4}};
 
 struct Part {
   std::size_t count;
@@ -31,6 +88,63 @@ std::array<Part, 7> parts_of(const Shape& shape, std::size_t positions) {
 }
 
 }  // namespace
+
+std::size_t BlockMemory::bytes(const Shape& shape, std::size_t batch) {
+  std::size_t widths = 0;
+  for (const BlockPart& part : block_parts) {
+    widths += part.widths;
+  }
+  return widths * batch * shape.context * shape.width * byte_size(shape.dtype);
+}
+
+BlockMemory::BlockMemory(const Shape& shape, std::size_t batch, const Maths& maths, MemoryAccounts& accounts)
+    : buffer_(allocate(accounts, {.kind = maths.memory(),
+                                  .bytes = bytes(shape, batch),
+                                  .owner = "activations of a block",
+                                  .gpu = maths.gpu()})) {
+  const std::size_t elements = batch * shape.context * shape.width;
+  const View all = buffer_.view(shape.dtype);
+  std::size_t first = 0;
+  for (const BlockPart& part : block_parts) {
+    this->*part.view = all.part(first, part.widths * elements);
+    first += part.widths * elements;
+  }
+}
+
+void Block::recompute(const Lease& lease, const ConstView& input) const {
+  using namespace block;
+  const BlockMemory& m = memory_;
+  Norm{maths_, lease, norm_weight}.forward(input, m.normed);
+  Linear{maths_, lease, qkv_weight}.forward(m.normed, m.qkv);
+  maths_.attention(attention_, m.qkv, m.attended);
+  maths_.copy(input, m.middle);
+  Linear{maths_, lease, projection_weight}.forward(m.attended, m.middle, true);
+  Norm{maths_, lease, second_norm_weight}.forward(m.middle, m.second_normed);
+  Linear{maths_, lease, widen_weight}.forward(m.second_normed, m.widened);
+  maths_.gelu(m.widened, m.activated);
+}
+
+void Block::forward(const Lease& lease, const ConstView& input, const View& output) const {
+  using namespace block;
+  recompute(lease, input);
+  maths_.copy(memory_.middle, output);
+  Linear{maths_, lease, narrow_weight}.forward(memory_.activated, output, true);
+}
+
+void Block::backward(const Lease& lease, const ConstView& input, const View& gradient) const {
+  using namespace block;
+  const BlockMemory& m = memory_;
+  recompute(lease, input);
+  Linear{maths_, lease, narrow_weight}.backward(m.activated, gradient, m.wide_gradient);
+  maths_.gelu_backward(m.widened, m.wide_gradient);
+  Linear{maths_, lease, widen_weight}.backward(m.second_normed, m.wide_gradient, m.narrow_gradient);
+  Norm{maths_, lease, second_norm_weight}.backward(m.middle, m.narrow_gradient, gradient);
+  const View qkv_gradient = m.wide_gradient.part(0, m.qkv.count());
+  Linear{maths_, lease, projection_weight}.backward(m.attended, gradient, m.narrow_gradient);
+  maths_.attention_backward(attention_, m.qkv, m.narrow_gradient, qkv_gradient);
+  Linear{maths_, lease, qkv_weight}.backward(m.normed, qkv_gradient, m.narrow_gradient);
+  Norm{maths_, lease, norm_weight}.backward(input, m.narrow_gradient, gradient);
+}
 
 std::size_t Gpt::activation_bytes(const Shape& shape, std::size_t batch) {
   std::size_t all = BlockMemory::bytes(shape, batch);

@@ -22,4 +22,11 @@ class Multiplier {
   std::unique_ptr<Parts> parts_;
 };
 
+// A product in plain C++, blocked for caches: for machines without a matrix library, and for products that the library does not
+// support.
+void multiply_portable(const Product& product);
+
+// A product of bf16 factors with fp32 arithmetic: for processors without bf16 arithmetic.
+void multiply_widened(const Product& product, const Multiplier& multiply);
+
 }  // namespace ballast::gpt

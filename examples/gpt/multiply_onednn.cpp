@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "examples/gpt/multiply.h"
-#include "examples/gpt/multiply_portable.h"
-#include "examples/gpt/multiply_widened.h"
 
 // From the OpenMP library that oneDNN links; null if it links none.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int count);

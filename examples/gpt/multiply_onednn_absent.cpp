@@ -1,5 +1,4 @@
 #include "examples/gpt/multiply.h"
-#include "examples/gpt/multiply_portable.h"
 
 namespace ballast::gpt {
 

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "examples/gpt/gpt.h"
 #include "examples/gpt/run.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/sizes.h"
 #include "offload/drive_space.h"
 #include "zero/plan/compiled_plan.h"
+#include "zero/plan/op_cost.h"
 
 namespace ballast::gpt {
 namespace {
@@ -22,6 +25,21 @@ bool may_resume(const RecordOptions& drives) {
 }
 
 }  // namespace
+
+DriveWork drive_work_of(const CompiledPlan& plan) {
+  DriveWork work;
+  for (const Op& op : plan.program().ops) {
+    const std::size_t bytes = bytes_moved(op, plan.placement());
+    if (op.kind == OpKind::read || op.kind == OpKind::read_first) work.read_bytes += bytes;
+    if (op.kind == OpKind::write) work.written_bytes += bytes;
+  }
+  if (work.read_bytes + work.written_bytes == 0) return work;
+  if (plan.input().mirror) work.written_bytes *= 2;  // those of another rank
+  work.record_bytes = plan.blocks().records().record;
+  const auto staging = std::ranges::find(plan.program().slots, SlotRole::staging, &Slot::role);
+  if (staging != plan.program().slots.end()) work.records = staging->bytes / work.record_bytes;
+  return work;
+}
 
 Needs needs_of(const RunOptions& options, const Plan& plan) {
   const TrainingOptions& training = options.training;

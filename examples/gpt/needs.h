@@ -1,6 +1,8 @@
-// The memory of this process and the drive space that a run needs. They are reported and checked before anything is
-// reserved.
+// The memory of this process and the drive space that a run needs, and the work of its steps on drives. They are reported and
+// checked before anything is reserved.
 #pragma once
+
+#include <ballast/plan.h>
 
 #include <filesystem>
 #include <optional>
@@ -34,6 +36,16 @@ struct Needs {
 
   std::size_t memory() const { return reserved + activations + libraries; }
 };
+
+// The work of one rank in a step that follows the program.
+struct DriveWork {
+  std::size_t read_bytes = 0;
+  std::size_t written_bytes = 0;
+  std::size_t record_bytes = 0;  // read or written at a time
+  std::size_t records = 0;       // in flight at once
+};
+
+DriveWork drive_work_of(const CompiledPlan& plan);
 
 Needs needs_of(const RunOptions& options, const Plan& plan);
 

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 
-#include "examples/gpt/for_each_isa.h"
 #include "examples/gpt/layer_math.h"
 #include "examples/gpt/number.h"
 

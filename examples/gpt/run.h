@@ -1,13 +1,14 @@
 // The training of a rank from its first step to its last, and the observer of its steps.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "examples/gpt/drive_work.h"
 #include "examples/gpt/maths.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/needs.h"
@@ -37,6 +38,20 @@ struct Forecast {
   Simulation step{};
   double forward_share = 0;  // of the arithmetic, without updates
 };
+
+// All ranks call it together, each with the plan of its training. For CPUs only.
+Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, Maths& maths);
+
+// Returns operations a second: the fastest of square products of a few sizes in this format.
+double measure_matrix_rate(Maths& maths, DType dtype);
+
+// Takes at least one value: one slow step or round does not change the median. Of an even number of values, returns the mean of
+// the two in the middle.
+inline double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const std::size_t above = values.size() / 2;
+  return std::midpoint(values[(values.size() - 1) / 2], values[above]);
+}
 
 // The facts that this rank knows before it reserves anything.
 struct Start {

@@ -1,4 +1,4 @@
-#include "examples/gpt/drive_work.h"
+#include "examples/gpt/needs.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,7 +1,6 @@
 // Tests of products of matrices: they are near sums in double, and have the same bits from any number of threads.
 #include "examples/gpt/multiply.h"
 #include "examples/gpt/maths.h"
-#include "examples/gpt/multiply_portable.h"
 #include "examples/gpt/number.h"
 #include "tests/gpt/differences.h"
 
