@@ -18,12 +18,12 @@ from python.wrap.support.ranks import from_fork_server
 # The number of blocks of each page that cannot run here. A review sees when a page adds one.
 NOT_RUN = {
     "get-started/install.md": 4,  # installation, compilation, and output that depends on the machine
+    "guides/fit-a-model.md": 2,  # measures for minutes
     "guides/clusters.md": 6,  # Slurm, Kubernetes and several machines
     "guides/frameworks.md": 3,  # TRL, Ray, Megatron: tests/python/wrap has tests of these
     "guides/from-deepspeed.md": 2,  # DeepSpeed's files
     "guides/from-fsdp2.md": 1,
     "guides/hangs.md": 1,  # a mistake
-    "guides/measure.md": 2,  # takes minutes
     "guides/nvme.md": 1,  # depends on the drive
     "guides/serving.md": 1,  # vLLM
     "guides/slow-links.md": 1,  # needs two machines

@@ -15,7 +15,7 @@ constexpr std::string_view name(WireFormat format) {
   return names[static_cast<std::size_t>(format)];
 }
 
-// See docs/guides/compressed-collectives.md. Gathers round to nearest, reductions stochastically, by random bits that depend on
+// See docs/guides/slow-links.md. Gathers round to nearest, reductions stochastically, by random bits that depend on
 // the step, the rank and the element. Norms, decisions and loading stay exact.
 struct Wire {
   WireFormat gather = WireFormat::exact;  // of parameters, at stage 3; not int4
