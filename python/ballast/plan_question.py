@@ -6,8 +6,7 @@ from ballast import _core
 from ballast.checks import refuse
 from ballast.formats import that_need_bf16
 from ballast.hardware import Budget, machine
-from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description
-from ballast.models.matrices import Divided, divide, is_block
+from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description, Divided, divide, is_block
 from ballast.option_text import name_of
 from ballast.options import Options
 from ballast.sizes import human_amount, parse_size

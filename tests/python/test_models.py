@@ -5,7 +5,7 @@ import json
 import ballast
 import pytest
 from ballast.models import describe
-from ballast.models.arithmetic import EXACT
+from ballast.models.config import EXACT
 from ballast.models.known import KNOWN, known_name
 
 LLAMA = {

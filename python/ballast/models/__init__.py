@@ -10,10 +10,8 @@ from typing import Any
 
 from ballast.checks import refuse
 from ballast.models.config import from_config
-from ballast.models.description import Description
-from ballast.models.files import is_config, read_model
-from ballast.models.known import KNOWN, known_name
-from ballast.models.shapes import from_shapes
+from ballast.models.description import Description, from_shapes
+from ballast.models.known import KNOWN, is_config, known_name, read_model
 
 # A torch.nn.Module, a Hugging Face configuration, the name of a known model, shapes, or the path of a JSON file.
 ModelLike = str | Mapping[str, Any] | Sequence[Sequence[int]] | Any
@@ -28,7 +26,7 @@ def describe(model: ModelLike, *, dtype: str | None = None) -> Description:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from ballast.models.modules import from_module
-        from ballast.models.transformers_class import from_model, is_of_transformers
+        from ballast.models.transformers import from_model, is_of_transformers
 
         return (from_model if is_of_transformers(model) else from_module)(model, dtype=dtype)
     if isinstance(model, os.PathLike):

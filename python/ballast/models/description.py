@@ -1,11 +1,12 @@
-"""A model as the planner needs it: its units, and the cost of a token in each."""
+"""A model as the planner needs it: its units, and the cost of a token in each. It may be divided between Muon, for the matrices
+of blocks, and another optimizer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ballast import _core
 from ballast.checks import one_of, refuse
@@ -13,11 +14,18 @@ from ballast.checks import one_of, refuse
 # Names of the longest sequence in configurations. Those of an encoder and of a decoder differ.
 POSITIONS = ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions")
 MOST_ELEMENTS = 1 << 40  # of a tensor
+
 # At the peak of transformers' own loss, which is computed in fp32: log-probabilities and two tensors of gradients.
 BYTES_OF_LOGIT = 12
+
 # A backward pass relative to its forward pass: a matrix has two products, for its input and for its weight. Fused attention has
 # five where forward has two, because it computes the scores again.
 OF_MATRICES, OF_ATTENTION = 2.0, 2.5
+
+# Tensors of the inner width that activation functions keep: those that transformers writes in several operators keep more than
+# the input and the result, which the last layer shares. ReLU needs its result alone.
+INNER_TENSORS = {"gelu_new": 5, "relu": 1}
+USUAL_INNER_TENSORS = 2
 
 
 @dataclass(frozen=True)
@@ -169,3 +177,147 @@ def matrix_flops(shape: Sequence[int]) -> float:
     for length in shape:
         elements *= length
     return 2.0 * elements
+
+
+@dataclass(frozen=True)
+class Block:
+    """The elements of a token that a block keeps. Linear layers that share an input keep it once."""
+
+    norms: int  # the width of all norms over the hidden size
+    attention: int  # queries, keys, values and the result
+    mlp: int
+    head_norms: int = 0  # the width of norms over heads
+    has_rms_norms: bool = True  # and no LayerNorm
+
+    def kept_bytes(self, element: int) -> int:
+        """Return the bytes where an element of a result has `element` bytes. A LayerNorm keeps its input and its result. An
+        RMSNorm computes in fp32: it keeps a copy of its input in it, the normalized input, and its result. The result of a
+        norm over heads is not kept: rotary embeddings do not need it.
+
+        >>> Block(norms=16, attention=20, mlp=112).kept_bytes(2)  # Llama 3 with a hidden size of 8: 49 bytes for each of them
+        392
+        """
+        norm = 4 + 2 * element if self.has_rms_norms else 2 * element
+        return norm * self.norms + (4 + element) * self.head_norms + element * (self.attention + self.mlp)
+
+
+def attention_elements(queries: int, keys: int, *, is_fused: bool = False) -> int:
+    """Return the elements that attention keeps. `is_fused` says that rotary embeddings change the queries and keys of one
+    projection for all three: its whole result is kept for the values.
+
+    >>> attention_elements(8, 2), attention_elements(8, 8, is_fused=True)
+    (20, 48)
+    """
+    return 2 * (queries + keys) + (queries + keys if is_fused else 0)
+
+
+def mlp_elements(inner: int, activation: object, *, is_gated: bool) -> int:
+    """Return the elements that an MLP of this inner width keeps. A gated one also keeps both factors of its product.
+
+    >>> mlp_elements(28, "silu", is_gated=True), mlp_elements(32, "gelu", is_gated=False)
+    (112, 64)
+    """
+    tensors = INNER_TENSORS.get(str(activation), USUAL_INNER_TENSORS)
+    return inner * (tensors + 2 if is_gated else tensors)
+
+
+def from_shapes(shapes: Mapping[str, Any], *, dtype: str | None = None) -> Description:
+    """Describe a mapping from names to shapes, or from units to such mappings.
+
+    >>> described = from_shapes({"h.0": {"q": (4, 4), "k": (4, 4)}, "h.1": {"q": (4, 4)}})
+    >>> described.unit_names, described.parameters
+    (['h.0', 'h.1'], 48)
+    """
+    units: dict[str, dict[str, list[int]]] = {}
+    for name, value in shapes.items():
+        if isinstance(value, Mapping):
+            units[name] = {tensor: _checked(shape, f"{name}.{tensor}") for tensor, shape in value.items()}
+        else:
+            unit, tensor = _unit_and_tensor(name)
+            units.setdefault(unit, {})[tensor] = _checked(value, name)
+    kind = dtype_named(dtype or "bf16")
+    model = _core.Model(
+        [
+            _core.Unit(name, dtype=kind, tensors=[_core.Tensor(tensor, shape) for tensor, shape in tensors.items()])
+            for name, tensors in units.items()
+        ]
+    )
+    flops = [_flops(name, tensors) for name, tensors in units.items()]
+    return Description(name="model", model=model, flops=flops)
+
+
+def _unit_and_tensor(name: str) -> tuple[str, str]:
+    """Split a name at its number, as blocks have one: "model.layers.3.mlp.up.weight" belongs to "model.layers.3"."""
+    words = name.split(".")
+    for i, word in enumerate(words[:-1]):
+        if word.isdigit():
+            return ".".join(words[: i + 1]), ".".join(words[i + 1 :])
+    return ".".join(words[:-1]) or name, words[-1]
+
+
+def _checked(shape: object, name: str) -> list[int]:
+    if isinstance(shape, Sequence) and not isinstance(shape, str):
+        lengths = [length for length in shape if type(length) is int and length >= 0]
+        if len(lengths) == len(shape):
+            return possible(lengths, name)
+    refuse(f"{shape!r} is not a shape", where=name, needed="whole numbers from 0 on, such as (4096, 4096)")
+
+
+def _flops(unit: str, tensors: Mapping[str, Sequence[int]]) -> float:
+    looked_up = "emb" in unit or "wte" in unit or "wpe" in unit  # a table, not a product
+    return 0.0 if looked_up else sum(matrix_flops(shape) for shape in tensors.values())
+
+
+class Part(NamedTuple):
+    """Some tensors of a model, as a model of its own, and the places of its units in the whole one."""
+
+    model: _core.Model
+    places: Sequence[int]
+
+
+class Divided(NamedTuple):
+    """The two parts. A unit with tensors of both is in both. `others` is None where all tensors are matrices of blocks."""
+
+    matrices: Part
+    others: Part | None
+
+
+def divide(model: _core.Model) -> Divided | None:
+    """Return the two parts, or None for a model whose blocks have no matrices."""
+    matrices = _part(model, is_hidden_matrix, lambda unit: False)
+    others = _part(model, lambda unit, tensor: not is_hidden_matrix(unit, tensor), lambda unit: not unit.tensors)
+    return Divided(matrices, others) if matrices else None
+
+
+def is_hidden_matrix(unit: _core.Unit, tensor: _core.Tensor) -> bool:
+    """Return whether Muon is used for a tensor: a trained matrix of a block.
+
+    >>> block, head = (
+    ...     _core.Unit(name, dtype=_core.DType.bf16, tensors=[_core.Tensor("w", [8, 4])]) for name in ("layers.0", "head")
+    ... )
+    >>> is_hidden_matrix(block, block.tensors[0]), is_hidden_matrix(head, head.tensors[0])
+    (True, False)
+    """
+    return is_block(unit) and len(tensor.shape) == 2 and not tensor.frozen
+
+
+def is_block(unit: _core.Unit) -> bool:
+    """Return whether a unit is a repeated block, whose name ends with a number. Embeddings and heads are outside."""
+    return unit.name.split(".")[-1].isdigit()
+
+
+def _part(
+    model: _core.Model, belongs: Callable[[_core.Unit, _core.Tensor], bool], is_whole: Callable[[_core.Unit], bool]
+) -> Part | None:
+    """Return the units that have such tensors, with them alone, and whole units: those that only use tensors of others."""
+    kept = [[index for index, tensor in enumerate(unit.tensors) if belongs(unit, tensor)] for unit in model.units]
+    places = [place for place, tensors in enumerate(kept) if tensors or is_whole(model.units[place])]
+    units = []
+    for unit, tensors in ((model.units[place], kept[place]) for place in places):
+        ties = [
+            _core.Tie(tie.name, unit=places.index(tie.unit), tensor=kept[tie.unit].index(tie.tensor))
+            for tie in unit.ties
+            if tie.tensor in kept[tie.unit]
+        ]
+        units.append(_core.Unit(unit.name, dtype=unit.dtype, tensors=[unit.tensors[each] for each in tensors], ties=ties))
+    return Part(_core.Model(units), places) if units else None

@@ -14,9 +14,8 @@ from ballast.checks import refuse
 from ballast.models import describe
 from ballast.models.config import without_quantization
 from ballast.models.description import OF_ATTENTION
-from ballast.models.files import is_config, read_model
-from ballast.models.known import KNOWN
-from ballast.models.transformers_class import built, usual_class
+from ballast.models.known import KNOWN, is_config, read_model
+from ballast.models.transformers import built, usual_class
 from ballast.sizes import human_parameters
 from ballast.tools.bench.cases import Workload
 
