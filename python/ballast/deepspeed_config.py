@@ -1,16 +1,108 @@
-"""Import a configuration of DeepSpeed. `deepspeed_keys.py` has a row for each key."""
+"""Import a configuration of DeepSpeed.
+
+`tests/python/test_deepspeed_keys.py` compares the keys and the defaults with those in DeepSpeed's source."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ballast.checks import is_number, refuse
-from ballast.deepspeed_keys import KEYS, UNKNOWN, Carried, is_section, row_of
+
+VERSION = "0.19.8"  # of DeepSpeed, whose defaults these are
+
+
+class Taken(NamedTuple):
+    """A key that becomes an option of `wrap()`, or an item of `to_do`."""
+
+    default: Any = None
+    if_auto: str = ""  # what the user does if the value is "auto"; empty: the import is refused
+    unused: str = "this configuration does not use it"  # the reason, if other keys switch it off
+
+
+TRAINER = "the Trainer's is TrainingArguments."
+SCALER = Taken(unused="it is for torch.amp.GradScaler, if parameters are float16")
+ARGUMENT = Taken(if_auto="pass a value to the optimizer", unused="this optimizer does not have the argument")
+ARGUMENTS = {"lr": "learning_rate", "betas": "adam_beta1 and adam_beta2", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
+CAST = "choose whether to cast the model's parameters to "
+BF16 = Taken(False, f"{CAST}bfloat16; {TRAINER}bf16")
+OFFLOADED = Taken(unused="the device is not nvme")
+
+TAKEN: dict[str, Taken] = {
+    "train_batch_size": Taken(if_auto="choose the batch of all ranks together"),
+    "train_micro_batch_size_per_gpu": Taken(if_auto=f"choose the batch of each rank; {TRAINER}per_device_train_batch_size"),
+    "gradient_accumulation_steps": Taken(
+        if_auto=f"choose how many backward passes each step() takes; {TRAINER}gradient_accumulation_steps"
+    ),
+    "gradient_clipping": Taken(1.0, f"pass max_grad_norm=... to wrap(); {TRAINER}max_grad_norm"),
+    "zero_optimization.stage": Taken(0),
+    "zero_optimization.cpu_offload": Taken(unused="offload_optimizer sets it"),  # older names of the sections below
+    "zero_optimization.cpu_offload_param": Taken(unused="offload_param sets it, or the stage is below 3"),
+    "zero_optimization.offload_optimizer.device": Taken("none", unused="stage 0 does not partition state"),
+    "zero_optimization.offload_optimizer.nvme_path": OFFLOADED,
+    "zero_optimization.offload_param.device": Taken("none", unused="parameters are partitioned in stage 3 only"),
+    "zero_optimization.offload_param.nvme_path": OFFLOADED,
+    "bf16.enabled": BF16,
+    "bfloat16.enabled": BF16,  # the older name
+    "fp16.enabled": Taken(False, f"{CAST}float16, with torch.amp.GradScaler; {TRAINER}fp16"),
+    "fp16.loss_scale": SCALER._replace(default=0, if_auto="choose init_scale of torch.amp.GradScaler"),
+    "fp16.initial_scale_power": SCALER._replace(default=16, if_auto="choose init_scale of torch.amp.GradScaler"),
+    "fp16.loss_scale_window": SCALER._replace(default=1000, if_auto="choose growth_interval of torch.amp.GradScaler"),
+    "optimizer.type": Taken(if_auto="choose the optimizer"),
+    "optimizer.params": ARGUMENT,
+    **{
+        f"optimizer.params.{key}": ARGUMENT._replace(if_auto=f"pass {key}=... to the optimizer; {TRAINER}{name}")
+        for key, name in ARGUMENTS.items()
+    },
+    "optimizer.params.adam_w_mode": ARGUMENT._replace(default=True, if_auto="choose torch.optim.AdamW or torch.optim.Adam"),
+    "optimizer.params.torch_adam": ARGUMENT._replace(
+        default=False, if_auto="choose weight_decay: torch's AdamW has 0.01, DeepSpeed's 0"
+    ),
+    "scheduler.type": Taken(if_auto="choose the learning rate scheduler"),
+    "scheduler.params": Taken(if_auto="choose it; the Trainer computes it", unused="the scheduler has no type"),
+}
+
+# Keys that something else here takes the place of, and the keys below each.
+REPLACED = {
+    **dict.fromkeys(
+        [f"zero_optimization.{key}" for key in ("overlap_comm", "contiguous_gradients", "reduce_scatter")]
+        + ["zero_optimization.allgather_partitions", "bf16.check_grad_overflow"],
+        "always on in Ballast",
+    ),
+    "zero_optimization.offload_optimizer.ratio": 'wrap(offload={"state": {"device": 0.2, "host": 0.8}}) divides the state',
+    "zero_optimization.zero_hpz_partition_size": 'wrap(replicas="host") keeps a copy of the parameters in each host',
+    "zero_optimization.leaf_module": "wrap(units=[...]) names the modules whose parameters are gathered together",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "ballast.export(model, path) gathers them unit by unit",
+    "managed_gradient_accumulation": "each step() updates: call it after the last backward pass",
+    "gradient_allreduce_op": "gradients are averaged: for their sum multiply the loss by the number of ranks",
+    "fp16.hysteresis": "GradScaler lowers its scale at every overflow",
+    "data_types.grad_accum_dtype": "wrap(gradient_format=...) sets the format of summed gradients",
+    "optimizer.params.max_grad_norm": "DeepSpeed refuses it here: gradient_clipping sets it",
+    "activation_checkpointing": "call torch.utils.checkpoint in the model yourself",
+    "torch_autocast": "run the forward pass inside of torch.autocast() yourself",
+    "compile": "call torch.compile() yourself",
+    "autotuning": '`ballast plan` and wrap(stage="auto") choose',
+    **dict.fromkeys(
+        ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states", "fp16.fp16_master_weights_and_grads"),
+        "wrap(state_format=...) sets the format of masters and optimizer state",
+    ),
+    **dict.fromkeys(("tensor_parallel", "pipeline", "expert_parallel"), "the model brings its own parallelism"),
+    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), "log optimizer.metrics() yourself"),
+}
+OTHER = "Ballast does not use it: the plan decides it, or the feature is missing, or no program knows the key"
+
+# DeepSpeed's sections with a switch "enabled". Keys in one that is switched off are not reported, but for unknown ones in those
+# of formats.
+FORMATS = ("bf16", "bfloat16", "fp16")
+SWITCHED = (
+    *FORMATS,
+    *("autotuning", "comet", "comms_logger", "csv_monitor", "data_efficiency", "expert_parallel", "flops_profiler"),
+    *("hybrid_engine", "tensorboard", "timers.throughput", "torch_autocast", "wandb", "weight_quantization"),
+)
 
 AUTO = "auto"  # Hugging Face replaces it by a value before DeepSpeed reads it
 OF_ALL = ("lr", "weight_decay", "foreach", "fused", "maximize", "differentiable")
@@ -50,7 +142,7 @@ def import_deepspeed(config: Mapping[str, Any] | str | os.PathLike[str]) -> Impo
 
     A missing key has the default of DeepSpeed 0.19.8. Above all, gradients are clipped at a norm of 1.0 where
     `gradient_clipping` is missing; 0 switches clipping off. Each key that is there becomes an option, or an item of
-    `to_do`, or is in `left_out` with the reason. Keys that switch off a feature that is off by default are not reported. "auto"
+    `to_do`, or is in `left_out` with the reason. Keys below a section that is switched off are not reported. "auto"
     stands for a value that Hugging Face fills in: it becomes an item of `to_do`; where the stage or a tier depends on
     it, the import is refused.
 
@@ -122,8 +214,7 @@ class _Importing:
 
     def _take(self, key: str) -> Any:
         """Return the value at a path, or DeepSpeed's default. None where it is "auto": then `to_do` names it."""
-        row = row_of(key)
-        assert isinstance(row, Carried)
+        row = TAKEN[_nearest(key, TAKEN)]
         self._taken.add(key)
         found = self._at(key)
         if found != AUTO:
@@ -275,14 +366,13 @@ class _Importing:
 
     def _why_not(self, key: str, value: Any, off: bool) -> str:
         """Return why a key is left out; nothing if it is taken, or if leaving it out changes nothing."""
-        row = row_of(key)
-        if row is UNKNOWN and not is_section(key):
-            return UNKNOWN.why
-        if off or value is None or value == {} or self._is_taken(key):
-            return ""
-        if isinstance(row, Carried) or row is UNKNOWN:  # an "auto" section has no row
-            return (row if isinstance(row, Carried) else Carried()).unused
-        return "" if row.off_by_default and key in KEYS and not value else row.why
+        row = TAKEN.get(_nearest(key, TAKEN))
+        why = REPLACED.get(_nearest(key, REPLACED)) or (row.unused if row else "")
+        if not why and any(known.startswith(f"{key}.") for known in TAKEN):  # a section that is empty or "auto"
+            why = Taken().unused
+        if why:
+            return "" if off or value is None or value == {} or self._is_taken(key) else why
+        return "" if off and not key.startswith(FORMATS) else OTHER
 
     def _is_taken(self, key: str) -> bool:
         return key in self._taken or any(auto.startswith(f"{key}.") for auto in self._auto)
@@ -296,9 +386,20 @@ def _cast_to(dtype: str) -> str:
 def _leaves(config: Mapping[str, Any], prefix: str = "", off: bool = False) -> Iterator[tuple[str, Any, bool]]:
     """Yield the path and the value of each key that is no section, and whether the section around it is switched
     off."""
-    off = off or (config.get("enabled") is False and row_of(f"{prefix}enabled") is not UNKNOWN)
+    off = off or (config.get("enabled") is False and bool(_nearest(prefix.removesuffix("."), SWITCHED)))
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{key}.", off)
         else:
             yield f"{prefix}{key}", value, off
+
+
+def _nearest(key: str, known: Collection[str]) -> str:
+    """Return the key itself or the nearest one above it that is known; nothing if none is.
+
+    >>> _nearest("optimizer.params.momentum", TAKEN), _nearest("zero_optimization.stages", TAKEN)
+    ('optimizer.params', '')
+    """
+    while key and key not in known:
+        key = key.rpartition(".")[0]
+    return key

@@ -1,4 +1,4 @@
-"""Tests that the table of DeepSpeed's keys has every key that DeepSpeed reads, with DeepSpeed's defaults."""
+"""Tests import_deepspeed() with every key that DeepSpeed reads, and the defaults with those of DeepSpeed."""
 
 import ast
 import importlib.util
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import ballast
 import pytest
-from ballast.deepspeed_config import OPTIMIZERS, import_deepspeed
-from ballast.deepspeed_keys import KEYS, UNKNOWN, VERSION, Carried, Dropped, is_section, row_of
+from ballast.deepspeed_config import OPTIMIZERS, OTHER, REPLACED, SWITCHED, TAKEN, VERSION, import_deepspeed
 
 from python import deepspeed_source
 
@@ -41,31 +40,26 @@ def test_all_files_name_one_version():
     assert f"deepspeed=={VERSION}" in pinned and LIST["version"] == VERSION
 
 
-def test_each_key_has_a_row():
-    assert [key for key in DEFAULTS if row_of(key) is UNKNOWN and not is_section(key)] == []
+def of_deepspeed(key):
+    return key.replace("bfloat16", "bf16")  # an older name
 
 
-def test_each_row_is_a_key():
-    assert [key for key in KEYS if key.replace("bfloat16.", "bf16.") not in DEFAULTS] == []
-
-
-def default_of(key):
-    found = DEFAULTS[key.replace("bfloat16.", "bf16.")]
-    return None if found == NONE else ast.literal_eval(found)
+def test_each_key_of_the_tables_is_one_of_deepspeeds():
+    sections = {key.rpartition(".")[0] for key in DEFAULTS}
+    assert [key for key in (*TAKEN, *REPLACED) if of_deepspeed(key) not in DEFAULTS.keys() | sections] == []
+    assert [key for key in SWITCHED if f"{of_deepspeed(key)}.enabled" not in DEFAULTS] == []
+    switched = [key.removesuffix(".enabled") for key in DEFAULTS if key.endswith(".enabled")]
+    assert [key for key in switched if not key.startswith((*SWITCHED,))] == []
 
 
 # test_deepspeed_config.py tests the defaults that each optimizer has for these.
 OF_OPTIMIZERS = [f"optimizer.params.{key}" for key in ("lr", "betas", "eps", "weight_decay")]
 
 
-@pytest.mark.parametrize("key", [key for key, row in KEYS.items() if isinstance(row, Carried) and key not in OF_OPTIMIZERS])
+@pytest.mark.parametrize("key", [key for key in TAKEN if key not in OF_OPTIMIZERS])
 def test_a_missing_key_has_deepspeeds_default(key):
-    assert KEYS[key].default == default_of(key)
-
-
-@pytest.mark.parametrize("key", [key for key, row in KEYS.items() if isinstance(row, Dropped) and row.off_by_default])
-def test_keys_that_are_not_reported_when_off_are_off_by_default(key):
-    assert not default_of(f"{key}.enabled" if f"{key}.enabled" in DEFAULTS else key)
+    default = DEFAULTS[of_deepspeed(key)]
+    assert TAKEN[key].default == (None if default == NONE else ast.literal_eval(default))
 
 
 def nested(path, value):
@@ -92,7 +86,7 @@ def test_no_key_vanishes(value):
 
 
 def test_reasons_are_sentences_of_their_own():
-    said = [row.why if isinstance(row, Dropped) else row.unused for row in KEYS.values()]
+    said = [*REPLACED.values(), *(row.unused for row in TAKEN.values()), OTHER]
     assert all(reason and not reason.endswith(".") for reason in said)
 
 
