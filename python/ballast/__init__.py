@@ -9,27 +9,21 @@ True
 from typing import TYPE_CHECKING, Any
 
 from ballast._core import version as __version__
+from ballast.api import deferred, export, gather, load, load_checkpoint, offload_activations, save, sync_weights
 from ballast.connecting import Group, connect
 from ballast.deepspeed_config import ImportedConfig, import_deepspeed
-from ballast.deferring import deferred
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
-from ballast.exporting import export
-from ballast.gathering import gather
 from ballast.hardware import this_machine
-from ballast.loading import load
-from ballast.offloading import offload_activations
 from ballast.outer.options import DiLoCo
 from ballast.planning import pareto_front, plan
 from ballast.result import Plan
-from ballast.saving import load_checkpoint, save
 from ballast.sizes import human_size, parse_rate, parse_size
 from ballast.step_reports import StepLine, StepLog
 from ballast.store import Store
-from ballast.syncing import sync_weights
 from ballast.wrapping import wrap
 
 if TYPE_CHECKING:
-    from ballast.checkpoint.pending_save import PendingSave as PendingSave
+    from ballast.checkpoint.background import PendingSave as PendingSave
     from ballast.torch.optimizer import WrappedOptimizer as WrappedOptimizer
 
 __all__ = [
@@ -73,7 +67,7 @@ def __getattr__(name: str) -> Any:
 
         return WrappedOptimizer
     if name == "PendingSave":
-        from ballast.checkpoint.pending_save import PendingSave
+        from ballast.checkpoint.background import PendingSave
 
         return PendingSave
     raise AttributeError(f"module 'ballast' has no attribute {name!r}")

@@ -47,6 +47,13 @@ class Agreement:
             if self.error is None:
                 self.error = error
 
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Attempt the block, and settle after it."""
+        with self.attempt():
+            yield
+        self.settle()
+
     def settle(self) -> None:
         """Raise this rank's error, or name the ranks that failed. All ranks call it together."""
         failed = failed_ranks(self.group, self.error is not None)

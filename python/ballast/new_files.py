@@ -1,4 +1,5 @@
-"""Create files in folders where other users may have left files and links of the same names. Needs no torch."""
+"""Create files and folders that are on the drive when a call returns, where other users may have left files and links of the
+same names. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,16 +20,49 @@ def create(path: Path, mode: int = 0o600) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
+def write_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a file, which is on the drive when this returns."""
+    with open(create(path, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace a file, or a link, by a file with this content: all of it or nothing."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
-        with open(create(unfinished, mode), "wb") as file:
-            file.write(content)
+        write_file(unfinished, content, mode)
         os.replace(unfinished, path)
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def make_folder(directory: Path) -> None:
+    """Make a folder and its parents, unless they exist. Those that are made are on the drive when this returns. The parent of
+    an existing folder needs no permission to read it."""
+    try:
+        directory.mkdir()
+    except FileNotFoundError:
+        if directory.parent == directory:
+            raise
+        make_folder(directory.parent)
+        directory.mkdir(exist_ok=True)
+    except OSError:
+        if not directory.is_dir():
+            raise
+        return
+    flush_folder(directory.parent)
+
+
+def flush_folder(directory: Path) -> None:
+    """Flush a folder: new names in it are on the drive when this returns."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def require_no_link(path: Path) -> None:

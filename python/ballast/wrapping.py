@@ -174,7 +174,7 @@ def _wrap(
     optimizers: Sequence[torch.optim.Optimizer], model: torch.nn.Module | None, options: WrapOptions, groups: Groups
 ) -> list[WrappedOptimizer]:
     """Wrap all of them, or leave all as they were."""
-    from ballast.checkpoint.run_fallback import begin_runs
+    from ballast.checkpoint.runs import begin_runs
     from ballast.torch.optimizer import class_for
     from ballast.torch.training.joint_runs import name_of_member
     from ballast.torch.training.preconditions import require_initialized, tell_of_own_values
@@ -214,7 +214,7 @@ def _wrap(
 def _session_of(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups, call: object
 ) -> Session:
-    from ballast.checkpoint.run_fallback import newest_checkpoint
+    from ballast.checkpoint.runs import newest_checkpoint
     from ballast.torch.process_groups import with_copies_of
     from ballast.torch.training.model_and_optimizer import Wrapped
     from ballast.torch.training.session import Session

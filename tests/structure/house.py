@@ -69,7 +69,7 @@ PYTHON_LAYERS = {
         *("hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
         *("replicas", "keep_gathered"),
         *("formats", "models", "models.*", "plan_request", "plan_question"),
-        *("deepspeed_keys", "deepspeed_config"),
+        "deepspeed_config",
         *("calibration", "option_text"),
         *("outer", "outer.options", "outer.fragments", "outer.memory"),
     ],
@@ -91,8 +91,7 @@ PYTHON_LAYERS = {
         *("torch.optimizer", "torch.typing", "torch.last_step"),
     ],
     "functions": [
-        *("gathering", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
-        *("offloading", "wrapping", "step_reports", "syncing"),
+        *("checkpoint", "checkpoint.*", "api", "wrapping", "step_reports"),
     ],
     "package": [""],
     "integrations": ["integrations", "integrations.*"],

@@ -6,22 +6,24 @@ leaves no index, so the checkpoint stays incomplete until all ranks agree that i
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from ballast import _core
-from ballast.checkpoint.commit import Commit
-from ballast.checkpoint.rank_files import Chunk, RankFiles
+from ballast.agreement import Agreement
+from ballast.checkpoint.folder import Chunk, Commit, RankFiles
+from ballast.checkpoint.inventory import SAVING
+from ballast.connecting import Group
 from ballast.errors import Error
 from ballast.exit_notice import begin_exit
 
 log = logging.getLogger("ballast")
-
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two looks at the folder
 
 # Rank 0 waits so long for the files of other ranks when it exits, or when the group is broken: they write about as long as it
@@ -173,3 +175,73 @@ class BackgroundSave:
             self._is_exiting = True
             begin_exit()
         return self._is_exiting
+
+
+class PendingSave:
+    """A checkpoint that is being written while the training continues: `ballast.save(..., wait=False)` returns it.
+
+    It becomes the current checkpoint as soon as all ranks have written their files, without another call."""
+
+    def __init__(self, path: Path, group: Group, save: BackgroundSave, last_steps: Sequence[Callable[[], None]]):
+        self._path = path
+        self._group: Group | None = group  # None: all ranks know how the save has ended
+        self._save = save
+        self._last_steps = last_steps  # of this rank, when it is the current checkpoint
+        self._failure: BaseException | None = None
+        save.start()
+
+    @property
+    def path(self) -> Path:
+        """The directory of the checkpoint, as it was given to `save()`."""
+        return self._path
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """The bytes of host memory for the copy of this rank's shards. It is kept for the next copy, but the kernel may take it
+        as soon as this one is written."""
+        return self._save.bytes
+
+    @property
+    def done(self) -> bool:
+        """Whether this rank has written its files or has failed to; on rank 0, whether the checkpoint is the current one or has
+        failed. Other ranks may still write."""
+        return self._save.has_ended
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether wait() has returned or raised: all ranks know whether this is the current checkpoint."""
+        return self._group is None
+
+    def wait(self) -> None:
+        """Return when this is the current checkpoint. All ranks call this together, between steps.
+
+        Raise what went wrong, as `save(wait=True)` does: the error of this rank, or B3301 with the ranks that failed. The
+        training is not affected, and the checkpoint before stays the current one.
+        """
+        if self._group is not None:
+            self._save.wait_for_own_files()
+            group, self._group = self._group, None
+            try:
+                self._settle(Agreement(group, SAVING))
+            except BaseException as error:
+                self._failure = copy.copy(error)  # without its frames
+                raise
+        elif self._failure is not None:
+            raise copy.copy(self._failure)
+
+    def _settle(self, agreement: Agreement) -> None:
+        with agreement.attempt():
+            self._save.raise_error()
+        try:
+            agreement.settle()
+        except Error:
+            if agreement.has_failed:
+                self._save.decide(complete=False)
+            else:  # a rank is lost, and its files may be complete
+                self._save.lose_ranks()
+            raise
+        with agreement.settled():
+            self._save.decide(complete=True)
+            self._save.raise_error()
+        for do in self._last_steps:
+            do()

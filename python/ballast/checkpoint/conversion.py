@@ -1,35 +1,47 @@
-"""Write a checkpoint of Ballast from one of another program, without a model and without ranks: piece by piece, on one
-processor. Loading it gives the bits that load_checkpoint() of the other checkpoint gives."""
+"""Convert checkpoints of other programs to Ballast's and back, without a model and without ranks: piece by piece, on one
+processor. Loading a converted checkpoint gives the bits that load_checkpoint() of the other one gives."""
 
 from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from ballast import _core
-from ballast.checkpoint.commit import Commit
-from ballast.checkpoint.contents import Checkpoint, SavedOptimizer, Tensor
-from ballast.checkpoint.folder import CheckpointDirectory, folder_name, require_space
+from ballast.checkpoint import manifest
+from ballast.checkpoint.contents import Checkpoint, SavedOptimizer, Tensor, slices
+from ballast.checkpoint.distributed import METADATA
+from ballast.checkpoint.exporting import COPIED, SafetensorsWriter, item_of
+from ballast.checkpoint.folder import CheckpointDirectory, Chunk, Commit, RankFiles, folder_name, require_space
 from ballast.checkpoint.foreign import source_of
 from ballast.checkpoint.kinds import FOREIGN, kind_of, refuse_without_checkpoint
 from ballast.checkpoint.manifest import content_in
-from ballast.checkpoint.pieces import slices
-from ballast.checkpoint.rank_files import Chunk, RankFiles
 from ballast.checkpoint.saving import INDEX_BYTES, SLICE, packed
-from ballast.checkpoint.source import STEP, Source, steps_made
+from ballast.checkpoint.sources import STEP, Source, steps_made
+from ballast.checkpoint.weights import state_in, weights_in
 from ballast.checks import fail_of_system, refuse
+from ballast.json_reader import read_json
+from ballast.new_files import require_no_link, write_new
+from ballast.safetensors_format import are_files_for
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.updates.rules import moments_by_name
 
 log = logging.getLogger("ballast")
-
-DTYPE = "float32"  # of parameters with state: their masters
+MASTER_DTYPE = "float32"  # of parameters with state: their masters
 OPTIMIZER = "another program's optimizer"
+MODEL_KEY, OPTIMIZER_KEY = "model", "optim"  # of an export to torch.distributed.checkpoint
+STEM = "model"  # transformers looks for files of this name
+CONFIG = "config.json"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,15 @@ class Converted:
     tensors: int
     trained: int  # parameters with the optimizer's state
     moments: list[str]  # with torch's names
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export has written."""
+
+    files: list[str]
+    tensors: int
     bytes: int
 
 
@@ -105,7 +126,7 @@ class Conversion:
                 refuse(f"the checkpoint lacks the optimizer's {moment}", where=name, needed="one for each parameter with state")
             if kept.elements != stored.elements:
                 refuse(f"the checkpoint holds {moment} of shape {kept.shape}", where=name, needed=f"{stored.shape}")
-        entry = Tensor("trained", DTYPE, torch.float32.itemsize, list(stored.shape), format="fp32")
+        entry = Tensor("trained", MASTER_DTYPE, torch.float32.itemsize, list(stored.shape), format="fp32")
         entry.momentum, entry.variance = "momentum" in self._moments, "variance" in self._moments
         entry.steps = steps_made(self._source, name, needed=entry.variance)
         return entry
@@ -150,9 +171,7 @@ class Conversion:
                 chunks.append(Chunk(name, first, count))
         return files.finish(chunks, written, packed(None))
 
-    def _append(
-        self, writer: _core.CheckpointWriter, name: str, entry: Tensor, elements: tuple[int, int]
-    ) -> tuple[int, int]:
+    def _append(self, writer: _core.CheckpointWriter, name: str, entry: Tensor, elements: tuple[int, int]) -> tuple[int, int]:
         stored = self._tensors[name]
         if entry.role != "trained":
             values = stored.read_part(*elements)
@@ -177,3 +196,125 @@ def _foreign_kind(path: Path) -> str:
 def _require_no_checkpoint(directory: Path) -> None:
     if content_in(directory) != {}:  # None: one that cannot be read
         refuse(f"cannot convert to {directory}: there is a checkpoint already", needed="another directory, or none")
+
+
+@dataclass(frozen=True)
+class OfflineExport:
+    """One export to a folder, which is made if it is missing. `dtype` is one of DTYPES, and `config` a file or its folder."""
+
+    checkpoint: Path
+    folder: Path
+    dtype: str | None = None
+    most_bytes: int | None = None
+    config: Path | None = None
+    to: str = "safetensors"  # or "distributed"
+
+    def run(self) -> Exported:
+        if not self.checkpoint.exists():
+            refuse(f"cannot export {self.checkpoint}: it does not exist", needed="a directory of ballast.save(), or of a run")
+        self._require_folder()
+        config = None if self.config is None else self._require_config(self.config)
+        stored = weights_in(self.checkpoint).tensors
+        tensors = {name: self._in_format(stored[name]) for name in stored}
+        try:
+            files = self._write_distributed(tensors) if self.to == "distributed" else self._write_safetensors(tensors)
+            if config is not None:
+                write_new(self.folder / CONFIG, config.read_bytes())
+                files.append(CONFIG)
+        except OSError as error:
+            fail_of_system(error)
+        return Exported(files, len(tensors), sum(each.bytes for each in tensors.values()))
+
+    def _write_distributed(self, tensors: dict[str, StoredTensor]) -> list[str]:
+        if self.most_bytes is not None:
+            refuse("cannot limit the size of files for torch.distributed.checkpoint", needed="safetensors files")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        require_space(self.folder, sum(each.bytes for each in tensors.values()))
+        write_distributed(self.checkpoint, self.folder, tensors)
+        return sorted(path.name for path in (self.folder / METADATA, *self.folder.glob("*.distcp")))
+
+    def _in_format(self, stored: StoredTensor) -> StoredTensor:
+        """Return the tensor in the requested format. Integers stay as they are."""
+        wanted = stored.dtype if self.dtype is None or not stored.dtype.is_floating_point else DTYPES[self.dtype]
+        return stored if wanted == stored.dtype else stored.in_format(wanted)
+
+    def _write_safetensors(self, tensors: dict[str, StoredTensor]) -> list[str]:
+        items = [item_of(name, each.dtype, each.shape) for name, each in tensors.items()]
+        writer = SafetensorsWriter(self.folder, STEM, items, self.most_bytes)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as at_the_end:
+            writer.begin(at_the_end)
+            for name, stored in tensors.items():
+                for first, count in slices(stored.elements, COPIED):
+                    writer.write(name, first, stored.read_part(first, count))
+            writer.finish()
+        return writer.names
+
+    def _require_folder(self) -> None:
+        """Refuse a folder in which the files of two formats would be mixed, or a checkpoint of torch would be replaced."""
+        found = ""
+        if (self.folder / METADATA).exists():
+            found = "a checkpoint of torch.distributed.checkpoint"
+        elif self.to == "distributed" and any(are_files_for(path.name, STEM) for path in self.folder.glob("*")):
+            found = "an export to safetensors"
+        if found:
+            refuse(f"cannot export to {self.folder}: there is {found} already", needed="another folder, or none")
+
+    def _require_config(self, config: Path) -> Path:
+        path = config / CONFIG if config.is_dir() else config
+        if not path.is_file():
+            refuse(f"cannot copy {path}: there is no such file", needed=f"the {CONFIG} of the model, or its folder")
+        if not isinstance(read_json(path), dict):
+            refuse(f"cannot copy {path}: it is no configuration", needed="a JSON object")
+        return path
+
+
+class ReadLater(dcp.DefaultSavePlanner):  # type: ignore[misc]  # torch does not say its type
+    """Plans with tensors on the meta device, and reads each when torch writes it."""
+
+    def __init__(self, stored: Mapping[str, StoredTensor]):
+        super().__init__()
+        self._stored = stored
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        stored = self._stored.get(index.fqn)
+        return super().lookup_object(index) if stored is None else stored.read_all()
+
+
+def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, StoredTensor]) -> None:
+    """Write the weights, and the optimizer's state if the checkpoint is one of Ballast."""
+    for path in folder.glob("*"):
+        require_no_link(path)  # torch would follow it
+    stored = {f"{MODEL_KEY}.{name}": tensor for name, tensor in weights.items()}
+    content: dict[str, Any] = {MODEL_KEY: {name: _planned(tensor) for name, tensor in weights.items()}}
+    if kind_of(checkpoint) == "ballast":
+        saved = manifest.read(checkpoint)
+        if saved.converted_from:
+            refuse(
+                "cannot export a converted checkpoint to torch.distributed.checkpoint: it has no parameter groups",
+                where=str(checkpoint),
+                needed="a checkpoint of ballast.save(), for the options of the optimizer",
+                remedy="Load it with ballast.load_checkpoint(), save with ballast.save(), and export that.",
+            )
+        state = state_in(checkpoint, saved)
+        content[OPTIMIZER_KEY] = _of_optimizer(saved, state)
+        for name, values in state.items():
+            stored.update({f"{OPTIMIZER_KEY}.state.{name}.{key}": value for key, value in values.items()})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        dcp.save(content, storage_writer=dcp.FileSystemWriter(folder), planner=ReadLater(stored), no_dist=True)
+
+
+def _of_optimizer(saved: Checkpoint, state: Mapping[str, Mapping[str, StoredTensor]]) -> dict[str, Any]:
+    own_steps = {name for each in saved.optimizers if each.own_step for name in each.parameters}
+    of_all: dict[str, dict[str, Any]] = {}
+    for name, values in state.items():
+        of_all[name] = {key: _planned(value) for key, value in values.items()}
+        if name not in own_steps:
+            of_all[name]["step"] = torch.tensor(float(saved.tensors[name].steps), device="cpu")
+    groups = [{"params": group["parameters"], **group["options"]} for each in saved.optimizers for group in each.groups]
+    return {"state": of_all, "param_groups": groups}
+
+
+def _planned(stored: StoredTensor) -> torch.Tensor:
+    return torch.empty(stored.shape, dtype=stored.dtype, device="meta")

@@ -11,8 +11,8 @@ import torch
 
 from ballast.agreement import Agreement
 from ballast.checkpoint.contents import CUSTOM, Tensor
-from ballast.checkpoint.targets import PlainTensor, Target
-from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
+from ballast.checkpoint.inventory import TorchTensor, Writers, frozen_state, moment_name
+from ballast.checkpoint.reading import PlainTensor, Target
 from ballast.checks import refuse
 from ballast.torch.collectives import from_all_ranks
 from ballast.torch.training.checkpoint_access import CheckpointAccess
@@ -31,9 +31,8 @@ LocalShards = dict[str, tuple[int, dict[str, torch.Tensor]]]
 def custom_state(access: CheckpointAccess, partition: Partition, names: Mapping[int, str]) -> Iterator[TorchTensor]:
     """Yield the state in the same order on all ranks. Some ranks have no shard of a parameter."""
     agreement = Agreement(access.group, "saving an optimizer's own state")
-    with agreement.attempt():  # another rank may hold another kind of state
+    with agreement.settled():  # another rank may hold another kind of state
         mine, shards = _of_this_rank(access, partition, names)
-    agreement.settle()
     shapes = {names[id(parameter)]: parameter.shape for _, parameter in access.parameters()}
     in_turns = access.options.stage == 0
     frozen = {names[id(parameter)] for parameter, _ in frozen_state(access)}
@@ -59,9 +58,7 @@ def _of_this_rank(
 
     def add(name: str, values: Mapping[str, Any], shape: torch.Size, first: int) -> None:
         tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
-        by_element = {
-            key: value for key, value in tensors.items() if value.shape == shape and key not in access.whole_values
-        }
+        by_element = {key: value for key, value in tensors.items() if value.shape == shape and key not in access.whole_values}
         mine[name] = {key: _description(moment_name(name, key), value, key in by_element) for key, value in values.items()}
         shards[name] = (first, by_element)
 

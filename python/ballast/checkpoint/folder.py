@@ -7,20 +7,24 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ballast import _core
-from ballast.checkpoint.contents import FOLDER
+from ballast.checkpoint import manifest
+from ballast.checkpoint.contents import FOLDER, rank_file
 from ballast.checkpoint.kinds import MANIFEST
 from ballast.checkpoint.manifest import content_in, folder_in
 from ballast.checks import fail, refuse
 from ballast.errors import Error
-from ballast.new_files import require_own_folder
+from ballast.new_files import flush_folder, make_folder, require_own_folder, write_file, write_new
 from ballast.sizes import human_size
 from ballast.torch.tensor_names import names_in_model
 
 log = logging.getLogger("ballast")
+Written = tuple[int, int]  # offset in the file, and seal
 
 
 class CheckpointDirectory:
@@ -155,35 +159,61 @@ def require_no_file(directory: Path) -> None:
             )
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file, which is on the drive when this returns."""
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+@dataclass(frozen=True)
+class Commit:
+    """A folder to which ranks write, and what its manifest will say. The directory is locked."""
+
+    directory: CheckpointDirectory
+    folder: str
+    content: Mapping[str, Any]  # of the manifest, apart from the ranks' indexes
+
+    def is_complete(self) -> bool:
+        """Return whether all ranks have written their files. The folder is listed, as a network file system may remember for
+        a while that a name was not there."""
+        return {rank_file(rank, "json") for rank in self._ranks}.issubset(os.listdir(self.directory.path / self.folder))
+
+    def make_current(self) -> None:
+        """Write the manifest, with the seals of all ranks' indexes as they are on the drive."""
+        files = [rank_file(rank, "json") for rank in self._ranks]
+        seals = [manifest.seal_of(manifest.read_bytes(self.directory.path / self.folder / file)) for file in files]
+        indexes = [{"file": file, "seal": seal} for file, seal in zip(files, seals)]
+        self.directory.make_current(self.folder, manifest.sealed({**self.content, "indexes": indexes}))
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.content["ranks"])
 
 
-def make_folder(directory: Path) -> None:
-    """Make a folder and its parents, unless they exist. Those that are made are on the drive when this returns. The parent of
-    an existing folder needs no permission to read it."""
-    try:
-        directory.mkdir()
-    except FileNotFoundError:
-        if directory.parent == directory:
-            raise
-        make_folder(directory.parent)
-        directory.mkdir(exist_ok=True)
-    except OSError:
-        if not directory.is_dir():
-            raise
-        return
-    flush_folder(directory.parent)
+class Chunk(NamedTuple):
+    """Consecutive elements of a tensor that a rank writes."""
+
+    tensor: str
+    first: int
+    elements: int
 
 
-def flush_folder(directory: Path) -> None:
-    """Flush a folder: new names in it are on the drive when this returns."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+class RankFiles:
+    """The files of a rank while they are written, by one thread."""
+
+    def __init__(self, folder: Path, rank: int):
+        self._folder, self._rank = folder, rank
+        self.writer = _core.CheckpointWriter(str(folder / rank_file(rank, "data")))
+
+    def finish(self, chunks: Sequence[Chunk], written: Sequence[Written], extra: bytes) -> int:
+        """Complete the files with the chunks that were written, and return the bytes of the data. The index gets its name last:
+        where it is, all files of the rank are complete and on the drive."""
+        bytes_written = self.writer.finish()
+        write_file(self._folder / rank_file(self._rank, "extra"), extra)
+        index = self._folder / rank_file(self._rank, "json")
+        write_new(index, sealed_index(chunks, written, bytes_written, extra), 0o600)
+        flush_folder(self._folder)
+        return bytes_written
+
+
+def sealed_index(chunks: Sequence[Chunk], written: Sequence[Written], bytes_written: int, extra: bytes) -> bytes:
+    """Return the content of a rank's index."""
+    places: dict[str, list[tuple[int, int, int, str]]] = {}  # by tensor: first element, count, offset, seal
+    for chunk, (offset, seal) in zip(chunks, written, strict=True):
+        places.setdefault(chunk.tensor, []).append((chunk.first, chunk.elements, offset, f"{seal:016x}"))
+    of_extra = {"bytes": len(extra), "seal": manifest.seal_of(extra)}
+    return manifest.sealed({"chunks": places, "data_bytes": bytes_written, "extra": of_extra})

@@ -4,25 +4,67 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ballast.checkpoint.contents import Tensor
-from ballast.checkpoint.custom_state import custom_state
-from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
 from ballast.torch.calls.hooks import trainer_of
 from ballast.torch.optimizer import WrappedOptimizer
-from ballast.torch.parameters.placeholder import plain
 from ballast.torch.parameters.units import Member, names_of
 from ballast.torch.tensor_names import named_parameters, unwrapped, unwrapped_name
 from ballast.torch.training.checkpoint_access import CheckpointAccess
 from ballast.torch.training.partition import Partition
+from ballast.torch.updates.shown_state import LazyState
 
 log = logging.getLogger("ballast")
+
+SAVING, LOADING = "saving a checkpoint", "loading a checkpoint"  # what other ranks have failed at
+
+
+class Writers(Enum):
+    """Which ranks write a tensor that torch holds."""
+
+    in_turns = 0  # all ranks hold the same values, so they share the work
+    first = 1  # rank 0, whose values are saved
+    each = 2  # every rank writes its local shard
+
+
+@dataclass
+class TorchTensor:
+    """A tensor that torch holds, or a shard of one."""
+
+    name: str
+    role: str
+    tensor: torch.Tensor
+    writers: Writers = Writers.in_turns
+    steps: int = 0  # that have trained a parameter that is frozen now
+    begin: int = 0  # first element of the shard in the full tensor
+    full_shape: torch.Size | None = None  # of the full tensor, if this is a shard
+
+    def read(self) -> torch.Tensor:
+        """Return the tensor, read from the library's memory if that has it."""
+        return self.tensor.read_now() if isinstance(self.tensor, LazyState) else self.tensor
+
+
+def moment_name(parameter: str, moment: str) -> str:
+    """Return the name of a moment in a checkpoint.
+
+    >>> moment_name("layer.weight", "exp_avg")
+    'layer.weight: exp_avg'
+    """
+    return f"{parameter}: {moment}"
+
+
+def frozen_state(access: CheckpointAccess) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
+    """Return the optimizer state of the parameters that are frozen now."""
+    known = ((parameter, access.frozen_state.get(id(parameter))) for _, parameter in access.parameters())
+    return [(parameter, values) for parameter, values in known if values]
 
 
 def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAccess]:
@@ -115,31 +157,6 @@ def warn_of_left(names: Sequence[str], access: CheckpointAccess) -> None:
         log.warning("these tensors stay as they are, because the checkpoint does not hold them: %s", ", ".join(sorted(names)))
 
 
-def torch_tensors(
-    model: torch.nn.Module, accesses: Sequence[CheckpointAccess], partitions: Sequence[Partition]
-) -> Iterator[TorchTensor]:
-    """Yield the tensors that torch holds, in the same order on all ranks."""
-    names = parameter_names(model, accesses)
-    partitioned = {id(member.parameter) for partition in partitions for member in partition.all_members}
-    for name, parameter in parameters_by_name(model, accesses).items():
-        if id(parameter) not in partitioned:
-            yield TorchTensor(name, "frozen", plain(parameter), steps=max(_steps_of(each, parameter) for each in accesses))
-    for access, partition in zip(accesses, partitions):
-        if access.has_custom_step:
-            yield from custom_state(access, partition, names)
-        else:
-            yield from frozen_moments(access, names)
-    for name, buffer in buffers_by_name(model).items():
-        yield TorchTensor(name, "buffer", buffer.detach(), Writers.first)
-
-
-def frozen_moments(access: CheckpointAccess, names: dict[int, str]) -> Iterator[TorchTensor]:
-    for parameter, values in frozen_state(access):
-        for moment, value in values.items():
-            if moment != "step":
-                yield TorchTensor(moment_name(names[id(parameter)], moment), "moment", value)
-
-
 def entry_of(held: TorchTensor) -> Tensor:
     """Describe a tensor that torch holds, for the manifest."""
     tensor = held.tensor
@@ -160,7 +177,7 @@ def entry_of_member(member: Member, partition: Partition, access: CheckpointAcce
         str(parameter.dtype).removeprefix("torch."),
         parameter.element_size(),
         list(parameter.shape),
-        steps=_steps_of(access, parameter, member),
+        steps=steps_of(access, parameter, member),
     )
     if member.group is not None:
         kind = partition.kind(member)
@@ -169,7 +186,7 @@ def entry_of_member(member: Member, partition: Partition, access: CheckpointAcce
     return entry
 
 
-def _steps_of(access: CheckpointAccess, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
+def steps_of(access: CheckpointAccess, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
     """Return the number of steps that have trained the parameter."""
     if member is None or member.group is None:
         return int(access.frozen_state.get(id(parameter), {}).get("step", 0))

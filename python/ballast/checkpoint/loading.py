@@ -3,8 +3,10 @@ checked before anything changes."""
 
 from __future__ import annotations
 
+import difflib
 import io
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,21 +16,34 @@ import torch
 from ballast import _core
 from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
-from ballast.checkpoint.compatibility import leave_out, require_compatible, use_model_names
-from ballast.checkpoint.contents import Checkpoint
+from ballast.checkpoint.contents import PARAMETER_DTYPES, Checkpoint, Cut, SavedOptimizer, Tensor, cover
+from ballast.checkpoint.custom_state import CustomState
 from ballast.checkpoint.inventory import (
+    LOADING,
     buffers_by_name,
     know_checkpoints,
+    moment_name,
     parameter_names,
     parameters_by_name,
     require_all_partitioned,
     warn_of_left,
 )
-from ballast.checkpoint.loading_part import LOADING, LoadingPart, Source
-from ballast.checkpoint.unpickling import load_without_code
+from ballast.checkpoint.outer import OuterLoading
+from ballast.checkpoint.reading import PlainTensor, Stream, Target, TrainedTensor
+from ballast.checkpoint.torch_file import load_without_code
+from ballast.checks import refuse
 from ballast.torch.collectives import by_first_rank
+from ballast.torch.memory import tensor_of
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
+from ballast.torch.parameters.placeholder import plain
+from ballast.torch.parameters.units import Member, is_opaque
+from ballast.torch.tensor_names import names_in_model
 from ballast.torch.training.checkpoint_access import CheckpointAccess
+from ballast.torch.training.partition import Partition
+from ballast.torch.updates.rules import set_options
+from ballast.torch.updates.updates import State
+
+OPAQUE = _core.ChunkKind(parameter=_core.DType.u8, format=None, momentum=False, variance=False)  # of bytes as they are
 
 
 def load_current(directory: Path, model: torch.nn.Module, accesses: Sequence[CheckpointAccess]) -> Any:
@@ -62,7 +77,7 @@ class Loading:
         self._agreement = agreement
         self._parameters = parameters_by_name(model, accesses)
         names, buffers = parameter_names(model, accesses), buffers_by_name(model)
-        with self._agreement.attempt():
+        with self._agreement.settled():
             for access in accesses:
                 access.require_loadable()
                 access.require_changeable()
@@ -78,16 +93,14 @@ class Loading:
             saved = zip(accesses, self._checkpoint.optimizers)
             self._parts = [LoadingPart(self._source, access, optimizer) for access, optimizer in saved]
             self._extra = read_extra(directory, self._checkpoint, accesses[0].group.rank)
-        self._agreement.settle()
         warn_of_left(left, accesses[0])
 
     def run(self) -> Any:
         """Load the checkpoint, and return this rank's `extra`."""
         for access in self._accesses:
             access.optimizer.zero_grad()
-        with self._agreement.attempt():  # finds a missing or short file before anything changes
+        with self._agreement.settled():  # finds a missing or short file before anything changes
             _core.CheckpointReader(self._source.files, self._last_pieces())
-        self._agreement.settle()
         expect(self._parameters.values())
         expect_buffers(self._model)
         for part in self._parts:
@@ -120,3 +133,289 @@ def read_extra(directory: Path, checkpoint: Checkpoint, rank: int) -> Any:
     number = rank % checkpoint.ranks
     path, content = manifest.read_extra(directory, checkpoint, number)
     return load_without_code(io.BytesIO(content), path)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that is loaded, and the agreement of the ranks about it."""
+
+    files: list[str]  # by rank that saved
+    tensors: Mapping[str, Tensor]
+    names: Mapping[int, str]  # by id of the parameter
+    agreement: Agreement
+
+
+class LoadingPart:
+    """Loads one optimizer. The constructor checks everything that can be checked; then all ranks call begin() and fill()
+    together."""
+
+    def __init__(self, source: Source, access: CheckpointAccess, saved: SavedOptimizer):
+        self._source = source
+        self._tensors, self._names, self._agreement = source.tensors, source.names, source.agreement
+        self._access = access
+        self._saved = saved
+        self._custom = CustomState(access, source.tensors, source.names)
+        self._custom.require_stored()
+        self._outer = OuterLoading(access, source.tensors, source.names, saved.outer_identity)
+        self._options = access.options_to_set([group["options"] for group in saved.groups])
+        self._partition: Partition | None = None
+        self.partitioned: set[int] = set()  # ids of the parameters in it
+        self._frozen_state: State = {}
+        self._thawed: State = {}
+
+    def begin(self) -> None:
+        """Make a partition that continues after the saved step."""
+        set_options(self._access.optimizer.param_groups, self._options)
+        if self._access.has_custom_step:
+            self._frozen_state = self._custom.frozen()
+        else:
+            self._frozen_state, self._thawed = self._empty_moments()
+        made = {id(each): self._tensors[self._name(each)].steps for each in self._saved_parameters()}
+        self._partition = self._access.begin_from(made, self._saved.step, self._frozen_state)
+        self.partitioned = {id(member.parameter) for member in self._partition.all_members}
+
+    def fill(self, rest: Iterable[torch.nn.Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        """Read what belongs to the optimizer, and these parameters and buffers."""
+        partition = self._partition
+        assert partition is not None  # begin() has made it
+        self._fill(partition, self._targets(rest, buffers) + self._outer.targets(partition))
+        if any(self._access.group.all_reduce([len(self._thawed)])):
+            partition.write_moments(moments_by_kind(self._thawed, self._access))
+        self._access.skipped = self._saved.skipped
+
+    def _empty_moments(self) -> tuple[State, State]:
+        """Allocate the moments of parameters that were frozen when they were saved, or are frozen now. Return those
+        that stay with frozen parameters, and those that return to parameters that are trained now."""
+        frozen_state: State = {}
+        thawed: State = {}
+        for parameter in self._saved_parameters():
+            name = self._name(parameter)
+            entry = self._tensors[name]
+            kept = [moment for _, moment in self._access.names_of_moments() if moment_name(name, moment) in self._tensors]
+            if not parameter.requires_grad and entry.role == "trained":
+                kept = [moment for _, moment in self._access.names_of_moments()]
+            if not kept or (parameter.requires_grad and entry.role == "trained"):
+                continue
+            values = {moment: torch.zeros(parameter.shape, dtype=torch.float32, device="cpu") for moment in kept}
+            where = thawed if parameter.requires_grad else frozen_state
+            where[id(parameter)] = {"step": torch.tensor(float(entry.steps), device="cpu"), **values}
+        return frozen_state, thawed
+
+    def _targets(self, rest: Iterable[torch.nn.Parameter], buffers: Mapping[str, torch.Tensor]) -> list[Target]:
+        """Return the targets of the tensors that are not sharded. Each rank fills all of them."""
+        moments = {} if self._access.has_custom_step else {**self._frozen_state, **self._thawed}
+        targets: list[Target] = []
+        for parameter in [*self._saved_parameters(), *rest]:
+            name = self._name(parameter)
+            entry, own = self._tensors[name], moments.get(id(parameter), {})
+            outside = None if id(parameter) in self.partitioned else plain(parameter)
+            if entry.role != "trained":
+                targets += [] if outside is None else [PlainTensor(name, entry, outside)]
+                targets += [self._plain_moment(name, moment, own[moment]) for moment in own if moment != "step"]
+            elif outside is not None or own:
+                by_kind = {kind.name: own[moment] for kind, moment in self._access.names_of_moments() if moment in own}
+                targets.append(TrainedTensor(name, entry, outside, by_kind))
+        targets += [PlainTensor(name, self._tensors[name], buffer.data) for name, buffer in buffers.items()]
+        return targets
+
+    def _plain_moment(self, parameter: str, moment: str, into: torch.Tensor) -> Target:
+        name = moment_name(parameter, moment)
+        return PlainTensor(name, self._tensors[name], into)
+
+    def _fill(self, partition: Partition, targets: list[Target]) -> None:
+        """Read everything in this order: the optimizer's own state, which a run commits with the shards, the shards, and the
+        rest."""
+        parts = [(partition.member_of(part), part) for part in partition.local_shards()]
+        parts = [(member, part) for member, part in parts if self._name(member.parameter) in self._tensors]
+        own = self._custom.targets(partition)
+        wanted = [cut for target in own for cut in cuts_of(target)]
+        wanted += [cut for member, part in parts for cut, _ in self._cuts(member, part)]
+        wanted += [cut for target in targets for cut in cuts_of(target)]
+        with self._agreement.settled():
+            stream = Stream(self._source.files, (cut.piece for cut in wanted))
+        self._fill_targets(own, stream)
+        with self._agreement.settled():
+            self._custom.install(partition)
+
+        def change(part: _core.StatePart) -> None:
+            with self._agreement.attempt():
+                member = partition.member_of(part)
+                if self._agreement.error is None and self._name(member.parameter) in self._tensors:
+                    self._change(part, member, stream)
+
+        partition.change_shards(change, self._saved.step, self._agreement.settle)
+        self._fill_targets(targets, stream)
+
+    def _fill_targets(self, targets: list[Target], stream: Stream) -> None:
+        with self._agreement.settled():
+            for target in targets:
+                target.begin()
+                for cut in cuts_of(target):
+                    target.take(stream.go_to(cut.piece, target.name), cut)
+                target.finish()
+
+    def _cuts(self, member: Member, part: _core.StatePart) -> Iterator[tuple[Cut, int | None]]:
+        """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
+        of the value."""
+        name, (first, count) = self._name(member.parameter), member.of_parameter(part.first, part.count)
+        for cut in cover(self._tensors[name].pieces, first, count):
+            yield cut, None
+        for number, entry in [] if part.frozen else self._custom.stored(name):
+            for cut in cover(entry.pieces, first, count):
+                yield cut, number
+
+    def _change(self, part: _core.StatePart, member: Member, stream: Stream) -> None:
+        name = self._name(member.parameter)
+        entry, values = self._tensors[name], dict(self._custom.stored(name))
+        kind, width = OPAQUE if member.is_opaque else entry.kind(), member.width
+        for cut, number in self._cuts(member, part):
+            reader = stream.go_to(cut.piece, name)
+            if number is None:
+                elements = (cut.piece.count * width, cut.first * width, cut.into * width, cut.count * width)
+                reader.copy(kind, elements, part)
+            else:
+                take_values(reader, cut, getattr(torch, values[number].dtype), part.own(number))
+
+    def _saved_parameters(self) -> list[torch.nn.Parameter]:
+        """Return the optimizer's parameters, but for those that a converted checkpoint lacks."""
+        return [each for _, each in self._access.parameters() if self._name(each) in self._tensors]
+
+    def _name(self, parameter: torch.nn.Parameter) -> str:
+        return self._names[id(parameter)]
+
+
+def cuts_of(target: Target) -> Iterator[Cut]:
+    return cover(target.entry.pieces, target.first, target.count)
+
+
+def take_values(reader: _core.CheckpointReader, cut: Cut, dtype: torch.dtype, into: _core.Memory) -> None:
+    """Copy values of each element to the library's memory, in fp32."""
+    values = torch.frombuffer(reader.memory(), dtype=dtype)[cut.first : cut.first + cut.count]
+    tensor_of(into, torch.float32)[cut.into : cut.into + cut.count] = values
+
+
+def moments_by_kind(thawed: State, access: CheckpointAccess) -> dict[tuple[int, _core.Moment], torch.Tensor]:
+    """Order moments by parameter and kind."""
+    return {
+        (parameter, kind): values[name]
+        for parameter, values in thawed.items()
+        for kind, name in access.names_of_moments()
+        if name in values
+    }
+
+
+def use_model_names(checkpoint: Checkpoint, known: Container[str]) -> None:
+    """Rename the tensors of a checkpoint whose names include those of wrappers around the model."""
+    names = names_in_model(checkpoint.tensors.keys(), known)
+    checkpoint.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
+    for saved in checkpoint.optimizers:
+        for group in saved.groups:
+            group["parameters"] = [names.get(name, name) for name in group["parameters"]]
+
+
+def leave_out(checkpoint: Checkpoint, parameters: dict[str, torch.nn.Parameter], buffers: dict[str, torch.Tensor]) -> list[str]:
+    """Leave tensors of the model that a converted checkpoint lacks out of the loading, and its further tensors too, as an
+    import of the other program's checkpoint does. Return the names of the model's tensors that stay as they are."""
+    if not checkpoint.converted_from:
+        return []
+    saved = checkpoint.tensors
+    checkpoint.tensors = {name: entry for name, entry in saved.items() if name in parameters or name in buffers}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and name not in saved:
+            refuse("the checkpoint lacks a parameter that is trained", where=name, needed="all of them, under these names")
+    left = [name for name in (*parameters, *buffers) if name not in saved]
+    for name in left:
+        parameters.pop(name, None)
+        buffers.pop(name, None)
+    return left
+
+
+def require_compatible(
+    checkpoint: Checkpoint,
+    accesses: Sequence[CheckpointAccess],
+    parameters: Mapping[str, torch.nn.Parameter],
+    buffers: Mapping[str, torch.Tensor],
+    names: Mapping[int, str],
+) -> None:
+    """Raise B1001 where names, shapes, optimizer or parameter groups differ."""
+    saved = checkpoint.tensors
+    if not checkpoint.converted_from:  # else nothing says which tensors are buffers
+        _require_names("parameter", parameters, [name for name, entry in saved.items() if entry.is_parameter()])
+        _require_names("buffer", buffers, [name for name, entry in saved.items() if entry.role == "buffer"])
+    for name, tensor in {**parameters, **buffers}.items():
+        entry = saved[name]
+        if entry.shape != list(tensor.shape):
+            refuse(
+                f"the checkpoint holds a tensor of shape {tuple(entry.shape)}",
+                where=name,
+                needed=f"{tuple(tensor.shape)}, the shape in the model",
+            )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if isinstance(tensor, torch.nn.Parameter) and is_opaque(tensor) and entry.dtype != dtype:
+            what = f"cannot load a packed parameter of {dtype} from a checkpoint that has {entry.dtype}"
+            refuse(what, where=name, needed="a model that is quantized as the saved one")
+        if entry.role == "trained" and dtype not in PARAMETER_DTYPES:
+            what = f"cannot load a parameter of {entry.dtype}: it is {tensor.dtype} in this model"
+            refuse(what, where=name, needed=f"a model with one of {', '.join(PARAMETER_DTYPES)} there")
+    if len(checkpoint.optimizers) != len(accesses):
+        refuse(
+            f"the checkpoint has {_counted(len(checkpoint.optimizers))}: "
+            f"{', '.join(each.optimizer for each in checkpoint.optimizers)}",
+            needed=f"{_counted(len(accesses))}, as many as are loaded: load_checkpoint(directory, model, [one, other])",
+        )
+    for each, access in zip(checkpoint.optimizers, accesses):
+        _require_optimizer(each, access)
+        if not checkpoint.converted_from:
+            _require_groups(each, access, names)
+
+
+def _counted(optimizers: int) -> str:
+    return "one optimizer" if optimizers == 1 else f"{optimizers} optimizers"
+
+
+def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> None:
+    here, there = set(ours), set(theirs)
+    for missing, known, what in (
+        (sorted(here - there), there, f"the checkpoint lacks a {kind} of the model"),
+        (sorted(there - here), here, f"the checkpoint holds a {kind} that the model lacks"),
+    ):
+        if missing:
+            near = difflib.get_close_matches(missing[0], sorted(known), n=1, cutoff=0.5)
+            rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            refuse(
+                what,
+                where=missing[0] + rest,
+                needed="the model that was saved",
+                remedy=f"The nearest name on the other side is {near[0]}." if near else "",
+            )
+
+
+def _require_optimizer(saved: SavedOptimizer, access: CheckpointAccess) -> None:
+    moments = {moment.name: name for moment, name in access.names_of_moments()}
+    other_custom_step = access.has_custom_step and type(access.optimizer).__name__ != saved.optimizer
+    if moments != saved.moments or access.has_custom_step != saved.own_step or other_custom_step:
+        refuse(
+            f"cannot load a checkpoint of {saved.optimizer} into {type(access.optimizer).__name__}: their states differ",
+            needed=f"an optimizer that keeps {_state_kept(saved)}",
+        )
+
+
+def _require_groups(saved: SavedOptimizer, access: CheckpointAccess, names: Mapping[int, str]) -> None:
+    groups = [[names[id(parameter)] for parameter in group["params"]] for group in access.optimizer.param_groups]
+    groups_saved = [group["parameters"] for group in saved.groups]
+    if len(groups) != len(groups_saved):
+        refuse(f"the checkpoint has {len(groups_saved)} parameter groups", needed=f"{len(groups)}, the number in the optimizer")
+    for number, (ours, theirs) in enumerate(zip(groups, groups_saved)):
+        others = sorted(set(ours) ^ set(theirs))
+        if others:
+            refuse(
+                "a parameter is in another group than in the checkpoint",
+                where=f"param_groups[{number}]: {others[0]}",
+                needed="the same groups",
+            )
+
+
+def _state_kept(saved: SavedOptimizer) -> str:
+    if saved.own_step:
+        return f"what {saved.optimizer} keeps"
+    return " and ".join(saved.moments.values()) or "no moments"

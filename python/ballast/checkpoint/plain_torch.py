@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ballast.checkpoint.keyed import Content, Keyed, of_only_model
 from ballast.checkpoint.kinds import torch_files_in
-from ballast.checkpoint.source import STEP
+from ballast.checkpoint.sources import STEP, Content, Keyed, of_only_model
 from ballast.checkpoint.torch_file import contents_of, read_tensors
 from ballast.checks import is_number, refuse
 from ballast.json_reader import Json, fail_malformed, read_json
@@ -60,9 +59,7 @@ def content_of(path: Path) -> Content:
     found.leave_out_state_with_masters(path)
     groups = {prefix: read_tensors(each) for prefix, each in found.groups.items()}
     read_extra = partial(read_tensors, extra)
-    return Content(
-        path, found.tensors, found.paths, found.numbers, groups, extra=read_extra, of_training=bool(found.groups)
-    )
+    return Content(path, found.tensors, found.paths, found.numbers, groups, extra=read_extra, of_training=bool(found.groups))
 
 
 def _listed(index: Path) -> list[Path]:

@@ -4,8 +4,11 @@ checkpoint valid."""
 from __future__ import annotations
 
 import io
+import json
 import os
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -14,39 +17,77 @@ import torch
 from ballast import _core
 from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
-from ballast.checkpoint.background import BackgroundSave, SnapshotFiles
-from ballast.checkpoint.commit import Commit
-from ballast.checkpoint.contents import Checkpoint, Tensor
+from ballast.checkpoint.background import BackgroundSave, PendingSave, SnapshotFiles
+from ballast.checkpoint.contents import Checkpoint, SavedOptimizer, Tensor, slices
+from ballast.checkpoint.custom_state import custom_state
 from ballast.checkpoint.folder import (
     CheckpointDirectory,
+    Chunk,
+    Commit,
+    RankFiles,
     folder_name,
     require_same_history,
     require_same_model,
     require_space,
 )
 from ballast.checkpoint.inventory import (
+    SAVING,
+    TorchTensor,
+    Writers,
+    buffers_by_name,
     checkpoints_in,
     entry_of,
+    entry_of_member,
+    frozen_state,
     know_checkpoints,
+    moment_name,
     of_this_training,
     parameter_names,
-    torch_tensors,
+    parameters_by_name,
+    require_all_partitioned,
+    steps_of,
 )
-from ballast.checkpoint.outer_state import outer_tensors
-from ballast.checkpoint.pieces import slices
-from ballast.checkpoint.rank_files import Chunk, RankFiles
-from ballast.checkpoint.saving_part import SavingPart
-from ballast.checkpoint.snapshot_memory import has_much_memory, require_memory
-from ballast.checkpoint.torch_tensors import TorchTensor, Writers
-from ballast.checks import refuse
-from ballast.torch.collectives import by_first_rank
-from ballast.torch.parameters.placeholder import slice_on_host
+from ballast.checkpoint.outer import folder_to_save, others_remover, outer_tensors
+from ballast.checkpoint.runs import notice_for_run
+from ballast.checks import fail, refuse
+from ballast.connecting import Group
+from ballast.hardware import available_memory, this_machine
+from ballast.sizes import human_size
+from ballast.torch.collectives import by_first_rank, from_all_ranks
+from ballast.torch.parameters.placeholder import plain, slice_on_host
 from ballast.torch.training.checkpoint_access import CheckpointAccess
+from ballast.torch.training.partition import Partition
 
 SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the elements that share a scale
 INDEX_BYTES = 128  # of a chunk's entry in a rank's index
-SAVING = "saving a checkpoint"
 
+
+def save_now(directory: Path, model: torch.nn.Module, accesses: Sequence[CheckpointAccess], extra: Any) -> None:
+    """Save, and return when the checkpoint is the current one. All ranks call this together."""
+    last_steps = last_steps_of(directory, accesses)
+    Saving(folder_to_save(directory, accesses[0]), model, accesses, extra).run()
+    for do in last_steps:
+        do()
+
+
+def save_in_background(
+    directory: Path, model: torch.nn.Module, accesses: Sequence[CheckpointAccess], extra: Any
+) -> PendingSave:
+    """Copy what is saved, and start to write it. All ranks call this together."""
+    path = directory.absolute()  # the program may go to another folder meanwhile
+    copied = Saving(folder_to_save(path, accesses[0]), model, accesses, extra).copy()
+    pending = PendingSave(path, accesses[0].group, copied, last_steps_of(path, accesses))
+    for access in accesses:
+        access.pending = pending
+    return pending
+
+
+def last_steps_of(directory: Path, accesses: Sequence[CheckpointAccess]) -> list[Callable[[], None]]:
+    """Return what each rank does when the directory has the checkpoint of this step. It holds nothing of the training."""
+    return [*(notice_for_run(access, directory) for access in accesses), others_remover(directory, accesses[0])]
+
+
+Visit = Callable[[_core.StatePart, str, tuple[int, int]], None]
 Result = TypeVar("Result", covariant=True)
 
 
@@ -67,11 +108,10 @@ class Saving:
         self._parts = [SavingPart(access) for access in accesses]
         self._names = parameter_names(model, accesses)
         self._agreement = Agreement(self._group, SAVING)
-        with self._agreement.attempt():
+        with self._agreement.settled():
             for part in self._parts:
                 part.check(self._names)
             self._extra = packed(extra)
-        self._agreement.settle()
         partitions = [part.partition for part in self._parts]
         self._torch_tensors = list(torch_tensors(model, accesses, partitions))
         for access, partition in zip(accesses, partitions):
@@ -86,32 +126,36 @@ class Saving:
 
     def run(self) -> None:
         """Save, and return when the checkpoint is the current one."""
-        folder = self._name_folder(waits=True)
-        try:
-            self._begin(folder)
+        with self._new_folder(waits=True) as folder:
             self._write(self._directory / folder)
-            with self._agreement.attempt():
+            with self._agreement.settled():
                 if (commit := self._commit(folder)) is not None:
                     commit.make_current()
-            self._agreement.settle()
             if self._locked is not None:
                 self._locked.remove_stale()
-        except BaseException:
-            self._abandon(folder)
-            raise
         if self._locked is not None:
             self._locked.release()
 
     def copy(self) -> BackgroundSave:
         """Copy what this rank saves to the host's memory. Return what writes it, and makes the checkpoint the current one."""
-        folder = self._name_folder(waits=False)
-        try:
-            self._begin(folder)
+        with self._new_folder(waits=False) as folder:
             snapshot = self._snapshot()
             files = SnapshotFiles(self._directory / folder, self._group.rank, snapshot, self._chunks, self._extra)
             return BackgroundSave(files, self._commit(folder))
+
+    @contextmanager
+    def _new_folder(self, waits: bool) -> Iterator[str]:
+        """Make a folder for this saving, and remove it if the block fails."""
+        folder = self._name_folder(waits)
+        try:
+            self._begin(folder)
+            yield folder
         except BaseException:
-            self._abandon(folder)
+            if self._locked is not None:
+                try:
+                    self._locked.discard(folder)
+                finally:
+                    self._locked.release()
             raise
 
     def _name_folder(self, waits: bool) -> str:
@@ -124,16 +168,14 @@ class Saving:
 
     def _begin(self, folder: str) -> None:
         by_first_rank(self._group, SAVING, lambda: self._enter(folder))
-        with self._agreement.attempt():
+        with self._agreement.settled():
             if self._locked is not None:
                 self._locked.create(folder)
-        self._agreement.settle()
         sizes = self._sizes()
         [needed] = self._group.all_reduce([sum(sizes) + INDEX_BYTES * len(sizes) + len(self._extra)])
-        with self._agreement.attempt():
+        with self._agreement.settled():
             require_shared(self._directory / folder)
             require_space(self._directory, needed)
-        self._agreement.settle()
 
     def _enter(self, folder: str) -> None:
         """Lock the directory, and refuse to replace the checkpoint of another training."""
@@ -144,13 +186,6 @@ class Saving:
         # If this saving fails, either checkpoint may be the current one. The next saving may replace both.
         also_known = [name for name in (folder, manifest.folder_in(self._directory)) if name]
         know_checkpoints(self._accesses, self._directory, known.union(also_known))
-
-    def _abandon(self, folder: str) -> None:
-        if self._locked is not None:
-            try:
-                self._locked.discard(folder)
-            finally:
-                self._locked.release()
 
     def _commit(self, folder: str) -> Commit | None:
         """Return what makes the folder the current checkpoint; nothing on other ranks than 0. It has a copy of all that it
@@ -203,14 +238,12 @@ class Saving:
         return results
 
     def _write(self, folder: Path) -> None:
-        with self._agreement.attempt():
+        with self._agreement.settled():
             files = RankFiles(folder, self._group.rank)
-        self._agreement.settle()
         written = self._give_to(files.writer)
-        with self._agreement.attempt():
+        with self._agreement.settled():
             if self._agreement.error is None:
                 files.finish(self._chunks, written, self._extra)
-        self._agreement.settle()
 
     def _snapshot(self) -> _core.Snapshot:
         """Copy what this rank saves, into the memory of the last copy if that is still there."""
@@ -219,9 +252,8 @@ class Saving:
         if last is not None and not (last.has_sizes(sizes) and has_much_memory(self._group, last.bytes)):
             last = None
         require_memory(self._group, sum(sizes))
-        with self._agreement.attempt():
+        with self._agreement.settled():
             snapshot = last or _core.Snapshot(sizes, threads=keeper.options.threads)
-        self._agreement.settle()
         self._give_to(snapshot)
         self._agreement.settle()
         keeper.snapshot = snapshot
@@ -252,3 +284,149 @@ def packed(extra: Any) -> bytes:
             remedy="Save a state_dict() instead of an object.",
         )
     return buffer.getvalue()
+
+
+class SavingPart:
+    """The shards of one optimizer. All ranks call all methods together, except check()."""
+
+    def __init__(self, access: CheckpointAccess):
+        self.access = access
+        self.partition = access.partition_now()
+        self.partition.require_not_updated("cannot save the model")
+        self._names: Mapping[int, str] = {}
+        self._groups: list[dict[str, Any]] = []
+        self.entries: dict[str, Tensor] = {}
+        self._local: list[_core.StatePart] = []
+
+    def check(self, names: Mapping[int, str]) -> None:
+        """Refuse what cannot be saved on this rank. `names` are those of all parameters."""
+        self.access.require_not_gathered("cannot save a checkpoint")
+        self.partition.require_not_cast()
+        require_all_partitioned(self.access, names)
+        self._names = names
+        self._groups = groups_of(self.access.optimizer, names)
+
+    def look(self) -> None:
+        """List the shards."""
+        members = self.partition.all_members
+        self.entries = {self._name_of(each.parameter): entry_of_member(each, self.partition, self.access) for each in members}
+        self._local = [part for number, part in enumerate(self.partition.local_shards()) if self._writes(number)]
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        return self._names[id(parameter)]
+
+    def _writes(self, number: int) -> bool:
+        """Return whether this rank writes this shard. In stage 0 all ranks keep all shards, so they take turns."""
+        group = self.access.group
+        return self.access.options.stage != 0 or number % group.size == group.rank
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of each shard that this rank writes."""
+        sizes = []
+        for part in self._local:
+            member = self.partition.member_of(part)
+            _, count = member.of_parameter(part.first, part.count)
+            sizes.append(self.entries[self._name_of(member.parameter)].chunk_bytes(count))
+        return sizes
+
+    def visit(self, visit: Visit) -> None:
+        """Read the shards that this rank writes, each with its name and the range of its elements."""
+        mine = {(part.unit, part.tensor, part.first) for part in self._local}
+
+        def look(part: _core.StatePart) -> None:
+            if (part.unit, part.tensor, part.first) in mine:
+                member = self.partition.member_of(part)
+                visit(part, self._name_of(member.parameter), member.of_parameter(part.first, part.count))
+
+        self.partition.visit_shards(look)
+
+    def saved(self) -> SavedOptimizer:
+        access = self.access
+        return SavedOptimizer(
+            step=access.steps,
+            skipped=access.skipped,
+            optimizer=type(access.optimizer).__name__,
+            moments={moment.name: name for moment, name in access.names_of_moments()},
+            groups=self._groups,
+            own_step=access.has_custom_step,
+            outer_identity=access.outer_identity,
+        )
+
+
+def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the parameter groups, with names instead of parameters."""
+    groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        options = {key: plain_value(value) for key, value in group.items() if key != "params"}
+        for key, value in options.items():
+            where = f'param_groups[{number}]["{key}"]'
+            needed = "numbers, text, None, lists of them, and dictionaries of them with text as keys"
+            try:
+                read = json.loads(json.dumps(value))
+            except (TypeError, ValueError) as error:
+                refuse(f"cannot save a parameter group: {error}", where=where, needed=needed)
+            if not _is_read_as(value, read):
+                refuse(f"cannot save a parameter group: {value!r} would be read as {read!r}", where=where, needed=needed)
+        groups.append({"parameters": [names[id(parameter)] for parameter in group["params"]], "options": options})
+    return groups
+
+
+def _is_read_as(value: Any, read: Any) -> bool:
+    """Return whether loading gives the value back: it makes a tuple of a list where the option is one."""
+    is_nan = value != value
+    return bool(is_nan or (list(value) if isinstance(value, tuple) else value) == read)
+
+
+def plain_value(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def torch_tensors(
+    model: torch.nn.Module, accesses: Sequence[CheckpointAccess], partitions: Sequence[Partition]
+) -> Iterator[TorchTensor]:
+    """Yield the tensors that torch holds, in the same order on all ranks."""
+    names = parameter_names(model, accesses)
+    partitioned = {id(member.parameter) for partition in partitions for member in partition.all_members}
+    for name, parameter in parameters_by_name(model, accesses).items():
+        if id(parameter) not in partitioned:
+            yield TorchTensor(name, "frozen", plain(parameter), steps=max(steps_of(each, parameter) for each in accesses))
+    for access, partition in zip(accesses, partitions):
+        if access.has_custom_step:
+            yield from custom_state(access, partition, names)
+        else:
+            yield from frozen_moments(access, names)
+    for name, buffer in buffers_by_name(model).items():
+        yield TorchTensor(name, "buffer", buffer.detach(), Writers.first)
+
+
+def frozen_moments(access: CheckpointAccess, names: dict[int, str]) -> Iterator[TorchTensor]:
+    for parameter, values in frozen_state(access):
+        for moment, value in values.items():
+            if moment != "step":
+                yield TorchTensor(moment_name(names[id(parameter)], moment), "moment", value)
+
+
+def has_much_memory(group: Group, needed: int) -> bool:
+    """Return whether this machine has memory for another snapshot on each rank, besides those that are there."""
+    return available_memory(this_machine()) > group.size * needed
+
+
+def require_memory(group: Group, needed: int) -> None:
+    """Raise B2001 on all ranks if a machine has too little memory for the snapshots of its ranks. `needed` is in bytes, of this
+    rank. All ranks call this together."""
+    everywhere = from_all_ranks(group, (socket.gethostname(), needed, available_memory(this_machine())))
+    for machine in dict.fromkeys(name for name, _, _ in everywhere):
+        ranks = [rank for rank, (name, _, _) in enumerate(everywhere) if name == machine]
+        total = sum(everywhere[rank][1] for rank in ranks)
+        available = min(everywhere[rank][2] for rank in ranks)
+        if total > available:
+            fail(
+                "host_memory",
+                _core.Problem(
+                    what="cannot save with wait=False: the host has too little memory for a copy of the state",
+                    where=f"{machine}, rank {', '.join(map(str, ranks))}",
+                    needed=human_size(total),
+                    available=human_size(available),
+                    remedy="Save with wait=True, which needs no copy. An existing checkpoint stays as it is.",
+                ),
+            )

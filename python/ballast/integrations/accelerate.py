@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.join import Joinable, JoinHook
 
+from ballast.api import export, load_checkpoint, save
 from ballast.checkpoint.full_model import full_state
 from ballast.checks import refuse
-from ballast.exporting import export
-from ballast.integrations.framework import (
+from ballast.integrations import (
     FOLDER,
     let_place,
     place,
@@ -25,7 +25,6 @@ from ballast.integrations.framework import (
     require_unprepared,
     wrapped_in,
 )
-from ballast.saving import load_checkpoint, save
 from ballast.sizes import Size
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.tensor_names import unwrapped

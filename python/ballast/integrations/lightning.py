@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from ballast import _core
+from ballast.api import gather, load_checkpoint, save
 from ballast.checks import fail, refuse
-from ballast.gathering import gather
-from ballast.integrations.framework import is_deferred, read_options, require_framework
-from ballast.saving import load_checkpoint, save
+from ballast.integrations import is_deferred, read_options, require_framework
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.managed_parameter import owner_of
 from ballast.wrapping import wrap

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ballast._torch_compat import without_torch_function
-from ballast.checkpoint.unit_by_unit import visit_units
+from ballast.checkpoint.full_model import visit_units
 from ballast.checks import refuse
 
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ballast.api import export, gather, load, load_checkpoint, save
 from ballast.checkpoint.full_model import full_tensors, gathered_to_read
 from ballast.checks import refuse
-from ballast.exporting import export
-from ballast.gathering import gather
-from ballast.integrations.framework import (
+from ballast.integrations import (
     FOLDER,
     is_deferred,
     is_wrapped,
@@ -30,8 +29,6 @@ from ballast.integrations.framework import (
     shard_frozen,
     wrapped_in,
 )
-from ballast.loading import load
-from ballast.saving import load_checkpoint, save
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.wrapping import wrap
 
@@ -183,7 +180,7 @@ def from_pretrained(kind: Any, name: str | os.PathLike[str], **options: Any) -> 
     """
     from huggingface_hub import snapshot_download
 
-    from ballast.deferring import deferred
+    from ballast.api import deferred
 
     dtype = options.pop("dtype", None)
     config, unknown = transformers.AutoConfig.from_pretrained(name, return_unused_kwargs=True, **options)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ballast.checkpoint import manifest
 from ballast.checkpoint.contents import CUSTOM, ROLES, Checkpoint, SavedOptimizer, Tensor
-from ballast.checkpoint.verifying import problems_of
+from ballast.checkpoint.manifest import problems_of
 from ballast.sizes import human_size, parse_size
 
 INSPECT_EXAMPLES = """\
@@ -146,7 +146,7 @@ def add_export(commands: Any) -> None:
 
 def export(chosen: argparse.Namespace) -> int:
     """Print what was written."""
-    from ballast.checkpoint.offline_export import OfflineExport  # imports torch, which few commands need
+    from ballast.checkpoint.conversion import OfflineExport  # imports torch, which few commands need
 
     exported = OfflineExport(
         checkpoint=Path(chosen.checkpoint),

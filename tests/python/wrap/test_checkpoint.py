@@ -340,9 +340,9 @@ def test_a_manifest_can_be_read_by_people(tmp_path):
         "variance": True,
         "steps": 4,
     }
-    content["format"] = 3
+    content["format"] = 2
     (tmp_path / "0" / "checkpoint.json").write_bytes(manifest.sealed(content))
-    with pytest.raises(ballast.UsageError, match="B1008(.|\n)*format 3"):
+    with pytest.raises(ballast.UsageError, match="B1008(.|\n)*format 2"):
         manifest.read(tmp_path / "0")
 
 

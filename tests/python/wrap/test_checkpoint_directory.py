@@ -48,7 +48,7 @@ def test_a_file_in_place_of_the_directory_holds_no_checkpoint(tmp_path):
 
 def test_only_the_parents_of_new_folders_are_flushed(tmp_path, monkeypatch):
     flushed = []
-    monkeypatch.setattr("ballast.checkpoint.folder.flush_folder", flushed.append)
+    monkeypatch.setattr("ballast.new_files.flush_folder", flushed.append)
     for _ in range(2):  # the second time all are there, and their parents may be closed to this user
         CheckpointDirectory(tmp_path / "one" / "two").release()
     assert flushed == [tmp_path, tmp_path / "one"]

@@ -115,8 +115,8 @@ def test_without_locks_a_warning_appears_and_no_job_removes_files_of_another(mom
 READS = {
     "the manifest is read": ("ballast.checkpoint.manifest.unsealed", True),
     "the ranks' files are read": ("ballast.checkpoint.loading.read_extra", False),
-    "all files are there": ("ballast.checkpoint.loading_part.set_options", False),
-    "parameters are about to change": ("ballast.checkpoint.loading_part.Stream", False),
+    "all files are there": ("ballast.checkpoint.loading.set_options", False),
+    "parameters are about to change": ("ballast.checkpoint.loading.Stream", False),
 }
 
 

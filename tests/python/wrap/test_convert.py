@@ -9,7 +9,7 @@ import ballast
 import pytest
 import torch
 from ballast.checkpoint.foreign import source_of
-from ballast.checkpoint.verifying import problems_of
+from ballast.checkpoint.manifest import problems_of
 from ballast.tools.command_line import main
 from python.wrap.support import others, saved
 from python.wrap.support.loops import Loop, Run

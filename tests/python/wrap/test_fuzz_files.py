@@ -10,9 +10,8 @@ import ballast
 import pytest
 import torch
 from ballast.checkpoint import manifest
-from ballast.checkpoint.conversion import Conversion
-from ballast.checkpoint.offline_export import OfflineExport
-from ballast.checkpoint.verifying import problems_of
+from ballast.checkpoint.conversion import Conversion, OfflineExport
+from ballast.checkpoint.manifest import problems_of
 from python.damage import CASES, SEED, damaged, with_another_value
 from python.wrap.support import others
 from python.wrap.support.checkpoints import save_in_parts

@@ -10,7 +10,7 @@ import ballast
 import pytest
 import torch
 from ballast.checkpoint import manifest
-from ballast.checkpoint.verifying import problems_of
+from ballast.checkpoint.manifest import problems_of
 from ballast.tools.command_line import main
 
 HUGE = 1 << 63
@@ -75,8 +75,8 @@ def of_index(*path, **how):
 
 def of_two_optimizers(content, index):
     """Let two optimizers have the same parameters."""
-    fields = ("step", "skipped", "optimizer", "moments", "groups")
-    content.update(format=2, others=[{field: content[field] for field in fields}])
+    fields = ("step", "skipped", "optimizer", "moments", "groups", "own_step", "outer_identity")
+    content.update(others=[{field: content[field] for field in fields}])
 
 
 W, CHUNK = "0.weight", ("chunks", "0.weight", 0)
@@ -121,7 +121,7 @@ CHANGES = {
     "state of frozen": at("tensors", "0.bias", "momentum", value=True),
     "momentum": at("tensors", W, "momentum", value="yes"),
     "steps": at("tensors", W, "steps", value=HUGE - 1),
-    "format of several": at("format", value=2),
+    "no others": at("others", missing=True),
     "a parameter of two optimizers": of_two_optimizers,
     "indexes": at("indexes", value={}),
     "an index": at("indexes", 0, value="rank-00000.json"),

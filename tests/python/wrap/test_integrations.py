@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import ballast
 import pytest
 import torch
-from ballast.integrations.framework import require_framework, shard_frozen
+from ballast.integrations import require_framework, shard_frozen
 from python.wrap.support.trainers import tiny_model
 
 WHY = "is not installed: .ci/bootstrap venv frameworks"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ballast import DiLoCo
 from ballast.checkpoint.manifest import content_in
-from ballast.checkpoint.outer_state import outer_tensors
+from ballast.checkpoint.outer import outer_tensors
 from ballast.outer.layout import Fragment
 from python.wrap.support import outer
 from python.wrap.support.loops import Loop, Tower, mean_square_in_bfloat16, mlp_in_bfloat16

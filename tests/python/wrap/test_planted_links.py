@@ -6,7 +6,7 @@ from pathlib import Path
 import ballast
 import pytest
 import torch
-from ballast.checkpoint.offline_export import OfflineExport
+from ballast.checkpoint.conversion import OfflineExport
 from ballast.new_files import require_own_folder
 from ballast.tools.output import write
 

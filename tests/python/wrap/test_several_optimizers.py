@@ -403,7 +403,7 @@ def test_commands_know_each_optimizer_of_a_checkpoint(tmp_path, capsys):
     assert "optimizer   RMSprop; state of its own step: square_avg, step\n" in summary
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert (content["format"], content["optimizer"], content["others"][0]["optimizer"]) == (2, "AdamW", "RMSprop")
+    assert (content["format"], content["optimizer"], content["others"][0]["optimizer"]) == (1, "AdamW", "RMSprop")
     state = state_in(tmp_path, manifest.read(tmp_path))
     assert set(state["first.weight"]) == {"exp_avg", "exp_avg_sq"}
     assert set(state["position"]) == {"square_avg", "step"}

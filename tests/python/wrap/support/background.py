@@ -16,7 +16,7 @@ from unittest import mock
 import ballast
 import torch
 from ballast.checkpoint import manifest
-from ballast.checkpoint.rank_files import RankFiles
+from ballast.checkpoint.folder import RankFiles
 from python.wrap.support import saved
 from python.wrap.support.adafactors import Shapes
 from python.wrap.support.jobs import error_of
@@ -168,7 +168,7 @@ def differ_in_waiting(rank: int, folder: str) -> list[str]:
     training = saved.Training({"stage": 2})
     training.train(0, 1)
     said = [error_of(lambda: ballast.save(folder, training.model, training.optimizer, wait=rank == 0))]
-    with mock.patch("ballast.checkpoint.snapshot_memory.available_memory", lambda machine: 1000):
+    with mock.patch("ballast.checkpoint.saving.available_memory", lambda machine: 1000):
         said.append(error_of(lambda: ballast.save(folder, training.model, training.optimizer, wait=False)))
     ballast.save(folder, training.model, training.optimizer)
     return said

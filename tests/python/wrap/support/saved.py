@@ -11,9 +11,8 @@ import ballast
 import torch
 import torch.distributed as dist
 from ballast.checkpoint import manifest
-from ballast.checkpoint.pieces import cover
-from ballast.checkpoint.stream import Stream
-from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
+from ballast.checkpoint.contents import cover
+from ballast.checkpoint.reading import PlainTensor, Stream, Target, TrainedTensor
 from python.wrap.support.loops import Loop, Tower
 
 Configuration = Mapping[str, Any]  # options of wrap(), and "dtype"

@@ -1,8 +1,10 @@
-"""Find a model and its optimizer among the tensors of a checkpoint, under any keys."""
+"""What checkpoints of other programs have in common: tensors of a model, and what an optimizer keeps of each, by name or
+under any keys."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +12,103 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ballast.checkpoint.source import STEP
-from ballast.checkpoint.unpickling import number_in
+import torch
+
+from ballast.checkpoint.torch_file import fail_unreadable, number_in
 from ballast.checks import refuse
+from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.tensor_names import COMPILED, PARALLEL, names_in_model
+from ballast.torch.updates.updates import UNCOUNTED
 
+STEP = "step"  # in the state of a parameter, next to its moments
 NUMBERED = re.compile(r"((?:.*\.)?)state\.(\d+)\.\w+")
 OF_OPTIMIZERS = {"state", "param_groups"}  # keys of an optimizer's state_dict()
 ONE_OF_EACH = "one model and one optimizer, as in dcp.save({'model': ..., 'optim': ...})"
+
+
+class Source(ABC):
+    """Finds the tensors of a checkpoint. Their values are read later, piece by piece."""
+
+    may_be_flat = False  # a tensor may be stored flat, whatever its shape
+    trained_only = False  # frozen parameters and buffers are not in it
+    of_training = True  # its weights may be cast to a model's formats, because they are the masters of a training
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the model's tensors."""
+
+    @abstractmethod
+    def tensor(self, name: str, moment: str = "") -> StoredTensor | None:
+        """Return a tensor of the model, or a moment of one; None if the checkpoint lacks it."""
+
+    @abstractmethod
+    def state(self, name: str) -> Collection[str]:
+        """Return what the optimizer keeps of a parameter: the moments and STEP, as far as they are there."""
+
+    @abstractmethod
+    def steps(self, name: str) -> int | None:
+        """Return the number of steps that made the moments of a parameter."""
+
+    def options(self, name: str) -> Mapping[str, Any]:
+        """Return the options of the parameter group that has a parameter; nothing if the checkpoint does not say them."""
+        return {}
+
+    def extra(self) -> Any:
+        """Return the entry `extra` of the checkpoint, or None."""
+        return None
+
+
+def steps_made(source: Source, name: str, needed: bool) -> int:
+    """Return the number of steps that made the moments of a parameter; 1 for momentum that torch does not count. It is needed
+    with second moments: without it, bias correction would take them for those of the first step."""
+    found = source.steps(name)
+    if found is None and needed:
+        refuse(
+            "the checkpoint holds moments, but not the number of steps that made them",
+            where=name,
+            needed="both: the next step corrects the moments by that number",
+            remedy="DeepSpeed's ds_to_universal writes it to zero/optimizer_state.pt, torch next to the moments.",
+        )
+    if found is None and UNCOUNTED in source.state(name):
+        return 1
+    return found or 0
+
+
+class Latest:
+    """Keeps what was read last, because the pieces of a tensor are read one after the other."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._values = torch.empty(0, device="cpu")
+
+    def get(self, key: object, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if self._key != key:
+            self._key, self._values = None, torch.empty(0, device="cpu")  # free the last one before the next is read
+            self._values = read()
+            self._key = key
+        return self._values
+
+
+class WholeTensor(StoredTensor):
+    """A tensor that its file gives only as a whole. `latest` is shared by the tensors of which one is read at a time."""
+
+    def __init__(
+        self, read: Callable[[], torch.Tensor], dtype: torch.dtype, shape: tuple[int, ...], where: Path, latest: Latest
+    ):
+        super().__init__(dtype, shape, str(where))
+        self._read, self._latest = read, latest
+
+    def read(self, first: int, count: int, into: int) -> None:
+        values = self._latest.get(self, self._flat)
+        if count > 0:
+            tensor_at(into, count, self.dtype).copy_(values[first : first + count])
+
+    def _flat(self) -> torch.Tensor:
+        values = self._read().reshape(-1)
+        if values.numel() != self.elements or values.dtype != self.dtype:
+            fail_unreadable(Path(self.where), f"it has {values.numel()} elements of {values.dtype}, and not {self.shape}")
+        return values
 
 
 @dataclass(frozen=True)
@@ -35,13 +125,10 @@ class Content:
     of_training: bool = True
 
 
-class Keyed:
+class Keyed(Source):
     """A Source that chooses the model and the optimizer's state by their names. The checkpoint must have the names `trained`;
     `known` are all names of the model. `order` has the names in each group of the live optimizer: it says which parameter each
     number is in the state of optimizer.state_dict(), as in torch."""
-
-    may_be_flat = False
-    trained_only = False
 
     def __init__(
         self,

@@ -1,10 +1,12 @@
-"""Begin a run from a checkpoint, where its records are lost or it has none."""
+"""A run and its checkpoints: tell the run where its newest one is, and begin the run from it where its records are lost, or it
+has none."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,18 +14,42 @@ import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.contents import FOLDER
 from ballast.checkpoint.inventory import buffers_by_name
+from ballast.checkpoint.kinds import run_folder
 from ballast.checkpoint.loading import load_current
-from ballast.checkpoint.run_notice import tell_run
 from ballast.checks import refuse
 from ballast.connecting import Group
 from ballast.errors import Error
+from ballast.new_files import flush_folder, write_new
 from ballast.torch.collectives import by_first_rank
+from ballast.torch.training.checkpoint_access import CheckpointAccess
 from ballast.torch.training.joint_runs import join_runs
 from ballast.torch.training.session import Session
 
 log = logging.getLogger("ballast")
-
+NAME = "newest-checkpoint"  # offload/FORMAT.md describes the file
 CHANGED = ("running_mean", "running_var", "num_batches_tracked")  # buffers that torch's norms change in training
+
+
+def tell_run(access: CheckpointAccess, directory: Path) -> None:
+    """Write the step and the directory to this rank's folder of the run, if there is a run."""
+    notice_for_run(access, directory)()
+
+
+def notice_for_run(access: CheckpointAccess, directory: Path) -> Callable[[], None]:
+    """Return what tells the run later that the directory has a checkpoint of the step that is the last one now."""
+    options = access.options
+    if not options.run:
+        return lambda: None
+    folder = Path(options.directories[0], run_folder(options.run, access.group.rank))
+    return partial(_write, folder, f"{access.steps} {os.path.realpath(directory)}\n".encode())
+
+
+def _write(folder: Path, notice: bytes) -> None:
+    try:
+        write_new(folder / NAME, notice, 0o600)
+        flush_folder(folder)
+    except OSError as error:  # the checkpoint is there all the same
+        log.warning("the run does not know its newest checkpoint: %s", error)
 
 
 def newest_checkpoint(group: Group, folder: str, model: torch.nn.Module | None) -> str:

@@ -1,0 +1,359 @@
+"""Functions for a model in training: save, load, export, gather, construct without memory, and offload activations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+from ballast.checks import refuse
+from ballast.sizes import Size, parse_size
+from ballast.tiers import IN_FLIGHT
+
+if TYPE_CHECKING:
+    import torch
+
+    from ballast.checkpoint.background import PendingSave
+
+    Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+    from ballast.torch.activations.saved_activations import SavedActivations
+    from ballast.torch.calls.hooks import Trainer
+
+
+@overload
+def save(
+    directory: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    *,
+    extra: Any = None,
+    wait: Literal[True] = True,
+) -> None: ...
+
+
+@overload
+def save(
+    directory: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    *,
+    extra: Any = None,
+    wait: Literal[False],
+) -> PendingSave: ...
+
+
+@overload
+def save(
+    directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizers, *, extra: Any = None, wait: bool
+) -> PendingSave | None: ...
+
+
+def save(
+    directory: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: Optimizers,
+    *,
+    extra: Any = None,
+    wait: bool = True,
+) -> PendingSave | None:
+    """Save the model and the optimizer's state to a directory. All ranks call this together; each writes its local
+    shards.
+
+    >>> import tempfile, torch, ballast
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.1))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     save(directory, model, optimizer, extra={"epoch": 3})
+    ...     load_checkpoint(directory, model, optimizer)
+    {'epoch': 3}
+
+    With `wrap(outer=...)` each host saves its own state to a folder of the directory, such as `host-0`. Folders of hosts
+    that do not take part, such as a lost one, are removed.
+
+    `optimizer` is a list if the model has several: one checkpoint holds all of them.
+
+    All hosts see the directory, except with `outer=`: B1001 on all ranks otherwise, and the previous checkpoint stays.
+
+    A directory holds the checkpoint of one model, or of one part of a model if ranks train different parts
+    (`process_group`). An existing checkpoint stays the current one until the new one is complete, whatever happens, and
+    is removed then.
+
+    Each rank saves its own `extra`: anything that `torch.load(weights_only=True)` can read, such as a scheduler's
+    state_dict(), the position in the data, or the state of random generators. Buffers are those of rank 0.
+
+    With `wait=False`, each rank copies what it saves to the host's memory, and the call returns a PendingSave. The training
+    continues while a thread writes the copy. The checkpoint becomes the current one when all ranks have written their files.
+    The next save(), load_checkpoint() and close() wait for it first, and raise its error unless `wait()` of the PendingSave
+    has raised it. The end of the program waits for it too. The copy includes what is kept on drives: B2001 says on all ranks
+    that a host has too little memory for it.
+
+    Raises B2204 on all ranks while another job saves to the directory, or if another job has saved there since this
+    training last saved or loaded. The training can continue, and save to another directory or later.
+    """
+    from ballast.checkpoint.inventory import accesses_of
+    from ballast.checkpoint.saving import save_in_background, save_now
+
+    accesses = accesses_of(optimizer, model)
+    for access in accesses:
+        access.finish_pending()
+    if not wait:
+        return save_in_background(Path(directory), model, accesses, extra)
+    save_now(Path(directory), model, accesses, extra)
+    return None
+
+
+def load_checkpoint(directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizers) -> Any:
+    """Restore the model and the optimizer from a checkpoint, and return the `extra` of this rank.
+
+    All ranks call this together. The number of ranks, the stage, the tiers and the state format may differ from those
+    that saved. Gradients since the last step are dropped. Several optimizers are a list, in the order of the saved one.
+    All ranks read the files, so every host sees the directory, or has a copy of it at the same path.
+
+    >>> import tempfile, torch, ballast
+    >>> def make():
+    ...     model = torch.nn.Linear(4, 1)
+    ...     return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.1))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     model, optimizer = make()
+    ...     save(directory, model, optimizer)
+    ...     again, its_optimizer = make()
+    ...     load_checkpoint(directory, again, its_optimizer)
+    >>> bool((again.weight == model.weight).all())
+    True
+
+    With `wrap(outer=...)` all hosts load the last step that one of them has saved. A host that has not saved it, or that
+    is new, loads the folder of another one, and gets the `extra` of that host.
+
+    With another number of ranks, `extra` is that of rank `rank % saved_ranks`. Its tensors are on the host.
+
+    Checkpoints of other programs are read too: directories of `torch.distributed.checkpoint` (FSDP2, Accelerate, Lightning),
+    of DeepSpeed (ZeRO stages 1 to 3, and universal), and files of `torch.save()`, or folders with them, that hold a model and
+    its optimizer. The parameters, and the moments and steps of those that are trained, are loaded. From files of torch the
+    options of parameter groups are loaded too, with a warning that names each that changes, and the result is their entry
+    `extra`.
+    """
+    from ballast.checkpoint.foreign import ForeignImport
+    from ballast.checkpoint.inventory import LOADING, accesses_of
+    from ballast.checkpoint.kinds import kind_of
+    from ballast.checkpoint.loading import load_current
+    from ballast.checkpoint.outer import folder_to_load
+    from ballast.checkpoint.runs import tell_run
+    from ballast.torch.collectives import by_first_rank
+
+    accesses = accesses_of(optimizer, model)
+    for access in accesses:
+        access.finish_pending()
+    path = folder_to_load(Path(directory), accesses[0])
+    if by_first_rank(accesses[0].group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
+        extra = load_current(path, model, accesses)
+        for access in accesses:
+            tell_run(access, path)
+        return extra
+    if len(accesses) > 1:
+        refuse(
+            "cannot load another program's checkpoint into several optimizers: it names the state of one",
+            where=str(path),
+            needed="ballast.load(model, directory), which loads the model alone; or one optimizer",
+        )
+    return ForeignImport(path, model, accesses[0]).run()
+
+
+def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
+    """Read parameters and buffers from a checkpoint of any kind, without an optimizer.
+
+    `files` is a directory of `ballast.save()`, of `torch.distributed.checkpoint` (of a model alone, too) or of DeepSpeed; a
+    file of `torch.save()`, or a folder or an index of such files; or safetensors: a file, a pattern, a directory, an index, or
+    several of them.
+
+    All ranks call this together, before or after `ballast.wrap()`. Of values that it does not keep, a rank never holds more
+    than a piece, and in the checkpoint of a training no more than one tensor with its state. Names and shapes must be those
+    of the model, and so must the formats in files with weights alone: all are checked before anything changes. Values saved by
+    a training are rounded to the format of the model; a model in fp32 gets the masters. Universal checkpoints lack frozen
+    parameters and buffers, which stay as they are.
+
+    Parameters that were constructed in `ballast.deferred()`, or on torch's meta device, are read when training begins, so
+    the files must stay until then.
+
+    >>> import torch
+    >>> load(torch.nn.Linear(2, 1), "nowhere/*.safetensors")
+    Traceback (most recent call last):
+    ballast.errors.UsageError: B1001 no file matches nowhere/*.safetensors
+    ...
+    """
+    from ballast.checkpoint.weights import restore
+
+    restore(model, files)
+
+
+def export(model: torch.nn.Module, path: str | os.PathLike[str], *, max_shard_size: Size | None = None) -> None:
+    """Write parameters and buffers to a safetensors file, or to several with an index, as Hugging Face does.
+
+    >>> import tempfile, torch, ballast
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export(torch.nn.Linear(4, 1), f"{folder}/model.safetensors")
+    ...     os.listdir(folder)
+    ['model.safetensors']
+
+    All ranks call this together, and return when the files are complete. The first rank that trains the model writes
+    them. If ranks train different parts of a model (`process_group`), each part needs a file name of its own. Rank 0
+    writes a model that is not wrapped, and no rank waits for it. Sharded parameters are gathered unit by unit, so no
+    rank holds more than one unit.
+
+    Existing files are replaced when the new ones are complete, including those of an earlier export under this name
+    with another number of files. Parameters that several modules share are written once, under their first name, as
+    `transformers` expects. `max_shard_size` is the size of the largest file, such as "5GB".
+    """
+    from ballast.checkpoint.exporting import export_model
+
+    export_model(model, Path(path), None if max_shard_size is None else parse_size(max_shard_size))
+
+
+def sync_weights(
+    model: torch.nn.Module, callback: Callable[[str, torch.Tensor], object], *, only_first_rank: bool = False
+) -> None:
+    """Call `callback(name, tensor)` with each parameter and buffer of the model in full, one unit at a time.
+
+    >>> import torch
+    >>> sync_weights(torch.nn.Linear(4, 2), lambda name, tensor: print(name, tuple(tensor.shape)))
+    weight (2, 4)
+    bias (2,)
+
+    All ranks call this together, between steps, and `callback` runs on all of them, or on the first one. The names are those
+    of `model.state_dict()`, with the first name of a tensor that several modules share. A tensor is valid until `callback`
+    returns: it may be copied or sent, and must not be written to. In stage 3 no rank holds more than one unit in full. An
+    error of `callback` on one rank is raised on all.
+    """
+    from ballast.checkpoint.full_model import tensors_of, visit_units
+
+    visit_units(tensors_of(model), callback, "handing over weights", on_all=not only_first_rank)
+
+
+@contextmanager
+def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Hold full parameters inside the `with` block, which all ranks enter together.
+
+    All writes to the parameters are kept: in place, through `.data`, or by assigning another tensor to `.data`. Every
+    rank writes the same values. Assigning a new Parameter to a module is refused. In stage 3 the parameters are copies
+    until the block ends, so steps and `ballast.save()` come outside of it.
+
+    >>> import torch
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> with gather(layer):
+    ...     layer.weight.shape
+    torch.Size([1, 2])
+    """
+    from ballast.torch.parameters.managed_parameter import by_owner
+
+    wanted = _parameters_of(what)
+    for owner, _ in by_owner(wanted):
+        owner.begin()  # it partitions other parameters, too
+    with ExitStack() as stack:
+        for owner, parameters in by_owner(wanted):
+            stack.enter_context(owner.gathered(parameters))
+        for trainer, parameters in _by_trainer(wanted):
+            stack.enter_context(trainer.gathered(parameters))
+        yield
+
+
+def _by_trainer(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[Trainer, list[torch.nn.Parameter]]]:
+    """Group the trained parameters whose values torch has by the session that trains them."""
+    from ballast.torch.calls.hooks import trainer_of
+    from ballast.torch.parameters.managed_parameter import owner_of
+
+    found: dict[int, tuple[Trainer, list[torch.nn.Parameter]]] = {}
+    for parameter in parameters:
+        trainer = trainer_of(parameter) if owner_of(parameter) is None else None
+        if trainer is not None:
+            found.setdefault(id(trainer), (trainer, []))[1].append(parameter)
+    return list(found.values())
+
+
+def _parameters_of(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    import torch
+
+    if isinstance(what, torch.nn.Module):
+        return [*what.parameters()]
+    return [what] if isinstance(what, torch.nn.Parameter) else [*what]
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Make large tensors inside the `with` block without memory: their initialization is recorded, and
+    `ballast.wrap(optimizer, model)` makes the parameters piece by piece, with the same bits as without this block.
+    `ballast.load()` reads them from files instead.
+
+    The recording follows these tensors until training begins: cast the model, move it, or initialize it again, in the block or
+    after it. They report the device that their values will be on.
+
+    >>> import torch
+    >>> with deferred():
+    ...     layer = torch.nn.Linear(1000, 1000)
+    >>> layer.to(torch.bfloat16).weight
+    Parameter of (1000, 1000), torch.bfloat16, made when training begins
+    """
+    from ballast.torch.parameters.deferred_init import follow_all, recording
+
+    try:
+        with recording():
+            yield
+    finally:
+        follow_all()
+
+
+class OffloadedActivations:
+    """What `offload_activations()` returns: a block that can be entered again, in each step."""
+
+    def __init__(self, saved: SavedActivations):
+        self._saved = saved
+
+    def __enter__(self) -> OffloadedActivations:
+        from ballast._torch_compat import push_saved_tensor_hooks
+
+        push_saved_tensor_hooks(*self._saved.hooks)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from ballast._torch_compat import pop_saved_tensor_hooks
+
+        pop_saved_tensor_hooks()
+
+    def counters(self) -> dict[str, float]:
+        """Return the bytes that were saved, loaded, written and read so far, those that are kept now, the memory of buffers on
+        the host, the size of the file on the drive, and the seconds that callers waited."""
+        return self._saved.counters()
+
+
+def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size = IN_FLIGHT) -> OffloadedActivations:
+    """Keep the tensors that autograd saves inside the `with` block on the host or on a drive until backward.
+
+    >>> import torch
+    >>> layer = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh())
+    >>> activations = offload_activations("nvme:.")
+    >>> with activations:
+    ...     loss = layer(torch.ones(512, 256)).sum()
+    >>> activations.counters()["kept_bytes"]
+    1048576.0
+    >>> loss.backward()
+    >>> activations.counters()["kept_bytes"]
+    0.0
+
+    Make one for a training, and enter it around each forward pass and its loss: its memory and its file are used again.
+    Gradients have the same bits as without it. Parameters and their views stay. `ballast.wrap(activations=)` does the same
+    for each call of a model.
+
+    to          "host", or "nvme:DIRECTORY" for a file without a name, which ends with the process. A CPU's activations go to
+                drives only
+    min_bytes   smaller tensors stay
+    in_flight   size of the host buffers for writes and prefetches, and on a GPU of the tensors being copied; at least 2MiB
+
+    Raises B2202 in forward or backward if the drive is full, and B3202 in backward if it returns other bytes.
+    """
+    from ballast.torch.activations.saved_activations import SavedActivations
+    from ballast.torch.gpu import current_device, is_gpu
+    from ballast.wrapper.activation_options import read_activation_options, require_away_from
+
+    options = read_activation_options(to, min_bytes=min_bytes, in_flight=in_flight)
+    require_away_from(options, on_gpu=is_gpu(current_device()))
+    return OffloadedActivations(SavedActivations(options))
