@@ -1,15 +1,145 @@
 """Tests of ballast.integrations.accelerate on two ranks: it trains as Accelerate's data parallelism does, saves, resumes on the
 same and on another number of ranks, and exports."""
 
-from importlib.util import find_spec
+from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import ballast
 import pytest
 import torch
-from python.wrap.support import accelerators
+import torch.distributed as dist
+from python.wrap.support.frameworks import as_launched
+from python.wrap.support.loops import mean_square, mlp
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 
 if find_spec("accelerate") is None:  # only the ranks import it
     pytest.skip("accelerate is not installed: .ci/bootstrap venv frameworks", allow_module_level=True)
+
+
+ROWS = 8  # of a global batch, in two micro-steps
+
+
+@dataclass
+class Outcome:
+    losses: list[float]  # and norms
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # from get_state_dict(), on the main process
+    resumed: list[float] = field(default_factory=list)  # from the second step on
+    exported: dict[str, torch.Tensor] = field(default_factory=dict)  # as safetensors reads it
+    model: str = ""  # the class of the prepared model
+    files: list[str] = field(default_factory=list)  # of save_state()
+
+
+class Loop:
+    """A training of four steps with accumulation, clipping and a schedule. Only how the Accelerator is made differs."""
+
+    def __init__(self, options: dict[str, Any] | None, deferred: bool = False):
+        import accelerate
+        from ballast.integrations.accelerate import Accelerator
+
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        steps = {"cpu": True, "gradient_accumulation_steps": 2, "step_scheduler_with_optimizer": False}
+        self.accelerator = accelerate.Accelerator(**steps) if options is None else Accelerator(ballast=options, **steps)
+        with ballast.deferred() if deferred else contextlib.nullcontext():
+            model = mlp(64)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+        batches = torch.randn(4 * ROWS, 20, generator=torch.Generator().manual_seed(0))
+        loader = torch.utils.data.DataLoader(batches, batch_size=ROWS // 2 // dist.get_world_size())
+        prepared = self.accelerator.prepare(model, optimizer, loader, scheduler)
+        self.model, self.optimizer, self.loader, self.scheduler = prepared
+
+    def run(self, first: int = 0, saving_into: Path | None = None) -> list[float]:
+        """Return losses over all ranks, norms, and the loss of an evaluation. Save the state after the second step."""
+        logged = []
+        for number, batch in enumerate(self.accelerator.skip_first_batches(self.loader, 2 * first)):
+            with self.accelerator.accumulate(self.model):
+                loss = mean_square(self.model, batch)
+                self.accelerator.backward(loss)
+                logged.append(self.accelerator.reduce(loss.detach(), "mean").item())
+                if self.accelerator.sync_gradients:
+                    logged.append(float(self.accelerator.clip_grad_norm_(self.model.parameters(), 0.05)))
+                self.optimizer.step()
+                if self.accelerator.sync_gradients:
+                    self.scheduler.step()
+                self.optimizer.zero_grad()
+            if number == 3 and saving_into is not None:
+                self.accelerator.save_state(str(saving_into))
+        with torch.no_grad():
+            logged.append(mean_square(self.model.eval(), torch.ones(4, 20)).item())
+        return logged
+
+
+def train(options: dict[str, Any] | None, deferred: bool, folder: Path) -> Outcome:
+    import safetensors.torch
+
+    loop = Loop(options, deferred)
+    saving_into = None if options is None else folder / "state"
+    outcome = Outcome(loop.run(saving_into=saving_into), model=type(loop.model).__name__)
+    outcome.parameters = loop.accelerator.get_state_dict(loop.model)
+    if options is None:
+        return outcome
+    loop.accelerator.save_model(loop.model, str(folder / "model"))
+    outcome.exported = safetensors.torch.load_file(folder / "model" / "model.safetensors")
+    outcome.files = sorted(each.name for each in (folder / "state").iterdir())
+    outcome.resumed = resume(options, deferred, folder)
+    return outcome
+
+
+def resume(options: dict[str, Any], deferred: bool, folder: Path) -> list[float]:
+    loop = Loop(options, deferred)
+    loop.accelerator.load_state(str(folder / "state"))
+    return loop.run(first=2)
+
+
+Configuration = tuple[dict[str, Any] | None, bool]  # the options of wrap(), and whether the model is deferred
+
+
+def trained_on_ranks(rank: int, folder: str, configurations: list[Configuration]) -> list[Outcome]:
+    as_launched(rank)
+    return [train(*each, Path(folder) / str(number)) for number, each in enumerate(configurations)]
+
+
+def resumed_on_ranks(rank: int, folder: str, configurations: dict[int, Configuration]) -> list[list[float]]:
+    as_launched(rank)
+    return [resume(*each, Path(folder) / str(number)) for number, each in configurations.items()]
+
+
+def joined_on_ranks(rank: int) -> tuple[bool, list[bool], str]:
+    """Return whether untrained models join uneven inputs, even_batches inside of joins, and the error of a trained model. On
+    CPUs Accelerate joins nothing, so it is told that there are GPUs."""
+    import accelerate
+    from ballast.integrations.accelerate import Accelerator
+
+    class OnGpus(Accelerator):
+        multi_device = True
+
+    as_launched(rank)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = OnGpus(cpu=True, ballast={"stage": 2})
+    loader = accelerator.prepare(torch.utils.data.DataLoader(torch.ones(3, 20)))
+    plain = accelerator.prepare(mlp(64))
+    with accelerator.join_uneven_inputs([plain], even_batches=False):
+        seen = [loader.batch_sampler.even_batches]
+        is_uneven = [len(list(loader))] == [2 - rank]
+    model = mlp(64)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    with accelerator.join_uneven_inputs([model], even_batches=True):
+        seen.append(loader.batch_sampler.even_batches)
+        for batch in loader:
+            accelerator.backward(mean_square(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+    try:
+        with accelerator.join_uneven_inputs([model], even_batches=False):
+            return is_uneven, seen, "no error"
+    except ballast.UsageError as error:
+        return is_uneven, seen, error.what_happened
+
 
 CONFIGURATIONS = [
     (None, False),
@@ -30,7 +160,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder):
-    return run_ranks(2, accelerators.trained_on_ranks, str(folder), CONFIGURATIONS, imported=FRAMEWORKS)
+    return run_ranks(2, trained_on_ranks, str(folder), CONFIGURATIONS, imported=FRAMEWORKS)
 
 
 def close(mine, theirs):
@@ -72,12 +202,12 @@ def test_it_resumes_with_the_same_bits(trained):
 
 def test_it_resumes_on_another_number_of_ranks(trained, folder):
     configurations = {number: CONFIGURATIONS[number] for number in WITH_BALLAST}
-    [resumed] = run_ranks(1, accelerators.resumed_on_ranks, str(folder), configurations, imported=FRAMEWORKS)
+    [resumed] = run_ranks(1, resumed_on_ranks, str(folder), configurations, imported=FRAMEWORKS)
     for number, losses in zip(WITH_BALLAST, resumed):
         assert close(losses, trained[0][number].losses[LAST])
 
 
 def test_inputs_are_joined_where_they_are_even():
-    for is_uneven, seen, refused in run_ranks(2, accelerators.joined_on_ranks, imported=FRAMEWORKS):
+    for is_uneven, seen, refused in run_ranks(2, joined_on_ranks, imported=FRAMEWORKS):
         assert is_uneven and seen == [False, True]
         assert refused == "cannot join uneven inputs: all ranks make each step of a wrapped optimizer together"

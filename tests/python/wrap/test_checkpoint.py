@@ -8,7 +8,7 @@ import pytest
 import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.kinds import MANIFEST
-from python.wrap.support import saved, stopped
+from python.wrap.support import jobs, saved
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.saved import Training, same, values_in
 
@@ -346,12 +346,12 @@ def test_a_manifest_can_be_read_by_people(tmp_path):
         manifest.read(tmp_path / "0")
 
 
-@pytest.mark.parametrize("stop", [stopped.kill, stopped.interrupt])
+@pytest.mark.parametrize("stop", [jobs.kill, jobs.interrupt])
 def test_a_process_that_is_stopped_leaves_the_old_checkpoint_or_the_new_one(tmp_path, stop):
-    [gained] = run_ranks(1, stopped.stopped_while_saving, str(tmp_path / "here"), stop)
+    [gained] = run_ranks(1, jobs.stopped_while_saving, str(tmp_path / "here"), stop)
     assert len(gained) > 30
     assert set(gained) == {0, 1}
-    if stop is stopped.kill:  # each run then has the same moments; cleanup after an interrupt varies
+    if stop is jobs.kill:  # each run then has the same moments; cleanup after an interrupt varies
         assert gained == sorted(gained)  # from one moment on, the new checkpoint is in place
 
 

@@ -8,7 +8,7 @@ import ballast
 import pytest
 import torch
 from ballast.torch.parameters.deferred_init import history_of, stored_of
-from python.wrap.support import constructing
+from python.wrap.support import constructed
 from python.wrap.support.constructed import Tall, Zoo
 from python.wrap.support.loops import Loop, Tower, check_equal
 from python.wrap.support.ranks import run_ranks
@@ -56,13 +56,13 @@ def test_a_deferred_model_trains_as_a_plain_one(stage):
 
 def test_all_ranks_make_the_values_of_rank_0():
     plain, _, _, _ = at_once_and_deferred(Tall, seed=0)
-    for stages in run_ranks(2, constructing.constructs_with_its_own_seed):
+    for stages in run_ranks(2, constructed.constructs_with_its_own_seed):
         for made in stages:
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain.parameters(), made))
 
 
 def test_ranks_that_construct_different_models_are_refused():
-    for said in run_ranks(2, constructing.constructs_differently):
+    for said in run_ranks(2, constructed.constructs_differently):
         assert "different ways" in said
 
 

@@ -14,8 +14,8 @@ from ballast.checkpoint.conversion import Conversion, OfflineExport
 from ballast.checkpoint.manifest import problems_of
 from python.damage import CASES, SEED, damaged, with_another_value
 from python.wrap.support import others
-from python.wrap.support.checkpoints import save_in_parts
 from python.wrap.support.loops import Run
+from python.wrap.support.others import save_in_parts
 from torch.distributed import checkpoint as dcp
 
 

@@ -10,7 +10,7 @@ import ballast
 import pytest
 import torch
 from ballast.integrations import require_framework, shard_frozen
-from python.wrap.support.trainers import tiny_model
+from python.wrap.support.frameworks import tiny_model
 
 WHY = "is not installed: .ci/bootstrap venv frameworks"
 accelerate = pytest.importorskip("accelerate", reason=f"accelerate {WHY}")
@@ -28,7 +28,7 @@ def trainer(model=None, *, arguments=None, ballast_options, **more):
 
     arguments = arguments or transformers.TrainingArguments(use_cpu=True, report_to="none", save_strategy="no", max_steps=1)
     rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8
-    return BallastTrainer(model or tiny_model(), arguments, train_dataset=rows, ballast=ballast_options, **more)
+    return BallastTrainer(model or tiny_model(64), arguments, train_dataset=rows, ballast=ballast_options, **more)
 
 
 def accelerator(**options):
@@ -70,9 +70,9 @@ def test_evaluations_that_cast_the_model_are_refused_before_the_training():
 
 def test_a_model_that_is_not_trained_is_partitioned_with_the_options_of_the_other(tmp_path):
     words = torch.arange(8).view(1, 8)
-    expected = tiny_model()(input_ids=words).logits
+    expected = tiny_model(64)(input_ids=words).logits
     with ballast.deferred():
-        model = tiny_model()
+        model = tiny_model(64)
     drive = f"nvme:{tmp_path}"
     tiers = {"parameters": drive, "gradients": "host", "state": drive}
     owner = shard_frozen(model, {"stage": 3, "offload": tiers, "max_grad_norm": 1.0})
@@ -89,7 +89,7 @@ def test_a_model_that_is_prepared_already_is_refused():
 
 
 def test_options_of_a_wrapped_optimizer_are_refused():
-    model = tiny_model()
+    model = tiny_model(64)
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
     with pytest.raises(ballast.UsageError, match="cannot use ballast=: the optimizer is wrapped already"):
         trainer(model, ballast_options={"stage": 3}, optimizers=(optimizer, None)).train()
@@ -142,7 +142,7 @@ def test_a_framework_that_is_missing_is_named(monkeypatch):
 def test_from_pretrained_reads_what_a_rank_keeps(tmp_path):
     from ballast.integrations.transformers import from_pretrained
 
-    model = tiny_model()
+    model = tiny_model(64)
     model.generation_config.eos_token_id = [1, 7]
     model.save_pretrained(tmp_path)
     random_state = torch.get_rng_state()
@@ -162,7 +162,7 @@ def test_from_pretrained_reads_the_revision_that_is_named_and_refuses_what_it_wo
     import huggingface_hub
     from ballast.integrations.transformers import from_pretrained
 
-    model = tiny_model()
+    model = tiny_model(64)
     model.save_pretrained(tmp_path / "inner")
     requested = {}
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: requested.update(options) or tmp_path)
@@ -175,7 +175,7 @@ def test_from_pretrained_reads_the_revision_that_is_named_and_refuses_what_it_wo
 
 
 def test_from_pretrained_of_transformers_loads_its_values_inside_of_deferred(tmp_path):
-    model = tiny_model()
+    model = tiny_model(64)
     model.save_pretrained(tmp_path)
     with ballast.deferred():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -7,10 +7,9 @@ from contextlib import nullcontext
 import ballast
 import pytest
 import torch
-from python.wrap.support import constructing
-from python.wrap.support.checkpoints import save, save_in_parts
-from python.wrap.support.constructed import Tall
+from python.wrap.support.constructed import Tall, begins_within_memory, digest_of, large_model
 from python.wrap.support.loops import Loop, check_equal, mean_square
+from python.wrap.support.others import save, save_in_parts
 from python.wrap.support.ranks import run_ranks
 
 PLACES = {"meta": lambda: torch.device("meta"), "deferred": ballast.deferred, "at once": nullcontext}
@@ -163,13 +162,13 @@ def test_invalid_files_are_refused(tmp_path):
 def test_no_rank_ever_has_much_of_the_model(origin, tmp_path):
     """Each rank keeps its shard on a drive and its gradients in memory, and needs far less memory than the model."""
     (tmp_path / "drive").mkdir()
-    model = constructing.large_model()
+    model = large_model()
     total = sum(parameter.nbytes for parameter in model.parameters())
     assert total > 300 << 20
     if origin == "checkpoint":
         save_in_parts(tmp_path, model.state_dict(), 6)
-    expected = constructing.digest_of(model)
+    expected = digest_of(model)
     del model
-    for more, digest in run_ranks(4, constructing.begins_within_memory, origin, str(tmp_path)):
+    for more, digest in run_ranks(4, begins_within_memory, origin, str(tmp_path)):
         assert digest == expected
         assert more < total * 2 / 3, f"{more >> 20} MiB more became resident, of {total >> 20}"

@@ -9,7 +9,7 @@ import ballast
 import torch
 
 sys.path.append(str(Path(__file__).parents[3]))
-from python.wrap.support.background import held_back  # noqa: E402
+from python.wrap.support.jobs import held_back  # noqa: E402
 
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)

@@ -67,12 +67,13 @@ def accelerated_ranks(rank: int, configurations: list[Configuration]) -> list[tu
     return trained
 
 
-def tiny_model() -> Any:
+def tiny_model(hidden: int = 16) -> Any:
+    """Return a model, whose matrices are large enough to be deferred with a hidden size of 64."""
     import transformers
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+        vocab_size=64, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=2
     )
     return transformers.LlamaForCausalLM(config)
 

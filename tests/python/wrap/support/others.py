@@ -1,18 +1,50 @@
-"""Writes trainings of plain torch as other programs do: DeepSpeed's ranks, Accelerate, Lightning, transformers.
+"""Files of models and checkpoints as other programs write them: safetensors, and trainings of plain torch as DeepSpeed's ranks,
+Accelerate, Lightning and transformers save them.
 
 The files of DeepSpeed have the structure of those that DeepSpeed 0.19.8 has written with 2 and 3 ranks."""
+
+from __future__ import annotations
 
 import copy
 import json
 import sys
 import types
+from collections.abc import Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from unittest import mock
 
 import torch
-from python.wrap.support.checkpoints import save_in_parts
+from safetensors import TensorSpec, serialize_file
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+
+def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    full = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    entries = {
+        name: TensorSpec(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tensor.shape,
+            data_ptr=tensor.data_ptr(),
+            data_len=tensor.nbytes,
+        )
+        for name, tensor in full.items()
+    }
+    serialize_file(entries, str(path), {"format": "pt"})
+
+
+def save_in_parts(folder: Path, tensors: Mapping[str, torch.Tensor], parts: int) -> None:
+    """Save the tensors in several files, with the index that Hugging Face writes."""
+    names = list(tensors)
+    where = {}
+    for part in range(parts):
+        file = f"model-{part + 1:05}-of-{parts:05}.safetensors"
+        mine = names[part::parts]
+        save(folder / file, {name: tensors[name] for name in mine})
+        where |= {name: file for name in mine}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 CLASSES = ("deepspeed.utils.tensor_fragment.fragment_address", "deepspeed.runtime.fp16.loss_scaler.LossScaler")

@@ -20,7 +20,8 @@ from typing import Any
 
 from ports import free_port
 
-PRELOADED = ["torch.distributed.run", "torch._dynamo", "ballast.torch.optimizer"]  # takes seconds, once for all ranks
+# Importing them takes seconds, once for all ranks. Bodies of ranks are in files of tests, which import pytest.
+PRELOADED = ["torch.distributed.run", "torch._dynamo", "ballast.torch.optimizer", "pytest"]
 FRAMEWORKS = (
     *("accelerate", "peft", "datasets", "transformers.models.llama.modeling_llama", "ballast.integrations.transformers"),
     *("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer", "trl.trainer.grpo_trainer", "lightning", "bitsandbytes"),
