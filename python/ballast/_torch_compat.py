@@ -76,6 +76,12 @@ def is_in_backward() -> bool:
     return current_backward() != NO_BACKWARD
 
 
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Call a function when the backward pass that runs on this thread ends, in the streams of its caller. One that fails calls
+    nothing."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
 def has_gradient_in_backward(parameter: torch.Tensor) -> bool:
     """Return whether the backward pass that runs on this thread computes a gradient of the parameter, or has done so."""
     with torch.enable_grad(), without_torch_function():

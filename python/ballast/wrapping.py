@@ -19,7 +19,15 @@ from ballast.sizes import Size
 from ballast.tiers import Offload
 from ballast.wire import WireFormats, read_wire
 from ballast.wrapper.activation_options import read_activation_options
-from ballast.wrapper.options import WrapOptions, checked, for_custom_step, for_stored_step, read_memory, read_units
+from ballast.wrapper.options import (
+    WrapOptions,
+    checked,
+    for_custom_step,
+    for_stored_step,
+    read_calls_differ,
+    read_memory,
+    read_units,
+)
 from ballast.wrapper.several import for_several
 
 if TYPE_CHECKING:
@@ -71,6 +79,7 @@ def wrap(
     tile: Size = 0,
     wire: WireFormats = "exact",
     replicas: Replicas | None = None,
+    calls_differ: bool = False,
     threads: int = 0,
     timeout: float | None = None,
 ) -> WrappedOptimizer | list[WrappedOptimizer]:
@@ -123,12 +132,12 @@ def wrap(
     replicated          parameters that all ranks of `norm_group` hold, which the norm counts once
     timeline            records when each operation ran, for `optimizer.write_timeline(path)`
     verify              repeats a part of the updates with other code, once in this many steps; different bits raise B3001
-    tile                elements that are moved and updated together, such as "1Mi"; 0: what a rank keeps of a unit
-                        on the device, 256Ki to 2Mi elsewhere
+    tile                elements that are updated together, such as "1Mi"; 0: all of a unit on the device, else 256Ki to 2Mi
     wire                "int8" for all that ranks send, or formats by kind, such as {"gather": "int8", "reduce": "int8",
                         "across": "int4"}: codes of parameters (in stage 3), of gradients, and of sums between hosts
     replicas            in stage 3, "host" keeps a copy of the parameters in each host, on the device: uses gather inside of
                         hosts only, while all ranks share the state. Or a number of copies, each of as many neighbours
+    calls_differ        in stage 3, ranks use different units, as experts without tokens; they see it in the first 10 steps
     threads             CPU threads of updates; 0: one for each core that this process may use
     timeout             seconds of each wait for other ranks
     """
@@ -152,7 +161,7 @@ def wrap(
         wire=read_wire(wire, read_stage(stage)),
         replicas=read_replicas(replicas, read_stage(stage)),
         outer=read_outer(outer),
-        mirror=mirror,
+        mirror=mirror, calls_differ=read_calls_differ(calls_differ, read_stage(stage)),
         checkpoint=os.fspath(checkpoint),
     )
     groups = Groups(process_group, norm_group, tuple(replicated))

@@ -34,6 +34,23 @@ def test_a_recomputation_is_known_by_the_backward_pass_around_it():
     assert found == [False, True, False]  # in forward, in the recomputation, and in the hook
 
 
+def test_a_function_is_called_when_a_backward_pass_ends():
+    called = []
+
+    def ask(gradient):
+        compat.call_after_backward(lambda: called.append(weight.grad is not None))
+        if gradient.sum() < 0:
+            raise FloatingPointError
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.register_hook(ask)
+    weight.sum().backward()
+    assert called == [True]
+    with pytest.raises(FloatingPointError):
+        (-weight).sum().backward()
+    assert called == [True]
+
+
 @pytest.fixture
 def no_hooks():
     assert compat.top_saved_tensor_hooks() is None

@@ -48,6 +48,7 @@ class WrapOptions:
     wire: Wire
     replicas: Replicas  # copies of the parameters; "host" until the ranks are connected
     outer: DiLoCo | None  # None: all hosts make each step together
+    calls_differ: bool  # ranks use different units of stage 3
 
     def for_training(self, *, gpu: int | None, stream: int) -> _core.TrainingOptions:
         options = _core.TrainingOptions()
@@ -164,6 +165,12 @@ def read_units(given: str | Iterable[str], stage: int | None) -> tuple[str, ...]
     if names:
         require_stage_3("units", given, stage)
     return names
+
+
+def read_calls_differ(given: bool, stage: int | None) -> bool:
+    if given:
+        require_stage_3("calls_differ", given, stage)
+    return given
 
 
 def checked(options: WrapOptions) -> WrapOptions:

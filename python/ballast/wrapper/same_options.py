@@ -32,6 +32,7 @@ SHARED = (
     "tile",
     "wire",
     "replicas",
+    "calls_differ",
 )
 
 
@@ -66,7 +67,7 @@ def described(optimizer: torch.optim.Optimizer, options: WrapOptions) -> dict[st
 
     >>> from ballast.wire import Wire
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
-    >>> figures = (False, False, 1, 0, False, (), "", False, "", False, 0, 0, 0, None, None, Wire(), 1, None)
+    >>> figures = (False, False, 1, 0, False, (), "", False, "", False, 0, 0, 0, None, None, Wire(), 1, None, False)
     >>> options = WrapOptions(2, "host", None, None, None, ("fp32",), *figures)
     >>> found = described(optimizer, options)
     >>> found["optimizer"], found["stage"], found["offload"], found["lr of parameter group 0"]

@@ -6,6 +6,7 @@ from python.wrap.support import experts
 from python.wrap.support.ranks import run_ranks
 
 BLOCKS = {"units": ["Mixture"]}
+LINEAR = {"units": ["Linear"]}  # each expert is a unit
 
 
 def bits(parameters):
@@ -31,9 +32,10 @@ def test_stage_3_trains_experts_that_lack_tokens_on_some_ranks(ranks, is_checkpo
     on_drive = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
     configurations = [{"stage": 0}, {"stage": 2}, {"stage": 3}, {"stage": 3, **BLOCKS}]
     configurations += [{"stage": 3, "offload": on_drive}, {"stage": 3, "update_in_backward": True}]
+    configurations += [{"stage": 3, **LINEAR}, {"stage": 3, **LINEAR, "update_in_backward": True}]
     check(run_ranks(ranks, experts.trained, is_checkpointed, {}, configurations))
 
 
 def test_gradients_are_accumulated_and_clipped_by_torch():
-    configurations = [{"stage": 3}, {"stage": 3, **BLOCKS}]
+    configurations = [{"stage": 3}, {"stage": 3, **BLOCKS}, {"stage": 3, **LINEAR}]
     check(run_ranks(2, experts.trained, False, {"micro_steps": 2, "clip": 0.1}, configurations))

@@ -79,13 +79,6 @@ def test_parameters_that_a_rank_freezes_or_adds_in_another_way_are_refused(stage
         assert (frozen[1], added[1]) == (0, 0)
 
 
-@pytest.mark.parametrize("step", [0, 2])  # off plan, and with a plan
-def test_a_rank_that_leaves_a_unit_out_is_told_what_to_do(step):
-    reducing, _ = run_ranks(2, options.leaves_an_expert_out, False, step)
-    assert "rank 1" in reducing and "result + 0 * expert(tokens).sum()" in reducing, reducing
-    assert run_ranks(2, options.leaves_an_expert_out, True, step) == ["", ""]
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_rank_0_logs_once_which_values_each_rank_keeps_of_its_own(ranks):
     answers = run_ranks(ranks, options.logs_of_own_values, [0, 3])

@@ -26,7 +26,7 @@ def everywhere(folder, stages=(0, 1, 2, 3), **more):
         *({"stage": stage, "offload": {"state": f"nvme:{folder}"}} for stage in stages),
         {"stage": 3, "offload": f"nvme:{folder}"},
     ]
-    of_one_unit = {"units": ["Branches"]}  # for OneUnit: else each of its layers is a unit, which all ranks have to call
+    of_one_unit = {"units": ["Branches"]}  # for OneUnit: else each of its layers is a unit
     return [{**each, **more, **(of_one_unit if each["stage"] == 3 else {})} for each in configurations]
 
 
@@ -81,6 +81,7 @@ def test_matrices_of_muon_stay_as_they_are(ranks, tmp_path):
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
 def test_a_parameter_that_some_parts_of_a_batch_use_counts_as_zero_in_the_others(name, ranks, parts, tmp_path):
     check_as_plain(ranks, everywhere(tmp_path), make=KINDS[name], parts=parts, alone=True)
+    check_as_plain(ranks, [{"stage": 2}, {"stage": 3}], Branches, KINDS[name], parts, alone=True)
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -88,8 +89,7 @@ def test_a_parameter_that_some_parts_of_a_batch_use_counts_as_zero_in_the_others
 def test_updates_in_the_backward_pass_leave_them_out_too(ranks, alone, tmp_path):
     configurations = [{"stage": 2}, *everywhere(tmp_path, (3,), update_in_backward=True)]
     check_as_plain(ranks, configurations, parts=ranks, alone=alone)
-    if not alone:
-        check_as_plain(ranks, [{"stage": 2}, {"stage": 3, "update_in_backward": True}], Branches, parts=ranks)
+    check_as_plain(ranks, [{"stage": 2}, {"stage": 3, "update_in_backward": True}], Branches, parts=ranks, alone=alone)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop"])

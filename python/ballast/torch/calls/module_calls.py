@@ -96,7 +96,7 @@ class SavedTensors:
         elif not is_in_backward():
             refuse_other_thread("the model")
 
-    def end_call(self, _: torch.nn.Module | None = None) -> None:
+    def end_call(self, module: torch.nn.Module | None = None) -> None:
         calls = self._calls.have_pushed
         if not calls:  # the call was refused before it began
             return
@@ -108,6 +108,8 @@ class SavedTensors:
             self._thread = None
         if self._is_checkpointed and self._gather.open_unit in self._loose_units:
             self._gather.release_unit()  # outside of calls, a recomputation would use its parameters without hooks
+        if module is not None and self._gather.after_call is not None and (tell := self._gather.after_call()) is not None:
+            tell()
 
     def end_all_calls(self) -> None:
         """End calls that were interrupted, from the keyboard for example: torch runs no hooks for them."""

@@ -263,9 +263,11 @@ class ParamGather:
         """Call `tell` before a module uses its parameters, from now on."""
         self._gather.before_use = tell
 
-    def before_gathers(self, tell: weakref.WeakMethod[Callable[[], None]]) -> None:
-        """Call `tell` before another unit is gathered, from now on."""
-        self._gather.before_gather = tell
+    def watch_gathers(
+        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]]
+    ) -> None:
+        """Call the one before another unit is gathered, and the other after a call of a module, from now on."""
+        self._gather.before_gather, self._gather.after_call = before, after_call
 
     def finish(self) -> None:
         """Do nothing: parameters are waited for where they are gathered."""

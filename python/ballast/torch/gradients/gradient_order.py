@@ -31,6 +31,8 @@ class GradientOrder:
     ([], 1, [1], [])
     >>> order.turn(), order.turn(), order.turn(), order.rest(passes=3)  # other ranks take their units now
     (1, 0, None, [])
+    >>> order.complete(passes=3), order.turn_for_others(), order.passes  # another rank has begun one pass more
+    (None, (1, [0, 1]), 4)
     """
 
     def __init__(self, order: Sequence[int], members: Sequence[int]):
@@ -71,8 +73,11 @@ class GradientOrder:
 
     def missing_of_begun(self, unit: int) -> list[int]:
         """Return the members whose gradients are missing in this pass; none before one of the unit has arrived."""
-        missing = self._missing[unit]
-        return sorted(missing) if len(missing) < self._members[unit] else []
+        return sorted(self._missing[unit]) if self.is_begun(unit) else []
+
+    def is_begun(self, unit: int) -> bool:
+        """Return whether a gradient of the unit has arrived in this pass."""
+        return len(self._missing[unit]) < self._members[unit]
 
     def turn(self) -> int | None:
         """Return the unit whose turn it is, and count it as taken, though its gradients may come in another pass."""
@@ -81,6 +86,21 @@ class GradientOrder:
             self.held()
             self._taken += 1
         return unit
+
+    def turn_for_others(self) -> tuple[int, list[int]]:
+        """Return the unit whose turn it is, in another pass if this one is complete, and its members without a gradient. Count
+        the unit as taken, and these as arrived."""
+        if self.next_unit is None:
+            self._begin_pass()
+            self.passes += 1
+        unit = self._order[self._taken]
+        missing = sorted(self._missing[unit])
+        if self.passes <= 1 and missing:
+            self.completed.append(unit)
+        self._missing[unit] = set()
+        self.held()
+        self._taken += 1
+        return unit, missing
 
     def held(self) -> None:
         """Count a gradient that belongs to this pass and is taken later."""

@@ -346,6 +346,8 @@ class TakenGradients:
     def take(self, member: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""
         if self.zeros:
+            if gradient is None and member in self.zeros:
+                return
             self.zeros.discard(member)
         if type(gradient) is not TakenGradient:
             with without_torch_function():

@@ -114,7 +114,9 @@ class FullParameters:
     def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
         """Do nothing: there are no calls of modules to watch."""
 
-    def before_gathers(self, tell: weakref.WeakMethod[Callable[[], None]]) -> None:
+    def watch_gathers(
+        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]]
+    ) -> None:
         """Do nothing: no unit is gathered alone."""
 
     def after_step(self, *, updated: bool) -> None:

@@ -223,7 +223,8 @@ class UnitGather:
         self.is_gone = False  # the training has ended, and the values are lost
         self.is_over = False  # the training has ended, or another partition has the values
         self.before_use: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules; None during a step
-        self.before_gather: weakref.WeakMethod[Callable[[], None]] | None = None  # told before another unit is gathered
+        self.before_gather: weakref.WeakMethod[Callable[[int, bool], None]] | None = None  # told of another unit
+        self.after_call: weakref.WeakMethod[Callable[[], None]] | None = None  # told that no module is called any more
 
     def take(self, owner: ParameterOwner) -> None:
         """Shard all parameters: `owner` keeps their values from now on."""
@@ -257,11 +258,11 @@ class UnitGather:
             return
         self.require_there(self.units[unit].members[0])
         if self.before_gather is not None and (tell := self.before_gather()) is not None:
-            tell()
+            tell(unit, exact)
         self.release_unit()
         acquire = self._core.acquire_exact_parameters if exact else self._core.acquire_parameters
         try:  # an interrupt may arrive when the core has acquired the unit
-            with naming_unused_units():
+            with naming_different_uses():
                 memory = acquire(unit)
             key = (unit, memory.address)
             members = self.units[unit].members
@@ -510,8 +511,8 @@ class UnitGather:
 
 
 @contextmanager
-def naming_unused_units() -> Iterator[None]:
-    """Say it in such an error that comes from the block."""
+def naming_different_uses() -> Iterator[None]:
+    """Say what to do about units that only some ranks use, in the error of ranks that do not gather or reduce one together."""
     try:
         yield
         return
@@ -521,9 +522,9 @@ def naming_unused_units() -> Iterator[None]:
             raise
         name, met = names[error.code], error
     remedy = (
-        "Make the same calls with the same sizes, in the same order, on all ranks. If a rank has no tokens for an expert, name "
-        "the class of the block around it in units=, so that the expert is not a unit of its own. Or call the expert on all "
-        "ranks: result + 0 * expert(tokens).sum(), with any tokens."
+        "Make the same calls with the same sizes, in the same order, on all ranks. If ranks may use different parts of the "
+        "model, as with experts that have no tokens on some ranks, or layers that each rank drops at random: "
+        "ballast.wrap(..., calls_differ=True)."
     )
     problem = _core.Problem(what=met.what_happened, where=met.where, needed=met.needed, available=met.available, remedy=remedy)
     fail(name, problem)

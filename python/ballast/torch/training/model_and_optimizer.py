@@ -17,6 +17,7 @@ from ballast.torch.calls.hooks import trainer_of
 from ballast.torch.parameters.units import names_of
 from ballast.torch.tensor_names import named_parameters, unwrapped
 from ballast.torch.training import preconditions
+from ballast.torch.training.use_agreement import UseAgreement
 from ballast.wrapper.options import WrapOptions
 
 
@@ -96,6 +97,7 @@ class Siblings:
     def __init__(self) -> None:
         self.references: list[weakref.ref[Sibling]] = []
         self.exchanges = _core.ExchangeOrder()  # between GPUs
+        self.agreement = UseAgreement()  # between ranks in stage 3
 
     def __reduce__(self) -> tuple[type[Siblings], tuple[()]]:
         return Siblings, ()
@@ -115,8 +117,16 @@ def share_exchanges(model: torch.nn.Module, options: _core.TrainingOptions) -> N
         options.share_exchanges(found.exchanges)
 
 
+def agreement_of(model: torch.nn.Module) -> UseAgreement | None:
+    """Return the agreement on uses of a model that has wrapped optimizers."""
+    found: Siblings | None = vars(unwrapped(model)).get(ATTRIBUTE)
+    return None if found is None else found.agreement
+
+
 def join(model: torch.nn.Module, sibling: Sibling) -> None:
-    vars(unwrapped(model)).setdefault(ATTRIBUTE, Siblings()).references.append(weakref.ref(sibling))
+    found: Siblings = vars(unwrapped(model)).setdefault(ATTRIBUTE, Siblings())
+    found.references.append(weakref.ref(sibling))
+    found.agreement.model = weakref.ref(unwrapped(model))
 
 
 def leave(model: torch.nn.Module, sibling: Sibling) -> None:
@@ -187,6 +197,9 @@ class Wrapped:
     def share_exchanges(self, options: _core.TrainingOptions) -> None:
         if (model := self.model) is not None:
             share_exchanges(model, options)
+
+    def agreement(self) -> UseAgreement | None:
+        return None if (model := self.model) is None else agreement_of(model)
 
     def siblings(self) -> list[Sibling]:
         """Return the other optimizers of the model, in the order in which they were wrapped."""

@@ -24,10 +24,11 @@ from ballast.torch.gradients.gradient_factors import refuse_different
 from ballast.torch.gradients.gradient_memory import GradientCopies, GradientShards
 from ballast.torch.gradients.gradient_order import GradientOrder
 from ballast.torch.gradients.taken_gradients import Bounds, TakenGradient, TakenGradients, refuse_as_updated, refuse_norm
-from ballast.torch.parameters.unit_gather import naming_unused_units
-from ballast.torch.parameters.units import Member, UnitOfMembers, backward_order
+from ballast.torch.parameters.unit_gather import naming_different_uses
+from ballast.torch.parameters.units import Member, UnitOfMembers, backward_order, unit_names
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training.joint_runs import ALONE, JointRun
+from ballast.torch.training.use_agreement import UseAgreement
 from ballast.torch.updates.commit_metadata import encode_missed_steps
 from ballast.torch.updates.rules import Rule
 from ballast.torch.updates.sharded_state import Residence, ShardedState
@@ -50,6 +51,8 @@ class StepInputs:
     custom_step: BoundCustomStep | None  # where no rule of the library makes updates
     joint_run: JointRun | None  # whose rounds the steps belong to
     is_alone: bool  # no other optimizer trains the model
+    agreement: UseAgreement | None  # before each use of a unit; None: ranks keep full parameters, or there is one
+    calls_differ: bool  # ranks use different units, also after the first steps
 
 
 class Partition(ShardedState):
@@ -91,8 +94,12 @@ class Partition(ShardedState):
         self._order_is_learnt = False
         self._backward = NO_BACKWARD  # in which the last gradient has arrived
         self._last_backward = [NO_BACKWARD] * len(units)  # the same, by unit
-        self._residence.before_gathers(weakref.WeakMethod(self._complete_unit))
+        self._residence.watch_gathers(weakref.WeakMethod(self._before_gather), weakref.WeakMethod(self._after_call))
         self._reset_step()
+        self._agreement = self._first_inputs.agreement
+        if self._agreement is not None:
+            first = [unit.members[0].parameter for unit in units]
+            self._agreement.join(self, self._group, first, lasts=self._first_inputs.calls_differ)
 
     def _reset_step(self) -> None:
         self._gradient_order = GradientOrder(self._order, [len(unit.trained) for unit in self._units])
@@ -124,7 +131,11 @@ class Partition(ShardedState):
         with in_stream(self._gpu, self._stream):
             if together:
                 self.end_step()
-            self._residence.release(together, gathers)
+            try:
+                self._residence.release(together, gathers)
+            finally:
+                if self._agreement is not None:
+                    self._agreement.leave(self)
         self.gradients.end()
 
     @property
@@ -135,6 +146,8 @@ class Partition(ShardedState):
     def end_step(self) -> None:
         """End a step that has begun. A rank that left it open would end the training of all ranks."""
         try:
+            if self._agreement is not None:
+                self._agreement.step()
             [begun] = self._group.all_reduce([int(self.has_begun)])
             updates = self._updates_in_backward
             if begun > 0 and not (updates and self._joint_run is not None and self._joint_run.has_stepped):
@@ -149,6 +162,8 @@ class Partition(ShardedState):
         require_stream(self._gpu, self._stream)
         if (backward := current_backward()) != self._backward:
             self._backward = backward
+            if self._agreement is not None:
+                self._agreement.see_backward(backward)
             if self.gradients.are_cleared():
                 self._discard_cleared_gradients()
         if self._passes is not None:
@@ -161,6 +176,7 @@ class Partition(ShardedState):
         unit, place = self._places[number]
         if self.stage == 3 and unit != self._gradient_order.next_unit:
             self._complete_unit()
+            self._pass_over_units(unit)
         self._last_backward[unit] = backward
         if ended := self._gradient_order.ended_by(unit, place):
             self._take_all(ended)
@@ -191,10 +207,28 @@ class Partition(ShardedState):
             for parameter in missing:
                 self.arrived(parameter)
 
-    def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
+    def _pass_over_units(self, unit: int) -> None:
+        """Take the units before this one whose gradients the backward pass does not compute, if ranks use different units."""
+        if self._agreement is None or not self._agreement.have_differed or self._updates_in_backward:
+            return
+        while (
+            self._agreement.is_outermost(self._backward)
+            and (before := self._gradient_order.next_unit) not in (None, unit)
+            and not self._gradient_order.is_begun(before)
+            and not any(has_gradient_in_backward(each.parameter) for each in self._units[before].trained)
+        ):
+            for member in self._units[before].trained:
+                self.arrived(member.parameter)
+
+    def _take_all(self, units: Sequence[int]) -> None:
         for unit in units:
-            unused = self._unused_by_all(unit) if self._agrees_on_units else None
-            self._take(unit, unused or [], count=count)
+            if self._agreement is not None:
+                self._agreement.take(self, unit)
+            self._take_together(unit)
+
+    def _take_together(self, unit: int, *, count: bool = True) -> None:
+        unused = self._unused_by_all(unit) if self._agrees_on_units else None
+        self._take(unit, unused or [], count=count)
 
     def _unused_by_all(self, unit: int | None, *, ends: bool = False) -> list[int] | None:
         """Return the members of a unit that have no gradient on any rank; None if all ranks have ended the backward pass. Each
@@ -229,7 +263,7 @@ class Partition(ShardedState):
             self._core.prepare(rules=now.rules, missed=self._missed())
             self._prepared = now.described()
         try:  # an interrupt may arrive when the core has acquired the unit
-            with naming_unused_units():
+            with naming_different_uses():
                 memory = self._acquire_gradients(unit)
             self._leave_out(unused)
             if count:
@@ -285,6 +319,39 @@ class Partition(ShardedState):
             self._passes = None
         return self._passes is not None
 
+    # --- Other units than those that this rank uses ---
+
+    def _before_gather(self, unit: int, exact: bool) -> None:
+        self._complete_unit()
+        if self._agreement is not None:
+            self._agreement.use(self, unit, exact)
+
+    def _after_call(self) -> None:
+        if self._agreement is not None:
+            self._agreement.end_call()
+
+    def name_of_unit(self, unit: int) -> str:
+        return unit_names(self._units)[unit]
+
+    def gather_for_others(self, unit: int, exact: bool) -> None:
+        """Gather a unit that other ranks use."""
+        self._residence.release_unit()
+        acquire = self._core.acquire_exact_parameters if exact else self._core.acquire_parameters
+        try:  # an interrupt may arrive when the core has acquired the unit
+            acquire(unit)
+        finally:
+            self._core.release()
+
+    def take_for_others(self) -> None:
+        """Take the unit whose turn it is, whose gradients have arrived on other ranks, with those that this rank has."""
+        unit, missing = self._gradient_order.turn_for_others()
+        for place in missing:
+            parameter = self._units[unit].trained[place].parameter
+            with without_torch_function():  # the parameter may be without its values
+                gradient = parameter.grad
+            self.gradients.take(self._index[id(parameter)], parameter, gradient)
+        self._take_together(unit)
+
     # --- Steps ---
 
     def _missed(self) -> list[int]:
@@ -297,6 +364,8 @@ class Partition(ShardedState):
         self._residence.release_unit()  # the last unit may be frozen, so that no gradient has released it
         if self._passes is not None:
             return self._passes
+        if self._agreement is not None:
+            self._agreement.step()
         if self._agrees_on_units:
             self._take_for_others()
         writes = self.writes(with_casts=count)  # a step that is discarded would undo them
@@ -315,7 +384,8 @@ class Partition(ShardedState):
         if count and self._passes > 0 and not self._updates_in_backward:
             self._leave_out(self.gradients.unused())
         completed = self._gradient_order.completed
-        self._take_all(self._gradient_order.rest(self._passes), count=count)
+        for unit in self._gradient_order.rest(self._passes):
+            self._take_together(unit, count=count)
         if self._passes > 0 and not self._order_is_learnt:
             self._learn_order(completed)
         return self._passes

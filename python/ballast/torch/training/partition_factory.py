@@ -168,6 +168,8 @@ class PartitionFactory:
             custom_step=None if self.updates.custom_step is None else self._bound_custom_step,
             joint_run=self.joint_run,
             is_alone=not self._wrapped.siblings(),
+            agreement=None if self.options.keeps_full_parameters or self.ranks.of_data.size == 1 else self._wrapped.agreement(),
+            calls_differ=self.options.calls_differ,
         )
 
     def _described_groups(self) -> dict[str, str]:

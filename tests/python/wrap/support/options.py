@@ -155,38 +155,3 @@ def logs_of_own_values(rank: int, stages: list[int]) -> list[list[str]]:
             heard.lines = []
     ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1)).close()
     return [*found, heard.lines]
-
-
-class Experts(torch.nn.Module):
-    """Two experts after a layer. The second one gets no tokens if it is not used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(4, 4)
-        self.experts = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
-        self.uses_all, self.adds_zero = True, False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.first(x))
-        result: torch.Tensor = self.experts[0](x)
-        if self.uses_all:
-            result = result + self.experts[1](x)
-        elif self.adds_zero:
-            result = result + 0 * self.experts[1](x).sum()
-        return result
-
-
-def leaves_an_expert_out(rank: int, adds_zero: bool, step: int) -> str:
-    """Train three steps in stage 3. In one of them rank 1 does not use an expert that is a unit. Return the error."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*(Experts() for _ in range(3)))
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, units=["Linear"], timeout=5)
-    try:
-        for number in range(3):
-            model[1].uses_all, model[1].adds_zero = (rank, number) != (1, step), adds_zero
-            model(torch.ones(4)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    except ballast.Error as refused:
-        return str(refused)
-    return ""

@@ -1,0 +1,224 @@
+"""Trainings in stage 3 in which ranks use different units."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ballast
+import torch
+import torch.distributed as dist
+from python.wrap.support.options import Heard
+from torch.utils.checkpoint import checkpoint
+
+BLOCKS = 5
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 12), torch.nn.Linear(12, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x + self.down(torch.tanh(self.up(x)))
+        return result
+
+
+class Dropping(torch.nn.Module):
+    """Blocks of which each call leaves some out. `counts_zeros` adds zeros for these, so that all ranks use all of them."""
+
+    def __init__(self, checkpointing: str = "none", counts_zeros: bool = False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(8, 8)
+        self.blocks = torch.nn.ModuleList([Block() for _ in range(BLOCKS)])
+        self.last = torch.nn.Linear(8, 8)
+        self.checkpointing, self.counts_zeros = checkpointing, counts_zeros
+
+    def forward(self, x: torch.Tensor, kept: Sequence[int]) -> torch.Tensor:
+        x = self.first(x)
+        for number, block in enumerate(self.blocks):
+            if number in kept:
+                x = self.call(block, x)
+            elif self.counts_zeros:
+                x = x + 0 * sum(each.sum() for each in block.parameters())
+        result: torch.Tensor = self.last(x)
+        return result
+
+    def call(self, block: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if self.checkpointing == "none":
+            return block(x)
+        return checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
+
+
+class Training(NamedTuple):
+    make: Any  # the optimizer
+    passes: int = 1
+    clip: str = ""  # by torch, or by the optimizer
+    drops: bool = False  # every fourth step is dropped after its backward passes
+    checkpointing: str = "none"
+    counts_zeros: bool = False
+    steps: int = 20
+    several: bool = False  # optimizers
+
+
+def kept_in(step: int, number: int, rank: int) -> list[int]:
+    """Return the blocks that a rank uses in one pass. No rank uses the third one in every fifth step."""
+    chosen = random.Random(1000 * step + 10 * number + rank)
+    return [each for each in range(BLOCKS) if chosen.random() < 0.6 and (each != 2 or step % 5 > 0)]
+
+
+def train(rank: int, training: Training, options: dict[str, Any]) -> list[Any]:
+    """Return losses, norms and the parameters."""
+    model = Dropping(training.checkpointing, training.counts_zeros)
+    if training.several:
+        blocks = [*model.blocks[1:4].parameters()]
+        others = [each for each in model.parameters() if all(each is not block for block in blocks)]
+        optimizers = ballast.wrap([training.make(blocks), training.make(others)], model, timeout=60, **options)
+    else:
+        optimizers = [ballast.wrap(training.make(model.parameters()), model, timeout=60, **options)]
+    seen: list[Any] = []
+    for step in range(training.steps):
+        for number in range(training.passes):
+            batch = torch.randn(3, 8, generator=torch.Generator().manual_seed(1000 * step + 10 * number + rank))
+            loss = model(batch, kept_in(step, number, rank)).square().mean() / training.passes
+            dist.all_reduce(seen_loss := loss.detach().clone())  # ranks end calls of the model together
+            seen.append(seen_loss.item())
+            loss.backward()
+            dist.all_reduce(seen_loss)  # and backward passes
+        if training.clip == "torch":
+            seen.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        elif training.clip:
+            seen.append(float(optimizers[0].clip_grad_norm_(0.5)))
+        for optimizer in optimizers:
+            if not training.drops or step % 4 != 2:
+                optimizer.step()
+            optimizer.zero_grad()
+    with ballast.gather(model):
+        seen += [each.detach().clone() for each in model.parameters()]
+    for optimizer in optimizers:
+        optimizer.close()
+    return seen
+
+
+def trained(rank: int, cases: Sequence[tuple[Training, dict[str, Any]]]) -> list[list[Any]]:
+    return [train(rank, training, options) for training, options in cases]
+
+
+def trained_with_ddp(rank: int, training: Training) -> list[torch.Tensor]:
+    """Return the parameters after the same training in DistributedDataParallel."""
+    model = Dropping()
+    optimizer = training.make(model.parameters())
+    ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    for step in range(training.steps):
+        for number in range(training.passes):
+            batch = torch.randn(3, 8, generator=torch.Generator().manual_seed(1000 * step + 10 * number + rank))
+            (ddp(batch, kept_in(step, number, rank)).square().mean() / training.passes).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [each.detach() for each in model.parameters()]
+
+
+def differs_in_step(rank: int, step: int, options: dict[str, Any]) -> tuple[str, list[str]]:
+    """Train 14 steps in stage 3, in one of which rank 1 leaves a block out. Return the error, and the log."""
+    heard = Heard()
+    model = Dropping()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, timeout=5, **options)
+    try:
+        for number in range(14):
+            kept = [each for each in range(BLOCKS) if (rank, number, each) != (1, step, 3)]
+            model(torch.ones(2, 8), kept).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except ballast.Error as refused:
+        return str(refused), heard.lines
+    optimizer.close()
+    return "", heard.lines
+
+
+def evaluates_alone(rank: int) -> list[Any]:
+    """Train in stage 3. Rank 1 evaluates alone between steps, and in the middle of one."""
+    model = Dropping()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, timeout=60)
+    batch, everything, seen = torch.ones(2, 8), range(BLOCKS), []
+    for _ in range(3):
+        loss = model(batch, everything).square().mean()
+        with torch.no_grad():
+            seen += [model(batch, everything).square().mean().item() == loss.item()] * (rank == 1)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            seen += [model(batch, everything).square().mean().item() < loss.item()] * (rank == 1)
+        optimizer.zero_grad()
+    optimizer.close()
+    return seen
+
+
+def fails_in_a_call(rank: int, where: str) -> list[Any]:
+    """Train in stage 3. In one step a block fails on rank 1, in its forward or backward pass, and all ranks drop the step."""
+    model = Dropping()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, calls_differ=True, timeout=60)
+    failures = 0
+    for step in range(4):
+        fails = where if (rank, step) == (1, 1) else ""
+        with model.blocks[2].register_forward_hook(lambda _, inputs, output: Failing.apply(output, fails)):
+            try:
+                loss = model(torch.ones(2, 8), range(BLOCKS)).square().mean()
+                if where == "backward" or step != 1:  # other ranks have been told of a failure in forward, by a collective
+                    loss.backward()
+            except FloatingPointError:
+                failures += 1
+        if where == "forward":
+            dist.all_reduce(torch.ones(1))
+        if step != 1:
+            optimizer.step()
+        optimizer.zero_grad()
+    with ballast.gather(model):
+        found = [each.detach().clone() for each in model.parameters()]
+    optimizer.close()
+    return [failures, *found]
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, fails: str) -> torch.Tensor:
+        ctx.fails = fails == "backward"
+        if fails == "forward":
+            raise FloatingPointError
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.fails:
+            raise FloatingPointError
+        return gradient, None
+
+
+def ends_a_step_in_its_own_way(rank: int) -> str:
+    """Let rank 1 drop a step that rank 0 makes. Return the error."""
+    model = Dropping()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, timeout=10)
+    try:
+        model(torch.ones(2, 8), range(4 - rank)).sum().backward()
+        optimizer.step() if rank == 0 else optimizer.zero_grad()
+    except ballast.Error as refused:
+        return str(refused)
+    return ""
+
+
+def comes_late(rank: int) -> str:
+    """Let rank 1 stay away while rank 0 uses the model. Return the error."""
+    model = Dropping()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, calls_differ=True, timeout=2)
+    try:
+        model(torch.ones(2, 8), range(BLOCKS))
+        if rank == 0:
+            model(torch.ones(2, 8), range(BLOCKS))
+        dist.barrier()
+        optimizer.close()
+    except ballast.Error as refused:
+        if rank == 0:
+            dist.barrier()
+        return str(refused)
+    return ""
