@@ -32,8 +32,8 @@ constexpr std::size_t mebibyte = std::size_t{1} << 20;
 constexpr std::size_t tiles_of_a_run = 256;  // at least
 constexpr std::size_t largest_tile = std::size_t{16} << 20;
 
-// Moves tiles through the library's queues, as many at once as the queue is deep.
-// Files of one size, one in each directory, written once. Each has its own queue. The destructor removes them.
+// Moves tiles through the library's queues, as many at once as a queue is deep: files of one size, one in each
+// directory, written once, each with its own queue. The destructor removes them.
 class Stretch {
  public:
   Stretch(const std::vector<std::filesystem::path>& directories, std::size_t bytes, std::size_t depth);

@@ -118,7 +118,6 @@ class Shape(NamedTuple):
 SMALL = Shape("30M", layers=6, width=640, context=256, sequences=4, steps=8)
 LARGE = Shape("303M", layers=24, width=1024, context=64, sequences=4, steps=3)
 LONG = LARGE._replace(context=256, sequences=32, steps=1)  # 4,096 tokens for each of two ranks
-SHAPES = {shape.name: shape for shape in (SMALL, LARGE)}
 
 ADAMW, MUON = "AdamW", "Muon"  # Muon: for the matrices of blocks, with AdamW for all others
 

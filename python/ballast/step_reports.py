@@ -19,6 +19,7 @@ from ballast.tiers import lane_in_words
 if TYPE_CHECKING:
     import torch
 
+FORMAT = 1  # of the files of a StepLog
 # The width of each value, which aligns the lines of a training.
 WIDTHS = {"step": 6, "loss": 10, "norm": 9, "time": 10, "tokens/s": 10, "mfu": 5, "waited": 4}
 WIDTHS |= {"device": 9, "host": 9, "nvme": 9}
@@ -110,9 +111,6 @@ def _waited(figures: Mapping[str, float]) -> str:
         return part
     lane = max(by_lane, key=by_lane.__getitem__)
     return f"{part} for {lane_in_words(lane, has_drive=figures.get('memory_bytes/nvme', 0) > 0)}"
-
-
-FORMAT = 1
 
 
 def name_of(rank: int) -> str:

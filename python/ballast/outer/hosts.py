@@ -25,6 +25,15 @@ from ballast.torch.collectives import broadcast, from_all_ranks
 from ballast.torch.process_groups import ProcessGroups, group_of, own_address
 from ballast.wire import EXACT
 
+log = logging.getLogger("ballast")
+
+GRACE = 3.0  # seconds in which a host that has failed can still report
+POLL = 0.05
+MOST_REPEATS = 3  # of the rendezvous of hosts that are all there, and cannot connect with each other
+CHUNK = 4 << 20  # elements that are summed at a time
+OF_PEERS = {"B3301": "peer_failed", "B3302": "peer_late", "B3303": "no_meeting"}  # errors that other ranks may cause
+WAITS = 4  # of an exchange for other hosts: for their values, the survivors, the new group, and the state of one of them
+
 
 @dataclass(frozen=True)
 class HostRank:
@@ -93,8 +102,7 @@ def _by_machine(machines: Sequence[str], names: Sequence[str]) -> list[list[int]
     return of_hosts
 
 
-GRACE = 3.0  # seconds in which a host that has failed can still report
-POLL = 0.05
+# --- The hosts that are left ---
 
 
 @dataclass(frozen=True)
@@ -155,11 +163,7 @@ def _decide(host: int, rendezvous: HostRendezvous, prefix: str, before: Sequence
     return members
 
 
-log = logging.getLogger("ballast")
-
-MOST_REPEATS = 3  # of the rendezvous of hosts that are all there, and cannot connect with each other
-CHUNK = 4 << 20  # elements that are summed at a time
-OF_PEERS = {"B3301": "peer_failed", "B3302": "peer_late", "B3303": "no_meeting"}  # errors that other ranks may cause
+# --- The group ---
 
 
 class HostGroup:
@@ -319,9 +323,7 @@ class HostGroup:
             )
 
 
-log = logging.getLogger("ballast")
-
-WAITS = 4  # of an exchange for other hosts: for their values, the survivors, the new group, and the state of one of them
+# --- The beginning ---
 
 
 def connect_hosts(process_group: Any, outer: DiLoCo, timeout: float | None) -> tuple[ProcessGroups, HostGroup]:

@@ -21,6 +21,19 @@ from ballast.sizes import human_size
 if TYPE_CHECKING:
     from ballast._core import DriveFound, MachineFound
 
+SMALL_MEMLOCK = 1 << 30
+SMALL_SHARED_MEMORY = 1 << 30  # NCCL and data loaders with workers use it; Ballast itself does not
+PROBE = 64 << 20  # bytes that are written and read
+LITTLE_SPACE = 64 << 30
+SLOW = 1e9  # bytes a second
+EXAMPLE = """\
+examples:
+  ballast doctor
+  ballast doctor --drive . --json
+  ballast doctor --issue
+"""
+MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
+
 
 @dataclass(frozen=True)
 class Diagnostic:
@@ -45,10 +58,6 @@ def note(about: str, found: str, remedy: str) -> Diagnostic:
 def bad(about: str, found: str, remedy: str) -> Diagnostic:
     """Return a problem that would stop a training."""
     return Diagnostic("bad", about, found, remedy)
-
-
-SMALL_MEMLOCK = 1 << 30
-SMALL_SHARED_MEMORY = 1 << 30  # NCCL and data loaders with workers use it; Ballast itself does not
 
 
 @dataclass(frozen=True)
@@ -204,9 +213,7 @@ def io_uring(machine: Machine) -> Iterator[Diagnostic]:
         yield good("io_uring", "works")
 
 
-PROBE = 64 << 20  # bytes that are written and read
-LITTLE_SPACE = 64 << 30
-SLOW = 1e9  # bytes a second
+# --- Drives ---
 
 
 def look_at(folder: str) -> Iterator[Diagnostic]:
@@ -244,6 +251,8 @@ def judge(folder: str, drive: DriveFound) -> Iterator[Diagnostic]:
     else:
         yield good("speed", speed)
 
+
+# --- The report of a bug ---
 
 PACKAGES = ("torch", "accelerate", "deepspeed", "lightning", "numpy", "peft", "pytorch-lightning", "ray", "transformers", "trl")
 # The variables that decide how Ballast, torch.distributed and their libraries run. No others are shown.
@@ -333,13 +342,7 @@ def _block(lines: Iterator[str] | Sequence[str]) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-EXAMPLE = """\
-examples:
-  ballast doctor
-  ballast doctor --drive . --json
-  ballast doctor --issue
-"""
-MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
+# --- The command ---
 
 
 def add_to(commands: Any) -> None:

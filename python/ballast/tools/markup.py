@@ -139,6 +139,8 @@ def round_step(least: float) -> float:
     return next((power * times for times in (1, 2, 5) if power * times >= least * (1 - 1e-9)), power * 10)
 
 
+# --- HTML ---
+
 STYLE = f"""\
   :root {{ color-scheme: light dark; {variables(dark=False)} }}
 {DARK} {{ :root {{ {variables(dark=True)} }} }}

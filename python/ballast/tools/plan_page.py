@@ -18,6 +18,14 @@ BEYOND = 1.2  # memory that is shown, relative to the limit
 FAR_BELOW = 0.3  # of the limit: if all need less, the axis ends before the limit
 LONGEST = 100  # characters of a line
 
+WIDTH, ROW, GAP = 1080, 24, 14  # of the bars of memory
+BARS, END = 230, 880  # pixels from the left: names before, sizes after
+
+ABOUT_STEP = "Rank 0 of the simulated step. Steps overlap: updates may run during the next step. Point at a box for details."
+
+
+# --- Memory against throughput ---
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -122,8 +130,7 @@ def _draw_legend(chart: Chart, *, has_larger: bool) -> None:
         x += 16 + 6.6 * len(words) + 24
 
 
-WIDTH, ROW, GAP = 1080, 24, 14
-BARS, END = 230, 880  # pixels from the left: names before, sizes after
+# --- Memory by owner ---
 
 
 def draw_memory(plan: Plan) -> Drawing:
@@ -151,7 +158,7 @@ def _draw_bar(drawing: Drawing, top: int, scale: Axis, entry: tuple[str, int], s
     drawing.text(END + 12, top + 16, amount, words)
 
 
-ABOUT_STEP = "Rank 0 of the simulated step. Steps overlap: updates may run during the next step. Point at a box for details."
+# --- The page ---
 
 
 def page(searched: Sequence[Plan], front: Sequence[Plan], chosen: Plan) -> str:

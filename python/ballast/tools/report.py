@@ -28,6 +28,21 @@ examples:
   ballast report runs/first --json
 """
 
+NAME = re.compile(r"rank-(\d+)\.jsonl")
+NEEDED = {"step", "seconds", "at"}  # of each step
+MOST = 1e18  # of a figure of a step
+TIERS = ("device", "host", "nvme")
+STALL = "stall_seconds/"
+MIB = 1 << 20
+SEVERAL = "A line is the mean of the ranks, and of neighbouring steps in a long run; the band around it spans all of them."
+NOT_TIMED = "The time that the loop waited is not recorded: on a GPU, wrap(timeline=True) measures it."
+WIDTH, HEIGHT, TOP = 1080, 200, 34
+LEFT, RIGHT = 84, WIDTH - 12
+MOST_POINTS = 360  # of a line: more steps are drawn as means of several
+STYLES = ("chosen", "forward", "step", "limit", "searched", "backward", "earlier", "ink", "quiet")
+
+Step = dict[str, Any]
+
 
 def add_to(commands: Any) -> None:
     """Add this command to the command line."""
@@ -54,11 +69,7 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-NAME = re.compile(r"rank-(\d+)\.jsonl")
-NEEDED = {"step", "seconds", "at"}  # of each step
-MOST = 1e18  # of a figure of a step
-
-Step = dict[str, Any]
+# --- The files of a StepLog ---
 
 
 @dataclass(frozen=True)
@@ -168,11 +179,7 @@ def _require_known(number: object, path: Path) -> None:
         )
 
 
-TIERS = ("device", "host", "nvme")
-STALL = "stall_seconds/"
-MIB = 1 << 20
-SEVERAL = "A line is the mean of the ranks, and of neighbouring steps in a long run; the band around it spans all of them."
-NOT_TIMED = "The time that the loop waited is not recorded: on a GPU, wrap(timeline=True) measures it."
+# --- The page ---
 
 
 def run_page(name: str, logs: Sequence[RankLog]) -> str:
@@ -362,10 +369,7 @@ def _rank_line(log: RankLog) -> list[str]:
     ]
 
 
-WIDTH, HEIGHT, TOP = 1080, 200, 34
-LEFT, RIGHT = 84, WIDTH - 12
-MOST_POINTS = 360  # of a line: more steps are drawn as means of several
-STYLES = ("chosen", "forward", "step", "limit", "searched", "backward", "earlier", "ink", "quiet")
+# --- Curves over the steps of a training ---
 
 
 @dataclass(frozen=True)
