@@ -4,7 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "python/bindings/bindings.h"
-#include "zero/plan/wire_codes.h"
+#include "zero/plan/collective_memory.h"
 
 namespace ballast::python {
 

@@ -10,10 +10,9 @@
 
 #include "python/bindings/by_name.h"
 #include "python/bindings/step_options.h"
-#include "zero/plan/activation_traffic.h"
 #include "zero/plan/compiled_plan.h"
+#include "zero/plan/layout.h"
 #include "zero/plan/simulate.h"
-#include "zero/plan/tiling.h"
 
 namespace ballast::python {
 namespace {
@@ -84,20 +83,7 @@ struct Question {
 
  private:
   static CompiledPlan compiled(const ChoiceInput& asked, const Placement& placement, std::size_t rank) {
-    return CompiledPlan(asked.model, {.placement = placement,
-                                      .rank = rank,
-                                      .ranks_per_host = asked.machine.ranks_per_host,
-                                      .tile_elements = asked.tile_elements,
-                                      .micro_steps = asked.micro_steps,
-                                      .format = asked.format,
-                                      .gradient_format = asked.gradient_format,
-                                      .names = asked.names,
-                                      .orthogonalization_steps = asked.orthogonalization_steps,
-                                      .trace = asked.trace,
-                                      .schedule = asked.schedule,
-                                      .wire = asked.wire,
-                                      .full_records = asked.full_records,
-                                      .host_is_device = asked.machine.host_is_device});
+    return CompiledPlan(asked.model, options_of(asked, placement, rank));
   }
 
   static void append_timeline(const ChoiceInput& asked, const Placement& placement, double begin,

@@ -8,8 +8,8 @@
 #include "tests/zero/training_rig.h"
 #include "zero/comm/encoding.h"
 #include "zero/engine/gpu_lanes.h"
-#include "zero/plan/awaited.h"
 #include "zero/plan/compiled_plan.h"
+#include "zero/plan/program.h"
 
 using namespace ballast;
 using namespace ballast::testing;

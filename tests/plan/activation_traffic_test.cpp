@@ -1,10 +1,9 @@
 // Tests of the simulated traffic of activations that leave the device until backward.
-#include "zero/plan/activation_traffic.h"
+#include "zero/plan/simulate.h"
 
 #include <catch2/catch.hpp>
 
 #include "tests/plan/plan_rig.h"
-#include "zero/plan/simulate.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -8,7 +8,7 @@
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/spreads.h"
-#include "zero/plan/awaited.h"
+#include "zero/plan/program.h"
 
 using namespace ballast;
 using namespace ballast::testing;

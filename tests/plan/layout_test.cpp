@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "tests/plan/plan_rig.h"
-#include "zero/plan/residence.h"
 
 using namespace ballast;
 using namespace ballast::testing;

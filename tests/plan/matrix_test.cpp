@@ -12,8 +12,8 @@
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/without.h"
+#include "zero/plan/layout.h"
 #include "zero/plan/matrix_homes.h"
-#include "zero/plan/tiling.h"
 #include "zero/plan/verify.h"
 
 using namespace ballast;

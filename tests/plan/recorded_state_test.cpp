@@ -1,4 +1,4 @@
-#include "zero/plan/recorded_state.h"
+#include "zero/plan/description.h"
 
 #include <catch2/catch.hpp>
 #include <set>

@@ -8,7 +8,6 @@
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/sanitizer.h"
-#include "zero/plan/shared_time.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -1,5 +1,5 @@
 // Tests of the sizes of tiles where the caller asks for none.
-#include "zero/plan/tiling.h"
+#include "zero/plan/layout.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -7,7 +7,6 @@
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/spreads.h"
-#include "zero/plan/residence.h"
 #include "zero/plan/verify.h"
 
 using namespace ballast;

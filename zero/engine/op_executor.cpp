@@ -4,7 +4,7 @@
 
 #include "kernels/random_math.h"
 #include "kernels/runtime/profiler_range.h"
-#include "zero/plan/wire_codes.h"
+#include "zero/plan/collective_memory.h"
 
 namespace ballast {
 namespace {

@@ -1,6 +1,6 @@
 #include "zero/engine/step_run.h"
 
-#include "zero/plan/awaited.h"
+#include "zero/plan/program.h"
 
 namespace ballast {
 

@@ -1,7 +1,8 @@
-#include "zero/plan/activation_traffic.h"
-
+// The traffic of activations, which the simulator adds to a program.
 #include <algorithm>
 #include <utility>
+
+#include "zero/plan/simulate.h"
 
 namespace ballast {
 namespace {

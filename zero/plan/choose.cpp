@@ -7,51 +7,15 @@
 #include <utility>
 
 #include "kernels/runtime/sizes.h"
-#include "zero/plan/activation_traffic.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/fill_tiers.h"
-#include "zero/plan/fullness.h"
 #include "zero/plan/ledger.h"
-#include "zero/plan/reduction_memory.h"
 #include "zero/plan/simulate.h"
-#include "zero/plan/tiling.h"
 
 namespace ballast {
 namespace {
 
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
-
-kernels::ReducingRanks group_of_first_rank(const Machine& machine, const Placement& placement, Ranks ranks) {
-  if (machine.host_is_device) return {};
-  return reducing_ranks(placement, 0, machine.ranks_per_host, ranks);
-}
-
-// A placement with everything that it is compiled from.
-struct Candidate {
-  Candidate(const ChoiceInput& input, const Placement& placement)
-      : layout(lay_out(input.model, placement, input.tile_elements)),
-        blocks(input.model, layout, placement,
-               {.format = input.format, .names = input.names, .full_records = input.full_records}),
-        compile_input{.model = input.model,
-                      .layout = layout,
-                      .blocks = blocks,
-                      .placement = placement,
-                      .micro_steps = input.micro_steps,
-                      .trace = input.trace,
-                      .schedule = input.schedule,
-                      .gradient_format = input.gradient_format,
-                      .wire = input.wire,
-                      .orthogonalization_steps = input.orthogonalization_steps,
-                      .host_is_device = input.machine.host_is_device,
-                      .shard_group = group_of_first_rank(input.machine, placement, Ranks::shard_group),
-                      .replica_group = group_of_first_rank(input.machine, placement, Ranks::replica_group)} {}
-
-  Ledger ledger(const Program& program) const { return ledger_of(program, blocks.records()); }
-
-  Layout layout;
-  Blocks blocks;
-  CompileInput compile_input;
-};
 
 // Returns the bytes over the budgets, summed over all tiers.
 std::size_t shortage(const Ledger& ledger, const Machine& machine) {
@@ -107,67 +71,62 @@ class Search {
  public:
   explicit Search(const ChoiceInput& input) : input_(input) {}
 
-  void run();
+  void run() {
+    for (const Placement& placement : pure_placements(input_)) {
+      consider(placement);
+      consider_nearer_state(placement);
+    }
+    ChoiceInput without_drives = input_;
+    without_drives.machine.bytes[index(Tier::nvme)] = 0;
+    consider_full_tiers(without_drives);  // first, so drives are not used where they save no time
+    if (is_a_choice(Tier::nvme, input_.machine)) consider_full_tiers(input_);
+  }
+
   const std::optional<Choice>& best() const { return best_; }
   const Ledger& closest() const { return *closest_; }  // of the closest placement that does not fit
 
  private:
-  void consider(const Placement& placement);
-  void consider_nearer_state(const Placement& far);
-  void consider_full_tiers(const ChoiceInput& input);
+  void consider(const Placement& placement) {
+    if (std::ranges::find(considered_, placement) != considered_.end()) return;
+    considered_.push_back(placement);
+    const Ledger ledger = memory_of(input_, placement);
+    if (fits(ledger, input_.machine)) {
+      const Choice choice = price(input_, placement);
+      if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
+    } else if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) {
+      closest_ = ledger;
+    }
+  }
+
+  // Also of a placement that does not fit: two tiers together may hold what neither of them holds alone.
+  void consider_nearer_state(const Placement& far) {
+    const auto nearer = [&](const Placement& placement, Tier near) {
+      return is_a_choice(near, input_.machine) ? with_nearer_state(input_, placement, near) : std::nullopt;
+    };
+    const bool from_drives = far.state.nvme > 0.0;
+    // Gradients of units with state on the device are there too, so placements with gradients on the host yield nothing new.
+    if (far.parameters.device > 0.0 && far.gradients.device > 0.0 && far.state.device == 0.0) {
+      if (const auto on_device = nearer(far, Tier::device)) {
+        consider(*on_device);
+        if (const auto on_both = from_drives ? nearer(*on_device, Tier::host) : std::nullopt) consider(*on_both);
+      }
+    }
+    if (const auto on_host = from_drives ? nearer(far, Tier::host) : std::nullopt) consider(*on_host);
+  }
+
+  void consider_full_tiers(const ChoiceInput& input) {
+    const auto filled = fill_tiers(input);
+    if (!filled) return;
+    consider(*filled);
+    consider_nearer_state(*filled);
+    if (filled->parameters.device < 1.0) consider_nearer_state(with_one_more_unit(input, *filled));
+  }
 
   const ChoiceInput& input_;
   std::vector<Placement> considered_{};
   std::optional<Choice> best_{};
   std::optional<Ledger> closest_{};
 };
-
-void Search::consider(const Placement& placement) {
-  if (std::ranges::find(considered_, placement) != considered_.end()) return;
-  considered_.push_back(placement);
-  const Ledger ledger = memory_of(input_, placement);
-  if (fits(ledger, input_.machine)) {
-    const Choice choice = price(input_, placement);
-    if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
-  } else if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) {
-    closest_ = ledger;
-  }
-}
-
-// Also of a placement that does not fit: two tiers together may hold what neither of them holds alone.
-void Search::consider_nearer_state(const Placement& far) {
-  const auto nearer = [&](const Placement& placement, Tier near) {
-    return is_a_choice(near, input_.machine) ? with_nearer_state(input_, placement, near) : std::nullopt;
-  };
-  const bool from_drives = far.state.nvme > 0.0;
-  // Gradients of units with state on the device are there too, so placements with gradients on the host yield nothing new.
-  if (far.parameters.device > 0.0 && far.gradients.device > 0.0 && far.state.device == 0.0) {
-    if (const auto on_device = nearer(far, Tier::device)) {
-      consider(*on_device);
-      if (const auto on_both = from_drives ? nearer(*on_device, Tier::host) : std::nullopt) consider(*on_both);
-    }
-  }
-  if (const auto on_host = from_drives ? nearer(far, Tier::host) : std::nullopt) consider(*on_host);
-}
-
-void Search::consider_full_tiers(const ChoiceInput& input) {
-  const auto filled = fill_tiers(input);
-  if (!filled) return;
-  consider(*filled);
-  consider_nearer_state(*filled);
-  if (filled->parameters.device < 1.0) consider_nearer_state(with_one_more_unit(input, *filled));
-}
-
-void Search::run() {
-  for (const Placement& placement : pure_placements(input_)) {
-    consider(placement);
-    consider_nearer_state(placement);
-  }
-  ChoiceInput without_drives = input_;
-  without_drives.machine.bytes[index(Tier::nvme)] = 0;
-  consider_full_tiers(without_drives);  // first, so drives are not used where they save no time
-  if (is_a_choice(Tier::nvme, input_.machine)) consider_full_tiers(input_);
-}
 
 [[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {
   std::string needed;
@@ -219,18 +178,19 @@ std::vector<Placement> pure_placements(const ChoiceInput& input) {
 }
 
 Ledger memory_of(const ChoiceInput& input, const Placement& placement) {
-  const Candidate candidate(input, placement);
-  const Ledger ledger = candidate.ledger(outline(candidate.compile_input));
+  const CutModel cut(input.model, options_of(input, placement, 0));
+  const Ledger ledger = ledger_of(outline(cut.input), cut.blocks.records());
   return input.other_optimizer == nullptr ? ledger : together(ledger, memory_of(*input.other_optimizer, placement));
 }
 
 bool fits(const Ledger& ledger, const Machine& machine) { return shortage(ledger, machine) == 0; }
 
 Choice price(const ChoiceInput& input, const Placement& placement) {
-  const Candidate candidate(input, placement);
-  const Program program = compile(candidate.compile_input);
+  const CutModel cut(input.model, options_of(input, placement, 0));
+  const Program program = compile(cut.input);
   const Program simulated = with_activations(program, input.work, input.activations);
-  Choice choice{placement, candidate.ledger(program), simulate({simulated, placement, input.machine, input.work})};
+  Choice choice{placement, ledger_of(program, cut.blocks.records()),
+                simulate({simulated, placement, input.machine, input.work})};
   if (input.other_optimizer == nullptr) return choice;
   const Choice other = price(*input.other_optimizer, placement);
   choice.ledger = together(choice.ledger, other.ledger);

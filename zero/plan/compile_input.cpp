@@ -7,14 +7,21 @@
 
 #include <algorithm>
 
+#include "zero/plan/collective_memory.h"
 #include "zero/plan/matrix_homes.h"
-#include "zero/plan/wire_codes.h"
 
 namespace ballast {
-
-Trace trace_of(const CompileInput& input) { return input.trace.empty() ? declared_order(input.model) : input.trace; }
-
 namespace {
+
+std::size_t rank_in_shard_group(const PlanOptions& options) {
+  check(options.placement);
+  const std::size_t ranks = options.placement.ranks();
+  require(options.rank < ranks, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot plan for rank {}", options.rank),
+                   .needed = fmt::format("a rank below {}", ranks)};
+  });
+  return shard_of(options.placement, options.rank);
+}
 
 // Random bits belong to groups of elements, so a learning rate begins at one.
 bool begins_at_a_group(const MatrixBlocks& blocks) { return blocks.first % group_size == 0; }
@@ -43,6 +50,31 @@ void check_matrices(const Model& model) {
 }
 
 }  // namespace
+
+PlanOptions options_of(const ChoiceInput& question, const Placement& placement, std::size_t rank) {
+  return {.placement = placement,
+          .rank = rank,
+          .ranks_per_host = question.machine.ranks_per_host,
+          .tile_elements = question.tile_elements,
+          .micro_steps = question.micro_steps,
+          .format = question.format,
+          .gradient_format = question.gradient_format,
+          .names = question.names,
+          .orthogonalization_steps = question.orthogonalization_steps,
+          .trace = question.trace,
+          .schedule = question.schedule,
+          .wire = question.wire,
+          .full_records = question.full_records,
+          .host_is_device = question.machine.host_is_device};
+}
+
+CutModel::CutModel(const Model& model, const PlanOptions& options)
+    : layout(lay_out(model, options.placement, options.tile_elements)),
+      blocks(model, layout, options.placement,
+             {.format = options.format, .names = options.names, .full_records = options.full_records}),
+      input{{options}, model, layout, blocks, rank_in_shard_group(options)} {}
+
+Trace trace_of(const CompileInput& input) { return input.trace.empty() ? declared_order(input.model) : input.trace; }
 
 void check(const CompileInput& input) {
   check(input.model);

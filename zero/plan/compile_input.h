@@ -1,35 +1,45 @@
 // What a program is compiled from.
 #pragma once
 
-#include <ballast/gradient_format.h>
-#include <ballast/wire.h>
+#include <ballast/planner.h>
 
 #include <optional>
+#include <string>
 
-#include "kernels/reduction_memory.h"
 #include "zero/plan/block.h"
 #include "zero/plan/trace.h"
 
 namespace ballast {
 
-struct CompileInput {
+struct PlanOptions {
+  Placement placement{};
+  std::size_t rank = 0;            // of all ranks: those of a shard group are neighbours
+  std::size_t ranks_per_host = 1;  // if each host has as many neighbouring ranks; 1 or less: hosts are not told apart
+  std::size_t tile_elements = 0;   // at most in a tile; 0: the sizes of lay_out()
+  std::size_t micro_steps = 1;     // backward passes whose gradients one step sums
+  StateFormat format = StateFormat::split;
+  GradientFormat gradient_format = GradientFormat::fp32;
+  optim::StateNames names{};                             // of the state that the optimizer keeps
+  std::string rule{};                                    // name of the update rule
+  std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
+  Trace trace{};                                         // of each micro-step; empty: the order of declaration
+  Schedule schedule{};
+  Wire wire{};
+  bool mirror = false;          // each record is written on a drive of another rank too
+  bool full_records = false;    // records hold parameters too, so that a run resumes from them alone
+  bool host_is_device = false;  // a CPU's: updates on the host need no copies of parameters and gradients
+};
+
+// The options of a placement that the planner considers, for a rank.
+PlanOptions options_of(const ChoiceInput& question, const Placement& placement, std::size_t rank);
+
+// The options, and the model as it is cut for them.
+struct CompileInput : PlanOptions {
   const Model& model;
   const Layout& layout;
   const Blocks& blocks;
-  Placement placement;
   std::size_t rank_in_shard_group = 0;  // whose shards of parameters and state these are
-  std::size_t micro_steps = 1;          // backward passes whose gradients one step sums
-  Trace trace{};                        // of each micro-step; empty: the order of declaration
-  Schedule schedule{};
-  GradientFormat gradient_format = GradientFormat::fp32;
-  Wire wire{};
-  bool mirror = false;                                   // each record is written on a drive of another rank too
-  std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
-  bool host_is_device = false;   // on a CPU: updates on the host need no copies of parameters and gradients
-  bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
-  // On GPUs: the groups whose reductions take memory (reduction_memory.h); of one rank: none.
-  kernels::ReducingRanks shard_group{};
-  kernels::ReducingRanks replica_group{};
+  bool extra_sum_slots = false;         // slots for a second sum of a unit's gradients, even if the trace needs none
   std::optional<std::size_t> gathered_bytes{};  // of the program that this one replaces; none: as the schedule says
 
   bool needs_matrices() const { return orthogonalization_steps.has_value(); }
@@ -40,9 +50,21 @@ struct CompileInput {
   Range kept_range(const Section& section) const {
     return kept(section).of_rank(rank_in_shard_group / placement.parameter_replicas);
   }
+  std::size_t width(std::size_t unit) const { return byte_size(model.units[unit].dtype); }  // of a parameter
+  std::size_t width_of_sums(std::size_t unit) const { return byte_size(dtype_of_sums(unit)); }
   DType dtype_of_sums(std::size_t unit) const {
     return ballast::dtype_of_sums(gradient_format, model.units[unit].dtype);
   }
+};
+
+// Cuts a model for its options, and keeps what the input refers to. The model outlives it.
+struct CutModel {
+  CutModel(const Model& model, const PlanOptions& options);
+  CutModel(CutModel&&) = delete;
+
+  Layout layout;
+  Blocks blocks;
+  CompileInput input;
 };
 
 // Its trace, or the order of declaration if it has none.

@@ -1,7 +1,7 @@
-#include "zero/plan/gradient_sums.h"
-
 #include <algorithm>
 #include <utility>
+
+#include "zero/plan/compiler_parts.h"
 
 namespace ballast {
 
@@ -108,7 +108,7 @@ bool GradientSums::sum(std::size_t unit, const Piece& gradients, bool complete) 
 void GradientSums::reduce(std::size_t unit, std::size_t number, const Piece& gradients, const Piece& to) {
   const Placement& placement = context_.input.placement;
   const std::vector<std::size_t> after =
-      context_.input.schedule.update_in_backward ? waits_.take_last_commit() : std::vector<std::size_t>{};
+      context_.input.schedule.update_in_backward ? std::exchange(context_.last_commit, {}) : std::vector<std::size_t>{};
   const auto add = [&](Ranks ranks, const Piece& from, const Piece& sum) {
     context_.builder.add({.kind = OpKind::reduce,
                           .lane = Lane::reduce,

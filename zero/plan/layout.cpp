@@ -5,6 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <iterator>
 
 #include "kernels/runtime/round_up.h"
 #include "kernels/state_math.h"
@@ -12,10 +15,20 @@
 namespace ballast {
 namespace {
 
+// A copy of so many elements, 4 MiB or more, takes ten times as long as its start, and so does their update on the host.
+// Eight of their records take 200 MiB of host memory.
+constexpr std::size_t largest_tile = std::size_t{2} << 20;
+
+// The first read and the last write of a step overlap nothing. They are below 2 % of it with so many tiles.
+constexpr std::size_t tiles_of_a_rank = 128;
+
+// A drive reaches its bandwidth with requests of this size.
+constexpr std::size_t smallest_tile = std::size_t{256} << 10;
+
 std::size_t divided_up(std::size_t count, std::size_t parts) { return (count + parts - 1) / parts; }
 
 // Lays tensors one after another from `section.first` on.
-Section lay_out(const Unit& unit, bool frozen, Section section, std::vector<std::size_t>& tensor_begin) {
+Section place_tensors(const Unit& unit, bool frozen, Section section, std::vector<std::size_t>& tensor_begin) {
   std::size_t end = section.first;
   for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
     if (unit.tensors[i].frozen != frozen) continue;
@@ -31,11 +44,11 @@ std::size_t equal_tile(std::size_t shard, std::size_t most) {
   return shard == 0 ? 0 : round_up(divided_up(shard, divided_up(shard, most)), group_size);
 }
 
-UnitLayout lay_out(const Unit& unit, std::size_t shards, const TileSizes& most) {
+UnitLayout cut_unit(const Unit& unit, std::size_t shards, const TileSizes& most) {
   UnitLayout layout;
   layout.tensor_begin.resize(unit.tensors.size());
-  layout.trained = lay_out(unit, false, {.first = 0, .shards = shards}, layout.tensor_begin);
-  layout.frozen = lay_out(unit, true, {.first = layout.trained.count(), .shards = shards}, layout.tensor_begin);
+  layout.trained = place_tensors(unit, false, {.first = 0, .shards = shards}, layout.tensor_begin);
+  layout.frozen = place_tensors(unit, true, {.first = layout.trained.count(), .shards = shards}, layout.tensor_begin);
   layout.tile_elements = equal_tile(layout.trained.shard, most.trained);
   layout.tiles = cut({0, layout.trained.shard}, layout.tile_elements);
   // All records have the size of the largest one, so tiles of any format have as many bytes as those of bf16.
@@ -47,6 +60,44 @@ UnitLayout lay_out(const Unit& unit, std::size_t shards, const TileSizes& most) 
 Range range_of(const Unit& unit, const UnitLayout& layout, std::size_t tensor) {
   return {layout.tensor_begin[tensor], unit.tensors[tensor].elements()};
 }
+
+// Joins the tiles whose state is on the device, and moves them before the others.
+void join_on_device(UnitLayout& unit, const std::vector<Tier>& state) {
+  for (std::size_t tile = 0; tile < state.size(); ++tile) {
+    if (state[tile] == Tier::device) unit.device_elements += unit.tiles[tile].count;
+  }
+  unit.tiers.clear();
+  if (unit.device_elements > 0) unit.tiers.push_back(Tier::device);
+  std::ranges::copy_if(state, std::back_inserter(unit.tiers), [](Tier tier) { return tier != Tier::device; });
+  if (unit.device_elements == 0) return;
+  const std::size_t shard = unit.trained.shard;
+  const auto others = cut({unit.device_elements, shard - unit.device_elements}, unit.tile_elements);
+  unit.tiles = {{0, unit.device_elements}};
+  unit.tiles.insert(unit.tiles.end(), others.begin(), others.end());
+  if (others.empty()) unit.tile_elements = 0;
+}
+
+// Deals things out in the proportions of a spread. Each goes to the tier that lacks most.
+class Dealer {
+ public:
+  explicit Dealer(const Spread& spread) : fractions_(spread.fractions()) {}
+
+  Tier deal(double weight) {
+    total_ += weight;
+    std::array<double, tier_count> missing{};
+    for (std::size_t tier = 0; tier < tier_count; ++tier) {
+      missing[tier] = fractions_[tier] * total_ - dealt_[tier];
+    }
+    const auto most = static_cast<std::size_t>(std::ranges::max_element(missing) - missing.begin());
+    dealt_[most] += weight;
+    return static_cast<Tier>(most);
+  }
+
+ private:
+  std::array<double, tier_count> fractions_;
+  std::array<double, tier_count> dealt_{};
+  double total_ = 0.0;
+};
 
 }  // namespace
 
@@ -74,12 +125,53 @@ Layout make_layout(const Model& model, std::size_t shards, const TileSizes& size
   Layout layout{.shards = shards, .units = {}};
   std::uint64_t declared = 0;
   for (const Unit& unit : model.units) {
-    layout.units.push_back(lay_out(unit, shards, sizes));
+    layout.units.push_back(cut_unit(unit, shards, sizes));
     for (const Tensor& tensor : unit.tensors) {
       layout.units.back().tensor_number.push_back(tensor.number.value_or(declared++));
     }
   }
   return layout;
+}
+
+std::size_t automatic_tile(const Model& model, std::size_t shards, Section UnitLayout::*of) {
+  std::size_t elements = 0;
+  for (const UnitLayout& unit : make_layout(model, shards, largest_tile).units) {
+    elements += (unit.*of).shard;
+  }
+  return std::bit_floor(std::clamp(elements / tiles_of_a_rank, smallest_tile, largest_tile));
+}
+
+Layout lay_out(const Model& model, const Placement& placement, std::size_t tile_elements) {
+  if (tile_elements > 0) return make_layout(model, placement.shards, tile_elements);
+  const TileSizes sizes{automatic_tile(model, placement.shards),
+                        automatic_tile(model, placement.shards, &UnitLayout::frozen)};
+  Layout layout = make_layout(model, placement.shards, sizes);
+  const std::vector<UnitResidence> residences = reside(placement, layout);
+  for (std::size_t unit = 0; unit < layout.units.size(); ++unit) {
+    join_on_device(layout.units[unit], residences[unit].state);
+  }
+  return layout;
+}
+
+std::vector<UnitResidence> reside(const Placement& placement, const Layout& layout) {
+  Dealer parameters(placement.parameters);
+  Dealer gradients(placement.gradients);
+  Dealer state(placement.state);
+  std::vector<UnitResidence> units;
+  for (const UnitLayout& unit : layout.units) {
+    UnitResidence& at = units.emplace_back();
+    at.parameters = parameters.deal(static_cast<double>(unit.elements()));
+    at.gradients = gradients.deal(static_cast<double>(unit.trained.shard));
+    at.state = unit.tiers;
+    if (at.state.empty()) {
+      for (const Range& tile : unit.tiles) {  // parameters on a drive are read from records, so all tiles need one
+        at.state.push_back(std::max(at.parameters, state.deal(static_cast<double>(tile.count))));
+      }
+    }
+    const bool on_device = std::ranges::any_of(at.state, [](Tier tier) { return tier == Tier::device; });
+    if (on_device) at.gradients = Tier::device;
+  }
+  return units;
 }
 
 std::vector<Range> cut(const Range& range, std::size_t tile_elements) {

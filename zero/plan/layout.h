@@ -1,5 +1,5 @@
-// How units are cut: padded, into one contiguous shard per rank of the shard group, each shard into tiles. A pure
-// value, the same on every rank.
+// How units are cut: padded, into one contiguous shard per rank of the shard group, each shard into tiles; and the tier of each
+// tile. A pure value, the same on every rank.
 #pragma once
 
 #include <ballast/model.h>
@@ -24,6 +24,7 @@ struct Section {
   std::size_t shards = 1;
 
   std::size_t count() const { return shard * shards; }
+  Range all() const { return {first, count()}; }
   Range of_rank(std::size_t rank) const { return {first + rank * shard, shard}; }          // in the unit
   Section joined(std::size_t each) const { return {first, shard * each, shards / each}; }  // neighbouring shards
 };
@@ -69,6 +70,25 @@ Layout make_layout(const Model& model, std::size_t shards, const TileSizes& size
 inline Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements) {
   return make_layout(model, shards, TileSizes{tile_elements, tile_elements});
 }
+
+// Cuts the tiles of a placement. On the device a tile is all that a rank keeps of a unit there, so that one kernel updates it:
+// kernels are what an update costs there. Elsewhere a tile is the grain of copies and of the drive. `tile_elements`: at most so
+// many in each tile, in every tier; 0: these sizes.
+Layout lay_out(const Model& model, const Placement& placement, std::size_t tile_elements);
+
+// Elements of a tile outside the device, where the caller asks for no size. It depends on the model and the number of
+// shards alone, so a training keeps its tiles when its tiers change.
+std::size_t automatic_tile(const Model& model, std::size_t shards, Section UnitLayout::*of = &UnitLayout::trained);
+
+// The tiers of one unit and its tiles. Parameters are no farther than the state that makes them, and gradients wait
+// where the update is made, or nearer. The fractions of a placement yield to this.
+struct UnitResidence {
+  Tier parameters = Tier::device;
+  Tier gradients = Tier::device;
+  std::vector<Tier> state{};  // by tile
+};
+
+std::vector<UnitResidence> reside(const Placement& placement, const Layout& layout);
 
 // Divides a stretch of a shard into tiles of `tile_elements` and a last one of what is left.
 std::vector<Range> cut(const Range& range, std::size_t tile_elements);

@@ -54,13 +54,7 @@ Ledger together(Ledger one, const Ledger& other) {
   return one;
 }
 
-std::size_t bytes_in(const Ledger& ledger, Tier tier) {
-  std::size_t bytes = 0;
-  for (const LedgerEntry& entry : ledger) {
-    if (entry.tier == tier) bytes += entry.bytes;
-  }
-  return bytes;
-}
+std::size_t bytes_in(const Ledger& ledger, Tier tier) { return bytes_by_tier(ledger)[static_cast<std::size_t>(tier)]; }
 
 TierBytes bytes_by_tier(const Ledger& ledger) {
   TierBytes bytes{};

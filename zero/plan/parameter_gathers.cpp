@@ -1,20 +1,93 @@
-#include "zero/plan/parameter_gathers.h"
-
 #include <ballast/error.h>
-
-#include <fmt/format.h>
 
 #include <algorithm>
 
+#include "kernels/runtime/round_up.h"
 #include "kernels/runtime/sizes.h"
+#include "zero/plan/compiler_parts.h"
 
 namespace ballast {
+namespace {
 
-ParameterGathers::ParameterGathers(const CompileContext& context, const RecordStream& records)
-    : context_(context),
-      records_(records),
-      gathered_(context.slots.gathered_bytes(), context.uses),
-      pieces_(context, gathered_) {}
+using Extents = std::vector<GatheredUnits::Extent>;
+
+// The beginning of the first gap of this size, and the extent after it.
+std::optional<std::pair<std::size_t, Extents::const_iterator>> first_gap(const Extents& extents, std::size_t bytes,
+                                                                         std::size_t end) {
+  std::size_t begin = 0;
+  for (auto extent = extents.begin(); extent != extents.end(); ++extent) {
+    if (begin + bytes <= extent->begin) return {{begin, extent}};
+    begin = round_up(extent->end, gathered_alignment);
+  }
+  if (begin + bytes <= end) return {{begin, extents.end()}};
+  return {};
+}
+
+}  // namespace
+
+std::optional<GatheredUnits::Extent> GatheredUnits::find(std::size_t unit) const {
+  const auto extent = std::ranges::find(extents_, unit, &Extent::unit);
+  if (extent == extents_.end()) return {};
+  return *extent;
+}
+
+bool GatheredUnits::make_room(std::size_t unit, std::size_t bytes, std::size_t now, std::size_t position) {
+  Extents extents = extents_;
+  while (true) {
+    if (const auto gap = first_gap(extents, bytes, bytes_)) {
+      const bool exact = uses_.trace()[position % uses_.trace().size()].exact;
+      extents.insert(gap->second, {unit, gap->first, gap->first + bytes, exact});
+      extents_ = std::move(extents);
+      return true;
+    }
+    const auto next_use = [&](const Extent& extent) { return uses_.next(extent.unit, now); };
+    const auto farthest = std::ranges::max_element(extents, {}, next_use);
+    if (farthest == extents.end() || next_use(*farthest) <= position) return false;
+    extents.erase(farthest);
+  }
+}
+
+bool GatheredUnits::has_gap(std::size_t bytes) const { return first_gap(extents_, bytes, bytes_).has_value(); }
+
+void GatheredUnits::drop(std::size_t unit) {
+  std::erase_if(extents_, [&](const Extent& extent) { return extent.unit == unit; });
+}
+
+Piece ParameterGathers::full(std::size_t unit) const {
+  const std::size_t bytes = context_.slots.full_bytes(unit);
+  if (!context_.slots.is_gathered_per_use(unit)) return {context_.slots.of(unit).parameters, 0, bytes};
+  return {context_.slots.gathered_slot(), gathered_.find(unit)->begin, bytes};
+}
+
+Piece ParameterGathers::full(std::size_t unit, const Range& range) const {
+  const std::size_t width = context_.width(unit);
+  return full(unit).part(range.first * width, range.count * width);
+}
+
+Piece ParameterGathers::shard(std::size_t unit, const Section& section) const {
+  return full(unit, section.of_rank(context_.input.rank_in_shard_group));
+}
+
+Piece ParameterGathers::kept(std::size_t unit, const Section& section) const {
+  if (!context_.slots.is_gathered_per_use(unit)) return shard(unit, section);
+  const CompileInput& in = context_.input;
+  const std::size_t width = context_.width(unit);
+  const std::size_t before = section.first == 0 ? 0 : in.kept(context_.layout(unit).trained).shard;
+  return {context_.slots.of(unit).parameters, before * width, in.kept(section).shard * width};
+}
+
+Piece ParameterGathers::kept_shard(std::size_t unit, const Section& section) const {
+  const CompileInput& in = context_.input;
+  const std::size_t width = context_.width(unit);
+  const std::size_t before = section.of_rank(in.rank_in_shard_group).first - in.kept_range(section).first;
+  return kept(unit, section).part(before * width, section.shard * width);
+}
+
+Piece ParameterGathers::kept_tile(std::size_t unit, std::size_t tile) const {
+  const std::size_t width = context_.width(unit);
+  const auto [first, count] = context_.layout(unit).tiles[tile];
+  return kept_shard(unit, context_.layout(unit).trained).part(first * width, count * width);
+}
 
 bool ParameterGathers::ensure_gathered(std::size_t unit, std::size_t now, std::size_t position) {
   if (!context_.slots.is_gathered_per_use(unit)) return true;
@@ -82,8 +155,8 @@ void ParameterGathers::gather(std::size_t unit, const Visit& visit) {
                           .lane = Lane::gather,
                           .phase = visit.phase,
                           .unit = unit,
-                          .from = on_device ? pieces_.kept(unit, section) : pieces_.shard(unit, section),
-                          .to = pieces_.full(unit, section),
+                          .from = on_device ? kept(unit, section) : shard(unit, section),
+                          .to = full(unit, section.all()),
                           .codes = visit.exact ? Codes{} : context_.slots.gather_codes(unit, section)});
   }
 }
@@ -95,8 +168,8 @@ void ParameterGathers::gather_kept(std::size_t unit) {
   context_.builder.add({.kind = OpKind::gather,
                         .lane = Lane::gather,
                         .unit = unit,
-                        .from = pieces_.shard(unit, trained),
-                        .to = pieces_.full(unit, trained)});
+                        .from = shard(unit, trained),
+                        .to = full(unit, trained.all())});
 }
 
 void ParameterGathers::gather_kept_frozen(std::size_t unit) {
@@ -111,8 +184,8 @@ void ParameterGathers::gather_replica(std::size_t unit, const Section& section) 
                         .lane = Lane::reduce,
                         .unit = unit,
                         .ranks = Ranks::replica_group,
-                        .from = pieces_.kept_shard(unit, section),
-                        .to = pieces_.kept(unit, section)});
+                        .from = kept_shard(unit, section),
+                        .to = kept(unit, section)});
 }
 
 // Uploads this rank's shard from the host, or from records, to its part of the full parameters.
@@ -129,14 +202,13 @@ void ParameterGathers::upload_shard(std::size_t unit, Phase phase) {
                         .phase = phase,
                         .unit = unit,
                         .from = {context_.slots.of(unit).frozen, 0, layout.frozen.shard * context_.width(unit)},
-                        .to = pieces_.shard(unit, layout.frozen)});
+                        .to = shard(unit, layout.frozen)});
 }
 
 void ParameterGathers::upload_tile(std::size_t unit, std::size_t tile, Phase phase) {
   const UnitSlots& slots = context_.slots.of(unit);
-  const std::size_t width = context_.width(unit);
   const Range range = context_.layout(unit).of_rank(context_.input.rank_in_shard_group, tile);
-  const std::size_t bytes = range.count * width;
+  const std::size_t bytes = range.count * context_.width(unit);
   Piece from;
   if (context_.residence(unit).parameters == Tier::nvme) {
     const Piece record = context_.slots.rings.first_regions.next();
@@ -152,15 +224,14 @@ void ParameterGathers::upload_tile(std::size_t unit, std::size_t tile, Phase pha
                         .unit = unit,
                         .tile = tile,
                         .from = from,
-                        .to = pieces_.full(unit).part(range.first * width, bytes)});
+                        .to = full(unit, range)});
 }
 
 // A record can be read as soon as it is written. Its commit need not be waited for.
 void ParameterGathers::fetch(const TileName& name, Phase phase, const Piece& to) {
-  const std::size_t written = records_.written(name);
   context_.builder.add(
       {.kind = OpKind::read_first, .lane = Lane::fetch, .phase = phase, .unit = name.unit, .tile = name.tile, .to = to},
-      written == none ? std::vector<std::size_t>{} : std::vector{written});
+      records_.written(name));
 }
 
 }  // namespace ballast

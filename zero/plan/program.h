@@ -45,6 +45,10 @@ bool done_in_order(Lane lane);  // whether an operation's end implies the end of
 // The ranks of a collective: those that have the shards of one copy, or those that hold the same shard.
 enum class Ranks : std::uint8_t { shard_group, replica_group };
 
+inline std::size_t count_of(Ranks ranks, const Placement& placement) {
+  return ranks == Ranks::shard_group ? placement.ranks_per_group() : placement.groups();
+}
+
 std::string_view name(OpKind kind);
 
 // Bytes of a slot.
@@ -161,6 +165,11 @@ struct Program {
   std::vector<Op> entry;  // runs once, before the first step: gathers and reads what every step expects to find
   std::vector<Op> ops;
 };
+
+// Which ends of operations a GPU has to mark with an event. By operation: whether another lane waits for its end, in this step or
+// in the next, or it is the last of its lane, whose end is the end of all. The list is a whole program's, because steps wait for
+// each other.
+std::vector<bool> awaited_in(const std::vector<Op>& list);
 
 std::string to_text(const Program& program);          // one slot or operation a line
 std::string label(const Op& op, const Model& model);  // "update h.3 tile 2"

@@ -25,4 +25,34 @@ struct SimulatedOp {
 // after it, because steps overlap.
 std::vector<SimulatedOp> timeline_of(const SimulationInput& input);
 
+// The traffic of activations that leave the device in forward and return in backward. They are no operations of the
+// engine: ActivationStore moves them (offload/activation_store.h). For the simulator they share the lanes with these.
+// Returns the operations of the program with copies of each unit's activations: to the host, and to a drive if `tier` is
+// that, after each forward use; and back before its backward use, while the use before that runs. A forward use begins
+// when the activations of the use before the last one have left, because the device holds no more than those of two.
+// The result is for the simulator only.
+Program with_activations(const Program& program, std::span<const UnitWork> work, Tier tier);
+
+// Time on a processor that several tasks use in turn.
+class SharedTime {
+ public:
+  static constexpr std::size_t no_task = static_cast<std::size_t>(-1);
+  struct Taken {
+    double begin = 0;  // of the last piece
+    double end = 0;
+    std::size_t after = no_task;  // the task that had the processor just before that piece; none if it was free
+  };
+
+  // Takes `seconds` of the time that is free from `from` on, in as many pieces as needed.
+  Taken take(std::size_t task, double from, double seconds);
+
+ private:
+  struct Piece {
+    double begin;
+    double end;
+    std::size_t task;
+  };
+  std::vector<Piece> taken_;  // in order of time
+};
+
 }  // namespace ballast

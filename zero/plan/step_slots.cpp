@@ -1,13 +1,16 @@
 #include "zero/plan/step_slots.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <span>
 
 #include "kernels/exact_sum_math.h"
-#include "zero/plan/gathered_memory.h"
-#include "zero/plan/gathered_units.h"
-#include "zero/plan/reduction_memory.h"
-#include "zero/plan/wire_codes.h"
+#include "kernels/runtime/host_pages.h"
+#include "kernels/runtime/round_up.h"
+#include "zero/plan/collective_memory.h"
 
 namespace ballast {
 namespace {
@@ -17,7 +20,85 @@ constexpr std::size_t tiles_on_their_way = 4;   // from the device to updates on
 constexpr std::size_t mirrored_in_flight = 2;   // one arrives while the other is written
 constexpr std::size_t first_regions_ahead = 8;  // read for the gathers that come next
 
+std::size_t bytes_of(std::span<const Visit> visits, const std::vector<std::size_t>& unit_bytes) {
+  std::set<std::size_t> units;
+  std::size_t bytes = 0;
+  for (const Visit& visit : visits) {
+    if (units.insert(visit.unit).second) bytes += unit_bytes[visit.unit];
+  }
+  return bytes;
+}
+
+// Returns how many units' memory is held at once, at most: in the trace, and for any unit that an off-plan step uses.
+std::size_t longest_chain(const Model& model, const Uses& uses) {
+  std::size_t longest = 1;
+  for (std::size_t i = 0; i < uses.trace().size(); ++i) {
+    longest = std::max(longest, uses.end_of_chain(i) - i);
+  }
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    longest = std::max(longest, visits_of(model, unit, Phase::forward).size());
+  }
+  return longest;
+}
+
+// Returns enough for any unit in the trace with the `prefetch` ones after it, and for units that are held together, whether they are
+// in the trace or not. `unit_bytes`: of each unit's full parameters, aligned; 0 where they stay.
+std::size_t bytes_to_gather(const Model& model, const Uses& uses, std::size_t prefetch,
+                            const std::vector<std::size_t>& unit_bytes) {
+  const std::span<const Visit> trace = uses.trace();
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < trace.size(); ++i) {
+    const std::size_t prefetched = uses.end_of_units(i, prefetch, trace.size());
+    const std::size_t end = std::max(prefetched, std::min(uses.end_of_chain(i), trace.size()));
+    most = std::max(most, bytes_of(trace.subspan(i, end - i), unit_bytes));
+  }
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    most = std::max(most, bytes_of(visits_of(model, unit, Phase::forward), unit_bytes));
+  }
+  return most;
+}
+
 }  // namespace
+
+std::size_t SlotList::add(SlotRole role, Tier tier, std::size_t bytes, std::string_view which) {
+  all_.push_back(
+      {role, which.empty() ? std::string(name(role)) : fmt::format("{}.{}", name(role), which), tier, bytes});
+  return all_.size() - 1;
+}
+
+Ring SlotList::add_ring(SlotRole role, Tier tier, std::size_t slots, std::size_t bytes) {
+  if (slots * bytes == 0) return {};
+  const std::size_t first = all_.size();
+  for (std::size_t i = 0; i < slots; ++i) {
+    add(role, tier, bytes, std::to_string(i));
+  }
+  return {{first, 0, bytes}, slots};
+}
+
+// A record alone is often too small for huge pages. A drive takes a request of 2 MiB from a huge page, but only 1 MiB
+// at a time from small pages. The latter holds for all of a queue's memory if some of it has small pages: a drive that
+// was measured reached 1.5 GB/s instead of 2.7.
+Ring SlotList::add_records(SlotRole role, std::size_t records, std::size_t bytes) {
+  if (records * bytes == 0) return {};
+  const bool huge = records * bytes >= 2 * huge_page_bytes;
+  const std::size_t together = round_up(records * bytes, huge ? huge_page_bytes : 1);
+  return {{add(role, Tier::host, together), 0, bytes}, records, true};
+}
+
+std::vector<Piece> SlotList::add_pieces(const TilePieces& pieces, const std::vector<Tier>& state,
+                                        std::string_view which) {
+  std::vector<Piece> by_tile(state.size());
+  const auto tiles = static_cast<std::size_t>(std::ranges::count(state, pieces.state_tier));
+  if (tiles * pieces.bytes == 0) return by_tile;
+  const std::size_t slot = add(pieces.role, pieces.tier, tiles * pieces.bytes, which);
+  std::size_t begin = 0;
+  for (std::size_t tile = 0; tile < state.size(); ++tile) {
+    if (state[tile] != pieces.state_tier) continue;
+    by_tile[tile] = {slot, begin, pieces.bytes};
+    begin += pieces.bytes;
+  }
+  return by_tile;
+}
 
 void StepRings::restart() {
   for (Ring* ring : {&gradients, &partial, &arriving, &landed, &tile_gradients, &tile_parameters, &tile_directions,
@@ -48,11 +129,11 @@ StepSlots::StepSlots(const CompileInput& input, const Uses& uses)
 }
 
 std::size_t StepSlots::full_bytes(std::size_t unit) const {
-  return in_.layout.units[unit].elements() * byte_size(in_.model.units[unit].dtype);
+  return in_.layout.units[unit].elements() * in_.width(unit);
 }
 
 std::size_t StepSlots::shard_bytes(std::size_t unit) const {
-  return in_.layout.units[unit].trained.shard * byte_size(in_.dtype_of_sums(unit));
+  return in_.layout.units[unit].trained.shard * in_.width_of_sums(unit);
 }
 
 std::size_t StepSlots::partial_bytes(std::size_t unit) const {
@@ -61,19 +142,18 @@ std::size_t StepSlots::partial_bytes(std::size_t unit) const {
 
 void StepSlots::add_unit(std::size_t unit) {
   const UnitLayout& layout = in_.layout.units[unit];
-  const std::size_t width = byte_size(in_.model.units[unit].dtype);
   const std::string which = std::to_string(unit);
   UnitSlots& slots = units_.emplace_back();
   if (residence_[unit].parameters == Tier::device) {
     const std::size_t elements =
         is_gathered_per_use_[unit] ? in_.kept(layout.trained).shard + in_.kept(layout.frozen).shard : layout.elements();
-    slots.parameters = slots_.add(SlotRole::parameters, Tier::device, elements * width, which);
+    slots.parameters = slots_.add(SlotRole::parameters, Tier::device, elements * in_.width(unit), which);
   } else if (residence_[unit].parameters == Tier::host && layout.frozen.shard > 0) {
-    slots.frozen = slots_.add(SlotRole::frozen, Tier::host, layout.frozen.shard * width, which);
+    slots.frozen = slots_.add(SlotRole::frozen, Tier::host, layout.frozen.shard * in_.width(unit), which);
   }
   if (layout.trained.shard == 0) return;
   if (in_.placement.reduction == Reduction::boundary) {
-    slots.gradients = slots_.add(SlotRole::gradients, Tier::device, layout.trained.count() * width, which);
+    slots.gradients = slots_.add(SlotRole::gradients, Tier::device, layout.trained.count() * in_.width(unit), which);
   }
   if (!in_.schedule.update_in_backward || sums_[unit] > 1) {
     slots.reduced = slots_.add(SlotRole::reduced, residence_[unit].gradients, shard_bytes(unit), which);
@@ -96,7 +176,7 @@ void StepSlots::add_gathered(const Uses& uses) {
   if (std::ranges::none_of(is_gathered_per_use_, [](bool yes) { return yes; })) return;
   std::vector<std::size_t> unit_bytes;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-    unit_bytes.push_back(is_gathered_per_use_[unit] ? GatheredUnits::aligned(full_bytes(unit)) : 0);
+    unit_bytes.push_back(is_gathered_per_use_[unit] ? round_up(full_bytes(unit), gathered_alignment) : 0);
   }
   const Schedule& schedule = in_.schedule;
   const std::size_t needed = bytes_to_gather(in_.model, uses, schedule.prefetch, unit_bytes);
@@ -124,8 +204,7 @@ void StepSlots::add_needs(std::size_t unit, Needs& needs) const {
   const bool passes_to_host = updates_on_host && !in_.host_is_device;
   const bool passes_by =
       in_.placement.reduction == Reduction::each && (sums_[unit] > 1 || in_.extra_sum_slots);  // the sum so far
-  needs.gradient_bytes =
-      std::max(needs.gradient_bytes, layout.trained.count() * byte_size(in_.model.units[unit].dtype));
+  needs.gradient_bytes = std::max(needs.gradient_bytes, layout.trained.count() * in_.width(unit));
   needs.shard_bytes = std::max(needs.shard_bytes, shard_bytes(unit));
   needs.partial_bytes = std::max(needs.partial_bytes, partial_bytes(unit));
   needs.arriving = needs.arriving || passes_by || at.gradients == Tier::host || !has_home;
@@ -135,7 +214,7 @@ void StepSlots::add_needs(std::size_t unit, Needs& needs) const {
   second = std::max(second, std::min(most, on_drive));
   most = std::max(most, on_drive);
   if (passes_to_host && at.gradients == Tier::device) {
-    const std::size_t tile_bytes = layout.tile_elements * byte_size(in_.dtype_of_sums(unit));
+    const std::size_t tile_bytes = layout.tile_elements * in_.width_of_sums(unit);
     needs.tile_gradient_bytes = std::max(needs.tile_gradient_bytes, tile_bytes);
   }
   if (passes_to_host && at.parameters == Tier::device && on_drive > 0 && !in_.blocks.full_records()) {
@@ -256,6 +335,72 @@ Codes StepSlots::reduce_codes(std::size_t unit, Ranks ranks) const {
   Codes codes = codes_of_reduction(in_.wire, in_.placement, in_.layout.units[unit], ranks);
   if (codes.memory.bytes > 0) codes.memory.slot = reduce_codes_;
   return codes;
+}
+
+std::vector<Home> StepSlots::homes() const {
+  std::vector<Home> homes;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    add_kept_parameters(unit, homes);
+    for (std::size_t tile = 0; tile < in_.layout.units[unit].tiles.size(); ++tile) {
+      homes.push_back(home_of_tile(unit, tile));
+    }
+    add_frozen_tiles(unit, homes);
+  }
+  return homes;
+}
+
+// Adds the homes of parameters that are kept apart from the tiles' blocks and records.
+void StepSlots::add_kept_parameters(std::size_t unit, std::vector<Home>& homes) const {
+  const UnitLayout& layout = in_.layout.units[unit];
+  const UnitSlots& slots = units_[unit];
+  const auto add = [&](const Range& range, std::size_t slot, std::size_t begin) {
+    if (range.count == 0 || slot == none) return;
+    homes.push_back(
+        {.unit = unit, .range = range, .parameters = {slot, begin * in_.width(unit), range.count * in_.width(unit)}});
+  };
+  const Range trained = layout.trained.of_rank(in_.rank_in_shard_group);
+  const Range frozen = layout.frozen.of_rank(in_.rank_in_shard_group);
+  if (is_gathered_per_use_[unit]) {
+    const Range kept = in_.kept_range(layout.trained);
+    add(trained, slots.parameters, trained.first - kept.first);
+    add(frozen, slots.parameters, kept.count + frozen.first - in_.kept_range(layout.frozen).first);
+  } else {
+    add({0, layout.elements()}, slots.parameters, 0);
+  }
+  add(frozen, slots.frozen, 0);
+}
+
+// Where parameters are on a drive, those that no step changes have records of their own.
+void StepSlots::add_frozen_tiles(std::size_t unit, std::vector<Home>& homes) const {
+  if (residence_[unit].parameters != Tier::nvme) return;
+  const UnitLayout& layout = in_.layout.units[unit];
+  for (std::size_t i = 0; i < layout.frozen_tiles.size(); ++i) {
+    const std::size_t tile = layout.tiles.size() + i;
+    homes.push_back({.unit = unit,
+                     .tile = tile,
+                     .range = layout.of_rank(in_.rank_in_shard_group, tile),
+                     .on_drive = true,
+                     .frozen = true});
+  }
+}
+
+Home StepSlots::home_of_tile(std::size_t unit, std::size_t tile) const {
+  const UnitSlots& slots = units_[unit];
+  const BlockSizes& sizes = in_.blocks.of(unit);
+  Home home{.unit = unit, .tile = tile, .range = in_.layout.units[unit].of_rank(in_.rank_in_shard_group, tile)};
+  const std::size_t parameter_bytes = home.range.count * in_.width(unit);
+  switch (residence_[unit].state[tile]) {
+    case Tier::device: home.state = slots.state[tile]; break;
+    case Tier::host:
+      home.parameters = slots.blocks[tile].part(0, parameter_bytes);
+      home.state = slots.blocks[tile].part(sizes.parameter, sizes.state);
+      break;
+    case Tier::nvme:
+      home.on_drive = true;
+      if (slots.copies[tile].exists()) home.parameters = slots.copies[tile].part(0, parameter_bytes);
+      break;
+  }
+  return home;
 }
 
 }  // namespace ballast

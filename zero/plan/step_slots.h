@@ -6,10 +6,59 @@
 
 #include "zero/plan/compile_input.h"
 #include "zero/plan/matrix_homes.h"
-#include "zero/plan/residence.h"
-#include "zero/plan/slot_list.h"
 
 namespace ballast {
+
+// Full parameters that are gathered begin at multiples of this, for GPUs and wide CPU instructions.
+inline constexpr std::size_t gathered_alignment = 256;
+
+// Buffers of one kind that operations use in turn: slots of equal size, or as many parts of one slot.
+class Ring {
+ public:
+  Ring() = default;
+  Ring(const Piece& first, std::size_t slots, bool in_one_slot = false)
+      : first_(first), slots_(slots), in_one_slot_(in_one_slot) {}
+
+  std::size_t slots() const { return slots_; }
+  Piece at(std::size_t turn) const {
+    const std::size_t index = turn % slots_;
+    return in_one_slot_ ? Piece{first_.slot, index * first_.bytes, first_.bytes}
+                        : Piece{first_.slot + index, 0, first_.bytes};
+  }
+  Piece next(std::size_t bytes) { return next().part(0, bytes); }
+  Piece next() { return at(turn_++); }
+  void restart() { turn_ = 0; }
+
+ private:
+  Piece first_{};
+  std::size_t slots_ = 0;
+  bool in_one_slot_ = false;
+  std::size_t turn_ = 0;
+};
+
+// The list of a program's slots while it grows.
+class SlotList {
+ public:
+  const std::vector<Slot>& all() const { return all_; }
+
+  std::size_t add(SlotRole role, Tier tier, std::size_t bytes, std::string_view which = {});  // its index
+  Ring add_ring(SlotRole role, Tier tier, std::size_t slots, std::size_t bytes);
+
+  // All records in one slot of full huge pages, on the host.
+  Ring add_records(SlotRole role, std::size_t records, std::size_t bytes);
+
+  // Pieces of one slot for those of a unit's tiles whose state lies in one tier; none for the others.
+  struct TilePieces {
+    SlotRole role;
+    Tier tier;        // of the slot
+    Tier state_tier;  // of the tiles that get a piece
+    std::size_t bytes = 0;
+  };
+  std::vector<Piece> add_pieces(const TilePieces& pieces, const std::vector<Tier>& state, std::string_view which);
+
+ private:
+  std::vector<Slot> all_;
+};
 
 // A unit's slots between steps; `none` where it has no such thing.
 struct UnitSlots {
@@ -46,6 +95,7 @@ class StepSlots {
   const std::vector<Slot>& all() const { return slots_.all(); }
   const UnitResidence& residence(std::size_t unit) const { return residence_[unit]; }
   const UnitSlots& of(std::size_t unit) const { return units_[unit]; }
+  std::vector<Home> homes() const;  // the memory in which parameters and state lie between steps
 
   // Whether a unit's full parameters are there only from a gather to the end of its use.
   bool is_gathered_per_use(std::size_t unit) const { return is_gathered_per_use_[unit]; }
@@ -108,6 +158,9 @@ class StepSlots {
   void add_norm(Tier tier);
   void add_codes();
   void add_memory_of_reductions();
+  void add_kept_parameters(std::size_t unit, std::vector<Home>& homes) const;
+  void add_frozen_tiles(std::size_t unit, std::vector<Home>& homes) const;
+  Home home_of_tile(std::size_t unit, std::size_t tile) const;
 
   const CompileInput& in_;
   std::vector<UnitResidence> residence_;

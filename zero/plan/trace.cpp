@@ -34,10 +34,10 @@ Trace declared_order(const Model& model) {
   return trace;
 }
 
-Uses::Uses(const Trace& trace, std::size_t units)
-    : trace_(trace), positions_(units), backward_(units, 0), last_backward_(units, none) {
-  for (std::size_t i = 0; i < trace.size(); ++i) {
-    const Visit& visit = trace[i];
+Uses::Uses(Trace trace, std::size_t units)
+    : trace_(std::move(trace)), positions_(units), backward_(units, 0), last_backward_(units, none) {
+  for (std::size_t i = 0; i < trace_.size(); ++i) {
+    const Visit& visit = trace_[i];
     require(visit.unit < units && visit.phase != Phase::step, Code::bad_argument, [&] {
       return Problem{.what = fmt::format("a trace visits unit {} in {}", visit.unit, name(visit.phase)),
                      .needed = fmt::format("a unit below {} in forward or backward", units)};

@@ -16,7 +16,7 @@ Trace declared_order(const Model& model);
 // Answers questions about a trace. Positions count visits; those of the next step continue those of this one.
 class Uses {
  public:
-  Uses(const Trace& trace, std::size_t units);
+  Uses(Trace trace, std::size_t units);
   const Trace& trace() const { return trace_; }
 
   std::size_t next(std::size_t unit, std::size_t from) const;  // position of its next visit at `from` or later; or none
@@ -32,7 +32,7 @@ class Uses {
   bool has_forward() const { return has_forward_; }
 
  private:
-  const Trace& trace_;
+  Trace trace_;
   std::vector<std::vector<std::size_t>> positions_;  // by unit
   std::vector<std::size_t> backward_;                // by unit
   std::vector<std::size_t> last_backward_;           // by unit

@@ -11,4 +11,9 @@ namespace ballast {
 // operations: time and memory grow with the square of their number.
 std::vector<std::string> verify(const CompileInput& input, const Program& program);
 
+// Return its two parts: operations that begin before others are over that they have to wait for, by waits and by the order of
+// lanes; and operations that do not find the bytes that they have to find.
+std::vector<std::string> wrong_order(const Program& program);
+std::vector<std::string> wrong_bytes(const CompileInput& input, const Program& program);
+
 }  // namespace ballast

@@ -1,23 +1,176 @@
-#include "zero/plan/verify_bytes.h"
-
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
 #include "kernels/exact_sum_math.h"
-#include "zero/plan/verify_content.h"
+#include "zero/plan/verify.h"
 
 namespace ballast {
 namespace {
 
+enum class Meaning : std::uint8_t {
+  unknown,
+  parameters,    // of a unit
+  state,         // of a unit's tiles
+  no_gradients,  // zeros
+  gradients,     // of a unit, of one rank
+  partial_sum,   // of gradients over the shard group
+  sum,           // of gradients over all ranks
+  moved_state,   // of a unit's tiles, with the momentum of the update that is to come
+  // Of the shard of a unit, and of whole matrices at their home; before and after they are orthogonalized.
+  direction,
+  orthogonal,
+  matrices,
+  orthogonal_matrices,
+};
+
+std::string_view name(Meaning meaning) {
+  constexpr std::string_view names[] = {
+      "nothing known", "parameters",           "state",    "cleared gradients",
+      "gradients",     "partial sum",          "sum",      "state with its new momentum",
+      "direction",     "orthogonal direction", "matrices", "orthogonal matrices"};
+  return names[static_cast<std::size_t>(meaning)];
+}
+
+// The meaning of one byte. The bytes next to it differ in `offset` only.
+struct Content {
+  Meaning meaning = Meaning::unknown;
+  std::size_t unit = none;
+  std::size_t offset = 0;  // in the parameters, state or gradients that it is part of
+  // Of parameters and state: updates so far. Of gradients: how many uses are summed. Of directions: updates when they are used.
+  std::size_t version = 0;
+  bool decoded = false;  // of parameters: gathered as codes
+
+  Content at(std::size_t further) const {
+    Content content = *this;
+    if (meaning != Meaning::unknown) content.offset += further;
+    return content;
+  }
+  bool operator==(const Content&) const = default;
+};
+
+std::string to_text(const Content& content) {
+  if (content.meaning == Meaning::unknown) return std::string(name(content.meaning));
+  return fmt::format("{} of unit {} from byte {}, version {}{}", name(content.meaning), content.unit, content.offset,
+                     content.version, content.decoded ? ", decoded" : "");
+}
+
+// The meaning of the bytes of slots while a program is followed.
+class Contents {
+ public:
+  explicit Contents(const std::vector<Slot>& slots) {
+    for (const Slot& slot : slots) {
+      slots_.push_back({{0, {.end = slot.bytes}}});
+    }
+  }
+
+  void write(const Piece& piece, const Content& content) {
+    if (piece.bytes == 0) return;
+    Memory& memory = slots_[piece.slot];
+    const auto end = split(memory, piece.end());
+    memory.erase(split(memory, piece.begin), end);
+    memory[piece.begin] = {piece.end(), content};
+  }
+
+  void copy(const Piece& from, const Piece& to) {
+    for (const auto& [range, content] : parts(from)) {
+      write(to.part(range.first - from.begin, range.count), content);
+    }
+  }
+
+  // Whether a piece has this content from its first byte to its last. text() says what it has.
+  bool is(const Piece& piece, const Content& content) const {
+    return std::ranges::all_of(
+        parts(piece), [&](const auto& part) { return part.second == content.at(part.first.first - piece.begin); });
+  }
+
+  std::string text(const Piece& piece) const {
+    std::string text;
+    for (const auto& [range, content] : parts(piece)) {
+      text += (text.empty() ? "" : "; ") + to_text(content);
+    }
+    return text;
+  }
+
+  Content first(const Piece& piece) const {
+    const auto all = parts(piece);
+    return all.empty() ? Content{} : all.front().second;
+  }
+
+ private:
+  struct Stretch {
+    std::size_t end = 0;
+    Content content{};
+  };
+  using Memory = std::map<std::size_t, Stretch>;
+
+  // The builder's history does the same. The code is not shared on purpose: a verifier that shares code with the compiler
+  // shares its faults.
+  Memory::iterator split(Memory& memory, std::size_t at) {
+    const auto next = memory.lower_bound(at);
+    if (next != memory.end() && next->first == at) return next;
+    const auto before = std::prev(next);
+    if (before->second.end <= at) return next;
+    const Stretch rest{before->second.end, before->second.content.at(at - before->first)};
+    before->second.end = at;
+    return memory.emplace_hint(next, at, rest);
+  }
+
+  std::vector<std::pair<Range, Content>> parts(const Piece& piece) const {
+    std::vector<std::pair<Range, Content>> parts;
+    for (const auto& [begin, stretch] : slots_[piece.slot]) {
+      const Range common = intersection({begin, stretch.end - begin}, {piece.begin, piece.bytes});
+      if (common.count > 0) parts.push_back({common, stretch.content.at(common.first - begin)});
+    }
+    return parts;
+  }
+
+  std::vector<Memory> slots_;
+};
+
+// The contents that the bytes of a right program must have: the verifier's own knowledge, apart from the compiler's.
+class ExpectedContent {
+ public:
+  ExpectedContent(const CompileInput& input, const Uses& uses) : in_(input), uses_(uses) {}
+
+  std::size_t width(std::size_t unit) const { return in_.width(unit); }
+  std::size_t width_of_sums(std::size_t unit) const { return in_.width_of_sums(unit); }
+  const UnitLayout& layout(std::size_t unit) const { return in_.layout.units[unit]; }
+
+  Content parameters(std::size_t unit, std::size_t first_element, std::size_t version) const {
+    const bool frozen = first_element >= layout(unit).trained.count();
+    return {Meaning::parameters, unit, first_element * width(unit), frozen ? 0 : version};
+  }
+  Content state(std::size_t unit, std::size_t tile, std::size_t version) const {
+    const std::size_t before = tile == 0 ? 0 : in_.blocks.state_bytes_on_device(unit);
+    return {Meaning::state, unit, before + tile * in_.blocks.of(unit).state, version};
+  }
+  Range of_tile(std::size_t unit, std::size_t tile) const {
+    return layout(unit).of_rank(in_.rank_in_shard_group, tile);
+  }
+  // This rank's sum of all that a step's backward uses give.
+  Content all_gradients(std::size_t unit, std::size_t from_element) const {
+    return {Meaning::sum, unit, from_element * width_of_sums(unit), uses_.backward_visits(unit) * in_.micro_steps};
+  }
+  std::size_t direction_bytes(std::size_t unit) const { return layout(unit).trained.shard * byte_size(DType::bf16); }
+  bool has_gradients(std::size_t unit) const {
+    return uses_.backward_visits(unit) > 0 && layout(unit).trained.count() > 0;
+  }
+
+ private:
+  const CompileInput& in_;
+  const Uses& uses_;
+};
+
+// Follows every byte of a program through two steps, and compares what each operation finds with what it has to find.
 class Follower {
  public:
   Follower(const CompileInput& input, const Program& program)
       : in_(input),
         program_(program),
-        trace_(trace_of(input)),
-        uses_(trace_, input.model.units.size()),
+        uses_(trace_of(input), input.model.units.size()),
         expected_(input, uses_),
         contents_(program.slots) {
     for (const UnitLayout& unit : input.layout.units) {
@@ -158,7 +311,7 @@ class Follower {
     const std::size_t width = expected_.width(op.unit);
     const bool of_group = op.ranks == Ranks::shard_group;  // else a group's part, of which this rank has its shard
     const Range own = of_group ? in_.kept_range(section) : section.of_rank(in_.rank_in_shard_group);
-    const Range all = of_group ? Range{section.first, section.count()} : in_.kept_range(section);
+    const Range all = of_group ? section.all() : in_.kept_range(section);
     if (content.meaning != Meaning::parameters || content.decoded || content.unit != op.unit ||
         content.offset != own.first * width || op.from.bytes != own.count * width || op.to.bytes != all.count * width) {
       complain("gathers {}", contents_.text(op.from));
@@ -169,7 +322,7 @@ class Follower {
   }
 
   void use(const Op& op) {
-    const Visit& visit = trace_[step_.uses % trace_.size()];
+    const Visit& visit = uses_.trace()[step_.uses % uses_.trace().size()];
     if (visit.unit != op.unit || visit.phase != op.phase || visit.exact != op.exact)
       complain("is not the next visit of the trace");
     ++step_.uses;
@@ -327,7 +480,7 @@ class Follower {
 
   void end_step() {
     ++steps_done_;
-    if (step_.uses != trace_.size() * in_.micro_steps) complain("the trainer gets {} uses", step_.uses);
+    if (step_.uses != uses_.trace().size() * in_.micro_steps) complain("the trainer gets {} uses", step_.uses);
     if (!step_.agreed) complain("has no agreement");
     if (!step_.committed && !step_.written.empty()) complain("does not commit what it wrote");
     for (std::size_t unit = 0; unit < updates_.size(); ++unit) {
@@ -358,7 +511,6 @@ class Follower {
 
   const CompileInput& in_;
   const Program& program_;
-  const Trace trace_;
   Uses uses_;
   ExpectedContent expected_;
   Contents contents_;
@@ -374,6 +526,13 @@ class Follower {
 
 std::vector<std::string> wrong_bytes(const CompileInput& input, const Program& program) {
   return Follower(input, program).run();
+}
+
+std::vector<std::string> verify(const CompileInput& input, const Program& program) {
+  std::vector<std::string> problems = wrong_order(program);
+  const std::vector<std::string> bytes = wrong_bytes(input, program);
+  problems.insert(problems.end(), bytes.begin(), bytes.end());
+  return problems;
 }
 
 }  // namespace ballast

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "kernels/runtime/host_pages.h"
-#include "zero/plan/recorded_state.h"
+#include "zero/plan/description.h"
 #include "zero/runs/inventory.h"
 #include "zero/runs/own_run.h"
 

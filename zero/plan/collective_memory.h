@@ -1,11 +1,12 @@
-// The encoded bytes of collectives, and the wire formats that a placement can have.
+// The memory that collectives take besides that of their values: codes of encoded ones, and on GPUs what other ranks send to
+// reductions; and the wire formats that a placement can have.
 #pragma once
 
 #include <ballast/wire.h>
 
 #include "kernels/quantize.h"
-#include "zero/plan/layout.h"
-#include "zero/plan/program.h"
+#include "kernels/reduction_memory.h"
+#include "zero/plan/compile_input.h"
 
 namespace ballast {
 
@@ -19,5 +20,12 @@ kernels::CodeBits code_bits(WireFormat format);  // of a format that is not exac
 // Without bytes of memory the collective is exact.
 Codes codes_of_gather(const Wire& wire, const Section& section);
 Codes codes_of_reduction(const Wire& wire, const Placement& placement, const UnitLayout& unit, Ranks ranks);
+
+// Returns the group of a rank that shards gradients, or that adds those of replicas. `per_host`: ranks of each host, if each has
+// as many neighbouring ones; 1 or less: hosts are not told apart.
+kernels::ReducingRanks reducing_ranks(const Placement& placement, std::size_t rank, std::size_t per_host, Ranks ranks);
+
+// Returns the most that a reduction takes on a GPU, over all units; none on a CPU.
+kernels::ReductionMemory memory_of_reductions(const CompileInput& input);
 
 }  // namespace ballast
