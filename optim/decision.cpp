@@ -1,11 +1,11 @@
-#include "optim/decision.h"
-
 #include <ballast/error.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+
+#include "optim/step.h"
 
 namespace ballast::optim {
 

@@ -3,12 +3,11 @@
 #pragma once
 
 #include <ballast/optim.h>
+#include <ballast/state_format.h>
 
 #include <span>
 #include <string_view>
 #include <vector>
-
-#include "optim/step.h"
 
 namespace ballast::optim {
 

@@ -1,17 +1,40 @@
-// The coefficients of a rule at a step, ready for a backend.
+// A step of an optimizer: whether it is made, by which factor of all gradients, and the coefficients of a rule, ready for a
+// backend.
 #pragma once
 
 #include <ballast/optim.h>
 
 #include <cstdint>
 
+#include "kernels/matrix_shape.h"
 #include "kernels/update.h"
+
+namespace ballast::kernels {
+struct NewtonSchulz;  // kernels/orthogonalize.h
+}
 
 namespace ballast::optim {
 
+struct GradientFacts {
+  double sum_of_squares = 0.0;  // of the gradients before unscaling: summed over ranks and micro-steps
+  bool finite = true;
+  double loss_scale = 1.0;   // the factor of the loss before the backward pass
+  double averaged_over = 1;  // ranks x micro-steps whose gradients were summed
+};
+
+// Decided before any parameter changes.
+struct Decision {
+  bool skip = false;
+  double norm = 0.0;             // of the true gradients: unscaled and averaged, before clipping
+  float gradient_factor = 1.0f;  // unscales, averages and clips
+};
+
+// Clips as torch.nn.utils.clip_grad_norm_ does: by max_norm / (norm + 1e-6), never above 1.
+Decision decide(const GradientFacts& facts, double max_norm = no_clipping);
+
 struct Step {
   std::uint64_t number = 1;      // of the parameter's update, counted from 1
-  float gradient_factor = 1.0f;  // see decision.h
+  float gradient_factor = 1.0f;  // see Decision
 };
 
 kernels::GroupStep at(const AdamW& rule, const Step& step);
@@ -20,12 +43,15 @@ kernels::GroupStep at(const Sgd& rule, const Step& step);
 kernels::GroupStep at(const SgdMomentum& rule, const Step& step);
 kernels::GroupStep at(const Lion& rule, const Step& step);
 kernels::GroupStep at(const Adagrad& rule, const Step& step);
-kernels::GroupStep at(const Muon& rule, const Step& step);  // the first of its two updates: see muon.h
+kernels::GroupStep at(const Muon& rule, const Step& step);  // the first of its two updates
 kernels::GroupStep at(const External& rule, const Step& step);
 kernels::GroupStep at(const Rule& rule, const Step& step);
 
-constexpr float gradient_factor(const Step& step, bool maximize) {
-  return maximize ? -step.gradient_factor : step.gradient_factor;
-}
+// Muon needs whole matrices between its two updates of elements: at() makes a direction of each element from its momentum, whole
+// matrices of directions are orthogonalized, and they move the parameter.
+kernels::NewtonSchulz orthogonalization_of(const Muon& rule);
+kernels::GroupStep step_of(const Muon& rule, const kernels::MatrixShape& shape);
+
+double adjusted_lr(const Muon& rule, const kernels::MatrixShape& shape);
 
 }  // namespace ballast::optim

@@ -6,7 +6,6 @@
 #include "benchmarks/harness/buffer.h"
 #include "benchmarks/harness/suite.h"
 #include "kernels/random_math.h"
-#include "optim/decision.h"
 #include "optim/step.h"
 #include "zero/comm/thread_communicator.h"
 #include "zero/engine/engine.h"

@@ -8,7 +8,6 @@
 #include "kernels/backend.h"
 #include "kernels/orthogonalize.h"
 #include "kernels/random_math.h"
-#include "optim/muon.h"
 #include "optim/step.h"
 
 using namespace ballast;

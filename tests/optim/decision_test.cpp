@@ -1,6 +1,6 @@
 #include <ballast/error.h>
 
-#include "optim/decision.h"
+#include "optim/step.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

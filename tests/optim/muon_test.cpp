@@ -1,7 +1,8 @@
-#include "optim/muon.h"
-
 #include <catch2/catch.hpp>
 #include <cmath>
+
+#include "kernels/orthogonalize.h"
+#include "optim/step.h"
 
 using namespace ballast;
 using namespace ballast::optim;

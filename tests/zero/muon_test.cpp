@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/orthogonalize.h"
-#include "optim/muon.h"
+#include "optim/step.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/training_rig.h"
 

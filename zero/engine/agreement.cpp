@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "kernels/exact_sum_math.h"
-#include "optim/muon.h"
+#include "optim/step.h"
 #include "zero/comm/purpose.h"
 #include "zero/engine/lasting_norms.h"
 #include "zero/engine/straggler.h"

@@ -1,7 +1,7 @@
 // The decision of a step: the norm over all ranks, whether to update, and with which factors.
 #pragma once
 
-#include "optim/decision.h"
+#include "optim/step.h"
 #include "zero/engine/lane_arithmetic.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/step_run.h"

@@ -1,0 +1,264 @@
+// The checks of each rule's options, and its coefficients at a step.
+#include <ballast/error.h>
+#include <ballast/state_format.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/orthogonalize.h"
+#include "optim/step.h"
+
+namespace ballast::optim {
+namespace {
+
+// The checks that the rules share. Each names the rule, the option and its value; B1001, for amsgrad B1005.
+struct Option {
+  std::string_view rule;
+  std::string_view name;
+  double value;
+};
+
+// The callers write their comparisons so that NaN fails as well.
+void require_range(bool holds, Option option, std::string_view range) {
+  require(holds, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot use {} with {} = {}", option.rule, option.name, option.value),
+                   .needed = std::string(range),
+                   .remedy = fmt::format("set {} to {}", option.name, range)};
+  });
+}
+
+void require_not_negative(Option option) {
+  require_range(option.value >= 0.0 && std::isfinite(option.value), option, "a finite number of at least 0");
+}
+
+void require_below_one(Option option) {
+  require_range(option.value >= 0.0 && option.value < 1.0, option, "at least 0 and less than 1");
+}
+
+void refuse_amsgrad(std::string_view rule, bool amsgrad) {
+  require(!amsgrad, Code::unsupported, [&] {
+    return Problem{.what = fmt::format("cannot use {} with amsgrad", rule),
+                   .needed = "a third moment for every element, which no state format stores",
+                   .remedy = "leave amsgrad off: its maximum grows the state by a third, and it rarely helps"};
+  });
+}
+
+float gradient_factor(const Step& step, bool maximize) {
+  return maximize ? -step.gradient_factor : step.gradient_factor;
+}
+
+template <class Options>
+void check_adam(std::string_view rule, const Options& options) {
+  require_not_negative({rule, "lr", options.lr});
+  require_below_one({rule, "beta1", options.beta1});
+  require_below_one({rule, "beta2", options.beta2});
+  require_not_negative({rule, "eps", options.eps});
+  require_not_negative({rule, "weight_decay", options.weight_decay});
+  refuse_amsgrad(rule, options.amsgrad);
+}
+
+// The bias corrections are computed in double, once a step.
+template <class Options>
+kernels::AdamW coefficients(const Options& options, std::uint64_t step, double decay) {
+  const double t = static_cast<double>(step);
+  const double correction1 = 1.0 - std::pow(options.beta1, t);
+  const double correction2 = 1.0 - std::pow(options.beta2, t);
+  return {.decay = static_cast<float>(decay),
+          .mean = kernels::RunningMean::of(options.beta1),
+          .beta2 = static_cast<float>(options.beta2),
+          .one_minus_beta2 = static_cast<float>(1.0 - options.beta2),
+          .inverse_root_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
+          .eps = static_cast<float>(options.eps),
+          .step_size = static_cast<float>(options.lr / correction1)};
+}
+
+constexpr int most_steps = 99;
+constexpr std::array<double, 3> default_coefficients = Muon{}.ns_coefficients;
+
+// The polynomials of degree 5 of "The Polar Express" (arXiv 2505.16932), Algorithm 1, for singular values from 1/1000 to 1. The
+// last one repeats. All but that are made for values that are larger by the safety factor, since rounding to bf16 may bring a
+// value above 1.
+constexpr double safety = 1.01;
+constexpr std::array<double, 3> polar_express[] = {
+    {8.28721201814563, -23.595886519098837, 17.300387312530933},
+    {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
+    {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
+    {3.3184196573706015, -2.488488024314874, 0.51004894012372},
+    {2.300652019954817, -1.6689039845747493, 0.4188073119525673},
+    {1.891301407787398, -1.2679958271945868, 0.37680408948524835},
+    {1.8750014808534479, -1.2500016453999487, 0.3750001645474248},
+    {1.875, -1.25, 0.375},
+};
+
+kernels::Quintic rounded(const std::array<double, 3>& coefficients, double scale) {
+  const double s = scale;
+  return {static_cast<float>(coefficients[0] / s), static_cast<float>(coefficients[1] / (s * s * s)),
+          static_cast<float>(coefficients[2] / (s * s * s * s * s))};
+}
+
+kernels::Quintic polar_express_step(std::size_t number) {
+  const std::size_t last = std::size(polar_express) - 1;
+  return number < last ? rounded(polar_express[number], safety) : rounded(polar_express[last], 1.0);
+}
+
+void check_coefficients(const Muon& rule) {
+  const auto& coefficients = rule.ns_coefficients;
+  require(std::ranges::all_of(coefficients, [](double c) { return std::isfinite(c); }), Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot use Muon with ns_coefficients = {}", fmt::join(coefficients, ", ")),
+                   .needed = "three finite numbers"};
+  });
+  const bool own = coefficients != default_coefficients;
+  require(!own || rule.orthogonalization == Orthogonalization::newton_schulz, Code::bad_argument, [] {
+    return Problem{.what = "cannot use Muon with ns_coefficients and Polar Express, which has coefficients of its own",
+                   .needed = "one of the two",
+                   .remedy = "leave ns_coefficients out, or choose Newton-Schulz"};
+  });
+}
+
+}  // namespace
+
+void AdamW::check() const { check_adam("AdamW", *this); }
+
+kernels::GroupStep at(const AdamW& rule, const Step& step) {
+  return {coefficients(rule, step.number, 1.0 - rule.lr * rule.weight_decay), gradient_factor(step, rule.maximize)};
+}
+
+void Adam::check() const { check_adam("Adam", *this); }
+
+kernels::GroupStep at(const Adam& rule, const Step& step) {
+  return {
+      kernels::Adam{.l2 = static_cast<float>(rule.weight_decay), .without_decay = coefficients(rule, step.number, 1.0)},
+      gradient_factor(step, rule.maximize)};
+}
+
+void Sgd::check() const {
+  require_not_negative({"SGD", "lr", lr});
+  require_not_negative({"SGD", "weight_decay", weight_decay});
+}
+
+kernels::GroupStep at(const Sgd& rule, const Step& step) {
+  return {kernels::Sgd{.lr = static_cast<float>(rule.lr), .l2 = static_cast<float>(rule.weight_decay)},
+          gradient_factor(step, rule.maximize)};
+}
+
+void SgdMomentum::check() const {
+  require_not_negative({"SGD", "lr", lr});
+  require_not_negative({"SGD", "momentum", momentum});
+  require_not_negative({"SGD", "weight_decay", weight_decay});
+  require(!nesterov || (momentum > 0.0 && dampening == 0.0), Code::bad_argument, [] {
+    return Problem{.what = "cannot use SGD with Nesterov momentum: it has no momentum, or dampening",
+                   .needed = "momentum above 0 and dampening 0"};
+  });
+}
+
+// Without momentum torch uses the gradient itself, undamped, and leaves the buffer alone: it is needed again if a momentum
+// comes back.
+kernels::GroupStep at(const SgdMomentum& rule, const Step& step) {
+  if (rule.momentum == 0.0) {
+    return at(Sgd{.lr = rule.lr, .weight_decay = rule.weight_decay, .maximize = rule.maximize}, step);
+  }
+  const double damped = step.number == 1 ? 0.0 : rule.dampening;
+  return {kernels::SgdMomentum{.lr = static_cast<float>(rule.lr),
+                               .l2 = static_cast<float>(rule.weight_decay),
+                               .momentum = static_cast<float>(rule.momentum),
+                               .one_minus_dampening = static_cast<float>(1.0 - damped),
+                               .from_momentum = rule.nesterov ? static_cast<float>(rule.momentum) : 1.0f,
+                               .from_gradient = rule.nesterov ? 1.0f : 0.0f},
+          gradient_factor(step, rule.maximize)};
+}
+
+void Lion::check() const {
+  require_not_negative({"Lion", "lr", lr});
+  require_below_one({"Lion", "beta1", beta1});
+  require_below_one({"Lion", "beta2", beta2});
+  require_not_negative({"Lion", "weight_decay", weight_decay});
+}
+
+kernels::GroupStep at(const Lion& rule, const Step& step) {
+  return {kernels::Lion{.lr = static_cast<float>(rule.lr),
+                        .decay = static_cast<float>(1.0 - rule.lr * rule.weight_decay),
+                        .mean = kernels::RunningMean::of(rule.beta1),
+                        .kept_mean = kernels::RunningMean::of(rule.beta2)},
+          gradient_factor(step, rule.maximize)};
+}
+
+void Adagrad::check() const {
+  require_not_negative({"Adagrad", "lr", lr});
+  require_not_negative({"Adagrad", "lr_decay", lr_decay});
+  require_not_negative({"Adagrad", "weight_decay", weight_decay});
+  require_not_negative({"Adagrad", "eps", eps});
+}
+
+kernels::GroupStep at(const Adagrad& rule, const Step& step) {
+  const double decayed = rule.lr / (1.0 + static_cast<double>(step.number - 1) * rule.lr_decay);
+  return {kernels::Adagrad{.step_size = static_cast<float>(decayed),
+                           .l2 = static_cast<float>(rule.weight_decay),
+                           .eps = static_cast<float>(rule.eps)},
+          gradient_factor(step, rule.maximize)};
+}
+
+void Muon::check() const {
+  require_not_negative({"Muon", "lr", lr});
+  require_below_one({"Muon", "momentum", momentum});
+  require_not_negative({"Muon", "weight_decay", weight_decay});
+  require_not_negative({"Muon", "eps", eps});
+  require(ns_steps >= 0 && ns_steps <= most_steps, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot use Muon with ns_steps = {}", ns_steps),
+                   .needed = fmt::format("0 to {}", most_steps),
+                   .remedy = "set ns_steps to 5"};
+  });
+  check_coefficients(*this);
+}
+
+kernels::GroupStep at(const Muon& rule, const Step& step) {
+  return {kernels::MuonMomentum{.mean = kernels::RunningMean::of(rule.momentum),
+                                .from_momentum = rule.nesterov ? static_cast<float>(rule.momentum) : 1.0f,
+                                .from_gradient = rule.nesterov ? static_cast<float>(1.0 - rule.momentum) : 0.0f},
+          step.gradient_factor};
+}
+
+kernels::NewtonSchulz orthogonalization_of(const Muon& rule) {
+  const bool polar = rule.orthogonalization == Orthogonalization::polar_express;
+  kernels::NewtonSchulz how{
+      .steps = {}, .norm_factor = polar ? static_cast<float>(safety) : 1.0f, .eps = static_cast<float>(rule.eps)};
+  for (std::size_t step = 0; step < static_cast<std::size_t>(rule.ns_steps); ++step) {
+    how.steps.push_back(polar ? polar_express_step(step) : rounded(rule.ns_coefficients, 1.0));
+  }
+  return how;
+}
+
+double adjusted_lr(const Muon& rule, const kernels::MatrixShape& shape) {
+  const auto rows = static_cast<double>(shape.rows);
+  const auto columns = static_cast<double>(shape.columns);
+  switch (rule.adjust_lr_fn) {
+    case AdjustLr::match_rms_adamw: return rule.lr * 0.2 * std::sqrt(std::max(rows, columns));
+    case AdjustLr::original: break;
+  }
+  return rule.lr * std::sqrt(std::max(1.0, rows / columns));
+}
+
+kernels::GroupStep step_of(const Muon& rule, const kernels::MatrixShape& shape) {
+  return {kernels::MuonStep{.decay = static_cast<float>(1.0 - rule.lr * rule.weight_decay),
+                            .step_size = static_cast<float>(adjusted_lr(rule, shape))},
+          1.0f};
+}
+
+void External::check() const {
+  require(state.momentum.empty() && state.variance.empty(), Code::bad_argument,
+          [] { return Problem{.what = "cannot keep moments for the rule External", .needed = "own values alone"}; });
+  require(state.own_values <= max_own_values, Code::unsupported, [&] {
+    return Problem{.what = fmt::format("cannot keep {} values of each element for the rule External", state.own_values),
+                   .needed = fmt::format("at most {}", max_own_values)};
+  });
+}
+
+kernels::GroupStep at(const External&, const Step& step) { return {kernels::External{}, step.gradient_factor}; }
+
+kernels::GroupStep at(const Rule& rule, const Step& step) {
+  return std::visit([&](const auto& r) { return at(r, step); }, rule);
+}
+
+}  // namespace ballast::optim
