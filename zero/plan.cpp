@@ -1,4 +1,4 @@
-#include <ballast/plan.h>
+#include <ballast/training.h>
 
 #include <fmt/format.h>
 

@@ -2,7 +2,7 @@
 // checked before anything is reserved.
 #pragma once
 
-#include <ballast/plan.h>
+#include <ballast/training.h>
 
 #include <filesystem>
 #include <optional>

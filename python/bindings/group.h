@@ -1,7 +1,7 @@
 // A group of connected ranks, as Python holds it.
 #pragma once
 
-#include <ballast/wire.h>
+#include <ballast/placement.h>
 
 #include <optional>
 #include <string>

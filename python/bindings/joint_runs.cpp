@@ -1,6 +1,6 @@
 // Runs that are resumed together.
 #include <ballast/joint_runs.h>
-#include <ballast/plan.h>
+#include <ballast/training.h>
 #include <pybind11/stl.h>
 
 #include "python/bindings/group.h"

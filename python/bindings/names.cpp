@@ -1,7 +1,6 @@
 // The words from which users choose: C++ defines them once, and Python gets them as enumerations.
-#include <ballast/gradient_format.h>
+#include <ballast/placement.h>
 #include <ballast/state_format.h>
-#include <ballast/wire.h>
 
 #include <pybind11/native_enum.h>
 

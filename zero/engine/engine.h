@@ -2,8 +2,8 @@
 // call.
 #pragma once
 
-#include <ballast/joint_round.h>
 #include <ballast/lease.h>
+#include <ballast/records.h>
 
 #include "zero/engine/corruption_check.h"
 #include "zero/engine/custom_update.h"

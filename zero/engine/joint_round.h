@@ -1,7 +1,7 @@
 // A round of joint runs, as their commits hold it.
 #pragma once
 
-#include <ballast/joint_round.h>
+#include <ballast/records.h>
 
 #include "offload/record_format.h"
 

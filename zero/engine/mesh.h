@@ -4,7 +4,6 @@
 
 #include <ballast/comm.h>
 #include <ballast/placement.h>
-#include <ballast/wire.h>
 
 #include <memory>
 #include <vector>

@@ -1,7 +1,7 @@
 // The state of one walk through a list of operations: how far each has come, and what was decided.
 #pragma once
 
-#include <ballast/joint_round.h>
+#include <ballast/records.h>
 #include <ballast/step.h>
 
 #include <array>

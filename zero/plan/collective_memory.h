@@ -2,7 +2,7 @@
 // reductions; and the wire formats that a placement can have.
 #pragma once
 
-#include <ballast/wire.h>
+#include <ballast/placement.h>
 
 #include "kernels/quantize.h"
 #include "kernels/reduction_memory.h"

@@ -4,7 +4,6 @@
 
 #include <ballast/placement.h>
 #include <ballast/schedule.h>
-#include <ballast/wire.h>
 
 #include <cstdint>
 #include <string>

@@ -20,7 +20,7 @@
 #pragma once
 
 #include <ballast/comm.h>
-#include <ballast/joint_round.h>
+#include <ballast/records.h>
 
 #include <cstdint>
 #include <optional>
@@ -29,8 +29,6 @@
 #include <vector>
 
 namespace ballast {
-
-struct RecordOptions;
 
 // A commit that the drives of all ranks hold as a whole.
 struct RunCommit {

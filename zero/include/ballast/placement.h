@@ -1,10 +1,13 @@
-// The tiers in which parameters, gradients and optimizer state are kept between their uses. A ZeRO stage means nothing
-// more.
+// The tiers in which parameters, gradients and optimizer state are kept between their uses: a ZeRO stage means nothing more. The
+// formats in which summed gradients are kept, and in which ranks send values to each other.
 #pragma once
+
+#include <ballast/view.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace ballast {
@@ -59,5 +62,42 @@ Placement placement_of_stage(int stage, std::size_t ranks);
 
 // Throws B1001 for fractions that do not add up, full parameters outside the device, gradients on a drive.
 void check(const Placement& placement);
+
+// The format of gradients that are summed over the ranks and kept until the update: see docs/concepts/state-formats.md. With
+// bf16, the sum over the ranks of one backward use is rounded once, to nearest; later uses of a step are added with stochastic
+// rounding.
+enum class GradientFormat : std::uint8_t { fp32, bf16 };
+
+constexpr std::string_view name(GradientFormat format) {
+  constexpr std::string_view names[] = {"fp32", "bf16"};
+  return names[static_cast<std::size_t>(format)];
+}
+
+// The format applies to parameters in bf16. Gradients of fp32 and fp16 parameters would lose bits, and are kept in fp32.
+constexpr DType dtype_of_sums(GradientFormat format, DType parameter) {
+  return format == GradientFormat::bf16 && parameter == DType::bf16 ? DType::bf16 : DType::fp32;
+}
+
+// The formats in which ranks send values. Exact: the format that the values have. Else codes of 8 or 4 bits, and an fp32 scale for
+// each group of 128 values.
+enum class WireFormat : std::uint8_t { exact, int8, int4 };
+
+constexpr std::string_view name(WireFormat format) {
+  constexpr std::string_view names[] = {"exact", "int8", "int4"};
+  return names[static_cast<std::size_t>(format)];
+}
+
+// See docs/guides/slow-links.md. Gathers round to nearest, reductions stochastically, by random bits that depend on
+// the step, the rank and the element. Norms, decisions and loading stay exact.
+struct Wire {
+  WireFormat gather = WireFormat::exact;  // of parameters, at stage 3; not int4
+  WireFormat reduce = WireFormat::exact;  // of each rank's gradients
+  // Of sums of several ranks' gradients: those of a host with several ranks, on their way to other hosts; those of a shard
+  // group, on their way to its replicas; and at stage 0 the sum, on its way to all ranks. None: as `reduce`.
+  std::optional<WireFormat> across{};
+
+  WireFormat of_sums() const { return across.value_or(reduce); }
+  bool operator==(const Wire&) const = default;
+};
 
 }  // namespace ballast

@@ -2,13 +2,11 @@
 // take the least time of those that fit.
 #pragma once
 
-#include <ballast/gradient_format.h>
 #include <ballast/model.h>
 #include <ballast/optim.h>
 #include <ballast/placement.h>
 #include <ballast/schedule.h>
 #include <ballast/state_format.h>
-#include <ballast/wire.h>
 
 #include <array>
 #include <cstddef>
