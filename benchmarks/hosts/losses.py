@@ -3,7 +3,6 @@
 Each training that ends is added to a file, and a training in the file is not repeated. A line's value is the loss at the end,
 the time of the steps, or the bytes that a host's link has sent, by the kernel's own counter; all vs. DDP."""
 
-import json
 import os
 import statistics
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import suite
+from contest import append, rows_of
 from network import Link, Network, Site, run_ranks
 
 RANK = Path(__file__).with_name("loss_rank.py")
@@ -78,8 +78,7 @@ CASES = [LossCase(size, scheme, seed) for seed in range(SEEDS) for size in SIZES
 
 def read(path: Path) -> dict[str, dict]:
     """Return the finished trainings of a file, by case and setting."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {key(row["case"], row["setting"]): row for row in map(json.loads, lines)}
+    return {key(row["case"], row["setting"]): row for row in rows_of(path)}
 
 
 def key(case: str, setting: str) -> str:
@@ -145,8 +144,7 @@ def compare(options: Namespace) -> None:
             print(f"hosts: {case.name}, {steps} steps", file=sys.stderr, flush=True)
             row = train(case, steps, network) | {"commit": suite.commit()}
             finished[key(case.name, case.setting(steps))] = row
-            with options.runs.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append(options.runs, row)
     rows = [finished[key(case.name, case.setting(steps))] for case, steps in wanted]
     for (case, steps), row in zip(wanted, rows, strict=True):
         of_ddp = finished.get(key(case._replace(scheme=DDP).name, case.setting(steps)))
