@@ -9,11 +9,10 @@
 #include <functional>
 #include <iterator>
 #include <memory>
-#include <optional>
 
 #include "benchmarks/harness/suite.h"
 #include "benchmarks/kernels/adamw_bytes.h"
-#include "kernels/backend.h"
+#include "benchmarks/kernels/elementwise.h"
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/stream.h"
@@ -24,26 +23,23 @@ namespace ballast::benchmarks {
 namespace {
 
 constexpr int issues_of_a_run = 4;
-constexpr unsigned char byte_of_values = 0x3c;  // bf16 0x3c3c is 0.0115, and fp32 0x3c3c3c3c nearly the same
 
 // The GPU that the cases run on, and its memory. Subjects issue their work several times and then wait for it, so that the wait is
 // a small part of what is timed.
-class TestedGpu {
+class TestedGpu : public Place {
  public:
   explicit TestedGpu(int gpu);  // throws B2101 or B2102 without a GPU
 
-  kernels::Backend& backend() { return *backend_; }
+  kernels::Backend& backend() override { return *backend_; }
   const Stream& stream() const { return stream_; }
 
-  // Memory with plausible values: small ones, of one sign.
-  std::shared_ptr<ballast::Buffer> device(std::size_t bytes);
-  std::shared_ptr<ballast::Buffer> host(MemoryKind kind, std::size_t bytes);
-
-  // A subject whose `issue` moves `bytes`, read and written together.
-  Subject moving(std::size_t bytes, std::function<void()> issue) const;
+  std::shared_ptr<std::byte> memory(std::size_t bytes) override;
+  std::shared_ptr<std::byte> host(MemoryKind kind, std::size_t bytes);  // filled in the same way
+  void set(std::byte* memory, unsigned char byte, std::size_t bytes) override { fill(memory, byte, bytes, stream_); }
+  Subject moving(std::size_t bytes, std::function<void()> issue) const override;
 
  private:
-  std::shared_ptr<ballast::Buffer> memory(MemoryKind kind, std::size_t bytes);
+  std::shared_ptr<std::byte> allocated(MemoryKind kind, std::size_t bytes);
 
   int gpu_;
   MemoryAccounts accounts_;
@@ -53,22 +49,23 @@ class TestedGpu {
 
 TestedGpu::TestedGpu(int gpu) : gpu_(gpu), stream_(gpu), backend_(kernels::cuda_backend(stream_.handle(), gpu)) {}
 
-std::shared_ptr<ballast::Buffer> TestedGpu::device(std::size_t bytes) {
-  auto made = memory(MemoryKind::device, bytes);
-  ballast::fill(made->data(), byte_of_values, bytes, stream_);
+std::shared_ptr<std::byte> TestedGpu::memory(std::size_t bytes) {
+  auto made = allocated(MemoryKind::device, bytes);
+  set(made.get(), byte_of_values, bytes);
   stream_.synchronize();
   return made;
 }
 
-std::shared_ptr<ballast::Buffer> TestedGpu::host(MemoryKind kind, std::size_t bytes) {
-  auto made = memory(kind, bytes);
-  std::memset(made->data(), byte_of_values, bytes);
+std::shared_ptr<std::byte> TestedGpu::host(MemoryKind kind, std::size_t bytes) {
+  auto made = allocated(kind, bytes);
+  std::memset(made.get(), byte_of_values, bytes);
   return made;
 }
 
-std::shared_ptr<ballast::Buffer> TestedGpu::memory(MemoryKind kind, std::size_t bytes) {
-  return std::make_shared<ballast::Buffer>(
+std::shared_ptr<std::byte> TestedGpu::allocated(MemoryKind kind, std::size_t bytes) {
+  const auto made = std::make_shared<ballast::Buffer>(
       allocate(accounts_, {.kind = kind, .bytes = bytes, .owner = "a benchmark", .gpu = gpu_}));
+  return {made, made->data()};
 }
 
 Subject TestedGpu::moving(std::size_t bytes, std::function<void()> issue) const {
@@ -82,28 +79,25 @@ Subject TestedGpu::moving(std::size_t bytes, std::function<void()> issue) const 
 
 // --- Kernels ---
 
-using kernels::CodeBits;
-using enum DType;
-
 Subject copy_in_memory(TestedGpu& gpu, std::size_t elements) {
   const std::size_t bytes = elements * 8;
-  const auto from = gpu.device(bytes), to = gpu.device(bytes);
-  return gpu.moving(2 * bytes, [=, &gpu] { copy(to->data(), from->data(), bytes, gpu.stream()); });
+  const auto from = gpu.memory(bytes), to = gpu.memory(bytes);
+  return gpu.moving(2 * bytes, [=, &gpu] { copy(to.get(), from.get(), bytes, gpu.stream()); });
 }
 
 // bf16 gradients and parameters and the state of one format, updated in tiles of `tile` elements.
 Subject adamw_on(TestedGpu& gpu, StateFormat format, std::size_t elements, std::size_t tile) {
-  const optim::StateLayout layout({.format = format, .parameter = bf16, .names = optim::AdamW::state}, tile);
+  const optim::StateLayout layout({.format = format, .parameter = DType::bf16, .names = optim::AdamW::state}, tile);
   const std::size_t count = elements / tile;
-  const auto gradient = gpu.device(count * tile * 2), parameter = gpu.device(count * tile * 2);
-  const auto state = gpu.device(count * layout.bytes());
+  const auto gradient = gpu.memory(count * tile * 2), parameter = gpu.memory(count * tile * 2);
+  const auto state = gpu.memory(count * layout.bytes());
   const kernels::GroupStep group = optim::at(optim::AdamW{}, {.number = 1});
   const auto bytes = static_cast<std::size_t>(adamw_bytes_of_an_element(format) * static_cast<double>(count * tile));
   return gpu.moving(bytes, [=, &gpu] {
     for (std::size_t i = 0; i < count; ++i) {
-      TileMemory memory = layout.tile(state->data() + i * layout.bytes());
-      memory.parameter = parameter->data() + i * tile * 2;
-      memory.gradient = gradient->data() + i * tile * 2;
+      TileMemory memory = layout.tile(state.get() + i * layout.bytes());
+      memory.parameter = parameter.get() + i * tile * 2;
+      memory.gradient = gradient.get() + i * tile * 2;
       memory.count = tile;
       memory.first_index = i * tile;
       const kernels::Run run{.begin = 0, .count = tile, .group = 0};
@@ -112,74 +106,8 @@ Subject adamw_on(TestedGpu& gpu, StateFormat format, std::size_t elements, std::
   });
 }
 
-// An array on the GPU, seen as elements of a format.
-struct Array {
-  Array(TestedGpu& gpu, std::size_t count, DType dtype) : memory(gpu.device(count * byte_size(dtype))), format(dtype) {}
-  View view() const { return memory->view(format); }
-  std::size_t bytes() const { return memory->bytes(); }
-
-  std::shared_ptr<ballast::Buffer> memory;
-  DType format;
-};
-
-Subject cast_on(TestedGpu& gpu, std::size_t elements, DType from, DType to) {
-  const Array source(gpu, elements, from), target(gpu, elements, to);
-  return gpu.moving(source.bytes() + target.bytes(), [=, &gpu] { gpu.backend().cast(source.view(), target.view()); });
-}
-
-Subject accumulate_on(TestedGpu& gpu, std::size_t elements, DType from) {
-  const Array source(gpu, elements, from), target(gpu, elements, fp32);
-  return gpu.moving(source.bytes() + 2 * target.bytes(),
-                    [=, &gpu] { gpu.backend().accumulate(source.view(), 0.5f, target.view()); });
-}
-
-Subject fill_on(TestedGpu& gpu, std::size_t elements) {
-  const Array target(gpu, elements, fp32);
-  return gpu.moving(target.bytes(), [=, &gpu] { gpu.backend().fill(target.view(), 0.0f); });
-}
-
-Subject sum_of_squares_on(TestedGpu& gpu, std::size_t elements, DType dtype) {
-  const Array values(gpu, elements, dtype);
-  const auto sum = gpu.device(sizeof(kernels::ExactSum));
-  fill(sum->data(), 0, sum->bytes(), gpu.stream());
-  auto* into = reinterpret_cast<kernels::ExactSum*>(sum->data());
-  return gpu.moving(values.bytes(), [=, &gpu] {
-    fill(sum->data(), 0, sum->bytes(), gpu.stream());
-    gpu.backend().sum_of_squares(values.view(), into);
-  });
-}
-
-Subject first_non_finite_on(TestedGpu& gpu, std::size_t elements) {
-  const Array values(gpu, elements, bf16);
-  const auto first = gpu.device(sizeof(std::uint64_t));
-  return gpu.moving(values.bytes(), [=, &gpu] {
-    fill(first->data(), 0xff, first->bytes(), gpu.stream());
-    gpu.backend().first_non_finite(values.view(), 0, reinterpret_cast<std::uint64_t*>(first->data()));
-  });
-}
-
-Subject quantize_on(TestedGpu& gpu, std::size_t elements, CodeBits bits) {
-  const Array source(gpu, elements, bf16), blocks(gpu, kernels::quantized_bytes(elements, bits), u8);
-  return gpu.moving(source.bytes() + blocks.bytes(), [=, &gpu] {
-    gpu.backend().quantize(source.view(), {bits, blocks.view()}, {});
-  });
-}
-
-// Pieces whose sizes differ like those of a model's tensors: a few large ones and many small ones.
-Subject pack_on(TestedGpu& gpu, std::size_t elements, std::size_t count) {
-  const Array source(gpu, elements, bf16), target(gpu, elements, bf16);
-  std::vector<kernels::CopyPiece> pieces;
-  std::size_t begin = 0;
-  for (std::size_t i = 1; i <= count; ++i) {
-    const std::size_t end = elements / (count * count) * i * i;
-    pieces.push_back({source.view().part(begin, end - begin), target.view().part(begin, end - begin)});
-    begin = end;
-  }
-  return gpu.moving(4 * begin, [=, &gpu] { gpu.backend().copy_pieces(pieces); });
-}
-
 // `elements` is the size of the large arrays, which must not fit the caches. The GPU is there when a case is made.
-std::vector<Trial> kernel_cases(std::optional<TestedGpu>& gpu, std::size_t elements) {
+std::vector<Trial> kernel_cases(std::shared_ptr<TestedGpu>& gpu, std::size_t elements) {
   std::vector<Trial> all;
   const auto add = [&](std::string name, std::function<Subject(TestedGpu&)> make) {
     all.push_back({std::move(name), "copy", [=, &gpu] { return Pair{make(*gpu), copy_in_memory(*gpu, elements)}; }});
@@ -193,16 +121,9 @@ std::vector<Trial> kernel_cases(std::optional<TestedGpu>& gpu, std::size_t eleme
           [=](TestedGpu& gpu) { return adamw_on(gpu, format, elements, tile); });
     }
   }
-  add("cast fp32 to bf16", [=](TestedGpu& gpu) { return cast_on(gpu, elements, fp32, bf16); });
-  add("cast bf16 to fp32", [=](TestedGpu& gpu) { return cast_on(gpu, elements, bf16, fp32); });
-  add("accumulate bf16 into fp32", [=](TestedGpu& gpu) { return accumulate_on(gpu, elements, bf16); });
-  add("fill fp32", [=](TestedGpu& gpu) { return fill_on(gpu, elements); });
-  add("sum of squares of fp32", [=](TestedGpu& gpu) { return sum_of_squares_on(gpu, elements, fp32); });
-  add("sum of squares of bf16", [=](TestedGpu& gpu) { return sum_of_squares_on(gpu, elements, bf16); });
-  add("first non-finite of bf16", [=](TestedGpu& gpu) { return first_non_finite_on(gpu, elements); });
-  add("quantize bf16 to 8 bits", [=](TestedGpu& gpu) { return quantize_on(gpu, elements, CodeBits::eight); });
-  add("quantize bf16 to 4 bits", [=](TestedGpu& gpu) { return quantize_on(gpu, elements, CodeBits::four); });
-  add("pack 300 pieces of bf16", [=](TestedGpu& gpu) { return pack_on(gpu, elements, 300); });
+  for (const ElementwiseCase& item : elementwise_cases()) {
+    add(item.name, [=, &gpu](TestedGpu&) { return item.make(gpu, elements); });
+  }
   return all;
 }
 
@@ -214,11 +135,11 @@ std::string name(Direction direction) { return direction == Direction::upload ? 
 
 // Moves `bytes` in transfers of `piece` bytes, one after another.
 Subject transfer(TestedGpu& gpu, Direction direction, MemoryKind kind, std::size_t bytes, std::size_t piece) {
-  const auto host = gpu.host(kind, bytes), device = gpu.device(bytes);
+  const auto host = gpu.host(kind, bytes), device = gpu.memory(bytes);
   return gpu.moving(bytes, [=, &gpu] {
     for (std::size_t first = 0; first < bytes; first += piece) {
-      std::byte* there = device->data() + first;
-      std::byte* here = host->data() + first;
+      std::byte* there = device.get() + first;
+      std::byte* here = host.get() + first;
       const bool up = direction == Direction::upload;
       copy(up ? there : here, up ? here : there, std::min(piece, bytes - first), gpu.stream());
     }
@@ -229,16 +150,16 @@ Subject transfer(TestedGpu& gpu, Direction direction, MemoryKind kind, std::size
 Subject both_ways(TestedGpu& gpu, std::size_t bytes) {
   const std::size_t half = bytes / 2;
   const auto from_host = gpu.host(MemoryKind::pinned, half), to_host = gpu.host(MemoryKind::pinned, half);
-  const auto to_device = gpu.device(half), from_device = gpu.device(half);
+  const auto to_device = gpu.memory(half), from_device = gpu.memory(half);
   const auto other = std::make_shared<Stream>();
   return gpu.moving(2 * half, [=, &gpu] {
-    copy(to_device->data(), from_host->data(), half, gpu.stream());
-    copy(to_host->data(), from_device->data(), half, *other);
+    copy(to_device.get(), from_host.get(), half, gpu.stream());
+    copy(to_host.get(), from_device.get(), half, *other);
     other->synchronize();
   });
 }
 
-std::vector<Trial> transfer_cases(std::optional<TestedGpu>& gpu, std::size_t bytes) {
+std::vector<Trial> transfer_cases(std::shared_ptr<TestedGpu>& gpu, std::size_t bytes) {
   std::vector<Trial> all;
   for (const Direction direction : {Direction::upload, Direction::download}) {
     const auto add = [&](const std::string& title, MemoryKind kind, std::size_t piece) {
@@ -280,10 +201,10 @@ void describe(CLI::App& app, Options& options) {
 }
 
 void run(const Options& options) {
-  std::optional<TestedGpu> gpu;
+  std::shared_ptr<TestedGpu> gpu;
   std::vector<Trial> trials = kernel_cases(gpu, options.elements);
   std::ranges::move(transfer_cases(gpu, options.bytes), std::back_inserter(trials));
-  if (!options.choice.list) gpu.emplace(options.gpu);
+  if (!options.choice.list) gpu = std::make_shared<TestedGpu>(options.gpu);
   run_trials("gpu", trials, options.choice);
 }
 

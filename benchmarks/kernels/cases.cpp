@@ -1,6 +1,10 @@
 // Measures CPU kernels, compared with what the memory allows. To add a case, add a line to one of the tables.
 #include <fmt/format.h>
 
+#include <cstring>
+
+#include "benchmarks/harness/buffer.h"
+#include "benchmarks/kernels/elementwise.h"
 #include "benchmarks/kernels/subjects.h"
 
 namespace ballast::benchmarks {
@@ -47,22 +51,32 @@ void optimizer_steps(std::vector<Case>& all) {
   }
 }
 
+class Cpu : public Place {
+ public:
+  explicit Cpu(int threads) : backend_(kernels::cpu_backend({.threads = threads})) {}
+
+  kernels::Backend& backend() override { return *backend_; }
+  std::shared_ptr<std::byte> memory(std::size_t bytes) override {
+    const auto made = std::make_shared<Buffer>(bytes);
+    std::memset(made->data(), byte_of_values, bytes);
+    return {made, made->data()};
+  }
+  void set(std::byte* memory, unsigned char byte, std::size_t bytes) override { std::memset(memory, byte, bytes); }
+  Subject moving(std::size_t bytes, std::function<void()> issue) const override {
+    return {.work = static_cast<double>(bytes) / 1e9, .run = std::move(issue)};
+  }
+
+ private:
+  std::unique_ptr<kernels::Backend> backend_;
+};
+
 void elementwise(std::vector<Case>& all) {
-  using kernels::CodeBits;
-  using enum DType;
-  versus_copy(all, "cast fp32 to bf16", [](const Setting& s) { return cast(fp32, bf16, s); });
-  versus_copy(all, "cast bf16 to fp32", [](const Setting& s) { return cast(bf16, fp32, s); });
-  versus_copy(all, "cast fp32 to fp16", [](const Setting& s) { return cast(fp32, fp16, s); });
-  versus_copy(all, "accumulate bf16 into fp32", [](const Setting& s) { return accumulate(bf16, fp32, s); });
-  versus_copy(all, "accumulate bf16 into bf16", [](const Setting& s) { return accumulate(bf16, bf16, s); });
-  versus_copy(all, "fill fp32", [](const Setting& s) { return fill(fp32, s); });
-  versus_copy(all, "pack 300 pieces of bf16", [](const Setting& s) { return pack(300, s); });
-  versus_read(all, "sum of squares of fp32", [](const Setting& s) { return sum_of_squares(fp32, s); });
-  versus_read(all, "sum of squares of bf16", [](const Setting& s) { return sum_of_squares(bf16, s); });
-  versus_read(all, "first non-finite of bf16", [](const Setting& s) { return first_non_finite(bf16, s); });
-  versus_copy(all, "quantize bf16 to 8 bits", [](const Setting& s) { return quantize(bf16, CodeBits::eight, s); });
-  versus_copy(all, "quantize bf16 to 4 bits", [](const Setting& s) { return quantize(bf16, CodeBits::four, s); });
-  versus_copy(all, "dequantize 8 bits to bf16", [](const Setting& s) { return dequantize(CodeBits::eight, bf16, s); });
+  for (const ElementwiseCase& item : elementwise_cases()) {
+    const auto add = item.against == "read" ? versus_read : versus_copy;
+    add(all, item.name, [make = item.make](const Setting& setting) {
+      return make(std::make_shared<Cpu>(setting.threads.count()), setting.elements);
+    });
+  }
 }
 
 void versus_library(std::vector<Case>& cases, const std::string& name, const ProductSizes& sizes) {

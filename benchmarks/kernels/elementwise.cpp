@@ -1,143 +1,122 @@
-#include <algorithm>
-
-#include "benchmarks/harness/buffer.h"
-#include "benchmarks/kernels/subjects.h"
+#include "benchmarks/kernels/elementwise.h"
 
 namespace ballast::benchmarks {
 namespace {
 
-// A buffer, filled with a value that every format represents.
+using kernels::CodeBits;
+
+struct Bench {
+  kernels::Backend& backend() const { return place->backend(); }
+
+  std::shared_ptr<Place> place;
+  std::size_t elements;
+};
+
+// Memory that is seen as elements of a format.
 class Array {
  public:
-  Array(std::size_t count, DType dtype) : buffer_(count * byte_size(dtype)), count_(count), dtype_(dtype) {}
+  Array(const Bench& bench, DType dtype) : Array(bench, dtype, bench.elements) {}
+  Array(const Bench& bench, DType dtype, std::size_t count)
+      : memory_(bench.place->memory(count * byte_size(dtype))), count_(count), dtype_(dtype) {}
 
-  Array(std::size_t count, DType dtype, kernels::Backend& backend) : Array(count, dtype) {
-    backend.fill(view(), 0.375f);
-  }
-
-  View view() const { return {buffer_.data(), count_, dtype_}; }
-  std::size_t bytes() const { return buffer_.bytes(); }
+  View view() const { return {memory_.get(), count_, dtype_}; }
+  std::size_t bytes() const { return count_ * byte_size(dtype_); }
 
  private:
-  Buffer buffer_;
+  std::shared_ptr<std::byte> memory_;
   std::size_t count_;
   DType dtype_;
 };
 
-struct Bench {
-  explicit Bench(const Setting& setting)
-      : backend(kernels::cpu_backend({.threads = setting.threads.count()})), elements(setting.elements) {}
+Array codes(const Bench& on, CodeBits bits) { return {on, DType::u8, kernels::quantized_bytes(on.elements, bits)}; }
 
-  std::shared_ptr<Array> array(DType dtype) const { return std::make_shared<Array>(elements, dtype, *backend); }
-
-  std::shared_ptr<kernels::Backend> backend;
-  std::size_t elements;
-};
-
-Subject moving(std::size_t bytes, std::function<void()> run) {
-  return {.work = static_cast<double>(bytes) / 1e9, .run = std::move(run)};
+Subject cast(const Bench& on, DType from, DType to) {
+  const Array source(on, from), target(on, to);
+  return on.place->moving(source.bytes() + target.bytes(), [=] { on.backend().cast(source.view(), target.view()); });
 }
 
-// Returns ends of pieces whose sizes differ like those of a model's tensors: a few large ones and many small ones.
-std::vector<std::size_t> cuts(std::size_t count, std::size_t pieces) {
-  std::vector<std::size_t> ends;
-  const double last = static_cast<double>(pieces) * static_cast<double>(pieces);
-  for (std::size_t i = 1; i < pieces; ++i) {
-    ends.push_back(static_cast<std::size_t>(static_cast<double>(count) * static_cast<double>(i * i) / last));
-  }
-  ends.push_back(count);
-  return ends;
+Subject accumulate(const Bench& on, DType from, DType into) {
+  const Array source(on, from), target(on, into);
+  return on.place->moving(source.bytes() + 2 * target.bytes(),
+                          [=] { on.backend().accumulate(source.view(), 0.5f, target.view()); });
 }
 
-struct Packing {
-  Packing(const Bench& bench, std::size_t count) : source(bench.array(DType::bf16)), target(bench.array(DType::bf16)) {
-    std::size_t begin = 0;
-    for (const std::size_t end : cuts(bench.elements, count)) {
-      pieces.push_back({source->view().part(begin, end - begin), target->view().part(begin, end - begin)});
-      begin = end;
-    }
+Subject clear(const Bench& on, DType dtype) {
+  const Array target(on, dtype);
+  return on.place->moving(target.bytes(), [=] { on.backend().fill(target.view(), 0.0f); });
+}
+
+// Copies pieces whose sizes differ like those of a model's tensors, in one call: a few large ones and many small ones.
+Subject pack(const Bench& on, std::size_t count) {
+  const Array source(on, DType::bf16), target(on, DType::bf16);
+  std::vector<kernels::CopyPiece> pieces;
+  std::size_t begin = 0;
+  for (std::size_t i = 1; i <= count; ++i) {
+    const std::size_t end = i == count ? on.elements : on.elements / (count * count) * i * i;
+    pieces.push_back({source.view().part(begin, end - begin), target.view().part(begin, end - begin)});
+    begin = end;
   }
+  return on.place->moving(source.bytes() + target.bytes(),
+                          [on, source, target, pieces = std::move(pieces)] { on.backend().copy_pieces(pieces); });
+}
 
-  std::shared_ptr<Array> source;
-  std::shared_ptr<Array> target;
-  std::vector<kernels::CopyPiece> pieces{};
-};
+Subject sum_of_squares(const Bench& on, DType dtype) {
+  const Array values(on, dtype);
+  const auto sum = on.place->memory(sizeof(kernels::ExactSum));
+  return on.place->moving(values.bytes(), [=] {
+    on.place->set(sum.get(), 0, sizeof(kernels::ExactSum));
+    on.backend().sum_of_squares(values.view(), reinterpret_cast<kernels::ExactSum*>(sum.get()));
+  });
+}
 
-struct Codes {
-  Codes(std::size_t count, kernels::CodeBits code_bits)
-      : bits(code_bits), blocks(kernels::quantized_bytes(count, bits), DType::u8) {}
+Subject first_non_finite(const Bench& on, DType dtype) {
+  const Array values(on, dtype);
+  const auto first = on.place->memory(sizeof(std::uint64_t));
+  return on.place->moving(values.bytes(), [=] {
+    on.place->set(first.get(), 0xff, sizeof(std::uint64_t));
+    on.backend().first_non_finite(values.view(), 0, reinterpret_cast<std::uint64_t*>(first.get()));
+  });
+}
 
-  kernels::Quantized quantized() const { return {bits, blocks.view()}; }
-  kernels::ConstQuantized constant() const { return {bits, blocks.view()}; }
-  std::size_t bytes() const { return blocks.bytes(); }
+Subject quantize(const Bench& on, DType from, CodeBits bits) {
+  const Array source(on, from), blocks = codes(on, bits);
+  return on.place->moving(source.bytes() + blocks.bytes(), [=] {
+    on.backend().quantize(source.view(), {bits, blocks.view()}, {});
+  });
+}
 
-  kernels::CodeBits bits;
-  Array blocks;
-};
+Subject dequantize(const Bench& on, CodeBits bits, DType to) {
+  const Array blocks = codes(on, bits), target(on, to);
+  on.backend().quantize(target.view(), {bits, blocks.view()}, {});
+  return on.place->moving(blocks.bytes() + target.bytes(), [=] {
+    on.backend().dequantize({bits, blocks.view()}, target.view());
+  });
+}
 
 }  // namespace
 
-Subject cast(DType from, DType to, const Setting& setting) {
-  const Bench bench(setting);
-  const auto source = bench.array(from);
-  const auto target = bench.array(to);
-  return moving(source->bytes() + target->bytes(), [=] { bench.backend->cast(source->view(), target->view()); });
-}
-
-Subject accumulate(DType from, DType into, const Setting& setting) {
-  const Bench bench(setting);
-  const auto source = bench.array(from);
-  const auto target = bench.array(into);
-  return moving(source->bytes() + 2 * target->bytes(),
-                [=] { bench.backend->accumulate(source->view(), 0.5f, target->view()); });
-}
-
-Subject fill(DType dtype, const Setting& setting) {
-  const Bench bench(setting);
-  const auto target = bench.array(dtype);
-  return moving(target->bytes(), [=] { bench.backend->fill(target->view(), 0.0f); });
-}
-
-Subject pack(std::size_t pieces, const Setting& setting) {
-  const Bench bench(setting);
-  const auto packing = std::make_shared<Packing>(bench, pieces);
-  return moving(packing->source->bytes() + packing->target->bytes(),
-                [=] { bench.backend->copy_pieces(packing->pieces); });
-}
-
-Subject sum_of_squares(DType dtype, const Setting& setting) {
-  const Bench bench(setting);
-  const auto values = bench.array(dtype);
-  return moving(values->bytes(), [=] {
-    kernels::ExactSum sum{};
-    bench.backend->sum_of_squares(values->view(), &sum);
-  });
-}
-
-Subject first_non_finite(DType dtype, const Setting& setting) {
-  const Bench bench(setting);
-  const auto values = bench.array(dtype);
-  return moving(values->bytes(), [=] {
-    std::uint64_t first = kernels::no_index;
-    bench.backend->first_non_finite(values->view(), 0, &first);
-  });
-}
-
-Subject quantize(DType from, kernels::CodeBits bits, const Setting& setting) {
-  const Bench bench(setting);
-  const auto source = bench.array(from);
-  const auto codes = std::make_shared<Codes>(bench.elements, bits);
-  return moving(source->bytes() + codes->bytes(),
-                [=] { bench.backend->quantize(source->view(), codes->quantized(), {}); });
-}
-
-Subject dequantize(kernels::CodeBits bits, DType to, const Setting& setting) {
-  const Bench bench(setting);
-  const auto codes = std::make_shared<Codes>(bench.elements, bits);
-  const auto target = bench.array(to);
-  bench.backend->quantize(target->view(), codes->quantized(), {});
-  return moving(codes->bytes() + target->bytes(),
-                [=] { bench.backend->dequantize(codes->constant(), target->view()); });
+std::vector<ElementwiseCase> elementwise_cases() {
+  using enum DType;
+  std::vector<ElementwiseCase> all;
+  const auto add = [&](std::string name, std::string against, auto make, auto... formats) {
+    all.push_back({std::move(name), std::move(against), [=](const std::shared_ptr<Place>& place, std::size_t elements) {
+                     return make(Bench{place, elements}, formats...);
+                   }});
+  };
+  add("cast fp32 to bf16", "copy", cast, fp32, bf16);
+  add("cast bf16 to fp32", "copy", cast, bf16, fp32);
+  add("cast fp32 to fp16", "copy", cast, fp32, fp16);
+  add("accumulate bf16 into fp32", "copy", accumulate, bf16, fp32);
+  add("accumulate bf16 into bf16", "copy", accumulate, bf16, bf16);
+  add("fill fp32", "copy", clear, fp32);
+  add("pack 300 pieces of bf16", "copy", pack, std::size_t{300});
+  add("sum of squares of fp32", "read", sum_of_squares, fp32);
+  add("sum of squares of bf16", "read", sum_of_squares, bf16);
+  add("first non-finite of bf16", "read", first_non_finite, bf16);
+  add("quantize bf16 to 8 bits", "copy", quantize, bf16, CodeBits::eight);
+  add("quantize bf16 to 4 bits", "copy", quantize, bf16, CodeBits::four);
+  add("dequantize 8 bits to bf16", "copy", dequantize, CodeBits::eight, bf16);
+  return all;
 }
 
 }  // namespace ballast::benchmarks

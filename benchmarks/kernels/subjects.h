@@ -1,4 +1,4 @@
-// The kernels that the suite measures: AdamW, the kernels around the optimizer step, and products of matrices.
+// The kernels that the suite measures beside the elementwise ones: AdamW, and products of matrices.
 #pragma once
 
 #include "benchmarks/harness/suite.h"
@@ -21,21 +21,6 @@ Subject adamw_tiles(StateFormat format, const Setting& setting);
 
 // Does the same arithmetic on as many elements, but each thread stays in its cache: the rate if memory cost nothing.
 Subject adamw_from_cache(StateFormat format, const Setting& setting);
-
-// --- The kernels around the optimizer step, from memory, with all threads: those that move, sum, check and pack values ---
-
-Subject cast(DType from, DType to, const Setting& setting);
-Subject accumulate(DType from, DType into, const Setting& setting);
-Subject fill(DType dtype, const Setting& setting);
-
-// Copies `pieces` pieces of different sizes from one stretch of memory to another in one call.
-Subject pack(std::size_t pieces, const Setting& setting);
-
-Subject sum_of_squares(DType dtype, const Setting& setting);
-Subject first_non_finite(DType dtype, const Setting& setting);
-
-Subject quantize(DType from, kernels::CodeBits bits, const Setting& setting);
-Subject dequantize(kernels::CodeBits bits, DType to, const Setting& setting);
 
 // --- Products of matrices in bf16 and Newton-Schulz iterations, on one thread, and the matrix library of the GPT trainer (oneDNN
 // where it is installed) at the same products ---

@@ -1,0 +1,36 @@
+// The kernels around the optimizer step, from memory: those that move, sum, check and pack values, on any device.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "benchmarks/harness/measure.h"
+#include "kernels/backend.h"
+
+namespace ballast::benchmarks {
+
+inline constexpr unsigned char byte_of_values = 0x3c;  // bf16 0x3c3c is 0.0115, and fp32 0x3c3c3c3c nearly the same
+
+// The device that kernels run on, with its memory.
+class Place {
+ public:
+  virtual ~Place() = default;
+
+  virtual kernels::Backend& backend() = 0;
+  virtual std::shared_ptr<std::byte> memory(std::size_t bytes) = 0;                // filled with byte_of_values
+  virtual void set(std::byte* memory, unsigned char byte, std::size_t bytes) = 0;  // in the order of the kernels
+
+  // A subject whose `issue` moves `bytes`, read and written together.
+  virtual Subject moving(std::size_t bytes, std::function<void()> issue) const = 0;
+};
+
+struct ElementwiseCase {
+  std::string name;
+  std::string against;  // "copy", or "read" for a kernel that writes next to nothing
+  std::function<Subject(const std::shared_ptr<Place>&, std::size_t elements)> make;
+};
+std::vector<ElementwiseCase> elementwise_cases();
+
+}  // namespace ballast::benchmarks
