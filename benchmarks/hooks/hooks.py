@@ -97,7 +97,9 @@ class Subject:
         self.model = torch.nn.Sequential(*blocks, torch.nn.Linear(1, 1))  # every model has gradients
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
         units = (kind.__name__,) if stage == 3 else ()
-        self.optimizer = optimizer if stage is None else ballast.wrap(optimizer, self.model, stage=stage, units=units)
+        self.optimizer = (
+            optimizer if stage is None else ballast.wrap(optimizer, self.model, stage=stage, tuning=ballast.Tuning(units=units))
+        )
         self.batch = torch.ones(1, requires_grad=True)
 
     def step(self) -> Times:

@@ -35,7 +35,7 @@ class Training:
             self.trained = torch.nn.parallel.DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         else:
             outer = ballast.DiLoCo(every=case.scheme.every, wire=case.scheme.wire)
-            self.optimizer = ballast.wrap(self.optimizer, self.model, stage=2, threads=1, outer=outer)
+            self.optimizer = ballast.wrap(self.optimizer, self.model, stage=2, outer=outer, tuning=ballast.Tuning(threads=1))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(step, steps, WARM_UP))
         self.text = python_sources()
         self.seconds = 0.0

@@ -190,7 +190,7 @@ def in_formats(case: Case, text: Text, steps: int, start: dict[str, torch.Tensor
         model.load_state_dict(start)
     plain = torch.optim.AdamW(model.parameters(), lr=case.task.learning_rate)
     formats = {"state_format": case.variant.state, "gradient_format": case.variant.gradients}
-    return Training(plan, text, model, [ballast.wrap(plain, model, threads=1, **formats)])
+    return Training(plan, text, model, [ballast.wrap(plain, model, **formats, tuning=ballast.Tuning(threads=1))])
 
 
 # --- The suite optimizers ---
@@ -215,7 +215,7 @@ def with_optimizer(case: NamedCase, steps: int) -> Training:
     plain = plain_optimizers(case, model)
     if case.contender == optimizers.TORCH_MUON:
         return PlainTraining(plan, text, model, plain)
-    return Training(plan, text, model, ballast.wrap(plain, model, threads=1))
+    return Training(plan, text, model, ballast.wrap(plain, model, tuning=ballast.Tuning(threads=1)))
 
 
 def plain_optimizers(case: NamedCase, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
@@ -267,7 +267,7 @@ class RankTraining(Training):
         plan = Plan(TRAINING, seed, steps)
         model = plan.model(torch.bfloat16)
         plain = torch.optim.AdamW(model.parameters(), lr=TRAINING.learning_rate)
-        wrapped = ballast.wrap(plain, model, stage=3, wire=WIRES[codes], threads=1)
+        wrapped = ballast.wrap(plain, model, stage=3, wire=WIRES[codes], tuning=ballast.Tuning(threads=1))
         super().__init__(plan, TEXTS[TRAINING.text](), model, [wrapped])
 
     def batches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

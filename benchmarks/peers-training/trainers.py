@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,8 @@ class Ballast(Trainer):
 
         dist.init_process_group("gloo")
         plain = optimizers_for(model, workload)
+        names = [each.name for each in fields(ballast.Tuning) if each.name in options]
+        options["tuning"] = ballast.Tuning(**{name: options.pop(name) for name in names})
         if len(plain) == 1:
             super().__init__(model, [ballast.wrap(*plain, model, max_grad_norm=workload.max_norm, **options)], workload)
             self.max_norm = None  # the wrapped optimizer clips

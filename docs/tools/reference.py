@@ -1,94 +1,30 @@
-"""Reference pages, made from the code: options from signatures, the command line from its parsers, error codes from
+"""Reference pages, made from the code: options from their schema, the command line from its parsers, error codes from
 their table. The built package has to be on the path."""
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class Option:
-    """A keyword of a function, as a reader needs it."""
-
-    name: str
-    kind: str
-    default: str
-    text: str
-
-
 def options_of(name: str) -> str:
-    """Return the table of a function's keywords, such as those of `wrap` or `plan`."""
+    """Return the table of options of `wrap`, `plan`, or of a class such as `Tuning`."""
     import ballast
+    from ballast.options import Options
+    from ballast.schema import options_of, signature_of
+    from ballast.wrap_options import WrapOptions
 
-    return _table(getattr(ballast, name))
-
-
-def _table(function: Callable[..., Any]) -> str:
-    options = list(_options(function))
-    heads = ["keyword", "type", "default", "meaning"]
-    rows = [[f"`{each.name}`", _code(each.kind), _code(each.default), _cell(each.text)] for each in options]
-    if not any(each.default for each in options):  # the meaning names them instead
-        heads, rows = [head for head in heads if head != "default"], [[*row[:2], row[3]] for row in rows]
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _options(function: Callable[..., Any]) -> Iterator[Option]:
-    texts = _texts_in_docstring(inspect.getdoc(function) or "")
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            default = "" if parameter.default is parameter.empty else repr(parameter.default)
-            yield Option(parameter.name, _type(parameter.annotation), default, texts.get(parameter.name, ""))
-
-
-COLUMNS = re.compile(r"(\w+) {2,}(\S.*)|(\w+)")  # a long name stands alone in its line
-ENTRY = re.compile(r" *(?:[-*] )?`{0,2}(\w+)`{0,2}(?: \([^)]*\))?: ?(.*)")
-
-
-def _texts_in_docstring(docstring: str) -> dict[str, str]:
-    """Read `name    text` in columns, and `name: text` in a list or below `Args:`; deeper lines continue a text.
-
-    >>> _texts_in_docstring("First.\\n\\nstage     a number\\n          or auto\\n\\nArgs:\\n    tile: of one\\n        update")
-    {'stage': 'a number or auto', 'tile': 'of one update'}
-    >>> _texts_in_docstring("- `run`: a name\\n  of a run\\n- `tile`:\\n  elements")
-    {'run': 'a name of a run', 'tile': 'elements'}
-    """
-    found: dict[str, str] = {}
-    name, indent = "", 0
-    for line in docstring.splitlines():
-        depth = len(line) - len(line.lstrip())
-        name_and_text = _entry(line, depth)
-        if name_and_text and not (name and depth > indent):
-            name, found[name_and_text[0]], indent = name_and_text[0], name_and_text[1], depth
-        elif name and depth > indent:
-            found[name] = f"{found[name]} {line.strip()}".strip()
-        else:
-            name = ""
-    return {name: text for name, text in found.items() if text}
-
-
-def _entry(line: str, depth: int) -> tuple[str, str] | None:
-    if depth == 0 and (columns := COLUMNS.fullmatch(line)):
-        return columns[1] or columns[3], columns[2] or ""
-    entry = ENTRY.fullmatch(line) if depth in (2, 4) or line[:2] in ("- ", "* ") else None
-    return (entry[1], entry[2]) if entry else None
-
-
-def _type(annotation: Any) -> str:
-    if annotation is inspect.Parameter.empty:
-        return ""
-    text = getattr(annotation, "__forward_arg__", annotation)
-    text = text if isinstance(text, str) else getattr(text, "__name__", str(text))
-    return text.replace("typing.", "")
+    kind = {"wrap": WrapOptions, "plan": Options}.get(name) or getattr(ballast, name)
+    lines = ["| keyword | type | default | meaning |", "|---|---|---|---|"]
+    for each in signature_of(kind):
+        meaning = _cell(options_of(kind)[each.name].meaning)
+        lines.append(f"| `{each.name}` | {_code(each.annotation)} | {_code(repr(each.default))} | {meaning} |")
+    return "\n".join(lines)
 
 
 def _code(text: str) -> str:
@@ -119,7 +55,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
 def _argument(action: argparse.Action) -> str:
     shown = " ".join([*(action.option_strings[-1:] or [str(action.metavar or action.dest)])])
     value = f" {action.metavar}" if action.option_strings and action.metavar else ""
-    return f"| `{shown}{value}` | {_cell(action.help or '')} |"
+    return f"| `{shown}{value}` | {_cell((action.help or '').replace('%%', '%'))} |"
 
 
 def error_codes() -> str:

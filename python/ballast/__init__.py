@@ -20,6 +20,7 @@ from ballast.result import Plan
 from ballast.sizes import human_size, parse_rate, parse_size
 from ballast.step_reports import StepLine, StepLog
 from ballast.store import Store
+from ballast.wrap_options import Run, Tuning
 from ballast.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ __all__ = [
     "OutOfMemoryError",
     "Plan",
     "ResourceError",
+    "Run",
     "StepLine",
     "StepLog",
     "Store",
+    "Tuning",
     "UsageError",
     "__version__",
     "connect",

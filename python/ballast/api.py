@@ -77,7 +77,7 @@ def save(
     All hosts see the directory, except with `outer=`: B1001 on all ranks otherwise, and the previous checkpoint stays.
 
     A directory holds the checkpoint of one model, or of one part of a model if ranks train different parts
-    (`process_group`). An existing checkpoint stays the current one until the new one is complete, whatever happens, and
+    (`mesh`). An existing checkpoint stays the current one until the new one is complete, whatever happens, and
     is removed then.
 
     Each rank saves its own `extra`: anything that `torch.load(weights_only=True)` can read, such as a scheduler's
@@ -197,7 +197,7 @@ def export(model: torch.nn.Module, path: str | os.PathLike[str], *, max_shard_si
     ['model.safetensors']
 
     All ranks call this together, and return when the files are complete. The first rank that trains the model writes
-    them. If ranks train different parts of a model (`process_group`), each part needs a file name of its own. Rank 0
+    them. If ranks train different parts of a model (`mesh`), each part needs a file name of its own. Rank 0
     writes a model that is not wrapped, and no rank waits for it. Sharded parameters are gathered unit by unit, so no
     rank holds more than one unit.
 
@@ -350,9 +350,9 @@ def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size 
 
     Raises B2202 in forward or backward if the drive is full, and B3202 in backward if it returns other bytes.
     """
+    from ballast.activation_options import read_activation_options, require_away_from
     from ballast.torch.activations.saved_activations import SavedActivations
     from ballast.torch.gpu import current_device, is_gpu
-    from ballast.wrapper.activation_options import read_activation_options, require_away_from
 
     options = read_activation_options(to, min_bytes=min_bytes, in_flight=in_flight)
     require_away_from(options, on_gpu=is_gpu(current_device()))

@@ -17,7 +17,7 @@ def stages(options: Options) -> tuple[int, ...]:
     """Return the requested stage, or else all stages that differ."""
     if options.stage is not None:
         return (options.stage,)
-    if options.replicas == 1 and (options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0)):
+    if options.parameter_replicas == 1 and (options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0)):
         return options.wire.stages(STAGES, options.ranks_of_host)
     return (3,)  # below stage 3 each rank keeps all parameters, on the device
 
@@ -29,7 +29,7 @@ def candidates(request: PlanRequest) -> list[_core.Placement]:
     placements = []
     for stage in stages(request.options):
         placement = _core.placement_of_stage(stage, request.options.ranks_of_host)
-        placement.parameter_replicas = request.options.replicas
+        placement.parameter_replicas = request.options.parameter_replicas
         set_tiers(placement, request.options.offload)
         placements.append(placement)
     return placements

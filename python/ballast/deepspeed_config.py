@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ballast.checks import is_number, refuse
+from ballast.schema import options_of
+from ballast.wrap_options import Tuning, WrapOptions
 
 VERSION = "0.19.8"  # of DeepSpeed, whose defaults these are
 
@@ -74,13 +76,10 @@ REPLACED = {
         "always on in Ballast",
     ),
     "zero_optimization.offload_optimizer.ratio": 'wrap(offload={"state": {"device": 0.2, "host": 0.8}}) divides the state',
-    "zero_optimization.zero_hpz_partition_size": 'wrap(replicas="host") keeps a copy of the parameters in each host',
-    "zero_optimization.leaf_module": "wrap(units=[...]) names the modules whose parameters are gathered together",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "ballast.export(model, path) gathers them unit by unit",
     "managed_gradient_accumulation": "each step() updates: call it after the last backward pass",
     "gradient_allreduce_op": "gradients are averaged: for their sum multiply the loss by the number of ranks",
     "fp16.hysteresis": "GradScaler lowers its scale at every overflow",
-    "data_types.grad_accum_dtype": "wrap(gradient_format=...) sets the format of summed gradients",
     "optimizer.params.max_grad_norm": "DeepSpeed refuses it here: gradient_clipping sets it",
     "activation_checkpointing": "call torch.utils.checkpoint in the model yourself",
     "torch_autocast": "run the forward pass inside of torch.autocast() yourself",
@@ -93,6 +92,9 @@ REPLACED = {
     **dict.fromkeys(("tensor_parallel", "pipeline", "expert_parallel"), "the model brings its own parallelism"),
     **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), "log optimizer.metrics() yourself"),
 }
+for where, kind in (("wrap", WrapOptions), ("ballast.Tuning", Tuning)):
+    for name, option in options_of(kind).items():
+        REPLACED |= dict.fromkeys(option.deepspeed, f"{where}({name}=...): {option.meaning}")
 OTHER = "Ballast does not use it: the plan decides it, or the feature is missing, or no program knows the key"
 
 # DeepSpeed's sections with a switch "enabled". Keys in one that is switched off are not reported, but for unknown ones in those

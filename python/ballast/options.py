@@ -1,15 +1,17 @@
-"""The keywords of `plan()`: their types, and how their values are read."""
+"""The options of `plan()`, and how their values are read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from ballast.calibration import Measured
+from ballast import _core
+from ballast.calibration import Measured, read_measured
 from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
-from ballast.formats import Formats
+from ballast.formats import StateFormats
 from ballast.hardware import (
     GPUS,
     UNNAMED,
@@ -23,8 +25,11 @@ from ballast.hardware import (
     rates_of_cpus,
     with_given,
 )
-from ballast.outer.options import DiLoCo, hosts_of
+from ballast.outer.options import hosts_of
+from ballast.replicas import Replicas, copies_on, read_replicas
+from ballast.schema import Option, options_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
+from ballast.step_options import ScheduleOptions, Stage, StepOptions
 from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of
 from ballast.wire import Wire
 
@@ -46,8 +51,6 @@ OFFLOADS = ("auto", "none", "host", "nvme")
 # The most of each count: a plan lists all ranks, and the program of a step has an entry for each micro-step.
 MOST = {"ranks": 1 << 20, "gpus_per_machine": 1 << 20, "tokens": 1 << 30, "sequence": 1 << 30, "micro_steps": 1 << 12}
 
-Stage = int | Literal["auto"]  # 0 to 3
-
 
 class TreatedActivations(NamedTuple):
     """What the caller says about activations."""
@@ -56,41 +59,141 @@ class TreatedActivations(NamedTuple):
     tier: str  # where they are until backward
 
 
-@dataclass(frozen=True)
-class Options:
-    """The keywords of `plan()`, read and checked. Their defaults are in the signature of `request_plan()`."""
+def _count(name: str) -> Callable[[int], int]:
+    """Return a function that reads a whole number from 1 to the most of its name."""
+    return lambda given: read_count(name, given, most=MOST[name])
 
-    ranks: int
-    gpus_per_machine: int
-    stage: int | None  # None: the planner chooses
-    offload: Offload
-    gpu: str | None  # None: the measured one, the one that memory and flops describe, or the usual one
-    gpu_memory: int | None  # instead of the memory of that GPU
-    flops: int | None  # instead of its peak
-    host_memory: int | None  # None: not given, which counts as 0
-    drive_space: int | None
-    measured: Measured | None
-    rates: Mapping[str, Rate]
-    reserve: int | None  # None: the usual one
-    headroom: float  # the fraction of a GPU's and of the host's memory that is left free
-    activations: TreatedActivations
-    tokens: int
-    sequence: int | None  # None: the usual one, or the longest that the model takes
-    micro_steps: int
-    efficiency: float
-    optimizer: str
-    state_format: tuple[str, ...]  # the planner chooses among these; the most exact one is the first
-    gradient_format: tuple[str, ...]
-    wire: Wire
-    replicas: int  # copies of the parameters
-    prefetch: int  # units that are gathered ahead
-    keep_gathered: int  # bytes for gathered parameters; 0: as many as prefetching needs
-    outer: DiLoCo | None
-    dtype: str | None
-    update_in_backward: bool
-    resumable: bool
-    price: float | None  # of one GPU for an hour
-    train_tokens: int | None  # of the whole training
+
+def _copies(given: Replicas | None, options: Options) -> int:
+    ranks = range(options.ranks // hosts_of(options.outer, options.ranks, options.gpus_per_machine))
+    return copies_on([rank // options.gpus_per_machine for rank in ranks], read_replicas(given))
+
+
+@dataclass(kw_only=True, unsafe_hash=True)
+class MachineOptions:
+    """The machine of a plan, and the work that it does."""
+
+    ranks: Option[int, int] = Option(1, "the number of GPUs in all", _count("ranks"), metavar="N")
+    gpus_per_machine: Option[int, int] = Option(
+        8, "GPUs of one machine, which share its host memory and drives", _count("gpus_per_machine"), metavar="N"
+    )
+    measured: Option[str | os.PathLike[str] | None, Measured | None] = Option(
+        None,
+        "a file of `ballast bench --output`: its rates, flops and memory replace the usual ones",
+        read_measured,
+        metavar="FILE.json",
+    )
+    gpu: Option[str | None, str | None] = Option(
+        None,
+        f'the name of a GPU, such as "h100"; by default "{USUAL_GPU}", the measured one, or one that `gpu_memory` and '
+        "`flops` describe",
+        read_with=lambda given, of: read_gpu(given, of.measured),
+        metavar="NAME",
+    )
+    gpu_memory: Option[Size | None, int | None] = Option(
+        None, "replaces the memory of that GPU", parse_size, metavar="SIZE"
+    )
+    flops: Option[Count | None, int | None] = Option(
+        None, 'replaces its peak in bf16, such as "990T"', parse_count, metavar="N"
+    )
+    host_memory: Option[Size | None, int | None] = Option(
+        None,
+        "of a machine, of which a 64th, 4 GiB, and 2 GiB for each rank are left to the system and torch (an eighth at most, "
+        "but a 64th and 2 GiB at least); without it nothing is kept on the host. It replaces the memory of measured CPUs",
+        parse_size,
+        metavar="SIZE",
+    )
+    drive_space: Option[Size | None, int | None] = Option(
+        None,
+        "free space on the drives of a machine; without it nothing is kept there",
+        parse_size,
+        metavar="SIZE",
+    )
+    rates: Option[Mapping[str, Rate] | None, Mapping[str, Rate]] = Option(
+        None,
+        'replaces measured or usual rates by name, such as {"read": "3GB/s"}',
+        read_with=lambda given, of: read_rates(given, of.measured),
+    )
+    reserve: Option[Size | None, int | None] = Option(
+        None,
+        "memory of each GPU for CUDA, NCCL and the allocator's gaps. None: 2 GiB, and more where NVLink joins the ranks of a "
+        "machine: 5 GiB for 8 of them. On measured CPUs it is 384 MiB, for Python and torch",
+        parse_size,
+        metavar="SIZE",
+    )
+    headroom: Option[float | str, float] = Option(
+        HEADROOM,
+        "the fraction of the memory of each GPU, and of the host, that is left free: activations are estimated",
+        lambda given: read_headroom(given),
+        metavar="FRACTION",
+    )
+    activations: Option[Size | None, TreatedActivations] = Option(
+        None,
+        '"checkpointed" (None) or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave the device '
+        'until backward, as with `wrap(activations=)`; "host" alone means "kept,host"',
+        read_with=lambda given, _: read_activations(given),
+        metavar="HOW",
+    )
+    tokens: Option[int, int] = Option(8192, "tokens of one rank in one micro-step", _count("tokens"), metavar="N")
+    sequence: Option[int | None, int | None] = Option(
+        None,
+        "tokens that attend to each other; at most `tokens`. None: 4096, or the most that the model takes",
+        _count("sequence"),
+        metavar="N",
+    )
+    micro_steps: Option[int, int] = Option(
+        1, "backward passes of one step", _count("micro_steps"), core="micro_steps", metavar="N"
+    )
+    efficiency: Option[float | None, float] = Option(
+        None,
+        "the fraction of the GPU's peak that the model's arithmetic reaches; 0.5, and 1 of measured flops",
+        read_with=lambda given, of: read_efficiency(given, reached=of.measured is not None and of.flops is None),
+        metavar="X",
+    )
+    optimizer: Option[str, str] = Option(
+        "adamw",
+        '"adamw", or another optimizer that the library knows; with "muon", AdamW has all but matrices of blocks',
+        lambda given: read_word("optimizer", given, _core.optimizers()),
+        metavar="NAME",
+    )
+    dtype: Option[str | None, str | None] = Option(
+        None, "the parameters' format: bf16, fp16 or fp32; None: the model's own", metavar="NAME"
+    )
+    resumable: Option[bool, bool] = Option(
+        False, "True: all state is on drives, with the parameters, as with `wrap(run=...)`", core="full_records"
+    )
+    price: Option[float | None, float | None] = Option(
+        None,
+        "of one GPU for an hour, in any currency: the plan has the cost of a million tokens on all ranks",
+        lambda given: read_price(given),
+        metavar="X",
+    )
+    train_tokens: Option[Count | None, int | None] = Option(
+        None,
+        'tokens of the whole training, such as "15T": the plan has its seconds and, with a price, its cost',
+        parse_count,
+        metavar="N",
+    )
+
+
+@dataclass(kw_only=True, unsafe_hash=True)
+class Options(ScheduleOptions, StepOptions, MachineOptions):
+    """The options of `plan()`."""
+
+    stage: Option[Stage, int | None] = replace(
+        options_of(StepOptions)["stage"], default="auto", meaning='0 to 3; "auto": the planner chooses'
+    )
+    offload: Option[Offload | None, Any] = replace(
+        options_of(StepOptions)["offload"],
+        default="auto",
+        meaning='"auto": the planner chooses; "none", "host", "nvme"; or a tier, or fractions of tiers, for each of '
+        '"parameters", "gradients" and "state"',
+        read=lambda given: _read_offload(given),
+    )
+    state_format: Option[StateFormats | None, tuple[str, ...]] = replace(
+        options_of(StepOptions)["state_format"], default="split"
+    )
+    replicas: Option[Replicas | None, Replicas] = replace(options_of(StepOptions)["replicas"], read_with=_copies)
 
     @property
     def device_name(self) -> str:
@@ -166,11 +269,6 @@ class Options:
         return [name for name in names if getattr(self, name) is None]
 
     @property
-    def formats(self) -> Formats:
-        """The formats; the most exact ones, while several are allowed."""
-        return Formats(self.state_format[0], self.gradient_format[0])
-
-    @property
     def chooses_tiers(self) -> bool:
         return self.offload in ("auto", "none")
 
@@ -235,11 +333,6 @@ def read_headroom(value: object) -> float:
     return fraction
 
 
-def read_planned_count(name: str, value: object) -> int:
-    """Return a whole number from 1 to the most of its name."""
-    return read_count(name, value, most=MOST[name])
-
-
 def read_word(kind: str, word: object, known: Iterable[str]) -> str:
     """Return the word in lower case, if it is known.
 
@@ -265,14 +358,6 @@ def read_gpu(name: object, measured: Measured | None) -> str | None:
     return one_of("GPU", gpu_called(str(name)), GPUS, remedy=NOT_IN_TABLE)
 
 
-def read_size(size: Size | None) -> int | None:
-    return None if size is None else parse_size(size)
-
-
-def read_count_or_none(value: Count | None) -> int | None:
-    return None if value is None else parse_count(value)
-
-
 def read_rates(rates: Mapping[str, Rate] | None, measured: Measured | None) -> Mapping[str, Rate]:
     """Return the measured rates and the caller's, after a check that all are known and can be read."""
     rates_of(GPUS[USUAL_GPU], rates or {})
@@ -294,16 +379,7 @@ def read_price(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def read_stage(value: object) -> int | None:
-    """Return the stage, or None for "auto"."""
-    if value == "auto":
-        return None
-    if str(value) not in ("0", "1", "2", "3"):
-        refuse(f"there is no stage {value}", needed='0, 1, 2, 3 or "auto"')
-    return int(str(value))
-
-
-def read_offload(value: Offload) -> Offload:
+def _read_offload(value: Offload) -> Offload:
     if isinstance(value, str):
         return one_of("offload", value, OFFLOADS)
     all_known("kind of state", value, KINDS)
@@ -312,15 +388,17 @@ def read_offload(value: Offload) -> Offload:
     return dict(value)
 
 
-def read_activations(value: Size) -> TreatedActivations:
+def read_activations(value: Size | None) -> TreatedActivations:
     """Return a size, or the word that says how to estimate it; and the tier where they are until backward.
 
-    >>> for value in ("checkpointed,host", "nvme", "1KiB"):
+    >>> for value in ("checkpointed,host", "nvme", "1KiB", None):
     ...     print(*read_activations(value))
     checkpointed host
     kept nvme
     1024 device
+    checkpointed device
     """
+    value = "checkpointed" if value is None else value
     words = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
     tier = str(words.pop()) if words[-1] in AWAY else "device"
     if len(words) > 1 or (words and words[0] in AWAY):

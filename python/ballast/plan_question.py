@@ -9,6 +9,7 @@ from ballast.hardware import Budget, machine
 from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description, Divided, divide, is_block
 from ballast.option_text import name_of
 from ballast.options import Options
+from ballast.schema import options_of_stage_3, set_core
 from ballast.sizes import human_amount, parse_size
 from ballast.tiers import IN_FLIGHT
 
@@ -39,16 +40,9 @@ def question_of(description: Description, options: Options, budget: Budget, *, t
 
 def _question(model: _core.Model, options: Options, budget: Budget, tile: int) -> _core.Question:
     question = _core.Question(model, machine_of(options, budget))
-    question.ranks, question.stage, question.micro_steps = options.ranks_of_host, options.stage, options.micro_steps
-    question.tile_elements = tile
-    question.format = _core.StateFormat[options.formats.state]
-    question.gradient_format = _core.GradientFormat[options.formats.gradients]
-    question.wire = options.sent.for_core()
-    question.parameter_replicas = options.replicas
-    question.full_records = options.resumable
+    set_core(question, options)
+    question.ranks, question.tile_elements, question.wire = options.ranks_of_host, tile, options.sent.for_core()
     question.update_in_backward = options.update_in_backward and options.micro_steps == 1
-    question.prefetch = options.prefetch
-    question.gathered_bytes = options.keep_gathered
     return question
 
 
@@ -98,8 +92,7 @@ def notes_of_unused(options: Options, stage: int, *, as_flags: bool) -> list[str
         notes.append(f"wire has no effect {'on one rank' if options.ranks == 1 else 'with one rank on each host'}")
     elif options.wire.across is not None and options.ranks <= options.ranks_of_machine:
         notes.append("wire across has no effect: all ranks are on one machine")
-    of_stage_3 = {"prefetch": options.prefetch != 1, "keep_gathered": options.keep_gathered > 0}
-    for name in (name for name, is_given in of_stage_3.items() if is_given and stage < 3):
+    for name in options_of_stage_3(options) if stage < 3 else []:
         option = name_of(name, as_flags=as_flags)
         notes.append(f"{option} has no effect in stage {stage}, where each rank keeps all parameters")
     if options.outer is not None and options.hosts == 1:

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ballast import _core, searching
-from ballast.calibration import read_measured
 from ballast.checks import refuse
-from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
+from ballast.formats import each_pair
 from ballast.hardware import Budget, notes_of
-from ballast.keep_gathered import KeepGathered, as_given, read_keep_gathered, read_prefetch
-from ballast.keywords import with_nearest_names
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
 from ballast.option_text import name_of
-from ballast.options import (
-    HEADROOM,
-    Options,
-    Stage,
-    TreatedActivations,
-    read_activations,
-    read_count_or_none,
-    read_efficiency,
-    read_gpu,
-    read_headroom,
-    read_offload,
-    read_planned_count,
-    read_price,
-    read_rates,
-    read_size,
-    read_stage,
-    read_word,
-)
+from ballast.options import Options, TreatedActivations
 from ballast.outer.memory import exchange_bytes, outer_state, sent_bytes
-from ballast.outer.options import DiLoCo, hosts_of, read_outer
 from ballast.plan_question import (
     MUON,
     activation_bytes,
@@ -46,12 +25,10 @@ from ballast.plan_question import (
     question_of,
     sequence_of,
 )
-from ballast.replicas import Replicas, copies_on, read_replicas
 from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_CPU, RESERVED_ON_HOST, Plan
+from ballast.schema import changed, require_stage_3
 from ballast.searching import coarse_tile
-from ballast.sizes import Count, Rate, Size
-from ballast.tiers import KINDS, Offload, fractions_in, spread_of, state_with_parameters, tiers_by_kind
-from ballast.wire import WireFormats, read_wire
+from ballast.tiers import KINDS, fractions_in, spread_of, state_with_parameters, tiers_by_kind
 
 
 @dataclass(frozen=True)
@@ -72,11 +49,11 @@ class PlanRequest:
     def of_each_format(self) -> list[PlanRequest]:
         """Return a request for each pair of formats that are allowed, the most exact ones first."""
         options = self.options
-        pairs = each_pair(options.state_format, options.gradient_format)
+        pairs = each_pair(options.state_formats, options.gradient_format)
         if len(pairs) == 1:
             return [self]
-        changed = (replace(options, state_format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
-        return [replace(request_of(each, self.description), as_flags=self.as_flags) for each in changed]
+        of_pairs = (changed(options, state_format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
+        return [replace(request_of(each, self.description), as_flags=self.as_flags) for each in of_pairs]
 
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
@@ -93,9 +70,9 @@ class PlanRequest:
             gradient_format=options.formats.gradients,
             wire=options.sent.given(),
             optimizer=options.optimizer,
-            replicas=options.replicas,
+            replicas=options.parameter_replicas,
             prefetch=options.prefetch,
-            keep_gathered=as_given(options.keep_gathered),
+            keep_gathered=options.keep_gathered,
             outer=options.outer,
             activation_tier=options.activations.tier,
             placement=_tiers(placement),
@@ -127,7 +104,7 @@ class PlanRequest:
 
     def with_kept_activations(self, plan: Plan) -> PlanRequest:
         """Return the request for the same stage and formats as the plan, without activation checkpointing."""
-        options = replace(
+        options = changed(
             self.options,
             activations=TreatedActivations("kept", "device"),
             stage=plan.stage,
@@ -156,7 +133,7 @@ class PlanRequest:
         }
 
     def of_stage(self, stage: int) -> PlanRequest:
-        return replace(request_of(replace(self.options, stage=stage), self.description), as_flags=self.as_flags)
+        return replace(request_of(changed(self.options, stage=stage), self.description), as_flags=self.as_flags)
 
     def _exchange(self, placement: _core.Placement) -> dict[str, float]:
         """Return the seconds of a step in which a rank waits for what hosts exchange, by the name of this phase."""
@@ -196,68 +173,9 @@ class PlanRequest:
         return (*notes, *notes_of_unused(self.options, stage, as_flags=self.as_flags))
 
 
-@with_nearest_names
-def request_plan(
-    model: ModelLike,
-    *,
-    ranks: int = 1,
-    gpus_per_machine: int = 8,
-    stage: Stage = "auto",
-    offload: Offload = "auto",
-    gpu: str | None = None,
-    gpu_memory: Size | None = None,
-    flops: Count | None = None,
-    host_memory: Size | None = None,
-    drive_space: Size | None = None,
-    measured: str | os.PathLike[str] | None = None,
-    rates: Mapping[str, Rate] | None = None,
-    reserve: Size | None = None,
-    headroom: float | str = HEADROOM,
-    activations: Size | None = None,
-    tokens: int = 8192,
-    sequence: int | None = None,
-    micro_steps: int = 1,
-    efficiency: float | None = None,
-    optimizer: str = "adamw",
-    state_format: StateFormats = "split",
-    gradient_format: GradientFormats = "fp32",
-    wire: WireFormats = "exact",
-    replicas: Replicas | None = None,
-    prefetch: int = 1,
-    keep_gathered: KeepGathered = False,
-    outer: DiLoCo | None = None,
-    dtype: str | None = None,
-    update_in_backward: bool = False,
-    resumable: bool = False,
-    price: float | None = None,
-    train_tokens: Count | None = None,
-) -> PlanRequest:
-    """Read the options, which `plan()` explains, and describe the model. `pareto_front()` has the same options."""
-    options = Options(
-        ranks=read_planned_count("ranks", ranks),
-        gpus_per_machine=read_planned_count("gpus_per_machine", gpus_per_machine),
-        stage=read_stage(stage),
-        offload=read_offload(offload),
-        measured=(found := None if measured is None else read_measured(measured)),
-        gpu=read_gpu(gpu, found), gpu_memory=read_size(gpu_memory),
-        flops=read_count_or_none(flops),
-        host_memory=read_size(host_memory), drive_space=read_size(drive_space),
-        rates=read_rates(rates, found),
-        reserve=read_size(reserve), headroom=read_headroom(headroom),
-        activations=read_activations("checkpointed" if activations is None else activations),
-        tokens=read_planned_count("tokens", tokens),
-        sequence=None if sequence is None else read_planned_count("sequence", sequence),
-        micro_steps=read_planned_count("micro_steps", micro_steps),
-        efficiency=read_efficiency(efficiency, reached=found is not None and flops is None),
-        optimizer=read_word("optimizer", optimizer, _core.optimizers()),
-        state_format=read_state_formats(state_format), gradient_format=read_gradient_formats(gradient_format),
-        wire=read_wire(wire, read_stage(stage)), outer=read_outer(outer),
-        dtype=dtype, update_in_backward=update_in_backward, resumable=resumable,  # as they are
-        replicas=copies_on(_machines(ranks, gpus_per_machine, outer), read_replicas(replicas, read_stage(stage))),
-        prefetch=read_prefetch(prefetch, read_stage(stage)), keep_gathered=read_keep_gathered(keep_gathered, read_stage(stage)),
-        price=read_price(price), train_tokens=read_count_or_none(train_tokens),
-    )
-    return replace(_described(options, model), offers_kept=activations is None)
+def request_plan(model: ModelLike, **options: Any) -> PlanRequest:
+    """Read the keywords of `plan()`, and describe the model. `pareto_front()` has the same ones."""
+    return replace(_described(Options(**options), model), offers_kept=options.get("activations") is None)
 
 
 def _tokens(options: Options) -> int:
@@ -265,12 +183,8 @@ def _tokens(options: Options) -> int:
     return options.ranks * options.tokens * options.micro_steps
 
 
-def _machines(ranks: int, gpus_per_machine: int, outer: DiLoCo | None) -> list[int]:
-    """Return the machine of each rank that makes a step together with the others."""
-    return [rank // gpus_per_machine for rank in range(ranks // hosts_of(outer, ranks, gpus_per_machine))]
-
-
 def _described(options: Options, model: ModelLike) -> PlanRequest:
+    require_stage_3(options, options.stage)
     options.wire.require_possible(options.stage)
     if options.resumable:
         _require_state_on_drives(options)

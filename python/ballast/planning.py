@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from ballast import _core
 from ballast.candidates import candidates, stages
 from ballast.checks import NEXT_LINE, fail
 from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
-from ballast.keywords import with_keywords_of
 from ballast.models import ModelLike
 from ballast.option_text import name_of, with_value
 from ballast.options import Options
 from ballast.plan_request import PlanRequest, fits, left_of, request_plan
 from ballast.result import Plan
+from ballast.schema import takes
 from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size, human_time
 from ballast.suggestions import remedy
@@ -26,7 +26,25 @@ WORTH_A_NOTE = 0.99  # of the time of a step
 RESERVED_ON_GPU = "of each GPU are reserved for activations and CUDA"
 
 
-@with_keywords_of(request_plan)
+Keywords = ParamSpec("Keywords")
+Result = TypeVar("Result", covariant=True)
+
+
+class Planning(Protocol[Keywords, Result]):
+    """A function of a model, as type checkers see it: with the keywords of `Options`."""
+
+    def __call__(self, model: ModelLike, *_: Keywords.args, **__: Keywords.kwargs) -> Result: ...
+
+
+def _typed(options: Callable[Keywords, object]) -> Callable[[Callable[..., Result]], Planning[Keywords, Result]]:
+    def typed(function: Callable[..., Result]) -> Planning[Keywords, Result]:
+        return cast("Planning[Keywords, Result]", function)
+
+    return typed
+
+
+@_typed(Options)
+@takes(Options)
 def plan(model: ModelLike, **options: Any) -> Plan:
     """Find the fastest way to train a model that fits the machine. Needs no GPU.
 
@@ -37,58 +55,17 @@ def plan(model: ModelLike, **options: Any) -> Plan:
 
     `model` is a torch.nn.Module, a Hugging Face configuration (a dict, an object of transformers, or the path of its JSON
     file), the name of a known model, or the shapes of its tensors by name (a dict, or the path of a JSON file). One of several
-    models in a file is "FILE.json:NAME". Sizes and rates are numbers, or text such as "80GiB" and
-    "25GB/s".
+    models in a file is "FILE.json:NAME". Sizes and rates are numbers, or text such as "80GiB" and "25GB/s".
 
-    ranks               the number of GPUs in all
-    gpus_per_machine    GPUs of one machine, which share its host memory and drives
-    stage               0 to 3; "auto": the planner chooses
-    offload             "auto": the planner chooses; "none", "host", "nvme"; or a tier, or fractions of tiers, for each of
-                        "parameters", "gradients" and "state"
-    gpu                 the name of a GPU, such as "h100"; by default "a100", the measured one, or a GPU without a name that
-                        `gpu_memory` and `flops` describe
-    gpu_memory          replaces the memory of that GPU
-    flops               replaces its peak in bf16, such as "990T"
-    host_memory         of a machine, of which a 64th, 4 GiB, and 2 GiB for each rank are left to the system and torch (an
-                        eighth at most, but a 64th and 2 GiB at least); without it nothing is kept on the host. It replaces the
-                        memory of measured CPUs
-    drive_space         free space on the drives of a machine; without it nothing is kept there
-    measured            a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
-    rates               replaces measured or usual rates by name, such as {"read": "3GB/s"}
-    reserve             memory of each GPU for CUDA, NCCL and the allocator's gaps. None: 2 GiB, and more where NVLink joins the
-                        ranks of a machine: 5 GiB for 8 of them. On measured CPUs it is 384 MiB, for Python and torch
-    headroom            the fraction of the memory of each GPU, and of the host, that is left free: activations are estimated
-    activations         "checkpointed" (None) or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave
-                        the device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
-    tokens              tokens of one rank in one micro-step
-    sequence            tokens that attend to each other; at most `tokens`. None: 4096, or the most that the model takes
-    micro_steps         backward passes of one step
-    efficiency          the fraction of the GPU's peak that the model's arithmetic reaches; 0.5, and 1 of measured flops
-    optimizer           "adamw", or another optimizer that the library knows; with "muon", AdamW has all that is no matrix
-                        of a block
-    state_format        the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"; several of them,
-                        or "auto" for all: the planner takes the most exact ones that cost at most 5 % of a step
-    gradient_format     the format of the reduced gradients of bf16 parameters: "fp32" or "bf16"; both, or "auto"
-    wire                what ranks send, as with `wrap(wire=)`: "exact", "int8", or formats by kind
-    replicas            in stage 3, "host" for a copy of the parameters in each machine, or a number of copies, as with
-                        `wrap(replicas=)`
-    prefetch            in stage 3, how many units are gathered ahead, as with `wrap(prefetch=)`
-    keep_gathered       in stage 3, True keeps parameters from forward to backward, as with `wrap(keep_gathered=)`; or a size
-    outer               a `ballast.DiLoCo`: hosts train on their own, as with `wrap(outer=)`. The plan counts its memory, and
-                        the time of an exchange, divided by the steps from one to the next
-    dtype               the parameters' format; None: the model's own
-    update_in_backward  True: a unit is updated as soon as its gradients are reduced, as with `wrap(update_in_backward=)`, which
-                        does so in stage 3 only; excludes clipping, and needs one micro-step
-    resumable           True: all state is on drives, with the parameters, as with `wrap(run=...)`
-    price               of one GPU for an hour, in any currency: the plan has the cost of a million tokens on all ranks
-    train_tokens        tokens of the whole training, such as "15T": the plan has its seconds and, with a price, its cost
+    {options}
 
     Raises OutOfMemoryError (B2004) where nothing fits. The error names the missing memory, and the nearest options that fit.
     """
     return best(request_plan(model, **options))
 
 
-@with_keywords_of(request_plan)
+@_typed(Options)
+@takes(Options)
 def pareto_front(model: ModelLike, **options: Any) -> list[Plan]:
     """List the plan of `plan()`, and the plans that no other plan beats in both GPU memory and time, fastest first. `plan()`
     explains the options, and the errors if nothing fits.

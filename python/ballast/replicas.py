@@ -12,10 +12,10 @@ Replicas = Literal["host"] | int
 OF_HOSTS: Literal["host"] = "host"
 
 
-def read_replicas(given: object, stage: int | None) -> Replicas:
+def read_replicas(given: object) -> Replicas:
     """Return the number of copies, also from text, or "host" for one in each host. None is one copy.
 
-    >>> read_replicas(None, 2), read_replicas("host", 3), read_replicas("4", None)
+    >>> read_replicas(None), read_replicas("host"), read_replicas("4")
     (1, 'host', 4)
     """
     copies: Replicas
@@ -27,8 +27,6 @@ def read_replicas(given: object, stage: int | None) -> Replicas:
         copies = int(str(given))
     else:
         refuse_value("replicas", given, '"host", or a number of copies of the parameters; or None')
-    if copies != 1 and stage is not None and stage < 3:
-        refuse_value("replicas", copies, "stage 3, or no replicas", why=f"in stage {stage} each rank keeps all parameters")
     return copies
 
 

@@ -17,6 +17,7 @@ from ballast.outer.options import DiLoCo
 from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time
 from ballast.tiers import KINDS, fractions_in, in_words
 from ballast.wire import formats_in_words
+from ballast.wrap_options import Tuning
 
 ESTIMATED = "activations (estimated)"
 RESERVED = "reserved (CUDA, NCCL)"
@@ -217,13 +218,13 @@ class Plan:
         options += [f'gradient_format="{self.gradient_format}"'] if self.gradient_format != "fp32" else []
         options += [f"wire={json.dumps(dict(self.wire))}"] if self.wire else []
         options += [f"replicas={self.replicas}"] if self.replicas > 1 else []
-        options += [f"prefetch={self.prefetch}"] if self.prefetch != 1 and self.stage == 3 else []
-        options += [f"keep_gathered={self.keep_gathered}"] if self.keep_gathered and self.stage == 3 else []
         options += [f"outer={self.outer.call()}"] if self.outer else []
         away = {"host": "host", "nvme": "nvme:DIRECTORY"}.get(self.activation_tier)
         options += [f'activations="{away}"'] if away else []
-        options += ["update_in_backward=True"] if in_backward else []
         options += ['run="NAME"'] if self._question is not None and self._question.full_records else []
+        if self.stage == 3:
+            tuning = Tuning(prefetch=self.prefetch, keep_gathered=self.keep_gathered, update_in_backward=in_backward)
+            options += [f"tuning={tuning}"] if tuning != Tuning() else []
         wrapped = "[muon, adamw]" if self.optimizer == "muon" else "optimizer"
         return f"ballast.wrap({wrapped}, model, {', '.join(options)})"
 

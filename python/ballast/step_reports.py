@@ -43,7 +43,7 @@ class StepLine:
     With `every=10`, the first step is printed, and then those whose number is a multiple of 10. The loss is this rank's, a
     number or a tensor. It is read only for a line that is printed. After `optimizer.set_tokens_per_step(n)` there are
     `tokens/s`, and `mfu` where the device's peak is known. `waited` is the part of the step in which the loop waited for
-    Ballast, and the lane that it waited for most; on a GPU, it is there with `timeline=True`.
+    Ballast, and the lane that it waited for most; on a GPU, it is there with `ballast.Tuning(timeline=True)`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, every: int = 1):

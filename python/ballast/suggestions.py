@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import combinations
 from typing import Any
@@ -17,6 +17,7 @@ from ballast.options import MOST, Options, TreatedActivations
 from ballast.plan_question import USUAL_SEQUENCE, sequence_of
 from ballast.plan_request import PlanRequest, fits, left_of, request_of
 from ballast.result import Plan, wrapped
+from ballast.schema import changed
 from ballast.sizes import human_size, human_time
 
 FEWEST_TOKENS = 512
@@ -116,13 +117,13 @@ def settings_of(request: PlanRequest) -> list[Axis]:
         axes.append([Change.of({"prefetch": 1}, prefetch=1)])
     if options.keep_gathered > 0:
         axes.append([Change.of({"keep_gathered": 0}, keep_gathered=0)])
-    if options.replicas > 1:
+    if options.parameter_replicas > 1:
         axes.append([Change.of({"replicas": 1}, replicas=1)])
     if request.description.activations and isinstance(options.activations.amount, str):
         axes.append(_smaller_activations(options))
         axes.append(_activations_on_device(request))
         axes.append(_smaller_micro_steps(options))
-    states = _after(options.state_format, STATE_FORMATS)
+    states = _after(options.state_formats, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
     axes.append([Change.of({"state_format": name}, Asks.OTHER_TRAINING, state_format=(name,)) for name in states])
     axes.append([Change.of({"gradient_format": name}, Asks.OTHER_TRAINING, gradient_format=(name,)) for name in gradients])
@@ -181,13 +182,14 @@ def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 
 def machines_for(options: Options) -> list[Axis]:
     """List larger machines: ranks, host memory or drives, doubled again and again."""
-    copies = {"replicas": options.replicas} if options.replicas > 1 else {}  # "host" names more of them on more machines
+    copies = options.parameter_replicas
+    same = {"replicas": copies} if copies > 1 else {}  # "host" names more of them on more machines
     ranks = _doubled(2 * options.ranks, min(8 * options.ranks, MOST["ranks"]))
     found = options.hardware.memory * options.ranks_of_machine if options.is_on_cpu else options.host_memory or 0
     host = [size for size in _doubled(64 << 30, 4 << 40) if size > found]
     drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drive_space or 0)]
     axes = [
-        [Change.of({"ranks": count} | copies, Asks.RANKS, ranks=count) for count in ranks],
+        [Change.of({"ranks": count} | same, Asks.RANKS, ranks=count) for count in ranks],
         [Change.of({"host_memory": _written(size)}, Asks.HOST_MEMORY, host_memory=size) for size in host],
         [Change.of({"drive_space": _written(size)}, Asks.DRIVES, drive_space=size) for size in drives],
     ]
@@ -247,15 +249,15 @@ class Search:
             return None
         for i in reversed(range(len(axes))):
             tries = ([*changes[:i], change, *changes[i + 1 :]] for change in axes[i])
-            changes = next(changed for changed in tries if self._fits(changed))
+            changes = next(each for each in tries if self._fits(each))
         return changes
 
     def _changed(self, changes: Changes) -> list[PlanRequest]:
         """Return one request for each stage, because a stage with larger shards needs larger tiles to be quick."""
         options = self._request.options
         for change in changes:
-            options = replace(options, **change.options)
-        return [request_of(replace(options, stage=stage), self._request.description) for stage in reversed(stages(options))]
+            options = changed(options, **change.options)
+        return [request_of(changed(options, stage=stage), self._request.description) for stage in reversed(stages(options))]
 
     def _fits(self, changes: Changes) -> bool:
         key = tuple(changes)

@@ -78,7 +78,9 @@ def check_checkpoint(checkpoints: Path) -> None:
     """Print what an earlier job has saved."""
     global optimizer
     model = make_model()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, timeout=timeout)
+    optimizer = ballast.wrap(
+        torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, tuning=ballast.Tuning(timeout=timeout)
+    )
     ballast.load_checkpoint(checkpoints, model, optimizer)
     print(f"checkpoint of step {optimizer.steps} holds {digest(model, optimizer)}", file=sys.stderr)
     optimizer.close()
@@ -95,7 +97,7 @@ if (checkpoints / "checkpoint.json").exists():
 model = make_model()
 records = {"state": f"nvme:{folder / 'records'}", "parameters": f"nvme:{folder / 'records'}"}
 wrapped = torch.optim.AdamW(model.parameters(), lr=1e-2)
-optimizer = ballast.wrap(wrapped, model, stage=3, offload=records, run="cell", timeout=timeout)
+optimizer = ballast.wrap(wrapped, model, stage=3, offload=records, run="cell", tuning=ballast.Tuning(timeout=timeout))
 began_at = optimizer.steps
 while optimizer.steps < 4:
     batch = torch.randn(8, 20, generator=torch.Generator().manual_seed(10 * optimizer.steps + rank), device="cpu")

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import typing
-from dataclasses import fields
 from pathlib import Path
 
 import ballast
@@ -16,8 +15,8 @@ import pytest
 from ballast import _core
 from ballast.formats import StateFormat
 from ballast.options import Options
-from ballast.plan_request import request_plan
-from ballast.wrapper.options import WrapOptions
+from ballast.schema import options_of
+from ballast.wrap_options import WrapOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPED = Path(__file__).with_name("typed")  # programs that use a wrapped optimizer
@@ -27,6 +26,7 @@ SCREEN = 60  # lines
 RIGHT = """
 import ballast
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 model = torch.nn.Linear(4, 1)
 adamw = torch.optim.AdamW(model.parameters())
@@ -36,12 +36,13 @@ wrapped: torch.optim.AdamW = ballast.wrap(
     stage=3,
     offload={"state": {"device": 0.25, "nvme:/scratch": 0.75}, "gradients": "host"},
     memory="40GiB",
-    units=["Block"],
     state_format="compact",
     gradient_format=("fp32", "bf16"),
-    process_group=torch.distributed.group.WORLD,
+    mesh=init_device_mesh("cpu", (2,)),
+    run=ballast.Run("mine", mirror=True),
+    tuning=ballast.Tuning(units=["Block"], keep_gathered="4GiB"),
 )
-ballast.wrap(adamw, stage="auto", offload="auto", memory=1 << 30, units="Block", max_grad_norm=1)
+ballast.wrap(adamw, stage="auto", offload="auto", memory=1 << 30, run="mine", max_grad_norm=1)
 seconds: float = ballast.plan("gpt2", ranks=2, stage="auto", rates={"read": "3GB/s"}, state_format="bf16").seconds
 plans: list[ballast.Plan] = ballast.pareto_front({"h.0.weight": (4, 4)}, offload={"state": "host"}, gpu_memory="8GiB")
 """
@@ -55,12 +56,13 @@ WRONG = [
     ('ballast.wrap(adamw, state_format="fp8")', 'Argument "state_format" to "__call__" of "Wrap" has incompatible type'),
     ('ballast.wrap(adamw, gradient_format="fp8")', 'Argument "gradient_format" to "__call__" of "Wrap"'),
     ('ballast.wrap(adamw, offload={"state": 3})', "Dict entry 0 has incompatible type"),
-    ('ballast.wrap(adamw, timeline="yes")', NO_VARIANT),
+    ('ballast.wrap(adamw, tuning="fast")', NO_VARIANT),
+    ('ballast.Tuning(timeline="yes")', 'Argument "timeline" to "Tuning" has incompatible type "str"'),
     ("ballast.wrap(model)", 'No overload variant of "__call__" of "Wrap" matches argument type "Linear"'),
-    ('ballast.plan("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "plan"'),
-    ('ballast.plan("gpt2", ranks="2")', 'Argument "ranks" to "plan" has incompatible type "str"'),
-    ('ballast.pareto_front("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "pareto_front"'),
-    ('ballast.pareto_front("gpt2", state_format="fp8")', 'Argument "state_format" to "pareto_front"'),
+    ('ballast.plan("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "__call__" of "Planning"'),
+    ('ballast.plan("gpt2", ranks="2")', 'Argument "ranks" to "__call__" of "Planning" has incompatible type "str"'),
+    ('ballast.pareto_front("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "__call__" of "Planning"'),
+    ('ballast.pareto_front("gpt2", state_format="fp8")', 'Argument "state_format" to "__call__" of "Planning"'),
 ]
 
 
@@ -101,21 +103,37 @@ def keywords_of(function) -> dict[str, object]:
 
 
 def test_the_signature_has_every_option_and_its_default():
-    groups = {"process_group", "norm_group", "replicated"}
-    assert set(keywords_of(ballast.wrap)) == {field.name for field in fields(WrapOptions)} | groups
-    assert list(keywords_of(ballast.plan)) == [field.name for field in fields(Options)]
-    assert keywords_of(ballast.plan) == keywords_of(ballast.pareto_front) == keywords_of(request_plan)
+    assert list(keywords_of(ballast.wrap)) == list(options_of(WrapOptions))
+    assert list(keywords_of(ballast.plan)) == list(options_of(Options))
+    assert keywords_of(ballast.plan) == keywords_of(ballast.pareto_front)
     for function in WITH_KEYWORDS:
         assert inspect.Parameter.empty not in keywords_of(function).values()
         assert not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in inspect.signature(function).parameters.values())
     assert (keywords_of(ballast.wrap)["stage"], keywords_of(ballast.plan)["tokens"]) == (2, 8192)
 
 
-@pytest.mark.parametrize("options", [WrapOptions, Options])
-def test_defaults_are_written_once(options):
-    """The fields of the dataclass have no defaults, as those could differ from the signature's."""
-    required = inspect.signature(options).parameters.values()
-    assert all(each.default is inspect.Parameter.empty for each in required)
+def test_wrap_has_few_keywords():
+    assert len(keywords_of(ballast.wrap)) <= 14
+
+
+@pytest.mark.parametrize("kind", [WrapOptions, Options, ballast.Tuning, ballast.Run])
+def test_each_option_has_a_meaning(kind):
+    assert all(option.meaning for option in options_of(kind).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("prefetch", "tuning=ballast.Tuning(prefetch=...)"),
+        ("timeout", "tuning=ballast.Tuning(timeout=...)"),
+        ("mirror", 'run=ballast.Run("NAME", mirror=...)'),
+        ("process_group", "mesh=, a DeviceMesh of these ranks"),
+    ],
+)
+def test_an_option_of_another_place_is_refused_with_that_place(name, place):
+    with pytest.raises(ballast.UsageError, match=f'B1001 there is no option "{name}" here') as refused:
+        ballast.wrap(object(), **{name: 2})
+    assert refused.value.needed == place
 
 
 def test_each_function_returns_what_its_signature_says():
@@ -132,12 +150,11 @@ def test_the_words_are_those_of_the_library():
     [
         (ballast.wrap, "stag", "stage"),
         (ballast.wrap, "max_norm", "max_grad_norm"),
-        (ballast.wrap, "process_groups", "process_group"),
+        (ballast.wrap, "run_name", "run"),
         (ballast.plan, "rank", "ranks"),
         (ballast.pareto_front, "host_mem", "host_memory"),
         (ballast.plan, "format", "state_format"),
         (ballast.plan, "drives", "drive_space"),
-        (request_plan, "rank", "ranks"),
     ],
 )
 def test_a_misspelt_name_is_refused_with_the_nearest(function, name, nearest):

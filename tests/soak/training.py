@@ -70,7 +70,7 @@ def train(folder: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
     torch.set_num_threads(1)
     records = {"state": f"nvme:{folder / 'records'}", "parameters": f"nvme:{folder / 'records'}"}
-    model, optimizer = soaked(stage=3, offload=records, run="soak", timeout=TIMEOUT)
+    model, optimizer = soaked(stage=3, offload=records, run="soak", tuning=ballast.Tuning(timeout=TIMEOUT))
     checkpoints = folder / "checkpoints"
     if optimizer.steps == 0 and (checkpoints / "checkpoint.json").exists():
         ballast.load_checkpoint(checkpoints, model, optimizer)  # the records were lost

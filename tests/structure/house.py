@@ -58,12 +58,12 @@ DEVICE_FUNCTIONS = {"bit_cast", "memcpy", "assume_aligned"}
 PYTHON_PACKAGE = "python/ballast"
 PYTHON_LAYERS = {
     "foundation": [
-        *("_core", "errors", "store", "checks", "keywords", "exit_notice", "agreement", "connecting", "sizes"),
+        *("_core", "errors", "store", "checks", "schema", "exit_notice", "agreement", "connecting", "sizes"),
         *("safetensors_format", "json_reader", "new_files"),
     ],
     "planning": [
         *("hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
-        *("replicas", "keep_gathered"),
+        *("replicas", "step_options", "activation_options", "wrap_options"),
         *("formats", "models", "models.*", "plan_request", "plan_question"),
         "deepspeed_config",
         *("calibration", "option_text"),
@@ -71,7 +71,6 @@ PYTHON_LAYERS = {
     ],
     "torch": [
         *("_torch_compat", "torch", "torch.gpu", "torch.module_hook", "torch.tensor_names"),
-        *("wrapper", "wrapper.options", "wrapper.activation_options", "wrapper.several"),
         *("torch.collectives", "torch.process_groups"),
     ],
     "parameters": ["torch.memory", "torch.parameters", "torch.parameters.*"],
@@ -83,7 +82,7 @@ PYTHON_LAYERS = {
         *("outer.hosts", "outer.layout", "outer.optimizer"),
     ],
     "training": [
-        *("torch.training", "torch.training.*", "wrapper.same_options", "wrapper.memory_budget", "wrapper.autotune"),
+        *("torch.training", "torch.training.*"),
         *("torch.optimizer", "torch.typing", "torch.last_step"),
     ],
     "functions": [
@@ -201,10 +200,6 @@ TORCH_FACTORIES = {f"torch.{name}" for name in ("arange", "as_tensor", "empty", 
 FILE_LINES = 700
 FUNCTION_LINES = 60
 PARAMETERS = 6
-
-# Python functions with options for users as keywords. They may have any number of keywords. Their length does not include the
-# docstring, which explains each keyword.
-KEYWORD_FUNCTIONS = {("python/ballast/wrapping.py", "wrap"), ("python/ballast/plan_request.py", "request_plan")}
 
 # Paths that exist on one person's machine only.
 DEVELOPER_PATH = r"(?<![\w.$}])/(?:home|Users|root|work|workspace|mnt)/\w"

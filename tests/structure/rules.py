@@ -42,10 +42,6 @@ def lives_in(path: str, home: list[str]) -> bool:
     return any(fnmatch.fnmatch(path, pattern) for pattern in home)
 
 
-def has_keywords(path: str, function: source.Function) -> bool:
-    return (path, function.name) in house.KEYWORD_FUNCTIONS
-
-
 @rule("top-level")
 def nothing_else_is_at_the_top(tree: Tree):
     for name in tree.top:
@@ -164,18 +160,16 @@ def files_are_short(tree: Tree):
 def functions_are_short(tree: Tree):
     for path, text in tree.with_suffix(house.CODE_SUFFIXES | {".py"}):
         for function in source.functions(path, text):
-            lines = function.lines - (function.docstring_lines if has_keywords(path, function) else 0)
-            if lines > house.FUNCTION_LINES:
-                yield path, function.line, f"{function.name} has {lines} lines, at most {house.FUNCTION_LINES}"
+            if function.lines > house.FUNCTION_LINES:
+                yield path, function.line, f"{function.name} has {function.lines} lines, at most {house.FUNCTION_LINES}"
 
 
 @rule("parameters")
 def functions_take_few_parameters(tree: Tree):
     for path, text in tree.with_suffix(house.CODE_SUFFIXES | {".py"}):
         for function in () if lives_in(path, [house.EMULATION]) else source.functions(path, text):
-            count = function.parameters - (function.keywords if has_keywords(path, function) else 0)
-            if count > house.PARAMETERS:
-                message = f"{function.name} takes {count} parameters, at most {house.PARAMETERS}"
+            if function.parameters > house.PARAMETERS:
+                message = f"{function.name} takes {function.parameters} parameters, at most {house.PARAMETERS}"
                 yield path, function.line, message + "; group the rest in a struct"
 
 

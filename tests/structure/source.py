@@ -79,8 +79,6 @@ class Function(NamedTuple):
     name: str
     lines: int  # 0 for a declaration
     parameters: int
-    keywords: int = 0  # keyword-only parameters with a default
-    docstring_lines: int = 0
 
 
 def functions(path: str, text: str) -> list[Function]:
@@ -94,14 +92,8 @@ def _python_functions(text: str) -> list[Function]:
             arguments = node.args
             count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
             lines = node.end_lineno - node.lineno + 1
-            keywords = sum(default is not None for default in arguments.kw_defaults)
-            found.append(Function(node.lineno, node.name, lines, count, keywords, _docstring_lines(node)))
+            found.append(Function(node.lineno, node.name, lines, count))
     return found
-
-
-def _docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    first = function.body[0]
-    return first.end_lineno - first.lineno + 1 if ast.get_docstring(function, clean=False) is not None else 0
 
 
 _SCOPE = re.compile(r"\b(namespace|class|struct|union|enum)\b|\bextern\s*\"")

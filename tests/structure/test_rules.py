@@ -172,7 +172,6 @@ auto a = "cannot fill: tile {} is read already"; auto b = "was"; auto c = "the r
     "python/ballast/torch/gpu.py": 'import torch\nGPU = "cuda"\n',
     "python/ballast/sizes.py": '''"""Like torch.cuda."""  # "cuda"\nword = "CUDA"\n\n\ndef f():\n    """As cuda does."""\n''',
     "python/ballast/result.py": "import torch\nfrom torch import nn\nself._torch = torch.nn.Linear\n",
-    "python/ballast/wrapping.py": "def wrap(a, *, b=1, c=1, d=1, e=1, g=1, h=1):\n    '''W" + "\n" * 60 + "'''\n    i()\n",
     "python/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/home/x\n",
 }
 

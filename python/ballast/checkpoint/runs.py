@@ -38,9 +38,9 @@ def tell_run(access: CheckpointAccess, directory: Path) -> None:
 def notice_for_run(access: CheckpointAccess, directory: Path) -> Callable[[], None]:
     """Return what tells the run later that the directory has a checkpoint of the step that is the last one now."""
     options = access.options
-    if not options.run:
+    if not options.run.name:
         return lambda: None
-    folder = Path(options.directories[0], run_folder(options.run, access.group.rank))
+    folder = Path(options.directories[0], run_folder(options.run.name, access.group.rank))
     return partial(_write, folder, f"{access.steps} {os.path.realpath(directory)}\n".encode())
 
 
@@ -109,7 +109,7 @@ def _warn_of_buffers(session: Session, model: torch.nn.Module | None) -> None:
         log.warning(
             'run "%s" resumes after step %d, and keeps no buffers: %s%s have the values of the model at wrap(). Save buffers '
             "yourself, and load them at each start; or resume from ballast.save(), which keeps them",
-            session.options.run,
+            session.options.run.name,
             session.partitions.steps,
             ", ".join(names[:3]),
             f" and {len(names) - 3} more" if len(names) > 3 else "",
@@ -122,18 +122,18 @@ def _begin_from_checkpoint(sessions: Sequence[Session], model: torch.nn.Module |
     A start that ends while it loads leaves runs that have made no step, so the next one loads it again.
     """
     first, options = sessions[0], sessions[0].options
-    if not options.checkpoint or any(session.partition_now().steps > 0 for session in sessions):
+    if not options.run.checkpoint or any(session.partition_now().steps > 0 for session in sessions):
         return
     assert model is not None  # newest_checkpoint() has refused it
     lost = next((found for session in sessions if (found := session.lost)), None)
-    directory = Path(options.checkpoint)
+    directory = Path(options.run.checkpoint)
     load_current(directory, model, [session.checkpoint for session in sessions])
     for session in sessions:
         tell_run(session.checkpoint, directory)
     if first.group.rank > 0:
         return
     step = max(session.checkpoint.steps for session in sessions)
-    begins = f'run "{options.run}" begins from checkpoint {directory} of step {step}'
+    begins = f'run "{options.run.name}" begins from checkpoint {directory} of step {step}'
     if lost is None:
         log.warning("%s: no rank has records of a step", begins)
     else:

@@ -253,7 +253,7 @@ class Saving:
             last = None
         require_memory(self._group, sum(sizes))
         with self._agreement.settled():
-            snapshot = last or _core.Snapshot(sizes, threads=keeper.options.threads)
+            snapshot = last or _core.Snapshot(sizes, threads=keeper.options.tuning.threads)
         self._give_to(snapshot)
         self._agreement.settle()
         keeper.snapshot = snapshot

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ballast.checks import all_known, refuse
+from ballast.checks import refuse
+from ballast.schema import options_of, require_known
 from ballast.torch.calls.hooks import trainer_of
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.deferred_init import is_on_meta
 from ballast.torch.parameters.deferred_parameters import device_of
 from ballast.torch.parameters.managed_parameter import owner_of
-from ballast.wrapping import wrap
+from ballast.wrap_options import Tuning, WrapOptions
+from ballast.wrapping import ELSEWHERE, wrap
 
 FOLDER = "ballast"  # of Ballast's checkpoint, inside of the folder of the framework's
 
@@ -34,10 +35,9 @@ def require_framework(name: str) -> None:
 
 def read_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the keywords for `ballast.wrap()`, after a check that it has them."""
-    keywords = [each.name for each in inspect.signature(wrap).parameters.values() if each.kind is each.KEYWORD_ONLY]
     if options is not None and not isinstance(options, Mapping):
         refuse(f"cannot read ballast={options!r}", needed="keywords of ballast.wrap(), such as ballast=dict(stage=3)")
-    all_known("option", options or {}, keywords)
+    require_known(options or {}, options_of(WrapOptions), ELSEWHERE)
     return dict(options or {})
 
 
@@ -82,7 +82,9 @@ def shard_frozen(model: torch.nn.Module, options: Mapping[str, Any]) -> WrappedO
     """Freeze a model, and partition it as `ballast.wrap()` partitions the trained one with these options. The result owns the
     values: the model can be called as long as it is there. All ranks call this together."""
     model.requires_grad_(False)
-    kept = {name: options[name] for name in ("units", "process_group", "threads", "timeout") if name in options}
+    kept = {name: options[name] for name in ("mesh", "tuning") if name in options}
+    if (tuning := kept.get("tuning")) is not None:  # nothing is trained
+        kept["tuning"] = Tuning(units=tuning.units, threads=tuning.threads, timeout=tuning.timeout)
     if isinstance(offload := options.get("offload"), Mapping):  # else it is that of the state, of which there is none
         kept["offload"] = {kind: tier for kind, tier in offload.items() if kind in ("parameters", "state")}
     owner: WrappedOptimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, stage=3, **kept)

@@ -97,7 +97,7 @@ class BallastTrainerMixin(Base):
             super()._move_model_to_device(model, device)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        if (self.ballast_options or {}).get("update_in_backward"):
+        if (tuning := (self.ballast_options or {}).get("tuning")) is not None and tuning.update_in_backward:
             return grad_norm  # None, without max_grad_norm: gradients are gone
         return super()._get_grad_norm(model, grad_norm=grad_norm)
 

@@ -22,7 +22,7 @@ from ballast.connecting import Group, connect
 from ballast.errors import Error, FailureError
 from ballast.outer.options import DiLoCo, refuse_division
 from ballast.torch.collectives import broadcast, from_all_ranks
-from ballast.torch.process_groups import ProcessGroups, group_of, own_address
+from ballast.torch.process_groups import ProcessGroups, group_of, name_of, own_address
 from ballast.wire import EXACT
 
 log = logging.getLogger("ballast")
@@ -326,10 +326,10 @@ class HostGroup:
 # --- The beginning ---
 
 
-def connect_hosts(process_group: Any, outer: DiLoCo, timeout: float | None) -> tuple[ProcessGroups, HostGroup]:
-    """Connect with all ranks of the process group, or of the job. The first result has the ranks of this host, which share
+def connect_hosts(ranks: Sequence[int] | None, outer: DiLoCo, timeout: float | None) -> tuple[ProcessGroups, HostGroup]:
+    """Connect with these ranks, or with all of the job. The first result has the ranks of this host, which share
     the state and average gradients in each step; they wait for each other for `timeout`."""
-    with group_of(process_group, timeout) as everyone:
+    with group_of(ranks, timeout) as everyone:
         of_all = from_all_ranks(everyone, (_core.machine_name(), socket.gethostname(), outer.shared()))
         require_same_options([options for _, _, options in of_all])
         rank = everyone.rank
@@ -338,7 +338,7 @@ def connect_hosts(process_group: Any, outer: DiLoCo, timeout: float | None) -> t
         log_hosts(own, outer)
     if len(own.names) == 1:
         alone = HostGroup(own, HostRendezvous(None, "", "", outer.timeout, outer.survive_lost_hosts), outer.wire)
-        return ProcessGroups(group_of(process_group, timeout), None, frozenset()), alone
+        return ProcessGroups(group_of(ranks, timeout), None, frozenset()), alone
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         refuse(
@@ -346,9 +346,9 @@ def connect_hosts(process_group: Any, outer: DiLoCo, timeout: float | None) -> t
             needed="torch.distributed.init_process_group() before",
         )
     store = default_store()
-    name = (distributed.group.WORLD if process_group is None else process_group).group_name
-    count = store.add(f"ballast/{name}/outer/{rank}", 1)  # as in group_of(): the same on all ranks
-    job = f"ballast/{name}/outer-{count}"
+    name = name_of(range(distributed.get_world_size()) if ranks is None else ranks)
+    count = store.add(f"{name}/outer/{rank}", 1)  # as in group_of(): the same on all ranks
+    job = f"{name}/outer-{count}"
     inner = _connect_host(own, store, f"{job}/host-{own.host}", timeout)
     neighbours = None
     if own.ranks > 1:

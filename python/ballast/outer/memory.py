@@ -39,9 +39,7 @@ def _divides(question: _core.Question, placement: _core.Placement) -> bool:
     return placement.shards == 1 and question.ranks > 1
 
 
-def _kept_of_fragments(
-    question: _core.Question, placement: _core.Placement, options: DiLoCo, rank: int
-) -> list[int]:
+def _kept_of_fragments(question: _core.Question, placement: _core.Placement, options: DiLoCo, rank: int) -> list[int]:
     """Return the elements of each fragment whose state a rank keeps."""
     kept = question.kept_elements(placement, rank=rank)
     tensors = [

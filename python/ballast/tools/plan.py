@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,13 @@ from ballast.checks import refuse
 from ballast.errors import OutOfMemoryError
 from ballast.hardware import GPUS, Rates
 from ballast.models.known import KNOWN
+from ballast.option_text import name_of
+from ballast.options import Options
 from ballast.outer.options import outer_from_text
 from ballast.plan_request import PlanRequest, request_plan
 from ballast.planning import best, searched, unbeaten
 from ballast.result import Plan, differences, wrapped
+from ballast.schema import options_of, signature_of
 from ballast.sizes import human_amount, human_size, human_time
 from ballast.tools.output import output_path, write
 from ballast.tools.plan_page import draw_front, page
@@ -31,43 +36,13 @@ examples:
   ballast plan llama-8b --ranks 8 --gpu h100 --price 2.5 --train-tokens 15T --plot front.svg --html plan.html
 """
 
-WORDS = {
-    "gpu": ("NAME", f"one of {', '.join(GPUS)}; default: a100, or the one that --gpu-memory and --flops describe"),
-    "gpu-memory": ("SIZE", "replaces the memory of that GPU"),
-    "flops": ("N", "replaces its peak in bf16, such as 990T"),
-    "host-memory": ("SIZE", "memory of a machine, with that of the system and torch; default: nothing is kept on the host"),
-    "drive-space": ("SIZE", "free space on the drives of a machine; default: nothing is kept there"),
-    "measured": ("FILE.json", "a file of ballast bench --output: its rates, flops and memory replace the usual ones"),
-    "stage": ("N", "0, 1, 2, 3 or auto (default)"),
-    "offload": ("TIER", "auto (default), none, host or nvme"),
-    "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB, 5GiB with 8 GPUs on NVLink"),
-    "headroom": ("FRACTION", "of the memory of each GPU and of the host, which is left free; default: 0.05"),
-    "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size; with ,host or ,nvme they go there"),
-    "optimizer": ("NAME", f"one of {', '.join(_core.optimizers())}; default: adamw"),
-    "state-format": ("NAMES", "format of the optimizer state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
-    "gradient-format": ("NAMES", "format of the reduced gradients of bf16 parameters: fp32 (default) or bf16; auto for both"),
-    "wire": ("FORMATS", "what ranks send: exact (default), int8, or formats by kind: gather=int8,reduce=int8,across=int4"),
-    "outer": (
-        "OPTIONS",
-        "the machines train on their own, and combine their parameters every N steps: options of ballast.DiLoCo, such as "
-        "every=64,wire=int8",
-    ),
-    "replicas": ("N", "copies of the parameters in stage 3: host for one in each machine, or a number"),
-    "keep-gathered": ("SIZE", "in stage 3: parameters that stay from forward to backward: all, or a size; default: none"),
-    "dtype": ("NAME", "format of the parameters: bf16, fp16 or fp32; default: that of the model"),
-}
 MODEL = (
     "the config.json of a model, its folder, shapes by name in a JSON file, one of several models in a file (FILE.json:NAME), "
     f"or one of {', '.join(KNOWN)}"
 )
-COUNTS = {
-    "ranks": "number of GPUs in all; default: 1",
-    "gpus-per-machine": "default: 8",
-    "tokens": "tokens of one GPU in one micro-step; default: 8192",
-    "sequence": "tokens that attend to each other; default: 4096, or the most that the model or a micro-step has",
-    "micro-steps": "backward passes of one step; default: 1",
-    "prefetch": "units that are gathered ahead, in stage 3; default: 1",
-}
+COST = ("price", "train_tokens")
+NUMBERS = {"int": int, "float": float}
+NAMES = {"gpu": GPUS, "optimizer": _core.optimizers()}  # that help lists
 
 
 def add_to(commands: Any) -> None:
@@ -75,29 +50,32 @@ def add_to(commands: Any) -> None:
     about = "Find out whether a model fits a machine, and how fast it trains there. Needs no GPU."
     parser = commands.add_parser("plan", help="find out whether a model fits a machine", description=about, epilog=EXAMPLE)
     parser.add_argument("model", help=MODEL)
-    for name, help in COUNTS.items():
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=help)
-    for name, (kind, help) in WORDS.items():
-        parser.add_argument(f"--{name}", metavar=kind, help=help)
-    parser.add_argument("--efficiency", type=float, metavar="X", help="fraction of the peak that is reached; default: 0.5")
-    help = "update a unit as soon as its gradients are reduced, which excludes clipping and needs one micro-step"
-    parser.add_argument("--update-in-backward", action="store_true", default=None, help=help)
-    help = "keep all state on drives, with the parameters, as wrap(run=) does"
-    parser.add_argument("--resumable", action="store_true", default=None, help=help)
+    cost = parser.add_argument_group("cost")
+    for keyword in signature_of(Options):
+        if keyword.name != "rates":
+            _add_flag(cost if keyword.name in COST else parser, keyword)
     help = f"replace a rate, such as read=3GB/s: {', '.join(field.name for field in fields(Rates))}"
     parser.add_argument("--rate", dest="rates", action="append", metavar="NAME=RATE", help=help)
-    _add_costs(parser.add_argument_group("cost"))
     _add_files(parser.add_argument_group("files"))
     parser.add_argument("--program", action="store_true", help="print only the step, as the engine runs it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
-def _add_costs(group: Any) -> None:
-    help = "price of one GPU for an hour, in any currency: adds the cost of a million tokens, of all GPUs together"
-    group.add_argument("--price", type=float, metavar="X", help=help)
-    help = "tokens of the whole training, such as 15T, 2.5B or 15e12: adds its time and, with --price, its cost"
-    group.add_argument("--train-tokens", metavar="N", help=help)
+def _add_flag(group: Any, keyword: inspect.Parameter) -> None:
+    """Add the flag of an option of `plan()`."""
+    options = options_of(Options)
+    option = options[keyword.name]
+    flags = {f"`{name}`": name_of(name, as_flags=True) for name in options}
+    help = re.sub(r"`\w+`", lambda found: flags.get(found[0], found[0]), option.meaning).replace("%", "%%")
+    flag = name_of(keyword.name, as_flags=True)
+    if keyword.annotation == "bool":
+        group.add_argument(flag, action="store_true", default=None, help=help)
+        return
+    help += f": {', '.join(NAMES[keyword.name])}" if keyword.name in NAMES else ""
+    help += "" if option.default is None or "default" in help else f"; default: {option.default}"
+    kind = NUMBERS.get(keyword.annotation.removesuffix(" | None"), str)
+    group.add_argument(flag, type=kind, metavar=option.metavar, help=help)
 
 
 def _add_files(group: Any) -> None:
@@ -110,9 +88,7 @@ def _add_files(group: Any) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Print the plan, and a table of plans with more or less memory."""
     plot, html = _files(chosen)
-    names = [*COUNTS, *WORDS, "efficiency", "update_in_backward", "resumable", "price", "train_tokens"]
-    given = {name.replace("-", "_"): getattr(chosen, name.replace("-", "_")) for name in names}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name in options_of(Options) if (value := getattr(chosen, name)) is not None}
     if chosen.rates:
         given["rates"] = dict(_rate(word) for word in chosen.rates)
     if "outer" in given:

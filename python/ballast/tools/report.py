@@ -35,7 +35,7 @@ TIERS = ("device", "host", "nvme")
 STALL = "stall_seconds/"
 MIB = 1 << 20
 SEVERAL = "A line is the mean of the ranks, and of neighbouring steps in a long run; the band around it spans all of them."
-NOT_TIMED = "The time that the loop waited is not recorded: on a GPU, wrap(timeline=True) measures it."
+NOT_TIMED = "The time that the loop waited is not recorded: on a GPU, ballast.Tuning(timeline=True) measures it."
 WIDTH, HEIGHT, TOP = 1080, 200, 34
 LEFT, RIGHT = 84, WIDTH - 12
 MOST_POINTS = 360  # of a line: more steps are drawn as means of several

@@ -68,7 +68,7 @@ class WrappedOptimizer(Optimizer):
         if math.isnan(max_norm):
             refuse(f"cannot clip gradients to a norm of {max_norm}", needed="a norm that is not negative")
         if not norm_type >= 0.0 or (norm_type != 2.0 and self._ballast.has_norm_group):
-            needed = "2.0 with norm_group=, else a number that is not negative"
+            needed = "2.0 with parts of the model in mesh=, else a number that is not negative"
             refuse(f"cannot compute a norm of order {norm_type} of all gradients", needed=needed)
         with self._ballast.calls.call("clip_grad_norm_()"):
             norm = 0.0 if self._ballast.has_trained_nothing else self._ballast.partition().gradient_norm(float(norm_type))
@@ -189,7 +189,7 @@ class WrappedOptimizer(Optimizer):
         return self._ballast.ledger()
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Write the timeline of this rank's operations, for ui.perfetto.dev. It needs `timeline=True` in wrap()."""
+        """Write the timeline of this rank's operations, for ui.perfetto.dev. It needs `ballast.Tuning(timeline=True)`."""
         self._ballast.partitions.require_open("call write_timeline()")
         Path(path).write_text(self._ballast.partitions.now().chrome_trace())
 

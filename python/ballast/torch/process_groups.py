@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
@@ -14,13 +15,18 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import default_store, host_of_store
-from ballast.checks import refuse
+from ballast.checks import one_of, refuse
 from ballast.connecting import Group, connect
 from ballast.replicas import copies_on
+from ballast.schema import changed
 from ballast.torch.collectives import from_all_ranks
-from ballast.wrapper.options import WrapOptions
+from ballast.wrap_options import WrapOptions
 
 log = logging.getLogger("ballast")
+
+# The names of a mesh's dimensions, or their first words: of ranks with other data, and of those with other parts of the model.
+OTHER_DATA = ("data", "dp", "fsdp", "replicate", "shard", "context", "cp")
+OTHER_PARTS = ("tensor", "tp", "model", "mp", "pipeline", "pp", "expert", "ep")
 
 
 @dataclass(frozen=True)
@@ -43,45 +49,53 @@ class ProcessGroups:
             self.of_model.leave()
 
 
-def connect_groups(
-    process_group: Any, norm_group: Any, replicated: Iterable[torch.Tensor], options: WrapOptions
-) -> ProcessGroups:
-    """Connect with all ranks of these groups of torch.distributed."""
-    repeated = frozenset(id(parameter) for parameter in replicated)
-    if norm_group is None:
-        if repeated:
-            refuse("cannot use replicated parameters without the ranks that have them", needed="norm_group")
-        return ProcessGroups(group_of(process_group, options.timeout), None, repeated)
-    ranks_of = torch.distributed.get_process_group_ranks
-    both = set(ranks_of(process_group)) & set(ranks_of(norm_group))  # None stands for all ranks
-    if len(both) > 1:
-        refuse(
-            f"cannot use process_group and norm_group together: ranks {sorted(both)} are in both",
-            needed="ranks with other data in process_group, and those with other parts of the model in norm_group",
-        )
-    of_data = group_of(process_group, options.timeout)
-    return ProcessGroups(of_data, group_of(norm_group, options.timeout), repeated)
+def connect_groups(options: WrapOptions) -> ProcessGroups:
+    """Connect with all ranks of the mesh, or of the job."""
+    data, parts = ranks_of(options.mesh)
+    timeout, repeated = options.tuning.timeout, frozenset(id(parameter) for parameter in options.tuning.replicated)
+    if parts is None and repeated:
+        refuse("cannot use replicated parameters without the ranks that have them", needed="mesh=, with parts of the model")
+    of_data = group_of(data, timeout)
+    return ProcessGroups(of_data, None if parts is None else group_of(parts, timeout), repeated)
 
 
-def group_of(process_group: Any, timeout: float | None) -> Group:
-    """Connect the ranks of `process_group`. Without it, connect all ranks of torch.distributed, else the launcher's."""
+def ranks_of(mesh: Any) -> tuple[list[int] | None, list[int] | None]:
+    """Return the ranks that have other data than this one, and those that have other parts of the model, both with this one.
+    None stands for all ranks, and for no other parts."""
+    if mesh is None:
+        return None, None
+    names = mesh.mesh_dim_names or (OTHER_DATA[0],) * mesh.ndim
+    if mesh.mesh_dim_names is None and mesh.ndim > 1:
+        refuse("cannot use mesh: its dimensions have no names", needed='mesh_dim_names, such as ("data", "tensor")')
+    place = mesh.get_coordinate()
+    if place is None:
+        refuse("cannot use mesh: this process is not in it", needed="wrap() on the ranks of the mesh only")
+    kinds = [one_of("kind of dimension of a mesh", name.partition("_")[0], OTHER_DATA + OTHER_PARTS) for name in names]
+    data, parts = (
+        mesh.mesh[tuple(slice(None) if kind in along else at for kind, at in zip(kinds, place))].flatten().tolist()
+        for along in (OTHER_DATA, OTHER_PARTS)
+    )
+    return data, parts if len(parts) > 1 else None
+
+
+def group_of(ranks: Sequence[int] | None, timeout: float | None) -> Group:
+    """Connect these ranks of torch.distributed. Without them, connect all of its ranks, else the launcher's."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
-        if process_group is not None:
-            needed = "torch.distributed.init_process_group()"
-            refuse("cannot use process_group: torch.distributed is not initialized", needed=needed)
         return connect(timeout=timeout)
-    ranks = distributed.group.WORLD if process_group is None else process_group
-    rank, size = distributed.get_rank(ranks), distributed.get_world_size(ranks)
-    if rank < 0:
-        refuse("cannot use process_group: this process is not in it", needed="wrap() on the ranks of the group only")
-    if size == 1:
+    ranks = range(distributed.get_world_size()) if ranks is None else ranks
+    rank = ranks.index(distributed.get_rank())
+    if len(ranks) == 1:
         return connect(rank=0, size=1, timeout=timeout)
-    store = default_store()
-    name = ranks.group_name
+    store, name = default_store(), name_of(ranks)
     # All ranks of a group wrap in the same order, so the same count means the same optimizer.
-    count = store.add(f"ballast/{name}/{rank}", 1)
-    return connect(store=store, rank=rank, size=size, host=own_address(), job=f"ballast/{name}/{count}", timeout=timeout)
+    count = store.add(f"{name}/{rank}", 1)
+    return connect(store=store, rank=rank, size=len(ranks), host=own_address(), job=f"{name}/{count}", timeout=timeout)
+
+
+def name_of(ranks: Sequence[int]) -> str:
+    """Return the name of a group in the store."""
+    return f"ballast/{len(ranks)}-from-{ranks[0]}-{zlib.crc32(str([*ranks]).encode()):08x}"
 
 
 def with_copies_of(group: Group, options: WrapOptions) -> WrapOptions:
@@ -92,7 +106,7 @@ def with_copies_of(group: Group, options: WrapOptions) -> WrapOptions:
     copies = copies_on(machines, options.replicas)
     if group.rank == 0:
         log.info("%d copies of the parameters, each shared by %d ranks", copies, group.size // copies)
-    return replace(options, replicas=copies)
+    return changed(options, replicas=copies)
 
 
 def rank_in_job() -> int:

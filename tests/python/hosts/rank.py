@@ -49,7 +49,9 @@ def until_a_fault(rank: int, ranks: int, steps: int, folder: Path) -> dict[str, 
     """Train, and write each step down. Return the error that ended it and the seconds that it took, or else the seconds of the
     longest step."""
     model = Tower()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, timeout=TIMEOUT)
+    optimizer = ballast.wrap(
+        torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, tuning=ballast.Tuning(timeout=TIMEOUT)
+    )
     loop = Loop(make_model=Tower, rank=rank, ranks=ranks)
     began, longest = time.monotonic(), 0.0
     try:

@@ -24,7 +24,7 @@ class Mine(torch.optim.Optimizer):
 
 
 def train(given: torch.optim.Optimizer) -> ballast.WrappedOptimizer:
-    wrapped = ballast.wrap(given, model, elementwise=True)
+    wrapped = ballast.wrap(given, model, tuning=ballast.Tuning(elementwise=True))
     wrapped.step(lambda: 1.0)
     return wrapped
 

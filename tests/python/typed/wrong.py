@@ -10,7 +10,7 @@ optimizer.set_tokens_per_step("many")  # error
 optimizer.metrics()["step"].append(1)  # error
 number: int = optimizer.memory()  # error
 ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stag=3)  # error
-ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, verify="always")  # error
+ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, tuning=ballast.Tuning(verify="always"))  # error
 ballast.wrap(model)  # error
 adam: torch.optim.Adam = optimizer  # error
 ballast.save("checkpoints", model, optimizer).wait()  # error

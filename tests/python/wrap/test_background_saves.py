@@ -23,6 +23,7 @@ from python.wrap.support.jobs import WRITTEN_BY, error_of, held_back
 from python.wrap.support.loops import Loop
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.several import Several, rule_and_own_step
+from torch.distributed.device_mesh import DeviceMesh
 
 # --- The same bytes ---
 
@@ -194,7 +195,9 @@ def loses_a_rank(rank: int, folder: str) -> tuple[str, str, list[str], list[str]
             waited = error_of(pending.wait)
         pending._save._thread.join()
         left = files_in(folder)
-        again = saved.Training({"stage": 2, "process_group": torch.distributed.new_group([0], use_local_synchronization=True)})
+        again = saved.Training(
+            {"stage": 2, "mesh": DeviceMesh.from_group(torch.distributed.new_group([0], use_local_synchronization=True), "cpu")}
+        )
         ballast.load_checkpoint(folder, again.model, again.optimizer)
         assert again.optimizer.steps == 1
         ballast.save(folder, again.model, again.optimizer)

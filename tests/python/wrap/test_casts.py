@@ -3,6 +3,7 @@
 import ballast
 import pytest
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Tower, mean_square, mlp
 
 CONFIGURATIONS = [{"stage": 0}, {"stage": 1}, {"stage": 2, "offload": "host"}, {"stage": 3}, {"stage": 3, "offload": "host"}]
@@ -20,7 +21,7 @@ REFUSAL = r"(cast|moved?)(.|\n)*training (has begun|began)(.|\n)*before ballast.
 
 def wrapped(configuration, make=mlp):
     model = make()
-    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **configuration)
+    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**configuration))
 
 
 def backward(model):
@@ -151,7 +152,7 @@ def test_a_model_can_be_cast_after_close(configuration, in_a_step):
         backward(model)
     optimizer.close()
     model.half()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **configuration)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**configuration))
     step(model, optimizer)
     assert {parameter.dtype for parameter in values(model)} == {torch.float16}
 

@@ -9,8 +9,9 @@ import ballast
 import pytest
 import torch
 from ballast.hardware import rates_of_cpus
-from ballast.wrapper.memory_budget import AvailableMachine, _machine
+from ballast.torch.training.memory_budget import AvailableMachine, _machine
 from python.wrap.support import bodies
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, adapted, check_close, check_equal, in_bfloat16, mlp, only_trained
 from python.wrap.support.ranks import run_ranks
 
@@ -220,7 +221,7 @@ def test_without_a_model_parameters_stay_full():
 )
 def test_options_that_need_stage_3_choose_it(options, stage):
     model = mlp()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage="auto", **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **keywords(stage="auto", **options))
     assert optimizer._ballast.options.stage == stage
 
 
@@ -276,4 +277,4 @@ def test_ranks_of_a_machine_share_its_memory():
 )
 def test_impossible_requests_are_refused_at_once(options, said):
     with pytest.raises(ballast.UsageError, match=said):
-        ballast.wrap(torch.optim.AdamW(mlp().parameters()), **options)
+        ballast.wrap(torch.optim.AdamW(mlp().parameters()), **keywords(**options))

@@ -14,6 +14,7 @@ from python.wrap.support.clipping import (
     norms_of_order,
     skips_by_a_factor_of_one_rank,
 )
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, mean_square
 from python.wrap.support.ranks import run_ranks
 from torch.profiler import ProfilerActivity, profile
@@ -21,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 def with_gradients(**options):
     model = Tower()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=1e-2), model, **options)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=1e-2), model, **keywords(**options))
     mean_square(model, torch.linspace(-1, 1, 20)).backward()
     return model, optimizer
 

@@ -3,6 +3,7 @@
 import ballast
 import pytest
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Tower, mean_square, mlp
 
 CONFIGURATIONS = [
@@ -26,7 +27,7 @@ def closed(configuration, folder, steps=2, make=torch.optim.AdamW):
     if configuration.get("offload") == "nvme":
         configuration = {**configuration, "offload": f"nvme:{folder}"}
     model = Tower()
-    optimizer = ballast.wrap(make(model.parameters(), lr=1e-2), model, **configuration)
+    optimizer = ballast.wrap(make(model.parameters(), lr=1e-2), model, **keywords(**configuration))
     for _ in range(steps):
         take_step(model, optimizer)
     optimizer.close()

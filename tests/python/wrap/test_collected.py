@@ -7,6 +7,7 @@ import weakref
 import ballast
 import pytest
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mean_square, mlp
 
 CONFIGURATIONS = [
@@ -23,7 +24,7 @@ class Trainer:
 
     def __init__(self, configuration, *, ends_in_backward):
         self.model = mlp()
-        self.optimizer = ballast.wrap(torch.optim.AdamW(self.model.parameters()), self.model, **configuration)
+        self.optimizer = ballast.wrap(torch.optim.AdamW(self.model.parameters()), self.model, **keywords(**configuration))
         for _ in range(2):
             mean_square(self.model, torch.ones(20)).backward()
             self.optimizer.step()

@@ -12,6 +12,7 @@ from ballast.checkpoint.foreign import source_of
 from ballast.checkpoint.manifest import problems_of
 from ballast.tools.command_line import main
 from python.wrap.support import others, saved
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Run
 from python.wrap.support.resident import peak_resident
 from python.wrap.test_foreign import as_universal
@@ -62,7 +63,7 @@ def places(run, tmp_path_factory):
 def resumed(path, dtype=torch.float32, **options):
     """Return a training with other values that has loaded a checkpoint."""
     model = saved.other_parameters(saved.Buffered()).to(dtype)
-    optimizer = ballast.wrap(torch.optim.AdamW(saved.groups_of(model)), model, **(options or {"stage": 3}))
+    optimizer = ballast.wrap(torch.optim.AdamW(saved.groups_of(model)), model, **keywords(**(options or {"stage": 3})))
     assert ballast.load_checkpoint(path, model, optimizer) is None
     return Run(model, optimizer, [])
 

@@ -7,6 +7,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import copies
+from python.wrap.support.keywords import keywords
 from python.wrap.support.ranks import run_ranks
 
 BELOW_STAGE_3 = [{"stage": 0}, {"stage": 2}, {"stage": 2, "overlap_gathers": True}]
@@ -25,7 +26,7 @@ def test_a_copy_is_trained_by_an_optimizer_of_its_own(options):
     model, optimizer = copies.begun(**options)
     with ballast.gather(model):
         copied = copy.deepcopy(model)
-    other = ballast.wrap(torch.optim.AdamW(copied.parameters(), lr=0.1), copied, **options)
+    other = ballast.wrap(torch.optim.AdamW(copied.parameters(), lr=0.1), copied, **keywords(**options))
     for each, step in ((copied, other.step), (model, optimizer.step)):
         each(torch.ones(20)).sum().backward()
         step()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from python.wrap.support import bodies
 from python.wrap.support.custom_optimizers import KINDS, UserOptimizer
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, check_close, mlp
 from python.wrap.support.ranks import run_ranks
 from python.wrap.test_one_rank import in_bfloat16
@@ -29,7 +30,7 @@ def loop_of(kind=torch.optim.RMSprop, **changes):
 
 def wrapped(kind=torch.optim.RMSprop, model=None, elementwise=False, **options):
     model = model or mlp()
-    return model, ballast.wrap(kind(model.parameters(), lr=1e-2), model, elementwise=elementwise, **options)
+    return model, ballast.wrap(kind(model.parameters(), lr=1e-2), model, **keywords(elementwise=elementwise, **options))
 
 
 def parameters_of(run):
@@ -265,7 +266,7 @@ def test_an_optimizer_that_is_deleted_or_closed_leaves_nothing():
 
 def refusal(optimizer, **options):
     with pytest.raises(ballast.UsageError) as raised:
-        ballast.wrap(optimizer, **options)
+        ballast.wrap(optimizer, **keywords(**options))
     return str(raised.value)
 
 
@@ -307,7 +308,7 @@ def test_unknown_optimizers_have_to_be_declared():
         assert "B1005" in said
         assert kind.__name__ in said
         assert "elementwise=True" in said
-        ballast.wrap(kind(weights()), elementwise=True)
+        ballast.wrap(kind(weights()), tuning=ballast.Tuning(elementwise=True))
 
 
 def test_options_that_an_own_step_cannot_have_are_refused():

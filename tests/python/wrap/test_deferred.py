@@ -10,6 +10,7 @@ import torch
 from ballast.torch.parameters.deferred_init import history_of, stored_of
 from python.wrap.support import constructed
 from python.wrap.support.constructed import Tall, Zoo
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, check_equal
 from python.wrap.support.ranks import run_ranks
 
@@ -112,7 +113,7 @@ def test_a_run_resumes_without_initial_values(tmp_path):
     options = {"offload": f"nvme:{tmp_path}", "run": "mine"}
 
     def train(model, steps):
-        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, **options)
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(stage=3, **options))
         run = Loop(steps=steps).train(model, optimizer, optimizer.steps)
         optimizer.close()
         return run

@@ -9,13 +9,14 @@ import weakref
 import ballast
 import pytest
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, check_close, mlp
 from torch.utils.checkpoint import checkpoint
 
 
 def wrapped(model=None, kind=torch.optim.AdamW, **options):
     model = model or mlp()
-    return model, ballast.wrap(kind(model.parameters(), lr=1e-2), model, **options)
+    return model, ballast.wrap(kind(model.parameters(), lr=1e-2), model, **keywords(**options))
 
 
 def take_step(model, optimizer, batch=None):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from python.wrap.support import saved
 from python.wrap.support.constructed import Tall
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, check_close, mlp
 from python.wrap.support.ranks import run_ranks
 from torch.distributed import checkpoint as dcp
@@ -76,7 +77,7 @@ def as_universal_of_stage_3(folder, run, in_state=True, in_group=0):
 
 def fresh(model=None, **options):
     model = saved.other_parameters(Tower() if model is None else model)
-    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options)
+    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**options))
 
 
 def refused(folder, said, model=None):

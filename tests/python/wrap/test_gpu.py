@@ -10,6 +10,7 @@ from ballast.torch import gpu
 from ballast.torch.calls import sharded_parameters
 from ballast.torch.gpu import require_stream, stream_on
 from python.wrap.support.devices import on_devices, on_gpus
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Tower
 
 CONFIGURATIONS = [
@@ -28,7 +29,7 @@ class Training:
         torch.manual_seed(0)
         self.model = Tower().to(device)
         plain = kind(self.model.parameters(), lr=1e-2)
-        self.optimizer = ballast.wrap(plain, self.model, **configuration) if configuration else plain
+        self.optimizer = ballast.wrap(plain, self.model, **keywords(**configuration)) if configuration else plain
         self.batch = torch.linspace(-1, 1, 20, device=device)
 
     def step(self) -> float:

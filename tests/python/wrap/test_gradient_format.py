@@ -4,6 +4,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, check_equal, mean_square_in_bfloat16, mlp, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
 
@@ -80,7 +81,7 @@ def test_a_gradient_scaler_skips_a_step_that_is_not_finite():
 
 
 def device_bytes(model, **options):
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=2, **options)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(stage=2, **options))
     dtype = next(model.parameters()).dtype
     model(torch.ones(20, dtype=dtype)).square().sum().backward()
     optimizer.step()
@@ -105,7 +106,7 @@ def test_formats_that_no_parameter_has_are_mentioned_once(caplog):
         device_bytes(model, **small)
     assert "has no effect" not in caplog.text
     model = mlp()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **small)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(**small))
     for is_trained in (True, False, True):  # each is another partition
         model[0].bias.requires_grad_(is_trained)
         with torch.autocast("cpu", torch.bfloat16):

@@ -8,6 +8,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support.clipping import clips_by_hand
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, mean_square, mlp
 from python.wrap.support.ranks import run_ranks
 
@@ -22,7 +23,7 @@ class Training:
         self.optimizer = kind(self.model.parameters(), lr=rate, weight_decay=0.1)
         self.options = options
         if options:
-            self.optimizer = ballast.wrap(self.optimizer, self.model, **options)
+            self.optimizer = ballast.wrap(self.optimizer, self.model, **keywords(**options))
 
     @property
     def gradients(self):

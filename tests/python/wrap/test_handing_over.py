@@ -9,6 +9,7 @@ import ballast
 import pytest
 import torch
 from ballast.torch.parameters.managed_parameter import ParameterState, managed
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 
@@ -58,7 +59,7 @@ def generated(options: Options | None) -> list[int]:
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if options is not None:
-        optimizer = ballast.wrap(optimizer, model, **options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
     words = torch.arange(16).view(2, 8)
     model(input_ids=words, labels=words).loss.backward()
     optimizer.step()

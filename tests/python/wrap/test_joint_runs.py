@@ -9,6 +9,7 @@ import torch
 from python.wrap.support import joint_runs
 from python.wrap.support.joint_runs import Joint
 from python.wrap.support.kept_runs import kept_in
+from python.wrap.support.keywords import keywords
 from python.wrap.support.ranks import run_ranks
 
 
@@ -116,24 +117,24 @@ def test_a_run_of_several_optimizers_is_not_resumed_by_others(tmp_path):
     training.run(2)
     model = joint_runs.Layers()
     with pytest.raises(ballast.UsageError, match='B1009 cannot resume run "mine" alone: it is one of 2'):
-        ballast.wrap(torch.optim.AdamW(model.one.parameters(), lr=1e-2), model, **kept_in(tmp_path))
+        ballast.wrap(torch.optim.AdamW(model.one.parameters(), lr=1e-2), model, **keywords(**kept_in(tmp_path)))
     model = joint_runs.Layers(("one", "two", "three"))
     three = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model.one, model.two, model.three)]
     with pytest.raises(ballast.UsageError, match="B1001 .*\n.*all 2 runs that belong together"):
-        ballast.wrap(three, model, **kept_in(tmp_path), checkpoint=tmp_path)
+        ballast.wrap(three, model, **keywords(**kept_in(tmp_path), checkpoint=tmp_path))
     model = joint_runs.Layers()
     with pytest.raises(ballast.UsageError, match="B1009 cannot resume run"):
-        ballast.wrap(joint_runs.rules(model)[::-1], model, **kept_in(tmp_path))
+        ballast.wrap(joint_runs.rules(model)[::-1], model, **keywords(**kept_in(tmp_path)))
     assert training.run(3)[0] == [2, 2]
 
 
 def test_optimizers_of_a_run_are_wrapped_in_one_call(tmp_path):
     model = joint_runs.Layers()
     first, second = joint_runs.rules(model)
-    first = ballast.wrap(first, model, **kept_in(tmp_path))
+    first = ballast.wrap(first, model, **keywords(**kept_in(tmp_path)))
     for options in ({**kept_in(tmp_path), "run": "other"}, {"stage": 3}, kept_in(tmp_path)):
         with pytest.raises(ballast.UsageError, match="B1001 .*\n.*all optimizers in one call"):
-            ballast.wrap(second, model, **options)
+            ballast.wrap(second, model, **keywords(**options))
     first.close()
 
 
@@ -260,12 +261,12 @@ def test_a_list_of_which_the_second_is_refused_keeps_the_state_of_both(tmp_path)
         return model, optimizers
 
     model, optimizers = stepped(4)
-    for optimizer in ballast.wrap(optimizers, model, **options):
+    for optimizer in ballast.wrap(optimizers, model, **keywords(**options)):
         optimizer.close()
     model, optimizers = stepped(5)
     before = [{key: dict(values) for key, values in optimizer.state.items()} for optimizer in optimizers]
     with pytest.raises(ballast.UsageError, match="B1009"):
-        ballast.wrap(optimizers, model, **options)
+        ballast.wrap(optimizers, model, **keywords(**options))
     for optimizer, values in zip(optimizers, before):
         assert type(optimizer) is torch.optim.AdamW
         assert {key: dict(shown) for key, shown in optimizer.state.items()} == values

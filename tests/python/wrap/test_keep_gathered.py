@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import ballast
 import pytest
 import torch
-from ballast.keep_gathered import ALL
 from python.wrap.support import gathered_once
+from python.wrap.support.keywords import keywords
 from python.wrap.support.ranks import run_ranks
 
 UNIT = 512 * 4  # 400 elements in fp32, in shards of whole blocks of 128
@@ -55,7 +55,7 @@ def test_each_unit_that_is_gathered_ahead_takes_its_memory():
 def test_other_values_are_refused(options, words):
     model = torch.nn.Linear(4, 1)
     with pytest.raises(ballast.UsageError, match=words):
-        ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+        ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(**options))
 
 
 def test_a_plan_says_what_staying_parameters_cost_and_gain():
@@ -63,8 +63,8 @@ def test_a_plan_says_what_staying_parameters_cost_and_gain():
     twice = ballast.plan("llama-8b", ranks=8, gpu="h100", stage=3, rates={"network": "10GB/s"})
     assert once.seconds < twice.seconds
     assert once.memory["device"]["gathered"] > 10 * twice.memory["device"]["gathered"]
-    assert once.wrap_call() == "ballast.wrap(optimizer, model, stage=3, keep_gathered=True)"
-    below = ballast.plan("llama-8b", ranks=8, gpu="h100", keep_gathered=ALL)
+    assert once.wrap_call() == "ballast.wrap(optimizer, model, stage=3, tuning=ballast.Tuning(keep_gathered=True))"
+    below = ballast.plan("llama-8b", ranks=8, gpu="h100", keep_gathered="all")
     assert below.stage < 3
     assert "keep_gathered" not in below.wrap_call()
 
@@ -73,7 +73,7 @@ def test_a_plan_says_what_units_ahead_cost():
     plans = [ballast.plan("llama-8b", ranks=8, gpu="h100", stage=3, prefetch=units) for units in (0, 1, 2)]
     gathered = [plan.memory["device"]["gathered"] for plan in plans]
     assert gathered == sorted(set(gathered))
-    assert plans[2].wrap_call() == "ballast.wrap(optimizer, model, stage=3, prefetch=2)"
+    assert plans[2].wrap_call() == "ballast.wrap(optimizer, model, stage=3, tuning=ballast.Tuning(prefetch=2))"
     assert "prefetch" not in plans[1].wrap_call()
 
 
@@ -82,6 +82,6 @@ def test_parameters_that_stay_count_in_memory():
         model = gathered_once.blocks()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         offload = {"parameters": "host", "state": "host"}  # without ranks only those are not there all the time
-        ballast.wrap(optimizer, model, stage=3, offload=offload, memory="36KiB", **options)
+        ballast.wrap(optimizer, model, **keywords(stage=3, offload=offload, memory="36KiB", **options))
         with nullcontext() if fits else pytest.raises(ballast.OutOfMemoryError, match="less of keep_gathered="):
             model(torch.ones(gathered_once.WIDTH))

@@ -7,6 +7,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import uncommon
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Run, Tower, mlp
 from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 
@@ -175,7 +176,7 @@ def regrouped(change, **options):
     first, *others = model.parameters()
     groups = [{"params": [first, others[0]], "lr": 1e-3}, {"params": others[1:], "weight_decay": 0.1}]
     optimizer = torch.optim.AdamW(groups, lr=1e-2)
-    optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+    optimizer = ballast.wrap(optimizer, model, **keywords(**options)) if options else optimizer
     loop.train(model, optimizer)
     change(optimizer, [first, *others])
     loop.steps = 4

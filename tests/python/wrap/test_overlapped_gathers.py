@@ -8,6 +8,7 @@ from ballast.errors import FailureError
 from ballast.torch.parameters.overlapped_gathers import AwaitedParameter, OverlappedGathers
 from ballast.torch.parameters.units import Member, UnitOfMembers, numbered
 from python.wrap.support import overlapping
+from python.wrap.support.keywords import keywords
 from python.wrap.support.ranks import run_ranks
 
 
@@ -142,7 +143,7 @@ def test_where_a_module_is_compiled_the_step_waits():
 
 def wrapped(**options):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model, **options)
+    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model, **keywords(**options))
 
 
 def test_assigned_gradients_are_taken():
@@ -191,5 +192,5 @@ def test_a_checkpoint_is_loaded_after_a_step(tmp_path):
 def test_a_model_is_needed():
     plain = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
     with pytest.raises(ballast.Error, match="cannot overlap gathers without a model"):
-        ballast.wrap(plain, overlap_gathers=True)
+        ballast.wrap(plain, tuning=ballast.Tuning(overlap_gathers=True))
     assert type(plain) is torch.optim.AdamW

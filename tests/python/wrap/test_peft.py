@@ -11,6 +11,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support.frameworks import tiny_model
+from python.wrap.support.keywords import keywords
 from python.wrap.support.packed import without_compiler
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 from safetensors.torch import load_file
@@ -72,7 +73,7 @@ def trained(options: Options, folder: Path, *, bits: bool = False) -> dict[str, 
     adapters = [each for name, each in model.named_parameters() if ".first" in name or ".second" in name]
     optimizer = torch.optim.AdamW(adapters, lr=1e-2)
     if options is not None:
-        optimizer = ballast.wrap(optimizer, model, **options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
     result: dict[str, Any] = {"losses": [steps(model, optimizer, name) for name in ("first", "second", "first")]}
     if options is None:
         model.save_pretrained(folder)
@@ -123,7 +124,7 @@ def of_deferred_base(rank: int, folder: str, every: list[tuple[Options, str]]) -
         assert all(each.numel() > 1024 for each in adapters)
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(adapters, lr=1e-2)
         if options is not None:
-            optimizer = ballast.wrap(optimizer, model, **options)
+            optimizer = ballast.wrap(optimizer, model, **keywords(**options))
         with torch.no_grad():
             of_model = [model(input_ids=WORDS, labels=WORDS).loss.item()]
         losses.append(of_model + steps(model, optimizer, "default"))

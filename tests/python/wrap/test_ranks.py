@@ -131,7 +131,7 @@ def test_a_process_group_limits_which_ranks_share():
 DIES = """
 import os, torch, ballast
 model = torch.nn.Linear(20, 5)
-optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage={stage}, timeout=120)
+optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage={stage}, tuning=ballast.Tuning(timeout=120))
 for step in range(5):
     model(torch.ones(20)).sum().backward()
     if step == 3 and os.environ["RANK"] == "1":

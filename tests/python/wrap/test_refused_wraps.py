@@ -7,6 +7,7 @@ import pytest
 import torch
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training import preconditions
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mlp
 
 
@@ -194,10 +195,10 @@ def test_a_refused_wrap_leaves_nothing(kind, at_exit, tmp_path, patch):
     model, optimizer = refusal.model, refusal.optimizer
     before, called = looks(model, optimizer), {**at_exit}
     with pytest.raises(ballast.Error, match=SAID.get(kind)) as refused:  # its traceback holds the session
-        ballast.wrap(optimizer, refusal.given, **refusal.options)
+        ballast.wrap(optimizer, refusal.given, **keywords(**refusal.options))
     assert (looks(model, optimizer), at_exit) == (before, called)
     refusal.mend()
-    optimizer = ballast.wrap(optimizer, model, **refusal.options)
+    optimizer = ballast.wrap(optimizer, model, **keywords(**refusal.options))
     with ballast.gather(model):
         pass
     model(torch.ones(2, 20)).sum().backward()

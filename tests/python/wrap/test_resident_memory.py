@@ -9,6 +9,7 @@ import torch
 from ballast.options import RESERVE_ON_CPU
 from ballast.torch.memory import keep_freed_memory
 from ballast.torch.parameters.units import UNIT_ELEMENTS
+from python.wrap.support.keywords import keywords
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.resident import enter_group, memory_groups, peak_resident, resident
 
@@ -88,7 +89,7 @@ def train_deferred(options, layers: int, steps: int) -> int:
     """Return the planned bytes of this rank's memory. Gradients of other batches leave other holes."""
     with ballast.deferred():
         model = torch.nn.Sequential(*(torch.nn.Linear(WIDE, WIDE, bias=False) for _ in range(layers)))
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3, **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **keywords(stage=3, **options))
     for step in range(steps):
         model(torch.ones(1 + step % 3, WIDE)).sum().backward()
         optimizer.step()

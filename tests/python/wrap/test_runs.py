@@ -8,6 +8,7 @@ import pytest
 import torch
 from python.wrap.support import kept_runs
 from python.wrap.support.kept_runs import Layers, kept_in, train
+from python.wrap.support.keywords import keywords
 from python.wrap.support.ranks import run_ranks
 
 
@@ -48,7 +49,7 @@ def test_a_run_keeps_the_counts_of_steps_of_a_loaded_checkpoint(tmp_path):
     ballast.save(tmp_path / "checkpoint", model, optimizer)
     for loads in (True, False):
         model = Layers()
-        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **kept_in(tmp_path))
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**kept_in(tmp_path)))
         if loads:
             ballast.load_checkpoint(tmp_path / "checkpoint", model, optimizer)
         assert optimizer.steps == 3

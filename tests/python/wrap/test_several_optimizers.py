@@ -14,6 +14,7 @@ from ballast.tools.command_line import main
 from ballast.torch.parameters.managed_parameter import is_without_values
 from ballast.torch.training import preconditions
 from ballast.torch.training.model_and_optimizer import optimizers_of
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, mlp
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.several import (
@@ -368,7 +369,7 @@ def test_an_optimizer_of_whole_parameters_is_wrapped_when_training_has_begun(wra
 def test_options_of_one_optimizer_are_refused_for_a_list(options, said):
     model = mlp()
     with pytest.raises(ballast.UsageError, match=said):
-        ballast.wrap(halves(model), model, **options)
+        ballast.wrap(halves(model), model, **keywords(**options))
 
 
 def test_a_list_without_an_optimizer_is_refused():

@@ -8,6 +8,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Run, Tower, check_close, check_equal, mlp
 from python.wrap.support.ranks import run_ranks
 from torch.optim.swa_utils import AveragedModel
@@ -187,8 +188,8 @@ def interrupted(loop, model, optimizer):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"units": ["Block"]}, r"cannot use units=\['Block'\]: in stage 2 each rank keeps all(.|\n)*stage 3, or no units"),
-        ({"units": "Block", "stage": 0}, "cannot use units='Block': in stage 0"),
+        ({"units": ["Block"]}, r"cannot use units=\('Block',\): in stage 2 each rank keeps all(.|\n)*stage 3, or no units"),
+        ({"units": "Block", "stage": 0}, r"cannot use units=\('Block',\): in stage 0"),
         ({"units": 3, "stage": 3}, "cannot use units=3(.|\n)*names of classes"),
         ({"units": [Tower], "stage": 3}, "cannot use units=(.|\n)*names of classes"),
     ],
@@ -197,12 +198,14 @@ def interrupted(loop, model, optimizer):
 def test_units_that_have_no_effect_or_no_names_are_refused(options, said):
     model = Tower()
     with pytest.raises(ballast.UsageError, match=said):
-        ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+        ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(**options))
 
 
 def test_units_may_be_named_where_the_stage_is_chosen():
     model = Tower()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage="auto", units=["Block"])
+    optimizer = ballast.wrap(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, stage="auto", tuning=ballast.Tuning(units=["Block"])
+    )
     assert "parameters" in optimizer.memory()
 
 

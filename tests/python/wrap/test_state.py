@@ -6,6 +6,7 @@ from collections import defaultdict
 import ballast
 import pytest
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Run, check_close, check_equal, mlp
 
 
@@ -179,7 +180,7 @@ def test_an_optimizer_whose_state_is_emptied_begins_again(empty, kind, options, 
     def trained(**options):
         loop, model = Loop(steps=3), mlp()
         optimizer = kind(model.parameters(), lr=1e-2)
-        optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options)) if options else optimizer
         losses = loop.train(model, optimizer).losses
         empty(optimizer)
         loop.steps = 6
@@ -227,7 +228,7 @@ def test_values_that_the_user_puts_into_the_state_count(change, kind, options, t
     def trained(**options):
         loop, model = Loop(steps=3), mlp()
         optimizer = kind(model.parameters(), lr=1e-2)
-        optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options)) if options else optimizer
         losses = loop.train(model, optimizer).losses
         change(optimizer, [*model.parameters()])
         loop.steps = 6
@@ -274,7 +275,7 @@ def test_a_parameter_takes_the_place_and_the_state_of_another(stage):
     def trained(**options):
         loop, model = Loop(steps=3), mlp()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options)) if options else optimizer
         loop.train(model, optimizer)
         grow(model, optimizer)
         loop.steps = 6

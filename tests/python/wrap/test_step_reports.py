@@ -16,6 +16,7 @@ from ballast.tools.command_line import main
 from ballast.tools.report import read_run
 from ballast.torch.training.metrics import metrics_of_step, read_throughput
 from python.wrap.support.clipping import CLIPS, norms_in_reports
+from python.wrap.support.keywords import keywords
 from python.wrap.support.ranks import run_ranks
 from torch import nn
 
@@ -45,7 +46,7 @@ def wrapped(**options: Any) -> tuple[Model, Any]:
     torch.manual_seed(0)
     model = Model()
     trained = [each for each in model.parameters() if each.requires_grad]
-    return model, ballast.wrap(torch.optim.AdamW(trained, lr=0.1), model, **options)
+    return model, ballast.wrap(torch.optim.AdamW(trained, lr=0.1), model, **keywords(**options))
 
 
 def step(model: Model, optimizer: Any) -> torch.Tensor:

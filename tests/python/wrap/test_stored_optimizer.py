@@ -7,6 +7,7 @@ import pytest
 import torch
 from python.wrap.support import bodies, offloading
 from python.wrap.support.custom_optimizers import KINDS, UserOptimizer
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, check_equal, in_bfloat16, mlp
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.stored import check_same_state, loop_of, on_drive, state_of
@@ -68,7 +69,7 @@ class InTheLoop(UserOptimizer):
 def test_a_group_without_elements_in_the_last_tile_keeps_its_options(tmp_path):
     model = mlp()
     groups = [{"params": [parameter]} for parameter in model.parameters()]
-    optimizer = ballast.wrap(InTheLoop(groups), model, **on_drive(tmp_path, stage=2), elementwise=True)
+    optimizer = ballast.wrap(InTheLoop(groups), model, **keywords(**on_drive(tmp_path, stage=2), elementwise=True))
     loop_of(steps=3).train(model, optimizer)
     assert [group["updates"] for group in optimizer.param_groups] == 4 * [3]
 
@@ -77,7 +78,7 @@ def test_parameters_may_be_plain_tensors(tmp_path):
     trained = []
     for placement in ({"stage": 0}, on_drive(tmp_path, stage=0)):
         tensors = [torch.linspace(-1, 1, 300, device="cpu").requires_grad_() for _ in range(2)]
-        optimizer = ballast.wrap(torch.optim.NAdam(tensors, lr=1e-2), **placement)
+        optimizer = ballast.wrap(torch.optim.NAdam(tensors, lr=1e-2), **keywords(**placement))
         for _ in range(3):
             sum(each.square().sum() for each in tensors).backward()
             optimizer.step()
@@ -117,7 +118,7 @@ def test_attributes_and_options_change_as_in_one_call(tmp_path):
 def test_the_trial_leaves_the_optimizer_as_it_was(tmp_path):
     optimizer = WithAttributes(mlp().parameters())
     random = torch.get_rng_state()
-    ballast.wrap(optimizer, **on_drive(tmp_path, stage=2), elementwise=True)
+    ballast.wrap(optimizer, **keywords(**on_drive(tmp_path, stage=2), elementwise=True))
     assert torch.equal(torch.get_rng_state(), random)
     assert (optimizer.calls, optimizer.param_groups[0]["calls"], optimizer.seen, optimizer.kinds) == (0, 0, [], {"none"})
     assert not hasattr(optimizer, "made")
@@ -193,7 +194,7 @@ def test_groups_keep_what_their_own_options_make(tmp_path):
     for placement in ({"stage": 2}, on_drive(tmp_path, stage=2)):
         model = mlp()
         groups = [{"params": model[0].parameters(), "momentum": 0.9}, {"params": model[2].parameters(), "centered": True}]
-        optimizer = ballast.wrap(torch.optim.RMSprop(groups, lr=1e-3), model, **placement)
+        optimizer = ballast.wrap(torch.optim.RMSprop(groups, lr=1e-3), model, **keywords(**placement))
         loop_of(steps=2).train(model, optimizer)
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(300))], "momentum": 0.5, "centered": True})
         added = optimizer.param_groups[2]["params"][0]
@@ -249,7 +250,7 @@ def test_checkpoints_of_scalar_parameters_go_between_memory_and_drives(tmp_path)
         ballast.save(tmp_path / str(number), run.model, run.optimizer)
         for second in placements:
             model = Scaled()
-            optimizer = ballast.wrap(torch.optim.NAdam(model.parameters(), lr=1e-2), model, **second)
+            optimizer = ballast.wrap(torch.optim.NAdam(model.parameters(), lr=1e-2), model, **keywords(**second))
             ballast.load_checkpoint(tmp_path / str(number), model, optimizer)
             ended = loop_of(steps=4).train(model, optimizer, 2)
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(ended.parameters, expected.parameters))
@@ -266,7 +267,7 @@ def test_a_state_dict_goes_from_memory_to_a_drive_and_back(kind, tmp_path):
             run = loop_of(kind, steps=3).run(**first, elementwise=True)
             state = run.optimizer.state_dict()
             run.optimizer.close()
-            optimizer = ballast.wrap(kind(run.model.parameters(), lr=1e-2), run.model, **second, elementwise=True)
+            optimizer = ballast.wrap(kind(run.model.parameters(), lr=1e-2), run.model, **keywords(**second, elementwise=True))
             optimizer.load_state_dict(state)
             for name in ("calls",) if kind is UserOptimizer else ():
                 setattr(optimizer, name, 3)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from python.wrap.support import kept_runs
 from python.wrap.support.custom_optimizers import UserOptimizer
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, mlp
 from python.wrap.support.stored import check_same_state, loop_of, on_drive, state_of
 
@@ -39,7 +40,7 @@ def test_state_that_was_cleared_begins_again_in_a_run(tmp_path):
     ended = []
     for options in ({"stage": 3}, kept_runs.kept_in(tmp_path)):
         model = kept_runs.Layers()
-        optimizer = ballast.wrap(torch.optim.NAdam(model.parameters(), lr=1e-2), model, **options)
+        optimizer = ballast.wrap(torch.optim.NAdam(model.parameters(), lr=1e-2), model, **keywords(**options))
         loop_of(steps=2).train(model, optimizer)
         optimizer.state.clear()
         loop_of(steps=5).train(model, optimizer, 2)
@@ -105,7 +106,7 @@ def test_memory_and_drives_are_chosen_by_what_the_step_keeps(caplog, tmp_path):
 
 def refusal(optimizer, **options):
     with pytest.raises(ballast.UsageError) as raised:
-        ballast.wrap(optimizer, elementwise=True, **options)
+        ballast.wrap(optimizer, **keywords(elementwise=True, **options))
     return str(raised.value)
 
 

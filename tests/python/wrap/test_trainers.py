@@ -219,7 +219,7 @@ def generated_on_ranks(rank: int) -> tuple[list[int], list[int], list[int]]:
     prompt, options = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 2 + 3 * rank, "do_sample": False}
     plain = tiny_model(64).generate(prompt, **options)
     model = tiny_model(64)
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3, timeout=60.0)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3, tuning=ballast.Tuning(timeout=60.0))
     with gathering_to_generate(model):
         sharded = model.generate(prompt, **options)
         by_units = model.generate(prompt, synced_gpus=True, **options)

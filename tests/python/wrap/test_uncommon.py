@@ -8,6 +8,7 @@ import pytest
 import torch
 from ballast.torch.training.metrics import read_throughput
 from python.wrap.support import uncommon
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, mean_square, mlp
 from python.wrap.support.ranks import run_ranks
 
@@ -20,7 +21,7 @@ def trained(make_model, stage, body, **options):
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if stage is not None:
-        optimizer = ballast.wrap(optimizer, model, stage=stage, **options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(stage=stage, **options))
     losses = []
     for step in range(4):
         losses.append(body(model, optimizer, uncommon.batch(step)))
@@ -185,22 +186,22 @@ def test_steps_of_a_loaded_state_are_known_before_the_next_one(stage):
 def test_impossible_values_of_options_are_refused_by_name(option):
     [(name, value)] = option.items()
     with pytest.raises(ballast.UsageError, match=f"B1001 cannot use {name}={value!r}: "):
-        ballast.wrap(torch.optim.AdamW(mlp().parameters()), **option)
+        ballast.wrap(torch.optim.AdamW(mlp().parameters()), **keywords(**option))
 
 
 def test_numbers_of_numpy_are_accepted():
     model = mlp()
     options = {"threads": numpy.int64(1), "max_grad_norm": numpy.float32(1), "verify": numpy.int64(2)}
     options |= {"timeout": numpy.int64(60)}
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **keywords(**options))
     model(torch.ones(20)).sum().backward()
     optimizer.step()
 
 
 def threads_of(value):
-    optimizer = ballast.wrap(torch.optim.AdamW(mlp().parameters()), threads=value)
+    optimizer = ballast.wrap(torch.optim.AdamW(mlp().parameters()), tuning=ballast.Tuning(threads=value))
     optimizer.close()
-    return optimizer._ballast.options.threads
+    return optimizer._ballast.options.tuning.threads
 
 
 COUNTS = {
@@ -222,7 +223,7 @@ def test_a_count_may_be_of_numpy_but_is_no_truth_value(name):
 
 def test_a_class_of_modules_is_named_without_a_list():
     model = mlp()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3, units="Linear")
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3, tuning=ballast.Tuning(units="Linear"))
     model(torch.ones(20)).sum().backward()
     optimizer.step()
 

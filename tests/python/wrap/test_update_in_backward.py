@@ -4,6 +4,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, check_equal, mean_square
 from python.wrap.support.ranks import run_ranks
 
@@ -29,7 +30,7 @@ def test_all_tiers_give_the_bits_of_updates_at_the_step(ranks, checkpointing, tm
 def test_a_learning_rate_that_changes_between_steps_is_the_one_of_its_step():
     def run(**options):
         model = Tower()
-        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options)
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**options))
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         loop = Loop(steps=4)
         losses = []
@@ -135,7 +136,7 @@ def test_gradients_that_are_not_finite_are_reported(caplog):
 def test_incompatible_options_are_refused(other):
     model = Tower()
     with pytest.raises(ballast.UsageError, match="update_in_backward"):
-        ballast.wrap(torch.optim.AdamW(model.parameters()), model, **{**IN_BACKWARD, **other})
+        ballast.wrap(torch.optim.AdamW(model.parameters()), model, **keywords(**{**IN_BACKWARD, **other}))
 
 
 def test_one_rank_trains_as_with_updates_at_the_step():

@@ -4,6 +4,7 @@ import ballast
 import pytest
 import torch
 from ballast.torch.memory import bytes_at
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower
 
 
@@ -22,7 +23,7 @@ def test_a_training_that_is_verified_gives_the_same_bits(options):
 
 def one_unit(**options):
     model = torch.nn.Linear(64, 4, bias=False)
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **keywords(**options))
 
     def step():
         model(torch.ones(64)).sum().backward()
@@ -54,4 +55,4 @@ def test_trainings_that_cannot_be_verified_are_refused():
             one_unit(verify=wrong)
     model = torch.nn.Linear(4, 4)
     with pytest.raises(ballast.UsageError, match="B1001 cannot use verify=1(.|\n)*its own step"):
-        ballast.wrap(torch.optim.NAdam(model.parameters()), verify=1)
+        ballast.wrap(torch.optim.NAdam(model.parameters()), tuning=ballast.Tuning(verify=1))

@@ -4,6 +4,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import bodies, encoded
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mean_square_in_bfloat16, mlp, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
 
@@ -83,7 +84,7 @@ def test_metrics_count_the_bytes_that_a_rank_sends():
 def test_formats_that_could_not_be_used_are_refused(options, said):
     model = mlp()
     with pytest.raises(ballast.UsageError) as refused:
-        ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+        ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(**options))
     assert said in str(refused.value)
 
 

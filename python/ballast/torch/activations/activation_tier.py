@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ballast import _core
+from ballast.activation_options import ActivationOptions
 from ballast.torch.gpu import current_stream, device_at
-from ballast.wrapper.activation_options import ActivationOptions
 
 
 class Activation:

@@ -524,7 +524,7 @@ def naming_different_uses() -> Iterator[None]:
     remedy = (
         "Make the same calls with the same sizes, in the same order, on all ranks. If ranks may use different parts of the "
         "model, as with experts that have no tokens on some ranks, or layers that each rank drops at random: "
-        "ballast.wrap(..., calls_differ=True)."
+        "ballast.Tuning(calls_differ=True)."
     )
     problem = _core.Problem(what=met.what_happened, where=met.where, needed=met.needed, available=met.available, remedy=remedy)
     fail(name, problem)

@@ -225,7 +225,7 @@ def _remedy_for(kind: type, dtype: torch.dtype, *, trained: bool) -> str:
     if kind.__name__ == "DTensor":
         return (
             "Leave out fully_shard() and parallelize_module(): Ballast shards parameters itself. For tensor parallelism let "
-            "each rank have plain parameters, with ballast.wrap(..., process_group=..., norm_group=...)."
+            "each rank have plain parameters, with ballast.wrap(..., mesh=...)."
         )
     if trained and dtype not in DTYPES:
         return "Cast the model: model.float(). Or train the parameter with another optimizer, which is not wrapped."

@@ -17,7 +17,7 @@ from ballast.torch.training.partition import Partition
 from ballast.torch.training.partitions import Partitions
 from ballast.torch.updates.rules import options_to_set
 from ballast.torch.updates.updates import State
-from ballast.wrapper.options import WrapOptions
+from ballast.wrap_options import WrapOptions
 
 
 class Pending(Protocol):

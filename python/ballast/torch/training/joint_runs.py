@@ -14,7 +14,7 @@ from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.errors import Error
 from ballast.torch.collectives import by_first_rank
-from ballast.wrapper.options import WrapOptions
+from ballast.wrap_options import WrapOptions
 
 ALONE = _core.JointRound()
 RUNS_ARE_LOST = ("B1009", "B3202")  # records are missing, or they are damaged
@@ -168,7 +168,7 @@ def name_of_member(run: str, member: int) -> str:
 
 def join_runs(group: Group, options: Sequence[WrapOptions]) -> list[JointRun]:
     """Choose where each optimizer resumes its run. All ranks call it together."""
-    runs = JointRuns(by_first_rank(group, "begin runs", lambda: secrets.randbits(63)), [each.run for each in options])
+    runs = JointRuns(by_first_rank(group, "begin runs", lambda: secrets.randbits(63)), [each.run.name for each in options])
     points, lost = _chosen(group, options, runs.names)
     if points is None:
         points = [_core.RunPoint() for _ in options]
@@ -181,7 +181,7 @@ def _chosen(group: Group, options: Sequence[WrapOptions], names: list[str]) -> t
     failure: Error | None = None
     for each in options:
         try:
-            commits.append(_core.commits_of_run(group._core, each.directories, each.run))
+            commits.append(_core.commits_of_run(group._core, each.directories, each.run.name))
         except Error as error:
             failure = failure or error
     try:
@@ -189,7 +189,7 @@ def _chosen(group: Group, options: Sequence[WrapOptions], names: list[str]) -> t
             raise failure
         return _core.newest_joint_points(commits, names), None
     except Error as error:
-        if error.code not in RUNS_ARE_LOST or not options[0].checkpoint:
+        if error.code not in RUNS_ARE_LOST or not options[0].run.checkpoint:
             raise
         steps = [commit.step for of_run in commits for commit in of_run]
         return None, Lost(error.what_happened, max(steps, default=None))

@@ -18,7 +18,7 @@ from ballast.torch.parameters.units import names_of
 from ballast.torch.tensor_names import named_parameters, unwrapped
 from ballast.torch.training import preconditions
 from ballast.torch.training.use_agreement import UseAgreement
-from ballast.wrapper.options import WrapOptions
+from ballast.wrap_options import WrapOptions
 
 
 class OwnParameters:

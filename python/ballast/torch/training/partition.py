@@ -28,12 +28,12 @@ from ballast.torch.parameters.unit_gather import naming_different_uses
 from ballast.torch.parameters.units import Member, UnitOfMembers, backward_order, unit_names
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training.joint_runs import ALONE, JointRun
+from ballast.torch.training.same_options import require_same, require_same_end
 from ballast.torch.training.use_agreement import UseAgreement
 from ballast.torch.updates.commit_metadata import encode_missed_steps
 from ballast.torch.updates.rules import Rule
 from ballast.torch.updates.sharded_state import Residence, ShardedState
 from ballast.torch.updates.updates import StepCall
-from ballast.wrapper.same_options import require_same, require_same_end
 
 log = logging.getLogger("ballast")
 
@@ -300,7 +300,7 @@ class Partition(ShardedState):
         if self._has_other_parts:
             refuse_different(
                 "cannot scale or clip gradients by different factors: other ranks have other parts of the model",
-                where="norm_group=",
+                where="mesh=",
                 needed="one factor of all gradients",
             )
         self._shards_of_gradients.scale(factors)

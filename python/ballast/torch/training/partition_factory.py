@@ -29,6 +29,7 @@ from ballast.torch.parameters.units import (
     units_of_model,
 )
 from ballast.torch.process_groups import ProcessGroups
+from ballast.torch.training.autotune import PartitionRequest, settled
 from ballast.torch.training.joint_runs import JointRun
 from ballast.torch.training.model_and_optimizer import Wrapped
 from ballast.torch.training.partition import Partition, StepInputs
@@ -40,12 +41,11 @@ from ballast.torch.training.preconditions import (
     warn_of_frozen,
     warn_of_layout,
 )
+from ballast.torch.training.same_options import described, described_groups, require_same
 from ballast.torch.updates.rules import blocks_of, rules_of
 from ballast.torch.updates.sharded_state import ShardedState
 from ballast.torch.updates.updates import State, StepCall, Updates, steps_in
-from ballast.wrapper.autotune import PartitionRequest, settled
-from ballast.wrapper.options import WrapOptions, without_gpu
-from ballast.wrapper.same_options import described, described_groups, require_same
+from ballast.wrap_options import WrapOptions, without_gpu
 
 
 class PartitionFactory:
@@ -155,7 +155,7 @@ class PartitionFactory:
 
     def units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
         if stage == 3:
-            return units_of_model(self._wrapped.required_model, members, self.options.units, self._wrapped.shards())
+            return units_of_model(self._wrapped.required_model, members, self.options.tuning.units, self._wrapped.shards())
         return units_of(members)
 
     def step_inputs(self) -> StepInputs:
@@ -169,7 +169,7 @@ class PartitionFactory:
             joint_run=self.joint_run,
             is_alone=not self._wrapped.siblings(),
             agreement=None if self.options.keeps_full_parameters or self.ranks.of_data.size == 1 else self._wrapped.agreement(),
-            calls_differ=self.options.calls_differ,
+            calls_differ=self.options.tuning.calls_differ,
         )
 
     def _described_groups(self) -> dict[str, str]:

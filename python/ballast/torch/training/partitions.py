@@ -129,7 +129,7 @@ class Partitions:
             is_same = self.factory.trains_exactly(self.current, trained)
             if is_same and self.state.loaded is None and self.factory.has_groups(self.current):
                 return self.current
-            preconditions.require_same_run(self.factory.options.run, is_same)
+            preconditions.require_same_run(self.factory.options.run.name, is_same)
             preconditions.require_same_in_outer(self.factory.options.outer is not None, is_same)
         return self._make()
 
@@ -175,7 +175,7 @@ class Partitions:
             raise
         self.state.loaded = None
         if self.factory.has_resumed:
-            state = self.state.without_resumed(partition, state, self.factory.options.run)
+            state = self.state.without_resumed(partition, state, self.factory.options.run.name)
         self.state.begin(partition, state)
         if self.factory.ranks.of_data.rank == 0:
             log.info("memory of each rank:\n%s", partition.ledger(self.custom_state()))
@@ -212,7 +212,7 @@ class Partitions:
         if not self.factory.options.keeps_full_parameters:
             self.wrapped.sharded_ids = frozenset(id(member.parameter) for member in self.current.all_members)
         self._hooks.remove_from_modules()
-        if self.factory.options.keeps_full_parameters and not self.factory.options.overlap_gathers:
+        if self.factory.options.keeps_full_parameters and not self.factory.options.tuning.overlap_gathers:
             self._hooks.leave_graphs_whole()
         self._watch_uses()
         self._migration = StateMigration()

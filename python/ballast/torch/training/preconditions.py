@@ -73,7 +73,7 @@ def require_model_of_calls(model: torch.nn.Module | None) -> None:
     if model is None:
         refuse(
             "cannot overlap gathers without a model: each module waits for its parameters before it runs",
-            needed="ballast.wrap(optimizer, model, overlap_gathers=True)",
+            needed="ballast.wrap(optimizer, model, tuning=ballast.Tuning(overlap_gathers=True))",
         )
 
 

@@ -30,7 +30,7 @@ from ballast.torch.training.partitions import Partitions
 from ballast.torch.training.preconditions import in_words, in_words_of_model, require_same_parameters
 from ballast.torch.training.sharing import require_own, require_shareable
 from ballast.torch.updates.updates import State, Updates
-from ballast.wrapper.options import WrapOptions
+from ballast.wrap_options import WrapOptions
 
 
 class Session:
@@ -67,7 +67,7 @@ class Session:
         """Hook the parameters and the model, and begin with rank 0's values. All ranks call it together."""
         wrapped = self._wrapped
         model = wrapped.required_model if self.stage == 3 else wrapped.model
-        if self.options.overlap_gathers:
+        if self.options.tuning.overlap_gathers:
             preconditions.require_model_of_calls(model)
         mine = [each for _, each in wrapped.parameters()]
         preconditions.require_parameters_of(model, mine)
@@ -96,7 +96,7 @@ class Session:
     def _needs_no_calls(self) -> bool:
         """Return whether training may begin with the first gradient: torch has all parameters, and nothing waits for them."""
         options = self.options
-        return options.keeps_full_parameters and not options.overlap_gathers and not self._lacks_values()
+        return options.keeps_full_parameters and not options.tuning.overlap_gathers and not self._lacks_values()
 
     def take_back(self) -> None:
         """Undo begin(): this rank refuses to wrap the optimizer and the model, and leaves them as they were."""

@@ -12,7 +12,7 @@ from ballast.errors import UsageError
 from ballast.torch.calls.hooks import Trainer, trainer_of
 from ballast.torch.tensor_names import named_parameters
 from ballast.torch.training.model_and_optimizer import Sibling, Wrapped
-from ballast.wrapper.options import WrapOptions
+from ballast.wrap_options import WrapOptions
 
 
 def require_shareable(wrapped: Wrapped, session: Trainer) -> None:
@@ -77,7 +77,7 @@ def _require_same_kind(what: str, mine: WrapOptions, theirs: WrapOptions) -> Non
 
 def _require_joint_runs(what: str, wrapped: Wrapped, sibling: Sibling) -> None:
     """Refuse runs that are not resumed together: those of optimizers that are not wrapped in one call."""
-    if (wrapped.options.run or sibling.options.run) and wrapped.call is not sibling.call:
+    if (wrapped.options.run.name or sibling.options.run.name) and wrapped.call is not sibling.call:
         refuse(
             f"{what}: another wrapped optimizer trains its model, and drives commit the steps of each on its own: after a "
             "failure, run= could resume between two of them",

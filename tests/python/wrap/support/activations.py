@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import ballast
 import torch
-from ballast.wrapper.activation_options import read_activation_options
+from ballast.activation_options import read_activation_options
 from python.wrap.support.loops import Loop, Tower
 
 SMALL = {"min_bytes": 1, "in_flight": "2MiB"}

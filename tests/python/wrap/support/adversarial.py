@@ -6,6 +6,7 @@ from typing import Any
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
 
 
@@ -20,8 +21,8 @@ class Adversaries:
             torch.optim.Adam(model.parameters(), lr=1e-2) for model in (self.generator, self.discriminator)
         )
         if stage is not None:
-            self.makes = ballast.wrap(self.makes, self.generator, stage=stage, **options)
-            self.judges = ballast.wrap(self.judges, self.discriminator, stage=stage, **options)
+            self.makes = ballast.wrap(self.makes, self.generator, **keywords(stage=stage, **options))
+            self.judges = ballast.wrap(self.judges, self.discriminator, **keywords(stage=stage, **options))
 
     def judge(self, step: int) -> list[torch.Tensor]:
         """Train the discriminator: one backward pass with real samples, and one with others."""

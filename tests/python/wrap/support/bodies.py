@@ -17,9 +17,11 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from ballast.wrapper import autotune
+from ballast.torch.training import autotune
 from python.wrap.support.custom_optimizers import UserOptimizer, train_on_batches_of_all_ranks
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, mean_square, mlp
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 Trained = tuple[list[float], list[torch.Tensor]]
@@ -113,7 +115,7 @@ def with_tensor_parallelism(rank: int, ranks_of_data: int) -> list[float]:
     half = rank % halves
     torch.manual_seed(half)
     weight = torch.nn.Parameter(torch.randn(5, 20))
-    optimizer = ballast.wrap(torch.optim.SGD([weight], lr=0.1), process_group=groups[half])
+    optimizer = ballast.wrap(torch.optim.SGD([weight], lr=0.1), mesh=DeviceMesh.from_group(groups[half], "cpu"))
     (weight.sum() * (1 + rank // halves)).backward()
     optimizer.step()
     return [optimizer.metrics()["grad_norm"], float(weight.sum())]
@@ -123,7 +125,7 @@ def different_models(rank: int) -> str:
     """Return the error that a rank gets when ranks train different parameters."""
     model = mlp() if rank == 0 else mlp(30)
     try:
-        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), timeout=20)
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), tuning=ballast.Tuning(timeout=20))
         mean_square(model, torch.ones(20)).backward()
         optimizer.step()
     except ballast.Error as error:
@@ -157,7 +159,7 @@ def averaged(rank: int, configurations: list[dict[str, Any]]) -> list[Trained]:
     for options in configurations:
         model = mlp()
         optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options)) if options else optimizer
         gathered = partial(ballast.gather, model) if options else nullcontext
         with gathered():
             average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -251,7 +253,7 @@ def own_step_of_changing_parameters(
     optimizer = torch.optim.NAdam(body.parameters(), lr=1e-2)
     loop = loop_of(rank)
     if stage is not None:
-        optimizer = ballast.wrap(optimizer, stage=stage, **options)
+        optimizer = ballast.wrap(optimizer, **keywords(stage=stage, **options))
     for step in range(9):
         if step == 3:
             optimizer.add_param_group({"params": head.parameters(), "lr": 3e-2})
@@ -275,7 +277,7 @@ def own_step_fails(rank: int) -> list[str]:
             super().step()
 
     model = mlp()
-    optimizer = ballast.wrap(Failing(model.parameters()), model, elementwise=True, timeout=20)
+    optimizer = ballast.wrap(Failing(model.parameters()), model, tuning=ballast.Tuning(elementwise=True, timeout=20))
     said = []
     for _ in range(2):
         try:

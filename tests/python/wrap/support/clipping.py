@@ -12,6 +12,7 @@ import ballast
 import torch
 from ballast.connecting import Group
 from python.wrap.support.bodies import Routed
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, mean_square
 
 
@@ -150,7 +151,7 @@ def clips_as_torch(rank: int, ranks: int, stage: int, clip: str, passes: int) ->
     model = loop.make_model()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.5)
     if stage >= 0:
-        optimizer = ballast.wrap(optimizer, model, stage=stage, timeout=20)
+        optimizer = ballast.wrap(optimizer, model, stage=stage, tuning=ballast.Tuning(timeout=20))
     seen = []
     for step in range(3):
         for number in range(passes):
@@ -171,7 +172,9 @@ def clips_different_gradients(rank: int, stage: int) -> tuple[str, list[float]]:
     before and after clipping through the optimizer."""
     model = Routed()
     options = {"units": ("Routed",)} if stage == 3 else {}  # all ranks gather the same units
-    optimizer: Any = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage, timeout=20, **options)
+    optimizer: Any = ballast.wrap(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(stage=stage, timeout=20, **options)
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(mean_square(model, torch.full((20,), 0.05))).backward()
     scaler.unscale_(optimizer)  # which asks whether norms are finite
@@ -187,7 +190,7 @@ def clips_different_gradients(rank: int, stage: int) -> tuple[str, list[float]]:
 
 def clips_on_a_rank_without_a_batch(rank: int) -> str:
     model = torch.nn.Linear(20, 5)
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, timeout=20)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, tuning=ballast.Tuning(timeout=20))
     if rank == 0:
         mean_square(model, torch.ones(20)).backward()
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Tower, mean_square
 from torch._dynamo.utils import counters
 
@@ -48,7 +49,7 @@ def train(rank: int, case: Case) -> Result:
     called = compiled(model, case) if case.what.endswith("before") else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if case.options is not None:
-        optimizer = ballast.wrap(optimizer, model, **case.options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**case.options))
     if case.what.endswith("after"):
         called = compiled(model, case)
     calls = calls_of(model)

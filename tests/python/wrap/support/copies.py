@@ -5,13 +5,14 @@ from typing import Any
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mlp
 
 
 def begun(**options):
     """Return the model and optimizer of a training after its first step."""
     model = mlp()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model, **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model, **keywords(**options))
     model(torch.ones(20)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()

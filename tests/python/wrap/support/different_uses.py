@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import ballast
 import torch
 import torch.distributed as dist
+from python.wrap.support.keywords import keywords
 from python.wrap.support.options import Heard
 from torch.utils.checkpoint import checkpoint
 
@@ -75,9 +76,9 @@ def train(rank: int, training: Training, options: dict[str, Any]) -> list[Any]:
     if training.several:
         blocks = [*model.blocks[1:4].parameters()]
         others = [each for each in model.parameters() if all(each is not block for block in blocks)]
-        optimizers = ballast.wrap([training.make(blocks), training.make(others)], model, timeout=60, **options)
+        optimizers = ballast.wrap([training.make(blocks), training.make(others)], model, **keywords(timeout=60, **options))
     else:
-        optimizers = [ballast.wrap(training.make(model.parameters()), model, timeout=60, **options)]
+        optimizers = [ballast.wrap(training.make(model.parameters()), model, **keywords(timeout=60, **options))]
     seen: list[Any] = []
     for step in range(training.steps):
         for number in range(training.passes):
@@ -124,7 +125,7 @@ def differs_in_step(rank: int, step: int, options: dict[str, Any]) -> tuple[str,
     """Train 14 steps in stage 3, in one of which rank 1 leaves a block out. Return the error, and the log."""
     heard = Heard()
     model = Dropping()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, timeout=5, **options)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(stage=3, timeout=5, **options))
     try:
         for number in range(14):
             kept = [each for each in range(BLOCKS) if (rank, number, each) != (1, step, 3)]
@@ -140,7 +141,7 @@ def differs_in_step(rank: int, step: int, options: dict[str, Any]) -> tuple[str,
 def evaluates_alone(rank: int) -> list[Any]:
     """Train in stage 3. Rank 1 evaluates alone between steps, and in the middle of one."""
     model = Dropping()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, timeout=60)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, tuning=ballast.Tuning(timeout=60))
     batch, everything, seen = torch.ones(2, 8), range(BLOCKS), []
     for _ in range(3):
         loss = model(batch, everything).square().mean()
@@ -158,7 +159,9 @@ def evaluates_alone(rank: int) -> list[Any]:
 def fails_in_a_call(rank: int, where: str) -> list[Any]:
     """Train in stage 3. In one step a block fails on rank 1, in its forward or backward pass, and all ranks drop the step."""
     model = Dropping()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, calls_differ=True, timeout=60)
+    optimizer = ballast.wrap(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, tuning=ballast.Tuning(calls_differ=True, timeout=60)
+    )
     failures = 0
     for step in range(4):
         fails = where if (rank, step) == (1, 1) else ""
@@ -198,7 +201,7 @@ class Failing(torch.autograd.Function):
 def ends_a_step_in_its_own_way(rank: int) -> str:
     """Let rank 1 drop a step that rank 0 makes. Return the error."""
     model = Dropping()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, timeout=10)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, tuning=ballast.Tuning(timeout=10))
     try:
         model(torch.ones(2, 8), range(4 - rank)).sum().backward()
         optimizer.step() if rank == 0 else optimizer.zero_grad()
@@ -210,7 +213,9 @@ def ends_a_step_in_its_own_way(rank: int) -> str:
 def comes_late(rank: int) -> str:
     """Let rank 1 stay away while rank 0 uses the model. Return the error."""
     model = Dropping()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, calls_differ=True, timeout=2)
+    optimizer = ballast.wrap(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, tuning=ballast.Tuning(calls_differ=True, timeout=2)
+    )
     try:
         model(torch.ones(2, 8), range(BLOCKS))
         if rank == 0:

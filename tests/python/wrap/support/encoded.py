@@ -5,6 +5,7 @@ from __future__ import annotations
 import ballast
 import torch
 import torch.distributed as dist
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, mean_square_in_bfloat16, mlp_in_bfloat16
 
 Trained = tuple[list[float], list[torch.Tensor]]
@@ -84,7 +85,9 @@ def resumed_with_another_wire(rank: int, directory: str) -> list[torch.Tensor]:
         kept = first_of(run.model)
     run.optimizer.close()
     model = mlp_in_bfloat16()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options, wire={"reduce": "int4"})
+    optimizer = ballast.wrap(
+        torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**options, wire={"reduce": "int4"})
+    )
     with ballast.gather(model):
         resumed = first_of(model)
     used: list[torch.Tensor] = []

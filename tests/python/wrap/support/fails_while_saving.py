@@ -15,7 +15,7 @@ rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Linear(30, 5))
-optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=2, timeout=3600)
+optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=2, tuning=ballast.Tuning(timeout=3600))
 
 
 def step():

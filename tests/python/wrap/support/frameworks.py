@@ -12,6 +12,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Run, mean_square, mlp
 
 Configuration = dict[str, Any] | None  # None: the plain optimizer
@@ -35,7 +36,7 @@ def accelerated(configuration: Configuration, *, mixed_precision: str = "no", st
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if configuration is not None:
-        optimizer = ballast.wrap(optimizer, model, **configuration)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**configuration))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
     prepared = accelerator.prepare(model, optimizer, loader, scheduler)
     losses = accelerated_steps(accelerator, *prepared)
@@ -93,7 +94,7 @@ def trainer_of(configuration: Configuration, folder: Path, *, steps: int = 4) ->
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if configuration is not None:
-        optimizer = ballast.wrap(optimizer, model, **configuration)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**configuration))
     arguments = transformers.TrainingArguments(
         str(folder),
         use_cpu=True,
@@ -153,7 +154,7 @@ def merged_adapters(configuration: Configuration) -> tuple[list[float], list[tor
     model = peft.get_peft_model(tiny_model(), config)
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
     if configuration is not None:
-        optimizer = ballast.wrap(optimizer, model, **configuration)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**configuration))
     words = torch.arange(16).view(2, 8)
     losses = []
     for _ in range(3):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 
 WIDE, LAYERS, RANK = 256, 8, 4
 BASE = LAYERS * WIDE * WIDE * 4  # bytes of the frozen parameters
@@ -77,7 +78,7 @@ def in_each_tier(rank, folder, tile):
 
 def wrapped(model, **options):
     trained = [each for each in model.parameters() if each.requires_grad]
-    return ballast.wrap(torch.optim.AdamW(trained, lr=1e-2), model, stage=3, **options)
+    return ballast.wrap(torch.optim.AdamW(trained, lr=1e-2), model, **keywords(stage=3, **options))
 
 
 def resumes(rank, folder):

@@ -7,6 +7,7 @@ from typing import Any
 import ballast
 import torch
 import torch.utils.checkpoint
+from python.wrap.support.keywords import keywords
 from torch import nn
 
 
@@ -43,7 +44,7 @@ def penalized(penalty: str, **options: Any) -> torch.Tensor:
     model = Field(in_forward=penalty == "in forward")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if options:
-        optimizer = ballast.wrap(optimizer, model, **options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
     losses = []
     for _ in range(3):
         with torch.autocast("cpu", torch.bfloat16, enabled=penalty == "under autocast"):
@@ -65,7 +66,7 @@ def penalized_on_each_rank(rank: int, penalties: list[str]) -> list[torch.Tensor
 def retained(*, autocast: bool = False, **options: Any) -> tuple[Field, Any, torch.Tensor]:
     """Return a model after a step, its optimizer, and a loss whose graph has not been used."""
     model = Field(in_forward=False)
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(**options))
     model(batch())[0].square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -110,7 +111,7 @@ def gradients_by_hand(kind: str, **options: Any) -> list[torch.Tensor]:
     nn.init.ones_(model.unused.weight), nn.init.ones_(model.unused.bias)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if options:
-        optimizer = ballast.wrap(optimizer, model, **options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
     found = []
     for _ in range(2):
         loss = model(batch())[0].square().mean()
@@ -151,7 +152,7 @@ def recomputed(reentrant: bool, is_last: bool, **options: Any) -> list[torch.Ten
     model = Recomputes(reentrant, is_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if options:
-        optimizer = ballast.wrap(optimizer, model, **options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
     losses = []
     for _ in range(3):
         loss = model(batch()).square().mean()

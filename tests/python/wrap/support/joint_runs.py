@@ -12,6 +12,7 @@ import ballast
 import torch
 import torch.distributed as dist
 from python.wrap.support.kept_runs import Layers
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mean_square
 
 Make = Callable[[Layers], list[Any]]
@@ -45,7 +46,7 @@ class Joint:
         self.folder.mkdir(exist_ok=True)
         model = Layers()
         options = {"stage": 3, "offload": {"state": f"nvme:{self.folder}"}, "run": "mine", **self.options}
-        return model, ballast.wrap(self.make(model), model, **options)
+        return model, ballast.wrap(self.make(model), model, **keywords(**options))
 
     def backward(self, model: Layers, number: int) -> None:
         seed = torch.Generator().manual_seed(10 * number + self.rank)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mean_square
 
 
@@ -39,7 +40,7 @@ def train(
 ) -> tuple[int, list[float]]:
     """Train up to step `until`. Return the step from which the run was resumed, and the losses from there on."""
     trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer = ballast.wrap(kind(trained, lr=1e-2), model, **options)
+    optimizer = ballast.wrap(kind(trained, lr=1e-2), model, **keywords(**options))
     began_at = optimizer.steps
     losses = losses_until(until, model, optimizer, rank, data)
     optimizer.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Tower, mean_square
 
 parser = argparse.ArgumentParser()
@@ -40,7 +41,7 @@ if options.second:
 model = Tower()
 plain = torch.optim.AdamW(model.parameters(), lr=1e-2)
 kept = {"offload": {kind: f"nvme:{options.drive}" for kind in ("parameters", "state")}, "run": "mine"}
-optimizer = ballast.wrap(plain, model, stage=3, timeout=60, **(kept if options.drive else {}))
+optimizer = ballast.wrap(plain, model, **keywords(stage=3, timeout=60, **(kept if options.drive else {})))
 began_at = optimizer.steps
 names = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 rank = next((int(os.environ[name]) for name in names if name in os.environ), 0)

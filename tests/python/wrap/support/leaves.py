@@ -24,7 +24,7 @@ def train():
         os.setuid(65534)  # others can open this process's memory, but it cannot open theirs: Gloo is used
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Linear(30, 5))
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage, timeout=3600)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage, tuning=ballast.Tuning(timeout=3600))
     if sys.argv[1].startswith("global"):
         kept.append(optimizer)
     for step in range(5):

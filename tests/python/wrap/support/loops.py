@@ -9,6 +9,7 @@ from typing import Any
 import ballast
 import torch
 import torch.utils.checkpoint
+from python.wrap.support.keywords import keywords
 
 torch.set_num_threads(1)
 
@@ -61,7 +62,7 @@ class Loop:
             model.to(self.device)
         optimizer = self.make_optimizer(model.parameters(), **self.optimizer_options)
         if options:
-            optimizer = ballast.wrap(optimizer, model, **options)
+            optimizer = ballast.wrap(optimizer, model, **keywords(**options))
         return self.train(model, optimizer)
 
     def train(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int = 0) -> Run:

@@ -7,6 +7,7 @@ from typing import Any
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 from torch import nn
 
 
@@ -78,7 +79,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def wrapped(model: nn.Module, **options: Any) -> Any:
     trained = [each for each in model.parameters() if each.requires_grad]
-    return ballast.wrap(torch.optim.AdamW(trained, lr=0.1), model, stage=3, **options)
+    return ballast.wrap(torch.optim.AdamW(trained, lr=0.1), model, **keywords(stage=3, **options))
 
 
 def said_of_each(rank: int, **options: Any) -> dict[str, str]:

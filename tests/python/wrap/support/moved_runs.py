@@ -10,8 +10,10 @@ import ballast
 import torch
 import torch.distributed as dist
 from python.wrap.support.kept_runs import Layers, Stoppable, kept_in, train
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mean_square
 from python.wrap.support.stored import state_of
+from torch.distributed.device_mesh import DeviceMesh
 
 Seen = tuple[int, list[dict[str, Any]], list[float]]  # the first step, the state of this rank, the losses from there on
 
@@ -21,7 +23,7 @@ class Wrapped:
 
     def __init__(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, dtype=torch.float32, **options: Any):
         self.model = Layers().to(dtype)
-        self.optimizer = ballast.wrap(kind(self.model.parameters(), lr=1e-2), self.model, **options)
+        self.optimizer = ballast.wrap(kind(self.model.parameters(), lr=1e-2), self.model, **keywords(**options))
 
     def train(self, steps: int, rank: int = 0) -> list[float]:
         losses = []
@@ -111,7 +113,7 @@ def on_other_ranks(rank: int, folder: str, kinds: list[type[torch.optim.Optimize
         begin(here, rank, kind=kind, tile=128)
         dist.barrier()
         if rank < 2:
-            pairs.append(continued(here, rank, kind=kind, stage=2, process_group=pair))
+            pairs.append(continued(here, rank, kind=kind, stage=2, mesh=DeviceMesh.from_group(pair, "cpu")))
         dist.barrier()
         begin(here, rank, kind=kind, steps=0)
         pairs.append(continued(here, rank, kind=kind))

@@ -6,13 +6,16 @@ from typing import Any
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mean_square, mlp
 
 
 def schedules_its_own_lr(rank: int, stage: int) -> tuple[str, int]:
     """Train until the learning rate of rank 1 differs. Return the error and the steps."""
     model = mlp()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage, timeout=20)
+    optimizer = ballast.wrap(
+        torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage, tuning=ballast.Tuning(timeout=20)
+    )
     try:
         for step in range(4):
             optimizer.param_groups[0]["lr"] = 2e-2 if (rank, step) == (1, 2) else 1e-2 / (step + 1)
@@ -29,7 +32,7 @@ def trains_with(rank: int, of_ranks: list[dict[str, Any]]) -> tuple[str, int]:
     options = dict(of_ranks[rank])
     make, group = options.pop("make", torch.optim.AdamW), options.pop("group", {"lr": 1e-2})
     model = mlp()
-    optimizer = ballast.wrap(make(model.parameters(), **group), model, timeout=20, **options)
+    optimizer = ballast.wrap(make(model.parameters(), **group), model, **keywords(timeout=20, **options))
     try:
         mean_square(model, torch.ones(20)).backward()
         optimizer.step()
@@ -77,7 +80,7 @@ def wraps_what_rank_1_lists(
             before = [each.detach().clone() for each in model.parameters()]
             error = ""
             try:
-                ballast.wrap(plain, model, stage=stage, timeout=20)
+                ballast.wrap(plain, model, stage=stage, tuning=ballast.Tuning(timeout=20))
             except ballast.Error as refused:
                 error = str(refused)
             said.append((error, all(map(torch.equal, before, model.parameters()))))
@@ -89,7 +92,9 @@ def freezes_or_adds_in_its_own_way(rank: int, stage: int) -> list[tuple[str, int
     said = []
     for adds in (False, True):
         model = layers()
-        optimizer = ballast.wrap(torch.optim.SGD([*model[: 1 if adds else 3].parameters()]), model, stage=stage, timeout=20)
+        optimizer = ballast.wrap(
+            torch.optim.SGD([*model[: 1 if adds else 3].parameters()]), model, stage=stage, tuning=ballast.Tuning(timeout=20)
+        )
         if adds:
             optimizer.add_param_group({"params": [*model[1 + rank].parameters(), *model[2 - rank].parameters()]})
         else:
@@ -110,7 +115,7 @@ def discards_on_rank_1(rank: int) -> list[str]:
     said = []
     for use in ("step", "norm"):
         model = layers()
-        optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, timeout=20)
+        optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, tuning=ballast.Tuning(timeout=20))
         model(torch.ones(4)).sum().backward()
         try:
             if rank == 1:

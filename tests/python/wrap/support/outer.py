@@ -21,6 +21,7 @@ from ballast.outer.layout import Fragment
 from ballast.outer.memory import fragment_elements
 from ballast.torch.parameters.units import model_of
 from ballast.torch.updates.sharded_state import ShardedState
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Run, mean_square, mean_square_in_bfloat16, mlp
 
 Trained = tuple[list[float], list[torch.Tensor]]
@@ -115,7 +116,7 @@ def exchanged(rank: int, folder: str, options: dict[str, Any]) -> tuple[list[lis
 def with_scheduler(rank: int, options: dict[str, Any]) -> list[torch.Tensor]:
     loop = loop_of(rank, micro_steps=2)
     model = loop.make_model()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**options))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     return result_of(replace(loop, after_step=lambda *_: scheduler.step()).train(model, optimizer))[1]
 
@@ -131,7 +132,7 @@ def error_of(rank: int, options_of: dict[int, dict[str, Any]]) -> str:
 
 def thaws(rank: int, options: dict[str, Any]) -> str:
     model = mlp()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**options))
     mean_square(model, torch.ones(20)).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -217,7 +218,7 @@ def resume(
     for options in configurations:
         loop = loop_of(rank, steps=until, **(changes or {}))
         model = loop.make_model()
-        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1.0), model, **options)
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1.0), model, **keywords(**options))
         ballast.load_checkpoint(folder, model, optimizer)
         trained.append(result_of(loop.train(model, optimizer, steps)))
         optimizer.close()
@@ -277,7 +278,7 @@ def save_next_to_others(rank: int, folder: str, options: dict[str, Any]) -> list
 def resume_on_one_host(rank: int, folder: str, options: dict[str, Any]) -> int:
     """Load the checkpoint of one host without an outer optimizer."""
     model = mlp()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1.0), model, **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1.0), model, **keywords(**options))
     ballast.load_checkpoint(folder, model, optimizer)
     steps: int = optimizer.steps
     loop_of(rank, steps=steps + 1).train(model, optimizer, steps)

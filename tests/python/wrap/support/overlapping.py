@@ -12,6 +12,7 @@ import ballast
 import torch
 import torch.distributed as dist
 from ballast.torch.calls.hooks import trainer_of
+from python.wrap.support.keywords import keywords
 
 before_update: list[Callable[[], None]] = []  # called before this rank updates its shards
 
@@ -141,7 +142,7 @@ def holding(rank: int, model: torch.nn.Module) -> Iterator[None]:
 def begun(**options: Any) -> tuple[Model, Any]:
     """Return a training after its first step."""
     model = Model()
-    optimizer = ballast.wrap(HeldSGD(model.parameters()), model, elementwise=True, **options)
+    optimizer = ballast.wrap(HeldSGD(model.parameters()), model, **keywords(elementwise=True, **options))
     backward(model)
     optimizer.step()
     optimizer.zero_grad()
@@ -185,7 +186,9 @@ def compiled(rank: int, overlaps: bool) -> list[torch.Tensor]:
     torch._dynamo.reset()
     model = Model()
     called = torch.compile(model, backend="aot_eager")
-    optimizer = ballast.wrap(HeldSGD(model.parameters()), model, elementwise=True, stage=2, overlap_gathers=overlaps)
+    optimizer = ballast.wrap(
+        HeldSGD(model.parameters()), model, stage=2, tuning=ballast.Tuning(elementwise=True, overlap_gathers=overlaps)
+    )
     with torch.no_grad():
         found = [called(WORDS)]
     for step in range(3):

@@ -8,6 +8,7 @@ from typing import Any
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 from safetensors.torch import load_file
 
 Options = dict[str, Any] | None  # of ballast.wrap(); None: torch alone
@@ -79,7 +80,7 @@ def model_of(layer: Layer) -> torch.nn.Module:
 
 def wrapped(model: torch.nn.Module, options: Options) -> torch.optim.Optimizer:
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
-    return optimizer if options is None else ballast.wrap(optimizer, model, **options)
+    return optimizer if options is None else ballast.wrap(optimizer, model, **keywords(**options))
 
 
 def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int = 3) -> list[float]:

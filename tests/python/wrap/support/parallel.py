@@ -10,7 +10,14 @@ import ballast
 import torch
 import torch.distributed as dist
 from python.wrap.support.bodies import Trained, loop_of
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Run, mean_square
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def mesh_of_halves(data: Any, parts: Any) -> DeviceMesh:
+    """Return the mesh of four ranks: two halves of a model, each with two batches."""
+    return DeviceMesh.from_group([data, parts], "cpu", [[0, 1], [2, 3]], mesh_dim_names=("data", "tensor"))
 
 
 class CopyToParts(torch.autograd.Function):
@@ -95,10 +102,9 @@ def halves_of_a_model(rank: int, stage: int, by_option: bool) -> tuple[list[floa
         torch.optim.AdamW(model.parameters(), lr=1e-2),
         model,
         stage=stage,
-        process_group=data,
-        norm_group=parts,
-        replicated=model.replicated,
+        mesh=mesh_of_halves(data, parts),
         max_grad_norm=0.05 if by_option else None,
+        tuning=ballast.Tuning(replicated=model.replicated),
     )
     expected, norms = [], []
     for step in range(5):
@@ -130,7 +136,7 @@ def exports_halves(rank: int, folder: str, stage: int) -> tuple[bool, dict[str, 
     parts = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     model = Half(half, parts)
     optimizer = ballast.wrap(
-        torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage, process_group=data, norm_group=parts
+        torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage, mesh=mesh_of_halves(data, parts)
     )
     mean_square(model, batch_of(0, rank // 2)).backward()
     optimizer.step()
@@ -167,7 +173,7 @@ def passes_reduced_together(rank: int, configurations: list[tuple[dict[str, Any]
 def _reduced_together(rank: int, options: dict[str, Any], micro_steps: int, alone: int) -> tuple[Trained, float]:
     loop = loop_of(rank)
     model = Uneven()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**options))
     losses = []
     for step in range(4):
         for micro in range(micro_steps):

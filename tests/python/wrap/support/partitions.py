@@ -7,6 +7,7 @@ from typing import Any
 import ballast
 import torch
 from python.wrap.support.bodies import Trained, loop_of
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mlp
 
 
@@ -21,7 +22,7 @@ def evaluated(**options):
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     units = {"units": "Linear"} if options.get("stage", 3) == 3 else {}
-    optimizer = ballast.wrap(optimizer, model, **{"stage": 3, **units, **options})
+    optimizer = ballast.wrap(optimizer, model, **keywords(**{"stage": 3, **units, **options}))
     step(model, optimizer)
     with torch.no_grad():
         model(torch.ones(20))
@@ -38,7 +39,7 @@ def freezes(rank: int, configurations: list[dict[str, Any]]) -> list[Trained]:
     for options in configurations:
         loop, model = loop_of(rank, steps=6), mlp()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        optimizer = ballast.wrap(optimizer, model, **options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
         losses = []
         for first in (0, 2, 4):
             model[0].requires_grad_(first != 2)
@@ -56,7 +57,7 @@ def begins_again(rank: int, configurations: list[dict[str, Any]]) -> list[Traine
     for options in configurations:
         loop, model = loop_of(rank, steps=2), mlp()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        optimizer = ballast.wrap(optimizer, model, **options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
         loop.train(model, optimizer)
         optimizer.state.clear()
         loop.steps = 4
@@ -92,7 +93,7 @@ def others_freeze(rank: int, kind: Any, configurations: list[dict[str, Any]]) ->
         with torch.no_grad():
             model[0].weight.fill_(1.0)
         model.forward = lambda batch: model[0](batch)
-        optimizer = ballast.wrap(kind(model.parameters(), lr=3e-4), model, **options)
+        optimizer = ballast.wrap(kind(model.parameters(), lr=3e-4), model, **keywords(**options))
         for step in range(16):
             model[1].requires_grad_(not (freezes and step % 3 == 1))
             batch = torch.linspace(1, 2, 40, dtype=torch.bfloat16) * (1 + rank + step % 2)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 from torch.utils.checkpoint import checkpoint
 
 RANKS = 2
@@ -344,7 +345,7 @@ class RankTraining(Training):
     def __init__(self, case: Case, rank: int):
         self.ranks = [rank]
         super().__init__(case)
-        self.optimizers = ballast.wrap(self.optimizers, self.model, **case.options)
+        self.optimizers = ballast.wrap(self.optimizers, self.model, **keywords(**case.options))
         self.saved = 0
 
     def gathered(self, module: torch.nn.Module) -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ballast.checkpoint import manifest
 from ballast.checkpoint.contents import cover
 from ballast.checkpoint.reading import PlainTensor, Stream, Target, TrainedTensor
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower
 
 Configuration = Mapping[str, Any]  # options of wrap(), and "dtype"
@@ -52,7 +53,7 @@ class Training:
         kind = getattr(torch.optim, options.pop("optimizer", "AdamW"))
         self.model = (Buffered() if model is None else model).to(options.pop("dtype", torch.float32))
         plain = kind(groups_of(self.model), lr=1.0)
-        self.optimizer = ballast.wrap(plain, self.model, **options)
+        self.optimizer = ballast.wrap(plain, self.model, **keywords(**options))
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.loop = Loop(rank=dist.get_rank() if ranks > 1 else 0, ranks=ranks, steps=STEPS)
 

@@ -12,6 +12,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, mlp
 
 Optimizers = list[Any]
@@ -70,9 +71,9 @@ class Several:
             model = tower(self.checkpointing, self.width).to(self.loop.device)
         optimizers = self.make(*of_matrices_and_vectors(model))
         if options and one_by_one:
-            optimizers = [ballast.wrap(each, model, **options) for each in optimizers]
+            optimizers = [ballast.wrap(each, model, **keywords(**options)) for each in optimizers]
         elif options:
-            optimizers = ballast.wrap(optimizers, model, **options)
+            optimizers = ballast.wrap(optimizers, model, **keywords(**options))
         return model, optimizers
 
     def backward(self, model: torch.nn.Module, step: int, rank: int, parts: int) -> float:
@@ -206,7 +207,7 @@ def trains_a_head_itself(rank: int, ranks: int, stage: int, directory: str) -> l
         model = mlp()
         body = torch.optim.AdamW(model[0].parameters(), lr=1e-2)
         head = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
-        return model, [body if stage < 0 else ballast.wrap(body, model, stage=stage, timeout=20), head]
+        return model, [body if stage < 0 else ballast.wrap(body, model, stage=stage, tuning=ballast.Tuning(timeout=20)), head]
 
     model, optimizers = begin()
     for step in range(6):

@@ -34,7 +34,7 @@ class Training:
         optimizer = Waiting(self.model.parameters(), lr=0.01)
         self.is_inside, self.may_go_on = optimizer.is_inside, optimizer.may_go_on
         self.may_go_on.set()
-        self.optimizer: Any = ballast.wrap(optimizer, self.model, stage=stage, elementwise=True)
+        self.optimizer: Any = ballast.wrap(optimizer, self.model, stage=stage, tuning=ballast.Tuning(elementwise=True))
         self.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

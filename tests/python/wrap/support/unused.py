@@ -8,6 +8,7 @@ from typing import Any
 
 import ballast
 import torch
+from python.wrap.support.keywords import keywords
 
 STEPS = 9
 
@@ -83,7 +84,7 @@ def trained(
     found = []
     for options in configurations:
         model = kind()
-        optimizer = ballast.wrap(make(model.parameters()), model, **options)
+        optimizer = ballast.wrap(make(model.parameters()), model, **keywords(**options))
         train(model, optimizer, range(STEPS), range(rank, parts, ranks), **how)
         found.append(values_and_counts(model, optimizer))
         optimizer.close()
@@ -93,7 +94,7 @@ def trained(
 def resumed(rank: int, folder: Path, options: dict, steps: range, parts: int, ranks: int) -> Any:
     """Train for these steps, of which a checkpoint or the run has those before. Return the values and the counts of steps."""
     model = Branches()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1), model, **options)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1), model, **keywords(**options))
     saves = "run" not in options
     if saves and steps.start > 0:
         ballast.load_checkpoint(folder, model, optimizer)

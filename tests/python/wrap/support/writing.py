@@ -10,6 +10,7 @@ import ballast
 import torch
 import torch.distributed as dist
 from python.wrap.support.gathered_once import blocks
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, mlp
 
 Write = Callable[[torch.nn.Module, str], None]  # to the parameter of this name
@@ -264,7 +265,7 @@ def _losses_with_writes(options: dict[str, Any], chosen: str) -> list[float]:
     model = blocks()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if options:
-        optimizer = ballast.wrap(optimizer, model, **options)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
     losses = []
 
     def write_at(moment: str) -> None:

@@ -17,13 +17,13 @@ from ballast.connecting import Group
 from ballast.errors import OutOfMemoryError
 from ballast.formats import STATE_FORMATS, preferred
 from ballast.outer.memory import Bytes, exchange_bytes, outer_state
+from ballast.schema import changed, set_core
 from ballast.searching import by_tier, coarse_tile, fastest
-from ballast.sizes import parse_size
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
 from ballast.torch.parameters.units import Member, UnitOfMembers, backward_order, model_of
+from ballast.torch.training.memory_budget import budget_of_all_ranks
 from ballast.torch.updates.rules import Rule
-from ballast.wrapper.memory_budget import budget_of_all_ranks
-from ballast.wrapper.options import WrapOptions
+from ballast.wrap_options import WrapOptions
 
 log = logging.getLogger("ballast")
 
@@ -99,18 +99,16 @@ class Search:
     def settled(self) -> WrapOptions:
         """Return the options of the fastest configuration that fits."""
         assert self.fastest is not None
-        options = replace(self._options, stage=self.fastest.stage)
+        options = changed(self._options, stage=self.fastest.stage)
         if not options.chooses_tiers:
             return options
-        return replace(options, offload=_named(self.fastest.placement, options.directories))
+        return changed(options, offload=_named(self.fastest.placement, options.directories))
 
     def _stages(self) -> tuple[int, ...]:
         if self._options.stage is not None:
             return (self._options.stage,)
         ranks = self._request.group.size
-        known = tuple(
-            stage for stage in STAGES if not (stage == 2 and ranks == 1) and (stage < 3 or self._request.has_model)
-        )
+        known = tuple(stage for stage in STAGES if not (stage == 2 and ranks == 1) and (stage < 3 or self._request.has_model))
         return self._options.wire.stages(known, ranks)
 
     def _best(self, stage: int) -> Configuration:
@@ -152,20 +150,15 @@ class Search:
         for tier, size in (taken or {}).items():
             setattr(machine, f"{tier}_bytes", max(0, getattr(machine, f"{tier}_bytes") - size))
         question = _core.Question(model_of(units), machine)
-        question.ranks, question.stage, question.format = ranks, stage, _core.StateFormat[options.formats.state]
-        question.gradient_format = _core.GradientFormat[options.formats.gradients]
-        question.wire = options.wire.for_core()
-        question.parameter_replicas = options.parameter_replicas
+        set_core(question, options, options.tuning)
+        question.ranks, question.stage = ranks, stage
+        question.overlap_gathers = options.tuning.overlap_gathers and stage < 3
         question.set_rule(self._request.rule)
         question.set_work([(0.0, 0.0)] * len(units))  # the model's computing time is not known before the first step
-        question.tile_elements = parse_size(options.tile)
         if coarse:
             elements = sum(unit.elements for unit in units) // (1 if stage == 0 else ranks)
             question.tile_elements = coarse_tile(elements, tile=question.tile_elements)
-        question.full_records = bool(options.run)
-        question.update_in_backward = options.update_in_backward
-        question.prefetch = options.prefetch
-        question.gathered_bytes = options.keep_gathered
+        question.full_records = bool(options.run.name)
         if stage < 3:
             question.backward_order = backward_order(units)
         return question
@@ -206,9 +199,9 @@ class Search:
         options, configuration = self._options, min(self._configurations, key=self._shortage)
         remedies = ["more free memory" if options.memory is None else "more memory="]
         in_bfloat16 = any(member.parameter.dtype == torch.bfloat16 for member in self._request.members)
-        if options.prefetch > 1:
+        if options.tuning.prefetch > 1:
             remedies.append("prefetch=1")
-        if options.keep_gathered > 0:
+        if options.tuning.keep_gathered:
             remedies.append("less of keep_gathered=, or none")
         if options.formats.gradients == "fp32" and in_bfloat16:
             remedies.append('gradient_format="bf16"')

@@ -12,28 +12,7 @@ from ballast.connecting import Group
 from ballast.formats import AUTO
 from ballast.tiers import fractions_by_tier
 from ballast.torch.collectives import from_all_ranks
-from ballast.wrapper.options import WrapOptions
-
-# The other options change no value of the training, so each rank may have its own: memory, threads, timeout, timeline, verify,
-# and the directories on drives.
-SHARED = (
-    "stage",
-    "state_format",
-    "gradient_format",
-    "max_grad_norm",
-    "update_in_backward",
-    "overlap_gathers",
-    "prefetch",
-    "keep_gathered",
-    "elementwise",
-    "units",
-    "run",
-    "mirror",
-    "tile",
-    "wire",
-    "replicas",
-    "calls_differ",
-)
+from ballast.wrap_options import WrapOptions
 
 
 def require_same(group: Group, mine: dict[str, str]) -> None:
@@ -65,16 +44,14 @@ def require_same_end(are_discarded: Sequence[int]) -> None:
 def described(optimizer: torch.optim.Optimizer, options: WrapOptions) -> dict[str, str]:
     """Return everything that has to be the same on all ranks, by name.
 
-    >>> from ballast.wire import Wire
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
-    >>> figures = (False, False, 1, 0, False, (), "", False, "", False, 0, 0, 0, None, None, Wire(), 1, None, False)
-    >>> options = WrapOptions(2, "host", None, None, None, ("fp32",), *figures)
+    >>> options = WrapOptions(stage=2, offload="host")
     >>> found = described(optimizer, options)
     >>> found["optimizer"], found["stage"], found["offload"], found["lr of parameter group 0"]
     ('SGD', '2', "{'gradients': {'host': 1.0}, 'state': {'host': 1.0}}", '0.5')
     """
     found = {"optimizer": type(optimizer).__name__, "number of parameter groups": str(len(optimizer.param_groups))}
-    found |= {name: str(getattr(options, name)) for name in SHARED}
+    found |= {name: str(value) for name, value in options.shared().items()}
     by_kind = sorted(options.tiers.items())
     tiers = {kind: fractions_by_tier(of) for kind, of in by_kind}
     found["offload"] = AUTO if options.chooses_tiers else str(tiers)

@@ -27,7 +27,7 @@ from ballast.torch.collectives import from_all_ranks
 from ballast.torch.gpu import free_bytes, name_and_bytes, return_cached_memory
 from ballast.torch.parameters.managed_parameter import is_without_values
 from ballast.torch.parameters.units import Member, gpu_of
-from ballast.wrapper.options import WrapOptions
+from ballast.wrap_options import WrapOptions
 
 # The part of free memory to use. The rest is for activations, CUDA and other uses, whose sizes are not known yet.
 USED_FRACTION = 0.75

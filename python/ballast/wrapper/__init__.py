@@ -1,1 +1,0 @@
-"""The options of `wrap()`."""
