@@ -28,10 +28,12 @@ from ballast.wrapping import wrap
 require_framework("lightning")
 
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
+from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
 log = logging.getLogger("ballast")
 
 STATE = "lightning"  # begins the name of the file with Lightning's part of a checkpoint
+BESIDE_AVERAGES = "current_model_state"  # where WeightAveraging of Lightning keeps the parameters that it averages
 
 
 class ThroughForward(torch.nn.Module):
@@ -94,7 +96,18 @@ class BallastStrategy(DDPStrategy):
         found = self.optimizers[0] if self.optimizers else None
         return found if isinstance(found, WrappedOptimizer) and not found._ballast.is_closed else None
 
+    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        """Make a step. StochasticWeightAveraging ends with an epoch without backward passes, which renews the averages of batch
+        normalization: Lightning would make a step of it with gradients that the last step has used."""
+        if self.lightning_module.trainer.fit_loop._skip_backward:
+            return closure()
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
+
     # --- Checkpoints ---
+
+    @property
+    def _is_fitting(self) -> bool:
+        return bool(self.lightning_module.trainer.state.fn == TrainerFn.FITTING)
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -149,12 +162,18 @@ class BallastStrategy(DDPStrategy):
                 needed="one of this strategy; or ballast.load_checkpoint() in on_fit_start()",
             )
         self._is_restored = True
-        return dict(self.checkpoint_io.load_checkpoint(folder / extra[STATE], weights_only=weights_only))
+        checkpoint = dict(self.checkpoint_io.load_checkpoint(folder / extra[STATE], weights_only=weights_only))
+        if self._is_fitting and checkpoint.get(BESIDE_AVERAGES) == {}:
+            checkpoint[BESIDE_AVERAGES] = self.lightning_module.state_dict()  # loaded above; the callback loads it again
+        return checkpoint
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        if not self._is_restored:
-            with gather(self.lightning_module):
-                super().load_model_state_dict(checkpoint, strict)
+        """Load the parameters of a file of another strategy. Of a directory, load for an evaluation what a callback has put in
+        their place, such as averages."""
+        if self._is_restored and (self._is_fitting or not checkpoint["state_dict"]):
+            return
+        with gather(self.lightning_module):
+            super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._is_restored or self._wrapped is None:

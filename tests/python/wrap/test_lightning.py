@@ -42,3 +42,16 @@ def test_lightning_trains_saves_and_resumes_as_with_its_data_parallelism(tmp_pat
     assert same_bits(saved[1], loaded[1])
     of_all = [sum(losses) / len(ranks) for losses in zip(*(rank["saved"][0] for rank in ranks))]
     check_close([resumed[0], resumed[1]], [of_all[steps:], saved[1]])
+
+
+def test_lightning_averages_parameters_as_with_its_data_parallelism(tmp_path):
+    """EMAWeightAveraging resumes, and is evaluated. StochasticWeightAveraging makes no step in its epoch for batch
+    normalization, in which Lightning clears no gradients."""
+    pytest.importorskip("lightning", reason="lightning is not installed: .ci/bootstrap venv frameworks")
+    from python.wrap.support import lightning_runs
+
+    for rank in run_ranks(2, lightning_runs.averaged, str(tmp_path), imported=FRAMEWORKS):
+        check_close(rank["plain"], rank["saved"])
+        assert same_bits(rank["saved"][1], rank["resumed"][1])
+        assert same_bits(rank["saved"][1], rank["evaluated"][1])
+        assert same_bits(rank["average"], rank["normalized"][1])

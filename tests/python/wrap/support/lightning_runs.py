@@ -12,7 +12,7 @@ import ballast
 import lightning as L
 import torch
 from ballast.integrations.lightning import BallastStrategy
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 from python.wrap.support.frameworks import as_launched
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
@@ -144,6 +144,31 @@ def everything(rank: int, folder: str) -> dict[Any, Any]:
             failure(lambda: launched(fails, configure_optimizers=two_optimizers, automatic_optimization=False)),
             failure(lambda: launched(fails, training_step=raises)),
         ],
+    }
+
+
+def averaged(rank: int, folder: str) -> dict[str, Any]:
+    """Train with Lightning's averages of parameters, resume, and evaluate them."""
+
+    def launched(run: Any, *arguments: Any, **settings: Any) -> Any:
+        as_launched(rank)
+        return run(2, *arguments, **settings)
+
+    def averaging() -> EMAWeightAveraging:
+        return EMAWeightAveraging(decay=0.5)
+
+    saving = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    module, swa = Module(), StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1)
+    module.layers.insert(1, torch.nn.BatchNorm1d(module.width))
+    return {
+        "plain": launched(fitted, None, callbacks=[averaging()], enable_checkpointing=False),
+        "saved": launched(fitted, {"stage": 2}, callbacks=[averaging(), saving]),
+        "resumed": launched(
+            fitted, {"stage": 1}, callbacks=[averaging()], enable_checkpointing=False, path=f"{folder}/epoch=0.ckpt"
+        ),
+        "evaluated": launched(evaluated, f"{folder}/epoch=1.ckpt", {"stage": 3}),
+        "normalized": launched(fitted, {"stage": 2}, module, callbacks=[swa], enable_checkpointing=False),
+        "average": [each.detach().clone() for _, each in sorted(swa._average_model.named_parameters())],
     }
 
 
