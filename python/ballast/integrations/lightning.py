@@ -88,7 +88,9 @@ class BallastStrategy(DDPStrategy):
                 where="configure_optimizers()",
                 needed="one optimizer; several learning rates are parameter groups of it",
             )
-        self.optimizers = [wrap(self.optimizers[0], self.lightning_module, **self._options)]
+        wrapped = wrap(self.optimizers[0], self.lightning_module, **self._options)
+        wrapped._step_supports_amp_scaling = False  # else Lightning refuses to clip with precision="bf16-mixed" or "16-mixed"
+        self.optimizers = [wrapped]
 
     @property
     def _wrapped(self) -> WrappedOptimizer | None:

@@ -23,6 +23,8 @@ def test_lightning_trains_saves_and_resumes_as_with_its_data_parallelism(tmp_pat
     for rank in ranks:
         for name in (0, 1, 2, "deferred", "saved"):
             check_close(rank["plain"], rank[name])
+        bf16, bf16_here, fp16, fp16_here = rank["mixed"]
+        check_close(bf16[1] + fp16[1], bf16_here[1] + fp16_here[1])
         steps = len(rank["plain"][0]) // 2  # of one epoch
         assert rank["resumed"][0] == rank["saved"][0][steps:]
         for name in ("exported", "evaluated", "resumed"):

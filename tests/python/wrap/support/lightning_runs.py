@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from ballast.integrations.lightning import BallastStrategy
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.plugins import MixedPrecision
 from python.wrap.support.frameworks import as_launched
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
@@ -96,6 +97,14 @@ def trainer(ranks: int, options: Options, **settings: Any) -> L.Trainer:
     return L.Trainer(accelerator="cpu", devices=ranks, strategy=strategy, **quiet, **checkpoints, **settings)
 
 
+MIXED = ("bf16-mixed", "16-mixed")
+
+
+def mixed(name: Any) -> MixedPrecision:
+    """Return Lightning's mixed precision, which it gives a scaler of losses on GPUs only."""
+    return MixedPrecision(name, "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**10) if name == "16-mixed" else None)
+
+
 Outcome = tuple[list[float], list[torch.Tensor], list[float]]
 
 
@@ -131,6 +140,7 @@ def everything(rank: int, folder: str) -> dict[Any, Any]:
         0: launched(fitted, {"stage": 0}),
         1: launched(fitted, {"stage": 1}),
         2: launched(fitted, {"stage": 2}),
+        "mixed": [launched(fitted, options, plugins=[mixed(name)]) for name in MIXED for options in (None, {"stage": 3})],
         "deferred": launched(fitted, {"stage": 3}, Module(deferred=True)),
         "saved": launched(fitted, {"stage": 3}, Module(export_to=exported), callbacks=[saving]),
         "exported": [each for _, each in sorted(load_file(exported).items())],
