@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ require_framework("accelerate")
 
 import accelerate  # noqa: E402
 from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
-from accelerate.utils import DistributedType  # noqa: E402
+from accelerate.utils import DDPCommunicationHookType, DistributedType  # noqa: E402
 
 ONE_PLAIN_MODEL = {DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA}
 
@@ -58,6 +59,12 @@ class Accelerator(accelerate.Accelerator):
         super().__init__(*args, **kwargs)
         if self.distributed_type in ONE_PLAIN_MODEL:
             refuse_other_backend(self.distributed_type.value, "Choose no backend in `accelerate config`.")
+        if self.ddp_handler is not None and self.ddp_handler.comm_hook != DDPCommunicationHookType.NO:
+            warnings.warn(
+                f"comm_hook={self.ddp_handler.comm_hook.value!r} has no effect: no DistributedDataParallel is around the "
+                "model; wire= in ballast= sends fewer bytes of gradients",
+                stacklevel=2,
+            )
 
     # --- The training ---
 

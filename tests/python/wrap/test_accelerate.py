@@ -4,6 +4,7 @@ same and on another number of ranks, and exports."""
 from __future__ import annotations
 
 import contextlib
+import warnings
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -211,3 +212,19 @@ def test_inputs_are_joined_where_they_are_even():
     for is_uneven, seen, refused in run_ranks(2, joined_on_ranks, imported=FRAMEWORKS):
         assert is_uneven and seen == [False, True]
         assert refused == "cannot join uneven inputs: all ranks make each step of a wrapped optimizer together"
+
+
+def test_a_hook_of_data_parallelism_has_no_effect_and_a_warning():
+    [[told]] = run_ranks(1, warnings_of_a_hook, imported=FRAMEWORKS)
+    assert told.startswith("comm_hook='bf16' has no effect")
+
+
+def warnings_of_a_hook(_: int) -> list[str]:
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+    from ballast.integrations.accelerate import Accelerator
+
+    hook = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        Accelerator(cpu=True, kwargs_handlers=[hook], ballast={"stage": 2})
+    return [str(each.message) for each in told if "comm_hook" in str(each.message)]
