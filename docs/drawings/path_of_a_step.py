@@ -19,7 +19,7 @@ class Hop(NamedTuple):
 
 HOPS = (
     Hop("WrappedOptimizer.step", "python/ballast/torch/optimizer.py", "runs the closure; reads the loss scale"),
-    Hop("Session.step", "python/ballast/torch/training/session.py", "refuses state that changed since the backward pass"),
+    Hop("Training.step", "python/ballast/torch/training/training.py", "refuses state that changed since the backward pass"),
     Hop("Partition.step", "python/ballast/torch/training/partition.py", "agrees with all ranks whether there are gradients"),
     Hop("TrainingBinding::step", "python/bindings/training_binding.cpp", "releases Python's lock; holds its exceptions"),
     Hop("Training::step", "zero/training.cpp", "hides the engine"),

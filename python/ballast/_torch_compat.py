@@ -96,7 +96,7 @@ def is_recomputing() -> bool:
 
 
 def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.Tensor], None]]:
-    """Return the hooks that register_post_accumulate_grad_hook() has registered. Ballast finds the session of a
+    """Return the hooks that register_post_accumulate_grad_hook() has registered. Ballast finds the training of a
     parameter through its own hook."""
     return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     from ballast.torch.activations.saved_activations import SavedActivations
-    from ballast.torch.calls.hooks import Trainer
+    from ballast.torch.calls.hooks import CallReceiver
 
 
 @overload
@@ -252,21 +252,21 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
     with ExitStack() as stack:
         for owner, parameters in by_owner(wanted):
             stack.enter_context(owner.gathered(parameters))
-        for trainer, parameters in _by_trainer(wanted):
-            stack.enter_context(trainer.gathered(parameters))
+        for training, parameters in _by_training(wanted):
+            stack.enter_context(training.gathered(parameters))
         yield
 
 
-def _by_trainer(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[Trainer, list[torch.nn.Parameter]]]:
-    """Group the trained parameters whose values torch has by the session that trains them."""
-    from ballast.torch.calls.hooks import trainer_of
+def _by_training(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[CallReceiver, list[torch.nn.Parameter]]]:
+    """Group the trained parameters whose values torch has by their training."""
+    from ballast.torch.calls.hooks import receiver_of
     from ballast.torch.parameters.managed_parameter import owner_of
 
-    found: dict[int, tuple[Trainer, list[torch.nn.Parameter]]] = {}
+    found: dict[int, tuple[CallReceiver, list[torch.nn.Parameter]]] = {}
     for parameter in parameters:
-        trainer = trainer_of(parameter) if owner_of(parameter) is None else None
-        if trainer is not None:
-            found.setdefault(id(trainer), (trainer, []))[1].append(parameter)
+        training = receiver_of(parameter) if owner_of(parameter) is None else None
+        if training is not None:
+            found.setdefault(id(training), (training, []))[1].append(parameter)
     return list(found.values())
 
 

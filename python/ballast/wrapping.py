@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ballast.outer.optimizer import OuterOptimizer
     from ballast.torch.optimizer import WrappedOptimizer
     from ballast.torch.process_groups import ProcessGroups
-    from ballast.torch.training.session import Session
+    from ballast.torch.training.training import Training
     from ballast.torch.typing import Wrap
 
 Keywords = ParamSpec("Keywords")
@@ -89,42 +89,44 @@ def _wrap(
         _require_plain(optimizer)
     _require_model(model)
     require_initialized(model, optimizers)
-    sessions: list[Session] = []
+    trainings: list[Training] = []
     given = [dict(optimizer.state) for optimizer in optimizers]
     call = object()
     try:
         for member, optimizer in enumerate(optimizers):
-            own = changed(options, activations=None) if sessions else options  # the first one's hooks see all calls
+            own = changed(options, activations=None) if trainings else options  # the first one's hooks see all calls
             if (run := options.run).name:
                 own = changed(own, run=changed(run, name=name_of_member(run.name, member)))
-            sessions.append(_session_of(optimizer, model, own, call))
+            trainings.append(_training_of(optimizer, model, own, call))
         if options.run.name:  # the optimizers show the state of their runs from now on
-            begin_runs(sessions, model)
+            begin_runs(trainings, model)
     except BaseException:
-        for session in reversed(sessions):
-            session.take_back()
+        for training in reversed(trainings):
+            training.take_back()
         for optimizer, state in zip(optimizers, given):
             optimizer.state.clear()  # a run may have been opened, whose state it showed
             optimizer.state.update(state)
         raise
-    tell_of_own_values(sessions[0].group.rank, sessions[0].ranks_of_all_hosts, model)
-    for optimizer, session in zip(optimizers, sessions):
+    tell_of_own_values(trainings[0].group.rank, trainings[0].ranks_of_all_hosts, model)
+    for optimizer, training in zip(optimizers, trainings):
         optimizer.__dict__.pop("step", None)  # of a learning rate scheduler, which counts steps of the plain optimizer
         optimizer.__class__ = class_for(type(optimizer))
-        cast("WrappedOptimizer", optimizer)._ballast = session
+        cast("WrappedOptimizer", optimizer)._ballast = training
     return cast("list[WrappedOptimizer]", [*optimizers])
 
 
-def _session_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, call: object) -> Session:
+def _training_of(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, call: object
+) -> Training:
     from ballast.checkpoint.runs import newest_checkpoint
     from ballast.torch.process_groups import with_copies_of
-    from ballast.torch.training.model_and_optimizer import Wrapped
-    from ballast.torch.training.session import Session
+    from ballast.torch.training.model_and_optimizer import ModelAndOptimizer
+    from ballast.torch.training.training import Training
     from ballast.torch.updates.rules import rules_of
     from ballast.torch.updates.update_kinds import updates_of
 
     updates = updates_of(optimizer, declared=options.tuning.elementwise, stored=options.needs_stored_state)
-    if updates.custom_step is not None:
+    if updates.has_custom_step:
         options = for_stored_step(options) if options.needs_stored_state else for_custom_step(options)
     rules_of(enumerate(optimizer.param_groups), updates.rule)
     ranks, outer = _connect(options)
@@ -136,14 +138,14 @@ def _session_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None,
         if checkpoint := options.run.checkpoint:
             checkpoint = newest_checkpoint(ranks.of_data, checkpoint, model)
             options = changed(options, run=changed(options.run, checkpoint=checkpoint))
-        session = Session(Wrapped(optimizer, model, options, call), ranks, updates, options, outer)
-        undoing.pop_all()  # the session leaves the ranks from now on
-        undoing.callback(session.take_back)
-        session.begin()
+        training = Training(ModelAndOptimizer(optimizer, model, options, call), ranks, updates, options, outer)
+        undoing.pop_all()  # the training leaves the ranks from now on
+        undoing.callback(training.take_back)
+        training.begin()
         if not checkpoint:  # which has the state with which a run begins
-            session.load({id(parameter): values for parameter, values in optimizer.state.items()})
+            training.load({id(parameter): values for parameter, values in optimizer.state.items()})
         undoing.pop_all()
-    return session
+    return training
 
 
 def _connect(options: WrapOptions) -> tuple[ProcessGroups, OuterOptimizer | None]:

@@ -15,8 +15,8 @@ from ballast.checkpoint.inventory import TorchTensor, Writers, frozen_state, mom
 from ballast.checkpoint.reading import PlainTensor, Target
 from ballast.checks import refuse
 from ballast.torch.collectives import from_all_ranks
-from ballast.torch.training.checkpoint_access import CheckpointAccess
 from ballast.torch.training.partition import Partition
+from ballast.torch.training.training import Training
 from ballast.torch.updates.custom_step import shape_of
 from ballast.torch.updates.shown_state import IN_LIBRARY
 from ballast.torch.updates.updates import State
@@ -28,7 +28,7 @@ NUMBERS = {int: torch.int64, float: torch.float64}
 LocalShards = dict[str, tuple[int, dict[str, torch.Tensor]]]
 
 
-def custom_state(access: CheckpointAccess, partition: Partition, names: Mapping[int, str]) -> Iterator[TorchTensor]:
+def custom_state(access: Training, partition: Partition, names: Mapping[int, str]) -> Iterator[TorchTensor]:
     """Yield the state in the same order on all ranks. Some ranks have no shard of a parameter."""
     agreement = Agreement(access.group, "saving an optimizer's own state")
     with agreement.settled():  # another rank may hold another kind of state
@@ -49,7 +49,7 @@ def custom_state(access: CheckpointAccess, partition: Partition, names: Mapping[
 
 
 def _of_this_rank(
-    access: CheckpointAccess, partition: Partition, names: Mapping[int, str]
+    access: Training, partition: Partition, names: Mapping[int, str]
 ) -> tuple[dict[str, dict[str, Any]], LocalShards]:
     """Return, by parameter, the description of its state for other ranks, and this rank's shard of state with a value
     for each element."""
@@ -58,7 +58,8 @@ def _of_this_rank(
 
     def add(name: str, values: Mapping[str, Any], shape: torch.Size, first: int) -> None:
         tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
-        by_element = {key: value for key, value in tensors.items() if value.shape == shape and key not in access.whole_values}
+        whole = access.updates.whole_values
+        by_element = {key: value for key, value in tensors.items() if value.shape == shape and key not in whole}
         mine[name] = {key: _description(moment_name(name, key), value, key in by_element) for key, value in values.items()}
         shards[name] = (first, by_element)
 
@@ -100,7 +101,7 @@ def _merged(of_all: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]
 class CustomState:
     """The state that is loaded: this rank's shards, and the full state of frozen parameters."""
 
-    def __init__(self, access: CheckpointAccess, tensors: Mapping[str, Tensor], names: Mapping[int, str]):
+    def __init__(self, access: Training, tensors: Mapping[str, Tensor], names: Mapping[int, str]):
         self._access = access
         self._names = names
         self._entries: dict[str, dict[str, Tensor]] = {}  # by parameter, and by the name in the optimizer's state
@@ -176,4 +177,4 @@ class CustomState:
             values.update({name: value.item() for name, value in values.items() if entries[name].role == NUMBER})
             everything = {**self._stored[key], **values}
             state[key] = {name: everything[name] for name in entries}
-        self._access.install(partition, state)
+        self._access.updates.install(self._access.optimizer, partition, state)

@@ -22,9 +22,9 @@ from ballast.checkpoint.torch_file import StandIn
 from ballast.checks import refuse
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.parameters.units import BYTES, Member
-from ballast.torch.training.checkpoint_access import CheckpointAccess
+from ballast.torch.parameters.units import BYTES, UnitParameter
 from ballast.torch.training.partition import Partition
+from ballast.torch.training.training import Training
 from ballast.torch.updates.rules import is_same, set_options
 
 log = logging.getLogger("ballast")
@@ -75,7 +75,7 @@ class ForeignImport:
     """One import into one model and optimizer. All ranks do this together. Each reads its shards, or one full tensor at a time
     where the format has only those."""
 
-    def __init__(self, directory: Path, model: torch.nn.Module, access: CheckpointAccess):
+    def __init__(self, directory: Path, model: torch.nn.Module, access: Training):
         self._access = access
         self._model = model
         self._agreement = Agreement(access.group, LOADING)
@@ -203,7 +203,7 @@ class ForeignImport:
 
     # --- The change ---
 
-    def _change(self, part: _core.StatePart, member: Member) -> None:
+    def _change(self, part: _core.StatePart, member: UnitParameter) -> None:
         """Copy this shard from the source, in fp32. A frozen parameter that the source lacks stays as it is."""
         tensors = self._tensors_of(self._names[id(member.parameter)])
         if not tensors:
@@ -226,7 +226,7 @@ class ForeignImport:
             )
         )
 
-    def _copy_bytes(self, part: _core.StatePart, values: torch.Tensor, member: Member) -> None:
+    def _copy_bytes(self, part: _core.StatePart, values: torch.Tensor, member: UnitParameter) -> None:
         if values.dtype != member.parameter.dtype:
             what = f"cannot load a packed parameter of {member.parameter.dtype} from a checkpoint that has {values.dtype}"
             refuse(what, where=member.name, needed="a model that is quantized as the saved one")

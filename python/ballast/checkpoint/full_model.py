@@ -9,7 +9,7 @@ import torch
 
 from ballast.agreement import Agreement, Ranks
 from ballast.checkpoint.inventory import buffers_by_name
-from ballast.torch.calls.hooks import trainer_of
+from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.parameters.managed_parameter import by_owner, managed, owner_of
 from ballast.torch.parameters.placeholder import plain
 from ballast.torch.process_groups import rank_in_job
@@ -22,10 +22,10 @@ Visit = Callable[[str, torch.Tensor], object]
 def gathered_to_read(model: torch.nn.Module) -> Iterator[None]:
     """Hold all parameters inside the block, which all ranks enter together. Writes to them are not detected."""
     begin_owners(model.parameters())
-    trainers = {id(each): each for each in map(trainer_of, model.parameters()) if each is not None}
-    for trainer in trainers.values():
-        if trainer.stage not in (0, 1, 2):  # else the first call inside the block would shard the parameters
-            trainer.partition_now()
+    trainings = {id(each): each for each in map(receiver_of, model.parameters()) if each is not None}
+    for training in trainings.values():
+        if training.stage not in (0, 1, 2):  # else the first call inside the block would shard the parameters
+            training.partition_now()
     with gather_to_read(model.parameters()):
         yield
 
@@ -71,7 +71,7 @@ class OneRank:
 def group_of(tensors: Iterable[torch.Tensor]) -> Ranks | None:
     """Return the ranks that train the tensors, or None on a rank that has nothing to do."""
     for tensor in tensors:
-        owner = owner_of(tensor) or trainer_of(tensor)
+        owner = owner_of(tensor) or receiver_of(tensor)
         if owner is not None:
             return owner.group
     return OneRank() if rank_in_job() == 0 else None

@@ -14,12 +14,12 @@ import torch
 
 from ballast.checkpoint.contents import Tensor
 from ballast.checks import refuse
-from ballast.torch.calls.hooks import trainer_of
+from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.optimizer import WrappedOptimizer
-from ballast.torch.parameters.units import Member, names_of
+from ballast.torch.parameters.units import UnitParameter, names_of
 from ballast.torch.tensor_names import named_parameters, unwrapped, unwrapped_name
-from ballast.torch.training.checkpoint_access import CheckpointAccess
 from ballast.torch.training.partition import Partition
+from ballast.torch.training.training import Training
 from ballast.torch.updates.shown_state import LazyState
 
 log = logging.getLogger("ballast")
@@ -61,13 +61,13 @@ def moment_name(parameter: str, moment: str) -> str:
     return f"{parameter}: {moment}"
 
 
-def frozen_state(access: CheckpointAccess) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
+def frozen_state(access: Training) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
     """Return the optimizer state of the parameters that are frozen now."""
-    known = ((parameter, access.frozen_state.get(id(parameter))) for _, parameter in access.parameters())
+    known = ((parameter, access.state.frozen_state.get(id(parameter))) for _, parameter in access.parameters())
     return [(parameter, values) for parameter, values in known if values]
 
 
-def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAccess]:
+def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[Training]:
     """Return the view of each optimizer: of one, or of all in a list. Refuse to leave out one that trains the model."""
     accesses = [access_of(each) for each in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])]
     if not accesses:
@@ -75,7 +75,7 @@ def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAcces
     known = {id(parameter) for access in accesses for _, parameter in access.parameters()}
     of_siblings = {id(parameter) for access in accesses for parameter in access.parameters_of_siblings()}
     for name, parameter in named_parameters(model):
-        if id(parameter) not in known and (id(parameter) in of_siblings or trainer_of(parameter) is not None):
+        if id(parameter) not in known and (id(parameter) in of_siblings or receiver_of(parameter) is not None):
             refuse(
                 "cannot save or load a training without one of its optimizers: another one trains the model too",
                 where=f"parameter {name}",
@@ -90,39 +90,39 @@ def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[CheckpointAcces
     return accesses
 
 
-def access_of(optimizer: Any) -> CheckpointAccess:
+def access_of(optimizer: Any) -> Training:
     if not isinstance(optimizer, WrappedOptimizer):
         refuse(f"cannot save or load a {type(optimizer).__name__}: it is not wrapped", needed="an optimizer of ballast.wrap()")
-    optimizer._ballast.partitions.require_open("call ballast.save() or ballast.load_checkpoint()")
-    return optimizer._ballast.checkpoint
+    optimizer._ballast.require_open("call ballast.save() or ballast.load_checkpoint()")
+    return optimizer._ballast
 
 
-def checkpoints_in(accesses: Sequence[CheckpointAccess], directory: Path) -> set[str]:
+def checkpoints_in(accesses: Sequence[Training], directory: Path) -> set[str]:
     """Return the folders of the checkpoints that this training has loaded, saved or replaced in the directory."""
     return set().union(*(access.checkpoints.get(os.path.realpath(directory), ()) for access in accesses))
 
 
-def know_checkpoints(accesses: Sequence[CheckpointAccess], directory: Path, folders: Collection[str]) -> None:
+def know_checkpoints(accesses: Sequence[Training], directory: Path, folders: Collection[str]) -> None:
     """Remember the folders of the directory from now on, with each optimizer."""
     for access in accesses:
         access.checkpoints[os.path.realpath(directory)] = set(folders)
 
 
-def of_this_training(accesses: Sequence[CheckpointAccess]) -> set[str]:
+def of_this_training(accesses: Sequence[Training]) -> set[str]:
     """Return such folders in all directories, because the user may have copied one to another."""
     return set().union(*(folders for access in accesses for folders in access.checkpoints.values()))
 
 
-def parameter_names(model: torch.nn.Module, accesses: Sequence[CheckpointAccess]) -> dict[int, str]:
+def parameter_names(model: torch.nn.Module, accesses: Sequence[Training]) -> dict[int, str]:
     """Return names by id, of the parameters of the model and of those that only the optimizers have."""
     return names_of(_groups(accesses), model)
 
 
-def _groups(accesses: Sequence[CheckpointAccess]) -> list[dict[str, Any]]:
+def _groups(accesses: Sequence[Training]) -> list[dict[str, Any]]:
     return [group for access in accesses for group in access.optimizer.param_groups]
 
 
-def require_all_partitioned(access: CheckpointAccess, names: Mapping[int, str]) -> None:
+def require_all_partitioned(access: Training, names: Mapping[int, str]) -> None:
     """Refuse a part of the model where stage 3 shards, or may shard, the rest too. `names` are those of the part."""
     if access.options.keeps_full_parameters:
         return
@@ -135,7 +135,7 @@ def require_all_partitioned(access: CheckpointAccess, names: Mapping[int, str]) 
             )
 
 
-def parameters_by_name(model: torch.nn.Module, accesses: Sequence[CheckpointAccess]) -> dict[str, torch.nn.Parameter]:
+def parameters_by_name(model: torch.nn.Module, accesses: Sequence[Training]) -> dict[str, torch.nn.Parameter]:
     everywhere = [*model.parameters(), *(parameter for group in _groups(accesses) for parameter in group["params"])]
     by_id = {id(parameter): parameter for parameter in everywhere}
     return {name: by_id[number] for number, name in parameter_names(model, accesses).items()}
@@ -151,7 +151,7 @@ def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def warn_of_left(names: Sequence[str], access: CheckpointAccess) -> None:
+def warn_of_left(names: Sequence[str], access: Training) -> None:
     """Name the tensors that a checkpoint of another program lacks."""
     if names and access.group.rank == 0:
         log.warning("these tensors stay as they are, because the checkpoint does not hold them: %s", ", ".join(sorted(names)))
@@ -169,7 +169,7 @@ def entry_of(held: TorchTensor) -> Tensor:
     )
 
 
-def entry_of_member(member: Member, partition: Partition, access: CheckpointAccess) -> Tensor:
+def entry_of_member(member: UnitParameter, partition: Partition, access: Training) -> Tensor:
     """Describe a sharded parameter, for the manifest."""
     parameter = member.parameter
     entry = Tensor(
@@ -180,14 +180,14 @@ def entry_of_member(member: Member, partition: Partition, access: CheckpointAcce
         steps=steps_of(access, parameter, member),
     )
     if member.group is not None:
-        kind = partition.kind(member)
+        kind = partition.core.kind(member.unit)
         assert kind.format is not None
         entry.format, entry.momentum, entry.variance = kind.format.name, kind.momentum, kind.variance
     return entry
 
 
-def steps_of(access: CheckpointAccess, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
+def steps_of(access: Training, parameter: torch.nn.Parameter, member: UnitParameter | None = None) -> int:
     """Return the number of steps that have trained the parameter."""
     if member is None or member.group is None:
-        return int(access.frozen_state.get(id(parameter), {}).get("step", 0))
+        return int(access.state.frozen_state.get(id(parameter), {}).get("step", 0))
     return access.steps - member.missed

@@ -36,17 +36,17 @@ from ballast.torch.collectives import by_first_rank
 from ballast.torch.memory import tensor_of
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
 from ballast.torch.parameters.placeholder import plain
-from ballast.torch.parameters.units import Member, is_opaque
+from ballast.torch.parameters.units import UnitParameter, is_opaque
 from ballast.torch.tensor_names import names_in_model
-from ballast.torch.training.checkpoint_access import CheckpointAccess
 from ballast.torch.training.partition import Partition
+from ballast.torch.training.training import Training
 from ballast.torch.updates.rules import set_options
 from ballast.torch.updates.updates import State
 
 OPAQUE = _core.ChunkKind(parameter=_core.DType.u8, format=None, momentum=False, variance=False)  # of bytes as they are
 
 
-def load_current(directory: Path, model: torch.nn.Module, accesses: Sequence[CheckpointAccess]) -> Any:
+def load_current(directory: Path, model: torch.nn.Module, accesses: Sequence[Training]) -> Any:
     """Load the checkpoint that the manifest names, and return this rank's `extra`. All ranks call it together, and use
     the manifest that rank 0 reads.
 
@@ -69,7 +69,7 @@ class Loading:
     """Loads one checkpoint into one model and its optimizers. All ranks do this together."""
 
     def __init__(
-        self, directory: Path, text: bytes, model: torch.nn.Module, accesses: Sequence[CheckpointAccess], agreement: Agreement
+        self, directory: Path, text: bytes, model: torch.nn.Module, accesses: Sequence[Training], agreement: Agreement
     ):
         self._accesses = accesses
         self._directory = directory
@@ -149,7 +149,7 @@ class LoadingPart:
     """Loads one optimizer. The constructor checks everything that can be checked; then all ranks call begin() and fill()
     together."""
 
-    def __init__(self, source: Source, access: CheckpointAccess, saved: SavedOptimizer):
+    def __init__(self, source: Source, access: Training, saved: SavedOptimizer):
         self._source = source
         self._tensors, self._names, self._agreement = source.tensors, source.names, source.agreement
         self._access = access
@@ -225,7 +225,7 @@ class LoadingPart:
     def _fill(self, partition: Partition, targets: list[Target]) -> None:
         """Read everything in this order: the optimizer's own state, which a run commits with the shards, the shards, and the
         rest."""
-        parts = [(partition.member_of(part), part) for part in partition.local_shards()]
+        parts = [(partition.member_of(part), part) for part in partition.core.local_shards()]
         parts = [(member, part) for member, part in parts if self._name(member.parameter) in self._tensors]
         own = self._custom.targets(partition)
         wanted = [cut for target in own for cut in cuts_of(target)]
@@ -254,7 +254,7 @@ class LoadingPart:
                     target.take(stream.go_to(cut.piece, target.name), cut)
                 target.finish()
 
-    def _cuts(self, member: Member, part: _core.StatePart) -> Iterator[tuple[Cut, int | None]]:
+    def _cuts(self, member: UnitParameter, part: _core.StatePart) -> Iterator[tuple[Cut, int | None]]:
         """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
         of the value."""
         name, (first, count) = self._name(member.parameter), member.of_parameter(part.first, part.count)
@@ -264,7 +264,7 @@ class LoadingPart:
             for cut in cover(entry.pieces, first, count):
                 yield cut, number
 
-    def _change(self, part: _core.StatePart, member: Member, stream: Stream) -> None:
+    def _change(self, part: _core.StatePart, member: UnitParameter, stream: Stream) -> None:
         name = self._name(member.parameter)
         entry, values = self._tensors[name], dict(self._custom.stored(name))
         kind, width = OPAQUE if member.is_opaque else entry.kind(), member.width
@@ -294,7 +294,7 @@ def take_values(reader: _core.CheckpointReader, cut: Cut, dtype: torch.dtype, in
     tensor_of(into, torch.float32)[cut.into : cut.into + cut.count] = values
 
 
-def moments_by_kind(thawed: State, access: CheckpointAccess) -> dict[tuple[int, _core.Moment], torch.Tensor]:
+def moments_by_kind(thawed: State, access: Training) -> dict[tuple[int, _core.Moment], torch.Tensor]:
     """Order moments by parameter and kind."""
     return {
         (parameter, kind): values[name]
@@ -332,7 +332,7 @@ def leave_out(checkpoint: Checkpoint, parameters: dict[str, torch.nn.Parameter],
 
 def require_compatible(
     checkpoint: Checkpoint,
-    accesses: Sequence[CheckpointAccess],
+    accesses: Sequence[Training],
     parameters: Mapping[str, torch.nn.Parameter],
     buffers: Mapping[str, torch.Tensor],
     names: Mapping[int, str],
@@ -390,7 +390,7 @@ def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> Non
             )
 
 
-def _require_optimizer(saved: SavedOptimizer, access: CheckpointAccess) -> None:
+def _require_optimizer(saved: SavedOptimizer, access: Training) -> None:
     moments = {moment.name: name for moment, name in access.names_of_moments()}
     other_custom_step = access.has_custom_step and type(access.optimizer).__name__ != saved.optimizer
     if moments != saved.moments or access.has_custom_step != saved.own_step or other_custom_step:
@@ -400,7 +400,7 @@ def _require_optimizer(saved: SavedOptimizer, access: CheckpointAccess) -> None:
         )
 
 
-def _require_groups(saved: SavedOptimizer, access: CheckpointAccess, names: Mapping[int, str]) -> None:
+def _require_groups(saved: SavedOptimizer, access: Training, names: Mapping[int, str]) -> None:
     groups = [[names[id(parameter)] for parameter in group["params"]] for group in access.optimizer.param_groups]
     groups_saved = [group["parameters"] for group in saved.groups]
     if len(groups) != len(groups_saved):

@@ -22,19 +22,19 @@ from ballast.outer.hosts import HostGroup
 from ballast.outer.layout import Fragment, Span
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.torch.collectives import by_first_rank
-from ballast.torch.training.checkpoint_access import CheckpointAccess
 from ballast.torch.training.partition import Partition
+from ballast.torch.training.training import Training
 from ballast.torch.updates.shown_state import LazyState
 
 log = logging.getLogger("ballast")
 COPY, MOMENTUM = "outer copy", "outer momentum"
 
 
-def folder_to_save(directory: Path, access: CheckpointAccess) -> Path:
+def folder_to_save(directory: Path, access: Training) -> Path:
     return directory if access.outer is None else directory / f"host-{access.outer.hosts.own.host}"
 
 
-def others_remover(directory: Path, access: CheckpointAccess) -> Callable[[], None]:
+def others_remover(directory: Path, access: Training) -> Callable[[], None]:
     """Return what removes the folders of hosts that do not take part now, after a save: they are of an earlier training with
     more hosts, or of a host that was lost, and may have a later step than the folders of this training."""
     if access.outer is None or access.group.rank != 0:
@@ -49,7 +49,7 @@ def _remove_others(directory: Path, members: Collection[int]) -> None:
             shutil.rmtree(path, ignore_errors=True)  # all hosts do this, perhaps at the same time
 
 
-def folder_to_load(directory: Path, access: CheckpointAccess) -> Path:
+def folder_to_load(directory: Path, access: Training) -> Path:
     """Return the folder of this host, or that of another one if only that has the last step: there are more hosts now, or
     a host was lost. All hosts call this together. A directory without such folders is a checkpoint of one training."""
     outer = access.outer
@@ -110,7 +110,7 @@ def require_one_training(hosts: HostGroup, folders: Mapping[int, HostFolder]) ->
     )
 
 
-def outer_tensors(access: CheckpointAccess, partition: Partition, names: Mapping[int, str]) -> Iterator[TorchTensor]:
+def outer_tensors(access: Training, partition: Partition, names: Mapping[int, str]) -> Iterator[TorchTensor]:
     """Yield the tensors in the same order on all ranks. Some ranks have no shard of a parameter."""
     outer = access.outer
     if outer is None:
@@ -145,7 +145,7 @@ class _Reader:
 class OuterLoading:
     """The outer state that is loaded. A checkpoint without it lets the outer optimizer begin with the parameters."""
 
-    def __init__(self, access: CheckpointAccess, tensors: Mapping[str, Tensor], names: Mapping[int, str], identity: str):
+    def __init__(self, access: Training, tensors: Mapping[str, Tensor], names: Mapping[int, str], identity: str):
         self._outer = access.outer
         self._identity = identity
         self._names = names

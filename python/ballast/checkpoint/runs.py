@@ -21,21 +21,20 @@ from ballast.connecting import Group
 from ballast.errors import Error
 from ballast.new_files import flush_folder, write_new
 from ballast.torch.collectives import by_first_rank
-from ballast.torch.training.checkpoint_access import CheckpointAccess
 from ballast.torch.training.joint_runs import join_runs
-from ballast.torch.training.session import Session
+from ballast.torch.training.training import Training
 
 log = logging.getLogger("ballast")
 NAME = "newest-checkpoint"  # offload/FORMAT.md describes the file
 CHANGED = ("running_mean", "running_var", "num_batches_tracked")  # buffers that torch's norms change in training
 
 
-def tell_run(access: CheckpointAccess, directory: Path) -> None:
+def tell_run(access: Training, directory: Path) -> None:
     """Write the step and the directory to this rank's folder of the run, if there is a run."""
     notice_for_run(access, directory)()
 
 
-def notice_for_run(access: CheckpointAccess, directory: Path) -> Callable[[], None]:
+def notice_for_run(access: Training, directory: Path) -> Callable[[], None]:
     """Return what tells the run later that the directory has a checkpoint of the step that is the last one now."""
     options = access.options
     if not options.run.name:
@@ -90,49 +89,49 @@ def _may_be_checkpoint(path: Path) -> bool:
     return not FOLDER.fullmatch(path.name) and os.access(path, os.X_OK)
 
 
-def begin_runs(sessions: Sequence[Session], model: torch.nn.Module | None) -> None:
+def begin_runs(trainings: Sequence[Training], model: torch.nn.Module | None) -> None:
     """Resume the runs of a model's optimizers, or begin them. All ranks call it together."""
-    if len(sessions) > 1:
-        for session, run in zip(sessions, join_runs(sessions[0].group, [session.options for session in sessions])):
-            session.join_run(run)
-    for session in sessions:
-        session.partition_now()
-    if any(session.partitions.factory.has_resumed for session in sessions):
-        _warn_of_buffers(sessions[0], model)
-    _begin_from_checkpoint(sessions, model)
+    if len(trainings) > 1:
+        for training, run in zip(trainings, join_runs(trainings[0].group, [training.options for training in trainings])):
+            training.join_run(run)
+    for training in trainings:
+        training.partition_now()
+    if any(training.partitioner.has_resumed for training in trainings):
+        _warn_of_buffers(trainings[0], model)
+    _begin_from_checkpoint(trainings, model)
 
 
-def _warn_of_buffers(session: Session, model: torch.nn.Module | None) -> None:
+def _warn_of_buffers(training: Training, model: torch.nn.Module | None) -> None:
     """Warn of buffers that training is known to change: a run does not keep them."""
     names = [] if model is None else [name for name in buffers_by_name(model) if name.rpartition(".")[2] in CHANGED]
-    if names and session.group.rank == 0:
+    if names and training.group.rank == 0:
         log.warning(
             'run "%s" resumes after step %d, and keeps no buffers: %s%s have the values of the model at wrap(). Save buffers '
             "yourself, and load them at each start; or resume from ballast.save(), which keeps them",
-            session.options.run.name,
-            session.partitions.steps,
+            training.options.run.name,
+            training.steps,
             ", ".join(names[:3]),
             f" and {len(names) - 3} more" if len(names) > 3 else "",
         )
 
 
-def _begin_from_checkpoint(sessions: Sequence[Session], model: torch.nn.Module | None) -> None:
+def _begin_from_checkpoint(trainings: Sequence[Training], model: torch.nn.Module | None) -> None:
     """Load the checkpoint of the options, if the runs have made no step.
 
     A start that ends while it loads leaves runs that have made no step, so the next one loads it again.
     """
-    first, options = sessions[0], sessions[0].options
-    if not options.run.checkpoint or any(session.partition_now().steps > 0 for session in sessions):
+    first, options = trainings[0], trainings[0].options
+    if not options.run.checkpoint or any(training.partition_now().steps > 0 for training in trainings):
         return
     assert model is not None  # newest_checkpoint() has refused it
-    lost = next((found for session in sessions if (found := session.lost)), None)
+    lost = next((found for training in trainings if (found := training.lost)), None)
     directory = Path(options.run.checkpoint)
-    load_current(directory, model, [session.checkpoint for session in sessions])
-    for session in sessions:
-        tell_run(session.checkpoint, directory)
+    load_current(directory, model, trainings)
+    for training in trainings:
+        tell_run(training, directory)
     if first.group.rank > 0:
         return
-    step = max(session.checkpoint.steps for session in sessions)
+    step = max(training.steps for training in trainings)
     begins = f'run "{options.run.name}" begins from checkpoint {directory} of step {step}'
     if lost is None:
         log.warning("%s: no rank has records of a step", begins)

@@ -55,14 +55,14 @@ from ballast.hardware import available_memory, this_machine
 from ballast.sizes import human_size
 from ballast.torch.collectives import by_first_rank, from_all_ranks
 from ballast.torch.parameters.placeholder import plain, slice_on_host
-from ballast.torch.training.checkpoint_access import CheckpointAccess
 from ballast.torch.training.partition import Partition
+from ballast.torch.training.training import Training
 
 SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the elements that share a scale
 INDEX_BYTES = 128  # of a chunk's entry in a rank's index
 
 
-def save_now(directory: Path, model: torch.nn.Module, accesses: Sequence[CheckpointAccess], extra: Any) -> None:
+def save_now(directory: Path, model: torch.nn.Module, accesses: Sequence[Training], extra: Any) -> None:
     """Save, and return when the checkpoint is the current one. All ranks call this together."""
     last_steps = last_steps_of(directory, accesses)
     Saving(folder_to_save(directory, accesses[0]), model, accesses, extra).run()
@@ -71,7 +71,7 @@ def save_now(directory: Path, model: torch.nn.Module, accesses: Sequence[Checkpo
 
 
 def save_in_background(
-    directory: Path, model: torch.nn.Module, accesses: Sequence[CheckpointAccess], extra: Any
+    directory: Path, model: torch.nn.Module, accesses: Sequence[Training], extra: Any
 ) -> PendingSave:
     """Copy what is saved, and start to write it. All ranks call this together."""
     path = directory.absolute()  # the program may go to another folder meanwhile
@@ -82,7 +82,7 @@ def save_in_background(
     return pending
 
 
-def last_steps_of(directory: Path, accesses: Sequence[CheckpointAccess]) -> list[Callable[[], None]]:
+def last_steps_of(directory: Path, accesses: Sequence[Training]) -> list[Callable[[], None]]:
     """Return what each rank does when the directory has the checkpoint of this step. It holds nothing of the training."""
     return [*(notice_for_run(access, directory) for access in accesses), others_remover(directory, accesses[0])]
 
@@ -101,7 +101,7 @@ class Sink(Protocol[Result]):
 class Saving:
     """Saves one rank's part of one checkpoint. All ranks do this together."""
 
-    def __init__(self, directory: Path, model: torch.nn.Module, accesses: Sequence[CheckpointAccess], extra: Any):
+    def __init__(self, directory: Path, model: torch.nn.Module, accesses: Sequence[Training], extra: Any):
         self._directory = directory
         self._accesses = accesses
         self._group = accesses[0].group
@@ -289,7 +289,7 @@ def packed(extra: Any) -> bytes:
 class SavingPart:
     """The shards of one optimizer. All ranks call all methods together, except check()."""
 
-    def __init__(self, access: CheckpointAccess):
+    def __init__(self, access: Training):
         self.access = access
         self.partition = access.partition_now()
         self.partition.require_not_updated("cannot save the model")
@@ -301,7 +301,7 @@ class SavingPart:
     def check(self, names: Mapping[int, str]) -> None:
         """Refuse what cannot be saved on this rank. `names` are those of all parameters."""
         self.access.require_not_gathered("cannot save a checkpoint")
-        self.partition.require_not_cast()
+        self.partition.memory.require_not_cast()
         require_all_partitioned(self.access, names)
         self._names = names
         self._groups = groups_of(self.access.optimizer, names)
@@ -310,7 +310,7 @@ class SavingPart:
         """List the shards."""
         members = self.partition.all_members
         self.entries = {self._name_of(each.parameter): entry_of_member(each, self.partition, self.access) for each in members}
-        self._local = [part for number, part in enumerate(self.partition.local_shards()) if self._writes(number)]
+        self._local = [part for number, part in enumerate(self.partition.core.local_shards()) if self._writes(number)]
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         return self._names[id(parameter)]
@@ -349,7 +349,7 @@ class SavingPart:
             moments={moment.name: name for moment, name in access.names_of_moments()},
             groups=self._groups,
             own_step=access.has_custom_step,
-            outer_identity=access.outer_identity,
+            outer_identity="" if access.outer is None else access.outer.identity,
         )
 
 
@@ -382,7 +382,7 @@ def plain_value(value: Any) -> Any:
 
 
 def torch_tensors(
-    model: torch.nn.Module, accesses: Sequence[CheckpointAccess], partitions: Sequence[Partition]
+    model: torch.nn.Module, accesses: Sequence[Training], partitions: Sequence[Partition]
 ) -> Iterator[TorchTensor]:
     """Yield the tensors that torch holds, in the same order on all ranks."""
     names = parameter_names(model, accesses)
@@ -399,7 +399,7 @@ def torch_tensors(
         yield TorchTensor(name, "buffer", buffer.detach(), Writers.first)
 
 
-def frozen_moments(access: CheckpointAccess, names: dict[int, str]) -> Iterator[TorchTensor]:
+def frozen_moments(access: Training, names: dict[int, str]) -> Iterator[TorchTensor]:
     for parameter, values in frozen_state(access):
         for moment, value in values.items():
             if moment != "step":

@@ -24,7 +24,7 @@ from ballast.checkpoint.sources import Latest
 from ballast.checks import fail, refuse
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.deferred_init import is_on_meta
-from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, require_expected
+from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, replace_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import by_owner
 from ballast.torch.parameters.stored_tensors import Files, StoredTensor, tensors_in
 from ballast.torch.process_groups import rank_in_job
@@ -251,14 +251,13 @@ def require_same(tensor: torch.Tensor, stored: StoredTensor, name: str) -> None:
 
 
 def restore_buffers(model: torch.nn.Module, stored: Mapping[int, StoredTensor]) -> None:
-    made: dict[int, torch.Tensor] = {}  # by id of the one on the meta device, which several modules may share
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is None or id(buffer) not in stored:
-                continue
-            if not is_on_meta(buffer):
-                buffer.copy_(stored[id(buffer)].read_all())
-                continue
-            if id(buffer) not in made:
-                made[id(buffer)] = stored[id(buffer)].read_all().to(device_of(buffer))
-            module._buffers[name] = made[id(buffer)]
+    def restored(buffer: torch.Tensor) -> torch.Tensor | None:
+        if id(buffer) not in stored:
+            return None
+        values = stored[id(buffer)].read_all()
+        if is_on_meta(buffer):
+            return values.to(device_of(buffer))
+        buffer.copy_(values)
+        return None
+
+    replace_buffers(model, restored)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ballast.checks import refuse
 from ballast.schema import options_of, require_known
-from ballast.torch.calls.hooks import trainer_of
+from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.deferred_init import is_on_meta
 from ballast.torch.parameters.deferred_parameters import device_of
@@ -57,7 +57,7 @@ def place(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def is_wrapped(model: torch.nn.Module) -> bool:
-    return any(owner_of(parameter) is not None or trainer_of(parameter) is not None for parameter in model.parameters())
+    return any(owner_of(parameter) is not None or receiver_of(parameter) is not None for parameter in model.parameters())
 
 
 def let_place(model: torch.nn.Module, device: torch.device, requested: bool | None) -> bool | None:

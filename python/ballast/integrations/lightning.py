@@ -22,7 +22,7 @@ from ballast.api import gather, load_checkpoint, save
 from ballast.checks import fail, refuse
 from ballast.integrations import is_deferred, read_options, require_framework
 from ballast.torch.optimizer import WrappedOptimizer
-from ballast.torch.parameters.managed_parameter import owner_of
+from ballast.torch.parameters.managed_parameter import Lifecycle, owner_of
 from ballast.wrapping import wrap
 
 require_framework("lightning")
@@ -96,7 +96,7 @@ class BallastStrategy(DDPStrategy):
     def _wrapped(self) -> WrappedOptimizer | None:
         """The optimizer, until it is closed."""
         found = self.optimizers[0] if self.optimizers else None
-        return found if isinstance(found, WrappedOptimizer) and not found._ballast.is_closed else None
+        return found if isinstance(found, WrappedOptimizer) and found._ballast.lifecycle is not Lifecycle.CLOSED else None
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         """Make a step. StochasticWeightAveraging ends with an epoch without backward passes, which renews the averages of batch

@@ -19,7 +19,7 @@ from ballast.outer.options import DiLoCo
 from ballast.torch.collectives import broadcast
 from ballast.torch.gpu import in_stream, stream_on
 from ballast.torch.memory import tensor_at, tensor_of
-from ballast.torch.parameters.units import Member
+from ballast.torch.parameters.units import UnitParameter
 from ballast.torch.updates.rules import Rule
 from ballast.torch.updates.sharded_state import ShardedState
 
@@ -171,7 +171,7 @@ class Fragment:
         self.state: FragmentState | None = None  # None: there are no elements
         self.exchanged_at = 0  # the step of its last exchange; 0: there was none
 
-    def add(self, member: Member, first: int, count: int) -> None:
+    def add(self, member: UnitParameter, first: int, count: int) -> None:
         """Add a parameter, of which this rank may have no elements."""
         self.spans[id(member.parameter)] = Span(first, count, self.elements)
         self.elements += count
@@ -256,7 +256,7 @@ def cut(training: ShardedState, fragments: int) -> list[Fragment]:
 def require_same_on_hosts(hosts: HostGroup, training: ShardedState) -> None:
     """Refuse hosts whose ranks have other shards than the same ranks of the other hosts. All ranks of all hosts call it."""
     shards = [(member.name, tuple(member.parameter.shape), *training.part(member)) for member in training.members]
-    rows = hosts.rows([_core.checksum(repr(shards).encode()) >> 2, training.stage, training.units])
+    rows = hosts.rows([_core.checksum(repr(shards).encode()) >> 2, training.stage, len(training.units)])
     if is_so_on_a_rank(training, any(row[0] != rows[0][0] for row in rows)):
         refuse(
             "cannot train with outer=: the hosts have divided the parameters in different ways",

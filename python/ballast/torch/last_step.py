@@ -61,11 +61,11 @@ def finite(value: float) -> float | None:
 
 def described_training(optimizer: WrappedOptimizer) -> dict[str, Any]:
     """Return what a record of a training says about all of its steps."""
-    session = optimizer._ballast
-    options = session.options
+    training = optimizer._ballast
+    options = training.options
     return {
-        "rank": session.group.rank,
-        "ranks": session.group.size,
+        "rank": training.group.rank,
+        "ranks": training.group.size,
         "optimizer": type(optimizer).__name__,
         "stage": options.stage,
         "state_format": options.formats.state,

@@ -11,7 +11,7 @@ import torch
 
 from ballast import _core
 from ballast.torch.gpu import device_at
-from ballast.torch.parameters.units import BYTES, DTYPES, Member, UnitOfMembers
+from ballast.torch.parameters.units import BYTES, DTYPES, ParameterUnit, UnitParameter
 
 
 def return_freed_memory() -> None:
@@ -114,7 +114,9 @@ def tensor_of(memory: _core.Memory, dtype: torch.dtype, first: int = 0, count: i
     return torch.from_dlpack(memory.dlpack(DTYPES[dtype], first, count))
 
 
-def views_in(memory: _core.Memory, unit: UnitOfMembers, begins: list[int], members: Sequence[Member]) -> list[torch.Tensor]:
+def views_in(
+    memory: _core.Memory, unit: ParameterUnit, begins: list[int], members: Sequence[UnitParameter]
+) -> list[torch.Tensor]:
     """Return views of these members of the unit, in memory with the layout of the unit."""
     return [
         tensor_of(memory, unit.dtype, begins[member.tensor], member.elements)

@@ -18,22 +18,22 @@ from ballast._torch_compat import count_step, leave_uncounted, without_torch_fun
 from ballast.checks import fail, refuse
 from ballast.torch.gradients.taken_gradients import TakenGradient
 from ballast.torch.training.metrics import read_throughput
-from ballast.torch.training.session import Session
-from ballast.torch.updates.rules import options_to_set
+from ballast.torch.training.model_and_optimizer import require_own
+from ballast.torch.training.training import Training
 from ballast.torch.updates.shown_state import PART, require_local_shard, warn_of_local_shard
 
 
 class WrappedOptimizer(Optimizer):
     """The methods that `ballast.wrap()` adds to an optimizer. All else comes from its own class."""
 
-    _ballast: Session
+    _ballast: Training
     _has_warned_of_shard = False  # by state_dict()
     state: dict[torch.Tensor, dict[str, Any]]
     _step_supports_amp_scaling = True  # a GradScaler lets step() unscale, and decide whether to skip
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step on all ranks with the gradients since the last step."""
-        self._ballast.partitions.require_open("call step()")
+        self._ballast.require_open("call step()")
         count_step(self)
         loss = None
         if closure is not None:
@@ -64,7 +64,7 @@ class WrappedOptimizer(Optimizer):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Return the norm of all gradients, and clip it to `max_norm` in the next step. All ranks call it together."""
-        self._ballast.partitions.require_open("call clip_grad_norm_()")
+        self._ballast.require_open("call clip_grad_norm_()")
         if math.isnan(max_norm):
             refuse(f"cannot clip gradients to a norm of {max_norm}", needed="a norm that is not negative")
         if not norm_type >= 0.0 or (norm_type != 2.0 and self._ballast.has_norm_group):
@@ -85,19 +85,20 @@ class WrappedOptimizer(Optimizer):
 
     def on_any_rank(self, happened: bool) -> bool:
         """Return whether something happened on any rank. All ranks call it together, between steps."""
-        self._ballast.partitions.require_open("call on_any_rank()")
+        self._ballast.require_open("call on_any_rank()")
         return any(self._ballast.group.all_reduce([int(happened)]))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as to any optimizer, also between steps."""
-        self._ballast.partitions.require_open("call add_param_group()")
+        self._ballast.require_open("call add_param_group()")
         super().add_param_group(param_group)
         try:
-            self._ballast.require_addable(self.param_groups[-1]["params"])
+            mine = self.param_groups[-1]["params"]
+            require_own("cannot add a parameter group", self._ballast.given, self._ballast, mine)
         except BaseException:
             self.param_groups.pop()
             raise
-        self._ballast.partitions.watch()
+        self._ballast.watch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's shard in the usual form of a state_dict(). No other rank takes part. Warn once if the shard is not
@@ -106,12 +107,11 @@ class WrappedOptimizer(Optimizer):
         It is live, as torch's: each entry is read when it is used, and then has the values of that time. `copy.deepcopy()` and
         `torch.save()` make a snapshot. A parameter that no step has updated has no entry.
         """
-        self._ballast.partitions.require_open("call state_dict()")
+        self._ballast.require_open("call state_dict()")
         state: dict[str, Any] = super().state_dict()
-        partitions = self._ballast.partitions
-        state["state"] = partitions.state.without_unbegun(state["state"], partitions.current)
-        group = self._ballast.group
-        if group.size > 1 and self._ballast.options.stage != 0:
+        training, group = self._ballast, self._ballast.group
+        state["state"] = training.state.without_unbegun(state["state"], training.current)
+        if group.size > 1 and training.stage != 0:
             state[PART] = {"rank": group.rank, "ranks": group.size}
             if state["state"] and not self._has_warned_of_shard:
                 self._has_warned_of_shard = True
@@ -128,10 +128,10 @@ class WrappedOptimizer(Optimizer):
             parameters = [parameter for group in self.param_groups for parameter in group["params"]]
             ids = dict(zip(numbers, map(id, parameters)))
             state.update({ids[number]: values for number, values in loaded["state"].items() if number in ids})
-            self._ballast.partitions.require_loadable(state)
+            self._ballast.require_state_loadable(state)
             return {**loaded, "state": {}}  # torch would round it to the format of the parameters
 
-        self._ballast.partitions.require_open("call load_state_dict()")
+        self._ballast.require_open("call load_state_dict()")
         require_local_shard(state_dict, self._ballast.group)
         hook = self.register_load_state_dict_pre_hook(keep)  # it runs after all others
         shown = self.state
@@ -140,13 +140,13 @@ class WrappedOptimizer(Optimizer):
         finally:
             hook.remove()
         self.state = shown
-        self._ballast.partitions.load(state)
+        self._ballast.load(state)
 
     def _require_possible(self, loaded: dict[str, Any]) -> None:
         """Refuse options with which this optimizer cannot make a step, before torch sets them."""
         groups = loaded["param_groups"]
         options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-        options_to_set(self.param_groups, options, self._ballast.partitions.factory.updates.rule)
+        self._ballast.options_to_set(options)
         known = {number for group in groups for number in group["params"]}
         if unknown := [number for number in loaded["state"] if number not in known]:
             refuse(
@@ -161,13 +161,13 @@ class WrappedOptimizer(Optimizer):
 
         It is an additional step of the outer optimizer, with its learning rate and momentum. Fragments that were exchanged
         after the last step stay as they are."""
-        self._ballast.partitions.require_open("call exchange()")
+        self._ballast.require_open("call exchange()")
         self._ballast.exchange()
 
     @property
     def steps(self) -> int:
         """The number of updates so far, including those before a restart."""
-        return self._ballast.partitions.steps
+        return self._ballast.steps
 
     def metrics(self) -> dict[str, float]:
         """Return figures of the last step in a flat dictionary, for a progress bar or a logger. A rank may call it alone."""
@@ -185,13 +185,13 @@ class WrappedOptimizer(Optimizer):
 
     def memory(self) -> str:
         """Return a table of the bytes that this rank keeps, by owner and tier."""
-        self._ballast.partitions.require_open("call memory()")
+        self._ballast.require_open("call memory()")
         return self._ballast.ledger()
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline of this rank's operations, for ui.perfetto.dev. It needs `ballast.Tuning(timeline=True)`."""
-        self._ballast.partitions.require_open("call write_timeline()")
-        Path(path).write_text(self._ballast.partitions.now().chrome_trace())
+        self._ballast.require_open("call write_timeline()")
+        Path(path).write_text(self._ballast.partition_now().chrome_trace())
 
     def offload(self, *, parameters: bool = True) -> None:
         """Free the device's memory for others until reload(). All ranks call it together, between steps.
@@ -204,12 +204,12 @@ class WrappedOptimizer(Optimizer):
         >>> optimizer.offload()
         >>> optimizer.reload()
         """
-        self._ballast.partitions.require_open("call offload()")
+        self._ballast.require_open("call offload()")
         self._ballast.offload(parameters)
 
     def reload(self) -> None:
         """Bring everything back to the device, with the same bits. All ranks call it together."""
-        self._ballast.partitions.require_open("call reload()")
+        self._ballast.require_open("call reload()")
         self._ballast.reload()
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class WrappedOptimizer(Optimizer):
         self.state.clear()
 
     def __del__(self, _is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close the session, unless the interpreter is shutting down: then the hook at exit has closed it before."""
+        """Close the training, unless the interpreter is shutting down: then the hook at exit has closed it before."""
         if "_ballast" in self.__dict__ and not _is_exiting():
             self._ballast.close(together=False)
             self.state.clear()

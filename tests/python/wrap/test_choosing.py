@@ -118,7 +118,7 @@ def test_a_training_keeps_the_formats_that_were_chosen():
     run = in_bfloat16(steps=2).run(stage=2, state_format="auto", gradient_format="auto", memory="1GiB")
     by_hand = in_bfloat16(steps=2).run(stage=2)
     check_equal(run, by_hand)
-    assert not run.optimizer._ballast.partitions.factory._requested.chooses_formats
+    assert not run.optimizer._ballast.partitioner._requested.chooses_formats
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -140,9 +140,9 @@ def test_the_same_with_frozen_parameters_of_another_format(stage, state_format):
 
 def test_the_forecast_below_stage_3_is_a_backward_pass_and_a_step():
     run = loop.run(stage=2)
-    session = run.optimizer._ballast
-    search = bodies.search_of(session)
-    units = session.partitions.factory.units(list(session.partition().members), 2)
+    training = run.optimizer._ballast
+    search = bodies.search_of(training)
+    units = training.partitioner.units(list(training.partition().members), 2)
     program = search._question(2, units).program(search.fastest.placement)
     assert "use backward" in program and "use forward" not in program
 

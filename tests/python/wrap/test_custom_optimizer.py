@@ -248,12 +248,12 @@ def test_an_optimizer_that_is_deleted_or_closed_leaves_nothing():
         model, optimizer = wrapped()
         model(torch.ones(20)).square().sum().backward()
         optimizer.step()
-        core = weakref.ref(optimizer._ballast.partitions.current)
+        core = weakref.ref(optimizer._ballast.current)
         gc.disable()
         try:
             if close:
                 optimizer.close()
-                assert not optimizer._ballast.partitions.factory.updates._parts
+                assert not optimizer._ballast.updates._parts
             else:
                 del optimizer
             assert core() is None

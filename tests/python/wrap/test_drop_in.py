@@ -351,7 +351,7 @@ def open_files(folder):
 def test_an_optimizer_that_is_deleted_leaves_nothing(tmp_path):
     model, optimizer = wrapped(offload=f"nvme:{tmp_path}")
     take_step(model, optimizer)
-    core = weakref.ref(optimizer._ballast.partitions.current)
+    core = weakref.ref(optimizer._ballast.current)
     assert open_files(tmp_path)
     expected = [parameter.detach().clone() for parameter in model.parameters()]
     gc.disable()

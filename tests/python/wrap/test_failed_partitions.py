@@ -4,9 +4,10 @@ import ballast
 import pytest
 import torch
 from ballast import _core
-from ballast.torch.training import partition_factory
+from ballast.torch.training import partitioner
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.state_migration import StateMigration
+from ballast.torch.updates.rule_updates import RuleUpdates
 from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 
 
@@ -31,11 +32,11 @@ def same(model, other):
         return all(map(torch.equal, model.parameters(), other.parameters()))
 
 
-FAILURES = [(StateMigration, "take_moments"), (_core, "Training"), (Partition, "set_steps")]
+FAILURES = [(StateMigration, "take_moments"), (_core, "Training"), (RuleUpdates, "keep_metadata")]
 
 
 @pytest.mark.parametrize(
-    "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (partition_factory, "ParamGather"))]
+    "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (partitioner, "ShardedParameters"))]
 )
 def test_a_plan_that_cannot_be_made_loses_nothing(stage, failure, monkeypatch):
     """The partition fails before anything of it exists, or after it has taken over the parameters."""

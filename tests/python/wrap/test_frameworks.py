@@ -78,14 +78,14 @@ def test_accelerates_own_gradient_scaling():
 
 def test_trainer_trains_as_before_and_resumes_from_its_own_checkpoint(tmp_path):
     pytest.importorskip("transformers", reason=f"transformers {WHY}")
-    plain = frameworks.trainer_of(None, tmp_path / "plain")
+    plain = frameworks.receiver_of(None, tmp_path / "plain")
     plain.train()
     for configuration in ({"stage": 2}, {"stage": 3}):
         folder = tmp_path / str(configuration["stage"])
-        uninterrupted = frameworks.trainer_of(configuration, folder)
+        uninterrupted = frameworks.receiver_of(configuration, folder)
         uninterrupted.train()
         check_close(frameworks.outcome(plain), frameworks.outcome(uninterrupted))
-        resumed = frameworks.trainer_of(configuration, folder)
+        resumed = frameworks.receiver_of(configuration, folder)
         resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
         assert uninterrupted.optimizer.optimizer.steps == resumed.optimizer.optimizer.steps == 4
         for mine, theirs in zip(frameworks.outcome(uninterrupted)[1], frameworks.outcome(resumed)[1]):

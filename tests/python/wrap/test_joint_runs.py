@@ -103,7 +103,7 @@ def test_a_load_that_is_stopped_is_undone(tmp_path, monkeypatch):
     training.rounds(model, optimizers, 3)
     expected = training.values(model, optimizers)
     model, optimizers = training.begin()
-    monkeypatch.setattr(optimizers[1]._ballast.partitions.current, "change_shards", lambda *_: 1 / 0)
+    monkeypatch.setattr(optimizers[1]._ballast.current, "change_shards", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ballast.load_checkpoint(tmp_path / "checkpoint", model, optimizers)
     shutil.copytree(tmp_path / "run", tmp_path / "as it was left")

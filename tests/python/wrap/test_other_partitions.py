@@ -45,7 +45,7 @@ def load(model, optimizer):
 @pytest.mark.parametrize("change", [freeze_a_layer, load])
 def test_the_previous_plan_is_freed_when_another_is_made(change):
     model, optimizer = evaluated()
-    before = weakref.ref(optimizer._ballast.partitions.current)
+    before = weakref.ref(optimizer._ballast.current)
     change(model, optimizer)
     model(torch.ones(20)).square().sum().backward()
     assert before() is None

@@ -214,11 +214,11 @@ def free_on_gpu():
 
 def test_closing_leaves_the_hosts_when_something_fails(monkeypatch):
     run = Loop(steps=1).run(stage=2, outer=DiLoCo(every=4))
-    session = run.optimizer._ballast
-    monkeypatch.setattr(session.partitions, "close", lambda **_: 1 / 0)
+    training = run.optimizer._ballast
+    monkeypatch.setattr(training, "_end_partition", lambda together: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        session.close(together=False)
-    assert not session._outer.has_begun
+        training.close(together=False)
+    assert not training.outer.has_begun
 
 
 # --- Checkpoints ---
@@ -313,8 +313,8 @@ def test_saving_keeps_one_fragment_in_memory(monkeypatch):
 
     monkeypatch.setattr(Fragment, "state_values", recorded)
     run = Loop(steps=2).run(stage=0, outer=DiLoCo(every=2, fragments=2))
-    partition = run.optimizer._ballast.partitions.now()
-    held = list(outer_tensors(run.optimizer._ballast.checkpoint, partition, run.optimizer._ballast.names()))
+    partition = run.optimizer._ballast.partition_now()
+    held = list(outer_tensors(run.optimizer._ballast, partition, run.optimizer._ballast.names()))
     held[0].read()
     assert made[0]() is not None
     held[-1].read()

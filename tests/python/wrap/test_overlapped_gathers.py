@@ -6,7 +6,7 @@ import torch
 from ballast import _core
 from ballast.errors import FailureError
 from ballast.torch.parameters.overlapped_gathers import AwaitedParameter, OverlappedGathers
-from ballast.torch.parameters.units import Member, UnitOfMembers, numbered
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, numbered
 from python.wrap.support import overlapping
 from python.wrap.support.keywords import keywords
 from python.wrap.support.ranks import run_ranks
@@ -42,7 +42,7 @@ def begun():
     """Return two modules, in a training in which each is a unit, after a step."""
     core = Waits()
     model = torch.nn.Sequential(Noting("first", core.log), Noting("second", core.log))
-    members = [UnitOfMembers(torch.float32, [Member(each, name, 0)]) for name, each in model.named_parameters()]
+    members = [ParameterUnit(torch.float32, [UnitParameter(each, name, 0)]) for name, each in model.named_parameters()]
     gathers = OverlappedGathers(model, _core.TrainingOptions(), core, numbered(members))
     gathers.begin()
     return model, gathers, core
@@ -84,7 +84,7 @@ def test_each_module_waits_for_its_own_parameters_once_in_a_step():
 def test_a_module_waits_before_the_hooks_that_it_had():
     core, model = Waits(), torch.nn.Linear(2, 2)
     model.register_forward_pre_hook(lambda *_: core.log.append("its hook"))
-    unit = UnitOfMembers(torch.float32, [Member(model.weight, "weight", 0)])
+    unit = ParameterUnit(torch.float32, [UnitParameter(model.weight, "weight", 0)])
     gathers = OverlappedGathers(model, _core.TrainingOptions(), core, [unit])
     gathers.begin()
     model(torch.ones(2))

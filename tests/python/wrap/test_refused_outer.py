@@ -64,7 +64,7 @@ def test_the_limit_of_memory_counts_what_the_table_of_memory_shows(fragments):
         needed.append(bytes_of("device", refused.value.needed))
     run = Loop(steps=1).run(**options)
     tables = run.optimizer.memory().split("outer optimizer, ")[1:]
-    exchanged = 4 * max(fragment.elements for fragment in run.optimizer._ballast._outer.fragments)
+    exchanged = 4 * max(fragment.elements for fragment in run.optimizer._ballast.outer.fragments)
     expected = sum(bytes_of("device", table) for table in tables) + exchanged
     assert needed[1] - needed[0] == pytest.approx(expected, rel=0.005)  # they are shown with four digits
     Loop(steps=1).run(memory=int(1.01 * needed[1]), **options)
@@ -110,7 +110,7 @@ def test_other_shards_than_at_the_beginning_are_refused():
     run = Loop(steps=2).run(stage=2, outer=DiLoCo(every=4))
     run.optimizer.load_state_dict(copied(run.optimizer.state_dict()))
     Loop(steps=3).train(run.model, run.optimizer, 2)
-    [fragment] = run.optimizer._ballast._outer.fragments
+    [fragment] = run.optimizer._ballast.outer.fragments
     key, span = next(iter(fragment.spans.items()))
     fragment.spans[key] = replace(span, first=1)
     run.optimizer.load_state_dict(copied(run.optimizer.state_dict()))

@@ -84,13 +84,13 @@ def deferred():
         return torch.nn.Sequential(torch.nn.Linear(20, 80), torch.nn.Tanh(), torch.nn.Linear(80, 5))
 
 
-class SessionFails(PeerHasFailed):
-    """Ranks have connected, and this one cannot make its session."""
+class TrainingFails(PeerHasFailed):
+    """Ranks have connected, and this one cannot make its training."""
 
     def __init__(self, patch, make):
         super().__init__(patch, make)
         patch.undo()
-        patch.setattr("ballast.torch.training.model_and_optimizer.Wrapped", self.fail)
+        patch.setattr("ballast.torch.training.model_and_optimizer.ModelAndOptimizer", self.fail)
         self.left, leave = [], ProcessGroups.leave
         patch.setattr(ProcessGroups, "leave", lambda ranks: self.left.append(leave(ranks)))
 
@@ -147,7 +147,7 @@ REFUSALS = {
     "groups": lambda folder, patch: GroupsDiffer(),
     "list of modules": lambda folder, patch: ListOfModules(stage=3),
     "peer": lambda folder, patch: PeerHasFailed(patch, mlp),
-    "session": lambda folder, patch: SessionFails(patch, mlp),
+    "training": lambda folder, patch: TrainingFails(patch, mlp),
     "deferred, peer": lambda folder, patch: PeerHasFailed(patch, deferred),
 }
 
@@ -194,7 +194,7 @@ def test_a_refused_wrap_leaves_nothing(kind, at_exit, tmp_path, patch):
     refusal = REFUSALS[kind](tmp_path, patch)
     model, optimizer = refusal.model, refusal.optimizer
     before, called = looks(model, optimizer), {**at_exit}
-    with pytest.raises(ballast.Error, match=SAID.get(kind)) as refused:  # its traceback holds the session
+    with pytest.raises(ballast.Error, match=SAID.get(kind)) as refused:  # its traceback holds the training
         ballast.wrap(optimizer, refusal.given, **keywords(**refusal.options))
     assert (looks(model, optimizer), at_exit) == (before, called)
     refusal.mend()

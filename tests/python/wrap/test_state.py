@@ -244,11 +244,11 @@ def test_values_that_the_user_puts_into_the_state_count(change, kind, options, t
 
 def test_state_that_moves_to_another_device_or_is_extended_changes_no_partition():
     run = Loop(steps=1).run(stage=2)
-    partition = run.optimizer._ballast.partitions.current
+    partition = run.optimizer._ballast.current
     for values in run.optimizer.state.values():
         values.update({name: value.to("meta") for name, value in values.items()}, noted=torch.ones(3))
     run = Loop(steps=3).train(run.model, run.optimizer, 1)
-    assert run.optimizer._ballast.partitions.current is partition
+    assert run.optimizer._ballast.current is partition
     assert run.losses == Loop(steps=3).run(stage=2).losses[1:]
 
 

@@ -52,7 +52,7 @@ def test_in_stage_3_a_call_is_refused_while_another_thread_is_in_one():
 
 def test_the_library_refuses_calls_of_two_threads():
     def refused():
-        core = ours.optimizer._ballast.partitions.current._core
+        core = ours.optimizer._ballast.current.core
         for call in (core.release, core.finish, lambda: core.acquire_gradients(0)):
             with pytest.raises(ballast.UsageError, match="B1007 cannot use the training: another thread is in a call of it"):
                 call()

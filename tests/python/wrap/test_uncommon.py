@@ -272,7 +272,7 @@ def test_an_unreachable_optimizer_does_not_block_the_next_one(stage):
     model = mlp()
     first = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
     model(torch.ones(20)).sum().backward()
-    training = weakref.ref(first._ballast.partitions.current)
+    training = weakref.ref(first._ballast.current)
     first.cycle = first
     del first
     second = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)

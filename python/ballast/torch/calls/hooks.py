@@ -25,8 +25,8 @@ from ballast.torch.module_hook import ModuleHook
 from ballast.torch.parameters.units import require_known
 
 
-class Trainer(Protocol):
-    """The session that trains a parameter, as hooks see it."""
+class CallReceiver(Protocol):
+    """The training of an optimizer, as hooks see it."""
 
     @property
     def group(self) -> Group: ...
@@ -35,31 +35,28 @@ class Trainer(Protocol):
     def arrived(self, parameter: torch.nn.Parameter) -> None: ...
     def before_forward(self, module: torch.nn.Module) -> None: ...
     def before_compiled_forward(self, module: torch.nn.Module) -> None: ...
-    def before_module(self, module: torch.nn.Module) -> None: ...
+    def on_module_call(self, module: torch.nn.Module) -> None: ...
     def partition_now(self) -> object: ...
     def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
     def close(self, *, together: bool) -> None: ...
 
 
-SessionReference = weakref.ref[Trainer]
-
-
 class OnGradient:
-    """Tells the session that a gradient has come. trainer_of() finds the session of a parameter through it."""
+    """Tells the training that a gradient has come. receiver_of() finds the training of a parameter through it."""
 
-    def __init__(self, session: SessionReference):
-        self.session = session
+    def __init__(self, training: weakref.ref[CallReceiver]):
+        self.training = training
 
     def __call__(self, parameter: torch.nn.Parameter) -> None:
-        live = self.session()
+        live = self.training()
         if live is not None:
             live.arrived(parameter)
 
 
-def trainer_of(parameter: torch.Tensor) -> Trainer | None:
-    """Return the session that trains the parameter, if there is one."""
+def receiver_of(parameter: torch.Tensor) -> CallReceiver | None:
+    """Return the training of the parameter, if there is one."""
     hooks = gradient_hooks_of(parameter)
-    return next((hook.session() for hook in hooks.values() if isinstance(hook, OnGradient)), None)
+    return next((hook.training() for hook in hooks.values() if isinstance(hook, OnGradient)), None)
 
 
 def late_hook_of(parameter: torch.Tensor) -> str:
@@ -73,18 +70,6 @@ def late_hook_of(parameter: torch.Tensor) -> str:
 def refuse_late_hook(what: str, name: str) -> NoReturn:
     needed = "a register_hook(), which gets the gradient itself, or the same hook registered before ballast.wrap()"
     fail("unsupported", _core.Problem(what=what, where=f"parameter {name}", needed=needed))
-
-
-def at_exit(session: SessionReference) -> Callable[[], None]:
-    """Close the session at exit, while Python is still complete: destructors that use torch later fail."""
-    return atexit.register(partial(_close_alone, session))
-
-
-def _close_alone(session: SessionReference) -> None:
-    live = session()
-    if live is not None:
-        begin_exit()
-        live.close(together=False)
 
 
 class DataParallelHook(ModuleHook):
@@ -124,74 +109,21 @@ class UnsyncedDataParallel:
         self._unsynced.clear()
 
 
-class ForwardHooks:
-    """Hooks the model, and in stage 3 its modules with parameters of their own, until these are partitioned: a user may
-    call methods of the model instead of the model."""
-
-    def __init__(self, model: torch.nn.Module | None, session: SessionReference):
-        self._session = session
-        self._of_model = before_forward(session)
-        self._unsynced = None if model is None else UnsyncedDataParallel(model)
-        self._hooks: list[Any] = [] if model is None else [self._unsynced, model.register_forward_pre_hook(self._of_model)]
-        self._of_modules: list[Any] = []
-
-    @property
-    def has_data_parallel(self) -> bool:
-        return self._unsynced is not None and self._unsynced.has_any
-
-    def leave_graphs_whole(self) -> None:
-        """Do nothing in calls of a compiled model, from now on: torch has its parameters, and the first gradient begins a
-        step."""
-        self._of_model.cuts_graphs = False
-
-    def before_module(self, module: torch.nn.Module) -> None:
-        live = self._session()
-        if live is not None:
-            live.before_module(module)
-
-    def watch_modules(self, model: torch.nn.Module) -> None:
-        hook = ModuleHook(self.before_module)
-        self._of_modules = [
-            module.register_forward_pre_hook(hook)
-            for module in model.modules()
-            if module is not model and any(True for _ in module.parameters(recurse=False))
-        ]
-
-    def remove_from_modules(self) -> None:
-        """Remove the hooks of the modules, and keep those of the model."""
-        for hook in self._of_modules:
-            hook.remove()
-        self._of_modules = []
-
-    def remove(self) -> None:
-        self.remove_from_modules()
-        for hook in self._hooks:
-            hook.remove()
-
-
-def before_forward(session: SessionReference) -> ModuleHook:
-    def called(model: torch.nn.Module) -> None:
-        live = session()
-        if live is not None:
-            live.before_forward(model)
-
-    def called_compiled(model: torch.nn.Module) -> None:
-        live = session()
-        if live is not None:
-            live.before_compiled_forward(model)
-
-    return ModuleHook(called, in_compiled=called_compiled)
-
-
-class SessionHooks:
+class TrainingHooks:
     """Registers the hook at exit at once, and the others when they are needed. remove() removes all of them."""
 
-    def __init__(self, session: SessionReference):
-        self._session = session
-        self._tell = OnGradient(session)
+    def __init__(self, training: weakref.ref[CallReceiver]):
+        self._training = training
+        self._tell = OnGradient(training)
         self._on_gradient: dict[int, Any] = {}  # by id of the parameter
-        self._calls: ForwardHooks | None = None
-        self._at_exit = at_exit(session)
+        self._on_model: ModuleHook | None = None  # while calls are watched
+        self._unsynced: UnsyncedDataParallel | None = None
+        self._of_model: list[Any] = []
+        self._of_modules: list[Any] = []
+        # While Python is still complete: destructors that use torch later fail.
+        self._at_exit = atexit.register(partial(_close_alone, training))
+
+    # --- Gradients ---
 
     def watch(self, parameters: Iterable[torch.nn.Parameter], read_names: Callable[[], Mapping[int, str]]) -> None:
         """Hook these parameters, so that each reports when its gradient has come."""
@@ -202,41 +134,70 @@ class SessionHooks:
                 require_known(parameter, names[id(parameter)])
                 self._on_gradient[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._tell)
 
+    # --- Calls ---
+
     def watch_calls(self, model: torch.nn.Module | None, *, of_modules: bool) -> None:
-        """Hook calls of the model, or of its modules too."""
-        self._calls = ForwardHooks(model, self._session)
-        if model is not None and of_modules:
-            self._calls.watch_modules(model)
+        """Hook calls of the model, and in stage 3 of its modules with parameters of their own, until these are partitioned: a
+        user may call methods of the model instead of the model."""
+        self._on_model = ModuleHook(self._before_forward, in_compiled=self._before_compiled_forward)
+        if model is not None:
+            self._unsynced = UnsyncedDataParallel(model)
+            self._of_model = [self._unsynced, model.register_forward_pre_hook(self._on_model)]
+            if of_modules:
+                self.watch_modules(model)
 
     def watch_modules(self, model: torch.nn.Module) -> None:
-        """Hook the modules inside the model again."""
-        if self._calls is not None:
-            self._calls.watch_modules(model)
+        hook = ModuleHook(self.on_module_call)
+        self._of_modules = [
+            module.register_forward_pre_hook(hook)
+            for module in model.modules()
+            if module is not model and any(True for _ in module.parameters(recurse=False))
+        ]
+
+    def _before_forward(self, model: torch.nn.Module) -> None:
+        live = self._training()
+        if live is not None:
+            live.before_forward(model)
+
+    def _before_compiled_forward(self, model: torch.nn.Module) -> None:
+        live = self._training()
+        if live is not None:
+            live.before_compiled_forward(model)
+
+    def on_module_call(self, module: torch.nn.Module) -> None:
+        """Tell the training that a module inside the model is called, as long as calls are watched."""
+        live = self._training()
+        if live is not None and self._on_model is not None:
+            live.on_module_call(module)
 
     @property
     def has_data_parallel(self) -> bool:
         """Whether DistributedDataParallel around the model was kept from reducing gradients."""
-        return self._calls is not None and self._calls.has_data_parallel
+        return self._unsynced is not None and self._unsynced.has_any
 
     def leave_graphs_whole(self) -> None:
-        """Do nothing in calls of a compiled model, from now on."""
-        if self._calls is not None:
-            self._calls.leave_graphs_whole()
+        """Do nothing in calls of a compiled model, from now on: torch has its parameters, and the first gradient begins a
+        step."""
+        if self._on_model is not None:
+            self._on_model.cuts_graphs = False
 
     def remove_from_modules(self) -> None:
-        """Remove the hooks of modules inside the model."""
-        if self._calls is not None:
-            self._calls.remove_from_modules()
-
-    def before_module(self, module: torch.nn.Module) -> None:
-        """Tell the session that a module inside the model is called."""
-        if self._calls is not None:
-            self._calls.before_module(module)
+        """Remove the hooks of the modules, and keep those of the model."""
+        while self._of_modules:
+            self._of_modules.pop().remove()
 
     def remove(self) -> None:
         atexit.unregister(self._at_exit)
         while self._on_gradient:
             self._on_gradient.popitem()[1].remove()
-        if self._calls is not None:
-            self._calls.remove()
-            self._calls = None
+        self.remove_from_modules()
+        while self._of_model:
+            self._of_model.pop().remove()
+        self._on_model = self._unsynced = None
+
+
+def _close_alone(training: weakref.ref[CallReceiver]) -> None:
+    live = training()
+    if live is not None:
+        begin_exit()
+        live.close(together=False)

@@ -26,9 +26,11 @@ from ballast._torch_compat import (
 )
 from ballast.torch.calls.one_thread import refuse_other_thread
 from ballast.torch.module_hook import ModuleHook
+from ballast.torch.parameters.managed_parameter import Lifecycle
 from ballast.torch.parameters.unit_gather import Place, UnitGather
-from ballast.torch.parameters.units import Member
+from ballast.torch.parameters.units import UnitParameter
 
+_OPEN = Lifecycle.OPEN  # each call of a module needs it, so nothing looks it up
 _KEYS = "ballast_keys"  # an attribute of a function that packs: the gatherers whose parameters it and its outer hooks know
 
 
@@ -67,9 +69,9 @@ class SavedTensors:
             calls = of_threads.have_pushed
             if not calls:
                 self._begin_in_thread()
-            if gather.before_use is not None:
-                gather.before_use(module)
-            if gather.is_over:  # since this call began: torch still calls the hooks that existed then
+            if gather.on_call_between_steps is not None:
+                gather.on_call_between_steps(module)
+            if gather.lifecycle is not _OPEN:  # since this call began: torch still calls the hooks that existed then
                 return
             if not calls:
                 gather.casts.are_evaluated = not torch.is_grad_enabled()
@@ -205,7 +207,7 @@ class CastPlace(NamedTuple):
     updates: int  # that the gatherer had counted
 
 
-def place_in_cast(tensor: torch.Tensor, members: Mapping[int, Member], key: object, updates: int) -> CastPlace | None:
+def place_in_cast(tensor: torch.Tensor, members: Mapping[int, UnitParameter], key: object, updates: int) -> CastPlace | None:
     """Return the place of a tensor that is a cast of one of these parameters (by id), or a view of such a cast; None if it
     is not known to be one. `key` is that of the parameters' gatherer, which has counted this many `updates`.
 
@@ -280,7 +282,7 @@ class CompiledBlocks:
     """The compiled modules inside a model with parameters of one unit. Others keep their hooks, which cut graphs. `members` are
     those of one optimizer."""
 
-    def __init__(self, model: torch.nn.Module, members: Mapping[int, Member]):
+    def __init__(self, model: torch.nn.Module, members: Mapping[int, UnitParameter]):
         self._blocks: dict[torch.nn.Module, tuple[torch.nn.Module, int]] = {}  # by the module that is called: inside, and unit
         for inside, called in compiled_modules(model):
             units = {members[id(each)].unit for each in inside.parameters() if id(each) in members}

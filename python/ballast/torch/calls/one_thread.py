@@ -1,4 +1,4 @@
-"""Refuse calls of another thread while one runs. A call of a session is several calls of the library, which all ranks make in
+"""Refuse calls of another thread while one runs. A call of a training is several calls of the library, which all ranks make in
 the same order."""
 
 from __future__ import annotations

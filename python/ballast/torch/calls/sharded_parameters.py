@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,108 +18,13 @@ from ballast.connecting import Group
 from ballast.torch.calls.module_calls import CompiledBlocks, EndOfCall, SavedTensors
 from ballast.torch.memory import tensor_at
 from ballast.torch.module_hook import ModuleHook
+from ballast.torch.parameters.managed_parameter import Lifecycle
+from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.placeholder import kind_of, plain, require_no_cast
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.parameters.unit_gather import UnitGather
-from ballast.torch.parameters.units import Member, UnitOfMembers
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter
 from ballast.torch.parameters.writes import LOST_WRITE, Slots, Snapshot, agree_on_writes, refuse_lost_writes
-
-
-class GatherBlocks:
-    """Opens the blocks. All ranks enter and leave a block together."""
-
-    def __init__(
-        self,
-        model: weakref.ref[torch.nn.Module],
-        group: Group,
-        core: _core.Training,
-        gather: UnitGather,
-        saved: SavedTensors,
-    ):
-        self._model = model
-        self._group = group
-        self._core = core
-        self._gather = gather
-        self._saved = saved
-
-    @contextmanager
-    def gathered(self, parameters: Sequence[torch.nn.Parameter], keeps_writes: bool) -> Iterator[None]:
-        gather = self._gather
-        slots = Slots(self._model(), parameters)
-        units = sorted({gather.member_of(parameter).unit for parameter in parameters} - gather.full)
-        copies = gather.copies_of(units)
-        gather.release_unit()
-        gather.hold(units, copies)
-        snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
-        has_failed = False
-        try:
-            with self._saved.watching():
-                yield
-        except BaseException:
-            has_failed = True
-            raise
-        finally:
-            try:
-                if keeps_writes and self._agree_to_keep(has_failed):
-                    with gather.in_stream():  # a program may leave the block in another stream
-                        self._keep_writes(snapshots, slots)
-            finally:
-                gather.let_go(units, copies)
-
-    def _agree_to_keep(self, has_failed: bool) -> bool:
-        """Return whether the block has ended in the same way on all ranks. Raise where it failed on other ranks only."""
-        failed = failed_ranks(self._group, has_failed)
-        if len(failed) in (0, self._group.size):
-            return True
-        if not has_failed:
-            what = "cannot keep writes of a block of ballast.gather(): the block failed on other ranks"
-            fail("peer_failed", _core.Problem(what=what, where=f"rank {', '.join(map(str, failed))}"))
-        return False
-
-    def _keep_writes(self, snapshots: Mapping[Member, Snapshot], slots: Slots) -> None:
-        mine = [member for member, snapshot in snapshots.items() if snapshot.differs(member.parameter)]
-        before = {member: snapshot.values for member, snapshot in snapshots.items()}
-        written = agree_on_writes(self._group, before, mine, slots.require_unchanged)
-        if not written:
-            return
-        gather = self._gather
-        kept = {(member.unit, member.tensor): plain(member.parameter).to("cpu").contiguous().view(-1) for member in written}
-
-        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
-            values = kept.get((unit, tensor))
-            if values is not None:
-                first, count = gather.units[unit].members[tensor].of_parameter(first, count)
-                tensor_at(into, count, values.dtype).copy_(values[first : first + count])
-            return values is not None
-
-        gather.count_writes(gather.counted_writes())
-        self._core.write_parameters(fill)
-
-    def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
-        """Read files into the shards, and into the copies of a block. All ranks call it together."""
-        self._gather.release_unit()
-        stored, written = {}, []
-        for parameter, each in values.items():
-            member = self._gather.member_of(parameter)
-            if member.unit in self._gather.full:
-                parameter.detach().copy_(each.read_all())
-            else:
-                stored[member.unit, member.tensor] = each
-                written.append(member)
-        self._gather.count_writes(written)
-
-        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
-            found = stored.get((unit, tensor))
-            if found is not None:
-                found.read(*self._gather.units[unit].members[tensor].of_parameter(first, count), into)
-            return found is not None
-
-        self._core.write_parameters(fill)
-
-    def end(self) -> None:
-        """Drop the reference to the training, so that its memory can be freed."""
-        del self._core
-
 
 log = logging.getLogger("ballast")
 
@@ -131,11 +36,9 @@ def is_small(parameter: torch.Tensor) -> bool:
         return bool(parameter.nbytes <= MOST_COPIED)
 
 
-class ParamGather:
+class ShardedParameters(ParameterMemory):
     """The owner of sharded parameters. Modules open a unit before they run; operations outside of modules, and blocks
-    of gather(), open what they use."""
-
-    sees_writes = False  # they are kept when a block of gather() ends
+    of gather(), open what they use. Writes are kept when a block of gather() ends."""
 
     def __init__(
         self,
@@ -143,16 +46,16 @@ class ParamGather:
         group: Group,
         options: _core.TrainingOptions,
         core: _core.Training,
-        units: Sequence[UnitOfMembers],
+        units: Sequence[ParameterUnit],
     ):
         self.group = group
+        self._core = core
         self._model = weakref.ref(model)
         self._gather = UnitGather(core, units, options, warns=group.rank == 0)
         loose = self._loose_members(model)
         self._gather.copy_where_open(member for member in loose if is_small(member.parameter))
         self._saved = SavedTensors(self._gather, {member.unit for member in loose})
         self._compiled = CompiledBlocks(model, self._gather.members)
-        self._blocks = GatherBlocks(self._model, group, core, self._gather, self._saved)
         self._hooks = [hook for module in model.modules() if self._is_watched(module) for hook in self._watch(module)]
         self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
         self._gather.take(self)
@@ -161,8 +64,8 @@ class ParamGather:
     # --- As the owner of parameters ---
 
     @property
-    def is_gone(self) -> bool:
-        return self._gather.is_gone
+    def lifecycle(self) -> Lifecycle:
+        return self._gather.lifecycle
 
     def begin(self) -> None:
         """Do nothing: training has begun."""
@@ -173,8 +76,8 @@ class ParamGather:
     ) -> Iterator[None]:
         """Gather parameters that one operation uses, outside the calls of their modules. Those of all units but the
         last are copies inside the block. All of them are copies if they are `copied`, because the result is a view, and other
-        units may be opened before it is used; but only small ones. And in a recomputation outside of calls, where autograd
-        saves them without the hooks of this training, or before other units are opened."""
+        units may be opened before it is used; but only small ones. A recomputation outside of calls gets copies too: autograd
+        saves its parameters without the hooks of this training, or before other units are opened."""
         members = [self._gather.member_of(parameter) for parameter in parameters]
         self._gather.require_there(members[0])
         recomputes = not self._saved.is_in_call and is_recomputing()
@@ -212,13 +115,83 @@ class ParamGather:
         if written:
             refuse_lost_writes(written)
 
-    def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> AbstractContextManager[None]:
-        """Hold these parameters full inside the block, and keep writes to them. All ranks call it together."""
-        return self._blocks.gathered(parameters, keeps_writes)
+    # --- Blocks of gather() ---
+
+    @contextmanager
+    def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> Iterator[None]:
+        """Hold copies of these parameters full inside the block, and keep writes to them. All ranks enter and leave it
+        together."""
+        gather = self._gather
+        slots = Slots(self._model(), parameters)
+        units = sorted({gather.member_of(parameter).unit for parameter in parameters} - gather.full)
+        copies = gather.copies_of(units)
+        gather.release_unit()
+        gather.hold(units, copies)
+        snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
+        has_failed = False
+        try:
+            with self._saved.watching():
+                yield
+        except BaseException:
+            has_failed = True
+            raise
+        finally:
+            try:
+                if keeps_writes and self._agree_to_keep(has_failed):
+                    with gather.in_stream():  # a program may leave the block in another stream
+                        self._keep_writes(snapshots, slots)
+            finally:
+                gather.let_go(units, copies)
+
+    def _agree_to_keep(self, has_failed: bool) -> bool:
+        """Return whether the block has ended in the same way on all ranks. Raise where it failed on other ranks only."""
+        failed = failed_ranks(self.group, has_failed)
+        if len(failed) in (0, self.group.size):
+            return True
+        if not has_failed:
+            what = "cannot keep writes of a block of ballast.gather(): the block failed on other ranks"
+            fail("peer_failed", _core.Problem(what=what, where=f"rank {', '.join(map(str, failed))}"))
+        return False
+
+    def _keep_writes(self, snapshots: Mapping[UnitParameter, Snapshot], slots: Slots) -> None:
+        mine = [member for member, snapshot in snapshots.items() if snapshot.differs(member.parameter)]
+        before = {member: snapshot.values for member, snapshot in snapshots.items()}
+        written = agree_on_writes(self.group, before, mine, slots.require_unchanged)
+        if not written:
+            return
+        gather = self._gather
+        kept = {(member.unit, member.tensor): plain(member.parameter).to("cpu").contiguous().view(-1) for member in written}
+
+        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
+            values = kept.get((unit, tensor))
+            if values is not None:
+                first, count = gather.units[unit].members[tensor].of_parameter(first, count)
+                tensor_at(into, count, values.dtype).copy_(values[first : first + count])
+            return values is not None
+
+        gather.count_writes(gather.counted_writes())
+        self._core.write_parameters(fill)
 
     def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
-        """Take values from files. All ranks do this together."""
-        self._blocks.write(values)
+        """Read files into the shards, and into the copies of a block. All ranks call it together."""
+        self._gather.release_unit()
+        stored, written = {}, []
+        for parameter, each in values.items():
+            member = self._gather.member_of(parameter)
+            if member.unit in self._gather.full:
+                parameter.detach().copy_(each.read_all())
+            else:
+                stored[member.unit, member.tensor] = each
+                written.append(member)
+        self._gather.count_writes(written)
+
+        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
+            found = stored.get((unit, tensor))
+            if found is not None:
+                found.read(*self._gather.units[unit].members[tensor].of_parameter(first, count), into)
+            return found is not None
+
+        self._core.write_parameters(fill)
 
     # --- Modules ---
 
@@ -228,11 +201,11 @@ class ParamGather:
         own = next((each for each in module.parameters(recurse=False) if id(each) in members), None)
         return None if own is None else self._gather.member_of(own).unit
 
-    def _loose_members(self, model: torch.nn.Module) -> set[Member]:
+    def _loose_members(self, model: torch.nn.Module) -> set[UnitParameter]:
         """Return parameters that a module has apart from those of modules in it. Between two uses of them, or of views of them,
         its forward may call those modules. If a method of the module is checkpointed, the recomputation uses them between
         calls of other units, and outside of the module's own call."""
-        found: set[Member] = set()
+        found: set[UnitParameter] = set()
         for module in model.modules():
             own, inside = (
                 {self._gather.member_of(each) for each in module.parameters(recurse) if id(each) in self._gather.members}
@@ -247,30 +220,25 @@ class ParamGather:
         begin.cuts_graphs = end.cuts_graphs = not self._compiled.has(module)
         return [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
 
-    def enter(self, module: torch.nn.Module) -> None:
+    def on_module_call(self, module: torch.nn.Module) -> None:
         if self._is_watched(module):
             self._saved.beginning_with(self._unit_of(module))(module)
 
     def _is_watched(self, module: torch.nn.Module) -> bool:
         return module is self._model() or self._unit_of(module) is not None
 
-    # --- As the residence of a partition ---
+    # --- As the memory of a partition ---
 
     def release_unit(self) -> None:
         self._gather.release_unit()
 
-    def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
-        """Call `tell` before a module uses its parameters, from now on."""
-        self._gather.before_use = tell
+    def tell_of_calls(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
+        self._gather.on_call_between_steps = tell
 
     def watch_gathers(
         self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]]
     ) -> None:
-        """Call the one before another unit is gathered, and the other after a call of a module, from now on."""
         self._gather.before_gather, self._gather.after_call = before, after_call
-
-    def finish(self) -> None:
-        """Do nothing: parameters are waited for where they are gathered."""
 
     def after_step(self, *, updated: bool) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
@@ -281,22 +249,6 @@ class ParamGather:
     def after_load(self) -> None:
         self._gather.count_writes(self._gather.members.values())
 
-    def writes(self) -> dict[Member, torch.Tensor]:
-        """Return nothing: writes are kept when a block of gather() ends."""
-        return {}
-
-    def require_acceptable_writes(self) -> None:
-        """Do nothing: there are no other writes."""
-
-    def accept_writes(self) -> None:
-        """Do nothing: there are no other writes."""
-
-    def require_not_cast(self) -> None:
-        """Do nothing: a sharded parameter cannot be cast."""
-
-    def undo_casts(self) -> None:
-        """Do nothing: parameters inside gather() are copies."""
-
     def require_offloadable(self, parameters: bool) -> None:
         if not parameters:
             refuse(
@@ -305,7 +257,6 @@ class ParamGather:
             )
 
     def require_not_gathered(self, what: str) -> None:
-        """Refuse an operation inside a block of gather()."""
         if self._gather.full:
             refuse_order(
                 f"{what}: parameters are gathered",
@@ -328,8 +279,8 @@ class ParamGather:
         if together and gathers and not self._gather.are_collected():
             self._gather.release_values()
         self._saved.end_all_calls()
-        self._gather.end(is_gone=not together)
-        self._blocks.end()
+        self._gather.end(Lifecycle.CLOSED if together else Lifecycle.LOST)
+        del self._core  # so that its memory can be freed
 
 
 def keep_packing(model: torch.nn.Module, *, warns: bool) -> None:

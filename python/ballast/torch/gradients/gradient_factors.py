@@ -15,7 +15,7 @@ from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.torch.collectives import least_and_most, numbers_of_all_ranks
 from ballast.torch.gpu import tensor_on
-from ballast.torch.parameters.units import Member
+from ballast.torch.parameters.units import UnitParameter
 
 Kind = tuple[torch.device, torch.dtype, float]  # the last one is the order
 
@@ -64,7 +64,7 @@ LEAST = 1e-290  # The library divides by the factor. Its product with gradients,
 class GradientFactors:
     """The factors of one step. The library multiplies all gradients by one factor, others are scaled where they are summed."""
 
-    def __init__(self, group: Group, members: Sequence[Member]):
+    def __init__(self, group: Group, members: Sequence[UnitParameter]):
         self._group = group
         self._members = members
         self._by_member: dict[int, float] = {}

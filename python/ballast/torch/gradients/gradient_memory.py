@@ -14,20 +14,21 @@ from ballast.torch.collectives import numbers_of_all_ranks
 from ballast.torch.gpu import wait_for_current_streams
 from ballast.torch.gradients.taken_gradients import TakenGradient
 from ballast.torch.memory import tensor_of, views_in
-from ballast.torch.parameters.units import TORCH_DTYPES, Member, UnitOfMembers
+from ballast.torch.parameters.units import TORCH_DTYPES, ParameterUnit, UnitParameter
 
 
 class GradientCopies:
     """Copies a unit's gradients together. Keeps the views of the library's memory, which is the same in each step."""
 
-    def __init__(self, units: Sequence[UnitOfMembers], begins: Sequence[list[int]]):
+    def __init__(self, units: Sequence[ParameterUnit], begins: Sequence[list[int]]):
         self._units = units
+        self._trained = [unit.trained for unit in units]
         self._begins = begins  # of tensors, by unit
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # by unit and address
 
     def copy(self, unit: int, memory: _core.Memory) -> None:
         """Copy the gradients of a unit that have arrived, and drop torch's copies of them."""
-        key, trained = (unit, memory.address), self._units[unit].trained
+        key, trained = (unit, memory.address), self._trained[unit]
         if key not in self._views:
             self._views[key] = views_in(memory, self._units[unit], self._begins[unit], trained)
         into, gradients = [], []
@@ -66,7 +67,7 @@ class GradientShards:
     """Reads and changes the gradients of the backward passes so far, where they are summed over all ranks. All ranks make the
     same calls together."""
 
-    def __init__(self, core: _core.Training, sharing: Group | None, ranks: int, members: Sequence[Member]):
+    def __init__(self, core: _core.Training, sharing: Group | None, ranks: int, members: Sequence[UnitParameter]):
         self._core, self._sharing, self._ranks = core, sharing, ranks  # of which `sharing` have a shard each
         self._numbers = {(member.unit, member.tensor): number for number, member in enumerate(members)}
 

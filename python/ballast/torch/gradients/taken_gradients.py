@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice
 from sys import getrefcount
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
@@ -32,31 +32,16 @@ from ballast.connecting import Group
 from ballast.torch.calls.hooks import late_hook_of, refuse_late_hook
 from ballast.torch.gradients.gradient_factors import FactorReader, GradientFactors, NormTensors, refuse_different
 from ballast.torch.parameters.placeholder import refuse_cast
-from ballast.torch.parameters.units import Member
+from ballast.torch.parameters.units import UnitParameter
 
 aten = torch.ops.aten
-
-
-class Taker(Protocol):
-    """Has taken gradients, and answers questions about them."""
-
-    def name_of(self, member: int) -> str: ...
-    def late_hook_of(self, member: int) -> str: ...
-    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype, order: float) -> torch.Tensor: ...
-    def clamp(self, members: Sequence[int], least: float, most: float) -> None: ...
-    def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False, unscales: bool = False) -> None: ...
-    def all_finite(self) -> bool: ...
-    def require_unscaled(self, member: int) -> None: ...
-    def take_again(self, gradient: TakenGradient) -> None: ...
-    def drop(self, member: int) -> None: ...
-    def undo_casts(self) -> None: ...
 
 
 class TakenGradient(torch.Tensor):
     """Answers norms, clipping and gradient scalers from the sums over all ranks. Autograd adds gradients of later
     passes to it, which wait in `next`."""
 
-    taker: Taker
+    taker: TakenGradients
     member: int
     fresh: torch.Tensor | None  # the gradient, until its unit is taken
     next: torch.Tensor | None  # the gradient of the pass that begins now
@@ -64,17 +49,18 @@ class TakenGradient(torch.Tensor):
     last_norm: float | None  # of a spent gradient, if the step knew it
 
     @staticmethod
-    def __new__(cls, parameter: torch.Tensor, taker: Taker, member: int, fresh: torch.Tensor | None = None) -> TakenGradient:
+    def __new__(
+        cls, parameter: torch.Tensor, taker: TakenGradients, member: int, fresh: torch.Tensor | None = None
+    ) -> TakenGradient:
         made: Any = make_wrapper_tensor(cls, parameter.shape, dtype=parameter.dtype, device=parameter.device)
         gradient: TakenGradient = made
         gradient.taker = taker
         gradient.member = member
-        gradient.fresh = fresh
-        gradient.next = None
+        gradient.fresh = gradient.next = None
         gradient.spent, gradient.last_norm = False, None
         return gradient
 
-    def __init__(self, parameter: torch.Tensor, taker: Taker, member: int, fresh: torch.Tensor | None = None):
+    def __init__(self, parameter: torch.Tensor, taker: TakenGradients, member: int):
         pass
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -235,7 +221,7 @@ def _clamp_each(gradients: Sequence[torch.Tensor], least: Any, most: Any) -> Non
     """Clamp gradients where they are summed. A spent one has nothing but a norm, which is forgotten."""
     if isinstance(least, torch.Tensor) or isinstance(most, torch.Tensor):
         refuse_to_compute("bounds that are tensors", gradients)
-    members: dict[Taker, list[int]] = {}
+    members: dict[TakenGradients, list[int]] = {}
     for gradient in gradients:
         if not isinstance(gradient, TakenGradient):
             gradient.clamp_(least, most)
@@ -305,12 +291,12 @@ Bounds = dict[int, tuple[float, float]]  # by member
 
 
 class TakenGradients:
-    """Replaces gradients by objects without memory, and answers what torch asks of these (see Taker)."""
+    """Replaces gradients by objects without memory, and answers what torch asks of these."""
 
     def __init__(
         self,
         group: Group,
-        members: Sequence[Member],
+        members: Sequence[UnitParameter],
         read_norms: Callable[[float], Norms],
         clamp: Callable[[Bounds], None],
         undo_casts: Callable[[], None],
@@ -533,7 +519,7 @@ class TakenGradients:
 
     # --- Gradients of different parameters on different ranks ---
 
-    def in_words(self) -> list[int]:
+    def digests(self) -> list[int]:
         """Return words for compare_ranks() of all ranks."""
         taken, used = self._digest(self.taken), self._used()
         return [taken, int(self._are_summed), taken if used is self.taken else self._digest(used)]

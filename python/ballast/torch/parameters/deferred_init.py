@@ -279,6 +279,12 @@ _IS_META = torch.Tensor.is_meta.__get__
 _DIFFERENTIATE = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
+def _follow_function(
+    _: type, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    return followed(func, args, kwargs or {})
+
+
 class DeferredTensor(torch.Tensor):
     """A deferred tensor after the block of `ballast.deferred()`. A change of its class makes a tensor one."""
 
@@ -295,11 +301,7 @@ class DeferredTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return values_of(self).__reduce_ex__(protocol)
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return followed(func, args, kwargs or {})
+    __torch_function__: Any = classmethod(_follow_function)
 
 
 class DeferredParameter(torch.nn.Parameter):
@@ -321,11 +323,7 @@ class DeferredParameter(torch.nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return torch.nn.Parameter(values_of(self), self.requires_grad).__reduce_ex__(protocol)
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return followed(func, args, kwargs or {})
+    __torch_function__: Any = classmethod(_follow_function)
 
 
 _FOLLOWING: dict[type[torch.Tensor], type[torch.Tensor]] = {

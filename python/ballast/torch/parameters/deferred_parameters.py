@@ -25,6 +25,7 @@ from ballast.torch.parameters.deferred_init import (
     values_of,
 )
 from ballast.torch.parameters.managed_parameter import (
+    Lifecycle,
     ManagedParameter,
     ParameterOwner,
     ParameterState,
@@ -33,7 +34,7 @@ from ballast.torch.parameters.managed_parameter import (
     managed,
     owner_of,
 )
-from ballast.torch.parameters.placeholder import CASTS, Ungathered, nothing_like, plain, require_no_cast
+from ballast.torch.parameters.placeholder import CASTS, Placeholder, nothing_like, plain, require_no_cast
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.tensor_names import named_buffers, named_parameters
 
@@ -44,7 +45,7 @@ class TrainingStarter(Protocol):
     @property
     def group(self) -> Group: ...
     @property
-    def is_closed(self) -> bool: ...
+    def lifecycle(self) -> Lifecycle: ...
     def names(self) -> dict[int, str]: ...
     def partition(self) -> object: ...
 
@@ -70,7 +71,7 @@ class DeferredParameters:
 
     def _live(self) -> TrainingStarter:
         starter = self._starter()
-        if starter is None or starter.is_closed:
+        if starter is None or starter.lifecycle is Lifecycle.CLOSED:
             refuse(
                 "cannot use a parameter: it has no values yet, and its optimizer is gone or closed",
                 needed="ballast.wrap() of another optimizer of the model",
@@ -82,9 +83,9 @@ class DeferredParameters:
         return self._live().group
 
     @property
-    def is_gone(self) -> bool:
+    def lifecycle(self) -> Lifecycle:
         starter = self._starter()
-        return starter is None or starter.is_closed
+        return Lifecycle.CLOSED if starter is None else starter.lifecycle
 
     def using(
         self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False, copied: bool = False
@@ -119,7 +120,7 @@ def begin_with_file(parameter: torch.nn.Parameter, stored: StoredTensor) -> None
         found.begin_with(Recorded(values))
 
 
-class OwnedDeferred(Ungathered):
+class OwnedDeferred(Placeholder):
     """A deferred parameter of a training that has not begun: casts and moves of it are recorded, and its other uses refused."""
 
     @classmethod
@@ -189,14 +190,22 @@ def expect(parameters: Iterable[torch.nn.Parameter]) -> None:
             found.expect()
 
 
-def expect_buffers(model: torch.nn.Module) -> None:
-    """Give memory to buffers without values, which a checkpoint fills. Each rank has all buffers, unsharded."""
-    made: dict[int, torch.Tensor] = {}  # by id of the buffer on the meta device, which modules may share
+def replace_buffers(model: torch.nn.Module, make: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Put what `make` returns into the place of each buffer, unless it is None. A buffer that modules share is made once."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # by id of the buffer, which it keeps alive
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and is_on_meta(buffer):
-                memory = torch.empty_like(buffer, device=device_of(buffer))
-                module._buffers[name] = made.setdefault(id(buffer), memory)
+            if buffer is None:
+                continue
+            if id(buffer) not in made:
+                made[id(buffer)] = buffer, make(buffer)
+            if (new := made[id(buffer)][1]) is not None:
+                module._buffers[name] = new
+
+
+def expect_buffers(model: torch.nn.Module) -> None:
+    """Give memory to buffers without values, which a checkpoint fills. Each rank has all buffers, unsharded."""
+    replace_buffers(model, lambda each: torch.empty_like(each, device=device_of(each)) if is_on_meta(each) else None)
 
 
 def require_expected(model: torch.nn.Module, provided: Iterable[torch.Tensor]) -> None:
@@ -221,7 +230,7 @@ def defer(
     for parameter in known:
         found = managed(parameter)
         if found is not None and found.is_without_values and found.owner is not None:
-            if found.owner.is_gone or id(parameter) in own:
+            if found.owner.lifecycle in (Lifecycle.CLOSED, Lifecycle.LOST) or id(parameter) in own:
                 owner.take_over(found)
     deferred = {id(parameter): parameter for parameter in known if is_on_meta(parameter)}
     if not deferred:
@@ -324,11 +333,7 @@ def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
 
 def make_buffers(model: torch.nn.Module) -> None:
     """Make the values of all deferred buffers: buffers are not partitioned."""
-    made: dict[int, torch.Tensor] = {}  # by id of the deferred buffer, which modules may share
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and history_of(buffer) is not None:
-                module._buffers[name] = made.setdefault(id(buffer), values_of(buffer))
+    replace_buffers(model, lambda each: values_of(each) if history_of(each) is not None else None)
 
 
 class InitialValueReader:

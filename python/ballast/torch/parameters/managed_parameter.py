@@ -21,7 +21,7 @@ import torch
 from ballast import _core
 from ballast.checks import fail, refuse_order
 from ballast.connecting import Group
-from ballast.torch.parameters.placeholder import ATTRIBUTE, Ungathered, gathered_opaque, kind_of, nothing_like
+from ballast.torch.parameters.placeholder import ATTRIBUTE, Placeholder, gathered_opaque, kind_of, nothing_like
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.parameters.units import is_opaque
 
@@ -92,6 +92,16 @@ _SHARDED, _GATHERED = ParameterState.SHARDED, ParameterState.GATHERED
 _PLAIN = torch.nn.Parameter  # the class of which torch's functions see the memory, and ask no class of Ballast
 
 
+class Lifecycle(Enum):
+    """Where a training is in its life. A partition has OPEN, CLOSED and LOST only."""
+
+    OPEN = "open"
+    OFFLOADED = "offloaded"  # off its device, until reload()
+    HALF_LOADED = "half loaded"  # it has a part of a checkpoint
+    CLOSED = "closed"  # it has ended: torch has the values, or the next partition has them
+    LOST = "lost"  # it has ended without all of its ranks, and the values are lost
+
+
 class ParameterOwner(Protocol):
     """Keeps values that torch does not have. It does not know the layers above it: its constructor gets callbacks into
     them."""
@@ -101,8 +111,8 @@ class ParameterOwner(Protocol):
         """The ranks that keep the values together."""
 
     @property
-    def is_gone(self) -> bool:
-        """Whether the training has ended, so that another one may take the parameters."""
+    def lifecycle(self) -> Lifecycle:
+        """That of the training. When it has ended, another one may take the parameters."""
 
     def using(
         self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False, copied: bool = False
@@ -139,7 +149,7 @@ class ManagedParameter:
     """The attribute that Ballast sets on a torch parameter.
 
     A FULL or RELEASED parameter does not have it: torch uses such a parameter as any other, and its pickle has no trace
-    of Ballast. The residence of the parameter keeps this object meanwhile.
+    of Ballast. The memory of the parameters keeps this object meanwhile.
     """
 
     def __init__(
@@ -201,7 +211,7 @@ class ManagedParameter:
         """Let a training own a parameter that has no memory."""
         self._enter(ParameterState.DEFERRED)
         self.owner = owner
-        self.parameter.__class__ = Ungathered
+        self.parameter.__class__ = Placeholder
 
     def begin_with(self, initial: InitialValues) -> None:
         """Begin with these values, instead of others."""
@@ -264,7 +274,7 @@ class ManagedParameter:
         if version != self._version or parameter.data_ptr() != address:
             self._version, written = version, parameter.data
         parameter.data = nothing
-        parameter.__class__ = Ungathered
+        parameter.__class__ = Placeholder
         return written
 
     def take_write(self) -> bool:
@@ -307,7 +317,7 @@ class ManagedParameter:
         self._version = parameter._version
         parameter.data = nothing
         setattr(parameter, ATTRIBUTE, self)
-        parameter.__class__ = Ungathered
+        parameter.__class__ = Placeholder
 
     def _return_to_torch(self, values: torch.Tensor | None) -> None:
         parameter, self.owner, self.initial = self.parameter, None, Unknown()

@@ -15,7 +15,7 @@ from ballast._torch_compat import is_compiled, tree_leaves, without_torch_functi
 from ballast.torch.gpu import current_stream
 from ballast.torch.module_hook import EagerHook
 from ballast.torch.parameters.placeholder import needs_no_values
-from ballast.torch.parameters.units import UnitOfMembers
+from ballast.torch.parameters.units import ParameterUnit
 
 
 class AwaitedParameter(torch.nn.Parameter):
@@ -61,7 +61,7 @@ class OverlappedGathers:
     for its own before it runs, because functions that torch does not dispatch, such as those of C++ extensions, cannot wait."""
 
     def __init__(
-        self, model: torch.nn.Module, options: _core.TrainingOptions, core: _core.Training, units: Sequence[UnitOfMembers]
+        self, model: torch.nn.Module, options: _core.TrainingOptions, core: _core.Training, units: Sequence[ParameterUnit]
     ):
         self._core = core
         self._model = weakref.ref(model)

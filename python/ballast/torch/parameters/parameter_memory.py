@@ -1,4 +1,5 @@
-"""Stages 0 to 2: full parameters are in the library's memory, where torch sees each update."""
+"""The memory in which torch sees the parameters. In stages 0 to 2 full parameters are in the library's memory, where torch sees
+each update."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
 import torch
@@ -16,20 +17,99 @@ from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.errors import FailureError
 from ballast.torch.memory import views_in
-from ballast.torch.parameters.managed_parameter import ManagedParameter, ParameterState, managed
+from ballast.torch.parameters.managed_parameter import Lifecycle, ManagedParameter, ParameterState, managed
 from ballast.torch.parameters.overlapped_gathers import OverlappedGathers
 from ballast.torch.parameters.placeholder import require_no_cast, require_same_kind
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.parameters.units import Member, UnitOfMembers
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter
 from ballast.torch.parameters.writes import Snapshot, is_elsewhere, is_same_kind, users_of
+
+log = logging.getLogger("ballast")
+
+
+class ParameterMemory:
+    """The memory in which torch sees the parameters of a partition.
+
+    Methods that are empty here concern one of the two kinds: memory with all parameters, which a user may write to at any time,
+    or memory of one unit at a time (stage 3).
+    """
+
+    sees_writes = False  # whether writes are accepted later: at the step, or where something reads the state
+
+    def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> AbstractContextManager[None]:
+        """Hold these parameters full inside the block, and keep writes to them."""
+        raise NotImplementedError
+
+    def after_step(self, *, updated: bool) -> None:
+        """Let torch see the updated parameters, as soon as they are there."""
+        raise NotImplementedError
+
+    def after_load(self) -> None:
+        """Let no graph use the parameters that were there before other values were loaded."""
+        raise NotImplementedError
+
+    def offload(self) -> None:
+        """Offload the parameters, whose memory is freed."""
+        raise NotImplementedError
+
+    def reload(self) -> None:
+        """Give parameters memory again, if they were offloaded."""
+        raise NotImplementedError
+
+    def release(self, together: bool, gathers: bool) -> None:
+        """Return the parameters to torch's memory, if all ranks do so together and gather them."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Wait until torch may read all parameters that it sees."""
+
+    # --- Memory of one unit ---
+
+    def release_unit(self) -> None:
+        """Close the unit that is open: none may be open while gradients are acquired or state is read."""
+
+    def on_module_call(self, module: torch.nn.Module) -> None:
+        """Begin a call of a module whose own hook was registered too late for this call."""
+
+    def tell_of_calls(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
+        """Call `tell` before a module uses its parameters, from now on."""
+
+    def watch_gathers(
+        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]]
+    ) -> None:
+        """Call the one before another unit is gathered, and the other after a call of a module, from now on."""
+
+    def require_offloadable(self, parameters: bool) -> None:
+        """Refuse to leave parameters on the device that are gathered into memory which is freed."""
+
+    def require_not_gathered(self, what: str) -> None:
+        """Refuse an operation inside a block of gather(), where parameters are copies."""
+
+    # --- Memory that a user writes to ---
+
+    def writes(self) -> dict[UnitParameter, torch.Tensor]:
+        """Return the parameters that were written to since the last update, each with its place in the library's memory."""
+        return {}
+
+    def require_acceptable_writes(self) -> None:
+        """Refuse to overwrite memory that another tensor uses, as after a swap of `.data`."""
+
+    def accept_writes(self) -> None:
+        """Copy writes into the library's memory, if they are elsewhere."""
+
+    def require_not_cast(self) -> None:
+        """Refuse a model that was cast or moved after training began."""
+
+    def undo_casts(self) -> None:
+        """Put parameters back that a cast of the model has replaced before it was refused."""
 
 
 class OffloadedParameters:
     """The owner of offloaded parameters. It refuses each use, and says what to do."""
 
-    def __init__(self, members: Sequence[Member], managed: Sequence[ManagedParameter], group: Group):
+    def __init__(self, members: Sequence[UnitParameter], managed: Sequence[ManagedParameter], group: Group):
         self.group = group
-        self.is_gone = False  # the training has ended, and the values are lost
+        self.lifecycle = Lifecycle.OPEN
         self._names = {id(member.parameter): member.name for member in members}
         for each in managed:
             each.offload(self)
@@ -50,7 +130,7 @@ class OffloadedParameters:
         self.begin()
 
     def _refuse(self, name: str) -> NoReturn:
-        if self.is_gone:
+        if self.lifecycle is Lifecycle.LOST:
             refuse_order(
                 "cannot use a parameter: its optimizer has gone while it was off the device",
                 where=f"parameter {name}",
@@ -63,23 +143,20 @@ class OffloadedParameters:
         )
 
 
-log = logging.getLogger("ballast")
-
-
-class FullParameters:
-    """Keeps each parameter in its place, and notices when a user writes to one or assigns other memory."""
+class FullParameters(ParameterMemory):
+    """Stages 0 to 2: keeps each parameter in its place, and notices when a user writes to one or assigns other memory."""
 
     sees_writes = True
 
     def __init__(
         self,
         group: Group,
-        overlapping: Callable[[_core.Training, Sequence[UnitOfMembers]], OverlappedGathers] | None,
         core: _core.Training,
-        units: Sequence[UnitOfMembers],
+        units: Sequence[ParameterUnit],
+        gathers: OverlappedGathers | None,
     ):
         self._group = group
-        self._gathers = None if overlapping is None else overlapping(core, units)
+        self._gathers = gathers
         self._core = core
         self._units = units
         self._members = [member for unit in units for member in unit.members]
@@ -105,20 +182,6 @@ class FullParameters:
             each.fill(place)
             self._versions.append(each.parameter._version)
 
-    def release_unit(self) -> None:
-        """Do nothing: there is always memory for gradients."""
-
-    def enter(self, module: torch.nn.Module) -> None:
-        """Do nothing: full parameters are always visible."""
-
-    def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
-        """Do nothing: there are no calls of modules to watch."""
-
-    def watch_gathers(
-        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]]
-    ) -> None:
-        """Do nothing: no unit is gathered alone."""
-
     def after_step(self, *, updated: bool) -> None:
         if updated:
             self._count_write()
@@ -139,34 +202,24 @@ class FullParameters:
         self._count_write()
 
     def finish(self) -> None:
-        """Wait until all parameters are updated and gathered."""
         if self._gathers is not None:
             self._gathers.finish()
 
-    def require_offloadable(self, parameters: bool) -> None:
-        """Do nothing: full parameters can always be offloaded."""
-
-    def require_not_gathered(self, what: str) -> None:
-        """Do nothing: full parameters are not gathered."""
-
     def offload(self) -> None:
-        """Offload the parameters, whose memory is freed."""
         self._offloaded = OffloadedParameters(self._members, self._managed, self._group)
         self._places, self._watched = [], {}
 
     def reload(self) -> None:
-        """Give parameters memory again, if they were offloaded."""
         if self._offloaded is not None:
             self._offloaded = None
             self._take_places()
 
     def release(self, together: bool, gathers: bool) -> None:
-        """Return the parameters to torch's memory."""
         self._watched = {}
         if self._gathers is not None:
             self._end_gathers(warns=together)
         if self._offloaded is not None:
-            self._offloaded.is_gone = True
+            self._offloaded.lifecycle = Lifecycle.LOST
             for each in self._managed:
                 each.lose()
             return
@@ -185,7 +238,7 @@ class FullParameters:
     # --- Writes of the user ---
 
     @contextmanager
-    def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+    def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> Iterator[None]:
         """Watch these parameters until the next update, which accepts all writes inside the block, also those that
         torch does not count. The ranks need not call it together."""
         self.finish()
@@ -208,9 +261,7 @@ class FullParameters:
         self._watched = {}
         self._watch(number for number, blocks in self._open.items() if blocks > 0)
 
-    def writes(self) -> dict[Member, torch.Tensor]:
-        """Return the parameters that were written to since the last update, each with its place in the library's
-        memory."""
+    def writes(self) -> dict[UnitParameter, torch.Tensor]:
         self.finish()
         return {self._members[number]: place for number, place in enumerate(self._places) if self._is_written(number, place)}
 
@@ -221,7 +272,6 @@ class FullParameters:
         return number in self._watched and self._watched[number].differs(parameter)
 
     def require_acceptable_writes(self) -> None:
-        """Refuse to overwrite memory that another tensor uses, as after a swap of `.data`."""
         for number, (member, place) in enumerate(zip(self._members, self._places)):
             if is_elsewhere(member.parameter, place) and self._is_place_shared(number):
                 refuse(
@@ -233,7 +283,6 @@ class FullParameters:
                 )
 
     def accept_writes(self) -> None:
-        """Copy writes into the library's memory, if they are elsewhere."""
         for number in range(len(self._places)):
             self._put_back(number)
             self._versions[number] = self._members[number].parameter._version
@@ -256,7 +305,6 @@ class FullParameters:
             require_same_kind(member.name, kept=place, found=member.parameter)
 
     def undo_casts(self) -> None:
-        """Put parameters back that a cast of the model has replaced before it was refused."""
         for member, place in zip(self._members, self._places):
             if not is_same_kind(member.parameter, place):
                 member.parameter.data = place

@@ -107,7 +107,13 @@ class Owned(Protocol):
     def is_opaque(self) -> bool: ...
 
 
-class Ungathered(torch.nn.Parameter):
+def _bring_values(
+    _: type, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    return call_with_values(func, args, kwargs or {})
+
+
+class Placeholder(torch.nn.Parameter):
     """A parameter without its values. A change of its class makes a parameter one, and an ordinary one again."""
 
     ballast_managed: Owned
@@ -118,11 +124,7 @@ class Ungathered(torch.nn.Parameter):
     def __format__(self, spec: str) -> str:
         return format(repr(self), spec)
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return call_with_values(func, args, kwargs or {})
+    __torch_function__: Any = classmethod(_bring_values)
 
 
 class GatheredOpaque(torch.nn.Parameter):
@@ -131,11 +133,7 @@ class GatheredOpaque(torch.nn.Parameter):
 
     ballast_managed: Owned
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return call_with_values(func, args, kwargs or {})
+    __torch_function__: Any = classmethod(_bring_values)
 
 
 class OpaqueView(torch.Tensor):
@@ -151,11 +149,7 @@ class OpaqueView(torch.Tensor):
         made.ballast_parameter, made.ballast_begin = parameter, begin
         return made
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return call_with_values(func, args, kwargs or {})
+    __torch_function__: Any = classmethod(_bring_values)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -187,7 +181,7 @@ def call_with_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         return None if _name_of(func) == "__set__" else args[0]
     if func in _DIFFERENTIATE:
         arguments = signature(func).bind(*args, **kwargs).arguments
-        if any(isinstance(each, Ungathered) for each in arguments["inputs"] or ()):
+        if any(isinstance(each, Placeholder) for each in arguments["inputs"] or ()):
             return _differentiate(func, arguments)
     flat = _flat(args, kwargs.values())
     views = [each for each in flat if type(each) is OpaqueView]
@@ -230,7 +224,7 @@ def _leaves_as_it_is(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     parameter = args[0]
     if name == "__set__":
         return parameter is args[1]
-    if not isinstance(parameter, Ungathered) or kind_of(parameter) is not torch.nn.Parameter:
+    if not isinstance(parameter, Placeholder) or kind_of(parameter) is not torch.nn.Parameter:
         return False
     with without_torch_function():
         probe = nothing_like(parameter, parameter.device)
@@ -243,7 +237,7 @@ def _differentiate(func: Any, arguments: dict[str, Any]) -> Any:
     inputs, makes_graph = arguments["inputs"], arguments.get("create_graph", False)
     fills = arguments.get("materialize_grads", False)  # torch cannot, for edges
     changed = {"materialize_grads": False, "allow_unused": True} if fills else {}
-    edges = [_edge_of(each) if isinstance(each, Ungathered) else each for each in inputs]
+    edges = [_edge_of(each) if isinstance(each, Placeholder) else each for each in inputs]
     found = func(**{**arguments, **changed, "inputs": edges})
     if not fills:
         return found
@@ -296,7 +290,7 @@ def kind_of(parameter: torch.Tensor) -> type[torch.Tensor]:
     managed: Owned | None = getattr(parameter, ATTRIBUTE, None)
     if managed is not None:
         return managed.kind
-    return torch.nn.Parameter if hasattr(parameter, ATTRIBUTE_OF_AWAITED) or type(parameter) is Ungathered else type(parameter)
+    return torch.nn.Parameter if hasattr(parameter, ATTRIBUTE_OF_AWAITED) or type(parameter) is Placeholder else type(parameter)
 
 
 def plain(parameter: torch.Tensor) -> torch.Tensor:

@@ -18,9 +18,9 @@ from ballast.checks import fail, refuse_order
 from ballast.errors import UsageError
 from ballast.torch.gpu import in_stream, require_stream
 from ballast.torch.memory import views_in
-from ballast.torch.parameters.managed_parameter import ManagedParameter, ParameterOwner, ParameterState, managed
+from ballast.torch.parameters.managed_parameter import Lifecycle, ManagedParameter, ParameterOwner, ParameterState, managed
 from ballast.torch.parameters.placeholder import nothing_like, plain
-from ballast.torch.parameters.units import Member, UnitOfMembers
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter
 from ballast.torch.parameters.writes import refuse_lost_writes
 
 log = logging.getLogger("ballast")
@@ -46,7 +46,11 @@ class GatheredViews:
     there are copies, whose memory keeps its values. So tensors that share it may stay."""
 
     def __init__(
-        self, key: object, members: Sequence[Member], tensors: Sequence[torch.Tensor], copies: Collection[Member] = ()
+        self,
+        key: object,
+        members: Sequence[UnitParameter],
+        tensors: Sequence[torch.Tensor],
+        copies: Collection[UnitParameter] = (),
     ):
         self.tensors = tensors
         self.addresses = [tensor.data_ptr() for tensor in tensors]
@@ -63,7 +67,7 @@ class GatheredViews:
         self.begin = min((tensor.data_ptr() for tensor in filled), default=0)  # addresses
         self.end = max((tensor.data_ptr() + tensor.nbytes for tensor in filled), default=0)
 
-    def with_copies(self, copies: Collection[Member]) -> GatheredViews:
+    def with_copies(self, copies: Collection[UnitParameter]) -> GatheredViews:
         """Return these views, with copies of some members as they are now."""
         tensors = [tensor.clone() if member in copies else tensor for member, tensor in zip(self._members, self.tensors)]
         return GatheredViews(self._key, self._members, tensors, copies)
@@ -102,7 +106,7 @@ class GatheredViews:
     def forget_casts(self) -> None:
         self._casts.clear()
 
-    def warn_of_views(self, warned: set[Member]) -> None:
+    def warn_of_views(self, warned: set[UnitParameter]) -> None:
         """Warn of views that outlive the release of their parameter: they show the values of other units from then on.
         It is no error, because they may be unused. Each parameter is named once."""
         for member, storage, users in self._users:
@@ -193,36 +197,39 @@ class UnitGather:
     Parameters may outlive the training. After its end no unit can be opened.
     """
 
-    def __init__(self, core: _core.Training, units: Sequence[UnitOfMembers], options: _core.TrainingOptions, *, warns: bool):
-        self._core = core
+    def __init__(self, core: _core.Training, units: Sequence[ParameterUnit], options: _core.TrainingOptions, *, warns: bool):
+        self.core = core
         self.key = object()  # of places in these units
         self._gathers_codes = core.gathers_codes
         self._gpu, self._stream = options.gpu, options.stream
         self._warns = warns  # one rank warns of views that outlive their parameter
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], GatheredViews] = {}  # by unit and address
-        self._copied: dict[int, set[Member]] = {}  # by unit: members whose views may outlive the time in which it is open
-        self._warned: set[Member] = set()  # members whose views were named in a warning
+        self._copied: dict[
+            int, set[UnitParameter]
+        ] = {}  # by unit: members whose views may outlive the time in which it is open
+        self._warned: set[UnitParameter] = set()  # members whose views were named in a warning
         self.members = {id(member.parameter): member for unit in units for member in unit.members}  # by id of the parameter
         self._nothing = {member: nothing_like(member.parameter, member.parameter.device) for member in self.members.values()}
-        self._managed: dict[Member, ManagedParameter] = {}
+        self._managed: dict[UnitParameter, ManagedParameter] = {}
         self._of_unit: list[list[ManagedParameter]] = []  # each list in the order of the unit's members
         self._nothing_of_unit: list[list[torch.Tensor]] = []
         self.units = units
         self.updates = 0  # of all parameters that are trained, and writes to any
         self._updated_at = 0  # `updates` after the last update by a step
-        self._written_at: dict[Member, int] = {}  # `updates` after the last write
-        self._begun_full: dict[Member, tuple[int, int]] = {}  # torch's count of writes and the address, when a block began
-        self._full_places: dict[int, Member] = {}  # by address of the memory that a block of gather() shows
-        self._viewed: set[Member] = set()  # of whose copies views may be there, since the last release
+        self._written_at: dict[UnitParameter, int] = {}  # `updates` after the last write
+        self._begun_full: dict[
+            UnitParameter, tuple[int, int]
+        ] = {}  # torch's count of writes and the address, when a block began
+        self._full_places: dict[int, UnitParameter] = {}  # by address of the memory that a block of gather() shows
+        self._viewed: set[UnitParameter] = set()  # of whose copies views may be there, since the last release
         self.now = NO_VIEWS  # the open unit's
         self.casts = CachedCasts()
         self.open_unit: int | None = None
         self._is_exact = False  # whether the open unit has the parameters that ranks keep, although gathers are encoded
         self.full: set[int] = set()  # units that a block of gather() holds full
-        self.is_gone = False  # the training has ended, and the values are lost
-        self.is_over = False  # the training has ended, or another partition has the values
-        self.before_use: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules; None during a step
+        self.lifecycle = Lifecycle.OPEN
+        self.on_call_between_steps: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules
         self.before_gather: weakref.WeakMethod[Callable[[int, bool], None]] | None = None  # told of another unit
         self.after_call: weakref.WeakMethod[Callable[[], None]] | None = None  # told that no module is called any more
 
@@ -235,13 +242,13 @@ class UnitGather:
         self._of_unit = [[self._managed[member] for member in unit.members] for unit in self.units]
         self._nothing_of_unit = [[self._nothing[member] for member in unit.members] for unit in self.units]
 
-    def member_of(self, parameter: torch.Tensor) -> Member:
+    def member_of(self, parameter: torch.Tensor) -> UnitParameter:
         return self.members[id(parameter)]
 
-    def is_gathered(self, member: Member) -> bool:
+    def is_gathered(self, member: UnitParameter) -> bool:
         return self._managed[member].state is ParameterState.GATHERED
 
-    def copy_where_open(self, members: Iterable[Member]) -> None:
+    def copy_where_open(self, members: Iterable[UnitParameter]) -> None:
         """Show copies of these members while their units are open, so that views of them stay as they are."""
         for member in members:
             self._copied.setdefault(member.unit, set()).add(member)
@@ -252,7 +259,8 @@ class UnitGather:
         """Show a unit's parameters. `exact`: those that ranks keep, even if gathers are encoded."""
         if unit in self.full:
             return
-        require_stream(self._gpu, self._stream)
+        if self._gpu is not None:
+            require_stream(self._gpu, self._stream)
         exact = exact and self._gathers_codes
         if self.open_unit == unit and self._is_exact == exact:
             return
@@ -260,7 +268,7 @@ class UnitGather:
         if self.before_gather is not None and (tell := self.before_gather()) is not None:
             tell(unit, exact)
         self.release_unit()
-        acquire = self._core.acquire_exact_parameters if exact else self._core.acquire_parameters
+        acquire = self.core.acquire_exact_parameters if exact else self.core.acquire_parameters
         try:  # an interrupt may arrive when the core has acquired the unit
             with naming_different_uses():
                 memory = acquire(unit)
@@ -289,7 +297,7 @@ class UnitGather:
                 if each.state is ParameterState.GATHERED:
                     each.reshard(nothing, 0)
             self.casts.empty(unit)
-        self._core.release()
+        self.core.release()
         self.open_unit, self.now = None, NO_VIEWS
 
     def full_values(self, unit: int, number: int) -> torch.Tensor:
@@ -300,14 +308,14 @@ class UnitGather:
         """Work in the stream of the training inside the block, whichever is current."""
         return in_stream(self._gpu, self._stream)
 
-    def require_there(self, member: Member) -> None:
-        if self.is_gone:
+    def require_there(self, member: UnitParameter) -> None:
+        if self.lifecycle is Lifecycle.LOST:
             refuse_order(
                 "cannot use a parameter: its optimizer is gone, and its values were partitioned over ranks",
                 where=f"parameter {member.name}",
                 needed="optimizer.close() on all ranks, before it is deleted",
             )
-        if self.is_over:
+        if self.lifecycle is Lifecycle.CLOSED:
             refuse_order(
                 "cannot continue a backward pass: its parameters were partitioned anew or released",
                 where=f"parameter {member.name}",
@@ -319,17 +327,17 @@ class UnitGather:
         self.updates += 1
         self._updated_at = self.updates
 
-    def count_writes(self, written: Iterable[Member]) -> None:
+    def count_writes(self, written: Iterable[UnitParameter]) -> None:
         """Count a write to these members: graphs of before it may not use them."""
         self.updates += 1
         self._written_at.update(dict.fromkeys(written, self.updates))
 
-    def counted_writes(self) -> list[Member]:
+    def counted_writes(self) -> list[UnitParameter]:
         """Return the full members that were written to since their block of gather() began, or have other memory. Torch does
         not count writes through `.data` to the same memory."""
         return [member for member in self._begun_full if self._is_written_now(member)]
 
-    def _is_written_now(self, member: Member) -> bool:
+    def _is_written_now(self, member: UnitParameter) -> bool:
         begun = self._begun_full.get(member)
         return begun is not None and begun != (member.parameter._version, member.parameter.data_ptr())
 
@@ -359,8 +367,8 @@ class UnitGather:
         """Release the open unit, and return the names of parameters that were written to."""
         written = self._written_through_views()
         if self.open_unit is None:
-            if not self.is_over:
-                self._core.release()  # an interrupt may have left a unit acquired
+            if self.lifecycle is Lifecycle.OPEN:
+                self.core.release()  # an interrupt may have left a unit acquired
             return written
         unit = self.open_unit
         written += self._written(
@@ -374,7 +382,7 @@ class UnitGather:
             self.now.warn_of_views(self._warned)
         self.now.forget_casts()
         self.casts.empty(unit)
-        self._core.release()
+        self.core.release()
         self.open_unit, self.now = None, NO_VIEWS
         return written
 
@@ -394,7 +402,7 @@ class UnitGather:
         copy = (member.parameter if tensor.requires_grad else views.tensors[place.member]).clone()
         return copy.as_strided(place.size, place.stride, copy.storage_offset() + place.offset)
 
-    def expect_no_writes(self, members: Iterable[Member]) -> None:
+    def expect_no_writes(self, members: Iterable[UnitParameter]) -> None:
         """Notice writes through views of copies of these members, which are sharded again."""
         self._viewed |= {*members}
 
@@ -416,23 +424,23 @@ class UnitGather:
 
     # --- Copies of several units at the same time ---
 
-    def copies_of(self, units: Iterable[int]) -> dict[Member, torch.Tensor]:
+    def copies_of(self, units: Iterable[int]) -> dict[UnitParameter, torch.Tensor]:
         """Return all values of these units. They are opened one after the other."""
         return {member: self.copy_out(member) for unit in units for member in self.opened(unit, exact=True)}
 
-    def opened(self, unit: int, *, exact: bool = False) -> Sequence[Member]:
+    def opened(self, unit: int, *, exact: bool = False) -> Sequence[UnitParameter]:
         self.open(unit, exact=exact)
         return self.units[unit].members
 
-    def copy_out(self, member: Member) -> torch.Tensor:
+    def copy_out(self, member: UnitParameter) -> torch.Tensor:
         return self.now.tensors[member.tensor].clone()
 
-    def show(self, member: Member, values: torch.Tensor) -> None:
+    def show(self, member: UnitParameter, values: torch.Tensor) -> None:
         """Let torch see these values, until the parameter is resharded."""
         self.casts.forget()
         self._managed[member].gather(values, is_copy=True)
 
-    def hold(self, units: Iterable[int], copies: Mapping[Member, torch.Tensor]) -> None:
+    def hold(self, units: Iterable[int], copies: Mapping[UnitParameter, torch.Tensor]) -> None:
         """Let torch see these copies of all parameters of the units, until the units are let go and the copies resharded."""
         for member, values in copies.items():
             self.show(member, values)
@@ -440,7 +448,7 @@ class UnitGather:
             self._full_places[storage_address(values.untyped_storage())] = member
         self.full |= set(units)
 
-    def let_go(self, units: Iterable[int], copies: Mapping[Member, torch.Tensor]) -> None:
+    def let_go(self, units: Iterable[int], copies: Mapping[UnitParameter, torch.Tensor]) -> None:
         """End what hold() began."""
         self.full -= set(units)
         for member, values in copies.items():
@@ -460,13 +468,13 @@ class UnitGather:
         is_whole = offset == 0 and (size, stride) == (tuple(whole.shape), whole.stride())
         return Place(self.key, member.unit, member.tensor, size, stride, offset, is_whole, self.updates)
 
-    def reshard(self, copies: Mapping[Member, torch.Tensor]) -> list[str]:
+    def reshard(self, copies: Mapping[UnitParameter, torch.Tensor]) -> list[str]:
         """Shard the parameters that torch sees these copies of, and return the names of those that were written to."""
         written = []
         for member, values in copies.items():
             if self._managed[member].reshard(self._nothing[member], values.data_ptr()) is not None:
                 written.append(member.name)
-            if self.is_gone:  # inside a block of gather(), which ends now
+            if self.lifecycle is Lifecycle.LOST:  # inside a block of gather(), which ends now
                 self._managed[member].lose()
         return written
 
@@ -497,17 +505,16 @@ class UnitGather:
             for member, values in copies:
                 self._managed[member].release(values)
 
-    def end(self, *, is_gone: bool) -> None:
-        """Release the training's memory. If `is_gone`, the values are lost; else they are released, or another partition has
-        them."""
+    def end(self, lifecycle: Lifecycle) -> None:
+        """Release the training's memory. The values are LOST; or they are released, or another partition has them."""
         self.close_unit()
-        self.is_gone, self.is_over = is_gone, True
-        for each in self._managed.values() if is_gone else ():
+        self.lifecycle = lifecycle
+        for each in self._managed.values() if lifecycle is Lifecycle.LOST else ():
             if each.state is not ParameterState.GATHERED:  # such a one is lost when its block of gather() ends
                 each.lose()
         self.casts.forget()
         self._views, self.now = {}, NO_VIEWS
-        del self._core
+        del self.core
 
 
 @contextmanager

@@ -32,7 +32,7 @@ UNIT_DTYPES = {**DTYPES, BYTES: _core.DType.u8}
 
 
 @dataclass(eq=False)
-class Member:
+class UnitParameter:
     """A parameter with its place in a unit."""
 
     parameter: torch.nn.Parameter
@@ -67,33 +67,33 @@ class Member:
 
 
 @dataclass
-class UnitOfMembers:
+class ParameterUnit:
     dtype: torch.dtype
-    members: list[Member] = field(default_factory=list)
+    members: list[UnitParameter] = field(default_factory=list)
 
     @property
     def elements(self) -> int:
         return sum(member.elements for member in self.members)
 
     @property
-    def trained(self) -> list[Member]:
+    def trained(self) -> list[UnitParameter]:
         return [member for member in self.members if member.group is not None]
 
 
-def units_of(members: Iterable[Member]) -> list[UnitOfMembers]:
+def units_of(members: Iterable[UnitParameter]) -> list[ParameterUnit]:
     """Return units in the order of declaration, each of one number format."""
-    units: list[UnitOfMembers] = []
-    open_units: dict[torch.dtype, UnitOfMembers] = {}
+    units: list[ParameterUnit] = []
+    open_units: dict[torch.dtype, ParameterUnit] = {}
     for member in members:
         unit = open_units.get(member.dtype)
         if unit is None or unit.elements + member.elements > UNIT_ELEMENTS:
-            unit = open_units[member.dtype] = UnitOfMembers(member.dtype)
+            unit = open_units[member.dtype] = ParameterUnit(member.dtype)
             units.append(unit)
         unit.members.append(member)
     return numbered(units)
 
 
-def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
+def numbered(units: list[ParameterUnit]) -> list[ParameterUnit]:
     """Set the unit of each member, and its number in the unit."""
     for number, unit in enumerate(units):
         for tensor, member in enumerate(unit.members):
@@ -101,12 +101,12 @@ def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
     return units
 
 
-def gpu_of(members: Iterable[Member]) -> int | None:
+def gpu_of(members: Iterable[UnitParameter]) -> int | None:
     """Return the GPU that the parameters are on; None if they are on the CPU."""
     return gpu_of_tensors(each.parameter for each in members)
 
 
-def backward_order(units: Sequence[UnitOfMembers]) -> list[int]:
+def backward_order(units: Sequence[ParameterUnit]) -> list[int]:
     """Return the reverse order of declaration. The first backward pass shows the real order."""
     return [unit for unit in reversed(range(len(units))) if units[unit].trained]
 
@@ -122,7 +122,7 @@ class Groups:
             self.places.append(place)
         return self.places.index(place)
 
-    def regroup(self, members: Sequence[Member], now: Mapping[int, int]) -> bool:
+    def regroup(self, members: Sequence[UnitParameter], now: Mapping[int, int]) -> bool:
         """Change the entries of the groups if that is enough, and return whether it is. `now` has the entry of each parameter,
         by its id."""
         places: dict[int, int] = {}
@@ -136,7 +136,7 @@ class Groups:
         return True
 
 
-def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
+def model_of(units: Sequence[ParameterUnit]) -> _core.Model:
     return _core.Model(
         [
             _core.Unit(
@@ -160,7 +160,7 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
     )
 
 
-def unit_names(units: Sequence[UnitOfMembers]) -> list[str]:
+def unit_names(units: Sequence[ParameterUnit]) -> list[str]:
     """Return for each unit the name of the module with all of its parameters; else the names of the first and the
     last."""
     modules = [_module_of([member.name for member in unit.members]) for unit in units]
@@ -173,7 +173,7 @@ def _module_of(names: Sequence[str]) -> str:
     return ".".join(os.path.commonprefix(paths))
 
 
-def _from_to(members: Sequence[Member]) -> str:
+def _from_to(members: Sequence[UnitParameter]) -> str:
     first, last = members[0].name, members[-1].name
     return first if first == last else f"{first} to {last}"
 
@@ -239,8 +239,8 @@ def _has_own_memory(parameter: torch.Tensor, kind: type) -> bool:
 
 
 def units_of_model(
-    model: torch.nn.Module, trained: Iterable[Member], kinds: Iterable[str], keeps: Callable[[torch.Tensor], bool]
-) -> list[UnitOfMembers]:
+    model: torch.nn.Module, trained: Iterable[UnitParameter], kinds: Iterable[str], keeps: Callable[[torch.Tensor], bool]
+) -> list[ParameterUnit]:
     """Return units of all parameters of the model that `keeps` accepts. Those that are not trained are frozen."""
     by_id = {id(member.parameter): member for member in trained}
     members = []
@@ -249,11 +249,11 @@ def units_of_model(
             continue
         member = by_id.get(id(parameter))
         require_known(parameter, name, trained=member is not None)
-        members.append(member or Member(parameter, name, None, is_opaque=is_opaque(parameter)))
+        members.append(member or UnitParameter(parameter, name, None, is_opaque=is_opaque(parameter)))
     return units_of_modules(model, members, kinds)
 
 
-def outside_of(units: Iterable[UnitOfMembers], members: Iterable[Member]) -> set[int]:
+def outside_of(units: Iterable[ParameterUnit], members: Iterable[UnitParameter]) -> set[int]:
     """Return the ids of parameters that no module of the model has: no call of a module would gather them."""
     there = {id(member) for unit in units for member in unit.members}
     return {id(member.parameter) for member in members if id(member) not in there}
@@ -267,7 +267,7 @@ def refuse_outside(name: str) -> NoReturn:
     )
 
 
-def units_of_modules(model: torch.nn.Module, members: Sequence[Member], kinds: Iterable[str]) -> list[UnitOfMembers]:
+def units_of_modules(model: torch.nn.Module, members: Sequence[UnitParameter], kinds: Iterable[str]) -> list[ParameterUnit]:
     """Return one unit for each block, and one for each other module with parameters of its own, in order of
     declaration. Other parameters of the model than these members are left out.
 
@@ -277,7 +277,7 @@ def units_of_modules(model: torch.nn.Module, members: Sequence[Member], kinds: I
     blocks = named_blocks(model, set(kinds)) or repeated_blocks(model)
     by_id = {id(member.parameter): member for member in members}
     owners: dict[int, int] = {}  # parameter to unit
-    merged: list[list[Member]] = []
+    merged: list[list[UnitParameter]] = []
     for module in [*blocks, *(each for each in model.modules())]:
         own = module.parameters() if module in blocks else module.parameters(recurse=False)
         _add([by_id[id(parameter)] for parameter in own if id(parameter) in by_id], owners, merged)
@@ -287,7 +287,7 @@ def units_of_modules(model: torch.nn.Module, members: Sequence[Member], kinds: I
     return numbered(units)
 
 
-def _add(members: list[Member], owners: dict[int, int], merged: list[list[Member]]) -> None:
+def _add(members: list[UnitParameter], owners: dict[int, int], merged: list[list[UnitParameter]]) -> None:
     known = sorted({owners[id(member.parameter)] for member in members if id(member.parameter) in owners})
     new = [member for member in members if id(member.parameter) not in owners]
     if not new and len(known) < 2:
@@ -303,10 +303,10 @@ def _add(members: list[Member], owners: dict[int, int], merged: list[list[Member
         owners[id(member.parameter)] = target
 
 
-def _by_dtype(members: list[Member]) -> list[UnitOfMembers]:
-    units: dict[torch.dtype, UnitOfMembers] = {}
+def _by_dtype(members: list[UnitParameter]) -> list[ParameterUnit]:
+    units: dict[torch.dtype, ParameterUnit] = {}
     for member in members:
-        units.setdefault(member.dtype, UnitOfMembers(member.dtype)).members.append(member)
+        units.setdefault(member.dtype, ParameterUnit(member.dtype)).members.append(member)
     return list(units.values())
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NoReturn
 
 import torch
 
@@ -16,7 +15,7 @@ from ballast.connecting import Group
 from ballast.torch.collectives import from_all_ranks
 from ballast.torch.memory import bytes_at
 from ballast.torch.parameters.placeholder import require_same_kind
-from ballast.torch.parameters.units import Member
+from ballast.torch.parameters.units import UnitParameter
 
 _CHUNK = 4 << 20  # bytes of a GPU's memory that are summed together; as int64 they take eight times as many
 REFUSED = "cannot keep a write to a parameter"
@@ -72,8 +71,8 @@ def users_of(tensor: torch.Tensor) -> int:
 
 
 def agree_on_writes(
-    group: Group, before: Mapping[Member, torch.Tensor], written: Collection[Member], check: Callable[[], None]
-) -> list[Member]:
+    group: Group, before: Mapping[UnitParameter, torch.Tensor], written: Collection[UnitParameter], check: Callable[[], None]
+) -> list[UnitParameter]:
     """Return the members that were written to on any rank. `before` has each member with its values before the writes.
     All ranks call it together.
 
@@ -104,7 +103,7 @@ def refuse_lost_writes(names: Sequence[str]) -> NoReturn:
     )
 
 
-def require_same_values(group: Group, members: Collection[Member], what: str) -> None:
+def require_same_values(group: Group, members: Collection[UnitParameter], what: str) -> None:
     """Refuse parameters that are not the same on all ranks, which call this together."""
     if group.size == 1 or not members:
         return
@@ -156,20 +155,3 @@ class Slots:
                     remedy="Write with torch.no_grad(): parameter.copy_(values); or load_state_dict() without assign=True.",
                 ),
             )
-
-
-class Watcher(Protocol):
-    """Finds writes to full parameters."""
-
-    def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
-
-
-@contextmanager
-def keeping_writes(
-    model: torch.nn.Module | None, watcher: Watcher | None, parameters: Sequence[torch.nn.Parameter]
-) -> Iterator[None]:
-    """Keep writes to full parameters inside the block. Without a watcher torch's own memory still holds the parameters."""
-    slots = Slots(model, parameters)
-    with nullcontext() if watcher is None else watcher.gathered(parameters):
-        yield
-    slots.require_unchanged()

@@ -20,7 +20,7 @@ from ballast.outer.memory import Bytes, exchange_bytes, outer_state
 from ballast.schema import changed, set_core
 from ballast.searching import by_tier, coarse_tile, fastest
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
-from ballast.torch.parameters.units import Member, UnitOfMembers, backward_order, model_of
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, backward_order, model_of
 from ballast.torch.training.memory_budget import budget_of_all_ranks
 from ballast.torch.updates.rules import Rule
 from ballast.wrap_options import WrapOptions
@@ -34,9 +34,9 @@ class PartitionRequest:
 
     group: Group
     rule: Rule
-    members: Sequence[Member]  # trained
+    members: Sequence[UnitParameter]  # trained
     has_model: bool  # without a model, parameters stay full
-    units: Callable[[int], list[UnitOfMembers]]  # by stage
+    units: Callable[[int], list[ParameterUnit]]  # by stage
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Search:
         return of_outer
 
     def _question(
-        self, stage: int, units: list[UnitOfMembers], *, coarse: bool = False, taken: Mapping[str, int] | None = None
+        self, stage: int, units: list[ParameterUnit], *, coarse: bool = False, taken: Mapping[str, int] | None = None
     ) -> _core.Question:
         """Return the question about the program that the training will compile, with the memory that is not taken."""
         options, ranks, machine = self._options, self._request.group.size, copy(self._machine)

@@ -26,7 +26,7 @@ from ballast.hardware import (
 from ballast.torch.collectives import from_all_ranks
 from ballast.torch.gpu import free_bytes, name_and_bytes, return_cached_memory
 from ballast.torch.parameters.managed_parameter import is_without_values
-from ballast.torch.parameters.units import Member, gpu_of
+from ballast.torch.parameters.units import UnitParameter, gpu_of
 from ballast.wrap_options import WrapOptions
 
 # The part of free memory to use. The rest is for activations, CUDA and other uses, whose sizes are not known yet.
@@ -49,7 +49,7 @@ class AvailableMachine:
     on_gpu: bool
 
 
-def budget_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[Member]) -> _core.Machine:
+def budget_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[UnitParameter]) -> _core.Machine:
     """Return the machine that each rank plans for. All ranks call it together."""
     machines = from_all_ranks(group, _available_machine(options, members))
     budgets = [_machine(each, machines) for each in machines]
@@ -59,7 +59,7 @@ def budget_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[Me
     return least
 
 
-def _available_machine(options: WrapOptions, members: Sequence[Member]) -> AvailableMachine:
+def _available_machine(options: WrapOptions, members: Sequence[UnitParameter]) -> AvailableMachine:
     found, gpu = this_machine(), gpu_of(members)
     known = None if gpu is None else gpu_like(*name_and_bytes(gpu))
     device = None if options.memory is None else int(options.memory)

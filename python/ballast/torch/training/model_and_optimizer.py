@@ -1,22 +1,24 @@
-"""The optimizer and the model that were given to `ballast.wrap()`, and the other wrapped optimizers of the model, each of which
-trains parameters of its own."""
+"""The optimizer and the model that were given to `ballast.wrap()`, and the other wrapped optimizers of the model.
+
+Each of these trains parameters of its own, and all of them keep parameters in the same way.
+"""
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
 
 import torch
 
 from ballast import _core
 from ballast._torch_compat import without_torch_function
-from ballast.checks import refuse_order
-from ballast.torch.calls.hooks import trainer_of
+from ballast.checks import refuse, refuse_order
+from ballast.errors import UsageError
+from ballast.torch.calls.hooks import CallReceiver, receiver_of
 from ballast.torch.parameters.units import names_of
 from ballast.torch.tensor_names import named_parameters, unwrapped
-from ballast.torch.training import preconditions
 from ballast.torch.training.use_agreement import UseAgreement
 from ballast.wrap_options import WrapOptions
 
@@ -77,25 +79,11 @@ def _refuse(place: str, why: str) -> None:
 ATTRIBUTE = "ballast_siblings"  # of a model
 
 
-class Sibling(Protocol):
-    """An optimizer of the model, as the others see it."""
-
-    @property
-    def options(self) -> WrapOptions: ...
-    @property
-    def call(self) -> object: ...
-    @property
-    def sharded_ids(self) -> frozenset[int]: ...
-    @property
-    def optimizer_if_alive(self) -> torch.optim.Optimizer | None: ...
-    def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]: ...
-
-
 class Siblings:
-    """The attribute of the model. In a copy or a pickle of the model it is empty."""
+    """The attribute of a model that has wrapped optimizers. In a copy or a pickle of the model it is empty."""
 
     def __init__(self) -> None:
-        self.references: list[weakref.ref[Sibling]] = []
+        self.references: list[weakref.ref[ModelAndOptimizer]] = []
         self.exchanges = _core.ExchangeOrder()  # between GPUs
         self.agreement = UseAgreement()  # between ranks in stage 3
 
@@ -103,43 +91,19 @@ class Siblings:
         return Siblings, ()
 
 
-def optimizers_of(model: torch.nn.Module) -> list[Sibling]:
+def _siblings_of(model: torch.nn.Module | None) -> Siblings | None:
+    return None if model is None else vars(unwrapped(model)).get(ATTRIBUTE)
+
+
+def optimizers_of(model: torch.nn.Module | None) -> list[ModelAndOptimizer]:
     """Return the wrapped optimizers of the model, in the order in which they were wrapped."""
-    found: Siblings | None = vars(unwrapped(model)).get(ATTRIBUTE)
-    there = [sibling for each in found.references if (sibling := each()) is not None] if found is not None else []
+    found = _siblings_of(model)
+    there = [] if found is None else [sibling for each in found.references if (sibling := each()) is not None]
     return [sibling for sibling in there if sibling.optimizer_if_alive is not None]
 
 
-def share_exchanges(model: torch.nn.Module, options: _core.TrainingOptions) -> None:
-    """Let the training of an optimizer that has joined exchange in one order with those of the others."""
-    found: Siblings | None = vars(unwrapped(model)).get(ATTRIBUTE)
-    if found is not None:
-        options.share_exchanges(found.exchanges)
-
-
-def agreement_of(model: torch.nn.Module) -> UseAgreement | None:
-    """Return the agreement on uses of a model that has wrapped optimizers."""
-    found: Siblings | None = vars(unwrapped(model)).get(ATTRIBUTE)
-    return None if found is None else found.agreement
-
-
-def join(model: torch.nn.Module, sibling: Sibling) -> None:
-    found: Siblings = vars(unwrapped(model)).setdefault(ATTRIBUTE, Siblings())
-    found.references.append(weakref.ref(sibling))
-    found.agreement.model = weakref.ref(unwrapped(model))
-
-
-def leave(model: torch.nn.Module, sibling: Sibling) -> None:
-    """Remove one that ends, and the attribute with the last one."""
-    found: Siblings | None = vars(unwrapped(model)).get(ATTRIBUTE)
-    if found is not None:
-        found.references = [each for each in found.references if each() not in (None, sibling)]
-        if not found.references:
-            del vars(unwrapped(model))[ATTRIBUTE]
-
-
-class Wrapped:
-    """Refers to both weakly: the optimizer owns the session, and the session owns this object."""
+class ModelAndOptimizer:
+    """Refers to both weakly: the optimizer owns the training, and the training owns this object."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, call: object):
         self._optimizer = weakref.ref(optimizer)
@@ -166,7 +130,10 @@ class Wrapped:
 
     @property
     def required_model(self) -> torch.nn.Module:
-        return preconditions.require_model(self.model)
+        model = self.model
+        if model is None:
+            refuse("cannot train in stage 3 without a model", needed="ballast.wrap(optimizer, model, stage=3)")
+        return model
 
     def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
         """Yield each parameter after the number of its group."""
@@ -176,7 +143,11 @@ class Wrapped:
 
     def trained(self) -> list[tuple[int, torch.nn.Parameter]]:
         with without_torch_function():  # it would be called for each of thousands of sharded parameters
-            return [(number, each) for number, each in self.parameters() if each.requires_grad]
+            groups = enumerate(self.optimizer.param_groups)
+            return [(number, each) for number, group in groups for each in group["params"] if each.requires_grad]
+
+    def names(self) -> dict[int, str]:
+        return names_of(self.optimizer.param_groups, self.model)
 
     def own_parameters(self) -> AbstractContextManager[None]:
         """Put the model's own parameters into their places inside the block, where a functional call has replaced them."""
@@ -188,54 +159,60 @@ class Wrapped:
     def join(self) -> None:
         """Let the other optimizers of the model know this one."""
         if (model := self.model) is not None:
-            join(model, self)
+            found: Siblings = vars(unwrapped(model)).setdefault(ATTRIBUTE, Siblings())
+            found.references.append(weakref.ref(self))
+            found.agreement.model = weakref.ref(unwrapped(model))
 
     def leave(self) -> None:
-        if (model := self.model) is not None:
-            leave(model, self)
+        """Remove this one, which ends, and the attribute of the model with the last one."""
+        if (model := self.model) is not None and (found := _siblings_of(model)) is not None:
+            found.references = [each for each in found.references if each() not in (None, self)]
+            if not found.references:
+                del vars(unwrapped(model))[ATTRIBUTE]
 
     def share_exchanges(self, options: _core.TrainingOptions) -> None:
-        if (model := self.model) is not None:
-            share_exchanges(model, options)
+        """Let the training of an optimizer that has joined exchange in one order with those of the others."""
+        if (found := _siblings_of(self.model)) is not None:
+            options.share_exchanges(found.exchanges)
 
     def agreement(self) -> UseAgreement | None:
-        return None if (model := self.model) is None else agreement_of(model)
+        """Return the agreement on uses of a model that has wrapped optimizers."""
+        return None if (found := _siblings_of(self.model)) is None else found.agreement
 
-    def siblings(self) -> list[Sibling]:
+    def siblings(self) -> list[ModelAndOptimizer]:
         """Return the other optimizers of the model, in the order in which they were wrapped."""
-        return [each for each in self._optimizers() if each is not self]
+        return [each for each in optimizers_of(self.model) if each is not self]
 
-    def _optimizers(self) -> list[Sibling]:
-        return [] if (model := self.model) is None else optimizers_of(model)
+    def ids_of_siblings(self) -> set[int]:
+        """Return the ids of the parameters of the other optimizers."""
+        return {id(parameter) for sibling in self.siblings() for _, parameter in sibling.parameters()}
 
     @property
     def is_first(self) -> bool:
         """Whether this is the optimizer of the model that was wrapped first."""
-        return self._optimizers()[:1] in ([], [self])
+        return optimizers_of(self.model)[:1] in ([], [self])
 
     def unaveraged(self) -> list[str]:
         """Return the names of the model's parameters that have gradients, and that no wrapped optimizer has."""
         if (model := self.model) is None:
             return []
-        known = {id(parameter) for each in self._optimizers() for _, parameter in each.parameters()}
+        known = {id(parameter) for each in optimizers_of(model) for _, parameter in each.parameters()}
         with without_torch_function():
             return [
                 name
                 for name, parameter in named_parameters(model)
-                if parameter.requires_grad and id(parameter) not in known and trainer_of(parameter) is None
+                if parameter.requires_grad and id(parameter) not in known and receiver_of(parameter) is None
             ]
 
     def keeps(self) -> Callable[[torch.Tensor], bool]:
         """Return the function that says whether a parameter of the model is this optimizer's to keep: its own ones are. Those
         that no optimizer has are kept by the one that was wrapped first."""
-        own = {id(parameter) for _, parameter in self.parameters()}
-        of_others = {id(parameter) for sibling in self.siblings() for _, parameter in sibling.parameters()}
-        is_first = self.is_first
+        own, of_others, is_first = {id(parameter) for _, parameter in self.parameters()}, self.ids_of_siblings(), self.is_first
 
         def keep(parameter: torch.Tensor) -> bool:
             if id(parameter) in own:
                 return True
-            return is_first and id(parameter) not in of_others and trainer_of(parameter) is None
+            return is_first and id(parameter) not in of_others and receiver_of(parameter) is None
 
         return keep
 
@@ -245,5 +222,89 @@ class Wrapped:
         own, keeps = {id(parameter) for _, parameter in self.parameters()}, self.keeps()
         return lambda parameter: keeps(parameter) and (id(parameter) in own or not parameter.requires_grad)
 
-    def names(self) -> dict[int, str]:
-        return names_of(self.optimizer.param_groups, self.model)
+
+# --- Conditions for several optimizers of one model ---
+
+
+def require_shareable(given: ModelAndOptimizer, training: CallReceiver) -> None:
+    """Refuse to wrap an optimizer with parameters that another one has, or with another optimizer of the model that it cannot
+    train with."""
+    what = "cannot wrap the optimizer"
+
+    def require() -> None:
+        for sibling in given.siblings():
+            _require_same_kind(what, given.options, sibling.options)
+            _require_joint_runs(what, given, sibling)
+        require_own(what, given, training, [parameter for _, parameter in given.parameters()])
+        _require_no_other_model(what, given, training)
+
+    try:
+        require()
+        return
+    except UsageError:
+        gc.collect()  # a cycle of references may be all that keeps the other one
+    require()
+
+
+def require_own(what: str, given: ModelAndOptimizer, training: CallReceiver, mine: Collection[torch.nn.Parameter]) -> None:
+    """Refuse parameters that another optimizer has, or keeps."""
+    names, of_siblings = given.names(), given.ids_of_siblings()
+    for parameter in mine:
+        if id(parameter) in of_siblings or receiver_of(parameter) not in (None, training):
+            refuse(
+                f"{what}: another wrapped optimizer trains its parameters",
+                where=f"parameter {names[id(parameter)]}",
+                needed="one optimizer for each parameter",
+                remedy="Call close() of the other one before.",
+            )
+    held = {number for sibling in given.siblings() for number in sibling.sharded_ids}
+    for parameter in mine:
+        if id(parameter) in held:
+            refuse(
+                f"{what}: training has begun, and another optimizer of the model keeps shards of its parameters",
+                where=f"parameter {names[id(parameter)]}",
+                needed="all optimizers of a model before training begins, such as ballast.wrap([one, other], model, stage=3)",
+                remedy="Or call ballast.save() and close() of the other one, and wrap() both.",
+            )
+
+
+def _require_same_kind(what: str, mine: WrapOptions, theirs: WrapOptions) -> None:
+    """Refuse options with which two optimizers cannot train one model."""
+    what = f"{what}: another wrapped optimizer trains its model"
+    if None in (mine.stage, theirs.stage):
+        refuse(f'{what}, and stage="auto" chooses for one alone', needed="the same stage for both")
+    if (mine.stage == 3) != (theirs.stage == 3):
+        refuse(
+            f"{what} in stage {theirs.stage}, and not in stage {mine.stage}",
+            needed="stage 3 for all optimizers of a model, or for none",
+            remedy="Or call close() of the other one before.",
+        )
+    if mine.outer is not None or theirs.outer is not None:
+        refuse(f"{what}, and outer= exchanges the parameters of one", needed="one optimizer for all of a model's parameters")
+    if mine.activations is not None:
+        refuse(f"{what}, and activations= is of the one that is wrapped first", needed="activations= there, or a list of both")
+
+
+def _require_joint_runs(what: str, given: ModelAndOptimizer, sibling: ModelAndOptimizer) -> None:
+    """Refuse runs that are not resumed together: those of optimizers that are not wrapped in one call."""
+    if (given.options.run.name or sibling.options.run.name) and given.call is not sibling.call:
+        refuse(
+            f"{what}: another wrapped optimizer trains its model, and drives commit the steps of each on its own: after a "
+            "failure, run= could resume between two of them",
+            needed="all optimizers in one call, such as ballast.wrap([one, other], model, run=...)",
+        )
+
+
+def _require_no_other_model(what: str, given: ModelAndOptimizer, training: CallReceiver) -> None:
+    """Refuse an optimizer that trains a part of this model, or a model that this one is a part of, if one of them is in stage
+    3, which gathers whole models."""
+    of_siblings, model = given.ids_of_siblings(), given.model
+    for name, parameter in () if model is None else named_parameters(model):
+        other = None if id(parameter) in of_siblings else receiver_of(parameter)
+        if other not in (None, training) and 3 in (training.stage, other.stage):
+            refuse(
+                f"{what}: another wrapped optimizer trains its model, as a part of another one",
+                where=f"parameter {name}",
+                needed="the same model in each wrap()",
+                remedy="Or call close() of the other one before.",
+            )

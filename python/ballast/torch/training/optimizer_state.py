@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ballast.torch.training.model_and_optimizer import Wrapped
+from ballast.torch.training.model_and_optimizer import ModelAndOptimizer
 from ballast.torch.training.partition import Partition
 from ballast.torch.updates.shown_state import is_current_state, read_of
 from ballast.torch.updates.updates import State, Updates, steps_in
@@ -15,8 +15,8 @@ log = logging.getLogger("ballast")
 class OptimizerState:
     """Holds the state outside a partition, and shows all state in optimizer.state."""
 
-    def __init__(self, wrapped: Wrapped, updates: Updates):
-        self._wrapped = wrapped
+    def __init__(self, given: ModelAndOptimizer, updates: Updates):
+        self._given = given
         self._updates = updates
         self.loaded: State | None = None  # for the next partition
         self.frozen_state: State = {}  # of parameters that are frozen now
@@ -24,7 +24,7 @@ class OptimizerState:
 
     def is_current(self, state: State) -> bool:
         """Return whether the state was read from here, so that loading it changes nothing."""
-        return is_current_state(state, self._wrapped.optimizer.state)
+        return is_current_state(state, self._given.optimizer.state)
 
     def load(self, state: State) -> None:
         """Keep state for the partition of the next step: full state, or this rank's shard."""
@@ -33,17 +33,14 @@ class OptimizerState:
 
     def load_changed(self, partition: Partition) -> None:
         """Load optimizer.state if the user has removed or replaced something in it."""
-        changed = self._updates.changed_state(self._wrapped.optimizer, partition)
+        changed = self._updates.changed_state(self._given.optimizer, partition)
         if self.loaded is None and changed is not None:
             self.loaded = read_of(changed)
-
-    def has_changed(self, partition: Partition) -> bool:
-        return self._updates.changed_state(self._wrapped.optimizer, partition) is not None
 
     def without_unbegun(self, numbered: State, partition: Partition | None) -> State:
         """Return the state of a state_dict(), by number of the parameter, without those that have no state in torch yet."""
         left = set() if partition is None else {id(each) for each in self._updates.unbegun(partition)}
-        numbers = {number for number, (_, each) in enumerate(self._wrapped.parameters()) if id(each) in left}
+        numbers = {number for number, (_, each) in enumerate(self._given.parameters()) if id(each) in left}
         return {number: values for number, values in numbered.items() if number not in numbers}
 
     def is_unbegun(self, partition: Partition) -> bool:
@@ -56,7 +53,7 @@ class OptimizerState:
 
     def take_out(self, partition: Partition) -> State:
         """Return the full state outside the partition's memory, on every rank."""
-        return {**self.frozen_state, **self._updates.take_out(self._wrapped.optimizer, partition)}
+        return {**self.frozen_state, **self._updates.take_out(self._given.optimizer, partition)}
 
     # --- Into a partition ---
 
@@ -66,7 +63,7 @@ class OptimizerState:
         now = {id(member.parameter) for member in partition.members}
         self.frozen_state = {key: values for key, values in state.items() if key not in now}
         self.show(self.frozen_state)
-        self._updates.begin(self._wrapped.optimizer, partition, state)
+        self._updates.begin(self._given.optimizer, partition, state)
         self._unbegun = None
 
     def without_resumed(self, partition: Partition, state: State, run: str) -> State:
@@ -96,17 +93,17 @@ class OptimizerState:
         """Begin with zeros, which a checkpoint replaces."""
         self.frozen_state = frozen_state
         self.show(frozen_state)
-        self._updates.begin(self._wrapped.optimizer, partition, {})
+        self._updates.begin(self._given.optimizer, partition, {})
 
     def show(self, state: State) -> None:
-        optimizer = self._wrapped.optimizer
+        optimizer = self._given.optimizer
         optimizer.state.clear()
-        for _, parameter in self._wrapped.parameters():
+        for _, parameter in self._given.parameters():
             if id(parameter) in state:
                 optimizer.state[parameter] = state[id(parameter)]
 
     def forget_partition(self) -> None:
         """Forget the partition, which ends: entries of optimizer.state would read from it and keep it alive."""
         self._updates.forget_partition()
-        if (optimizer := self._wrapped.optimizer_if_alive) is not None:
+        if (optimizer := self._given.optimizer_if_alive) is not None:
             optimizer.state.clear()

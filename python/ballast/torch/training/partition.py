@@ -24,21 +24,21 @@ from ballast.torch.gradients.gradient_factors import refuse_different
 from ballast.torch.gradients.gradient_memory import GradientCopies, GradientShards
 from ballast.torch.gradients.gradient_order import GradientOrder
 from ballast.torch.gradients.taken_gradients import Bounds, TakenGradient, TakenGradients, refuse_as_updated, refuse_norm
+from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.unit_gather import naming_different_uses
-from ballast.torch.parameters.units import Member, UnitOfMembers, backward_order, unit_names
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, backward_order, unit_names
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training.joint_runs import ALONE, JointRun
 from ballast.torch.training.same_options import require_same, require_same_end
 from ballast.torch.training.use_agreement import UseAgreement
 from ballast.torch.updates.commit_metadata import encode_missed_steps
 from ballast.torch.updates.rules import Rule
-from ballast.torch.updates.sharded_state import Residence, ShardedState
-from ballast.torch.updates.updates import StepCall
+from ballast.torch.updates.sharded_state import ShardedState
 
 log = logging.getLogger("ballast")
 
 
-BoundCustomStep = Callable[[ShardedState, StepCall], None]
+BoundCustomStep = Callable[[ShardedState, Sequence[_core.TileToUpdate], float, bool], None]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StepInputs:
     max_norm: float
     custom_step: BoundCustomStep | None  # where no rule of the library makes updates
     joint_run: JointRun | None  # whose rounds the steps belong to
-    is_alone: bool  # no other optimizer trains the model
+    is_alone: Callable[[], bool]  # whether no other optimizer trains the model
     agreement: UseAgreement | None  # before each use of a unit; None: ranks keep full parameters, or there is one
     calls_differ: bool  # ranks use different units, also after the first steps
 
@@ -60,11 +60,11 @@ class Partition(ShardedState):
 
     def __init__(
         self,
-        units: list[UnitOfMembers],
+        units: list[ParameterUnit],
         ranks: ProcessGroups,
         inputs: Callable[[], StepInputs],
         options: _core.TrainingOptions,
-        reside: Callable[[_core.Training, list[UnitOfMembers]], Residence],
+        make_memory: Callable[[_core.Training, list[ParameterUnit]], ParameterMemory],
     ):
         self._inputs_now = inputs
         self._order = backward_order(units)
@@ -72,37 +72,38 @@ class Partition(ShardedState):
             options.backward_order = self._order
         self._first_inputs = inputs()
         self._joint_run = self._first_inputs.joint_run
-        super().__init__(units, ranks, self._first_inputs.rules, options, reside)
-        in_unit = [number for unit in units for number in range(len(unit.trained))]
-        self._places = [(member.unit, number) for member, number in zip(self._members, in_unit)]
+        super().__init__(units, ranks, self._first_inputs.rules, options, make_memory)
+        self._trained = [unit.trained for unit in units]
+        in_unit = [number for trained in self._trained for number in range(len(trained))]
+        self._places = [(member.unit, number) for member, number in zip(self.members, in_unit)]
         self._members_of: list[list[int]] = [[] for _ in units]  # trained, by unit
-        for number, member in enumerate(self._members):
+        for number, member in enumerate(self.members):
             self._members_of[member.unit].append(number)
         self._most_members = max(map(len, self._members_of), default=0)
         self._copies = GradientCopies(units, self._begins)
-        self._shards_of_gradients = GradientShards(self._core, self.sharing, self._group.size, self._members)
+        self._shards_of_gradients = GradientShards(self.core, self.sharing, self.ranks.size, self.members)
         self._has_other_parts = ranks.of_model is not None  # of the model, on other ranks
         self.gradients = TakenGradients(
-            self._group, self._members, self._tensor_norms, self._clamp_gradients, self._residence.undo_casts
+            self.ranks, self.members, self._tensor_norms, self._clamp_gradients, self.memory.undo_casts
         )
         self._updates_in_backward = options.update_in_backward
         # Exchanges of several optimizers in backward passes could wait for each other on two ranks.
-        self._agrees_on_units = options.update_in_backward and (self._group.size == 1 or self._first_inputs.is_alone)
+        self._agrees_on_units = options.update_in_backward and (self.ranks.size == 1 or self._first_inputs.is_alone())
         self.has_finite_factor = True  # by which gradients were scaled or clipped, in the last step; else it was skipped
         self.before_clipping = 1.0  # the ratio of the norm before clipping to that of the last step
         self.gradients.may_scale = not options.update_in_backward
         self._order_is_learnt = False
         self._backward = NO_BACKWARD  # in which the last gradient has arrived
         self._last_backward = [NO_BACKWARD] * len(units)  # the same, by unit
-        self._residence.watch_gathers(weakref.WeakMethod(self._before_gather), weakref.WeakMethod(self._after_call))
+        self.memory.watch_gathers(weakref.WeakMethod(self._before_gather), weakref.WeakMethod(self._after_call))
         self._reset_step()
         self._agreement = self._first_inputs.agreement
         if self._agreement is not None:
             first = [unit.members[0].parameter for unit in units]
-            self._agreement.join(self, self._group, first, lasts=self._first_inputs.calls_differ)
+            self._agreement.join(self, self.ranks, first, lasts=self._first_inputs.calls_differ)
 
     def _reset_step(self) -> None:
-        self._gradient_order = GradientOrder(self._order, [len(unit.trained) for unit in self._units])
+        self._gradient_order = GradientOrder(self._order, [*map(len, self._trained)])
         self.gradients.begin_step()
         self.unused.clear()
         self._passes: int | None = None  # of all ranks, after they have agreed
@@ -113,18 +114,6 @@ class Partition(ShardedState):
         if self._prepared is not None:
             refuse_as_updated(f"{what} between a backward pass and its step", "step() after each backward pass")
 
-    def begin_call(self, module: torch.nn.Module) -> None:
-        """Tell the residence about a call of a module whose beginning it has missed."""
-        self._residence.enter(module)
-
-    def finish(self) -> None:
-        """Wait until torch may read all parameters that it sees."""
-        self._residence.finish()
-
-    def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
-        """Call `tell` before a module uses sharded parameters, from now on."""
-        self._residence.before_uses(tell)
-
     def release(self, together: bool, gathers: bool = True) -> None:
         """End the training. Parameters return to torch's memory if all ranks call it together and gather them; else
         only full ones do."""
@@ -132,7 +121,7 @@ class Partition(ShardedState):
             if together:
                 self.end_step()
             try:
-                self._residence.release(together, gathers)
+                self.memory.release(together, gathers)
             finally:
                 if self._agreement is not None:
                     self._agreement.leave(self)
@@ -148,7 +137,7 @@ class Partition(ShardedState):
         try:
             if self._agreement is not None:
                 self._agreement.step()
-            [begun] = self._group.all_reduce([int(self.has_begun)])
+            [begun] = self.ranks.all_reduce([int(self.has_begun)])
             updates = self._updates_in_backward
             if begun > 0 and not (updates and self._joint_run is not None and self._joint_run.has_stepped):
                 self.step(discard=not updates, in_round=updates, ends=True)
@@ -159,7 +148,8 @@ class Partition(ShardedState):
 
     def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
         """Take a gradient that was added to `parameter.grad`. With `hold`, it waits for the next one, or for the step."""
-        require_stream(self._gpu, self._stream)
+        if self._gpu is not None:
+            require_stream(self._gpu, self._stream)
         if (backward := current_backward()) != self._backward:
             self._backward = backward
             if self._agreement is not None:
@@ -188,7 +178,7 @@ class Partition(ShardedState):
 
     def _continue_after_norm(self) -> None:
         """Begin another backward pass after those whose norm was computed."""
-        self.wait_for_commit()  # raises the error of a step that has failed
+        self.core.wait_for_commit()  # raises the error of a step that has failed
         for member in self.gradients.taken:
             self.gradients.require_unscaled(member)
         self._gradient_order.complete(self._passes or 0)
@@ -201,7 +191,7 @@ class Partition(ShardedState):
         unit = self._gradient_order.next_unit
         if unit is None or self._last_backward[unit] != current_backward():
             return
-        trained = self._units[unit].trained
+        trained = self._trained[unit]
         missing = [trained[place].parameter for place in self._gradient_order.missing_of_begun(unit)]
         if not any(map(has_gradient_in_backward, missing)):
             for parameter in missing:
@@ -215,9 +205,9 @@ class Partition(ShardedState):
             self._agreement.is_outermost(self._backward)
             and (before := self._gradient_order.next_unit) not in (None, unit)
             and not self._gradient_order.is_begun(before)
-            and not any(has_gradient_in_backward(each.parameter) for each in self._units[before].trained)
+            and not any(has_gradient_in_backward(each.parameter) for each in self._trained[before])
         ):
-            for member in self._units[before].trained:
+            for member in self._trained[before]:
                 self.arrived(member.parameter)
 
     def _take_all(self, units: Sequence[int]) -> None:
@@ -235,10 +225,10 @@ class Partition(ShardedState):
         rank takes the unit that has its turn, or has ended the backward pass: then it takes the unit for the others."""
         members = [] if unit is None else self._members_of[unit]
         used = self.gradients.used(members)
-        if self._group.size > 1:
+        if self.ranks.size > 1:
             words = [int(ends), *used, *([0] * (self._most_members - len(members)))]
-            ended, *used = self._group.all_reduce(words)
-            ends = ended == self._group.size
+            ended, *used = self.ranks.all_reduce(words)
+            ends = ended == self.ranks.size
         return None if ends else [member for member, ranks in zip(members, used) if ranks == 0]
 
     def _take_for_others(self) -> None:
@@ -249,18 +239,18 @@ class Partition(ShardedState):
             self._take(unit, unused, count=True)
 
     def _leave_out(self, members: Sequence[int]) -> None:
-        for member in map(self._members.__getitem__, members):
-            self._core.leave_out(member.unit, member.tensor)
+        for member in map(self.members.__getitem__, members):
+            self.core.leave_out(member.unit, member.tensor)
             self.unused.add(member)
 
     def _take(self, unit: int, unused: Sequence[int], *, count: bool) -> None:
-        self._residence.release_unit()
+        self.memory.release_unit()
         if self._updates_in_backward and self._prepared is None:
-            self._residence.require_not_gathered("cannot update parameters in the backward pass")
+            self.memory.require_not_gathered("cannot update parameters in the backward pass")
             if self._joint_run is not None:
                 self._joint_run.require_turn()
             now = self._inputs_now()
-            self._core.prepare(rules=now.rules, missed=self._missed())
+            self.core.prepare(rules=now.rules, missed=self._missed())
             self._prepared = now.described()
         try:  # an interrupt may arrive when the core has acquired the unit
             with naming_different_uses():
@@ -269,7 +259,7 @@ class Partition(ShardedState):
             if count:
                 self._copies.copy(unit, memory)
         finally:
-            self._core.release()
+            self.core.release()
 
     def gradient_norm(self, order: float) -> float:
         """Return the norm of all gradients. All ranks call it together."""
@@ -282,7 +272,7 @@ class Partition(ShardedState):
         if math.isnan(factor):
             return math.nan
         if order == 2.0:
-            return self._core.gradient_norm(loss_scale=1.0 / factor)
+            return self.core.gradient_norm(loss_scale=1.0 / factor)
         norms = torch.tensor(self._tensor_norms(order), dtype=torch.float64, device="cpu")
         return float(torch.linalg.vector_norm(norms, order)) * (factor if order > 0.0 else 1.0)
 
@@ -292,8 +282,8 @@ class Partition(ShardedState):
             refuse_norm("the norm of a gradient")
         if order != 2.0:
             return self._shards_of_gradients.norms(order)
-        norms = self._core.tensor_norms(loss_scale=1.0)
-        return [norms[member.unit][member.tensor] for member in self._members]
+        norms = self.core.tensor_norms(loss_scale=1.0)
+        return [norms[member.unit][member.tensor] for member in self.members]
 
     def _scale_gradients(self, factors: Mapping[int, float]) -> None:
         """Multiply gradients by factors of their own. All ranks call it together."""
@@ -331,22 +321,22 @@ class Partition(ShardedState):
             self._agreement.end_call()
 
     def name_of_unit(self, unit: int) -> str:
-        return unit_names(self._units)[unit]
+        return unit_names(self.units)[unit]
 
     def gather_for_others(self, unit: int, exact: bool) -> None:
         """Gather a unit that other ranks use."""
-        self._residence.release_unit()
-        acquire = self._core.acquire_exact_parameters if exact else self._core.acquire_parameters
+        self.memory.release_unit()
+        acquire = self.core.acquire_exact_parameters if exact else self.core.acquire_parameters
         try:  # an interrupt may arrive when the core has acquired the unit
             acquire(unit)
         finally:
-            self._core.release()
+            self.core.release()
 
     def take_for_others(self) -> None:
         """Take the unit whose turn it is, whose gradients have arrived on other ranks, with those that this rank has."""
         unit, missing = self._gradient_order.turn_for_others()
         for place in missing:
-            parameter = self._units[unit].trained[place].parameter
+            parameter = self._trained[unit][place].parameter
             with without_torch_function():  # the parameter may be without its values
                 gradient = parameter.grad
             self.gradients.take(self._index[id(parameter)], parameter, gradient)
@@ -356,12 +346,13 @@ class Partition(ShardedState):
 
     def _missed(self) -> list[int]:
         """Return the missed steps of each tensor of all units; nothing if there are none."""
-        return [each.missed for each in self.all_members] if any(map(attrgetter("missed"), self._members)) else []
+        return [each.missed for each in self.all_members] if any(map(attrgetter("missed"), self.members)) else []
 
     def _agree(self, *, count: bool = True, ends: bool = False) -> int:
         """Complete the same passes on all ranks, accept writes to parameters, and return the number of passes."""
-        require_stream(self._gpu, self._stream)
-        self._residence.release_unit()  # the last unit may be frozen, so that no gradient has released it
+        if self._gpu is not None:
+            require_stream(self._gpu, self._stream)
+        self.memory.release_unit()  # the last unit may be frozen, so that no gradient has released it
         if self._passes is not None:
             return self._passes
         if self._agreement is not None:
@@ -369,13 +360,14 @@ class Partition(ShardedState):
         if self._agrees_on_units:
             self._take_for_others()
         writes = self.writes(with_casts=count)  # a step that is discarded would undo them
-        options = self._first_inputs.described() if count and self._group.size > 1 else {}
+        options = self._first_inputs.described() if count and self.ranks.size > 1 else {}
         described = zlib.crc32(str(options).encode())
-        mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.in_words()]
-        passes, written, are_discarded, of_options, *taken = words_of_all_ranks(self._group, mine)
-        require_same_end(are_discarded)
+        mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.digests()]
+        passes, written, are_discarded, of_options, *taken = words_of_all_ranks(self.ranks, mine)
+        if len({*are_discarded}) > 1:
+            require_same_end(are_discarded)
         if len({*of_options}) > 1:
-            require_same(self._group, options)
+            require_same(self.ranks, options)
         if count:
             self.gradients.compare_ranks(*taken)
         if any(written):
@@ -390,7 +382,7 @@ class Partition(ShardedState):
             self._learn_order(completed)
         return self._passes
 
-    def _keep_writes(self, writes: Mapping[Member, torch.Tensor], ends: bool) -> None:
+    def _keep_writes(self, writes: Mapping[UnitParameter, torch.Tensor], ends: bool) -> None:
         """Take over the written parameters. At the end of the training, warn of writes that cannot be kept."""
         try:
             self._take_over(writes)
@@ -402,7 +394,7 @@ class Partition(ShardedState):
     def _learn_order(self, completed: list[int]) -> None:
         """Take units in the order in which they came on rank 0, from the next step on."""
         seen = completed + [unit for unit in self._order if unit not in completed]
-        self._order = self._group.all_reduce(seen if self._group.rank == 0 else [0] * len(seen))
+        self._order = self.ranks.all_reduce(seen if self.ranks.rank == 0 else [0] * len(seen))
         self._order_is_learnt = True
 
     def step(
@@ -416,9 +408,10 @@ class Partition(ShardedState):
     def _step(
         self, loss_scale: float, discard: bool, ends: bool, joint_round: _core.JointRound | None
     ) -> _core.StepResult | None:
-        require_stream(self._gpu, self._stream)
+        if self._gpu is not None:
+            require_stream(self._gpu, self._stream)
         if not discard and not ends:
-            self._residence.require_not_gathered("cannot make a step")
+            self.memory.require_not_gathered("cannot make a step")
             self._accept_assignments()
             self.gradients.require_complete()
             self.gradients.require_not_added("cannot make a step")
@@ -436,13 +429,13 @@ class Partition(ShardedState):
         try:
             with self._in_round(joint_round):
                 self._keep_counts()
-                result = self._core.step_prepared() if self._updates_in_backward else self._update(loss_scale, discard)
+                result = self.core.step_prepared() if self._updates_in_backward else self._update(loss_scale, discard)
         finally:
             self._pass_on_log()
         if not result.skipped:
             for member in self.unused:
                 member.missed += 1
-        self._residence.after_step(updated=not result.skipped)
+        self.memory.after_step(updated=not result.skipped)
         self.gradients.spend()
         self._reset_step()
         return result
@@ -450,17 +443,17 @@ class Partition(ShardedState):
     def _keep_counts(self) -> None:
         """Keep the missed steps with the commit of the step. An optimizer's own step keeps its counts itself."""
         if self.keeps_run and self._first_inputs.custom_step is None:
-            self.set_note(encode_missed_steps(self._members, self.unused, self.steps + 1))
+            self.core.set_note(encode_missed_steps(self.members, self.unused, self.steps + 1))
 
     @contextmanager
     def _in_round(self, joint_round: _core.JointRound | None) -> Iterator[None]:
         """Name the round in the commit of the step that is made inside the block."""
         if joint_round is not None:
-            self.set_round(joint_round)
+            self.core.set_round(joint_round)
         try:
             yield
         finally:
-            self.set_round(ALONE)
+            self.core.set_round(ALONE)
 
     def _commit_as_it_is(self, joint_round: _core.JointRound) -> None:
         """Commit the state in the round, in which the optimizer has no gradients."""
@@ -472,17 +465,14 @@ class Partition(ShardedState):
         factor = 1.0 if discard else self.gradients.factor(self._scale_gradients)
         self.has_finite_factor = not math.isnan(factor)
         self.before_clipping = 1.0 if math.isnan(factor) else self.gradients.before_clipping(factor)
-        return self._core.step(
+        return self.core.step(
             rules=now.rules,
             missed=self._missed(),
             max_norm=now.max_norm,
             loss_scale=loss_scale / factor if self.has_finite_factor else loss_scale,
             discard=discard or not self.has_finite_factor,
-            custom_step=None if now.custom_step is None else partial(self._run_custom, now.custom_step),
+            custom_step=None if now.custom_step is None else partial(now.custom_step, self),
         )
-
-    def _run_custom(self, step: BoundCustomStep, tiles: Sequence[_core.TileToUpdate], factor: float, is_last: bool) -> None:
-        step(self, StepCall(tiles, factor, is_last))
 
     def _require_as_prepared(self, prepared: dict[str, str], loss_scale: float, discard: bool) -> None:
         """Refuse a step that is not the one for which the backward pass has updated parameters."""
@@ -516,7 +506,7 @@ class Partition(ShardedState):
         if len(cleared) < len(self.gradients.taken) and cleared:
             refuse(
                 "cannot use gradients: some of the step were cleared, and others were not",
-                where=f"parameter {self._members[cleared[0]].name}",
+                where=f"parameter {self.members[cleared[0]].name}",
                 needed="optimizer.zero_grad(), or model.zero_grad(), of all parameters",
             )
         if cleared:
@@ -530,7 +520,7 @@ class Partition(ShardedState):
         self.require_not_updated("cannot offload the optimizer")
         self._discard_cleared_gradients()
         self.accept_writes()
-        [taken] = self._group.all_reduce([len(self.gradients.taken)])
+        [taken] = self.ranks.all_reduce([len(self.gradients.taken)])
         if taken > 0:
             refuse_order(
                 "cannot offload the optimizer between a backward pass and its step: it has gradients",
@@ -541,9 +531,6 @@ class Partition(ShardedState):
 
     # --- Reports ---
 
-    def ledger(self, custom_state: tuple[_core.Tier, int]) -> str:
-        return self._core.ledger(custom_state)
-
     def chrome_trace(self) -> str:
-        self._residence.release_unit()
-        return self._core.chrome_trace()
+        self.memory.release_unit()
+        return self.core.chrome_trace()

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
+from typing import NoReturn
 
 import torch
 
@@ -18,8 +19,8 @@ from ballast.connecting import Group
 from ballast.formats import Formats, that_need_bf16
 from ballast.torch.collectives import broadcast_initial_values, from_all_ranks, words_of_all_ranks
 from ballast.torch.parameters.deferred_init import is_on_meta
-from ballast.torch.parameters.managed_parameter import is_without_values, managed
-from ballast.torch.parameters.units import Member, has_foreign_class
+from ballast.torch.parameters.managed_parameter import Lifecycle, is_without_values, managed
+from ballast.torch.parameters.units import UnitParameter, has_foreign_class
 from ballast.torch.parameters.writes import require_same_values
 from ballast.torch.tensor_names import named_buffers, named_parameters
 
@@ -62,12 +63,6 @@ def require_initialized(model: torch.nn.Module | None, optimizers: Iterable[torc
         )
 
 
-def require_model(model: torch.nn.Module | None) -> torch.nn.Module:
-    if model is None:
-        refuse("cannot train in stage 3 without a model", needed="ballast.wrap(optimizer, model, stage=3)")
-    return model
-
-
 def require_model_of_calls(model: torch.nn.Module | None) -> None:
     """Refuse to overlap gathers without a model, on whose calls they depend."""
     if model is None:
@@ -87,7 +82,7 @@ def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: It
     known = {id(each): each for each in [*mine, *of_model]}
     there = [each for each in known.values() if not (is_without_values(each) or is_on_meta(each))]
     names = {} if model is None else {id(each): name for name, each in named_parameters(model)}
-    foreign = [Member(each, names[id(each)], None) for each in there if id(each) in names and has_foreign_class(each)]
+    foreign = [UnitParameter(each, names[id(each)], None) for each in there if id(each) in names and has_foreign_class(each)]
     require_same_values(group, foreign, "cannot wrap the optimizer")
     foreign_ids = {id(member.parameter) for member in foreign}
     broadcast_initial_values(group, (each for each in there if id(each) not in foreign_ids))
@@ -139,7 +134,7 @@ def require_averaged(unaveraged: Sequence[str], *, in_data_parallel: bool, warns
         )
 
 
-def warn_of_layout(rank: int, members: Iterable[Member]) -> None:
+def warn_of_layout(rank: int, members: Iterable[UnitParameter]) -> None:
     """Warn of parameters that lose their memory format when they are partitioned."""
     with without_torch_function():  # some may be without values, which have no format
         found = [each.name for each in members if _is_channels_last(each.parameter)]
@@ -152,7 +147,7 @@ def warn_of_layout(rank: int, members: Iterable[Member]) -> None:
         )
 
 
-def warn_of_formats(rank: int, formats: Formats, members: Iterable[Member]) -> None:
+def warn_of_formats(rank: int, formats: Formats, members: Iterable[UnitParameter]) -> None:
     """Warn of formats that no parameter has: they are those of bfloat16 parameters."""
     unused = that_need_bf16(formats)
     if rank == 0 and unused and not any(each.dtype == torch.bfloat16 for each in members):
@@ -163,7 +158,7 @@ def warn_of_formats(rank: int, formats: Formats, members: Iterable[Member]) -> N
         )
 
 
-def warn_of_frozen(rank: int, offload: str, members: Iterable[Member]) -> None:
+def warn_of_frozen(rank: int, offload: str, members: Iterable[UnitParameter]) -> None:
     """Warn of frozen parameters that stay on the device though they are most of the model: a tier alone moves the state."""
     sizes: Counter[bool] = Counter()  # bytes, by whether they are frozen
     for each in members:
@@ -183,26 +178,24 @@ def _is_channels_last(parameter: torch.Tensor) -> bool:
     return bool(parameter.is_contiguous(memory_format=formats[parameter.dim()]))
 
 
-def require_open(what: str, *, is_closed: bool) -> None:
-    if is_closed:
-        refuse_order(
-            f"cannot {what}: the optimizer is closed, and its state is gone",
-            needed="a new optimizer for the same parameters, and ballast.wrap() of that one",
-            remedy="To keep the state, call ballast.save() before close(), and ballast.load_checkpoint() into the new one.",
-        )
+def refuse_closed(what: str) -> NoReturn:
+    refuse_order(
+        f"cannot {what}: the optimizer is closed, and its state is gone",
+        needed="a new optimizer for the same parameters, and ballast.wrap() of that one",
+        remedy="To keep the state, call ballast.save() before close(), and ballast.load_checkpoint() into the new one.",
+    )
 
 
-def require_on_device(is_offloaded: bool) -> None:
-    if is_offloaded:
+def require_on_device(lifecycle: Lifecycle) -> None:
+    if lifecycle is Lifecycle.OFFLOADED:
         refuse_order("cannot use the training: it is off its device", needed="optimizer.reload(), on all ranks")
 
 
-def require_loaded(is_loaded: bool) -> None:
-    if not is_loaded:
-        refuse_order(
-            "cannot continue to train: a checkpoint was loaded in part",
-            needed="ballast.load_checkpoint() of one that can be read",
-        )
+def refuse_half_loaded() -> NoReturn:
+    refuse_order(
+        "cannot continue to train: a checkpoint was loaded in part",
+        needed="ballast.load_checkpoint() of one that can be read",
+    )
 
 
 def require_same_in_outer(has_outer: bool, is_same: bool) -> None:
@@ -228,7 +221,7 @@ def require_same_run(run: str, is_same: bool) -> None:
 Named = tuple[str, torch.Tensor]
 
 
-def require_own_memory(members: Iterable[Member], model: torch.nn.Module | None) -> None:
+def require_own_memory(members: Iterable[UnitParameter], model: torch.nn.Module | None) -> None:
     """Refuse a member that has elements of another parameter, of the model or among the members. Parameters may be parts of
     one tensor, as cuDNN's are."""
     mine = {id(member.parameter): (member.name, member.parameter) for member in members}
@@ -316,13 +309,13 @@ def require_same_parameters(group: Group, mine: Sequence[str]) -> None:
                 )
 
 
-def in_words(parameters: Iterable[tuple[int, torch.Tensor]], names: Mapping[int, str]) -> Iterator[str]:
+def describe(parameters: Iterable[tuple[int, torch.Tensor]], names: Mapping[int, str]) -> Iterator[str]:
     """Describe parameters of an optimizer, each after the number of its group."""
     for number, each in parameters:
         yield f"{names[id(each)]}, {_kind_of(each)}, in parameter group {number}"
 
 
-def in_words_of_model(model: torch.nn.Module) -> Iterator[str]:
+def describe_model(model: torch.nn.Module) -> Iterator[str]:
     """Describe the parameters and buffers of a model."""
     for name, each in (*named_parameters(model), *named_buffers(model)):
         yield f"{name}, {_kind_of(each)}"

@@ -12,12 +12,11 @@ from ballast import _core
 from ballast.connecting import Group
 from ballast.torch.collectives import sum_in_fp32
 from ballast.torch.gpu import wait_for_current_streams
-from ballast.torch.memory import tensor_of
-from ballast.torch.parameters.units import TORCH_DTYPES, Member
+from ballast.torch.parameters.units import UnitParameter
 from ballast.torch.updates.custom_step import group_of
 from ballast.torch.updates.custom_updates import CustomUpdates, move_state_to
 from ballast.torch.updates.sharded_state import ShardedState
-from ballast.torch.updates.updates import StepCall
+from ballast.torch.updates.updates import StepCall, elements_in
 
 
 class MatrixWindow:
@@ -62,7 +61,7 @@ class MatrixWindow:
 class RankSums:
     """The sums of all parameters lie in one tensor on the host, which takes one collective."""
 
-    def __init__(self, sizes: Mapping[Member, Sequence[int]]):
+    def __init__(self, sizes: Mapping[UnitParameter, Sequence[int]]):
         self._sizes = [size for of_member in sizes.values() for size in of_member]
         self._first = {}
         tensors = 0
@@ -71,7 +70,7 @@ class RankSums:
             tensors += len(of_member)
         self._total = torch.zeros(sum(self._sizes), dtype=torch.float32, device="cpu")
 
-    def of(self, member: Member) -> Sequence[torch.Tensor]:
+    def of(self, member: UnitParameter) -> Sequence[torch.Tensor]:
         """Return the tensors of a parameter, one for each of its sizes."""
         tensors: Sequence[torch.Tensor] = self._total.split(self._sizes)
         return tensors[self._first[member]]
@@ -106,12 +105,8 @@ class AdafactorUpdates(CustomUpdates):
 def shards_in(
     tile: _core.TileToUpdate, optimizer: torch.optim.Optimizer, shards: ShardedState, factor: float
 ) -> Iterator[Shard]:
-    gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
-    masters = tensor_of(tile.masters, torch.float32)
-    for member, begin, count in shards.in_tile(tile):
-        mine = masters[begin:][:count]
-        group = group_of(optimizer, member.parameter)
-        yield Shard(member, shards.part(member)[0], mine, gradients[begin:][:count].to(mine.device), group)
+    for member, _, masters, gradients in elements_in(tile, shards, factor):
+        yield Shard(member, shards.part(member)[0], masters, gradients, group_of(optimizer, member.parameter))
 
 
 def rows_and_columns(shape: torch.Size) -> tuple[int, int]:
@@ -122,7 +117,9 @@ def rows_and_columns(shape: torch.Size) -> tuple[int, int]:
 class Shard:
     """This rank's elements of a parameter, from the element `first` on. A step calls the methods in their order here."""
 
-    def __init__(self, member: Member, first: int, masters: torch.Tensor, gradients: torch.Tensor, group: dict[str, Any]):
+    def __init__(
+        self, member: UnitParameter, first: int, masters: torch.Tensor, gradients: torch.Tensor, group: dict[str, Any]
+    ):
         shape = member.parameter.shape
         self.member, self.masters = member, masters
         self._shape, self._group = shape, group

@@ -17,70 +17,75 @@ from ballast import _core
 from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.json_reader import Json, fail_malformed, parse
-from ballast.torch.parameters.units import Member
+from ballast.torch.parameters.units import UnitParameter
 from ballast.torch.updates.shown_state import IN_LIBRARY
 
-NOTE_OF_MISSED_STEPS = "the note of missed steps in a run"
+MISSED_STEPS = "the note of missed steps in a run"
 
 
-def encode_missed_steps(members: Sequence[Member], unused: Collection[Member] = (), step: int = 0) -> bytes:
-    """Return the note for the commit of a step, which does not update the parameters in `unused`. A commit of joint runs may
-    hold it though the step was skipped, so it says which step it means. It is empty if no parameter has missed a step.
+def encode_missed_steps(members: Sequence[UnitParameter], unused: Collection[UnitParameter] = (), step: int = 0) -> bytes:
+    """Return the metadata for the commit of a step, which does not update the parameters in `unused`. A commit of joint runs
+    may hold it though the step was skipped, so it says which step it means. It is empty if no parameter has missed a step.
 
     >>> import torch
-    >>> weight, bias = (Member(torch.nn.Parameter(torch.ones(2)), name, group=0) for name in ("weight", "bias"))
+    >>> weight, bias = (UnitParameter(torch.nn.Parameter(torch.ones(2)), name, group=0) for name in ("weight", "bias"))
     >>> encode_missed_steps([weight, bias])
     b''
     >>> weight.missed = 5
-    >>> note = encode_missed_steps([weight, bias], [bias], step=9)
-    >>> decode_missed_steps(note, steps=9), decode_missed_steps(note, steps=8)
+    >>> metadata = encode_missed_steps([weight, bias], [bias], step=9)
+    >>> decode_missed_steps(metadata, steps=9), decode_missed_steps(metadata, steps=8)
     ([5, 1], [5, 0])
-    >>> decode_missed_steps(join_missed_steps([b"", note], [1, 0]), steps=9)
+    >>> decode_missed_steps(join_missed_steps([b"", metadata], [1, 0]), steps=9)
     [1, 5]
     """
     counts = [2 * member.missed + (member in unused) for member in members]
-    return _note([step, *counts]) if any(counts) else b""
+    return _packed([step, *counts]) if any(counts) else b""
 
 
-def decode_missed_steps(note: bytes, steps: int) -> list[int]:
+def decode_missed_steps(metadata: bytes, steps: int) -> list[int]:
     """Return the missed steps of each parameter after this number of steps; nothing if none has missed any."""
-    step, *counts = _words(note) or [0]
+    step, *counts = _words(metadata) or [0]
     return [count // 2 + (count % 2 if steps >= step else 0) for count in counts]
 
 
-def join_missed_steps(notes: Sequence[bytes], places: Sequence[int]) -> bytes:
-    """Return the note of a run that other ranks continue. `places` has the place of each parameter there."""
-    note = next(filter(None, notes), b"")  # the same on all ranks
-    if not note:
+def join_missed_steps(all_metadata: Sequence[bytes], places: Sequence[int]) -> bytes:
+    """Return the metadata of a run that other ranks continue. `places` has the place of each parameter there."""
+    metadata = next(filter(None, all_metadata), b"")  # the same on all ranks
+    if not metadata:
         return b""
-    step, *counts = _words(note)
-    return _note([step, *(counts[place] for place in places)])
+    step, *counts = _words(metadata)
+    return _packed([step, *(counts[place] for place in places)])
 
 
-def _note(words: Sequence[int]) -> bytes:
-    note = zlib.compress(struct.pack(f"<{len(words)}Q", *words))
-    if len(note) > _core.MAX_NOTE_BYTES:
+def _packed(words: Sequence[int]) -> bytes:
+    metadata = zlib.compress(struct.pack(f"<{len(words)}Q", *words))
+    return _require_room(metadata, "its parameters have missed different steps, and the counts need room")
+
+
+def _require_room(metadata: bytes, why: str) -> bytes:
+    """Return the metadata, unless commits have no room for it."""
+    if len(metadata) > _core.MAX_NOTE_BYTES:
         refuse(
-            "cannot keep the optimizer in a run: its parameters have missed different steps, and the counts need room",
-            needed=f"{len(note):,} bytes",
+            f"cannot keep the optimizer in a run: {why}",
+            needed=f"{len(metadata):,} bytes",
             available=f"{_core.MAX_NOTE_BYTES:,} bytes",
             remedy="Leave out run=, and call ballast.save().",
         )
-    return note
+    return metadata
 
 
-def _words(note: bytes) -> list[int]:
+def _words(metadata: bytes) -> list[int]:
     try:
-        packed = zlib.decompress(note) if note else b""
+        packed = zlib.decompress(metadata) if metadata else b""
         return [*struct.unpack(f"<{len(packed) // 8}Q", packed)]
     except (zlib.error, struct.error) as error:
-        fail_malformed(NOTE_OF_MISSED_STEPS, str(error))
+        fail_malformed(MISSED_STEPS, str(error))
 
 
 # State that is not per element, such as a count of steps, by its name in the optimizer's state. IN_LIBRARY stands for values of
 # each element.
 ScalarState = dict[str, Any]
-NOTE_OF_SCALARS = "the note of the optimizer in a run"
+SCALARS = "the note of the optimizer in a run"
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -89,41 +94,34 @@ def copied(value: Any) -> Any:
 
 
 def encode_scalars(kept: str, scalars: Sequence[ScalarState]) -> bytes:
-    """Return the note. `kept` says what the library keeps. Equal scalars take little room: most optimizers count the same steps
-    for all parameters."""
+    """Return the metadata. `kept` says what the library keeps. Equal scalars take little room: most optimizers count the same
+    steps for all parameters."""
     texts = [json.dumps({name: _to_json(name, value) for name, value in each.items()}) for each in scalars]
     known = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     runs = [[len([*same]), known[text]] for text, same in groupby(texts)]
-    note = json.dumps({"kept": kept, "texts": [*known], "runs": runs}, separators=(",", ":")).encode()
-    if len(note) > _core.MAX_NOTE_BYTES:
-        refuse(
-            "cannot keep the optimizer in a run: its scalar state differs from parameter to parameter, and needs room",
-            needed=f"{len(note):,} bytes",
-            available=f"{_core.MAX_NOTE_BYTES:,} bytes",
-            remedy="Leave out run=, and call ballast.save().",
-        )
-    return note
+    metadata = json.dumps({"kept": kept, "texts": [*known], "runs": runs}, separators=(",", ":")).encode()
+    return _require_room(metadata, "its scalar state differs from parameter to parameter, and needs room")
 
 
-def kept_by(note: bytes) -> str:
-    """Return what the library keeps for the optimizer that wrote the note."""
-    return _content(note)["kept"].text()
+def kept_by(metadata: bytes) -> str:
+    """Return what the library keeps for the optimizer that wrote the metadata."""
+    return _content(metadata)["kept"].text()
 
 
-def _content(note: bytes) -> Json:
+def _content(metadata: bytes) -> Json:
     try:
-        return Json(parse(note), NOTE_OF_SCALARS)
+        return Json(parse(metadata), SCALARS)
     except ValueError as error:
-        fail_malformed(NOTE_OF_SCALARS, str(error))
+        fail_malformed(SCALARS, str(error))
 
 
-def decode_scalars(note: bytes) -> Iterator[ScalarState]:
+def decode_scalars(metadata: bytes) -> Iterator[ScalarState]:
     """Yield the scalar state of each parameter.
 
     >>> [*decode_scalars(encode_scalars("Adam", [{"step": 3}, {"step": 3}, {}]))]
     [{'step': 3}, {'step': 3}, {}]
     """
-    content = _content(note)
+    content = _content(metadata)
     texts = content["texts"].elements()
     for run in content["runs"].elements():
         count, number = run.elements(2)
@@ -132,30 +130,30 @@ def decode_scalars(note: bytes) -> Iterator[ScalarState]:
             yield _scalars_in(text)
 
 
-def join_scalars(kept: str, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
-    """Return the note with which an optimizer that keeps `kept` continues the run of other ranks. A rank's note has the scalars
-    of the parameters of which it had elements. `places` has the place of each parameter there.
+def join_scalars(kept: str, all_metadata: Sequence[bytes], places: Sequence[int]) -> bytes:
+    """Return the metadata with which an optimizer that keeps `kept` continues the run of other ranks. That of a rank has the
+    scalars of the parameters of which it had elements. `places` has the place of each parameter there.
 
-    >>> notes = [encode_scalars("Adam", [{"step": 3}, {}]), encode_scalars("Adam", [{}, {"step": 5}])]
-    >>> [*decode_scalars(join_scalars("Adam", notes, [1, 0]))]
+    >>> all_metadata = [encode_scalars("Adam", [{"step": 3}, {}]), encode_scalars("Adam", [{}, {"step": 5}])]
+    >>> [*decode_scalars(join_scalars("Adam", all_metadata, [1, 0]))]
     [{'step': 5}, {'step': 3}]
     """
-    notes = [note for note in notes if note]  # a rank without any has begun no step
-    if not notes:
+    all_metadata = [metadata for metadata in all_metadata if metadata]  # a rank without any has begun no step
+    if not all_metadata:
         return b""
-    for note in notes:
-        require_kept(kept, note)
-    of_all: list[ScalarState] = [next(filter(None, of_ranks), {}) for of_ranks in zip(*map(decode_scalars, notes))]
+    for metadata in all_metadata:
+        require_kept(kept, metadata)
+    of_all: list[ScalarState] = [next(filter(None, of_ranks), {}) for of_ranks in zip(*map(decode_scalars, all_metadata))]
     return encode_scalars(kept, [of_all[place] for place in places])
 
 
-def require_kept(kept: str, note: bytes) -> None:
-    """Refuse the note of an optimizer that keeps something else."""
-    if kept_by(note) != kept:
+def require_kept(kept: str, metadata: bytes) -> None:
+    """Refuse the metadata of an optimizer that keeps something else."""
+    if kept_by(metadata) != kept:
         fail(
             "run_mismatch",
             _core.Problem(
-                what=f"cannot resume the run: it keeps {kept_by(note)}, but this training keeps {kept}",
+                what=f"cannot resume the run: it keeps {kept_by(metadata)}, but this training keeps {kept}",
                 remedy="Resume with the optimizer that began the run; or give the run another name. Nothing was changed.",
             ),
         )
@@ -163,11 +161,11 @@ def require_kept(kept: str, note: bytes) -> None:
 
 def _scalars_in(text: str) -> ScalarState:
     try:
-        return {name: _from_json(each.value) for name, each in Json(parse(text.encode()), NOTE_OF_SCALARS).items()}
+        return {name: _from_json(each.value) for name, each in Json(parse(text.encode()), SCALARS).items()}
     except Error:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        fail_malformed(NOTE_OF_SCALARS, str(error))
+        fail_malformed(SCALARS, str(error))
 
 
 def _to_json(name: str, value: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from ballast import _core
 from ballast.checks import fail, refuse
 from ballast.errors import Error
-from ballast.torch.parameters.units import Member
+from ballast.torch.parameters.units import UnitParameter
 
 # The attributes of every optimizer, which are no part of a step. Those of the class itself may be.
 OF_EVERY_OPTIMIZER = frozenset({*vars(torch.optim.SGD([torch.zeros(1, device="cpu")], lr=1.0)), "_ballast"})
@@ -170,7 +170,7 @@ class CustomStepRunner:
         self._rollback, self._options = None, {}
 
 
-def shape_of(member: Member, count: int) -> torch.Size:
+def shape_of(member: UnitParameter, count: int) -> torch.Size:
     """Return the shape of a piece of this many elements: that of the parameter if it is all of it."""
     shape = member.parameter.shape
     return shape if count == shape.numel() else torch.Size([count])

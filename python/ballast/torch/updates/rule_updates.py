@@ -8,32 +8,25 @@ from functools import partial
 import torch
 
 from ballast import _core
-from ballast.torch.parameters.units import Member
+from ballast.torch.parameters.units import UnitParameter
 from ballast.torch.updates.commit_metadata import decode_missed_steps, encode_missed_steps, join_missed_steps
 from ballast.torch.updates.rules import Group, MakeRule, Rule
 from ballast.torch.updates.sharded_state import ShardedState
 from ballast.torch.updates.shown_state import IN_LIBRARY, LazyState, ShownState, changed_state, lazy_moment, moments_in
-from ballast.torch.updates.updates import State
+from ballast.torch.updates.updates import State, Updates
 
 MOMENTS = (_core.Moment.momentum, _core.Moment.variance)
 
 
-class RuleUpdates:
+class RuleUpdates(Updates):
     """Updates by a rule of the library, which keeps up to two moments of each parameter, and counts steps."""
 
-    whole_values: frozenset[str] = frozenset()
+    has_custom_step = False
 
     def __init__(self, make_rule: MakeRule):
         self._make_rule = make_rule
         self._shown = ShownState()
         self._given: set[int] = set()  # ids of parameters whose state was loaded
-
-    @property
-    def custom_step(self) -> None:
-        return None
-
-    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
-        pass
 
     def rule(self, group: Group) -> Rule:
         return self._make_rule(group)
@@ -58,7 +51,7 @@ class RuleUpdates:
     def unbegun(self, shards: ShardedState) -> list[torch.nn.Parameter]:
         return [member.parameter for member in shards.members if not self._has_begun(shards, member)]
 
-    def _has_begun(self, shards: ShardedState, member: Member) -> bool:
+    def _has_begun(self, shards: ShardedState, member: UnitParameter) -> bool:
         return shards.steps > member.missed or id(member.parameter) in self._given
 
     def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
@@ -71,31 +64,22 @@ class RuleUpdates:
         begun = [member for member in shards.members if self._has_begun(shards, member)]
         return {id(member.parameter): {"step": steps_of(shards, member), **kept_here} for member in begun}
 
-    def keep_note(self, shards: ShardedState, state: State) -> None:
+    def keep_metadata(self, shards: ShardedState, state: State) -> None:
         if shards.keeps_run:
-            shards.set_note(encode_missed_steps(shards.members))
+            shards.core.set_note(encode_missed_steps(shards.members))
 
-    def resume_note(self, shards: ShardedState) -> None:
-        counts = decode_missed_steps(shards.note, shards.steps) or [0] * len(shards.members)
+    def resume_metadata(self, shards: ShardedState) -> None:
+        counts = decode_missed_steps(shards.core.note(), shards.steps) or [0] * len(shards.members)
         for member, missed in zip(shards.members, counts):
             member.missed = missed
 
-    def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
-        return join_missed_steps(notes, places)
-
-    def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
-        pass
+    def join_metadata(self, metadata: Sequence[bytes], places: Sequence[int]) -> bytes:
+        return join_missed_steps(metadata, places)
 
     def forget_partition(self) -> None:
         self._shown = ShownState()
 
-    def offload(self, optimizer: torch.optim.Optimizer) -> None:
-        pass
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> int:
-        return 0
-
-
-def steps_of(shards: ShardedState, member: Member) -> torch.Tensor:
+def steps_of(shards: ShardedState, member: UnitParameter) -> torch.Tensor:
     """Return the count of steps of a parameter, in the form in which torch keeps it."""
     return torch.tensor(float(shards.steps - member.missed), dtype=torch.float32, device="cpu")

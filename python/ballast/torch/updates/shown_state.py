@@ -16,7 +16,7 @@ from ballast import _core
 from ballast._torch_compat import COPY_AS, make_wrapper_tensor, tree_map, writes_to_arguments
 from ballast.checks import fail, refuse
 from ballast.connecting import Group
-from ballast.torch.parameters.units import Member
+from ballast.torch.parameters.units import UnitParameter
 from ballast.torch.updates.sharded_state import ShardedState
 from ballast.torch.updates.updates import State
 
@@ -148,7 +148,7 @@ class ShownState:
         optimizer.state[parameter] = {**values}
         self._values[id(parameter)] = values
 
-    def is_as_shown(self, optimizer: torch.optim.Optimizer, members: Sequence[Member]) -> bool:
+    def is_as_shown(self, optimizer: torch.optim.Optimizer, members: Sequence[UnitParameter]) -> bool:
         if self._objects is None or not self._objects.are_in(optimizer.state):
             if not all(self._has_kept(optimizer, member.parameter) for member in members):
                 return False
@@ -184,7 +184,7 @@ def _values_in(entries: Iterable[dict[str, Any]]) -> Iterator[Any]:
     return chain.from_iterable(map(dict.values, entries))
 
 
-def changed_state(optimizer: torch.optim.Optimizer, shards: ShardedState, members: Sequence[Member]) -> State:
+def changed_state(optimizer: torch.optim.Optimizer, shards: ShardedState, members: Sequence[UnitParameter]) -> State:
     """Return optimizer.state, which the user has changed. It may lack state of all of these members."""
     missing = [member for member in members if member.parameter not in optimizer.state]
     if 0 < len(missing) < len(members) and shards.sharing is not None:
@@ -218,19 +218,17 @@ def moments_in(
     return moments
 
 
-def lazy_moment(shards: ShardedState, member: Member, moment: _core.Moment, name: str) -> LazyState:
+def lazy_moment(shards: ShardedState, member: UnitParameter, moment: _core.Moment, name: str) -> LazyState:
     """Return a value of each element that is read when it is used: full if this rank keeps all of it, else its shard,
     one-dimensional."""
-    parameter = member.parameter
-    parts = shards.parts(parameter)
-    is_full = sum(count for _, count in parts) == parameter.numel()
+    first, count = shards.part(member)
+    is_full = count == member.parameter.numel()
 
     def read() -> torch.Tensor:
-        full = shards.read_moment(parameter, moment)
-        own = [full.view(-1)[first : first + count] for first, count in parts]
-        return full if is_full else torch.cat([full.new_empty(0), *own])
+        full = shards.read_moment(member, moment)
+        return full if is_full else full.view(-1)[first : first + count].clone()
 
-    shape = tuple(parameter.shape) if is_full else (sum(count for _, count in parts),)
+    shape = tuple(member.parameter.shape) if is_full else (count,)
     return LazyState(shape, f"{member.name}, {name}", read)
 
 
@@ -244,24 +242,21 @@ def begun_in(state: State, moments: State) -> State:
     }
 
 
-def full_moment(shards: ShardedState, member: Member, value: torch.Tensor) -> torch.Tensor:
+def full_moment(shards: ShardedState, member: UnitParameter, value: torch.Tensor) -> torch.Tensor:
     """Return the moment in fp32, with zeros where other ranks keep it."""
     shape = member.parameter.shape
     value = value.detach().to("cpu", torch.float32).contiguous()
     if value.shape == shape:
         return value
-    parts = shards.parts(member.parameter)
-    if value.numel() != sum(count for _, count in parts):
-        refuse_size(member, value, sum(count for _, count in parts))
+    first, count = shards.part(member)
+    if value.numel() != count:
+        refuse_size(member, value, count)
     full = torch.zeros(shape, dtype=torch.float32, device="cpu")
-    begin = 0
-    for first, count in parts:
-        full.view(-1)[first : first + count] = value.view(-1)[begin : begin + count]
-        begin += count
+    full.view(-1)[first : first + count] = value.view(-1)
     return full
 
 
-def refuse_size(member: Member, value: torch.Tensor, of_shard: int) -> NoReturn:
+def refuse_size(member: UnitParameter, value: torch.Tensor, of_shard: int) -> NoReturn:
     """Refuse a value by element that has neither the parameter's shape nor as many elements as this rank's shard."""
     refuse(
         f"cannot load state of {value.numel()} elements: the parameter has another size",

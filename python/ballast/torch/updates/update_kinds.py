@@ -8,10 +8,9 @@ from ballast import _core
 from ballast.checks import fail
 from ballast.torch.updates.adafactor import AdafactorUpdates
 from ballast.torch.updates.custom_step import makes_steps_of_lion
-from ballast.torch.updates.custom_updates import CustomUpdates
+from ballast.torch.updates.custom_updates import CustomUpdates, StoredUpdates
 from ballast.torch.updates.rule_updates import RuleUpdates
 from ballast.torch.updates.rules import is_named_lion, require_elementwise, rule_of
-from ballast.torch.updates.stored_updates import StoredUpdates
 from ballast.torch.updates.updates import Updates
 
 

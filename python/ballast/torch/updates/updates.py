@@ -1,14 +1,16 @@
-"""How updates are made, and where the optimizer's state is: the protocol."""
+"""How updates are made, and where the optimizer's state is: what all kinds of optimizers have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ballast import _core
+from ballast.torch.memory import tensor_of
+from ballast.torch.parameters.units import TORCH_DTYPES, UnitParameter
 from ballast.torch.updates.rules import Group, Rule
 from ballast.torch.updates.sharded_state import ShardedState
 
@@ -25,60 +27,87 @@ class StepCall:
     is_last: bool
 
 
-CustomStep = Callable[[torch.optim.Optimizer, ShardedState, StepCall], None]
+def elements_in(
+    tile: _core.TileToUpdate, shards: ShardedState, factor: float
+) -> Iterator[tuple[UnitParameter, slice, torch.Tensor, torch.Tensor]]:
+    """Yield each member that the step updates with elements in a tile, their range in the tile, and there its masters and its
+    gradients, multiplied by the factor."""
+    gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
+    masters = tensor_of(tile.masters, torch.float32)
+    for member, begin, count in shards.in_tile(tile):
+        where = slice(begin, begin + count)
+        yield member, where, masters[where], gradients[where].to(masters.device)
 
 
-class Updates(Protocol):
-    """The differences between optimizers."""
+class Updates:
+    """The differences between optimizers. Methods that are empty here concern only some of them."""
 
     # Names of state that a rank keeps in full for each parameter of which it has elements, whatever its shape is.
-    whole_values: frozenset[str]
+    whole_values: frozenset[str] = frozenset()
 
-    @property
-    def custom_step(self) -> CustomStep | None:
-        """The step of the optimizer's own class; None if the library makes updates by a rule."""
+    has_custom_step = True  # the optimizer's own step makes the updates; else a rule of the library
+
+    def rule(self, group: Group) -> Rule:
+        raise NotImplementedError
+
+    def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
+        """Run the optimizer's own step between the library's sum of gradients and its use of the new parameters."""
+        raise NotImplementedError
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at the optimizer's groups as they are now, before a partition is made."""
 
-    def rule(self, group: Group) -> Rule: ...
-
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
         """Return the moments that the library keeps, with torch's names."""
+        return []
+
+    # --- State ---
 
     def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         """Take the state over, and show it in optimizer.state. All ranks do this together."""
-
-    def keep_note(self, shards: ShardedState, state: State) -> None:
-        """Keep what the library does not know of this state with the commits of a new partition."""
-
-    def resume_note(self, shards: ShardedState) -> None:
-        """Take over the counts of steps from the note of a run that was resumed."""
-
-    def join_notes(self, notes: Sequence[bytes], places: Sequence[int]) -> bytes:
-        """Return the note with which a run of other ranks continues, from those of all of them. `places` has the place of each
-        trained parameter in these."""
+        raise NotImplementedError
 
     def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
         """Take over what a checkpoint has of this rank's state of its own step, apart from what the library keeps."""
 
     def unbegun(self, shards: ShardedState) -> list[torch.nn.Parameter]:
-        """Return the parameters that have no state in torch yet, but entries of zeros in optimizer.state."""
+        """Return the parameters that have no state in torch yet, but entries of zeros in optimizer.state. An optimizer's own
+        step makes the entries."""
+        return []
 
     def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
         """Return optimizer.state if state that the library keeps was removed from it or replaced; else None."""
+        return None
 
     def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         """Return the full state outside the library's memory, on every rank."""
+        raise NotImplementedError
 
     def forget_partition(self) -> None:
         """Forget the partition's memory, which is about to be freed."""
+        raise NotImplementedError
 
     def offload(self, optimizer: torch.optim.Optimizer) -> None:
         """Move state outside the library's memory to the host, until the next step."""
 
     def state_bytes(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> int:
         """Return the bytes of this rank's state outside the library's memory."""
+        return 0
+
+    # --- What commits of a run say ---
+
+    def keep_metadata(self, shards: ShardedState, state: State) -> None:
+        """Keep what the library does not know of this state with the commits of a new partition."""
+
+    def resume_metadata(self, shards: ShardedState) -> None:
+        """Take over the counts of steps from the commit of a run that was resumed. An optimizer's own step counts its steps."""
+        for member in shards.members:
+            member.missed = 0
+
+    def join_metadata(self, metadata: Sequence[bytes], places: Sequence[int]) -> bytes:
+        """Return the metadata with which a run of other ranks continues, from those of all of them. `places` has the place of
+        each trained parameter in these."""
+        return b""
 
 
 def merged(one: State, other: State) -> State:

@@ -372,26 +372,26 @@ def chooses(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[Any, 
         memory = configuration.get("memory")
         options = {**configuration, "memory": memory[rank]} if isinstance(memory, tuple) else configuration
         run = loop_of(rank, make_model=partial(Tower, width=128), steps=3).run(**options)
-        session = run.optimizer._ballast
-        found = session.options
-        kept, needs = bytes_kept_by(run.optimizer), forecast_of(session)
+        training = run.optimizer._ballast
+        found = training.options
+        kept, needs = bytes_kept_by(run.optimizer), forecast_of(training)
         with ballast.gather(run.model):
             answers.append(({"stage": found.stage, "offload": found.offload}, kept, needs, run.losses, run.parameters))
         run.optimizer.close()
     return answers
 
 
-def forecast_of(session: Any) -> tuple[int, int]:
-    """Return the bytes in memory and on the drive that the planner forecasts for a session."""
-    needs = search_of(session).fastest.needs
+def forecast_of(training: Any) -> tuple[int, int]:
+    """Return the bytes in memory and on the drive that the planner forecasts for a training."""
+    needs = search_of(training).fastest.needs
     return needs["device"] + needs["host"], needs["nvme"]
 
 
-def search_of(session: Any) -> autotune.Search:
-    members, rule = session.partition().members, session.partitions.factory.step_inputs().rules[0]
-    request = autotune.PartitionRequest(session.group, rule, members, True, partial(session.partitions.factory.units, members))
-    machine = autotune.budget_of_all_ranks(session.group, session.options, members)
-    return autotune.Search(session.options, request, machine)
+def search_of(training: Any) -> autotune.Search:
+    members, rule = training.partition().members, training.partitioner.step_inputs().rules[0]
+    request = autotune.PartitionRequest(training.group, rule, members, True, partial(training.partitioner.units, members))
+    machine = autotune.budget_of_all_ranks(training.group, training.options, members)
+    return autotune.Search(training.options, request, machine)
 
 
 def begins_a_step_and_loads(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:

@@ -39,12 +39,12 @@ def clips_through_torch(rank: int, stage: int) -> tuple[int, int, bool]:
         loss = mean_square(model, loop.batch(1))
         loss.backward()
         if clip == "torch":
-            partition = optimizer._ballast.partitions.current
-            core, all_reduce = partition._core, Group.all_reduce
-            partition._core = CountingCore(core, calls)
+            partition = optimizer._ballast.current
+            core, all_reduce = partition.core, Group.all_reduce
+            partition.core = CountingCore(core, calls)
             Group.all_reduce = lambda group, values: calls.update(["all_reduce"]) or all_reduce(group, values)
             norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)))
-            partition._core, Group.all_reduce = core, all_reduce
+            partition.core, Group.all_reduce = core, all_reduce
             optimizer.zero_grad()
             continue
         if clip == "optimizer":

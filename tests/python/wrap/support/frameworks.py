@@ -79,7 +79,7 @@ def tiny_model(hidden: int = 16) -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def trainer_of(configuration: Configuration, folder: Path, *, steps: int = 4) -> Any:
+def receiver_of(configuration: Configuration, folder: Path, *, steps: int = 4) -> Any:
     """Return a Trainer with two micro-batches a step, clipping, and a checkpoint every two steps."""
     import transformers
 

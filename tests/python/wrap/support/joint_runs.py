@@ -87,7 +87,7 @@ class Joint:
 
         def copy() -> None:
             for optimizer in optimizers:
-                optimizer._ballast.partitions.wait_for_commit()
+                optimizer._ballast.wait_for_commit()
             if together:
                 dist.barrier()
             shutil.copytree(self.folder, copies / f"{len(list(copies.iterdir())):02}")

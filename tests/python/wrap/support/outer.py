@@ -81,13 +81,13 @@ def elements_of_fragments(rank: int, configurations: list[dict[str, Any]]) -> li
     found, outer = [], ballast.DiLoCo(every=4, hosts=2, fragments=2)
     for options in configurations:
         run = loop_of(rank, steps=1).run(**options, outer=outer)
-        partitions, ranks = run.optimizer._ballast.partitions, run.optimizer._ballast.group
-        units = partitions.factory.units(partitions.current.members, options["stage"])
+        training, ranks = run.optimizer._ballast, run.optimizer._ballast.group
+        units = training.partitioner.units(training.current.members, options["stage"])
         question = _core.Question(model_of(units), _core.Machine())
         question.ranks = ranks.size
         placement = _core.placement_of_stage(options["stage"], ranks.size)
         expected = fragment_elements(question, placement, outer, ranks.rank)
-        found.append((expected, [fragment.elements for fragment in run.optimizer._ballast._outer.fragments]))
+        found.append((expected, [fragment.elements for fragment in run.optimizer._ballast.outer.fragments]))
         run.optimizer.close()
     return found
 
@@ -99,7 +99,7 @@ def exchanged(rank: int, folder: str, options: dict[str, Any]) -> tuple[list[lis
 
     def note(run: Run) -> None:
         parameters.append(result_of(run)[1])
-        exchanges.append(run.optimizer._ballast._outer.figures()["outer/exchanges"])
+        exchanges.append(run.optimizer._ballast.outer.figures()["outer/exchanges"])
 
     note(run)
     for _ in range(2):
@@ -251,7 +251,7 @@ def resume_from_another_state(rank: int, folder: str, options: dict[str, Any]) -
     loaded = loop_of(rank, steps=0).run(**options)
     ballast.load_checkpoint(folder, loaded.model, loaded.optimizer)
     if rank == 1:
-        state = loaded.optimizer._ballast._outer.fragments[0].state
+        state = loaded.optimizer._ballast.outer.fragments[0].state
         values, momentum = torch.empty(state.count), torch.empty(state.count)
         state.read(values, momentum)
         state.write(values, momentum + 1)

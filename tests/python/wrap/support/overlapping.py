@@ -11,7 +11,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from ballast.torch.calls.hooks import trainer_of
+from ballast.torch.calls.hooks import receiver_of
 from python.wrap.support.keywords import keywords
 
 before_update: list[Callable[[], None]] = []  # called before this rank updates its shards
@@ -117,7 +117,7 @@ class ReleasingCore:
 @contextmanager
 def holding(rank: int, model: torch.nn.Module) -> Iterator[None]:
     """Hold rank 1's update until rank 0 waits for a parameter, or until the end of the block."""
-    gathers = trainer_of(next(model.parameters())).partitions.current._residence._gathers
+    gathers = receiver_of(next(model.parameters())).current.memory._gathers
     core, is_held = gathers._core, True
 
     def release() -> None:

@@ -107,8 +107,8 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def kept_bytes(optimizer: Any) -> int:
     """Return the bytes of packed parameters that this rank keeps."""
-    partition = optimizer._ballast.partitions.now()
-    parts = partition.local_shards()
+    partition = optimizer._ballast.partition_now()
+    parts = partition.core.local_shards()
     return sum(part.count for part in parts if partition.member_of(part).is_opaque)
 
 

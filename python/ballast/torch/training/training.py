@@ -1,0 +1,697 @@
+"""The life of a training: wrapping, the partition of each step, steps, checkpoints and closing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from ballast import _core
+from ballast.checks import refuse_order
+from ballast.connecting import Group
+from ballast.outer.optimizer import OuterOptimizer
+from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
+from ballast.torch.calls.hooks import TrainingHooks
+from ballast.torch.calls.one_thread import OneThread, refuse_other_thread
+from ballast.torch.gradients.taken_gradients import TakenGradient
+from ballast.torch.parameters.deferred_parameters import (
+    DeferredParameters,
+    defer,
+    defer_again,
+    drop_pending,
+    make_unpartitioned,
+)
+from ballast.torch.parameters.managed_parameter import Lifecycle, is_without_values
+from ballast.torch.parameters.units import refuse_outside
+from ballast.torch.parameters.writes import Slots
+from ballast.torch.process_groups import ProcessGroups
+from ballast.torch.training import preconditions
+from ballast.torch.training.joint_runs import JointRun
+from ballast.torch.training.metrics import StepHistory, Throughput, used_parameters
+from ballast.torch.training.model_and_optimizer import ModelAndOptimizer, require_shareable
+from ballast.torch.training.optimizer_state import OptimizerState
+from ballast.torch.training.partition import Partition
+from ballast.torch.training.partitioner import Partitioner
+from ballast.torch.training.state_migration import StateMigration
+from ballast.torch.updates.rules import options_to_set
+from ballast.torch.updates.shown_state import begun_in
+from ballast.torch.updates.updates import State, Updates, merged
+from ballast.wrap_options import WrapOptions
+
+log = logging.getLogger("ballast")
+
+
+class Pending(Protocol):
+    """The part of a PendingSave that a training needs."""
+
+    @property
+    def is_settled(self) -> bool: ...
+    def wait(self) -> None: ...
+
+
+class Training:
+    """Trains the parameters of one optimizer.
+
+    They are partitioned when the first gradient arrives, in stage 3 when the model is called: until then the model can be moved
+    and cast. When other parameters are trained, or other state is loaded, the next step begins with another partition. All
+    ranks call all methods together, except for hooks, reports and close().
+    """
+
+    def __init__(
+        self,
+        given: ModelAndOptimizer,
+        ranks: ProcessGroups,
+        updates: Updates,
+        options: WrapOptions,
+        outer: OuterOptimizer | None,
+    ):
+        self.given = given
+        self.updates = updates
+        self.outer = outer
+        self.lifecycle = Lifecycle.OPEN
+        self.partitioner = Partitioner(given, ranks, updates, options)
+        self.state = OptimizerState(given, updates)
+        self.current: Partition | None = None
+        self.calls = OneThread()
+        self.throughput: Throughput | None = None
+        self.accumulates_locally = False  # whether gradients are held until more come
+        self.checkpoints: dict[str, set[str]] = {}  # by directory: the folders that this training has saved or loaded
+        self.pending: Pending | None = None  # the last save in the background
+        self.snapshot: _core.Snapshot | None = None  # the memory of its copy, for the next one
+        self._ranks = ranks
+        self._of_this_step: Partition | None = None  # after the look-up when a step begins
+        self._deferred = DeferredParameters(weakref.ref(self))  # owns parameters between two partitions
+        self._migration = StateMigration()  # shards of a partition that is gone, for the next one
+        self._hooks = TrainingHooks(weakref.ref(self))
+        self._activations: ModelActivations | None = None
+        self._history = StepHistory()
+        self._steps_at_close = 0
+        self._process = os.getpid()
+        self._has_looked_for_others = False  # for parameters whose gradients nothing averages
+
+    # --- The beginning ---
+
+    def begin(self) -> None:
+        """Hook the parameters and the model, and begin with rank 0's values. All ranks call it together."""
+        given = self.given
+        model = given.required_model if self.stage == 3 else given.model
+        if self.options.tuning.overlap_gathers:
+            preconditions.require_model_of_calls(model)
+        mine = [each for _, each in given.parameters()]
+        preconditions.require_parameters_of(model, mine)
+        require_shareable(given, self)
+        self._require_same_parameters()
+        given.join()
+        defer(model, mine, self.group, self._deferred)
+        self.watch()
+        self._activations = offload_activations_of(model, mine, self.options.activations)  # below the hooks of stage 3
+        lacks_values, are_full = self._lacks_values(), self.options.keeps_full_parameters
+        self._hooks.watch_calls(model, of_modules=lacks_values or not are_full)
+        if self.outer is not None and self.group.rank == 0:
+            preconditions.begin_with_same_values(self.outer.hosts.group, model, mine)
+        if are_full and not self.options.tuning.overlap_gathers and not lacks_values:
+            self._hooks.leave_graphs_whole()  # torch has all parameters, and nothing waits for them
+        preconditions.begin_with_same_values(self.group, model, mine)
+
+    def _require_same_parameters(self) -> None:
+        """Compare parameters and buffers over ranks, which exchange them in this order."""
+        model = self.given.model
+        of_model = () if model is None else preconditions.describe_model(model)
+        mine = [*preconditions.describe(self.given.parameters(), self.names()), *of_model]
+        preconditions.require_same_parameters(self.group, mine)
+        if self.outer is not None and self.group.rank == 0:
+            preconditions.require_same_parameters(self.outer.hosts.group, mine)
+
+    def take_back(self) -> None:
+        """Undo begin(): this rank refuses to wrap the optimizer and the model, and leaves them as they were."""
+        self.close(together=False)
+        defer_again(self.given.model, (each for _, each in self.given.parameters()), self._deferred)
+
+    def join_run(self, run: JointRun) -> None:
+        """Resume the run with those of the model's other optimizers. Call it before the first partition."""
+        self.partitioner.joint_run = run
+        run.register(self)
+
+    def wait_for_commit(self) -> None:
+        """Wait until the last step is committed."""
+        if self.current is not None and self.lifecycle is not Lifecycle.OFFLOADED:  # offload() has waited
+            self.current.core.wait_for_commit()
+
+    def set_round(self, joint_round: _core.JointRound) -> None:
+        if self.current is not None:
+            self.current.core.set_round(joint_round)
+
+    # --- What it trains ---
+
+    @property
+    def group(self) -> Group:
+        return self._ranks.of_data
+
+    @property
+    def has_norm_group(self) -> bool:
+        return self._ranks.of_model is not None
+
+    @property
+    def ranks_of_all_hosts(self) -> int:
+        return self.group.size * (1 if self.outer is None else self.outer.hosts.size)
+
+    @property
+    def options(self) -> WrapOptions:
+        """The options, with the chosen stage and tiers from the first partition on."""
+        return self.partitioner.options
+
+    @property
+    def stage(self) -> int | None:
+        return self.options.stage
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.given.optimizer
+
+    def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
+        return self.given.parameters()
+
+    def names(self) -> dict[int, str]:
+        return self.given.names()
+
+    def require_open(self, what: str) -> None:
+        if self.lifecycle is Lifecycle.CLOSED:
+            preconditions.refuse_closed(what)
+
+    @property
+    def lost(self) -> tuple[str, int | None] | None:
+        """Why a run has begun again, and the newest step that it had."""
+        run = self.partitioner.joint_run
+        return self.partition_now().core.lost if run is None or run.lost is None else run.lost
+
+    def watch(self) -> list[tuple[int, torch.nn.Parameter]]:
+        """Hook every parameter that can be trained, so that it reports when its gradient has come, and return all of them, each
+        after the number of its group."""
+        trained = self.given.trained()
+        self._hooks.watch((each for _, each in trained), self.names)
+        return trained
+
+    # --- The partition of a step ---
+
+    def partition(self) -> Partition:
+        """Return the partition of the step that begins, or has begun. It is looked up when the step begins."""
+        partition = self._set_partition_of_step(self.partition_now())
+        assert partition is not None
+        if self.outer is not None:
+            self.outer.begin(partition)
+        return partition
+
+    def partition_now(self) -> Partition:
+        """Return the partition without beginning a step: parameters can still be frozen and thawed."""
+        self._require_there()
+        with torch.inference_mode(False):  # an evaluation may begin with it, and training follows
+            return self._of_this_step or self._look_up()
+
+    def _set_partition_of_step(self, partition: Partition | None) -> Partition | None:
+        self._of_this_step = partition
+        self._watch_calls()
+        return partition
+
+    def _watch_calls(self) -> None:
+        """Let a module that is called between steps begin the next one: a user may call methods of the model instead of
+        the model."""
+        if self.current is not None:
+            self.current.memory.tell_of_calls(self._hooks.on_module_call if self._of_this_step is None else None)
+
+    def _require_there(self) -> None:
+        """Refuse to use a training that has ended, is off its device, or has a part of a checkpoint."""
+        if self.lifecycle is not Lifecycle.OPEN:
+            self.require_open("train")
+            preconditions.require_on_device(self.lifecycle)
+            preconditions.refuse_half_loaded()
+
+    def _look_up(self) -> Partition:
+        trained = self.watch()
+        if self.current is not None:
+            if not trained:  # only gradients of the model's inputs are computed
+                return self.current
+            self.state.begin_again(self.current)
+            self.state.load_changed(self.current)
+            is_same = self.partitioner.trains_exactly(self.current, trained)
+            if is_same and self.state.loaded is None and self.partitioner.has_groups(self.current):
+                return self.current
+            preconditions.require_same_run(self.options.run.name, is_same)
+            preconditions.require_same_in_outer(self.options.outer is not None, is_same)
+        return self._make()
+
+    def _require_unchanged(self) -> None:
+        """Refuse to make a step with other parameters, groups or state than those with which it began."""
+        if (partition := self._of_this_step) is None:
+            return
+        changed = "optimizer.state" if self.updates.changed_state(self.optimizer, partition) is not None else ""
+        if not self.partitioner.has_groups(partition):
+            changed = "optimizer.param_groups"
+        if changed:
+            what = f"cannot make a step: {changed} was changed between a backward pass and its step"
+            refuse_order(what, needed="the same after step()")
+        for each in self.partitioner.added():
+            self._leave_or_refuse(each)
+
+    def _leave_or_refuse(self, parameter: torch.nn.Parameter) -> None:
+        """Leave the gradient of a parameter to torch if the optimizer does not have it. Refuse the gradient if the partition
+        lacks the parameter for another reason."""
+        if all(each is not parameter for _, each in self.parameters()):
+            return
+        name = self.names()[id(parameter)]
+        if id(parameter) in self.partitioner.outside:
+            refuse_outside(name)
+        refuse_order(
+            "cannot take a gradient: the parameter is trained only since a later backward pass of this step",
+            where=f"parameter {name}",
+            needed="the same trained parameters in all backward passes of a step",
+            remedy="Unfreeze or add it before the first backward pass of a step.",
+        )
+
+    # --- Another partition ---
+
+    def _make(self) -> Partition:
+        if self.options.keeps_full_parameters and not self.given.trained():
+            refuse_order(
+                "cannot begin to train: all parameters of the optimizer are frozen",
+                needed="a parameter with requires_grad=True, below stage 3",
+            )
+        state, steps = self.state.loaded, 0
+        if self.current is not None:
+            moments = [] if state is not None else self.updates.moments(self.optimizer)
+            if state is None:
+                steps = self.current.steps
+                state = self.state.take_out(self.current)
+            self._take_apart(moments)
+        try:
+            except_for = {id(each) for _, each in self.given.trained()}
+            state = merged(state or {}, begun_in(state or {}, self._migration.take_moments(except_for=except_for)))
+            is_loaded = self.state.loaded is not None
+            partition = self._hand_over(partial(self.partitioner.make, state, steps, is_loaded=is_loaded))
+        except BaseException:
+            self.state.loaded = state  # it is nowhere else any more
+            self.state.show(merged(state or {}, begun_in(state or {}, self._migration.shown())))
+            raise
+        self.state.loaded = None
+        if self.partitioner.has_resumed:
+            state = self.state.without_resumed(partition, state, self.options.run.name)
+        self.state.begin(partition, state)
+        if self.group.rank == 0:
+            log.info("memory of each rank:\n%s", partition.core.ledger(self._custom_state()))
+            if self.options.wire.given():
+                log.info("ranks send codes: %s", self.options.wire)
+        return partition
+
+    def _hand_over(self, make: Callable[[], Partition]) -> Partition:
+        with self.given.own_parameters():
+            self.current = self._migration.hand_over(make)
+        if not self.options.keeps_full_parameters:
+            self.given.sharded_ids = frozenset(id(member.parameter) for member in self.current.all_members)
+        self._hooks.remove_from_modules()
+        if self.options.keeps_full_parameters and not self.options.tuning.overlap_gathers:
+            self._hooks.leave_graphs_whole()
+        self._watch_calls()
+        self._migration = StateMigration()
+        return self.current
+
+    def _take_apart(self, moments: list[tuple[_core.Moment, str]]) -> None:
+        """End the partition, and keep its shards for the next one: nothing is gathered."""
+        assert self.current is not None
+        self.current.memory.require_not_gathered("cannot train other parameters, or with other state")
+        self.current.end_step()
+        if (run := self.partitioner.joint_run) is not None:
+            run.resume_at = self.current.core.committed
+        owner = None if self.options.keeps_full_parameters else self._deferred
+        self._migration = StateMigration(self.current, moments, owner)
+        self._drop(gathers=False)
+        if owner is not None:
+            self._hooks.watch_modules(self.given.required_model)
+        self._migration.suspend_all()
+
+    def _drop(self, together: bool = True, gathers: bool = True) -> None:
+        assert self.current is not None
+        self.current.release(together or self.group.size == 1, gathers)
+        self.current = self._of_this_step = None
+        self.state.forget_partition()
+
+    # --- Called by hooks ---
+
+    def arrived(self, parameter: torch.nn.Parameter) -> None:
+        """Take a gradient that was added to `parameter.grad`."""
+        if not self.calls.try_begin():
+            refuse_other_thread("backward()", self.calls.running)
+        try:
+            partition = self._of_this_step or self.partition()
+            if partition.trains(parameter):
+                partition.arrived(parameter, hold=self.accumulates_locally)
+            else:
+                self._leave_or_refuse(parameter)
+        finally:
+            self.calls.end()
+
+    def before_forward(self, module: torch.nn.Module) -> None:
+        """Partition the parameters before a module runs, if they are not partitioned yet."""
+        begins_step = torch.is_grad_enabled()
+        are_full, lacks_values = self.options.keeps_full_parameters, self._lacks_values()
+        if are_full and not begins_step and not lacks_values:
+            return
+        if (are_full or self._waits_for_trained) and not self.given.trained():
+            if lacks_values and not self._waits_for_trained:
+                make_unpartitioned(self.given.required_model, (), self.given.keeps())
+            return
+        with self.calls.call("the model"):
+            self._begin_forward(module, begins_step)
+
+    def _begin_forward(self, module: torch.nn.Module, begins_step: bool) -> None:
+        if not begins_step and self.current is not None:  # it has the values, whatever is trained next
+            self._require_there()
+            self.current.require_not_updated("cannot call the model")
+            return
+        if self._of_this_step is not None and not self._of_this_step.has_begun:
+            self._set_partition_of_step(None)  # the calls before brought no gradients, as in an evaluation
+        known = None if self.current is None else weakref.ref(self.current)  # the partition may go, and its memory
+        partition = self.partition() if begins_step else self.partition_now()
+        partition.require_not_updated("cannot call the model")
+        if known is None or partition is not known():
+            partition.memory.on_module_call(module)  # its own hook comes too late for this call
+
+    def before_compiled_forward(self, module: torch.nn.Module) -> None:
+        """Do the same before a model runs that torch has compiled: operations in it do not wait for parameters."""
+        if self.current is not None:
+            self.current.memory.finish()
+        self.before_forward(module)
+
+    def on_module_call(self, module: torch.nn.Module) -> None:
+        """Do the same before a module inside the model runs, if no step has begun: a user may call methods of the model
+        instead of the model."""
+        if torch.is_grad_enabled() or self.current is None:
+            self.before_forward(module)
+
+    def _lacks_values(self) -> bool:
+        """Return whether the model is deferred, so that its first call, also in an evaluation, begins the training."""
+        if self.current is not None or (model := self.given.model) is None:
+            return False
+        return any(map(is_without_values, model.parameters()))
+
+    @property
+    def has_trained_nothing(self) -> bool:
+        """Whether all parameters have been frozen since the beginning, so that there are no gradients and no partition."""
+        return self.current is None and not self.given.trained()
+
+    @property
+    def _waits_for_trained(self) -> bool:
+        """Whether the first partition has to have parameters that are trained: the stage is chosen for them, or no later
+        partition may train others."""
+        return self.current is None and (self.stage is None or self.outer is not None)
+
+    @contextmanager
+    def gathered(self, parameters: list[torch.nn.Parameter]) -> Iterator[None]:
+        """Keep writes inside the block to parameters that are full, or not partitioned yet: torch's memory still holds them."""
+        slots = Slots(self.given.model, parameters)
+        is_watched = self.options.keeps_full_parameters and self.current is not None
+        with self.current.memory.gathered(parameters) if is_watched and self.current is not None else nullcontext():
+            yield
+        slots.require_unchanged()
+
+    # --- Steps ---
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        before, self.accumulates_locally = self.accumulates_locally, True
+        try:
+            yield
+        finally:
+            self.accumulates_locally = before
+
+    def step(self, loss_scale: float, found_inf: bool) -> None:
+        with self.calls.call("step()"):
+            self._require_unchanged()
+            if (run := self.partitioner.joint_run) is not None:
+                run.require_others()
+            elif self.has_trained_nothing:
+                return
+            partition = self.partition()
+            self._require_averaged()
+            result = partition.step(loss_scale=loss_scale, discard=found_inf, in_round=True)
+            self._set_partition_of_step(None)
+            if self._activations is not None:
+                self._activations.after_step()
+            if result is not None:
+                warns = not found_inf and self.group.rank == 0
+                self._history.add(result, partition.before_clipping, warns=warns, has_finite_factor=partition.has_finite_factor)
+                if self.outer is not None and self.current is not None:
+                    self.outer.after_step(self.current, self._attempts)
+
+    def _require_averaged(self) -> None:
+        """Look for the model's parameters that no wrapped optimizer has, before the first step: by then all of them are
+        wrapped."""
+        if self._has_looked_for_others or self.ranks_of_all_hosts == 1:
+            return
+        preconditions.require_averaged(
+            self.given.unaveraged(),
+            in_data_parallel=self._hooks.has_data_parallel,
+            warns=self.group.rank == 0 and self.given.is_first,
+        )
+        self._has_looked_for_others = True
+
+    def discard(self, *, forget_zeros: bool) -> None:
+        """Discard the gradients since the last step."""
+        with self.calls.call("zero_grad()"):
+            if (partition := self.current) is None:
+                return
+            if partition.discard():
+                self._set_partition_of_step(None)
+            if forget_zeros:
+                partition.gradients.zeros.clear()
+
+    @property
+    def _attempts(self) -> int:
+        """Steps with and without an update. Hosts may skip different ones."""
+        return self.steps + self._history.skipped
+
+    def exchange(self) -> None:
+        """Exchange all parameters with the other hosts now, except those that were exchanged after the last step."""
+        if self.outer is None:
+            refuse_order("cannot exchange parameters: there is no outer optimizer", needed="ballast.wrap(..., outer=...)")
+        self.require_not_gathered("cannot exchange parameters")
+        partition = self.partition_now()
+        partition.memory.require_not_cast()
+        partition.require_not_updated("cannot exchange parameters")
+        if partition.has_begun:
+            what = "cannot exchange parameters between a backward pass and its step"
+            refuse_order(what, needed="step() or zero_grad() before")
+        self.outer.begin(partition)
+        self.outer.exchange_all(partition, self._attempts)
+
+    # --- While something else needs the device ---
+
+    def offload(self, parameters: bool) -> None:
+        """Free the device's memory, with or without that of the parameters."""
+        self.partition_now().offload(parameters)
+        self._set_partition_of_step(None)
+        self.lifecycle = Lifecycle.OFFLOADED
+        self.updates.offload(self.optimizer)
+        if self.outer is not None:
+            self.outer.offload()
+
+    def reload(self) -> None:
+        if self.current is None or self.lifecycle is not Lifecycle.OFFLOADED:
+            refuse_order("cannot reload: the training is already on its device", needed="offload() before")
+        self.current.reload()
+        self.lifecycle = Lifecycle.OPEN
+        if self.outer is not None:
+            self.outer.reload()
+
+    def require_not_gathered(self, what: str) -> None:
+        preconditions.require_on_device(self.lifecycle)
+        if self.current is not None:
+            self.current.memory.require_not_gathered(what)
+
+    # --- Reports ---
+
+    @property
+    def steps(self) -> int:
+        if (loaded := self.state.steps_of_loaded) is not None:
+            return loaded
+        return self._steps_at_close if self.current is None else self.current.steps
+
+    @property
+    def skipped(self) -> int:
+        return self._history.skipped
+
+    @skipped.setter
+    def skipped(self, steps: int) -> None:
+        self._history.skipped = steps
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures of the last step and of memory; nothing before the first step."""
+        if (last := self._history.last) is None:
+            return {}
+        figures = self._history.figures(self._custom_state())
+        if self.throughput is not None:
+            model = self.given.model
+            used = [each for _, each in self.parameters()] if model is None else used_parameters(model)
+            figures |= self.throughput.figures(last.metrics["seconds"], self.ranks_of_all_hosts, used)
+        if self._activations is not None:
+            figures |= self._activations.figures()
+        return figures if self.outer is None else figures | self.outer.figures()
+
+    def ledger(self) -> str:
+        of_outer = "" if self.outer is None else self.outer.ledger()
+        return self.partition_now().core.ledger(self._custom_state()) + of_outer
+
+    def _custom_state(self) -> tuple[_core.Tier, int]:
+        """Return the tier and the bytes of state outside the library's memory."""
+        kept = 0 if self.current is None else self.updates.state_bytes(self.optimizer, self.current)
+        return _core.Tier[self.options.tier_of_state], kept
+
+    # --- State, from optimizer.load_state_dict() ---
+
+    def load(self, state: State) -> None:
+        """Load full state, or this rank's shard. The next step takes it over when it begins."""
+        if self._is_loaded(state):
+            return
+        self._set_partition_of_step(None)
+        self.state.load(state)
+        self._migration.forget_moments()
+
+    def require_state_loadable(self, state: State) -> None:
+        """Refuse other state between a backward pass and its step: the partition of this state would lack the gradients."""
+        if self.current is None or not self.current.has_begun or self._is_loaded(state):
+            return
+        gradients = [member.parameter.grad for member in self.current.members]
+        if any(isinstance(each, TakenGradient) for each in gradients):  # model.zero_grad() clears them
+            what = "cannot load a state_dict() between a backward pass and its step: it has gradients"
+            refuse_order(what, needed="step() or zero_grad() before load_state_dict()")
+
+    def _is_loaded(self, state: State) -> bool:
+        if not state:
+            return self.state.loaded is None and (self.current is None or self.state.is_unbegun(self.current))
+        return self.state.is_current(state)
+
+    def options_to_set(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the options of the groups as a checkpoint brings them. Raise B1001 where the optimizer cannot use them."""
+        return options_to_set(self.optimizer.param_groups, saved, self.updates.rule)
+
+    # --- Checkpoints ---
+
+    def parameters_of_siblings(self) -> Iterator[torch.nn.Parameter]:
+        """Yield the parameters that other optimizers of the model have."""
+        for sibling in self.given.siblings():
+            for _, parameter in sibling.parameters():
+                yield parameter
+
+    def names_of_moments(self) -> list[tuple[_core.Moment, str]]:
+        """Return the moments of a rule of the library."""
+        return [] if self.has_custom_step else self.updates.moments(self.optimizer)
+
+    def names_of_stored_values(self) -> list[str]:
+        """Return the values of each element that the library keeps for the optimizer's own step, in their order there."""
+        return [name for _, name in self.updates.moments(self.optimizer)] if self.has_custom_step else []
+
+    @property
+    def has_custom_step(self) -> bool:
+        """Whether the optimizer's own step makes the updates, and its own state."""
+        return self.updates.has_custom_step
+
+    def finish_pending(self) -> None:
+        """Wait for the save in the background, unless the caller did so, and raise its error. All ranks call this together."""
+        if self.pending is not None and not self.pending.is_settled:
+            self.pending.wait()
+
+    def require_loadable(self) -> None:
+        """Refuse to load a checkpoint while parameters are gathered, or while none is trained: below stage 3 a partition has no
+        others."""
+        self.require_not_gathered("cannot load a checkpoint")
+        if self.stage != 3 and not self.given.trained():
+            refuse_order(
+                "cannot load a checkpoint: all parameters of the optimizer are frozen",
+                needed="one that is trained; or stage 3",
+                remedy="Load the checkpoint first, and freeze parameters after that.",
+            )
+
+    def require_changeable(self) -> None:
+        """Refuse to change the state between the steps of the model's optimizers, if their runs are resumed together."""
+        if (run := self.partitioner.joint_run) is not None:
+            run.runs.require_no_step()
+
+    def changed_together(self) -> AbstractContextManager[None]:
+        """Return a block whose changes are committed as one round, if the model's optimizers have joint runs."""
+        run = self.partitioner.joint_run
+        return nullcontext() if run is None else run.runs.changed_together()
+
+    def begin_from(self, made: dict[int, int], steps: int, frozen_state: State) -> Partition:
+        """Return a partition that continues after `steps`. The caller writes the state to it, and then calls
+        finish_loading(). `made` has the number of steps that have trained each parameter, by its id. All ranks call
+        it together."""
+        if self.outer is not None:
+            self.outer.forget()
+        trained = self.watch()
+        self.lifecycle = Lifecycle.HALF_LOADED
+        self.state.forget()
+        self._set_partition_of_step(None)
+        self._migration.begin_again()
+        places = {id(each): place for place, each in trained}
+        partition = self.current
+        if partition is None or not self.partitioner.groups.regroup(partition.members, places):
+            if partition is not None:
+                del partition  # so that its memory can be freed
+                self._take_apart([])
+            state: State = {key: {"step": count} for key, count in made.items()}
+            partition = self._hand_over(partial(self.partitioner.make, state, steps, is_loaded=False))
+        else:
+            for member in partition.members:
+                member.missed = steps - made.get(id(member.parameter), 0)
+            self.updates.keep_metadata(partition, {})
+        self.state.begin_empty(partition, frozen_state)
+        return partition
+
+    def finish_loading(self) -> None:
+        self.lifecycle = Lifecycle.OPEN
+
+    # --- The end ---
+
+    def close(self, *, together: bool) -> None:
+        """End the training, either together with all ranks, which gather the parameters, or on this rank alone."""
+        if os.getpid() != self._process:  # a fork has none of the threads
+            return
+        if together and self.current is not None:
+            self.current.memory.require_not_gathered("cannot close the optimizer")
+        try:
+            if together:
+                self.finish_pending()
+        finally:
+            self.snapshot = None
+            self._end(together)
+
+    def _end(self, together: bool) -> None:
+        self._hooks.remove()
+        self.given.leave()
+        if self._activations is not None:
+            self._activations.remove()
+        try:
+            self._end_partition(together)
+        finally:
+            if self.outer is not None:
+                self.outer.close()
+            self._ranks.leave()
+
+    def _end_partition(self, together: bool) -> None:
+        returns_values = together or self.group.size == 1
+        was_offloaded, self._steps_at_close = self.lifecycle is Lifecycle.OFFLOADED, self.steps
+        self.lifecycle = Lifecycle.CLOSED
+        if (run := self.partitioner.joint_run) is not None:
+            run.close()
+        if self.current is not None:
+            if was_offloaded and returns_values:
+                self.current.reload()
+            self._drop(together)
+        elif returns_values:
+            self._migration.return_to_torch()
+        if (model := self.given.model) is not None:
+            drop_pending(model, self._deferred)
