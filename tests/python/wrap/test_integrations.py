@@ -106,7 +106,7 @@ def test_updates_in_backward_have_no_norm():
     arguments = transformers.TrainingArguments(
         use_cpu=True, report_to="none", save_strategy="no", max_steps=2, logging_steps=1, max_grad_norm=0.0
     )
-    training = trainer(arguments=arguments, ballast_options={"stage": 3, "update_in_backward": True})
+    training = trainer(arguments=arguments, ballast_options={"stage": 3, "tuning": ballast.Tuning(update_in_backward=True)})
     training.train()
     assert [("loss" in line, "grad_norm" in line) for line in training.state.log_history[:2]] == [(True, False)] * 2
 
