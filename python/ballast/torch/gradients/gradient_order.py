@@ -33,6 +33,8 @@ class GradientOrder:
     (1, 0, None, [])
     >>> order.complete(passes=3), order.turn_for_others(), order.passes  # another rank has begun one pass more
     (None, (1, [0, 1]), 4)
+    >>> order.has_arrived, order.arrived(0, 0), order.has_arrived
+    (False, [0], False)
     """
 
     def __init__(self, order: Sequence[int], members: Sequence[int]):
@@ -74,6 +76,11 @@ class GradientOrder:
     def missing_of_begun(self, unit: int) -> list[int]:
         """Return the members whose gradients are missing in this pass; none before one of the unit has arrived."""
         return sorted(self._missing[unit]) if self.is_begun(unit) else []
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether a gradient has arrived in this pass whose unit is not taken."""
+        return any(map(self.is_begun, self._order[self._taken :]))
 
     def is_begun(self, unit: int) -> bool:
         """Return whether a gradient of the unit has arrived in this pass."""

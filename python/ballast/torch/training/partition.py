@@ -199,11 +199,10 @@ class Partition(ShardedState):
 
     def _pass_over_units(self, unit: int) -> None:
         """Take the units before this one whose gradients the backward pass does not compute, if ranks use different units."""
-        if self._agreement is None or not self._agreement.have_differed or self._updates_in_backward:
+        if self._agreement is None or self._updates_in_backward or not self._agreement.knows_unused(self._backward):
             return
         while (
-            self._agreement.is_outermost(self._backward)
-            and (before := self._gradient_order.next_unit) not in (None, unit)
+            (before := self._gradient_order.next_unit) not in (None, unit)
             and not self._gradient_order.is_begun(before)
             and not any(has_gradient_in_backward(each.parameter) for each in self._trained[before])
         ):
@@ -331,6 +330,13 @@ class Partition(ShardedState):
             acquire(unit)
         finally:
             self.core.release()
+
+    def take_arrived(self) -> None:
+        """Take all that has arrived in a backward pass that ends, and count zeros for units that were to come before."""
+        while self._gradient_order.has_arrived and not self._updates_in_backward:
+            assert self._agreement is not None and self._gradient_order.next_unit is not None
+            self._agreement.take(self, self._gradient_order.next_unit)
+            self.take_for_others()
 
     def take_for_others(self) -> None:
         """Take the unit whose turn it is, whose gradients have arrived on other ranks, with those that this rank has."""

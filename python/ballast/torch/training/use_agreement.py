@@ -41,6 +41,7 @@ class Helper(Protocol):
     def name_of_unit(self, unit: int) -> str: ...
     def gather_for_others(self, unit: int, exact: bool) -> None: ...
     def take_for_others(self) -> None: ...
+    def take_arrived(self) -> None: ...
 
 
 class _Unit(NamedTuple):
@@ -67,6 +68,7 @@ class UseAgreement:
         self.have_differed = False  # ranks have used different units
         self._has_used = False  # this rank has used parameters since a call of the model has ended
         self._backward: int | None = None  # the outermost backward pass that runs
+        self._nests = False  # others have run inside of one
 
     def join(self, helper: Helper, group: Group, units: Sequence[torch.Tensor], *, lasts: bool) -> None:
         """Agree for another optimizer, of whose units each has this first parameter. All ranks call it together."""
@@ -98,7 +100,9 @@ class UseAgreement:
 
     def end_call(self) -> None:
         """Return when no rank uses parameters: the caller's own collectives may follow."""
-        if self._has_used and self.is_on and current_backward() == NO_BACKWARD:
+        if (backward := current_backward()) != NO_BACKWARD:
+            self.see_backward(backward)  # a recomputation, whose own backward pass follows inside of this one
+        elif self._has_used and self.is_on:
             self._has_used = False
             self._agree(Doing.END_CALL)
 
@@ -114,16 +118,22 @@ class UseAgreement:
         elif self._backward is None and self.is_on:
             self._backward = backward
             call_after_backward(partial(self._end_backward, backward))
+        elif self._backward not in (None, backward):
+            self._nests = True
 
     def _end_backward(self, backward: int) -> None:
         if self._backward == backward:
             self._backward = None
+            if self.have_differed:
+                for helper in [live for each, _, _ in self._joined if (live := each()) is not None]:
+                    helper.take_arrived()
             if self.is_on:
                 self._agree(Doing.END_BACKWARD)
 
-    def is_outermost(self, backward: int) -> bool:
-        """Return whether the backward pass is no part of another one, as the recomputations of reentrant checkpointing are."""
-        return self._backward == backward
+    def knows_unused(self, backward: int) -> bool:
+        """Return whether this rank can find out which gradients the backward pass does not compute, and others may wait for it.
+        It does not know those that the backward passes of reentrant checkpointing compute inside of it."""
+        return self.have_differed and not self._nests and self._backward == backward
 
     def step(self) -> None:
         """Return when all ranks end the step."""

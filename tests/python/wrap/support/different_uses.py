@@ -14,6 +14,8 @@ from python.wrap.support.options import Heard
 from torch.utils.checkpoint import checkpoint
 
 BLOCKS = 5
+FIRST, LAST = BLOCKS, BLOCKS + 1
+EVERYTHING = range(BLOCKS + 2)
 
 
 class Block(torch.nn.Module):
@@ -27,7 +29,8 @@ class Block(torch.nn.Module):
 
 
 class Dropping(torch.nn.Module):
-    """Blocks of which each call leaves some out. `counts_zeros` adds zeros for these, so that all ranks use all of them."""
+    """Blocks between two layers, of which each call leaves some out. `counts_zeros` adds zeros for these, so that all ranks use
+    all of them."""
 
     def __init__(self, checkpointing: str = "none", counts_zeros: bool = False):
         super().__init__()
@@ -38,19 +41,17 @@ class Dropping(torch.nn.Module):
         self.checkpointing, self.counts_zeros = checkpointing, counts_zeros
 
     def forward(self, x: torch.Tensor, kept: Sequence[int]) -> torch.Tensor:
-        x = self.first(x)
-        for number, block in enumerate(self.blocks):
+        for number, module in ((FIRST, self.first), *enumerate(self.blocks), (LAST, self.last)):
             if number in kept:
-                x = self.call(block, x)
+                x = self.call(module, x)
             elif self.counts_zeros:
-                x = x + 0 * sum(each.sum() for each in block.parameters())
-        result: torch.Tensor = self.last(x)
-        return result
+                x = x + 0 * sum(each.sum() for each in module.parameters())
+        return x
 
-    def call(self, block: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        if self.checkpointing == "none":
-            return block(x)
-        return checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
+    def call(self, module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if self.checkpointing == "none" or not isinstance(module, Block):
+            return module(x)
+        return checkpoint(module, x, use_reentrant=self.checkpointing == "reentrant")
 
 
 class Training(NamedTuple):
@@ -65,9 +66,15 @@ class Training(NamedTuple):
 
 
 def kept_in(step: int, number: int, rank: int) -> list[int]:
-    """Return the blocks that a rank uses in one pass. No rank uses the third one in every fifth step."""
+    """Return what a rank uses in one pass, at least one block. No rank uses the third block in every fifth step."""
     chosen = random.Random(1000 * step + 10 * number + rank)
-    return [each for each in range(BLOCKS) if chosen.random() < 0.6 and (each != 2 or step % 5 > 0)]
+    kept = [each for each in EVERYTHING if chosen.random() < 0.6]
+    return [each for each in (kept if min(kept, default=BLOCKS) < BLOCKS else [*kept, 1]) if each != 2 or step % 5 > 0] or [1]
+
+
+def batch_of(step: int, number: int, rank: int) -> torch.Tensor:
+    batch = torch.randn(3, 8, generator=torch.Generator().manual_seed(1000 * step + 10 * number + rank))
+    return batch.requires_grad_()  # a rank may use blocks whose first one is checkpointed
 
 
 def train(rank: int, training: Training, options: dict[str, Any]) -> list[Any]:
@@ -82,7 +89,7 @@ def train(rank: int, training: Training, options: dict[str, Any]) -> list[Any]:
     seen: list[Any] = []
     for step in range(training.steps):
         for number in range(training.passes):
-            batch = torch.randn(3, 8, generator=torch.Generator().manual_seed(1000 * step + 10 * number + rank))
+            batch = batch_of(step, number, rank)
             loss = model(batch, kept_in(step, number, rank)).square().mean() / training.passes
             dist.all_reduce(seen_loss := loss.detach().clone())  # ranks end calls of the model together
             seen.append(seen_loss.item())
@@ -114,7 +121,7 @@ def trained_with_ddp(rank: int, training: Training) -> list[torch.Tensor]:
     ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     for step in range(training.steps):
         for number in range(training.passes):
-            batch = torch.randn(3, 8, generator=torch.Generator().manual_seed(1000 * step + 10 * number + rank))
+            batch = batch_of(step, number, rank)
             (ddp(batch, kept_in(step, number, rank)).square().mean() / training.passes).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -128,7 +135,7 @@ def differs_in_step(rank: int, step: int, options: dict[str, Any]) -> tuple[str,
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(stage=3, timeout=5, **options))
     try:
         for number in range(14):
-            kept = [each for each in range(BLOCKS) if (rank, number, each) != (1, step, 3)]
+            kept = [each for each in EVERYTHING if (rank, number, each) != (1, step, 3)]
             model(torch.ones(2, 8), kept).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -142,7 +149,7 @@ def evaluates_alone(rank: int) -> list[Any]:
     """Train in stage 3. Rank 1 evaluates alone between steps, and in the middle of one."""
     model = Dropping()
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, tuning=ballast.Tuning(timeout=60))
-    batch, everything, seen = torch.ones(2, 8), range(BLOCKS), []
+    batch, everything, seen = torch.ones(2, 8), EVERYTHING, []
     for _ in range(3):
         loss = model(batch, everything).square().mean()
         with torch.no_grad():
@@ -167,7 +174,7 @@ def fails_in_a_call(rank: int, where: str) -> list[Any]:
         fails = where if (rank, step) == (1, 1) else ""
         with model.blocks[2].register_forward_hook(lambda _, inputs, output: Failing.apply(output, fails)):
             try:
-                loss = model(torch.ones(2, 8), range(BLOCKS)).square().mean()
+                loss = model(torch.ones(2, 8), EVERYTHING).square().mean()
                 if where == "backward" or step != 1:  # other ranks have been told of a failure in forward, by a collective
                     loss.backward()
             except FloatingPointError:
@@ -203,7 +210,7 @@ def ends_a_step_in_its_own_way(rank: int) -> str:
     model = Dropping()
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, tuning=ballast.Tuning(timeout=10))
     try:
-        model(torch.ones(2, 8), range(4 - rank)).sum().backward()
+        model(torch.ones(2, 8), EVERYTHING[rank:]).sum().backward()
         optimizer.step() if rank == 0 else optimizer.zero_grad()
     except ballast.Error as refused:
         return str(refused)
@@ -217,9 +224,9 @@ def comes_late(rank: int) -> str:
         torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, tuning=ballast.Tuning(calls_differ=True, timeout=2)
     )
     try:
-        model(torch.ones(2, 8), range(BLOCKS))
+        model(torch.ones(2, 8), EVERYTHING)
         if rank == 0:
-            model(torch.ones(2, 8), range(BLOCKS))
+            model(torch.ones(2, 8), EVERYTHING)
         dist.barrier()
         optimizer.close()
     except ballast.Error as refused:
