@@ -9,7 +9,7 @@ import ballast
 import pytest
 import torch
 from ballast.hardware import rates_of_cpus
-from ballast.torch.training.memory_budget import AvailableMachine, _machine
+from ballast.torch.training.autotune import AvailableMachine, _machine
 from python.wrap.support import bodies
 from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, adapted, check_close, check_equal, in_bfloat16, mlp, only_trained

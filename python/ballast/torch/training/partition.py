@@ -29,7 +29,7 @@ from ballast.torch.parameters.unit_gather import naming_different_uses
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, backward_order, unit_names
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training.joint_runs import ALONE, JointRun
-from ballast.torch.training.same_options import require_same, require_same_end
+from ballast.torch.training.preconditions import require_same, require_same_end
 from ballast.torch.training.use_agreement import UseAgreement
 from ballast.torch.updates.commit_metadata import encode_missed_steps
 from ballast.torch.updates.rules import Rule

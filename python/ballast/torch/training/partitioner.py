@@ -36,13 +36,15 @@ from ballast.torch.training.model_and_optimizer import ModelAndOptimizer
 from ballast.torch.training.partition import Partition, StepInputs
 from ballast.torch.training.preconditions import (
     describe,
+    described,
+    described_groups,
     require_own_memory,
+    require_same,
     require_same_parameters,
     warn_of_formats,
     warn_of_frozen,
     warn_of_layout,
 )
-from ballast.torch.training.same_options import described, described_groups, require_same
 from ballast.torch.updates.rules import blocks_of, rules_of
 from ballast.torch.updates.sharded_state import ShardedState
 from ballast.torch.updates.updates import State, StepCall, Updates, steps_in

@@ -35,10 +35,9 @@ from ballast.torch.training import preconditions
 from ballast.torch.training.joint_runs import JointRun
 from ballast.torch.training.metrics import StepHistory, Throughput, used_parameters
 from ballast.torch.training.model_and_optimizer import ModelAndOptimizer, require_shareable
-from ballast.torch.training.optimizer_state import OptimizerState
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.partitioner import Partitioner
-from ballast.torch.training.state_migration import StateMigration
+from ballast.torch.training.state_migration import OptimizerState, StateMigration
 from ballast.torch.updates.rules import options_to_set
 from ballast.torch.updates.shown_state import begun_in
 from ballast.torch.updates.updates import State, Updates, merged
