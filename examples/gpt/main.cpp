@@ -19,7 +19,7 @@
 #include "kernels/runtime/cores.h"
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/stream.h"
-#include "zero/comm/launch.h"
+#include "zero/comm/connect.h"
 
 namespace ballast::gpt {
 namespace {

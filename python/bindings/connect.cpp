@@ -13,11 +13,10 @@
 
 #include "kernels/random_math.h"
 #include "python/bindings/group.h"
+#include "zero/comm/call.h"
 #include "zero/comm/deadline.h"
-#include "zero/comm/encoding.h"
-#include "zero/comm/launch.h"
-#include "zero/comm/member.h"
-#include "zero/comm/texts.h"
+#include "zero/comm/message.h"
+#include "zero/comm/on_all_ranks.h"
 
 namespace ballast::python {
 namespace {

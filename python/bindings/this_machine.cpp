@@ -4,7 +4,7 @@
 #include "kernels/runtime/machine.h"
 #include "kernels/simd/isa.h"
 #include "python/bindings/bindings.h"
-#include "zero/comm/nccl_transport.h"
+#include "zero/comm/process_transport.h"
 
 namespace ballast::python {
 namespace {

@@ -8,7 +8,7 @@
 #include "tests/comm/rank_values.h"
 #include "tests/comm/test_groups.h"
 #include "tests/sanitizer.h"
-#include "zero/comm/two_level.h"
+#include "zero/comm/transport.h"
 
 using namespace ballast;
 using namespace ballast::testing;

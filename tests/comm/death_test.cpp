@@ -11,8 +11,8 @@
 #include "tests/comm/process_groups.h"
 #include "tests/comm/rank_values.h"
 #include "tests/comm/signal.h"
-#include "zero/comm/gloo_transport.h"
-#include "zero/comm/shared_memory_transport.h"
+#include "zero/comm/process_transport.h"
+#include "zero/comm/shared_memory.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -4,7 +4,7 @@
 #include "kernels/backend.h"
 #include "kernels/random_math.h"
 #include "tests/comm/rank_values.h"
-#include "zero/comm/encoding.h"
+#include "zero/comm/call.h"
 
 namespace ballast::testing {
 

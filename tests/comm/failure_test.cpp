@@ -11,9 +11,8 @@
 
 #include "tests/comm/rank_values.h"
 #include "tests/comm/test_groups.h"
-#include "zero/comm/channel.h"
+#include "zero/comm/call.h"
 #include "zero/comm/message.h"
-#include "zero/comm/purpose.h"
 
 using namespace ballast;
 using namespace ballast::testing;

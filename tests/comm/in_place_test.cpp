@@ -10,7 +10,7 @@
 #include "tests/comm/test_groups.h"
 #include "tests/offload/descriptors.h"
 #include "tests/sanitizer.h"
-#include "zero/comm/shared_pages.h"
+#include "zero/comm/shared_memory.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -1,4 +1,4 @@
-#include "zero/comm/launch.h"
+#include "zero/comm/connect.h"
 
 #include <catch2/catch.hpp>
 #include <map>

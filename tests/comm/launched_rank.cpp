@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "zero/comm/launch.h"
+#include "zero/comm/connect.h"
 
 using namespace ballast;
 

@@ -1,5 +1,5 @@
 // Tests of collectives that know which one comes next. Between hosts its first bytes are sent before it begins, and no bit changes.
-#include "zero/comm/look_ahead.h"
+#include "zero/comm/call.h"
 
 #include <catch2/catch.hpp>
 #include <memory>

@@ -13,7 +13,7 @@
 #include "tests/comm/process_groups.h"
 #include "tests/comm/rank_values.h"
 #include "tests/skip.h"
-#include "zero/comm/channel.h"
+#include "zero/comm/call.h"
 
 using namespace ballast;
 using namespace ballast::testing;

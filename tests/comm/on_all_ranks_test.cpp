@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "tests/zero/forwarding_communicator.h"
-#include "zero/comm/texts.h"
 #include "zero/comm/thread_communicator.h"
 
 using namespace ballast;

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <thread>
 
-#include "zero/comm/gloo_transport.h"
+#include "zero/comm/process_transport.h"
 
 namespace ballast::testing {
 namespace {

@@ -17,7 +17,6 @@
 #include "tests/skip.h"
 #include "zero/comm/admission.h"
 #include "zero/comm/job.h"
-#include "zero/comm/links.h"
 #include "zero/comm/process_group.h"
 #include "zero/comm/socket.h"
 

@@ -11,7 +11,7 @@
 #include "tests/offload/descriptors.h"
 #include "tests/skip.h"
 #include "tests/temporary_directory.h"
-#include "zero/comm/member.h"
+#include "zero/comm/message.h"
 
 using namespace ballast;
 using Catch::Contains;

@@ -14,10 +14,8 @@
 #include "tests/comm/process_groups.h"
 #include "tests/skip.h"
 #include "zero/comm/admission.h"
-#include "zero/comm/handshake.h"
-#include "zero/comm/member.h"
+#include "zero/comm/message.h"
 #include "zero/comm/socket.h"
-#include "zero/comm/socket_owner.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -12,7 +12,7 @@ TEST_CASE("published memory stays valid while another rank reads it, even after 
   bool given_back_too_early = true;
   std::thread shows([&] {
     const std::vector<std::byte> memory(1 << 20);
-    group.publish(0, {.data = memory.data(), .bytes = memory.size()});
+    group.publish(0, {.values = byte_view(std::span(memory))});
     group.withdraw(0);
     given_back_too_early = looking;
   });

@@ -6,7 +6,7 @@
 #include "kernels/runtime/buffer.h"
 #include "tests/emulated_cuda/two_gpus.h"
 #include "tests/zero/training_rig.h"
-#include "zero/comm/encoding.h"
+#include "zero/comm/call.h"
 #include "zero/engine/gpu_lanes.h"
 #include "zero/plan/compiled_plan.h"
 #include "zero/plan/program.h"

@@ -5,7 +5,7 @@
 
 #include "tests/emulated_cuda/two_gpus.h"
 #include "tests/zero/training_rig.h"
-#include "zero/comm/two_level.h"
+#include "zero/comm/transport.h"
 #include "zero/plan/collective_memory.h"
 
 using namespace ballast;

@@ -4,7 +4,7 @@
 #include "kernels/runtime/stream.h"
 #include "tests/comm/process_groups.h"
 #include "tests/emulated_cuda/emulated.h"
-#include "zero/comm/channel.h"
+#include "zero/comm/call.h"
 
 namespace ballast::testing {
 

@@ -5,9 +5,9 @@
 #include <string_view>
 
 #include "tests/fuzz/mutants.h"
-#include "zero/comm/handshake.h"
-#include "zero/comm/member.h"
-#include "zero/comm/rendezvous.h"
+#include "zero/comm/admission.h"
+#include "zero/comm/hub.h"
+#include "zero/comm/message.h"
 
 namespace ballast::testing {
 

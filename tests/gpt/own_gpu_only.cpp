@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "tests/emulated_cuda/emulated.h"
-#include "zero/comm/launch.h"
+#include "zero/comm/connect.h"
 
 using namespace ballast;
 

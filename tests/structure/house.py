@@ -129,7 +129,7 @@ VENDORS = [
     Vendor("libnuma", r"numa(if)?\.h", ["kernels/runtime/*.cpp"], one_file=True),
     Vendor("NCCL", r"nccl.*\.h", ["zero/comm/*nccl*"]),
     Vendor("Gloo", r"gloo/.*", ["zero/comm/*gloo*"]),
-    Vendor("libsodium", r"sodium(\.h|/.*)", ["zero/comm/secret.cpp"]),
+    Vendor("libsodium", r"sodium(\.h|/.*)", ["zero/comm/admission.cpp"]),
     Vendor("cuBLAS", r"cublas.*", ["examples/gpt/*", "kernels/*cublas*"]),
     Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["examples/gpt/*.cpp"], one_file=True),
     Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp"]),

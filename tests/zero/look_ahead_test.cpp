@@ -1,6 +1,6 @@
 // Trainings whose communicators ask which exchange comes next, and hold the engine to its answers: that exchange comes, and sends the
 // bytes that were there when it was announced.
-#include "zero/comm/look_ahead.h"
+#include "zero/comm/call.h"
 
 #include <atomic>
 #include <catch2/catch.hpp>

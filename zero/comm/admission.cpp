@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sodium.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -12,20 +13,36 @@
 #include <cctype>
 #include <cerrno>
 #include <iterator>
-#include <utility>
 
 #include "kernels/runtime/system_limits.h"
 
 namespace ballast {
 namespace {
 
+static_assert(proof_bytes == crypto_auth_BYTES);
+
+// Any thread may call it, any number of times.
+void begin_sodium() {
+  require(::sodium_init() >= 0, Code::internal, [] { return Problem{.what = "cannot start libsodium"}; });
+}
+
+const unsigned char* octets_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
+
+// The random bytes have fixed lengths, and the name has its length before it: no two statements are the same text.
+std::string statement_of_hello(const std::string& listeners, const std::string& callers, const std::string& name,
+                               const std::string& words) {
+  return fmt::format("hello {}{}{} {}{}", listeners, callers, name.size(), name, words);
+}
+
+std::string statement_of_welcome(const std::string& listeners, const std::string& callers, const std::string& words) {
+  return fmt::format("welcome {}{}{}", listeners, callers, words);
+}
+
 constexpr std::size_t strangers = 64;         // that may connect in addition to the expected callers
 constexpr std::size_t accepted_at_once = 64;  // before the owner's other connections have their turn
 constexpr std::size_t most_refusals = 8;      // that are kept
 constexpr std::size_t most_printed = 100;     // letters of a name that a stranger says
 constexpr auto time_to_read_answer = std::chrono::seconds(2);
-
-Descriptor make_spare() { return Descriptor(::eventfd(0, EFD_CLOEXEC)); }
 
 Descriptor accept_from(const Descriptor& listener) {
   return Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -39,6 +56,62 @@ std::string printable(const std::string& said) {
 }
 
 }  // namespace
+
+std::string random_bytes(std::size_t count) {
+  begin_sodium();
+  std::string bytes(count, '\0');
+  ::randombytes_buf(bytes.data(), bytes.size());
+  return bytes;
+}
+
+std::string random_secret() {
+  const std::string bytes = random_bytes(32);
+  std::string letters(2 * bytes.size() + 1, '\0');
+  ::sodium_bin2hex(letters.data(), letters.size(), octets_of(bytes), bytes.size());
+  letters.pop_back();
+  return letters;
+}
+
+Secret::Secret(std::string_view words) : is_known_to_all_(words.empty()) {
+  static_assert(sizeof key_ == crypto_auth_KEYBYTES);
+  begin_sodium();
+  ::crypto_generichash(key_.data(), key_.size(), octets_of(words), words.size(), nullptr, 0);
+}
+
+std::string Secret::proof(std::string_view statement) const {
+  std::string proof(proof_bytes, '\0');
+  ::crypto_auth(reinterpret_cast<unsigned char*>(proof.data()), octets_of(statement), statement.size(), key_.data());
+  return proof;
+}
+
+bool Secret::proves(std::string_view proof, std::string_view statement) const {
+  return proof.size() == proof_bytes &&
+         ::crypto_auth_verify(octets_of(proof), octets_of(statement), statement.size(), key_.data()) == 0;
+}
+
+std::optional<Message> ListenersHandshake::read(const Message& hello, const Secret& secret) {
+  if (hello.value.size() < nonce_bytes + proof_bytes) return std::nullopt;
+  theirs_ = hello.value.substr(0, nonce_bytes);
+  const std::string proof = hello.value.substr(nonce_bytes, proof_bytes);
+  const std::string words = hello.value.substr(nonce_bytes + proof_bytes);
+  if (!secret.proves(proof, statement_of_hello(mine_, theirs_, hello.key, words))) return std::nullopt;
+  return Message{hello.kind, hello.key, words};
+}
+
+Message ListenersHandshake::welcome(const std::string& words, const Secret& secret) const {
+  return {Message::Kind::welcome, secret.proof(statement_of_welcome(mine_, theirs_, words)), words};
+}
+
+Message CallersHandshake::answer(const Message& challenge, Message hello, const Secret& secret) {
+  theirs_ = challenge.value;
+  hello.value = mine_ + secret.proof(statement_of_hello(theirs_, mine_, hello.key, hello.value)) + hello.value;
+  return hello;
+}
+
+bool CallersHandshake::proves(const Message& welcome, const Secret& secret) const {
+  return theirs_.size() == nonce_bytes &&
+         secret.proves(welcome.key, statement_of_welcome(theirs_, mine_, welcome.value));
+}
 
 Admission::Admission(std::span<const Descriptor> listeners, AdmissionOptions options)
     : listeners_(listeners),
@@ -182,7 +255,7 @@ void Admission::turn_away(const std::string& reason) {
     Connection connection(std::move(socket));
     connection.post({.kind = Message::Kind::refused, .value = reason});
   }
-  spare_ = make_spare();
+  spare_ = Descriptor(::eventfd(0, EFD_CLOEXEC));
 }
 
 }  // namespace ballast

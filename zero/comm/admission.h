@@ -1,24 +1,77 @@
 // The door of listening sockets: admits processes that prove that they know the job's secret, and bounds what all others
 // can use of this process. A connection that has not proved it may hold a few KiB for a few seconds. If there are too many
-// of them, the oldest one ends, so that connections which are held open keep no rank out. Used by one thread, which never
-// waits here.
+// of them, the oldest one ends, so that connections which are held open keep no rank out.
+//
+// In the first messages of a connection both ends prove that they know the secret, without sending it:
+//
+//   the listener: challenge    random bytes of the listener
+//   the caller:   hello        a name, random bytes of the caller, its proof, and its words
+//   the listener: welcome      its proof, and its words
+//
+// A proof covers the random bytes of both ends and the words, so a recorded one is of no use for another connection. What
+// follows on the connection is neither proved nor encrypted.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kernels/runtime/descriptor.h"
-#include "zero/comm/handshake.h"
+#include "zero/comm/message.h"
 #include "zero/comm/socket.h"
-#include "zero/comm/socket_owner.h"
 
 namespace ballast {
+
+inline constexpr std::size_t proof_bytes = 32;
+inline constexpr std::size_t nonce_bytes = 32;
+
+std::string random_bytes(std::size_t count);  // that no other process can predict
+std::string random_secret();                  // 256 random bits, in letters and digits
+
+// The secret of a job. Any thread may call.
+class Secret {
+ public:
+  // Without words, every process knows the secret: it proves nothing.
+  explicit Secret(std::string_view words = {});
+
+  bool is_known_to_all() const { return is_known_to_all_; }
+  std::string proof(std::string_view statement) const;  // proof_bytes of a keyed hash of the statement
+  // Takes the same time for every wrong proof.
+  bool proves(std::string_view proof, std::string_view statement) const;
+
+ private:
+  bool is_known_to_all_;
+  std::array<unsigned char, 32> key_{};
+};
+
+class ListenersHandshake {
+ public:
+  Message challenge() const { return {.kind = Message::Kind::challenge, .value = mine_}; }
+  // Returns the hello with the caller's words as its value; none if its proof is wrong.
+  std::optional<Message> read(const Message& hello, const Secret& secret);
+  Message welcome(const std::string& words, const Secret& secret) const;  // after read()
+
+ private:
+  std::string mine_ = random_bytes(nonce_bytes);
+  std::string theirs_{};
+};
+
+class CallersHandshake {
+ public:
+  Message answer(const Message& challenge, Message hello, const Secret& secret);
+  bool proves(const Message& welcome, const Secret& secret) const;  // after answer()
+
+ private:
+  std::string mine_ = random_bytes(nonce_bytes);
+  std::string theirs_{};
+};
 
 struct AdmissionOptions {
   std::string name{};  // callers say it: that of the job, or of what they connect
@@ -34,6 +87,7 @@ struct Arrival {
   Message hello;
 };
 
+// Used by one thread, which never waits here.
 class Admission {
  public:
   // The listeners outlive this object.

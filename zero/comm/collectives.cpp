@@ -6,18 +6,34 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <iterator>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "kernels/random_math.h"
 #include "kernels/reduction_memory.h"
-#include "zero/comm/channel.h"
-#include "zero/comm/encoded.h"
-#include "zero/comm/exchanges.h"
-#include "zero/comm/look_ahead.h"
 #include "zero/comm/two_level.h"
 
 namespace ballast {
 namespace {
+
+using kernels::block_bytes;
+using kernels::CodeBits;
+using kernels::encoded_part_bytes;
+using kernels::exchanged_block_bytes;
+using kernels::quantized_bytes;
+
+[[noreturn]] void refuse_encoding() {
+  fail(Code::unsupported, {.what = "cannot send codes: the communicator has no encoded collectives",
+                           .needed = "Wire without formats, or a communicator of connect()"});
+}
+
+[[noreturn]] void refuse_parts() {
+  fail(Code::unsupported, {.what = "cannot exchange parts of matrices: the communicator has no exchange()",
+                           .needed = "a rule other than Muon, or a communicator of connect()"});
+}
 
 void require_counts(std::size_t count, std::size_t needed) {
   require(count == needed, Code::wrong_size, [&] {
@@ -27,35 +43,28 @@ void require_counts(std::size_t count, std::size_t needed) {
   });
 }
 
-// Other ranks may still read `all` while sums arrive.
-void require_apart(const ConstView& all, const View& into) {
+void require_gather(const ConstView& mine, const View& all, std::size_t ranks) {
+  require_counts(all.count(), ranks * mine.count());
+  require(all.dtype() == mine.dtype(), Code::wrong_dtype, [&] {
+    return Problem{.what = "cannot start a collective: source and target have different number formats",
+                   .needed = std::string(name(mine.dtype())),
+                   .available = std::string(name(all.dtype()))};
+  });
+}
+
+// `parts`: of the size of `into`. Other ranks may still read `all` while sums arrive.
+void require_reduction(const ConstView& all, const View& into, std::size_t parts) {
+  require_counts(all.count(), parts * into.count());
   const bool overlap = all.data() < into.data() + into.bytes() && into.data() < all.data() + all.bytes();
   require(!overlap, Code::bad_argument, [] {
     return Problem{.what = "cannot start a reduction: its source and its target overlap",
                    .needed = "memory of its own for the sum"};
   });
-}
-
-void require_dtype(DType dtype, DType needed) {
-  require(dtype == needed, Code::wrong_dtype, [&] {
-    return Problem{.what = "cannot start a collective: source and target have different number formats",
-                   .needed = std::string(name(needed)),
-                   .available = std::string(name(dtype))};
-  });
-}
-
-void require_sum(DType dtype) {
-  require(dtype == DType::fp32 || dtype == DType::bf16, Code::wrong_dtype, [&] {
+  require(into.dtype() == DType::fp32 || into.dtype() == DType::bf16, Code::wrong_dtype, [&] {
     return Problem{.what = "cannot start a collective: its sum has another number format",
                    .needed = "fp32 or bf16",
-                   .available = std::string(name(dtype))};
+                   .available = std::string(name(into.dtype()))};
   });
-}
-
-template <class T>
-ConstView bytes_of(const T& values) {
-  const auto bytes = std::as_bytes(std::span(values));
-  return {bytes.data(), bytes.size(), DType::u8};
 }
 
 // Adds bytes of integers that begin at the byte `first` of the whole array.
@@ -77,6 +86,256 @@ Sent sent_by_scatter(const ConstView& all, std::size_t count, DType sum) {
           .stride = first_part.bytes()};
 }
 
+Call call_of_all_reduce(const ConstView& all, DType sum) {
+  return {.kind = Collective::all_reduce, .dtype = all.dtype(), .count = all.count(), .sum = sum};
+}
+
+// Writes the bytes `mine` of every rank into `all`, in rank order. `mine` is this rank's part of `all`.
+using GatherBytes = std::function<void(const Call& call, const ConstView& mine, const View& all)>;
+
+std::size_t elements_of(std::size_t bytes, CodeBits bits) { return bytes / block_bytes(bits) * group_size; }
+std::size_t bytes_before(std::size_t element, CodeBits bits) { return element / group_size * block_bytes(bits); }
+
+// The last block of what arrives may have elements that the part lacks.
+std::vector<ConstView> beginnings(std::span<const ConstView> arrays, std::size_t bytes) {
+  std::vector<ConstView> parts;
+  std::ranges::transform(arrays, std::back_inserter(parts), [&](const ConstView& each) { return each.part(0, bytes); });
+  return parts;
+}
+
+// Encoded collectives. All ranks decode the same bytes, their own included, so that their results are equal bit by bit. Used by one
+// thread, for one call. All that it refers to outlives it. The bits depend on the group's ranks per host, and not on its
+// transport: with one level, a rank rounds the sums of hosts as those would for the link.
+class EncodedCollective {
+ public:
+  // `levels`: of a group whose collectives have two levels, else null.
+  EncodedCollective(Transport& group, TwoLevel* levels, GatherBytes gather, kernels::Backend& backend, const Call& call,
+                    const Encoding& encoding)
+      : group_(group),
+        levels_(levels),
+        gather_(std::move(gather)),
+        backend_(backend),
+        call_(call),
+        encoding_(encoding) {}
+
+  void all_gather(const ConstView& mine, const View& all) {
+    const CodeBits bits = encoding_.values;
+    require_memory(kernels::encoded_parts_bytes(mine.count(), group_.size(), bits));
+    const std::size_t at = group_.rank() * encoded_part_bytes(mine.count(), bits);
+    backend_.quantize(mine, {bits, memory(at, quantized_bytes(mine.count(), bits))}, {});
+    hand_out({all.count(), mine.count()}, bits, all);
+  }
+
+  void reduce_scatter(const ConstView& all, const View& into) {
+    require_memory(kernels::encoded_parts_bytes(into.count(), group_.size(), encoding_.values));
+    add_parts(all, {all.count(), into.count()}, into);
+  }
+
+  // Each rank adds a part. All ranks decode the sums, so that they are equal everywhere.
+  void all_reduce(const ConstView& all, const View& into) {
+    const CodeBits bits = encoding_.sums;
+    require_memory(kernels::encoded_all_reduce_bytes(all.count(), group_.size(), encoding_.values, bits));
+    const Parts parts{all.count(), kernels::part_of_groups(all.count(), group_.size())};
+    const std::size_t rank = group_.rank();
+    const View mine = into.part(parts.begin(rank), parts.clip(rank, {0, parts.part}).count);
+    add_parts(all, parts, mine);
+    encode(mine, Rounded::result, rank, parts.number(rank, 0),
+           {bits, memory(rank * encoded_part_bytes(parts.part, bits), quantized_bytes(mine.count(), bits))});
+    hand_out(parts, bits, into);
+  }
+
+ private:
+  // What is rounded: no two roundings of an element share random bits.
+  enum class Rounded : std::uint8_t { values, sums_of_hosts, result };
+
+  // A stretch of a part, as elements of the part. Encoded, it begins at a block.
+  struct Stretch {
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+  // Elements that are divided into parts of equal size, one for each rank; the last ones may be short, or empty.
+  struct Parts {
+    std::size_t count = 0;  // of all elements
+    std::size_t part = 0;
+    // Without what the part lacks.
+    Stretch clip(std::size_t rank, const Stretch& stretch) const {
+      const std::size_t there = std::min(part, count - begin(rank));
+      const std::size_t first = std::min(stretch.first, there);
+      return {first, std::min(stretch.count, there - first)};
+    }
+    std::size_t begin(std::size_t rank) const { return std::min(rank * part, count); }
+    // The number of an element of a rank's part, as if each part began at a block.
+    std::size_t number(std::size_t rank, std::size_t i) const {
+      return rank * kernels::block_count(part) * group_size + i;
+    }
+  };
+
+  void require_memory(std::size_t bytes) const {
+    require(encoding_.memory.bytes() >= bytes, Code::wrong_size, [&] {
+      return Problem{.what = "cannot start an encoded collective: the memory for its codes is too small",
+                     .needed = fmt::format("{} bytes", bytes),
+                     .available = fmt::format("{} bytes", encoding_.memory.bytes())};
+    });
+  }
+
+  // Sends this rank's part, which lies encoded at its place in the memory, to all ranks, and decodes those of all.
+  void hand_out(const Parts& parts, CodeBits bits, const View& all) {
+    const std::size_t bytes = encoded_part_bytes(parts.part, bits);
+    gather_(call_, memory(group_.rank() * bytes, bytes), memory(0, group_.size() * bytes));
+    for (std::size_t rank = 0; rank < group_.size(); ++rank) {
+      const std::size_t count = parts.clip(rank, {0, parts.part}).count;
+      backend_.dequantize({bits, memory(rank * bytes, quantized_bytes(count, bits))},
+                          all.part(parts.begin(rank), count));
+    }
+  }
+
+  // Encodes a stretch of the part that this rank sends to `rank`.
+  void encode_part(const ConstView& all, const Parts& parts, std::size_t rank, const Stretch& stretch) {
+    const CodeBits bits = encoding_.values;
+    const Stretch there = parts.clip(rank, stretch);
+    const std::size_t first = parts.begin(rank) + there.first;
+    const std::size_t at = rank * encoded_part_bytes(parts.part, bits) + bytes_before(there.first, bits);
+    if (there.count == 0) return;
+    encode(all.part(first, there.count), Rounded::values, group_.rank(), parts.number(rank, there.first),
+           {bits, memory(at, quantized_bytes(there.count, bits))});
+  }
+
+  // Writes the sum of this rank's part into `into`, which has its elements.
+  void add_parts(const ConstView& all, const Parts& parts, const View& into) {
+    if (levels_ != nullptr) return add_in_two_levels(all, parts, into);
+    const CodeBits bits = encoding_.values;
+    exchange_together(
+        group_,
+        {.call = call_,
+         .values = memory(0, quantized_bytes(parts.part, bits)),
+         .stride = encoded_part_bytes(parts.part, bits),
+         .block_bytes = exchanged_block_bytes(bits)},
+        [&](std::size_t first, std::size_t count) {
+          for (std::size_t rank = 0; rank < group_.size(); ++rank) {
+            encode_part(all, parts, rank, {elements_of(first, bits), elements_of(count, bits)});
+          }
+        },
+        [&](std::span<const ConstView> by_rank, std::size_t first) {
+          const std::size_t most = elements_of(by_rank.front().bytes(), bits);
+          const auto [at, count] = parts.clip(group_.rank(), {elements_of(first, bits), most});
+          if (count > 0) sum_by_host(by_rank, parts.number(group_.rank(), at), into.part(at, count));
+        });
+  }
+
+  // `first`: the number of the sum's first element.
+  void sum_by_host(std::span<const ConstView> by_rank, std::size_t first, const View& into) {
+    const std::size_t neighbours = group_.ranks_per_host();
+    const std::vector<ConstView> arrays = beginnings(by_rank, quantized_bytes(into.count(), encoding_.values));
+    if (neighbours == 1) return backend_.sum_quantized(arrays, encoding_.values, into);
+    const std::size_t hosts = arrays.size() / neighbours;
+    const std::size_t bytes = quantized_bytes(into.count(), encoding_.sums);
+    std::byte* const scratch = group_.scratch(into.count() * sizeof(float) + hosts * bytes);
+    const View sum(scratch, into.count(), DType::fp32);
+    std::vector<ConstView> by_host;
+    for (std::size_t host = 0; host < hosts; ++host) {
+      const View codes(scratch + sum.bytes() + host * bytes, bytes, DType::u8);
+      backend_.sum_quantized(std::span(arrays).subspan(host * neighbours, neighbours), encoding_.values, sum);
+      encode(sum, Rounded::sums_of_hosts, host, first, {encoding_.sums, codes});
+      by_host.push_back(codes);
+    }
+    backend_.sum_quantized(by_host, encoding_.sums, into);
+  }
+
+  // Rounds stochastically, tensor by tensor. `rounder`: the rank or the host that rounds. `first`: the number of the first value.
+  void encode(const ConstView& values, Rounded what, std::size_t rounder, std::size_t first,
+              const kernels::Quantized& to) {
+    const std::uint64_t stream = kernels::rounding_stream(static_cast<std::uint64_t>(what), rounder, encoding_.stream);
+    std::size_t done = 0;
+    while (done < values.count()) {
+      const std::size_t number = first + done;
+      const auto next = std::ranges::upper_bound(encoding_.tensors, number, {}, &kernels::Run::begin);
+      const bool has_tensor = next != encoding_.tensors.begin();
+      const bool is_last = next == encoding_.tensors.end();
+      const std::size_t count = std::min(values.count() - done, is_last ? values.count() : next->begin - number);
+      kernels::CodeRounding rounding{.stochastic = true, .stream = stream, .first_index = number};
+      if (has_tensor) {
+        const kernels::Run& tensor = *std::prev(next);
+        rounding.stream = kernels::stream_of_tensor(stream, tensor.tensor);
+        rounding.first_index = encoding_.first_index + number - tensor.tensor_begin;
+      }
+      backend_.quantize(values.part(done, count),
+                        {to.bits, to.blocks.part(bytes_before(done, to.bits), quantized_bytes(count, to.bits))},
+                        rounding);
+      done += count;
+    }
+  }
+
+  // The sums inside this host are made and encoded piece by piece, while those before are on their way to the other hosts.
+  void add_in_two_levels(const ConstView& all, const Parts& parts, const View& into) {
+    const CodeBits bits = encoding_.sums;
+    Transport& across = levels_->across();
+    const std::size_t neighbours = levels_->inside().size();
+    const std::size_t bytes = encoded_part_bytes(parts.part, bits), codes_bytes = across.size() * bytes;
+    std::byte* const scratch = across.scratch(codes_bytes + parts.part * sizeof(float));
+    const View codes(scratch, codes_bytes, DType::u8);
+    const View sum(scratch + codes_bytes, parts.part, DType::fp32);
+    exchange_together(
+        across,
+        {.call = call_,
+         .values = codes.part(0, quantized_bytes(parts.part, bits)),
+         .stride = bytes,
+         .block_bytes = exchanged_block_bytes(bits)},
+        [&](std::size_t first, std::size_t count) {
+          for (std::size_t host = 0; host < across.size(); ++host) {
+            const Stretch stretch{elements_of(first, bits), elements_of(count, bits)};
+            const std::size_t rank = host * neighbours + levels_->inside().rank();
+            add_inside(all, parts, host, stretch, sum);
+            const auto [at, there] = parts.clip(rank, stretch);
+            encode(sum.part(at, there), Rounded::sums_of_hosts, across.rank(), parts.number(rank, at),
+                   {bits, codes.part(host * bytes + bytes_before(at, bits), quantized_bytes(there, bits))});
+          }
+        },
+        [&](std::span<const ConstView> by_host, std::size_t first) {
+          const std::size_t most = elements_of(by_host.front().bytes(), bits);
+          const auto [at, count] = parts.clip(group_.rank(), {elements_of(first, bits), most});
+          if (count == 0) return;
+          backend_.sum_quantized(beginnings(by_host, quantized_bytes(count, bits)), bits, into.part(at, count));
+        });
+  }
+
+  // Adds the ranks of this host: a stretch of the part of each rank of `host`, of which this one adds that of its own place.
+  void add_inside(const ConstView& all, const Parts& parts, std::size_t host, const Stretch& stretch, const View& sum) {
+    const CodeBits bits = encoding_.values;
+    Transport& inside = levels_->inside();
+    const std::size_t bytes = encoded_part_bytes(parts.part, bits);
+    const std::size_t first_rank = host * inside.size();
+    const std::size_t begin = bytes_before(stretch.first, bits);
+    const std::size_t sent = quantized_bytes(std::min(stretch.count, parts.part - stretch.first), bits);
+    exchange_together(
+        inside,
+        {.call = call_,
+         .values = memory(first_rank * bytes + begin, sent),
+         .stride = bytes,
+         .block_bytes = exchanged_block_bytes(bits)},
+        [&](std::size_t first, std::size_t count) {
+          for (std::size_t place = 0; place < inside.size(); ++place) {
+            encode_part(all, parts, first_rank + place,
+                        {stretch.first + elements_of(first, bits), elements_of(count, bits)});
+          }
+        },
+        [&](std::span<const ConstView> by_rank, std::size_t first) {
+          const Stretch arrived{stretch.first + elements_of(first, bits), elements_of(by_rank.front().bytes(), bits)};
+          const auto [at, count] = parts.clip(first_rank + inside.rank(), arrived);
+          if (count == 0) return;
+          backend_.sum_quantized(beginnings(by_rank, quantized_bytes(count, bits)), bits, sum.part(at, count));
+        });
+  }
+
+  View memory(std::size_t first, std::size_t bytes) const { return encoding_.memory.part(first, bytes); }
+
+  Transport& group_;
+  TwoLevel* levels_;
+  GatherBytes gather_;
+  kernels::Backend& backend_;
+  Call call_;
+  Encoding encoding_;
+};
+
 class Collectives : public Communicator {
  public:
   Collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend, std::shared_ptr<void> owned)
@@ -92,27 +351,22 @@ class Collectives : public Communicator {
 
   void all_gather(ConstView mine, View all) override {
     together([&] {
-      require_counts(all.count(), size() * mine.count());
-      require_dtype(all.dtype(), mine.dtype());
+      require_gather(mine, all, size());
       gather(with_next(sent_by_gather(mine)), all);
     });
   }
 
   void reduce_scatter(ConstView all, View into) override {
     together([&] {
-      require_counts(all.count(), size() * into.count());
-      require_apart(all, into);
-      require_sum(into.dtype());
+      require_reduction(all, into, size());
       add_parts(with_next(sent_by_scatter(all, into.count(), into.dtype())), all, into);
     });
   }
 
   void all_reduce(ConstView all, View into) override {
     together([&] {
-      require_counts(all.count(), into.count());
-      require_apart(all, into);
-      require_sum(into.dtype());
-      const Call call{.kind = Collective::all_reduce, .dtype = all.dtype(), .count = all.count(), .sum = into.dtype()};
+      require_reduction(all, into, 1);
+      const Call call = call_of_all_reduce(all, into.dtype());
       const std::size_t part = all.bytes() <= kernels::added_by_all_bytes ? 0 : all.count() / size();
       const std::size_t in_parts = part * size();
       const std::size_t rest = all.count() - in_parts;
@@ -129,34 +383,24 @@ class Collectives : public Communicator {
   void all_gather(ConstView mine, View all, const Encoding& encoding) override {
     if (size() == 1) return all_gather(mine, all);
     together([&] {
-      require_counts(all.count(), size() * mine.count());
-      require_dtype(all.dtype(), mine.dtype());
-      encoded({.kind = Collective::all_gather, .dtype = mine.dtype(), .count = mine.count()}, encoding)
-          .all_gather(mine, all);
+      require_gather(mine, all, size());
+      encoded(sent_by_gather(mine).call, encoding).all_gather(mine, all);
     });
   }
 
   void reduce_scatter(ConstView all, View into, const Encoding& encoding) override {
     if (size() == 1) return reduce_scatter(all, into);
     together([&] {
-      require_counts(all.count(), size() * into.count());
-      require_apart(all, into);
-      require_sum(into.dtype());
-      encoded({.kind = Collective::reduce_scatter, .dtype = all.dtype(), .count = into.count(), .sum = into.dtype()},
-              encoding)
-          .reduce_scatter(all, into);
+      require_reduction(all, into, size());
+      encoded(sent_by_scatter(all, into.count(), into.dtype()).call, encoding).reduce_scatter(all, into);
     });
   }
 
   void all_reduce(ConstView all, View into, const Encoding& encoding) override {
     if (size() == 1) return all_reduce(all, into);
     together([&] {
-      require_counts(all.count(), into.count());
-      require_apart(all, into);
-      require_sum(into.dtype());
-      encoded({.kind = Collective::all_reduce, .dtype = all.dtype(), .count = all.count(), .sum = into.dtype()},
-              encoding)
-          .all_reduce(all, into);
+      require_reduction(all, into, 1);
+      encoded(call_of_all_reduce(all, into.dtype()), encoding).all_reduce(all, into);
     });
   }
 
@@ -183,7 +427,7 @@ class Collectives : public Communicator {
       const std::vector<std::int64_t> mine(values.begin(), values.end());
       std::ranges::fill(values, 0);
       const Call call{Collective::sum, DType::u8, 0, values.size(), purpose};
-      exchange({.call = call, .values = bytes_of(mine), .where = ChunkMemory::host},
+      exchange({.call = call, .values = byte_view(std::span(mine)), .where = ChunkMemory::host},
                [&](std::size_t, const ConstView& theirs, std::size_t first) { add_integers(theirs, first, values); });
     });
   }
@@ -239,7 +483,7 @@ class Collectives : public Communicator {
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
     std::unique_ptr<Transport> group;
     together([&] {
-      const ConstView mine = bytes_of(std::span(&color, 1));
+      const ConstView mine = byte_view(std::span(&color, 1));
       std::vector<std::size_t> ranks;
       exchange({.call = {.kind = Collective::split}, .values = mine, .where = ChunkMemory::host},
                [&](std::size_t peer, const ConstView& theirs, std::size_t) {
@@ -284,7 +528,7 @@ class Collectives : public Communicator {
   // Peers that read in place read from the gathered array, because many gathers share its memory in turn.
   void gather(Sent sent, View all) {
     const ConstView mine = sent.values;
-    if (transport_->all_gather(sent.chunk(mine), {all.data(), all.bytes()})) {
+    if (transport_->all_gather(sent, {all.data(), all.bytes()})) {
       return transport_->count_sent(mine.bytes());
     }
     if (has_two_levels()) return two_level().all_gather(sent, all);
@@ -315,13 +559,12 @@ class Collectives : public Communicator {
     return sent;
   }
 
-  std::optional<SentChunk> next_chunk() {
+  std::optional<Sent> next_chunk() {
     const std::optional<NextCollective> next = look_ahead_->next();
     if (!next) return std::nullopt;
     const bool is_gather = next->kind == Collective::all_gather;
     if (!is_gather && has_two_levels()) return std::nullopt;  // the sums of this host are not made yet
-    const Sent sent = is_gather ? sent_by_gather(next->sent) : sent_by_scatter(next->sent, next->count, next->sum);
-    return sent.chunk(sent.values);
+    return is_gather ? sent_by_gather(next->sent) : sent_by_scatter(next->sent, next->count, next->sum);
   }
 
   bool has_two_levels() const { return transport_->has_links() && transport_->ranks_per_host() > 1; }
@@ -360,6 +603,22 @@ class Collectives : public Communicator {
 };
 
 }  // namespace
+
+void Communicator::all_gather(ConstView, View, const Encoding&) { refuse_encoding(); }
+void Communicator::reduce_scatter(ConstView, View, const Encoding&) { refuse_encoding(); }
+void Communicator::all_reduce(ConstView, View, const Encoding&) { refuse_encoding(); }
+
+void Communicator::exchange(std::span<const SentPart>, std::span<const ReceivedPart>) { refuse_parts(); }
+
+void Communicator::all_reduce(std::span<std::int64_t> values, Purpose) { all_reduce(values); }
+
+std::unique_ptr<Communicator> Communicator::split(std::size_t color, const Channel* channel) {
+  require(channel == nullptr, Code::unsupported, [] {
+    return Problem{.what = "cannot make a group for a GPU: the communicator has none",
+                   .needed = "a training on the CPU, or a communicator of connect()"};
+  });
+  return split(color);
+}
 
 std::unique_ptr<Communicator> make_collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend,
                                                std::shared_ptr<void> owned) {

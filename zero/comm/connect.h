@@ -1,4 +1,5 @@
-// Connects a process to the other ranks of its job, with parts that the caller owns.
+// Connects a process to the other ranks of its job: finds its rank and its job in the environment variables of its launcher, and
+// makes a communicator with parts that the caller owns.
 #pragma once
 
 #include <ballast/comm.h>
@@ -7,6 +8,13 @@
 #include "kernels/runtime/environment.h"
 
 namespace ballast {
+
+// The rank and job of this process. A pure function of the variables. Throws B1006 that names a missing or wrong variable. A process that connects several times, as all ranks of its job
+// then do, passes the number of earlier connections: each has a port of its own.
+Launch launch_from(const Environment& environment, std::size_t times_before = 0);
+
+// Whether the launcher says that ranks are on several hosts.
+bool has_other_hosts(const Launch& launch, const Environment& environment);
 
 // They outlive the communicator and all groups that are split from it.
 struct ConnectParts {

@@ -1,29 +1,233 @@
 // Gloo moves bytes between ranks; it does not add. One thread of Gloo reads and writes the sockets of a group.
-#include "zero/comm/gloo_transport.h"
-
 #include <ballast/error.h>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <gloo/context.h>
+#include <gloo/transport/tcp/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/tcp/pair.h>
 #include <gloo/transport/unbound_buffer.h>
+#include <sys/epoll.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstring>
+#include <ctime>
 #include <limits>
+#include <mutex>
+#include <system_error>
+#include <utility>
 
 #include "kernels/runtime/buffer.h"
+#include "kernels/runtime/system_limits.h"
 #include "kernels/runtime/time_slices.h"
-#include "zero/comm/broken_pipes.h"
-#include "zero/comm/gloo_calls.h"
-#include "zero/comm/gloo_chunks.h"
-#include "zero/comm/gloo_context.h"
-#include "zero/comm/links.h"
 #include "zero/comm/parts.h"
+#include "zero/comm/process_transport.h"
 
 namespace ballast {
 namespace {
 
+namespace tcp = gloo::transport::tcp;
 using gloo::transport::UnboundBuffer;
+
+// Bytes that a rank sent before it left may arrive after the hub's news that it left. Its connections may stay open for
+// longer, if its process or a child of it is still running.
+constexpr auto time_to_arrive = std::chrono::seconds(3);
+
+// Chunks that a rank sends ahead of those that it has received, so that the link does not wait for this rank: neither for its
+// sums nor for the time that a message takes to a peer and back. As many of the next exchange may arrive before it begins here.
+constexpr std::size_t sent_ahead = 4;
+constexpr std::size_t expected_ahead = 2 * sent_ahead;
+
+// A large chunk costs few wake-ups. A rank receives those of all peers into 16 MiB at most. From 64 peers on chunks become no
+// smaller, so it takes 256 KiB for each peer.
+std::size_t gloo_chunk_bytes(std::size_t ranks) {
+  constexpr std::size_t least = std::size_t{32} << 10;
+  constexpr std::size_t most = std::size_t{2} << 20;
+  constexpr std::size_t received = std::size_t{16} << 20;
+  const std::size_t peers = std::max<std::size_t>(ranks - 1, 1);
+  return std::clamp(received / expected_ahead / peers, least, most) / 64 * 64;
+}
+
+// Blocks SIGPIPE in the calling thread until the end of this object, and for good in threads started meanwhile. A write to a closed
+// connection raises this signal, which ends the process, unless the writer requests an error instead. Gloo does not. The
+// process's own signal handler does not change.
+class NoSignalOfBrokenPipes {
+ public:
+  NoSignalOfBrokenPipes() {
+    ::sigemptyset(&pipe_);
+    ::sigaddset(&pipe_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~NoSignalOfBrokenPipes() {
+    const timespec at_once{};
+    if (::sigismember(&before_, SIGPIPE) == 0) {
+      while (::sigtimedwait(&pipe_, nullptr, &at_once) == SIGPIPE) {
+      }
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoSignalOfBrokenPipes(const NoSignalOfBrokenPipes&) = delete;
+  NoSignalOfBrokenPipes& operator=(const NoSignalOfBrokenPipes&) = delete;
+
+ private:
+  sigset_t pipe_;
+  sigset_t before_;
+};
+
+// The address of Gloo's device, which only says where a process listens, and none does.
+constexpr const char* loopback = "127.0.0.1";
+
+// One end of a connection that is there already. Gloo's own way to connect listens at ports of its own, where it admits any process,
+// and ends this one if a connection is reset at once.
+class Link : public tcp::Pair {
+ public:
+  Link(tcp::Context* context, tcp::Device* device, int rank, std::chrono::milliseconds timeout, Descriptor socket)
+      : tcp::Pair(context, device, rank, timeout) {
+    const std::lock_guard lock(m_);
+    // Until 2023 the constructor of the base began to listen, on loopback. Gloo's thread skips news of that socket while the lock
+    // is held, and finds nothing to read afterwards.
+    const Descriptor listener(std::exchange(fd_, socket.release()));
+    ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK);
+    device_->registerDescriptor(fd_, EPOLLIN, this);
+    changeState(CONNECTED);
+  }
+};
+
+class LinkContext : public tcp::Context {
+ public:
+  LinkContext(std::shared_ptr<tcp::Device> device, int own, int ranks) : tcp::Context(std::move(device), own, ranks) {}
+
+  void add(int peer, Descriptor socket) {
+    pairs_[static_cast<std::size_t>(peer)] =
+        std::make_unique<Link>(this, device_.get(), peer, getTimeout(), std::move(socket));
+  }
+};
+
+class LinkedContext : public gloo::Context {
+ public:
+  LinkedContext(int own, int ranks, std::shared_ptr<gloo::transport::Device> device,
+                std::shared_ptr<gloo::transport::Context> links)
+      : gloo::Context(own, ranks) {
+    device_ = std::move(device);
+    transportContext_ = std::move(links);
+  }
+};
+
+std::unique_ptr<gloo::Context> linked_context(int own, std::vector<Descriptor> links,
+                                              std::chrono::milliseconds timeout) {
+  const auto size = static_cast<int>(links.size());
+  const auto device = std::static_pointer_cast<tcp::Device>(tcp::CreateDevice(tcp::attr(loopback)));
+  const auto context = std::make_shared<LinkContext>(device, own, size);
+  context->setTimeout(timeout);
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer != own) context->add(peer, std::move(links[static_cast<std::size_t>(peer)]));
+  }
+  return std::make_unique<LinkedContext>(own, size, device, context);
+}
+
+// Gloo reports errors only as text. Throws B2401 if it says that the process may open no more descriptors.
+void require_descriptors(std::string_view gloo_says) {
+  if (gloo_says.find(std::generic_category().message(EMFILE)) == std::string_view::npos) return;
+  fail(Code::system_limit, {.what = "Gloo cannot open a descriptor: " + std::generic_category().message(EMFILE),
+                            .available = fmt::format("{}; Gloo says: {}", limits_behind(EMFILE), gloo_says)});
+}
+
+// Starts Gloo's thread. `links` are connected sockets, by rank. Throws B2301 if Gloo cannot start, and B2401 as above.
+std::unique_ptr<gloo::Context> gloo_context(std::size_t rank, std::vector<Descriptor> links,
+                                            std::chrono::milliseconds timeout) {
+  try {
+    return linked_context(static_cast<int>(rank), std::move(links), timeout);
+  } catch (const std::system_error& refused) {
+    fail_limit("cannot start a thread for Gloo", refused.code().value());
+  } catch (const std::exception& failed) {
+    require_descriptors(failed.what());
+    fail(Code::no_transport, {.what = "cannot start Gloo", .available = failed.what()});
+  }
+}
+
+// Makes calls of Gloo. Where one fails or waits for too long, the error has the reason that the job knows. One thread calls.
+class GlooCalls {
+ public:
+  explicit GlooCalls(const ProcessGroup& group) : group_(group), error_(group_.job().error()) {
+    error_.when_set(this, [this] { abort_wait(); });
+  }
+  ~GlooCalls() { error_.forget(this); }
+  GlooCalls(const GlooCalls&) = delete;
+  GlooCalls& operator=(const GlooCalls&) = delete;
+
+  void check() const { error_.check(); }  // throws the job's first error
+
+  // Throws B3301 or B3302 if Gloo fails: it does not tell which rank has died or left.
+  template <class Body>
+  void guarded(std::size_t peer, Body&& call) {
+    const Deadline deadline(error_, group_.job().timeout());
+    const NoSignalOfBrokenPipes no_signal;
+    try {
+      call();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& broken) {
+      require_descriptors(broken.what());
+      explain(peer, deadline, broken.what());
+    }
+  }
+
+  void wait_received(std::size_t peer, UnboundBuffer& buffer) {
+    wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitRecv(limit); });
+  }
+  void wait_sent(std::size_t peer, UnboundBuffer& buffer) {
+    wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitSend(limit); });
+  }
+
+ private:
+  // `wait_for` returns false if the wait was aborted.
+  template <class WaitFor>
+  void wait(std::size_t peer, UnboundBuffer& buffer, WaitFor&& wait_for) {
+    wait_on(&buffer);
+    const auto no_more = [this](UnboundBuffer*) { wait_on(nullptr); };
+    const std::unique_ptr<UnboundBuffer, decltype(no_more)> waiting(&buffer, no_more);
+    const Job::Wait told_to_hub = group_.wait_for(peer);
+    bool is_done = false;
+    while (!is_done) {  // or there is news of another rank
+      error_.check();
+      const std::chrono::milliseconds limit = group_.has_left(peer) ? time_to_arrive : group_.job().timeout();
+      guarded(peer, [&] { is_done = wait_for(limit); });
+    }
+  }
+
+  // A connection breaks before its reason is known: the hub reports which rank died or left.
+  [[noreturn]] void explain(std::size_t peer, const Deadline& deadline, const char* gloo_says) {
+    if (deadline.is_over()) group_.fail_late(peer);
+    group_.wait_for_reason(peer);
+    const std::string what = fmt::format("lost the connection to {}", group_.member(peer));
+    group_.fail_because_of(peer, what);
+    fail(Code::peer_failed, {.what = what, .available = gloo_says});
+  }
+
+  // The buffer whose wait the news ends.
+  void wait_on(UnboundBuffer* buffer) {
+    const std::lock_guard lock(mutex_);
+    waiting_ = buffer;
+  }
+
+  // Called by the thread that has news: the first error, or a rank that has left.
+  void abort_wait() {
+    const std::lock_guard lock(mutex_);
+    if (waiting_ == nullptr) return;
+    waiting_->abortWaitRecv();
+    waiting_->abortWaitSend();
+  }
+
+  ProcessGroup group_;
+  FirstError& error_;
+  std::mutex mutex_;  // of the member below
+  UnboundBuffer* waiting_ = nullptr;
+};
 
 // Describes an exchange of parts to one peer.
 Call call_of_parts(Call call, const PartSizes& sizes) {
@@ -74,15 +278,19 @@ class GlooTransport : public ProcessTransport {
     return scratch_.data();
   }
 
-  void exchange(const SentChunk& chunk, const Receive& receive) override {
-    stream(chunk, [&](std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first) {
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (chunk.sends(peer)) receive(peer, {by_rank[peer], bytes}, first);
-      }
-    });
+  void exchange(const Sent& chunk, const Receive& receive) override {
+    exchange_together(chunk, one_by_one(chunk, receive));
   }
 
-  void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override { stream(chunk, receive); }
+  void exchange_together(const Sent& chunk, const ReceiveTogether& receive) override {
+    guarded_stream([&] {
+      begin();
+      if (!was_sent_ahead(chunk)) send_first(chunk);
+      receive_calls(chunk.call);
+      deliver(chunk, receive);
+      end();
+    });
+  }
 
   void exchange_parts(const Parts& parts) override {
     guarded_stream([&] {
@@ -116,19 +324,9 @@ class GlooTransport : public ProcessTransport {
 
   // What a rank sends in an exchange.
   struct Outgoing {
-    std::vector<Call> calls{};  // one for all peers, or one for each
+    std::vector<Call> calls{};  // by peer
     std::vector<Sending> sending{};
   };
-
-  void stream(const SentChunk& chunk, const ReceiveTogether& receive) {
-    guarded_stream([&] {
-      begin();
-      if (!was_sent_ahead(chunk)) send_first(chunk);
-      receive_calls(chunk.call);
-      deliver(chunk, receive);
-      end();
-    });
-  }
 
   // After a failed exchange Gloo's thread would still use memory that its owner may free.
   template <class Body>
@@ -146,55 +344,50 @@ class GlooTransport : public ProcessTransport {
     ++exchanges_;
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
-      guarded(peer, [&] {
+      calls_.guarded(peer, [&] {
         expect_call(peer, exchanges_ + 1);
         expect_chunks(peer, peers_[peer].received + expected_ahead);
       });
     }
   }
 
-  // What follows belongs to this call.
-  void send_call(const Call& call) {
+  // What follows belongs to these calls, by peer.
+  void send_calls(std::vector<Call> calls) {
     ++sent_calls_;
-    std::vector<Call>& calls = outgoing(sent_calls_).calls;
-    calls.assign(1, call);
+    std::vector<Call>& sent = outgoing(sent_calls_).calls = std::move(calls);
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) send_to(peer, slot_of_call(sent_calls_), calls.data(), sizeof(Call));
+      if (peer != rank()) send_to(peer, slot_of_call(sent_calls_), &sent[peer], sizeof(Call));
     }
   }
 
   // Each peer gets the sizes of its parts.
   void send_calls_of(const Parts& parts) {
-    ++sent_calls_;
-    std::vector<Call>& calls = outgoing(sent_calls_).calls;
-    calls.clear();
+    std::vector<Call> calls;
     for (std::size_t peer = 0; peer < size(); ++peer)
       calls.push_back(call_of_parts(parts.call, sizes_of(parts_of(parts.sent, peer))));
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) send_to(peer, slot_of_call(sent_calls_), &calls[peer], sizeof(Call));
-    }
+    send_calls(std::move(calls));
   }
 
-  void send_first(const SentChunk& chunk) {
-    send_call(chunk.call);
+  void send_first(const Sent& chunk) {
+    send_calls(std::vector<Call>(size(), chunk.call));
     for (std::size_t number = 0; number < sent_ahead; ++number) {
       send(chunk, number);
     }
   }
 
-  void send_next(const SentChunk& chunk) {
+  void send_next(const Sent& chunk) {
     if (chunk.next == nullptr || next_) return;
-    std::optional<SentChunk> next = (*chunk.next)();
+    std::optional<Sent> next = (*chunk.next)();
     if (!next) return;
     calls_.check();  // what has failed may have left other values
     next_ = next;
     send_first(*next_);
   }
 
-  bool was_sent_ahead(const SentChunk& chunk) {
-    const std::optional<SentChunk> ahead = std::exchange(next_, std::nullopt);
+  bool was_sent_ahead(const Sent& chunk) {
+    const std::optional<Sent> ahead = std::exchange(next_, std::nullopt);
     if (!ahead) return false;
-    const bool is_it = ahead->call == chunk.call && ahead->data == chunk.data && ahead->bytes == chunk.bytes;
+    const bool is_it = ahead->call == chunk.call && ahead->data() == chunk.data() && ahead->bytes() == chunk.bytes();
     require(is_it, Code::internal, [&] {
       return Problem{.what = "cannot begin an exchange: another one has been sent ahead",
                      .needed = text(ahead->call),
@@ -222,10 +415,10 @@ class GlooTransport : public ProcessTransport {
     });
   }
 
-  void deliver(const SentChunk& chunk, const ReceiveTogether& receive) {
+  void deliver(const Sent& chunk, const ReceiveTogether& receive) {
     std::vector<const std::byte*> by_rank(size());
     const std::size_t most = chunk.piece_bytes(chunk_bytes_);
-    const std::size_t chunks = (chunk.bytes + most - 1) / most;
+    const std::size_t chunks = (chunk.bytes() + most - 1) / most;
     for (std::size_t number = 0; number < chunks; ++number) {
       if (number + sent_ahead >= chunks) send_next(chunk);
       const std::size_t first = number * most;
@@ -233,7 +426,7 @@ class GlooTransport : public ProcessTransport {
         if (peer == rank()) by_rank[peer] = chunk.piece(peer).data() + first;
         if (peer != rank() && chunk.sends(peer)) by_rank[peer] = receive_chunk(peer);
       }
-      receive(by_rank, std::min(most, chunk.bytes - first), first);
+      receive(by_rank, std::min(most, chunk.bytes() - first), first);
       const bool sends_more = chunk.sends(rank()) && number + sent_ahead < chunks;
       for (std::size_t peer = 0; peer < size(); ++peer) {
         if (peer != rank() && chunk.sends(peer)) release_chunk(peer, sends_more ? expected_ahead : chunks - number - 1);
@@ -282,7 +475,7 @@ class GlooTransport : public ProcessTransport {
     for (std::size_t i = 0; i < from.chunks.size(); ++i) {
       from.chunks[i] = context_->createUnboundBuffer(memory(peer, i), chunk_bytes_);
     }
-    guarded(peer, [&] { expect_call(peer, 1); });
+    calls_.guarded(peer, [&] { expect_call(peer, 1); });
   }
 
   void expect_call(std::size_t peer, std::uint64_t exchange) {
@@ -296,11 +489,11 @@ class GlooTransport : public ProcessTransport {
   }
 
   // Sends chunk `number` of this exchange to all peers, if it has as many.
-  void send(const SentChunk& chunk, std::size_t number) {
+  void send(const Sent& chunk, std::size_t number) {
     const std::size_t most = chunk.piece_bytes(chunk_bytes_);
     const std::size_t first = number * most;
-    if (!chunk.sends(rank()) || first >= chunk.bytes) return;
-    const std::size_t bytes = std::min(most, chunk.bytes - first);
+    if (!chunk.sends(rank()) || first >= chunk.bytes()) return;
+    const std::size_t bytes = std::min(most, chunk.bytes() - first);
     chunk.make(first, bytes);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
@@ -317,14 +510,14 @@ class GlooTransport : public ProcessTransport {
         context_->createUnboundBuffer(const_cast<void*>(from), bytes);  // Gloo has one type for both directions
     UnboundBuffer& sent = *buffer;
     outgoing(sent_calls_).sending.push_back({peer, std::move(buffer)});
-    guarded(peer, [&] { sent.send(static_cast<int>(peer), slot); });
+    calls_.guarded(peer, [&] { sent.send(static_cast<int>(peer), slot); });
   }
 
   Outgoing& outgoing(std::uint64_t exchange) { return outgoing_[exchange % outgoing_.size()]; }
 
   const Call& wait_for_call(std::size_t peer) {
     Peer& from = peers_[peer];
-    wait_received(peer, *from.call_buffers[exchanges_ % 2]);
+    calls_.wait_received(peer, *from.call_buffers[exchanges_ % 2]);
     return from.calls[exchanges_ % 2];
   }
 
@@ -341,34 +534,22 @@ class GlooTransport : public ProcessTransport {
 
   const std::byte* receive_chunk(std::size_t peer) {
     Peer& from = peers_[peer];
-    wait_received(peer, *from.chunks[from.received % expected_ahead]);
+    calls_.wait_received(peer, *from.chunks[from.received % expected_ahead]);
     return memory(peer, from.received);
   }
 
   // The memory of the chunk may be overwritten from now on. Expects as many chunks after it.
   void release_chunk(std::size_t peer, std::size_t ahead) {
     const std::uint64_t received = ++peers_[peer].received;
-    guarded(peer, [&] { expect_chunks(peer, received + std::min(ahead, expected_ahead)); });
+    calls_.guarded(peer, [&] { expect_chunks(peer, received + std::min(ahead, expected_ahead)); });
   }
 
   void end() {
     std::vector<Sending>& sending = outgoing(exchanges_).sending;
     for (const Sending& each : sending) {
-      wait_sent(each.peer, *each.buffer);
+      calls_.wait_sent(each.peer, *each.buffer);
     }
     sending.clear();
-  }
-
-  void wait_received(std::size_t peer, UnboundBuffer& buffer) {
-    calls_.wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitRecv(limit); });
-  }
-  void wait_sent(std::size_t peer, UnboundBuffer& buffer) {
-    calls_.wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitSend(limit); });
-  }
-
-  template <class Body>
-  void guarded(std::size_t peer, Body&& body) {
-    calls_.guarded(peer, body);
   }
 
   GlooCalls calls_;
@@ -381,7 +562,7 @@ class GlooTransport : public ProcessTransport {
   std::unique_ptr<gloo::Context> context_;
   std::vector<Peer> peers_;             // by rank
   std::array<Outgoing, 2> outgoing_{};  // of this exchange and the next
-  std::optional<SentChunk> next_{};     // whose first bytes are sent
+  std::optional<Sent> next_{};          // whose first bytes are sent
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 #include <ballast/error.h>
 
-#include "zero/comm/gloo_transport.h"
+#include "zero/comm/process_transport.h"
 
 namespace ballast {
 

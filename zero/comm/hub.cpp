@@ -3,12 +3,13 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <iterator>
 #include <system_error>
-#include <vector>
 
 #include "kernels/runtime/system_limits.h"
 #include "zero/comm/deadline.h"
@@ -16,13 +17,21 @@
 namespace ballast {
 namespace {
 
+constexpr std::size_t most_named = 8;  // refused processes that an error names
+
+// With other hosts in the order of sums, ranks would get other bits, or wait for each other.
+std::string text_of_other_hosts(const Member& there, const Member& member) {
+  const auto counted = [](const Member& each) {
+    return fmt::format("rank {} has {}", each.rank,
+                       each.ranks_per_host == 0 ? "none" : std::to_string(each.ranks_per_host));
+  };
+  return fmt::format("{}, and {}: set BALLAST_RANKS_PER_HOST to the same value on all ranks", counted(there),
+                     counted(member));
+}
+
 constexpr auto error_delivery_time = std::chrono::seconds(2);
 constexpr auto late_report_time = std::chrono::seconds(1);
 constexpr int poll_interval_ms = 100;
-
-Descriptor make_event() {
-  return require_descriptor(::eventfd(0, EFD_CLOEXEC), "cannot make an eventfd for the hub of a job");
-}
 
 std::list<NotInChildren> kept_from_children(const std::vector<Descriptor>& listeners) {
   std::list<NotInChildren> kept;
@@ -34,6 +43,229 @@ std::list<NotInChildren> kept_from_children(const std::vector<Descriptor>& liste
 
 }  // namespace
 
+void Rendezvous::take(std::size_t connection, const Message& message) {
+  if (!members_.contains(connection)) {
+    if (message.kind == Message::Kind::hello) hello(connection, message);
+    return;
+  }
+  switch (message.kind) {
+    case Message::Kind::set: return set(message);
+    case Message::Kind::get: return get(connection, message.key);
+    case Message::Kind::share: return share(connection, message);
+    case Message::Kind::late: return late(connection, message);
+    case Message::Kind::waits: return static_cast<void>(note_wait(connection, message));
+    case Message::Kind::failed: return fail(message.value, ranks_of_job(message.key));
+    case Message::Kind::goodbye: return leave(connection, message);
+    default: fail_malformed();
+  }
+}
+
+std::vector<std::size_t> Rendezvous::ranks_of_job(const std::string& words) const {
+  std::vector<std::size_t> ranks = ranks_from(words);
+  if (std::ranges::any_of(ranks, [&](std::size_t rank) { return rank >= size_; })) fail_malformed();
+  return ranks;
+}
+
+void Rendezvous::hello(std::size_t connection, const Message& message) {
+  const Member member = member_from(message.value);
+  if (message.key == job_ && has_left(member.rank)) return send_(connection, {.kind = Message::Kind::later});
+  if (const auto reason = refusal(message, member)) {
+    if (refused_.size() < most_named) refused_.push_back(fmt::format("{}: {}", text(member), *reason));
+    send_(connection, {.kind = Message::Kind::refused, .value = *reason});
+    return;
+  }
+  members_.emplace(connection, member);
+  if (first_error_) send_(connection, *first_error_);
+  if (!complete()) return;
+  std::vector<std::string> lines(size_);
+  for (const auto& [other, present] : members_) {
+    lines[present.rank] = to_line(present);
+  }
+  send_to_all({.kind = Message::Kind::welcome, .value = fmt::format("{}", fmt::join(lines, "\n"))});
+}
+
+bool Rendezvous::has_left(std::size_t rank) const {
+  return std::ranges::any_of(
+      members_, [&](const auto& entry) { return entry.second.rank == rank && left_.contains(entry.first); });
+}
+
+void Rendezvous::leave(std::size_t connection, const Message& goodbye) {
+  if (!left_.emplace(connection, goodbye.value).second) return;
+  const Member& member = members_.at(connection);
+  if (goodbye.key == key_of_failure) return fail(left(member, goodbye.value), {member.rank});
+  send_to_all({.kind = Message::Kind::left, .key = std::to_string(member.rank), .value = goodbye.value});
+}
+
+std::optional<std::string> Rendezvous::refusal(const Message& hello, const Member& member) const {
+  if (hello.key != job_) return fmt::format("job \"{}\" uses this address, not job \"{}\"", job_, hello.key);
+  if (member.size != size_) {
+    return fmt::format("rank 0 has a world size of {}, but rank {} one of {}", size_, member.rank, member.size);
+  }
+  if (member.rank >= size_) return fmt::format("there is no rank {} in a world of {}", member.rank, size_);
+  if (!members_.empty() && members_.begin()->second.ranks_per_host != member.ranks_per_host) {
+    return text_of_other_hosts(members_.begin()->second, member);
+  }
+  const auto same = std::ranges::find(members_, member.rank, [](const auto& entry) { return entry.second.rank; });
+  if (same == members_.end()) return std::nullopt;
+  return fmt::format("{} has this rank already: two processes have the same rank, or two jobs the same port",
+                     text(same->second));
+}
+
+void Rendezvous::set(const Message& message) {
+  values_[message.key] = message.value;
+  const auto [first, last] = waiting_.equal_range(message.key);
+  for (auto asked = first; asked != last; ++asked) {
+    send_(asked->second, message);
+  }
+  waiting_.erase(first, last);
+}
+
+void Rendezvous::get(std::size_t connection, const std::string& key) {
+  const auto found = values_.find(key);
+  if (found == values_.end()) {
+    waiting_.emplace(key, connection);
+  } else {
+    send_(connection, {.kind = Message::Kind::set, .key = key, .value = found->second});
+  }
+}
+
+// One answer for each rank: if each asked for each other's value, questions would grow with the square of the ranks.
+void Rendezvous::share(std::size_t connection, const Message& message) {
+  const auto mine = share_from(message.value);
+  if (!mine || mine->size > size_) fail_malformed();
+  Shared& shared = shared_[message.key];
+  if (!shared.by_rank.emplace(mine->rank, mine->value).second) return;
+  shared.connections.push_back(connection);
+  if (shared.by_rank.size() < mine->size) return;
+  std::vector<std::string> values;
+  for (auto& [rank, value] : shared.by_rank) {
+    values.push_back(std::move(value));
+  }
+  const Message all{.kind = Message::Kind::set, .key = message.key, .value = join(values)};
+  for (const std::size_t each : shared.connections) {
+    send_(each, all);
+  }
+  shared_.erase(message.key);
+}
+
+void Rendezvous::ended(std::size_t connection) {
+  const auto found = members_.find(connection);
+  if (found == members_.end() || !left_.emplace(connection, "").second) return;
+  // The hub is on the machine of rank 0, which is not known until rank 0 has connected.
+  const auto hub = std::ranges::find(members_, 0u, [](const auto& entry) { return entry.second.rank; });
+  const Member& member = found->second;
+  fail(died(member, hub == members_.end() ? member.machine : hub->second.machine), {member.rank});
+}
+
+void Rendezvous::fail_without_missing(const std::string& after, std::vector<std::string> refused) {
+  std::vector<std::size_t> missing;
+  for (std::size_t rank = 0; rank < size_; ++rank) {
+    if (std::ranges::none_of(members_, [&](const auto& entry) { return entry.second.rank == rank; })) {
+      missing.push_back(rank);
+    }
+  }
+  if (missing.empty()) return;
+  refused.insert(refused.begin(), refused_.begin(), refused_.end());
+  fail(fmt::format("rank {} did not connect within {}{}", fmt::join(missing, ", "), after,
+                   refused.empty() ? "" : fmt::format("; refused: {}", fmt::join(refused, "; "))),
+       missing);
+}
+
+// A rank that waits for a late one may have begun later, and will not report in time by itself.
+void Rendezvous::late(std::size_t connection, const Message& message) {
+  if (!note_wait(connection, message)) return;
+  const bool is_first = timed_out_.empty();
+  timed_out_.insert(members_.at(connection).rank);
+  if (is_first) send_to_all({.kind = Message::Kind::waits});
+}
+
+// Returns false if the rank waits for none.
+bool Rendezvous::note_wait(std::size_t connection, const Message& message) {
+  if (!complete()) fail_malformed();
+  const std::vector<std::size_t> ranks = awaited_by(message);
+  if (!ranks.empty()) waited_for_[members_.at(connection).rank].insert(ranks.begin(), ranks.end());
+  return !ranks.empty();
+}
+
+// With a key, the message names the ranks of a group in order.
+std::vector<std::size_t> Rendezvous::awaited_by(const Message& message) const {
+  std::vector<std::size_t> ranks = ranks_of_job(message.value);
+  if (ranks.empty() || to_words(ranks) != message.value) fail_malformed();
+  if (message.key.empty()) return ranks;
+  const auto shared = shared_.find(message.key);
+  if (shared == shared_.end()) return {};  // all have shared it meanwhile
+  std::vector<std::size_t> missing;
+  for (std::size_t place = 0; place < ranks.size(); ++place) {
+    if (!shared->second.by_rank.contains(place)) missing.push_back(ranks[place]);
+  }
+  return missing;
+}
+
+// A rank that waits is itself late for the ranks behind it. The late ranks are those at the ends of such chains. Chains begin
+// at ranks that have waited until the timeout: waits of other ranks may have nothing to do with it.
+std::set<std::size_t> Rendezvous::ends_of_waits() const {
+  std::set<std::size_t> seen = timed_out_;
+  std::vector<std::size_t> open(seen.begin(), seen.end());
+  std::set<std::size_t> ends;
+  while (!open.empty()) {
+    const std::size_t rank = open.back();
+    open.pop_back();
+    const auto waits = waited_for_.find(rank);
+    if (waits == waited_for_.end() || has_left(rank)) {
+      ends.insert(rank);
+      continue;
+    }
+    std::ranges::copy_if(waits->second, std::back_inserter(open),
+                         [&](std::size_t other) { return seen.insert(other).second; });
+  }
+  return ends;
+}
+
+// For ranks that all wait for others: follows a chain until it meets itself. Returns the ranks that wait for each other.
+std::vector<std::size_t> Rendezvous::circle_of_waits() const {
+  std::vector<std::size_t> chain;
+  std::size_t rank = *timed_out_.begin();
+  while (std::ranges::find(chain, rank) == chain.end()) {
+    chain.push_back(rank);
+    rank = *waited_for_.at(rank).begin();
+  }
+  return {std::ranges::find(chain, rank), chain.end()};
+}
+
+void Rendezvous::fail_with_late_ranks(const std::string& after) {
+  if (first_error_) return;
+  const std::set<std::size_t> late = ends_of_waits();
+  for (const auto& [connection, words] : left_) {
+    const Member& gone = members_.at(connection);
+    if (late.contains(gone.rank)) return fail(left(gone, words), {gone.rank});
+  }
+  const std::vector<std::size_t> ranks = late.empty() ? circle_of_waits() : std::vector(late.begin(), late.end());
+  std::vector<std::string> names;
+  std::ranges::transform(ranks, std::back_inserter(names), [&](std::size_t rank) { return text(member(rank)); });
+  if (late.empty()) {
+    return fail(fmt::format("ranks wait for each other, because they make different calls: {}; none arrived within {}",
+                            fmt::join(names, ", "), after),
+                ranks);
+  }
+  fail(fmt::format("{} did not arrive within {}", fmt::join(names, ", "), after), ranks);
+}
+
+const Member& Rendezvous::member(std::size_t rank) const {
+  return std::ranges::find(members_, rank, [](const auto& entry) { return entry.second.rank; })->second;
+}
+
+void Rendezvous::fail(const std::string& reason, const std::vector<std::size_t>& ranks) {
+  if (first_error_) return;
+  first_error_ = Message{.kind = Message::Kind::failed, .key = to_words(ranks), .value = reason};
+  send_to_all(*first_error_);
+}
+
+void Rendezvous::send_to_all(const Message& message) {
+  for (const auto& [connection, member] : members_) {
+    if (!left_.contains(connection)) send_(connection, message);
+  }
+}
+
 Hub::Hub(std::vector<Descriptor> listeners, const HubOptions& options)
     : listeners_(std::move(listeners)),
       parents_(kept_from_children(listeners_)),
@@ -42,7 +274,7 @@ Hub::Hub(std::vector<Descriptor> listeners, const HubOptions& options)
                   [this](std::size_t connection, const Message& message) { send(connection, message); }),
       admission_(listeners_, {.name = options.job, .secret = options.secret, .expected = options.size}),
       end_(Clock::now() + options.timeout),
-      closing_(make_event()),
+      closing_(require_descriptor(::eventfd(0, EFD_CLOEXEC), "cannot make an eventfd for the hub of a job")),
       thread_(start_thread("the hub of a job", [this] {
         run();
         const std::unique_ptr<Hub> self = std::move(self_);

@@ -1,15 +1,24 @@
-// A process's membership of its job: the connection to the hub, and the first error of any rank. All communicators of a
-// job share it.
+// A process's membership of its job: its connection to the hub, by which ranks share values and learn of failures, and the first
+// error of any rank. All communicators of a job share it.
 #pragma once
 
+#include <ballast/comm.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
-#include "zero/comm/control.h"
+#include "zero/comm/deadline.h"
 #include "zero/comm/hub.h"
-#include "zero/comm/launch.h"
 
 namespace ballast {
 
@@ -23,36 +32,107 @@ struct JobOptions {
 };
 
 class Job {
+  using Clock = std::chrono::steady_clock;
+
  public:
-  explicit Job(const JobOptions& options);  // returns when all ranks are connected
+  // Returns when all ranks are connected. Throws B3303 if some do not connect in time, or if the hub refuses this rank.
+  explicit Job(const JobOptions& options);
   ~Job();  // leaves, or fails the job if an exception ends it; rank 0 waits until the others have left, or the timeout
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  FirstError& error() { return error_; }
-  Control& control() { return *control_; }
+  const std::vector<Member>& members() const { return members_; }
+  std::string host(const Member& member) const;  // whose ranks are added first
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  Endpoint local_endpoint() const { return ballast::local_endpoint(connection_->socket()); }
+  Endpoint hub_endpoint() const { return remote_endpoint(connection_->socket()); }
   // Whether other processes that can reach rank 0 may join: there is no secret, and rank 0 is not on loopback.
   bool is_open() const { return is_open_; }
+
+  // Any thread may call what follows.
+  FirstError& error() { return error_; }
   // The secret of connections between ranks. If the job has none, rank 0 has made one, which the hub tells to its ranks only.
   Secret secret_of_links();
+  // Returns the values of all ranks of a group, in rank order. Each of them calls it with the same key, once. `ranks` are those
+  // of the group.
+  std::vector<std::string> share(const std::string& key, const Share& mine, const std::vector<std::size_t>& ranks);
+  void set_activity(std::string_view activity);
+
+  // A wait of this rank for others, while the object lives: if the hub asks why a rank is late, it learns of this wait.
+  class Wait {
+   public:
+    Wait(Job& job, std::vector<std::size_t> ranks, std::string key = {});
+    ~Wait();
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    friend class Job;
+
+    Job& job_;
+    std::vector<std::size_t> ranks_;  // of the job
+    std::string key_;                 // which these share
+    Clock::time_point begin_ = Clock::now();
+    std::list<const Wait*>::iterator place_;
+  };
+
+  // After a timeout in a wait for some of these ranks. Throws B3302, which names those that are late. With a key, the wait was
+  // for those of a group that have not shared it.
+  [[noreturn]] void fail_late(const std::vector<std::size_t>& ranks, const std::string& key = {});
   // Ends the job because of this rank. `ranks` as in FirstError.
   void fail(std::string_view reason, const std::vector<std::size_t>& ranks = {});
-  // Leaves without waiting for other ranks: on rank 0 the hub's thread stays until all have left. Any thread may call.
+  // Leaves without waiting for other ranks: on rank 0 the hub's thread stays until all have left.
   void leave(const LeaveReason& leave_reason);
-  std::chrono::milliseconds timeout() const { return timeout_; }
-  std::string host(const Member& member) const;  // whose ranks are added first
+
+  // After has_left() all that the rank sent earlier has arrived. If rank 0 has left and its process has ended, the hub
+  // is gone, and no news of other ranks arrives.
+  bool has_left(std::size_t rank);
+  bool hub_is_gone();
+  [[noreturn]] void fail_after_leave(std::size_t rank);  // ends the job with B3301: this rank needs one that has left
+  // Waits for the reason of a lost connection, which arrives after the loss. Throws B3301 if the job has failed, the
+  // rank has left, or rank 0 does not answer; returns if no reason arrives in time.
+  void wait_for_reason(std::size_t rank);
 
  private:
-  Launch launch_;
+  void find_hub(const JobOptions& options);
+  void connect();
+  bool join();
+  std::optional<Message> answer_within(Clock::time_point end);
+  void require_known(const Message& welcome, const CallersHandshake& handshake) const;
+  std::string described_hub() const;
+  void set(const std::string& key, const std::string& value);
+  bool is_answered(const std::string& question);
+  std::string await_value(const std::string& key, const std::function<void()>& give_up);
+  void report_waits();
+  void listen();
+  void take(const Message& message);
+  bool send(const Message& message);
+  void end_job(const std::string& reason, const std::vector<std::size_t>& ranks);
+  void say_goodbye(const LeaveReason& leave_reason);  // once
+
+  Member self_;
+  std::string name_;
+  std::chrono::milliseconds timeout_;
+  int exceptions_;  // in flight at construction
+  Endpoint hub_at_{};
   Secret secret_;
   bool is_open_ = false;
   FirstError error_;
-  std::chrono::milliseconds timeout_;
-  std::size_t ranks_per_host_;
-  std::mutex leaving_;
-  std::unique_ptr<Hub> hub_;  // on rank 0 only
-  std::optional<Control> control_;
-  int exceptions_;  // in flight at construction
+  std::mutex detaching_;
+  std::unique_ptr<Hub> hub_;  // on rank 0 only; outlives the connection
+  std::unique_ptr<Connection> connection_;
+  std::vector<Member> members_;
+
+  std::mutex sending_;
+  std::mutex mutex_;  // guards the members below
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+  std::map<std::size_t, std::string> left_;  // by rank: its reason
+  std::list<const Wait*> waits_;
+  std::string activity_;
+  bool hub_is_gone_ = false;  // after rank 0 had left
+  bool leaving_ = false;
+  std::thread thread_;  // listens
 };
 
 }  // namespace ballast

@@ -1,5 +1,7 @@
-// The messages between the processes of a job and their hub (hub.h), and their bytes on the wire.
+// The processes of a job, the messages between them and their hub (hub.h), and the bytes of these on the wire.
 #pragma once
+
+#include <sys/types.h>
 
 #include <cstdint>
 #include <optional>
@@ -9,9 +11,28 @@
 
 namespace ballast {
 
+// The identity of a process in its job.
+struct Member {
+  std::size_t rank = 0;
+  std::size_t size = 1;  // of the job, as this process's environment says
+  std::string host{};
+  pid_t pid = 0;
+  std::string machine{};           // the same for processes that can share memory, and for no others
+  std::size_t ranks_per_host = 0;  // in the order of sums: JobOptions::ranks_per_host
+};
+
+Member this_process(std::size_t rank, std::size_t size, std::size_t ranks_per_host = 0);
+std::string this_machine();
+
+std::string text(const Member& member);                               // "rank 2 (node7, pid 4711)"
+std::string died(const Member& member, const std::string& observer);  // the machine that has lost the connection
+std::string left(const Member& member, const std::string& words);
+std::string to_line(const Member& member);    // member_from() reads it
+Member member_from(const std::string& line);  // throws B3303 for other text
+
 struct Message {
   enum class Kind : std::uint8_t {
-    challenge,  // of the listener to each caller, at once: random bytes (handshake.h)
+    challenge,  // of the listener to each caller, at once: random bytes (admission.h)
     hello,      // to the hub: the job, a proof of its secret, and the sender's identity
     welcome,    // to all ranks, when all are connected: a proof of the secret, and their identities
     later,      // to a rank that has left already: this job is ending, and the next has not begun

@@ -5,15 +5,64 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <sstream>
-#include <vector>
 
-#include "zero/comm/texts.h"
+#include "zero/comm/message.h"
 
 namespace ballast {
 namespace {
+
+void send(Communicator& world, std::string& text, std::size_t root) {
+  if (text.empty()) return;
+  world.broadcast(View(reinterpret_cast<std::byte*>(text.data()), text.size(), DType::u8), root);
+}
+
+// Sends `mine` to each other rank, and receives the bytes of rank p into theirs[p].
+void exchange_bytes(Communicator& world, std::span<const std::byte> mine,
+                    const std::vector<std::span<std::byte>>& theirs) {
+  std::vector<SentPart> sent;
+  std::vector<ReceivedPart> received;
+  for (std::size_t rank = 0; rank < world.size(); ++rank) {
+    if (rank == world.rank()) continue;
+    if (!mine.empty()) sent.push_back({rank, ConstView(mine.data(), mine.size(), DType::u8)});
+    if (!theirs[rank].empty()) received.push_back({rank, View(theirs[rank].data(), theirs[rank].size(), DType::u8)});
+  }
+  world.exchange(sent, received);
+}
+
+// Two exchanges, for any number of ranks.
+std::vector<std::string> exchanged_texts(Communicator& world, const std::string& mine) {
+  const std::uint64_t own_bytes = mine.size();
+  std::vector<std::uint64_t> bytes(world.size());
+  std::vector<std::span<std::byte>> into;
+  into.reserve(bytes.size());
+  for (std::uint64_t& each : bytes)
+    into.push_back(std::as_writable_bytes(std::span(&each, 1)));
+  exchange_bytes(world, std::as_bytes(std::span(&own_bytes, 1)), into);
+  std::vector<std::string> texts(world.size());
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    texts[rank] = rank == world.rank() ? mine : std::string(bytes[rank], '\0');
+    into[rank] = std::as_writable_bytes(std::span(texts[rank]));
+  }
+  exchange_bytes(world, std::as_bytes(std::span(mine)), into);
+  return texts;
+}
+
+// A collective for each rank, in which every rank sends a message to every other one: messages grow with the cube of the ranks.
+std::vector<std::string> broadcast_texts(Communicator& world, const std::string& mine) {
+  std::vector<std::int64_t> bytes(world.size());
+  bytes[world.rank()] = static_cast<std::int64_t>(mine.size());
+  world.all_reduce(bytes);
+  std::vector<std::string> texts(world.size());
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    texts[rank] = rank == world.rank() ? mine : std::string(static_cast<std::size_t>(bytes[rank]), '\0');
+    send(world, texts[rank], rank);
+  }
+  return texts;
+}
 
 struct Failure {
   Code code = Code::internal;
@@ -33,31 +82,44 @@ std::optional<Failure> failure_of(const std::function<void()>& work) {
   }
 }
 
-constexpr char between_fields = '\0';
-
 std::string to_text(const Failure& failure) {
   const auto& [what, where, needed, available, remedy] = failure.problem;
-  std::string text = std::to_string(static_cast<int>(failure.code));
-  for (const std::string& field : {what, where, needed, available, remedy})
-    (text += between_fields) += field;
-  return text;
+  return join({std::to_string(static_cast<int>(failure.code)), what, where, needed, available, remedy});
 }
 
 Failure failure_from(const std::string& text) {
-  std::istringstream fields(text);
-  const auto next = [&] {
-    std::string field;
-    std::getline(fields, field, between_fields);
-    return field;
-  };
-  Failure failure{.code = static_cast<Code>(std::stoi(next()))};
-  auto& [what, where, needed, available, remedy] = failure.problem;
-  for (std::string* field : {&what, &where, &needed, &available, &remedy})
-    *field = next();
-  return failure;
+  const std::vector<std::string> fields = split(text);
+  return {static_cast<Code>(std::stoi(fields.at(0))),
+          {fields.at(1), fields.at(2), fields.at(3), fields.at(4), fields.at(5)}};
 }
 
 }  // namespace
+
+std::vector<std::string> texts_of_all(Communicator& world, const std::string& mine) {
+  try {
+    return exchanged_texts(world, mine);
+  } catch (const Error& error) {
+    // Communicators of other libraries need not have exchange(), and refuse it before they send anything.
+    if (error.code() != Code::unsupported) throw;
+    return broadcast_texts(world, mine);
+  }
+}
+
+std::string broadcast_text(Communicator& world, const std::string& mine, std::size_t root) {
+  std::int64_t bytes = world.rank() == root ? static_cast<std::int64_t>(mine.size()) : 0;
+  world.all_reduce({&bytes, 1});
+  std::string text = world.rank() == root ? mine : std::string(static_cast<std::size_t>(bytes), '\0');
+  send(world, text, root);
+  return text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);)
+    lines.push_back(line);
+  return lines;
+}
 
 void on_all_ranks(Communicator& world, const std::function<void()>& work) {
   if (world.size() == 1) return work();

@@ -54,23 +54,6 @@ inline void require_same_parts(const PartSizes& received, const PartSizes& sent,
   });
 }
 
-// Two ranks of a group, and the number of one of them in the job.
-struct RankPair {
-  std::size_t peer;
-  std::size_t rank;  // this one
-  std::size_t peer_in_job;
-};
-
-// Calls body(from, to) for each part that this rank receives of a peer, whose sent parts are `sent`.
-template <class Body>
-void each_pair(const Parts& parts, std::span<const SentPart> sent, const RankPair& ranks, Body&& body) {
-  const std::vector<ConstView> from = parts_of(sent, ranks.rank);
-  const std::vector<View> to = parts_of(parts.received, ranks.peer);
-  require_same_parts(sizes_of(to), sizes_of(from), ranks.peer_in_job);
-  for (std::size_t i = 0; i < from.size(); ++i)
-    body(from[i], to[i]);
-}
-
 // Calls body(data, bytes) for pieces of at most so many bytes, each of one view.
 template <class Views, class Body>
 void each_piece(const Views& views, std::size_t most, Body&& body) {

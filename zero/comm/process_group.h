@@ -1,5 +1,4 @@
-// A group of processes of a job, and the exchange of strings between them before they have a transport. Used by one
-// thread at a time.
+// A group of processes of a job: the strings that they exchange before they have a transport, and TCP connections between them.
 #pragma once
 
 #include <memory>
@@ -7,10 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "kernels/runtime/descriptor.h"
 #include "zero/comm/job.h"
 
 namespace ballast {
 
+// Used by one thread at a time.
 class ProcessGroup {
  public:
   explicit ProcessGroup(std::shared_ptr<Job> job, std::size_t rank);  // of all processes
@@ -24,14 +25,14 @@ class ProcessGroup {
   Job& job() const { return *job_; }
   std::vector<std::string> hosts() const;  // of the ranks
 
-  // The calls of Control and Job, with ranks of this group.
-  [[noreturn]] void fail_late(std::size_t rank) const { job_->control().fail_late({members_[rank].rank}); }
+  // The calls of Job, with ranks of this group.
+  [[noreturn]] void fail_late(std::size_t rank) const { job_->fail_late({members_[rank].rank}); }
   [[noreturn]] void fail_late_of_others() const;  // when it is not known which of the other ranks is late
-  Control::Wait wait_for(std::size_t rank) const { return {job_->control(), {members_[rank].rank}}; }
-  bool has_left(std::size_t rank) const { return job_->control().has_left(members_[rank].rank); }
-  [[noreturn]] void fail_after_leave(std::size_t rank) const { job_->control().fail_after_leave(members_[rank].rank); }
+  Job::Wait wait_for(std::size_t rank) const { return {*job_, {members_[rank].rank}}; }
+  bool has_left(std::size_t rank) const { return job_->has_left(members_[rank].rank); }
+  [[noreturn]] void fail_after_leave(std::size_t rank) const { job_->fail_after_leave(members_[rank].rank); }
   void fail_because_of(std::size_t rank, const std::string& what) const { job_->fail(what, {members_[rank].rank}); }
-  void wait_for_reason(std::size_t rank) const { job_->control().wait_for_reason(members_[rank].rank); }
+  void wait_for_reason(std::size_t rank) const { job_->wait_for_reason(members_[rank].rank); }
 
   // Return the group of `ranks` of this one. All of them call.
   ProcessGroup part(std::span<const std::size_t> ranks);
@@ -46,5 +47,9 @@ class ProcessGroup {
   std::size_t rank_;
   std::size_t parts_ = 0;
 };
+
+// Returns a connection with each other rank, by rank; none with this one. Only processes that know the job's secret get one. All ranks of the group call. Throws B3301 or B3302 if a
+// rank fails or does not come.
+std::vector<Descriptor> connect_links(ProcessGroup& group);
 
 }  // namespace ballast

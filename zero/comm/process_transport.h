@@ -1,18 +1,19 @@
-// The common part of all transports between processes.
+// Transports between processes: their common part, and the functions that make them.
 #pragma once
 
-#include <algorithm>
+#include <ballast/memory.h>
+
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "zero/comm/process_group.h"
 #include "zero/comm/transport.h"
-#include "zero/comm/two_level.h"
 
 namespace ballast {
+
+class SharedPages;
 
 // Makes the transport of a group. All its ranks call it. With a stream, it carries GPU memory.
 using MakeTransport =
@@ -20,22 +21,12 @@ using MakeTransport =
 
 class ProcessTransport : public Transport {
  public:
-  ProcessTransport(ProcessGroup group, MakeTransport make) : group_(std::move(group)), make_(std::move(make)) {
-    const std::vector<std::string> hosts = group_.hosts();
-    ranks_per_host_ = ballast::ranks_per_host(hosts);
-    std::ranges::transform(hosts, std::back_inserter(is_here_),
-                           [&](const std::string& host) { return host == hosts[group_.rank()]; });
-    ranks_here_ = static_cast<std::size_t>(std::ranges::count(is_here_, true));
-  }
+  ProcessTransport(const ProcessGroup& group, MakeTransport make)
+      : Transport(group.rank(), group.hosts()), group_(group), make_(std::move(make)) {}
 
-  std::size_t rank() const override { return group_.rank(); }
-  std::size_t size() const override { return group_.size(); }
-  std::size_t ranks_per_host() const override { return ranks_per_host_; }
-  std::size_t ranks_here() const override { return ranks_here_; }
-  bool is_here(std::size_t peer) const override { return is_here_[peer]; }
   void abort(std::string_view reason) override { group_.job().fail(reason); }
   void leave(const LeaveReason& leave_reason) override { group_.job().leave(leave_reason); }
-  void set_activity(std::string_view activity) override { group_.job().control().set_activity(activity); }
+  void set_activity(std::string_view activity) override { group_.job().set_activity(activity); }
   std::vector<std::size_t> failed_ranks() const override { return group_.job().error().ranks(); }
   std::unique_ptr<Transport> split(std::span<const std::size_t> ranks,
                                    const std::optional<GpuStream>& stream) override {
@@ -49,9 +40,29 @@ class ProcessTransport : public Transport {
  private:
   ProcessGroup group_;
   MakeTransport make_;
-  std::size_t ranks_per_host_ = 1;
-  std::vector<bool> is_here_{};  // by rank: on this rank's host
-  std::size_t ranks_here_ = 1;
 };
+
+// All ranks of the group call these together. `make` makes the transports of groups that are split off.
+
+// Through shared memory of one machine. Each rank copies what it sends into its own buffers, in pieces that fit the caches, and the
+// others read them there. Arrays that lie in shared memory are read in place. Throws B2301 on all ranks of the group if one of them
+// cannot map the memory of another. Groups that are split off have the same `pages`, those of the process.
+std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, std::shared_ptr<SharedPages> pages,
+                                                   MemoryAccounts& accounts, const MakeTransport& make);
+
+bool has_gloo();  // whether this build includes Gloo
+
+// Through Gloo, over TCP on the address by which this process reaches its hub. Throws B2301 without Gloo.
+std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts,
+                                          const MakeTransport& make);
+
+std::string no_nccl_because();  // empty if NCCL can be used
+
+// Between GPUs through NCCL, in the order of a stream. NCCL only moves bytes: its sums have another order. Throws B2301 without
+// NCCL, which a group of one rank does not need. The backend works on the same stream; calls return when their work is issued.
+// `host` carries chunks in host memory. Ranks that make different calls are not detected. A rank that does not arrive in time is
+// detected; then the communicators of this process are aborted, so that no stream waits for it.
+std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
+                                          const GpuStream& stream, MemoryAccounts& accounts, const MakeTransport& make);
 
 }  // namespace ballast

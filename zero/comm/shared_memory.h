@@ -1,16 +1,24 @@
-// Memory that processes of one machine share. It has no name: the kernel frees it with the last process that maps it,
-// however that process ends. It does not count against the size of /dev/shm, which containers keep small.
+// Memory that processes of one machine share: segments, those of a process that others read in place, and the view that the others
+// have of them.
 #pragma once
 
 #include <sys/types.h>
 
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 
+#include "kernels/runtime/buffer.h"
 #include "kernels/runtime/descriptor.h"
 #include "kernels/runtime/host_pages.h"
 
 namespace ballast {
 
+// A segment. It has no name: the kernel frees it with the last process that maps it, however that process ends. It does not count
+// against the size of /dev/shm, which containers keep small.
 class SharedMemory {
  public:
   // Returns zeroed, resident memory. Throws B2001 if too little is available.
@@ -39,6 +47,39 @@ class SharedMemory {
   pid_t maker_;
   Descriptor file_;
   HostPages memory_;
+};
+
+// The location of bytes, in a form that another process can use.
+struct SharedLocation {
+  int file = -1;
+  std::uint32_t releases = 0;  // of the process so far: after the next one, `file` may name other memory
+  std::uint64_t begin = 0;
+};
+
+// Memory of a process that others of its machine read in place. Any thread may call.
+class SharedPages : public Allocator {
+ public:
+  std::byte* allocate(std::size_t bytes) override;
+  void release(std::byte* memory, std::size_t bytes) noexcept override;  // a peer that still reads there finds zeros
+
+  std::optional<SharedLocation> find(std::span<const std::byte> bytes) const;  // empty for other memory
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<const std::byte*, SharedMemory> memories_;
+  std::uint32_t releases_ = 0;
+};
+
+// The pages of one other process. Used by one thread at a time.
+class PeerPages {
+ public:
+  // Returns `bytes` at a location. `any_memory` is any mapped memory of that process. Memory that it has released is unmapped at
+  // the next call. Throws B2301 if the location is no such memory.
+  const std::byte* at(const SharedLocation& location, std::size_t bytes, const SharedMemory& any_memory);
+
+ private:
+  std::map<int, SharedMemory> memories_;
+  std::uint32_t releases_ = 0;
 };
 
 }  // namespace ballast

@@ -1,10 +1,15 @@
-#include "zero/comm/shared_memory_transport.h"
-
 #include <ballast/error.h>
 
 #include <fmt/format.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -12,7 +17,7 @@
 
 #include "kernels/runtime/round_up.h"
 #include "zero/comm/parts.h"
-#include "zero/comm/progress.h"
+#include "zero/comm/process_transport.h"
 #include "zero/comm/shared_memory.h"
 
 namespace ballast {
@@ -28,6 +33,40 @@ constexpr std::size_t sets = 2;
 // A rank looks a few times before it sleeps, because a wait is often short. If its core has other work, each look costs
 // a whole time slice.
 constexpr int spins = 8;
+
+// A counter in shared memory that one process advances and others wait for. Counts wrap around; compared counts differ by less than
+// 2^31.
+class Progress {
+ public:
+  // Both sides are sequentially consistent: either the sleeper sees the count, or this thread sees the sleeper.
+  void advance() {
+    count_.fetch_add(1);
+    if (sleepers_.load() > 0) futex(FUTEX_WAKE, INT_MAX, nullptr);
+  }
+
+  bool has_reached(std::uint32_t count) const {
+    return static_cast<std::int32_t>(count_.load(std::memory_order_acquire) - count) >= 0;
+  }
+
+  // Sleeps for up to about `pause`; returns whether the count is reached.
+  bool wait_for(std::uint32_t count, std::chrono::nanoseconds pause) {
+    sleepers_.fetch_add(1);
+    const std::uint32_t seen = count_.load();
+    const timespec timeout{0, static_cast<long>(pause.count())};
+    if (!has_reached(count)) futex(FUTEX_WAIT, seen, &timeout);
+    sleepers_.fetch_sub(1);
+    return has_reached(count);
+  }
+
+ private:
+  void futex(int operation, std::uint32_t value, const timespec* timeout) {
+    ::syscall(SYS_futex, &count_, operation, value, timeout, nullptr, 0);
+  }
+
+  std::atomic<std::uint32_t> count_ = 0;
+  std::atomic<std::uint32_t> sleepers_ = 0;  // 0: no wake-up is needed. A killed sleeper stays counted
+};
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "atomics in shared memory must be lock-free");
 
 // A rank's announcement in an exchange.
 struct Announcement {
@@ -81,31 +120,26 @@ class SharedMemoryTransport : public ProcessTransport {
   Allocator* shared_memory() override { return pages_.get(); }
   bool is_shared(std::span<const std::byte> bytes) const override { return pages_->find(bytes).has_value(); }
 
-  void exchange(const SentChunk& chunk, const Receive& receive) override {
+  void exchange(const Sent& chunk, const Receive& receive) override {
     error_.check();
     ++exchanges_;
     // It is faster to copy a small chunk into a buffer than to wait until all peers have read it in place.
-    if (chunk.bytes <= buffer_bytes_) return exchange_buffered(chunk, receive);
-    exchange_in_place(chunk, [&](const std::vector<const std::byte*>& from, std::size_t bytes, std::size_t first) {
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (chunk.sends(peer)) receive(peer, {from[peer], bytes}, first);
-      }
-    });
+    if (chunk.bytes() <= buffer_bytes_) {
+      return exchange_buffered(chunk, [&](std::size_t peer, const std::byte* from) {
+        if (chunk.sends(peer)) receive(peer, {from, chunk.bytes()}, 0);
+      });
+    }
+    exchange_in_place(chunk, one_by_one(chunk, receive));
   }
 
-  void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override {
-    chunk.make(0, chunk.bytes);
+  void exchange_together(const Sent& chunk, const ReceiveTogether& receive) override {
+    chunk.make(0, chunk.bytes());
     error_.check();
     ++exchanges_;
-    if (chunk.bytes > buffer_bytes_) return exchange_in_place(chunk, receive);
+    if (chunk.bytes() > buffer_bytes_) return exchange_in_place(chunk, receive);
     std::vector<const std::byte*> from;
-    put(chunk);
-    announce({.call = chunk.call});
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) wait_sent(peer, chunk.call, false);
-      from.push_back(peer == rank() ? chunk.piece(peer).data() : buffer(peer, chunk, rank()));
-    }
-    receive(from, chunk.bytes, 0);
+    exchange_buffered(chunk, [&](std::size_t, const std::byte* data) { from.push_back(data); });
+    receive(from, chunk.bytes(), 0);
   }
 
   // In as many rounds as the rank with the largest message needs, which all ranks know after the first one.
@@ -178,29 +212,29 @@ class SharedMemoryTransport : public ProcessTransport {
   Header& header(std::size_t owner) const { return *std::launder(reinterpret_cast<Header*>(memories_[owner].data())); }
   std::size_t set_index() const { return exchanges_ % sets; }
 
-  void exchange_buffered(const SentChunk& chunk, const Receive& receive) {
+  // Calls take(peer, data) for each rank, as soon as its bytes are there.
+  template <class Take>
+  void exchange_buffered(const Sent& chunk, Take&& take) {
     put(chunk);
     announce({.call = chunk.call});
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) wait_sent(peer, chunk.call, false);
-      const std::byte* const from = peer == rank() ? chunk.piece(peer).data() : buffer(peer, chunk, rank());
-      if (chunk.sends(peer)) receive(peer, {from, chunk.bytes}, 0);
+      take(peer, peer == rank() ? chunk.piece(peer).data() : buffer(peer, chunk, rank()));
     }
   }
 
   // Receives piece by piece, so that sums stay in the caches. Waits until all peers have read this rank's chunk.
-  template <class Read>
-  void exchange_in_place(const SentChunk& chunk, Read&& read) {
+  void exchange_in_place(const Sent& chunk, const ReceiveTogether& receive) {
     announce({.call = chunk.call, .location = location_of(chunk)});
-    std::vector<const std::byte*> from(size(), chunk.data);
+    std::vector<const std::byte*> from(size(), chunk.data());
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) from[peer] = map_peer(peer, wait_sent(peer, chunk.call, true), chunk.all(size()).size());
       from[peer] += rank() * chunk.stride;
     }
     const std::size_t most = chunk.piece_bytes(buffer_bytes_);
-    for (std::size_t first = 0; first < chunk.bytes; first += most) {
-      const std::size_t bytes = std::min(most, chunk.bytes - first);
-      read(from, bytes, first);
+    for (std::size_t first = 0; first < chunk.bytes(); first += most) {
+      const std::size_t bytes = std::min(most, chunk.bytes() - first);
+      receive(from, bytes, first);
       for (const std::byte*& data : from) {
         data += bytes;
       }
@@ -221,7 +255,7 @@ class SharedMemoryTransport : public ProcessTransport {
     }
   }
 
-  SharedLocation location_of(const SentChunk& chunk) const {
+  SharedLocation location_of(const Sent& chunk) const {
     const auto location = pages_->find(chunk.all(size()));
     require(location.has_value(), Code::internal,
             [] { return Problem{.what = "cannot send a chunk: it is larger than a buffer"}; });
@@ -230,7 +264,7 @@ class SharedMemoryTransport : public ProcessTransport {
 
   // The buffer that `reader` reads of `owner` in this exchange. If all ranks get the same bytes, all read the first
   // buffer.
-  std::byte* buffer(std::size_t owner, const SentChunk& chunk, std::size_t reader) const {
+  std::byte* buffer(std::size_t owner, const Sent& chunk, std::size_t reader) const {
     return buffer_for(owner, chunk.stride == 0 ? 0 : reader);
   }
   std::byte* buffer_for(std::size_t owner, std::size_t reader) const {
@@ -238,10 +272,11 @@ class SharedMemoryTransport : public ProcessTransport {
     return memories_[owner].data() + round_up(sizeof(Header), line_bytes) + number * buffer_bytes_;
   }
 
-  void put(const SentChunk& chunk) {
+  void put(const Sent& chunk) {
     for (std::size_t peer = 0; chunk.sends(rank()) && peer < size(); ++peer) {
       const bool is_there = chunk.stride == 0 ? peer > 0 : peer == rank();
-      if (!is_there && chunk.bytes > 0) std::memcpy(buffer(rank(), chunk, peer), chunk.piece(peer).data(), chunk.bytes);
+      if (!is_there && chunk.bytes() > 0)
+        std::memcpy(buffer(rank(), chunk, peer), chunk.piece(peer).data(), chunk.bytes());
     }
   }
 
@@ -271,12 +306,12 @@ class SharedMemoryTransport : public ProcessTransport {
     }
     const auto is_done_within = [&](std::chrono::nanoseconds pause) {
       const bool has_left =
-          group().has_left(peer) || group().job().control().hub_is_gone();  // read before the wait: see has_left()
+          group().has_left(peer) || group().job().hub_is_gone();  // read before the wait: see has_left()
       if (progress.wait_for(until, has_left ? std::chrono::nanoseconds(0) : pause)) return true;
       if (has_left) group().fail_after_leave(peer);
       return false;
     };
-    const Control::Wait waiting = group().wait_for(peer);
+    const Job::Wait waiting = group().wait_for(peer);
     Deadline(error_, group().job().timeout()).wait(is_done_within, [&] { group().fail_late(peer); });
   }
 

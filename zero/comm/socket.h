@@ -1,12 +1,15 @@
-// TCP between the hub and its clients: small messages, and prompt notice of a lost connection.
+// TCP between processes of a job: small messages, prompt notice of a lost connection, and the user at the other end.
 #pragma once
 
 #include <ballast/comm.h>
+
+#include <sys/types.h>
 
 #include <chrono>
 #include <deque>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/runtime/descriptor.h"
@@ -77,5 +80,18 @@ class Connection {
   std::deque<std::string> unsent_;  // messages, the first one without what the system has taken
   std::size_t unsent_bytes_ = 0;
 };
+
+// The user of the process at the other end of a connection within this machine, as the kernel knows it.
+enum class OtherEnd {
+  accepted,  // it is of this process's user, or on another machine, or this machine has no table of its sockets
+  foreign,   // it is of another user of this machine
+  gone,      // its process has closed it
+};
+
+OtherEnd other_end_of(const Descriptor& socket);
+
+// The user of the socket `local` that is connected with `remote`. The table is the text of /proc/net/tcp, and the addresses have
+// its form. None for a socket that its process has closed, whose user the kernel has forgotten.
+std::optional<uid_t> owner_in(std::string_view table, std::string_view local, std::string_view remote);
 
 }  // namespace ballast

@@ -9,8 +9,11 @@
 #include <exception>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "kernels/runtime/cores.h"
 #include "zero/comm/collectives.h"
@@ -19,97 +22,88 @@
 
 namespace ballast {
 
-namespace {
+// Ranks are those of the whole group. Any thread may call.
+class ThreadJob {
+ public:
+  FirstError& error() { return error_; }
 
-std::vector<std::size_t> all_below(std::size_t size) {
-  std::vector<std::size_t> ranks(size);
-  std::iota(ranks.begin(), ranks.end(), std::size_t{0});
-  return ranks;
-}
-
-}  // namespace
-
-void ThreadJob::join(std::size_t rank) {
-  const std::lock_guard lock(mutex_);
-  left_.erase(rank);
-}
-
-void ThreadJob::leave(std::size_t rank, const LeaveReason& leave_reason) {
-  {
+  void join(std::size_t rank) {
     const std::lock_guard lock(mutex_);
-    left_.emplace(rank, leave_reason.words);
+    left_.erase(rank);
   }
-  if (leave_reason.has_failed) error_.set(fmt::format("rank {} left: {}", rank, leave_reason.words), {rank});
-}
 
-std::optional<std::string> ThreadJob::leave_reason(std::size_t rank) {
-  const std::lock_guard lock(mutex_);
-  const auto found = left_.find(rank);
-  return found == left_.end() ? std::nullopt : std::optional(found->second);
-}
-
-void ThreadJob::set_wait(std::size_t rank, const void* group, std::size_t awaited) {
-  const std::lock_guard lock(mutex_);
-  waits_.insert_or_assign({rank, group}, awaited);
-}
-
-void ThreadJob::end_wait(std::size_t rank, const void* group) {
-  const std::lock_guard lock(mutex_);
-  waits_.erase({rank, group});
-}
-
-std::size_t ThreadJob::last_awaited(std::size_t rank, std::size_t awaited) {
-  const std::lock_guard lock(mutex_);
-  std::set<std::size_t> chain{rank};
-  while (chain.insert(awaited).second) {
-    const auto wait = waits_.lower_bound({awaited, nullptr});
-    const bool waits = wait != waits_.end() && wait->first.first == awaited;
-    if (waits && !chain.contains(wait->second)) awaited = wait->second;
+  void leave(std::size_t rank, const LeaveReason& leave_reason) {
+    {
+      const std::lock_guard lock(mutex_);
+      left_.emplace(rank, leave_reason.words);
+    }
+    if (leave_reason.has_failed) error_.set(fmt::format("rank {} left: {}", rank, leave_reason.words), {rank});
   }
-  return awaited;
-}
+
+  // Empty if it has not left.
+  std::optional<std::string> leave_reason(std::size_t rank) {
+    const std::lock_guard lock(mutex_);
+    const auto found = left_.find(rank);
+    return found == left_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  // A rank waits for another one in `group`, until end_wait().
+  void set_wait(std::size_t rank, const void* group, std::size_t awaited) {
+    const std::lock_guard lock(mutex_);
+    waits_.insert_or_assign({rank, group}, awaited);
+  }
+
+  void end_wait(std::size_t rank, const void* group) {
+    const std::lock_guard lock(mutex_);
+    waits_.erase({rank, group});
+  }
+
+  // `rank` waits for `awaited`, which may wait for another one: returns the rank at the end of the chain.
+  std::size_t last_awaited(std::size_t rank, std::size_t awaited) {
+    const std::lock_guard lock(mutex_);
+    std::set<std::size_t> chain{rank};
+    while (chain.insert(awaited).second) {
+      const auto wait = waits_.lower_bound({awaited, nullptr});
+      const bool waits = wait != waits_.end() && wait->first.first == awaited;
+      if (waits && !chain.contains(wait->second)) awaited = wait->second;
+    }
+    return awaited;
+  }
+
+ private:
+  FirstError error_;
+  std::mutex mutex_;
+  std::map<std::size_t, std::string> left_;
+  std::map<std::pair<std::size_t, const void*>, std::size_t> waits_;  // by the waiting rank and the group
+};
 
 ThreadGroup::ThreadGroup(std::size_t size, std::chrono::milliseconds timeout, std::size_t ranks_per_host)
-    : members_(all_below(size)),
+    : members_(size),
       published_(size),
       timeout_(timeout),
       ranks_per_host_(ranks_per_host),
       job_(std::make_shared<ThreadJob>()),
-      arrived_(size) {}
+      arrived_(size) {
+  std::iota(members_.begin(), members_.end(), std::size_t{0});
+}
 
-ThreadGroup::ThreadGroup(std::vector<std::size_t> members, const ThreadGroup& whole)
-    : members_(std::move(members)),
-      published_(members_.size()),
-      timeout_(whole.timeout_),
-      ranks_per_host_(whole.ranks_per_host_),
-      job_(whole.job_),
-      arrived_(members_.size()) {}
+void ThreadGroup::abort(std::string_view reason) { job_->error().set(std::string(reason)); }
 
 std::string ThreadGroup::name_of(std::size_t rank) const { return fmt::format("rank {}", members_[rank]); }
 
 std::vector<std::string> ThreadGroup::hosts() const {
+  const std::size_t most = ranks_per_host_ == 1 ? SIZE_MAX : ranks_per_host_;  // on a host; with 1, hosts do not count
   std::vector<std::string> names;
   std::ranges::transform(members_, std::back_inserter(names),
-                         [&](std::size_t rank) { return std::to_string(rank / ranks_per_host_); });
+                         [&](std::size_t rank) { return std::to_string(rank / most); });
   return names;
 }
 
-std::size_t ThreadGroup::ranks_with(std::size_t rank) const {
-  if (ranks_per_host_ == 1) return size();
-  const std::vector<std::string> names = hosts();
-  return static_cast<std::size_t>(std::ranges::count(names, names[rank]));
-}
-
-bool ThreadGroup::is_with(std::size_t rank, std::size_t other) const {
-  return ranks_per_host_ == 1 || members_[rank] / ranks_per_host_ == members_[other] / ranks_per_host_;
-}
-
 std::unique_ptr<ThreadGroup> ThreadGroup::part(std::span<const std::size_t> ranks) const {
-  std::vector<std::size_t> members;
-  for (const std::size_t rank : ranks) {
-    members.push_back(members_[rank]);
-  }
-  return std::unique_ptr<ThreadGroup>(new ThreadGroup(std::move(members), *this));
+  auto group = std::make_unique<ThreadGroup>(ranks.size(), timeout_, ranks_per_host_);
+  std::ranges::transform(ranks, group->members_.begin(), [&](std::size_t rank) { return members_[rank]; });
+  group->job_ = job_;
+  return group;
 }
 
 std::size_t ThreadGroup::arrive(std::size_t rank) {
@@ -137,7 +131,7 @@ void ThreadGroup::fail_if_missing_rank_left() const {
   }
 }
 
-void ThreadGroup::publish(std::size_t rank, const SentChunk& chunk) {
+void ThreadGroup::publish(std::size_t rank, const Sent& chunk) {
   const Deadline deadline(job_->error(), timeout_);
   std::unique_lock lock(mutex_);
   job_->error().check();
@@ -170,7 +164,7 @@ namespace {
 // after reading, so that peers read complete data and this rank does not withdraw too early.
 class Published {
  public:
-  Published(ThreadGroup& group, std::size_t rank, const SentChunk& chunk, std::optional<StreamHandle> stream)
+  Published(ThreadGroup& group, std::size_t rank, const Sent& chunk, std::optional<StreamHandle> stream)
       : group_(group), rank_(rank), stream_(group.size() > 1 ? stream : std::nullopt) {
     if (stream_) device::synchronize(*stream_);
     group_.publish(rank, chunk);
@@ -182,7 +176,7 @@ class Published {
   Published(const Published&) = delete;
   Published& operator=(const Published&) = delete;
 
-  const SentChunk& by(std::size_t peer) const { return group_.published_by(peer); }
+  const Sent& by(std::size_t peer) const { return group_.published_by(peer); }
 
  private:
   ThreadGroup& group_;
@@ -215,106 +209,92 @@ class Membership {
 // Reads directly from the senders' memory, so a chunk may have any size.
 class ThreadTransport : public Transport {
  public:
-  ThreadTransport(ThreadGroup& group, std::size_t rank)
-      : group_(&group), rank_(rank), membership_(std::make_shared<Membership>(group, rank)) {}
-  explicit ThreadTransport(std::shared_ptr<ThreadGroup> group, std::size_t rank = 0) : ThreadTransport(*group, rank) {
-    owned_ = std::move(group);
-  }
-  ThreadTransport(std::shared_ptr<ThreadGroup> group, std::size_t rank, std::shared_ptr<Membership> membership,
-                  std::optional<StreamHandle> stream)
-      : owned_(std::move(group)),
-        group_(owned_.get()),
-        rank_(rank),
-        membership_(std::move(membership)),
+  // Without a membership, this begins one.
+  ThreadTransport(ThreadGroup& group, std::size_t rank, std::shared_ptr<ThreadGroup> owned = {},
+                  std::shared_ptr<Membership> membership = {}, std::optional<StreamHandle> stream = {})
+      : Transport(rank, group.hosts()),
+        owned_(std::move(owned)),
+        group_(group),
+        membership_(membership ? std::move(membership) : std::make_shared<Membership>(group, rank)),
         stream_(stream) {}
 
-  std::size_t rank() const override { return rank_; }
-  std::size_t size() const override { return group_->size(); }
-  std::size_t ranks_per_host() const override { return ranks_per_host_; }
-  std::size_t ranks_here() const override { return group_->ranks_with(rank_); }
-  bool is_here(std::size_t peer) const override { return group_->is_with(rank_, peer); }
   std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();
   }
-  void abort(std::string_view reason) override { group_->abort(fmt::format("{}: {}", group_->name_of(rank_), reason)); }
+  void abort(std::string_view reason) override { group_.abort(fmt::format("{}: {}", group_.name_of(rank()), reason)); }
   void leave(const LeaveReason& leave_reason) override { membership_->leave(leave_reason); }
   void set_activity(std::string_view) override {}
-  std::vector<std::size_t> failed_ranks() const override { return group_->job()->error().ranks(); }
+  std::vector<std::size_t> failed_ranks() const override { return group_.job()->error().ranks(); }
 
-  void exchange(const SentChunk& chunk, const Receive& receive) override {
-    const Published published(*group_, rank_, chunk, stream_);
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      const SentChunk& theirs = published.by(peer);
-      require_same(chunk.call, theirs.call, group_->name_of(peer));
-      if (chunk.sends(peer)) receive(peer, theirs.piece(rank_), 0);
-    }
-    published.finished_reading();
+  void exchange(const Sent& chunk, const Receive& receive) override {
+    read_published(chunk, [&](std::size_t peer, const Sent& theirs) {
+      if (chunk.sends(peer)) receive(peer, theirs.piece(rank()), 0);
+    });
   }
 
-  void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override {
-    chunk.make(0, chunk.bytes);
-    const Published published(*group_, rank_, chunk, stream_);
+  void exchange_together(const Sent& chunk, const ReceiveTogether& receive) override {
+    chunk.make(0, chunk.bytes());
     std::vector<const std::byte*> by_rank;
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      const SentChunk& theirs = published.by(peer);
-      require_same(chunk.call, theirs.call, group_->name_of(peer));
-      by_rank.push_back(theirs.piece(rank_).data());
-    }
-    receive(by_rank, chunk.bytes, 0);
-    published.finished_reading();
+    read_published(chunk, [&](std::size_t, const Sent& theirs) {
+      by_rank.push_back(theirs.piece(rank()).data());
+      if (by_rank.size() == size()) receive(by_rank, chunk.bytes(), 0);
+    });
   }
 
   void exchange_parts(const Parts& parts) override {
-    const auto list = std::as_bytes(parts.sent);
-    const Published published(*group_, rank_, {.call = parts.call, .data = list.data(), .bytes = list.size()}, stream_);
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      const SentChunk& theirs = published.by(peer);
-      require_same(parts.call, theirs.call, group_->name_of(peer));
-      if (peer == rank_) continue;
-      const std::span sent(reinterpret_cast<const SentPart*>(theirs.data), theirs.bytes / sizeof(SentPart));
-      each_pair(parts, sent, {peer, rank_, group_->rank_in_job(peer)}, [&](const ConstView& from, const View& to) {
-        if (stream_) return device::copy(to.data(), from.data(), to.bytes(), *stream_);
-        std::memcpy(to.data(), from.data(), to.bytes());
-      });
-    }
-    published.finished_reading();
+    read_published({.call = parts.call, .values = byte_view(parts.sent)}, [&](std::size_t peer, const Sent& theirs) {
+      if (peer == rank()) return;
+      const std::span sent(reinterpret_cast<const SentPart*>(theirs.data()), theirs.bytes() / sizeof(SentPart));
+      const std::vector<ConstView> from = parts_of(sent, rank());
+      const std::vector<View> to = parts_of(parts.received, peer);
+      require_same_parts(sizes_of(to), sizes_of(from), group_.rank_in_job(peer));
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        if (stream_) device::copy(to[i].data(), from[i].data(), to[i].bytes(), *stream_);
+        if (!stream_) std::memcpy(to[i].data(), from[i].data(), to[i].bytes());
+      }
+    });
   }
 
   // Kernels copy faster than one thread, but on a GPU a copy is no kernel at all.
-  bool all_gather(const SentChunk& mine, std::span<std::byte> all) override {
+  bool all_gather(const Sent& mine, std::span<std::byte> all) override {
     if (!stream_) return false;
-    const Published published(*group_, rank_, mine, stream_);
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      const SentChunk& theirs = published.by(peer);
-      require_same(mine.call, theirs.call, group_->name_of(peer));
-      std::byte* const to = all.data() + peer * mine.bytes;
-      if (theirs.data != to && mine.bytes > 0) device::copy(to, theirs.data, mine.bytes, *stream_);
-    }
-    published.finished_reading();
+    read_published(mine, [&](std::size_t peer, const Sent& theirs) {
+      std::byte* const to = all.data() + peer * mine.bytes();
+      if (theirs.data() != to && mine.bytes() > 0) device::copy(to, theirs.data(), mine.bytes(), *stream_);
+    });
     return true;
   }
 
   // The first rank makes the group and publishes its address to the others.
   std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, const std::optional<GpuStream>& on) override {
     std::shared_ptr<ThreadGroup> part;
-    if (ranks.front() == rank_) part = group_->part(ranks);
-    const auto bytes = std::as_bytes(std::span(&part, 1));
-    exchange({.call = {.kind = Collective::split}, .data = bytes.data(), .bytes = bytes.size()},
+    if (ranks.front() == rank()) part = group_.part(ranks);
+    exchange({.call = {.kind = Collective::split}, .values = byte_view(std::span(&part, 1))},
              [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t) {
-               if (peer == ranks.front() && peer != rank_) {
+               if (peer == ranks.front() && peer != rank()) {
                  part = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(theirs.data());
                }
              });
-    const auto place = std::ranges::find(ranks, rank_) - ranks.begin();
-    return std::make_unique<ThreadTransport>(std::move(part), static_cast<std::size_t>(place), membership_,
+    const auto place = std::ranges::find(ranks, rank()) - ranks.begin();
+    return std::make_unique<ThreadTransport>(*part, static_cast<std::size_t>(place), part, membership_,
                                              on ? std::optional(on->stream) : stream_);
   }
 
  private:
+  // Publishes a chunk, and calls read(peer, chunk) for those of all ranks, in rank order.
+  template <class Read>
+  void read_published(const Sent& chunk, Read&& read) const {
+    const Published published(group_, rank(), chunk, stream_);
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      const Sent& theirs = published.by(peer);
+      require_same(chunk.call, theirs.call, group_.name_of(peer));
+      read(peer, theirs);
+    }
+    published.finished_reading();
+  }
+
   std::shared_ptr<ThreadGroup> owned_;
-  ThreadGroup* group_;
-  std::size_t ranks_per_host_ = ballast::ranks_per_host(group_->hosts());
-  std::size_t rank_;
+  ThreadGroup& group_;
   std::shared_ptr<Membership> membership_;
   std::optional<StreamHandle> stream_;
 };
@@ -330,8 +310,8 @@ std::unique_ptr<Communicator> thread_communicator(ThreadGroup& group, std::size_
 }
 
 std::unique_ptr<Communicator> lone_communicator(kernels::Backend& backend, std::shared_ptr<void> owned) {
-  return make_collectives(std::make_unique<ThreadTransport>(std::make_shared<ThreadGroup>(1)), backend,
-                          std::move(owned));
+  const auto group = std::make_shared<ThreadGroup>(1);
+  return make_collectives(std::make_unique<ThreadTransport>(*group, 0, group), backend, std::move(owned));
 }
 
 std::unique_ptr<Communicator> single_rank() {
@@ -347,7 +327,7 @@ std::vector<std::unique_ptr<Communicator>> thread_ranks(std::size_t size, std::s
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (std::size_t rank = 0; rank < size; ++rank) {
     std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = threads});
-    ranks.push_back(make_collectives(std::make_unique<ThreadTransport>(group, rank), *backend, backend));
+    ranks.push_back(make_collectives(std::make_unique<ThreadTransport>(*group, rank, group), *backend, backend));
   }
   return ranks;
 }

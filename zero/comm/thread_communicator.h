@@ -4,12 +4,9 @@
 #include <ballast/comm.h>
 
 #include <condition_variable>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -18,27 +15,7 @@
 
 namespace ballast {
 
-// The common state of a group of threads and all its subgroups. Ranks are those of the whole group. Any thread may
-// call.
-class ThreadJob {
- public:
-  FirstError& error() { return error_; }
-  void join(std::size_t rank);
-  void leave(std::size_t rank, const LeaveReason& leave_reason);
-  std::optional<std::string> leave_reason(std::size_t rank);  // empty if it has not left
-
-  // A rank waits for another one in `group`, until end_wait().
-  void set_wait(std::size_t rank, const void* group, std::size_t awaited);
-  void end_wait(std::size_t rank, const void* group);
-  // `rank` waits for `awaited`, which may wait for another one: returns the rank at the end of the chain.
-  std::size_t last_awaited(std::size_t rank, std::size_t awaited);
-
- private:
-  FirstError error_;
-  std::mutex mutex_;
-  std::map<std::size_t, std::string> left_;
-  std::map<std::pair<std::size_t, const void*>, std::size_t> waits_;  // by the waiting rank and the group
-};
+class ThreadJob;  // the common state of a group of threads and all its subgroups
 
 // The rendezvous of a group of threads: each publishes the chunk that it sends. Any thread may call.
 class ThreadGroup {
@@ -46,32 +23,29 @@ class ThreadGroup {
   // Each `ranks_per_host` ranks count as one host in the order of sums.
   explicit ThreadGroup(std::size_t size, std::chrono::milliseconds timeout = default_timeout,
                        std::size_t ranks_per_host = 1);
-  std::vector<std::string> hosts() const;                   // of the ranks
-  std::size_t ranks_with(std::size_t rank) const;           // of its host; all, where hosts do not count
-  bool is_with(std::size_t rank, std::size_t other) const;  // on one host
+  std::vector<std::string> hosts() const;  // of the ranks
   std::size_t size() const { return published_.size(); }
   std::size_t rank_in_job(std::size_t rank) const { return members_[rank]; }  // its number in the whole group
   std::string name_of(std::size_t rank) const;                                // "rank 3", the same number
-  void abort(std::string_view reason) { job_->error().set(std::string(reason)); }
+  void abort(std::string_view reason);
   const std::shared_ptr<ThreadJob>& job() const { return job_; }
 
   // Publishes this rank's chunk, and waits until all ranks have published theirs. Each publish() that returns is
   // followed by a withdraw(), which waits until all ranks have read. It waits in an aborted group too, so that memory
   // is never freed while a peer reads it.
-  void publish(std::size_t rank, const SentChunk& chunk);
-  const SentChunk& published_by(std::size_t rank) const { return published_[rank]; }
+  void publish(std::size_t rank, const Sent& chunk);
+  const Sent& published_by(std::size_t rank) const { return published_[rank]; }
   void withdraw(std::size_t rank) noexcept;
 
   std::unique_ptr<ThreadGroup> part(std::span<const std::size_t> ranks) const;  // the two fail together
 
  private:
-  ThreadGroup(std::vector<std::size_t> members, const ThreadGroup& whole);
   std::size_t arrive(std::size_t rank);    // returns the generation; called with the lock held
   std::size_t missing() const;             // the first rank that has not arrived
   void fail_if_missing_rank_left() const;  // throws if a missing rank has left
 
   std::vector<std::size_t> members_;  // ranks of the whole group
-  std::vector<SentChunk> published_;
+  std::vector<Sent> published_;
   std::chrono::milliseconds timeout_;
   std::size_t ranks_per_host_;
   std::shared_ptr<ThreadJob> job_;

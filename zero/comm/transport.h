@@ -1,5 +1,6 @@
-// The interface of transports. A transport exchanges chunks: in each exchange every rank sends bytes to every other
-// rank. All collectives consist of such exchanges (collectives.h), so a new transport is one small class.
+// The interface of transports, and the exchange of any number of values through one. A transport exchanges chunks of limited size:
+// in each exchange every rank sends bytes to every other rank. All collectives consist of such exchanges (collectives.h), so a
+// new transport is one small class.
 #pragma once
 
 #include <ballast/comm.h>
@@ -11,11 +12,11 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "zero/comm/call.h"
-#include "zero/comm/channel.h"
 
 namespace ballast {
 
@@ -26,35 +27,50 @@ enum class ChunkMemory : bool { backend, host };
 
 inline constexpr std::size_t all_ranks = SIZE_MAX;
 
-struct SentChunk;
+struct Sent;
 
-// Returns the chunk of the exchange after this one, if its bytes can be sent. Otherwise the transport may call again.
-using NextChunk = std::function<std::optional<SentChunk>()>;
+// Returns what this rank sends in the exchange after this one, if its bytes can be sent. Otherwise the transport may call again.
+using NextChunk = std::function<std::optional<Sent>()>;
 
 // Makes the bytes of all pieces of a chunk from the byte `first` on.
 using Prepare = std::function<void(std::size_t first, std::size_t bytes)>;
 
-// The data that a rank sends in one exchange: `bytes` to each rank; those for rank p begin at data + p * stride. With a
-// stride of 0 all ranks get the same bytes.
-struct SentChunk {
+// The values that a rank sends: `values` to each rank; those for rank p begin p * stride bytes later. With a stride of 0 all
+// ranks get the same bytes. A collective sends any number of values, in exchanges of chunks.
+struct Sent {
   Call call{};  // the collective that the exchange belongs to
-  const std::byte* data = nullptr;
-  std::size_t bytes = 0;
+  ConstView values{};
   std::size_t stride = 0;
   std::size_t sender = all_ranks;  // the only rank that sends
   ChunkMemory where = ChunkMemory::backend;
   const Prepare* prepare = nullptr;  // is called for all bytes, in order, each time before they are sent; or null
-  std::size_t block_bytes = 1;       // pieces of the chunk begin at multiples of this
+  std::size_t block_bytes = 1;       // chunks, and their pieces, begin at multiples of this
   const NextChunk* next = nullptr;   // a transport may send the first bytes of that chunk in this exchange; or null
 
+  // The chunk of one exchange, which is a part of the values.
+  Sent chunk(const ConstView& part) const {
+    Sent sent = *this;
+    sent.values = part;
+    if (part.data() + part.bytes() != data() + bytes()) sent.next = nullptr;
+    return sent;
+  }
   void make(std::size_t first, std::size_t count) const {
     if (prepare != nullptr) (*prepare)(first, count);
   }
+  const std::byte* data() const { return values.data(); }
+  std::size_t bytes() const { return values.bytes(); }
   std::size_t piece_bytes(std::size_t most) const { return most - most % block_bytes; }  // of the largest piece
-  std::span<const std::byte> piece(std::size_t rank) const { return {data + rank * stride, bytes}; }
-  std::span<const std::byte> all(std::size_t ranks) const { return {data, (ranks - 1) * stride + bytes}; }
+  std::span<const std::byte> piece(std::size_t rank) const { return {data() + rank * stride, bytes()}; }
+  std::span<const std::byte> all(std::size_t ranks) const { return {data(), (ranks - 1) * stride + bytes()}; }
   bool sends(std::size_t rank) const { return sender == all_ranks || sender == rank; }
 };
+
+// The bytes of integers, or of what threads tell each other.
+template <class T>
+ConstView byte_view(std::span<T> values) {
+  const auto bytes = std::as_bytes(values);
+  return {bytes.data(), bytes.size(), DType::u8};
+}
 
 // Receives the bytes of each sending rank, this rank's own included: all at once, or in pieces that begin at the byte
 // `first`. Each byte is received from one rank after the other, in rank order. The bytes stay valid until the call
@@ -66,6 +82,15 @@ using Receive = std::function<void(std::size_t peer, std::span<const std::byte> 
 using ReceiveTogether =
     std::function<void(std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first)>;
 
+// Returns what hands the bytes of each rank that sends in this exchange to `receive`. Both outlive it.
+inline ReceiveTogether one_by_one(const Sent& chunk, const Receive& receive) {
+  return [&](std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first) {
+    for (std::size_t peer = 0; peer < by_rank.size(); ++peer) {
+      if (chunk.sends(peer)) receive(peer, {by_rank[peer], bytes}, first);
+    }
+  };
+}
+
 // The parts that a rank sends to others and receives from them: see Communicator::exchange(). None are for the rank itself.
 struct Parts {
   Call call{};
@@ -73,59 +98,56 @@ struct Parts {
   std::span<const ReceivedPart> received{};
 };
 
+// Returns the number of ranks of each host, or 1 if sums are in rank order: on one host, with one rank a host, and where hosts
+// have different numbers of ranks, or ranks that are no neighbours. `hosts` names the host of each rank.
+std::size_t ranks_per_host(std::span<const std::string> hosts);
+
 // One thread at a time calls all but abort(), leave() and set_activity(); any thread may call those.
 class Transport {
  public:
+  // `hosts` names the host of each rank.
+  Transport(std::size_t rank, std::span<const std::string> hosts);
   virtual ~Transport() = default;
-  virtual std::size_t rank() const = 0;
-  virtual std::size_t size() const = 0;
+  std::size_t rank() const { return rank_; }
+  std::size_t size() const { return is_here_.size(); }
 
   // How many neighbouring ranks are on one host, which are added before hosts are; 1: ranks are added in rank order.
-  virtual std::size_t ranks_per_host() const { return 1; }
+  std::size_t ranks_per_host() const { return ranks_per_host_; }
   // Whether hosts are joined by links, so that collectives of several hosts with several ranks have two levels.
   virtual bool has_links() const { return false; }
 
-  // Reads the chunk of SentChunk::next no more, because its exchange does not come. If a part of it was sent, this aborts the group:
+  // Reads the chunk of Sent::next no more, because its exchange does not come. If a part of it was sent, this aborts the group:
   // peers would wait for the rest.
   virtual void drop_sent_ahead() {}
 
-  // How many ranks are on this rank's host, itself included.
-  virtual std::size_t ranks_here() const { return size(); }
-
-  // Whether another rank is on this rank's host.
-  virtual bool is_here(std::size_t) const { return true; }
-
   // Counts what this rank sends to each other rank, or to one.
   void count_sent(std::size_t bytes) {
-    inside_ += (ranks_here() - 1) * bytes;
-    across_ += (size() - ranks_here()) * bytes;
+    inside_ += (ranks_here_ - 1) * bytes;
+    across_ += (size() - ranks_here_) * bytes;
   }
-  void count_sent_to(std::size_t peer, std::size_t bytes) { (is_here(peer) ? inside_ : across_) += bytes; }
+  void count_sent_to(std::size_t peer, std::size_t bytes) { (is_here_[peer] ? inside_ : across_) += bytes; }
   SentBytes sent() const { return {inside_, across_}; }  // any thread may call
 
   // The largest chunk for each rank, if it lies in such memory.
   virtual std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const = 0;
 
   // Throws B3301 or B3302 if a peer fails or does not arrive. The caller may change the sent bytes when it returns.
-  virtual void exchange(const SentChunk& chunk, const Receive& receive) = 0;
+  virtual void exchange(const Sent& chunk, const Receive& receive) = 0;
 
   // An exchange like the other, in which every rank sends. The bytes of all ranks are within reach at once, so that one
   // kernel can read them.
-  virtual void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) = 0;
+  virtual void exchange_together(const Sent& chunk, const ReceiveTogether& receive) = 0;
 
   // Gathers the bytes of all ranks straight into `all`, in rank order, whatever their number; the rank's own may be
   // there already. Returns false, having done nothing, if the transport has no such operation: on all ranks or on none.
-  virtual bool all_gather(const SentChunk&, std::span<std::byte>) { return false; }
+  virtual bool all_gather(const Sent&, std::span<std::byte>) { return false; }
 
   // Throws as exchange() does. All sent parts may change when it returns, and all received ones are there: on a GPU, in the
   // order of the stream.
   virtual void exchange_parts(const Parts& parts) = 0;
 
   // Memory for sums on their way, in which the backend works. It keeps its bytes until the next call.
-  virtual std::byte* scratch(std::size_t bytes) {
-    scratch_.resize(std::max(scratch_.size(), bytes / sizeof(float)));
-    return reinterpret_cast<std::byte*>(scratch_.data());
-  }
+  virtual std::byte* scratch(std::size_t bytes);
 
   // See Communicator.
   virtual void use_memory(const View& /*received*/, const View& /*sums*/) {}
@@ -147,9 +169,65 @@ class Transport {
   virtual std::vector<std::size_t> failed_ranks() const = 0;
 
  private:
+  std::size_t rank_;
+  std::size_t ranks_per_host_;
+  std::vector<bool> is_here_;  // by rank: on this rank's host
+  std::size_t ranks_here_;     // this one included
   std::vector<float> scratch_;
   std::atomic<std::size_t> inside_ = 0;  // bytes sent to ranks of this host
   std::atomic<std::size_t> across_ = 0;  // to other hosts
 };
+
+// Sends in chunks; at least one, because peers expect it. Calls body(part, first); the part begins at the element `first`.
+template <class Body>
+void each_chunk(Transport& transport, const Sent& sent, Body&& body) {
+  const ConstView& values = sent.values;
+  const std::size_t most =
+      sent.piece_bytes(transport.max_chunk_bytes(sent.where, sent.all(transport.size()))) / byte_size(values.dtype());
+  std::size_t first = 0;
+  do {
+    const ConstView mine = values.part(first, std::min(most, values.count() - first));
+    if (sent.sends(transport.rank())) transport.count_sent(mine.bytes());
+    body(mine, first);
+    first += mine.count();
+  } while (first < values.count());
+}
+
+// Calls take(peer, piece, first); the piece begins at the element `first` of what the peer sends.
+template <class TakePiece>
+void exchange(Transport& transport, const Sent& sent, TakePiece&& take) {
+  const std::size_t width = byte_size(sent.values.dtype());
+  each_chunk(transport, sent, [&](const ConstView& mine, std::size_t first) {
+    transport.exchange(sent.chunk(mine), [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
+      take(peer, ConstView(theirs.data(), theirs.size() / width, mine.dtype()), first + at / width);
+    });
+  });
+}
+
+// Calls take(by_rank, first) with as many values of each rank, which begin at the element `first` of what it sends. Before this
+// rank's own values are sent, make(first, count) is called for them, in order.
+template <class Make, class TakeTogether>
+void exchange_together(Transport& transport, const Sent& sent, Make&& make, TakeTogether&& take) {
+  const std::size_t width = byte_size(sent.values.dtype());
+  std::vector<ConstView> by_rank(transport.size());
+  each_chunk(transport, sent, [&](const ConstView& mine, std::size_t begin) {
+    const Prepare prepare = [&](std::size_t first, std::size_t bytes) { make(begin + first / width, bytes / width); };
+    Sent chunk = sent.chunk(mine);
+    chunk.prepare = &prepare;
+    transport.exchange_together(chunk,
+                                [&](std::span<const std::byte* const> theirs, std::size_t bytes, std::size_t first) {
+                                  std::ranges::transform(theirs, by_rank.begin(), [&](const std::byte* values) {
+                                    return ConstView(values, bytes / width, mine.dtype());
+                                  });
+                                  take(std::span<const ConstView>(by_rank), begin + first / width);
+                                });
+  });
+}
+
+template <class TakeTogether>
+void exchange_together(Transport& transport, const Sent& sent, TakeTogether&& take) {
+  exchange_together(
+      transport, sent, [](std::size_t, std::size_t) {}, take);
+}
 
 }  // namespace ballast

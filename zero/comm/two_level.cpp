@@ -1,10 +1,6 @@
 #include "zero/comm/two_level.h"
 
-#include <set>
-#include <string_view>
 #include <vector>
-
-#include "zero/comm/exchanges.h"
 
 namespace ballast {
 namespace {
@@ -22,20 +18,6 @@ View sums_of(Transport& transport, std::size_t count) {
 }
 
 }  // namespace
-
-std::size_t ranks_per_host(std::span<const std::string> hosts) {
-  std::size_t ranks = 1;
-  while (ranks < hosts.size() && hosts[ranks] == hosts[0]) {
-    ++ranks;
-  }
-  if (ranks == 1 || ranks == hosts.size() || hosts.size() % ranks != 0) return 1;
-  std::set<std::string_view> seen;
-  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
-    const bool is_first = rank % ranks == 0;
-    if (is_first ? !seen.insert(hosts[rank]).second : hosts[rank] != hosts[rank - 1]) return 1;
-  }
-  return ranks;
-}
 
 void sum_by_host(Transport& transport, kernels::Backend& backend, std::span<const ConstView> by_rank,
                  const View& into) {

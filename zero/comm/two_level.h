@@ -5,13 +5,9 @@
 #include <memory>
 
 #include "kernels/backend.h"
-#include "zero/comm/exchanges.h"
+#include "zero/comm/transport.h"
 
 namespace ballast {
-
-// Returns the number of ranks of each host, or 1 if sums are in rank order: on one host, with one rank a host, and where hosts
-// have different numbers of ranks, or ranks that are no neighbours. `hosts` names the host of each rank.
-std::size_t ranks_per_host(std::span<const std::string> hosts);
 
 // Adds arrays of all ranks: in fp32 those of each host's ranks, in rank order, and then the hosts' sums, in the order of hosts.
 // The result is rounded once to the format of `into`.

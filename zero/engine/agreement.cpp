@@ -10,7 +10,7 @@
 
 #include "kernels/exact_sum_math.h"
 #include "optim/step.h"
-#include "zero/comm/purpose.h"
+#include "zero/comm/call.h"
 #include "zero/engine/lasting_norms.h"
 #include "zero/engine/straggler.h"
 #include "zero/plan/description.h"

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "zero/comm/channel.h"
+#include "zero/comm/call.h"
 #include "zero/engine/gpu_lanes.h"
 
 namespace ballast {

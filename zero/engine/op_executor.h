@@ -1,7 +1,7 @@
 // Does what an operation says, on its lane's thread.
 #pragma once
 
-#include "zero/comm/encoding.h"
+#include "zero/comm/call.h"
 #include "zero/engine/agreement.h"
 #include "zero/engine/corruption_check.h"
 #include "zero/engine/exchange_order.h"

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "zero/comm/texts.h"
+#include "zero/comm/on_all_ranks.h"
 #include "zero/engine/record_lane.h"
 
 namespace ballast {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "zero/comm/purpose.h"
+#include "zero/comm/call.h"
 
 namespace ballast {
 namespace {

@@ -2,7 +2,7 @@
 // before it ends, so that no link waits for what a lane does between the two.
 #pragma once
 
-#include "zero/comm/look_ahead.h"
+#include "zero/comm/call.h"
 #include "zero/engine/lane_queue.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/slots.h"

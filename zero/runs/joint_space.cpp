@@ -14,7 +14,6 @@
 #include "kernels/runtime/system_files.h"
 #include "offload/drive_space.h"
 #include "zero/comm/on_all_ranks.h"
-#include "zero/comm/texts.h"
 
 namespace ballast {
 namespace {

@@ -9,7 +9,6 @@
 
 #include "offload/drive_space.h"
 #include "zero/comm/on_all_ranks.h"
-#include "zero/comm/texts.h"
 #include "zero/runs/joint_space.h"
 #include "zero/runs/mirror_group.h"
 

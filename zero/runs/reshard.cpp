@@ -10,7 +10,6 @@
 #include "kernels/state_access.h"
 #include "kernels/update.h"
 #include "zero/comm/on_all_ranks.h"
-#include "zero/comm/texts.h"
 
 namespace ballast {
 namespace {

@@ -9,7 +9,6 @@
 #include <sstream>
 
 #include "zero/comm/on_all_ranks.h"
-#include "zero/comm/texts.h"
 #include "zero/engine/joint_round.h"
 #include "zero/plan/description.h"
 

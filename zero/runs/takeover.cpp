@@ -14,7 +14,6 @@
 
 #include "offload/directory_lock.h"
 #include "zero/comm/on_all_ranks.h"
-#include "zero/comm/texts.h"
 #include "zero/runs/in_place.h"
 #include "zero/runs/inventory.h"
 #include "zero/runs/joint_space.h"
