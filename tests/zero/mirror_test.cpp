@@ -7,7 +7,7 @@
 #include "tests/zero/mirrored_run.h"
 #include "tests/zero/progress_pipe.h"
 #include "zero/runs/joint_space.h"
-#include "zero/runs/mirror_group.h"
+#include "zero/runs/mirror.h"
 
 using namespace ballast;
 using namespace ballast::testing;

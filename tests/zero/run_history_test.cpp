@@ -1,7 +1,7 @@
 // Tests which commit ranks resume from, wherever they were stopped, once or several times.
 #include <ballast/error.h>
 
-#include "zero/runs/history.h"
+#include "zero/runs/inventory.h"
 
 #include <catch2/catch.hpp>
 #include <random>

@@ -1,15 +1,11 @@
 #include "zero/runs/files.h"
 
-#include <ballast/error.h>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <functional>
-#include <optional>
 #include <sstream>
 #include <string_view>
 

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <set>
 #include <sstream>
@@ -18,17 +19,58 @@ namespace {
 
 constexpr std::size_t most_ranks_listed = 16;
 
-using Seen = std::span<const SeenRecords>;
 using Commit = offload::FoundRecords::Found;
+using Commits = std::vector<Commit>;
+using Seen = std::span<const SeenRecords>;
 using Group = std::pair<std::uint64_t, std::uint64_t>;  // ranks that trained together: made_in and digest
 
-Group group_of(const SeenRecords& records) { return {records.files.made_in, records.digest}; }
+// The steps must agree too: commits of one name and different steps hold different states.
+bool has(const Commits& commits, const Commit& wanted) {
+  return std::ranges::any_of(
+      commits, [&](const Commit& commit) { return commit.point == wanted.point && commit.step == wanted.step; });
+}
 
-bool has(const SeenRecords& records, const Commit& wanted) {
-  return std::ranges::any_of(records.commits, [&](const Commit& commit) {
-    return commit.point == wanted.point && commit.step == wanted.step;
+// Files that were created but never filled hold a commit of incarnation 0.
+Commits filled(Commits commits) {
+  std::erase_if(commits, [](const Commit& commit) { return commit.point.incarnation == 0; });
+  return commits;
+}
+
+std::string text_of(const Commits& commits) {
+  std::vector<std::string> texts;
+  for (const auto& [point, step, label] : commits)
+    texts.push_back(fmt::format("step {} (commit {} of incarnation {})", step, point.number, point.incarnation));
+  return texts.empty() ? "no commit" : fmt::format("{}", fmt::join(texts, " and "));
+}
+
+std::string text_of(std::span<const RankHistory> ranks) {
+  std::vector<std::string> lines;
+  for (std::size_t rank = 0; rank < std::min(ranks.size(), most_ranks_listed); ++rank) {
+    lines.push_back(fmt::format("rank {} has {}{}", rank, text_of(ranks[rank].commits),
+                                ranks[rank].lacks_records ? ", and one whose records are damaged" : ""));
+  }
+  if (ranks.size() > most_ranks_listed)
+    lines.push_back(fmt::format("and {} more ranks", ranks.size() - most_ranks_listed));
+  return fmt::format("{}", fmt::join(lines, "; "));
+}
+
+std::optional<offload::CommitPoint> newest_common(std::span<const RankHistory> ranks, offload::CommitPoint last) {
+  for (const auto& commit : ranks.front().commits) {
+    if (commit.point <= last &&
+        std::ranges::all_of(ranks, [&](const RankHistory& rank) { return has(rank.commits, commit); }))
+      return commit.point;
+  }
+  return {};
+}
+
+bool have_begun(std::span<const RankHistory> ranks, offload::CommitPoint last) {
+  return std::ranges::any_of(ranks, [&](const RankHistory& rank) {
+    return std::ranges::any_of(rank.commits,
+                               [&](const auto& commit) { return commit.point <= last && commit.step > 0; });
   });
 }
+
+Group group_of(const SeenRecords& records) { return {records.files.made_in, records.digest}; }
 
 std::vector<SeenRecords> members_of(Seen seen, const Group& group) {
   std::vector<SeenRecords> members;
@@ -38,13 +80,13 @@ std::vector<SeenRecords> members_of(Seen seen, const Group& group) {
 }
 
 // Returns the newest first.
-std::vector<Commit> commits_of(Seen members, offload::CommitPoint last) {
+Commits commits_of(Seen members, offload::CommitPoint last) {
   std::map<offload::CommitPoint, Commit, std::greater<>> by_point;
   for (const SeenRecords& records : members) {
     for (const Commit& commit : records.commits)
       if (commit.point <= last) by_point.emplace(commit.point, commit);
   }
-  std::vector<Commit> commits;
+  Commits commits;
   commits.reserve(by_point.size());
   for (const auto& [point, commit] : by_point)
     commits.push_back(commit);
@@ -55,7 +97,7 @@ std::vector<std::vector<WholeRun::Copy>> copies_at(const Commit& commit, Seen me
   const Placement& placement = members.front().placement;
   std::vector<std::vector<WholeRun::Copy>> copies(placement.shards);
   for (const SeenRecords& records : members) {
-    if (records.files.rank < records.placement.ranks() && has(records, commit)) {
+    if (records.files.rank < records.placement.ranks() && has(records.commits, commit)) {
       const RecordFiles& files = records.files;
       copies[shard_of(placement, files.rank)].push_back({files.rank, records.seen_by, files.is_mirror});
     }
@@ -93,12 +135,8 @@ std::string joined(std::vector<std::string> lines) {
 }
 
 std::string text_of(const SeenRecords& records) {
-  std::vector<std::string> commits;
-  for (const auto& [point, step, label] : records.commits)
-    commits.push_back(fmt::format("step {} (commit {} of incarnation {})", step, point.number, point.incarnation));
   return fmt::format("{}rank {} has {}{}", records.files.is_mirror ? "the mirror of " : "", records.files.rank,
-                     commits.empty() ? "no commit" : fmt::format("{}", fmt::join(commits, " and ")),
-                     records.lacks_records ? ", and records that are damaged" : "");
+                     text_of(records.commits), records.lacks_records ? ", and records that are damaged" : "");
 }
 
 std::vector<std::string> ranks_without(Seen members) {
@@ -157,16 +195,93 @@ std::string texts_of(Seen members) {
 
 }  // namespace
 
-// Files that were created but never filled hold a commit of incarnation 0.
+void RankHistory::drop(offload::CommitPoint point) {
+  std::erase_if(commits, [&](const auto& commit) { return commit.point == point; });
+  lacks_records = true;
+}
+
+RankHistory history_of(const std::optional<offload::FoundRecords>& found) {
+  if (!found) return {};
+  return {.has_files = true, .run_id = found->shape.run_id, .commits = filled(found->commits)};
+}
+
+std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory& mine) {
+  constexpr std::size_t most_commits = 2;
+  constexpr std::size_t words = 4 + 3 * most_commits;
+  std::vector<std::int64_t> words_of_ranks(words * world.size());
+  auto word = words_of_ranks.begin() + static_cast<std::ptrdiff_t>(words * world.rank());
+  *word++ = mine.has_files ? 1 : 0;
+  *word++ = std::bit_cast<std::int64_t>(mine.run_id);
+  *word++ = mine.lacks_records ? 1 : 0;
+  *word++ = static_cast<std::int64_t>(mine.commits.size());
+  for (const auto& [point, step, label] : mine.commits) {
+    for (const std::uint64_t each : {point.incarnation, point.number, step})
+      *word++ = static_cast<std::int64_t>(each);
+  }
+  world.all_reduce(words_of_ranks);
+  std::vector<RankHistory> ranks;
+  const auto number = [&](std::size_t at) { return static_cast<std::uint64_t>(words_of_ranks[at]); };
+  for (std::size_t at = 0; at < words_of_ranks.size(); at += words) {
+    RankHistory& rank = ranks.emplace_back(RankHistory{
+        .has_files = words_of_ranks[at] != 0, .run_id = number(at + 1), .lacks_records = words_of_ranks[at + 2] != 0});
+    for (std::size_t commit = 0; commit < std::min<std::uint64_t>(number(at + 3), most_commits); ++commit) {
+      const std::size_t begin = at + 4 + 3 * commit;
+      rank.commits.push_back({.point = {number(begin), number(begin + 1)}, .step = number(begin + 2)});
+    }
+  }
+  return ranks;
+}
+
+std::optional<std::uint64_t> run_id_of(std::span<const RankHistory> ranks, const std::string& run) {
+  const auto first = std::ranges::find_if(ranks, &RankHistory::has_files);
+  if (first == ranks.end()) return {};
+  const auto other = std::ranges::find_if(
+      first, ranks.end(), [&](const RankHistory& rank) { return rank.has_files && rank.run_id != first->run_id; });
+  require(other == ranks.end(), Code::run_mismatch, [&] {
+    return Problem{
+        .what = fmt::format("cannot resume run \"{}\": its directories belong to different runs", run),
+        .where = fmt::format("rank {} has run {:#x}, rank {} has run {:#x}", first - ranks.begin(), first->run_id,
+                             other - ranks.begin(), other->run_id),
+        .remedy = "Give every rank its own directories of one run, or give the run another name. Nothing was changed."};
+  });
+  return first->run_id;
+}
+
+std::uint64_t next_incarnation(std::span<const RankHistory> ranks) {
+  std::uint64_t newest = 0;
+  for (const RankHistory& rank : ranks) {
+    for (const auto& commit : rank.commits)
+      newest = std::max(newest, commit.point.incarnation);
+  }
+  return newest + 1;
+}
+
+std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run,
+                                                 offload::CommitPoint last) {
+  if (const auto newest = newest_common(ranks, last)) return newest;
+  const bool is_damaged = std::ranges::any_of(ranks, &RankHistory::lacks_records);
+  require(!have_begun(ranks, last), is_damaged ? Code::bad_record : Code::run_mismatch, [&] {
+    return Problem{
+        .what = fmt::format("cannot resume run \"{}\": its ranks have no commit in common", run),
+        .available = text_of(ranks),
+        .remedy =
+            "Give every rank its own directories of one moment, load a checkpoint in a run of another name, or "
+            "begin such a run. Nothing was changed."};
+  });
+  return {};
+}
+
+bool are_apart(std::span<const RankHistory> ranks, offload::CommitPoint last) {
+  return !newest_common(ranks, last) && have_begun(ranks, last);
+}
+
 SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const offload::FoundRecords& found) {
-  SeenRecords seen{.seen_by = seen_by,
-                   .files = files,
-                   .run_id = found.shape.run_id,
-                   .digest = found.shape.content_digest,
-                   .commits = found.commits,
-                   .lacks_records = found.commits.empty()};
-  std::erase_if(seen.commits, [](const Commit& commit) { return commit.point.incarnation == 0; });
-  return seen;
+  return {.seen_by = seen_by,
+          .files = files,
+          .run_id = found.shape.run_id,
+          .digest = found.shape.content_digest,
+          .commits = filled(found.commits),
+          .lacks_records = found.commits.empty()};
 }
 
 bool SeenRecords::has(offload::CommitPoint point) const {
@@ -194,10 +309,10 @@ std::optional<WholeRun> find_whole_run(Seen seen, offload::CommitPoint last) {
 std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run, const KnownCheckpoint& checkpoint,
                                          offload::CommitPoint last) {
   if (auto newest = find_whole_run(seen, last)) return newest;
-  const std::vector<Commit> commits = commits_of(seen, last);
+  const Commits commits = commits_of(seen, last);
   const bool has_begun = std::ranges::any_of(commits, [](const Commit& commit) { return commit.step > 0; });
   const auto begun = std::ranges::find_if(seen, [&](const SeenRecords& records) {
-    return has_begun ? has(records, commits.front()) : records.lacks_records;
+    return has_begun ? has(records.commits, commits.front()) : records.lacks_records;
   });
   if (begun == seen.end()) return {};
   fail_without_whole_run(members_of(seen, group_of(*begun)), run, checkpoint);

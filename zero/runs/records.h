@@ -11,9 +11,9 @@
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
 #include "zero/engine/record_lane.h"
-#include "zero/runs/history.h"
+#include "zero/runs/files.h"
+#include "zero/runs/inventory.h"
 #include "zero/runs/mirror.h"
-#include "zero/runs/own_run.h"
 
 namespace ballast {
 

@@ -13,6 +13,36 @@
 #include "zero/plan/description.h"
 
 namespace ballast {
+namespace {
+
+// Reads all bytes of records that are marked, and in place. Returns the ranks whose records are damaged at the run's commit.
+std::vector<std::size_t> damaged_ranks(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own,
+                                       const RunSearch& search, Communicator& world) {
+  std::vector<std::int64_t> is_damaged(world.size());
+  on_all_ranks(world, [&] {
+    if (!search.is_marked_damaged({own.rank(), run.made_in})) return;
+    offload::RecordShape shape = own.shape;
+    shape.run_id = known_run_id(seen);
+    EarlierRecords records(own, run, shape);
+    is_damaged[own.rank()] = records.are_intact({.rank = own.rank(), .seen_by = own.rank()}) ? 0 : 1;
+  });
+  world.all_reduce(is_damaged);
+  std::vector<std::size_t> ranks;
+  for (std::size_t rank = 0; rank < is_damaged.size(); ++rank) {
+    if (is_damaged[rank] != 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void log_damage(const WholeRun& run, const std::optional<WholeRun>& earlier, const OwnRun& own) {
+  if (own.options.log == nullptr || own.rank() > 0) return;
+  const std::string what = earlier ? fmt::format("resumes after step {} instead", earlier->step)
+                                   : "cannot go back: not all ranks have an earlier commit that is intact";
+  own.options.log->warning(
+      fmt::format("the only records of step {} of run \"{}\" are damaged: {}", run.step, own.name(), what));
+}
+
+}  // namespace
 
 std::optional<offload::FoundRecords> RunSearch::found_in(const RecordFiles& files) const {
   try {
@@ -166,6 +196,86 @@ KnownCheckpoint RunSearch::newest_checkpoint(std::span<const RecordFiles> files)
     }
   }
   return newest;
+}
+
+offload::RecordStore* EarlierRecords::opened(const WholeRun::Copy& copy) {
+  const auto [found, is_new] = stores_.try_emplace(name_of(copy));
+  if (is_new) {
+    const RecordFiles files = run_.files_of(copy);
+    offload::RecordShape shape = shape_;
+    shape.rank = static_cast<std::uint32_t>(copy.rank);
+    offload::StoreOptions unchanged = own_.files_of(files);
+    unchanged.file.writable = false;
+    offload::RecordStore store = offload::RecordStore::open(shape, own_.drives(files), unchanged);
+    if (store.go_to(run_.point)) found->second.emplace(std::move(store));
+  }
+  return found->second ? &*found->second : nullptr;
+}
+
+offload::RecordStore& EarlierRecords::store_of(const WholeRun::Copy& copy) {
+  offload::RecordStore* const store = opened(copy);
+  require(store != nullptr, Code::bad_record, [&] {
+    return Problem{.what = "cannot take over records: some of them are missing or damaged",
+                   .where = run_.files_of(copy).directory(own_.options.directories.front(), own_.name())};
+  });
+  return *store;
+}
+
+bool EarlierRecords::are_intact(const WholeRun::Copy& copy) {
+  try {
+    for (std::size_t record = 0; record < shape_.tiles; ++record)
+      read(copy, record);
+  } catch (const Error& error) {
+    if (!is_damage(error)) throw;
+    if (own_.options.log != nullptr) own_.options.log->warning(error.what());
+    return false;
+  }
+  return true;
+}
+
+std::span<std::byte> EarlierRecords::read(const WholeRun::Copy& copy, std::size_t record) {
+  offload::RecordStore& store = store_of(copy);
+  const std::pair wanted(name_of(copy), record);
+  if (in_memory_ == wanted) return payload_;
+  if (!memory_) memory_ = map_host_pages(store.record_bytes(), "a record that is taken over");
+  in_memory_ = {{SIZE_MAX, false}, 0};  // until the record is there
+  payload_ = store.read(record, {memory_.get(), store.record_bytes()}).payload();
+  in_memory_ = wanted;
+  return payload_;
+}
+
+bool is_in_place(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own, std::size_t ranks) {
+  if (run.digest != own.shape.content_digest) return false;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const bool has_other =
+        std::ranges::any_of(run.copies[shard_of(run.placement, rank)], [&](const WholeRun::Copy& copy) {
+          return run.files_of(copy) != RecordFiles{rank, run.made_in};
+        });
+    const bool has_own = std::ranges::any_of(seen, [&](const SeenRecords& each) {
+      return each.seen_by == rank && each.files == RecordFiles{rank, run.made_in} && each.digest == run.digest &&
+             each.has(run.point) && !(has_other && each.lacks_records);
+    });
+    if (!has_own) return false;
+  }
+  return true;
+}
+
+std::optional<WholeRun> run_before_damage(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own,
+                                          const RunSearch& search, Communicator& world) {
+  std::vector<SeenRecords> rest(seen.begin(), seen.end());
+  std::optional<WholeRun> intact = run;
+  while (intact && is_in_place(*intact, seen, own, world.size())) {  // else all bytes are checked where others are read
+    const std::vector<std::size_t> damaged = damaged_ranks(*intact, seen, own, search, world);
+    if (damaged.empty()) break;
+    for (const std::size_t rank : damaged) {
+      for (std::size_t seer = 0; seer < world.size(); ++seer)  // ranks that share a drive see the same file
+        drop(rest, RecordFiles{rank, intact->made_in}, seer, intact->point);
+    }
+    intact = find_whole_run(rest, run.point);
+  }
+  if (intact && intact->point == run.point) return {};
+  log_damage(run, intact, own);
+  return intact;
 }
 
 }  // namespace ballast

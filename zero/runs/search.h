@@ -1,15 +1,17 @@
-// What a rank sees of a run on its drives, and what all ranks see together.
+// What a rank sees of a run on its drives, what all ranks see together, and whether it is intact.
 #pragma once
 
 #include <ballast/comm.h>
 
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "kernels/runtime/host_pages.h"
 #include "zero/runs/inventory.h"
-#include "zero/runs/own_run.h"
 
 namespace ballast {
 
@@ -58,5 +60,45 @@ class RunSearch {
   Communicator& world_;
   const OwnRun* own_;
 };
+
+// The records of a whole run at its commit, as this rank sees them. They are read, and never changed.
+class EarlierRecords {
+ public:
+  // `shape`: with the id of the run. All of it outlives this.
+  EarlierRecords(const OwnRun& own, const WholeRun& run, const offload::RecordShape& shape)
+      : own_(own), run_(run), shape_(shape) {}
+
+  // Whether a copy, which this rank sees, has the heads of all records; are_intact() reads all of their bytes, too.
+  bool are_there(const WholeRun::Copy& copy) { return opened(copy) != nullptr; }
+  bool are_intact(const WholeRun::Copy& copy);
+  std::span<const std::byte> note_of(const WholeRun::Copy& copy) { return store_of(copy).note(); }
+  // A record's payload, until the next call.
+  std::span<std::byte> read(const WholeRun::Copy& copy, std::size_t record);
+
+ private:
+  using Name = std::pair<std::size_t, bool>;  // rank, and whether it is its mirror
+  static Name name_of(const WholeRun::Copy& copy) { return {copy.rank, copy.is_mirror}; }
+
+  offload::RecordStore* opened(const WholeRun::Copy& copy);
+  offload::RecordStore& store_of(const WholeRun::Copy& copy);
+
+  const OwnRun& own_;
+  const WholeRun& run_;
+  offload::RecordShape shape_;
+  std::map<Name, std::optional<offload::RecordStore>> stores_{};  // none: records are damaged
+  HostPages memory_{};
+  std::pair<Name, std::size_t> in_memory_{{SIZE_MAX, false}, 0};  // and the record
+  std::span<std::byte> payload_{};
+};
+
+// Whether each rank sees its own records of the run at its commit. Records that are known to be damaged count only where
+// there is no other copy.
+bool is_in_place(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own, std::size_t ranks);
+
+// Returns a run that is in place at an earlier commit, if an earlier read of records at its own commit has failed and fails
+// again. None if nothing is damaged, or if not all ranks have an earlier commit that is intact. The log says which. All ranks
+// call it together.
+std::optional<WholeRun> run_before_damage(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own,
+                                          const RunSearch& search, Communicator& world);
 
 }  // namespace ballast

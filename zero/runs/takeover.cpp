@@ -6,22 +6,182 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
+#include <array>
 #include <iterator>
 #include <map>
 #include <memory>
-#include <sstream>
+#include <set>
 
+#include "kernels/state_access.h"
+#include "kernels/update.h"
 #include "offload/directory_lock.h"
 #include "zero/comm/on_all_ranks.h"
-#include "zero/runs/in_place.h"
-#include "zero/runs/inventory.h"
+#include "zero/plan/description.h"
 #include "zero/runs/joint_space.h"
-#include "zero/runs/reshard.h"
 #include "zero/runs/search.h"
 
 namespace ballast {
 namespace {
+
+constexpr std::size_t records_under_way = 2;  // one is filled while the other is written
+
+std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+// Rewrites the records of a run for a training with other ranks, another stage, format or tiles, one record at a time.
+class Resharding {
+ public:
+  // All of it outlives this.
+  Resharding(const OwnRun& own, const WholeRun& run, const RecordedState& state, EarlierRecords& records,
+             Communicator& world)
+      : own_(own), run_(run), state_(state), records_(records), world_(world), names_(names_in_runs(own.plan.model())) {
+    for (std::size_t rank = 0; rank < world.size(); ++rank) {
+      for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
+        if (!sees(rank, shard)) receivers_.insert(rank);
+      }
+    }
+  }
+
+  // This rank's note. A note may hold what only the rank knows that has written it, so each rank gets those of all. All ranks call it
+  // together.
+  std::vector<std::byte> note() {
+    const auto copy_of = [&](std::size_t rank) -> const WholeRun::Copy* {
+      for (const auto& copies : run_.copies) {
+        const auto found = std::ranges::find(copies, rank, &WholeRun::Copy::rank);
+        if (found != copies.end()) return &*found;
+      }
+      return nullptr;  // the rank's records are missing, and another one has the same shard
+    };
+    EarlierNotes notes;
+    for (std::size_t rank = 0; rank < run_.placement.ranks(); ++rank) {
+      const WholeRun::Copy* const copy = copy_of(rank);
+      if (copy == nullptr) continue;
+      std::string note;
+      on_all_ranks(world_, [&] {
+        if (copy->seen_by != world_.rank()) return;
+        const auto bytes = records_.note_of(*copy);
+        note.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      });
+      notes.of_ranks.push_back(bytes_of(broadcast_text(world_, note, copy->seen_by)));
+    }
+    if (!own_.options.join_notes) return notes.of_ranks[world_.rank() % notes.of_ranks.size()];
+    const std::vector<std::string> before = state_.trained();
+    for (std::size_t unit = 0; unit < names_.size(); ++unit) {
+      for (std::size_t tensor = 0; tensor < names_[unit].size(); ++tensor) {
+        if (own_.plan.model().units[unit].tensors[tensor].frozen) continue;
+        const auto place = std::ranges::find(before, names_[unit][tensor]) - before.begin();
+        notes.places.push_back(static_cast<std::size_t>(place));
+      }
+    }
+    return own_.options.join_notes(notes);
+  }
+
+  // Writes all records of the next generation. All ranks call it together: those that see records read them for those that do
+  // not.
+  void write(offload::RecordStore& store) {
+    const HostPages memory = map_host_pages(records_under_way * store.record_bytes(), "records of a run's new ranks");
+    std::array<offload::Completion, records_under_way> written;
+    offload::InFlight under_way;  // ends before the memory does
+    for (std::size_t record = 0; record < store.shape().tiles; ++record) {
+      const std::size_t turn = record % records_under_way;
+      const std::span<std::byte> bytes{memory.get() + turn * store.record_bytes(), store.record_bytes()};
+      const auto [unit, tile] = own_.plan.tile_of(record);
+      std::byte* const payload = store.payload(bytes).data();
+      const std::size_t elements = own_.plan.layout().units[unit].tiles[tile].count;
+      const TileMemory into = own_.plan.blocks().recorded(unit, tile, elements, payload);
+      on_all_ranks(world_, [&] {
+        written[turn].wait();
+        std::ranges::fill(bytes, std::byte{0});  // padding between tensors
+      });
+      receive(record, into);
+      on_all_ranks(world_, [&] {
+        copy_seen(moves_into(record, world_.rank()), into);
+        written[turn] = store.write(record, bytes);
+        under_way.add(written[turn]);
+      });
+    }
+    on_all_ranks(world_, [&] { under_way.wait(); });
+  }
+
+ private:
+  struct Move {
+    RecordedState::Part from{};
+    std::size_t into = 0;  // the first element of this rank's tile
+  };
+
+  bool sees(std::size_t rank, std::size_t shard) const { return run_.nearest(shard, rank).seen_by == rank; }
+
+  std::vector<Move> moves_into(std::size_t record, std::size_t rank) const {
+    const auto [unit, tile] = own_.plan.tile_of(record);
+    const UnitLayout& layout = own_.plan.layout().units[unit];
+    const std::size_t shard = shard_of(own_.plan.placement(), rank);
+    const Range& range = layout.tiles[tile];
+    std::vector<Move> moves;
+    for (const TensorPart& part : tensors_in(own_.plan.model().units[unit], layout, layout.trained, shard, range)) {
+      for (const RecordedState::Part& from : state_.parts_of(names_[unit][part.tensor], part.range)) {
+        moves.push_back({from, part.in_shard - range.first + from.range.first - part.range.first});
+      }
+    }
+    return moves;
+  }
+
+  // Copies what comes from one record, which is in memory.
+  void copy(const std::vector<Move>& moves, std::pair<std::size_t, std::size_t> source, std::byte* from,
+            const TileMemory& into) const {
+    const TileMemory tile = state_.tile(source.second, from);
+    for (const auto& [part, begin] : moves) {
+      if (std::pair(part.shard, part.record) != source) continue;
+      kernels::copy_state(kernels::part(tile, part.in_tile, part.range.count),
+                          kernels::part(into, begin, part.range.count));
+    }
+  }
+
+  // Records that a rank needs and does not see: one that sees them sends them to all. Every rank knows what the others need.
+  void receive(std::size_t record, const TileMemory& into) {
+    for (const std::size_t rank : receivers_) {
+      const std::vector<Move> moves = moves_into(record, rank);
+      std::pair<std::size_t, std::size_t> last{SIZE_MAX, 0};
+      for (const Move& move : moves) {
+        const std::pair source(move.from.shard, move.from.record);
+        if (source == last || sees(rank, move.from.shard)) continue;
+        last = source;
+        const WholeRun::Copy& copy_to_send = run_.nearest(move.from.shard, rank);
+        std::span<std::byte> payload;
+        on_all_ranks(world_, [&] {
+          if (copy_to_send.seen_by == world_.rank()) {
+            payload = records_.read(copy_to_send, move.from.record);
+          } else {
+            if (!received_) received_ = map_host_pages(state_.shape().payload_bytes, "a record of another rank");
+            payload = {received_.get(), state_.shape().payload_bytes};
+          }
+        });
+        world_.broadcast(View(payload.data(), payload.size(), DType::u8), copy_to_send.seen_by);
+        if (rank == world_.rank()) copy(moves, source, payload.data(), into);
+      }
+    }
+  }
+
+  void copy_seen(const std::vector<Move>& moves, const TileMemory& into) {
+    std::pair<std::size_t, std::size_t> last{SIZE_MAX, 0};
+    for (const Move& move : moves) {
+      const std::pair source(move.from.shard, move.from.record);
+      if (source == last || !sees(world_.rank(), move.from.shard)) continue;
+      last = source;
+      copy(moves, source, records_.read(run_.nearest(source.first, world_.rank()), source.second).data(), into);
+    }
+  }
+
+  const OwnRun& own_;
+  const WholeRun& run_;
+  const RecordedState& state_;
+  EarlierRecords& records_;
+  Communicator& world_;
+  std::vector<std::vector<std::string>> names_;  // of this training's tensors, by unit
+  std::set<std::size_t> receivers_{};            // ranks that do not see all records
+  HostPages received_{};
+};
 
 class Takeover {
  public:

@@ -8,7 +8,7 @@
 #include <optional>
 #include <span>
 
-#include "zero/runs/own_run.h"
+#include "zero/runs/files.h"
 
 namespace ballast {
 
