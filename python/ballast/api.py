@@ -302,30 +302,7 @@ def deferred() -> Iterator[None]:
         follow_all()
 
 
-class OffloadedActivations:
-    """What `offload_activations()` returns: a block that can be entered again, in each step."""
-
-    def __init__(self, saved: SavedActivations):
-        self._saved = saved
-
-    def __enter__(self) -> OffloadedActivations:
-        from ballast._torch_compat import push_saved_tensor_hooks
-
-        push_saved_tensor_hooks(*self._saved.hooks)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        from ballast._torch_compat import pop_saved_tensor_hooks
-
-        pop_saved_tensor_hooks()
-
-    def counters(self) -> dict[str, float]:
-        """Return the bytes that were saved, loaded, written and read so far, those that are kept now, the memory of buffers on
-        the host, the size of the file on the drive, and the seconds that callers waited."""
-        return self._saved.counters()
-
-
-def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size = IN_FLIGHT) -> OffloadedActivations:
+def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size = IN_FLIGHT) -> SavedActivations:
     """Keep the tensors that autograd saves inside the `with` block on the host or on a drive until backward.
 
     >>> import torch
@@ -356,4 +333,4 @@ def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size 
 
     options = read_activation_options(to, min_bytes=min_bytes, in_flight=in_flight)
     require_away_from(options, on_gpu=is_gpu(current_device()))
-    return OffloadedActivations(SavedActivations(options))
+    return SavedActivations(options)

@@ -97,7 +97,7 @@ def test_two_ranks_train_to_the_same_bits(stage, tmp_path):
 def test_tensors_come_back_with_their_strides_and_share_their_memory(offload):
     rows = torch.arange(48.0).view(4, 12)
     views = [rows.t(), rows[:, 4:8], rows.view(2, 2, 12).permute(2, 0, 1)[1:], rows[::2], rows[:0], rows[1, 3]]
-    pack, unpack = offload._saved.hooks
+    pack, unpack = offload.hooks
     packed = [pack(view) for view in views]
     assert offload.counters()["saved_bytes"] == rows.nbytes + 64  # from a multiple of 64 bytes on
     restored = [unpack(each) for each in packed]
@@ -108,7 +108,7 @@ def test_tensors_come_back_with_their_strides_and_share_their_memory(offload):
 
 def test_a_part_of_a_large_tensor_is_saved_without_the_rest(offload):
     data = torch.arange(100_000.0)
-    pack, unpack = offload._saved.hooks
+    pack, unpack = offload.hooks
     packed = pack(data[5000:5016])
     assert offload.counters()["saved_bytes"] <= 16 * 4 + 64
     assert torch.equal(unpack(packed), data[5000:5016])

@@ -48,7 +48,9 @@ class Offloaded(NamedTuple):
 
 
 class SavedActivations:
-    """Parameters, their views, and what is smaller than `min_bytes` stay. Views share the memory of their storage."""
+    """Hooks on what autograd saves, and a block that sets them, which can be entered again in each step.
+
+    Parameters, their views, and what is smaller than `min_bytes` stay. Views share the memory of their storage."""
 
     def __init__(self, options: ActivationOptions):
         self._options = options
@@ -57,8 +59,16 @@ class SavedActivations:
         self._empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         self.hooks: SavedTensorHooks = (self._pack, self._unpack)
 
+    def __enter__(self) -> SavedActivations:
+        push_saved_tensor_hooks(*self.hooks)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pop_saved_tensor_hooks()
+
     def counters(self) -> dict[str, float]:
-        """Return the counters of all devices, added up."""
+        """Return the bytes that were saved, loaded, written and read so far, those that are kept now, the memory of buffers on
+        the host, the size of the file on the drive, and the seconds that callers waited; of all devices."""
         total: dict[str, float] = {}
         for tier in self._tiers.values():
             for name, value in () if tier is None else tier.counters():
