@@ -82,20 +82,16 @@ REPLACED = {
     "fp16.hysteresis": "GradScaler lowers its scale at every overflow",
     "optimizer.params.max_grad_norm": "DeepSpeed refuses it here: gradient_clipping sets it",
     "activation_checkpointing": "call torch.utils.checkpoint in the model yourself",
-    "torch_autocast": "run the forward pass inside of torch.autocast() yourself",
-    "compile": "call torch.compile() yourself",
     "autotuning": '`ballast plan` and wrap(stage="auto") choose',
     **dict.fromkeys(
         ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states", "fp16.fp16_master_weights_and_grads"),
         "wrap(state_format=...) sets the format of masters and optimizer state",
     ),
-    **dict.fromkeys(("tensor_parallel", "pipeline", "expert_parallel"), "the model brings its own parallelism"),
-    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), "log optimizer.metrics() yourself"),
 }
 for where, kind in (("wrap", WrapOptions), ("ballast.Tuning", Tuning)):
     for name, option in options_of(kind).items():
         REPLACED |= dict.fromkeys(option.deepspeed, f"{where}({name}=...): {option.meaning}")
-OTHER = "Ballast does not use it: the plan decides it, or the feature is missing, or no program knows the key"
+OTHER = "Ballast has no option for it: DeepSpeed's engine reads it, or the script, or it is no key of DeepSpeed"
 
 # DeepSpeed's sections with a switch "enabled". Keys in one that is switched off are not reported, but for unknown ones in those
 # of formats.
