@@ -1,13 +1,176 @@
 """Tests of uncommon uses of autograd: gradients of gradients, and graphs that are used again."""
 
+from __future__ import annotations
+
 from contextlib import nullcontext
+from typing import Any
 
 import ballast
 import pytest
 import torch
-from python.wrap.support import graphs
+import torch.utils.checkpoint
+from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import mean_square, mlp
 from python.wrap.support.ranks import run_ranks
+from torch import nn
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+
+
+class Field(nn.Module):
+    """A model that returns an energy and, if `in_forward` is set, the forces, as models of molecules do."""
+
+    def __init__(self, in_forward: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.in_forward = in_forward
+        self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 1)
+
+    def energy(self, x: torch.Tensor) -> torch.Tensor:
+        energy: torch.Tensor = self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        return energy
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.clone().requires_grad_()
+        energy = self.energy(x)
+        return energy, forces(energy, x) if self.in_forward else x
+
+
+def forces(energy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(energy.float().sum(), x, create_graph=True)[0]
+
+
+def penalized(penalty: str, **options: Any) -> torch.Tensor:
+    """Return the losses of a training whose loss has gradients in it, and the parameters after it. With options, the
+    optimizer is wrapped."""
+    model = Field(in_forward=penalty == "in forward")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if options:
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
+    losses = []
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16, enabled=penalty == "under autocast"):
+            energy, found = model(batch())
+        gradient = found if model.in_forward else forces(energy, found)
+        loss = energy.square().mean() + (gradient.norm(dim=1) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach().reshape(1))
+    with ballast.gather(model):
+        return torch.cat([*losses, *(each.detach().flatten().clone() for each in model.parameters())])
+
+
+def penalized_on_each_rank(rank: int, penalties: list[str]) -> list[torch.Tensor]:
+    return [penalized(penalty, stage=3) for penalty in penalties]
+
+
+def retained(*, autocast: bool = False, **options: Any) -> tuple[Field, Any, torch.Tensor]:
+    """Return a model after a step, its optimizer, and a loss whose graph has not been used."""
+    model = Field(in_forward=False)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **keywords(**options))
+    model(batch())[0].square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        energy, _ = model(batch())
+    return model, optimizer, energy.float().square().mean()
+
+
+def used(model: Field) -> list[nn.Parameter]:
+    return [each for module in (model.first, model.second, model.last) for each in module.parameters()]
+
+
+def gradients(loss: torch.Tensor, model: Field) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, used(model)))
+
+
+def some_are_unused(loss: torch.Tensor, model: Field) -> list[torch.Tensor]:
+    named = {**dict(model.named_parameters()), "unused": model.unused.weight}
+    found = torch.autograd.grad(loss, named, materialize_grads=True)
+    assert list(found) == list(named)
+    return list(found.values())
+
+
+def gradients_of_gradients(loss: torch.Tensor, model: Field) -> list[torch.Tensor]:
+    first = torch.autograd.grad(loss, used(model), create_graph=True)
+    sum(each.square().sum() for each in first).backward()
+    return [each.detach() for each in first]
+
+
+def of_some_parameters(loss: torch.Tensor, model: Field) -> list[torch.Tensor]:
+    loss.backward(inputs=[model.second.weight, model.last.bias])
+    return []
+
+
+BY_HAND = {each.__name__: each for each in (gradients, some_are_unused, gradients_of_gradients, of_some_parameters)}
+
+
+def gradients_by_hand(kind: str, **options: Any) -> list[torch.Tensor]:
+    """Return the gradients that a function computes in each of two steps, and the parameters after the steps."""
+    model = Field(in_forward=False)
+    model.unused = nn.Linear(2, 2)
+    nn.init.ones_(model.unused.weight), nn.init.ones_(model.unused.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if options:
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
+    found = []
+    for _ in range(2):
+        loss = model(batch())[0].square().mean()
+        found += BY_HAND[kind](loss, model)
+        if kind in ("gradients_of_gradients", "of_some_parameters"):
+            optimizer.step()
+            optimizer.zero_grad()
+        model(batch())  # other units than those of the last backward pass are open
+    with ballast.gather(model):
+        return [*found, *(each.detach().clone() for each in model.parameters())]
+
+
+class Recomputes(nn.Module):
+    """A model that checkpoints a method, which uses parameters of its own."""
+
+    def __init__(self, reentrant: bool, is_last: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.reentrant, self.is_last = reentrant, is_last
+        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.scale, self.weight = nn.Parameter(torch.rand(4)), nn.Parameter(torch.randn(4, 4))
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(x @ self.weight) if self.is_last else torch.tanh(self.first(x)) * self.scale.view(1, -1)
+        x = torch.tanh(self.second(x))
+        x = x * self.scale if self.is_last else x @ self.weight
+        return torch.tanh(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=self.reentrant)
+        result: torch.Tensor = x if self.is_last else self.last(x)
+        return result
+
+
+def recomputed(reentrant: bool, is_last: bool, **options: Any) -> list[torch.Tensor]:
+    """Return the losses of three steps, and the parameters after them."""
+    model = Recomputes(reentrant, is_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if options:
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options))
+    losses = []
+    for _ in range(3):
+        loss = model(batch()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    with ballast.gather(model):
+        return [*losses, *(each.detach().clone() for each in model.parameters())]
+
+
+def recomputed_on_each_rank(rank: int, cases: list[tuple[bool, bool]]) -> list[list[torch.Tensor]]:
+    return [recomputed(*case, stage=3) for case in cases]
+
 
 PENALTIES = ["at the end", "in forward", "under autocast"]
 
@@ -16,14 +179,14 @@ PENALTIES = ["at the end", "in forward", "under autocast"]
 @pytest.mark.parametrize("keep_gathered", [False, True])
 def test_a_penalty_on_gradients_trains_as_in_torch(penalty, keep_gathered, tmp_path):
     on_drive = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
-    expected = graphs.penalized(penalty)
-    ours = graphs.penalized(penalty, stage=3, offload=on_drive, keep_gathered=keep_gathered)
+    expected = penalized(penalty)
+    ours = penalized(penalty, stage=3, offload=on_drive, keep_gathered=keep_gathered)
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_penalty_on_gradients_trains_as_in_torch_on_two_ranks():
-    expected = [graphs.penalized(penalty) for penalty in PENALTIES]
-    for ours in run_ranks(2, graphs.penalized_on_each_rank, PENALTIES):
+    expected = [penalized(penalty) for penalty in PENALTIES]
+    for ours in run_ranks(2, penalized_on_each_rank, PENALTIES):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -42,7 +205,7 @@ AFTER_AN_UPDATE = {
     ids=str,
 )
 def test_a_graph_is_refused_after_an_update_of_its_parameters(options):
-    model, optimizer, loss = graphs.retained(**options)
+    model, optimizer, loss = retained(**options)
     loss.backward(retain_graph=True)
     optimizer.step()
     optimizer.zero_grad()
@@ -60,12 +223,12 @@ AFTER_A_WRITE = [(0, False, False), (2, False, False), (2, False, True), (3, Fal
 @pytest.mark.parametrize(("stage", "autocast", "is_frozen"), AFTER_A_WRITE)
 @pytest.mark.parametrize("when", ["after the block", "in the block"])
 def test_a_graph_is_refused_after_a_write_to_its_parameters(stage, autocast, is_frozen, when):
-    model, optimizer, loss = graphs.retained(stage=stage, autocast=autocast)
+    model, optimizer, loss = retained(stage=stage, autocast=autocast)
     if is_frozen:
         optimizer.zero_grad()
         model.last.requires_grad_(False)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = model(graphs.batch())[0].float().square().mean()
+            loss = model(batch())[0].float().square().mean()
     error, said = AFTER_AN_UPDATE["of Ballast" if stage == 3 else "of torch"]
     with pytest.raises(error, match=said):
         with ballast.gather(model), torch.no_grad():
@@ -77,7 +240,7 @@ def test_a_graph_is_refused_after_a_write_to_its_parameters(stage, autocast, is_
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_graph_is_refused_after_a_load(stage, tmp_path):
-    model, optimizer, loss = graphs.retained(stage=stage)
+    model, optimizer, loss = retained(stage=stage)
     ballast.save(tmp_path, model, optimizer)
     loss.backward(retain_graph=True)
     optimizer.zero_grad()
@@ -86,7 +249,7 @@ def test_a_graph_is_refused_after_a_load(stage, tmp_path):
         load()
         with pytest.raises(error, match=said):
             loss.backward(retain_graph=True)
-        loss = model(graphs.batch())[0].square().mean()
+        loss = model(batch())[0].square().mean()
         loss.backward(retain_graph=True)
         optimizer.zero_grad()
 
@@ -94,7 +257,7 @@ def test_a_graph_is_refused_after_a_load(stage, tmp_path):
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_graph_is_used_after_writes_that_do_not_concern_it(stage, autocast):
-    model, optimizer, loss = graphs.retained(stage=stage, autocast=autocast)
+    model, optimizer, loss = retained(stage=stage, autocast=autocast)
     with ballast.gather(model), torch.no_grad():
         model.first.bias.mul_(2)  # backward does not use it
         model.last.weight.data.mul_(2)  # torch does not count it
@@ -104,14 +267,14 @@ def test_a_graph_is_used_after_writes_that_do_not_concern_it(stage, autocast):
         with torch.no_grad():
             model.last.weight.mul_(2)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = model(graphs.batch())[0].float().square().mean()
+            loss = model(batch())[0].float().square().mean()
     loss.backward()
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_graph_is_used_again_where_nothing_was_updated(stage):
     """A step is skipped where gradients are not finite, and frozen parameters are never updated."""
-    model, optimizer, loss = graphs.retained(stage=stage)
+    model, optimizer, loss = retained(stage=stage)
     (loss * float("inf")).backward(retain_graph=True)
     optimizer.step()
     optimizer.zero_grad()
@@ -122,7 +285,7 @@ def test_a_graph_is_used_again_where_nothing_was_updated(stage):
     model.second.requires_grad_(False)
     x = torch.ones(1, 6, requires_grad=True)
     through_frozen = model.second(x).sum()
-    model(graphs.batch())[0].sum().backward()
+    model(batch())[0].sum().backward()
     optimizer.step()
     through_frozen.backward()
     with ballast.gather(model):
@@ -130,11 +293,11 @@ def test_a_graph_is_used_again_where_nothing_was_updated(stage):
 
 
 @pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 3}, {"stage": 3, "parameters": "nvme"}], ids=str)
-@pytest.mark.parametrize("kind", graphs.BY_HAND)
+@pytest.mark.parametrize("kind", BY_HAND)
 def test_gradients_of_parameters_are_those_of_torch(kind, options, tmp_path):
     if options.pop("parameters", None):
         options["offload"] = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
-    expected, ours = graphs.gradients_by_hand(kind), graphs.gradients_by_hand(kind, **options)
+    expected, ours = gradients_by_hand(kind), gradients_by_hand(kind, **options)
     torch.testing.assert_close(ours, expected)
 
 
@@ -144,28 +307,28 @@ CHECKPOINTED = [(reentrant, is_last) for reentrant in (True, False) for is_last 
 @pytest.mark.parametrize(("reentrant", "is_last"), CHECKPOINTED)
 def test_a_checkpointed_method_uses_parameters_of_its_own(reentrant, is_last, tmp_path):
     on_drive = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
-    expected = graphs.recomputed(reentrant, is_last)
-    torch.testing.assert_close(graphs.recomputed(reentrant, is_last, stage=3, offload=on_drive), expected)
+    expected = recomputed(reentrant, is_last)
+    torch.testing.assert_close(recomputed(reentrant, is_last, stage=3, offload=on_drive), expected)
 
 
 def test_a_checkpointed_method_uses_parameters_of_its_own_on_two_ranks():
-    expected = [graphs.recomputed(*case) for case in CHECKPOINTED]
-    for ours in run_ranks(2, graphs.recomputed_on_each_rank, CHECKPOINTED):
+    expected = [recomputed(*case) for case in CHECKPOINTED]
+    for ours in run_ranks(2, recomputed_on_each_rank, CHECKPOINTED):
         torch.testing.assert_close(ours, expected)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_pass_that_makes_a_graph_is_the_first_of_its_step(stage):
-    model, optimizer, loss = graphs.retained(stage=stage)
+    model, optimizer, loss = retained(stage=stage)
     loss.backward(create_graph=True)
-    model(graphs.batch())[0].square().mean().backward()
+    model(batch())[0].square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     for makes_graph in (False, True):
         said = pytest.raises(ballast.UsageError, match="create_graph=True: those of an earlier(.|\n)*torch.autograd.grad")
         with said if makes_graph else nullcontext():
-            model(graphs.batch())[0].square().mean().backward(create_graph=makes_graph)
+            model(batch())[0].square().mean().backward(create_graph=makes_graph)
 
 
 TRANSFORMED = {

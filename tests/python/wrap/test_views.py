@@ -1,22 +1,169 @@
 """Tests of views of parameters that are used after other modules have been called, in stage 3."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import ballast
 import pytest
 import torch
-from python.wrap.support import views
 from python.wrap.support.ranks import run_ranks
+from torch import nn
 
 
-@pytest.mark.parametrize("name", views.MODELS)
+def blocks() -> nn.ModuleList:
+    return nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+
+class Queries(nn.Module):
+    """Takes a view of a submodule's parameter, as decoders of DETR do with their queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.blocks = nn.Embedding(6, 8), blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries = self.queries.weight.expand(len(x), -1, -1)
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return torch.einsum("bqd,bd->bq", queries, x)
+
+
+class ClassToken(nn.Module):
+    """Takes views of its own parameters before its blocks, and uses them afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.scale, self.blocks = nn.Parameter(torch.randn(1, 8)), nn.Parameter(torch.ones(2, 8)), blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        token, scale = self.token.expand(len(x), -1), self.scale[1]
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return (x + token) * scale
+
+
+class Position(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 8))
+
+    def forward(self, count: int) -> tuple[torch.Tensor, int]:
+        return self.weight.expand(count, -1), count
+
+
+class Positions(nn.Module):
+    """Has a submodule that returns a view of its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position, self.blocks = Position(), blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        position, _ = self.position(len(x))
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return x + position
+
+
+class Returned(nn.Module):
+    """Returns views itself, in a dictionary of tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.embedding, self.blocks = nn.Parameter(torch.randn(1, 8)), nn.Embedding(8, 8), blocks()
+
+    def forward(self, x: torch.Tensor) -> dict[str, tuple[torch.Tensor, ...]]:
+        token = self.token.expand(len(x), -1)
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return {"all": (x, token, self.embedding.weight.t())}
+
+
+class UsesReturned(nn.Module):
+    """Has a submodule that returns views in a dictionary, detached ones too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.weight, self.blocks = Returned(), Weight(), blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        detached = self.weight()
+        x, token, weight = self.inner(x)["all"]
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return (x + token) @ weight * detached["values"]
+
+
+class Weight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self) -> dict[str, torch.Tensor]:
+        return {"values": self.weight.detach()}
+
+
+VIEW_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "moveaxis": lambda weight: torch.moveaxis(weight, 0, 1),
+    "adjoint": lambda weight: weight.adjoint(),
+    "hsplit": lambda weight: torch.hsplit(weight, 2)[1],
+    "unbind": lambda weight: weight.unbind()[3],
+    "einsum": lambda weight: torch.einsum("ij->ji", weight),
+    "broadcast_tensors": lambda weight: torch.broadcast_tensors(weight, torch.ones(2, 8, 8))[0],
+    "T": lambda weight: weight.T,
+    "diagonal": lambda weight: weight.diagonal(),
+    "as_strided": lambda weight: weight.as_strided((8,), (9,)),
+}
+
+
+class ManyViews(nn.Module):
+    """Takes views of a submodule's parameter in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(8, 8), blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        taken = [function(self.embedding.weight) for function in VIEW_FUNCTIONS.values()]
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return x.sum() * torch.stack([view.square().sum() for view in taken])
+
+
+MODELS = {kind.__name__: kind for kind in (Queries, ClassToken, Positions, UsesReturned, ManyViews)}
+
+
+def losses(rank: int, name: str, stage: int | None) -> list[float]:
+    """Train on the same batches on all ranks; without a stage in plain torch."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if stage is not None:
+        optimizer = ballast.wrap(optimizer, model, stage=stage)
+    found = []
+    for step in range(3):
+        batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+        with torch.no_grad():
+            found.append(model(batch).square().mean().item())
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_views_keep_their_values(name):
-    expected = views.losses(0, name, None)
-    for found in run_ranks(2, views.losses, name, 3):
+    expected = losses(0, name, None)
+    for found in run_ranks(2, losses, name, 3):
         assert found == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_the_outermost_module_may_return_views(grad):
-    model = views.Returned()
+    model = Returned()
     expected = {name: each.detach().clone() for name, each in model.named_parameters()}
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
     with torch.set_grad_enabled(grad):
@@ -49,7 +196,7 @@ def test_a_graph_keeps_places_of_copies():
 @pytest.mark.parametrize("most_copied", [0, 1 << 20])
 def test_a_view_of_a_large_parameter_that_outlives_its_module_is_reported(caplog, monkeypatch, most_copied):
     monkeypatch.setattr("ballast.torch.calls.sharded_parameters.MOST_COPIED", most_copied)
-    model = views.Queries()
+    model = Queries()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
     for _ in range(2):
         model(torch.ones(4, 8)).sum().backward()
@@ -61,7 +208,7 @@ def test_a_view_of_a_large_parameter_that_outlives_its_module_is_reported(caplog
 
 
 def test_a_write_to_a_view_outside_of_its_module_is_refused():
-    model = views.Queries()
+    model = Queries()
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
     model(torch.ones(4, 8)).sum().backward()
     optimizer.step()
