@@ -5,7 +5,7 @@
 #include "kernels/exact_sum_math.h"
 #include "kernels/normalize_math.h"
 #include "kernels/numbers.h"
-#include "kernels/quantize_pieces.h"
+#include "kernels/quantize_math.h"
 #include "kernels/runtime/device.h"
 #include "kernels/update.h"
 

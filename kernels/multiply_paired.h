@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/multiply_tile.h"
+#include "kernels/multiply.h"
 #include "kernels/simd/avx512.h"
 
 namespace ballast::kernels {

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "kernels/multiply.h"
-#include "kernels/multiply_tile.h"
 #include "kernels/number_walk.h"
 #include "kernels/simd/subnormals.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "kernels/multiply_tile.h"
+#include "kernels/multiply.h"
 #include "kernels/number_walk.h"
 
 namespace ballast::kernels {

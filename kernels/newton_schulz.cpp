@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 
 namespace ballast::kernels {
 namespace {

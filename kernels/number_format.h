@@ -3,7 +3,7 @@
 
 #include <ballast/view.h>
 
-#include "kernels/fp16_math.h"
+#include "kernels/number_math.h"
 
 namespace ballast::kernels {
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <span>
 
-#include "kernels/quantize_pieces.h"
-#include "kernels/runtime/round_up.h"
+#include "kernels/quantize_math.h"
+#include "kernels/runtime/sizes.h"
 
 namespace ballast::kernels {
 

@@ -1,5 +1,5 @@
-// Block quantization, symmetric about zero: 8 or 4 bits a value, and one fp32 scale for each group of elements. quantize_pieces.h
-// says how a block lies in memory.
+// Block quantization, symmetric about zero: 8 or 4 bits a value, and one fp32 scale for each group of elements. The end of this
+// file says how a block lies in memory.
 //
 // - The largest magnitude of a group gets the code 127 (8 bits) or 7 (4 bits). A code stands for code * scale, which
 //   lies within half a step of the encoded value (scale / 2, and 2^-14 of that for the rounding of the arithmetic). A
@@ -12,6 +12,8 @@
 #pragma once
 
 #include "kernels/number_format.h"
+#include "kernels/numbers.h"
+#include "kernels/state_math.h"
 
 namespace ballast::kernels {
 
@@ -88,5 +90,29 @@ template <class U>
 constexpr U extend_sign_of_4_bits(U code) {
   return (code ^ U(8u)) - U(8u);
 }
+
+// Quantized values in memory, as the walks take them: blocks, one for each group of elements. They are plain structs, see
+// numbers.h.
+// A block is the group's scale, in fp32, and then its codes. Codes of 4 bits lie two in a byte, the first in the lower half. A
+// last, incomplete group has a block of full size; its codes past the last element are zero.
+inline constexpr std::size_t scale_bytes = sizeof(float);
+constexpr std::size_t group_code_bytes(CodeBits bits) { return bits == CodeBits::eight ? group_size : group_size / 2; }
+constexpr std::size_t block_bytes(CodeBits bits) { return scale_bytes + group_code_bytes(bits); }
+
+// Blocks begin at a multiple of 4 bytes.
+struct QuantizedPiece {
+  CodeBits bits = CodeBits::eight;
+  std::byte* blocks = nullptr;
+};
+struct ConstQuantizedPiece {
+  CodeBits bits = CodeBits::eight;
+  const std::byte* blocks = nullptr;
+};
+
+// Quantized arrays that are added element by element, in order. `arrays.count` counts elements.
+struct QuantizedSummands {
+  Summands arrays{};
+  CodeBits bits = CodeBits::eight;
+};
 
 }  // namespace ballast::kernels

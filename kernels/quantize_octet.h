@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/number_octet.h"
-#include "kernels/quantize_pieces.h"
+#include "kernels/quantize_math.h"
 #include "kernels/random_math.h"
 
 namespace ballast::kernels {

@@ -5,7 +5,7 @@
 #include "kernels/accumulate_math.h"
 #include "kernels/code_array.h"
 #include "kernels/number_walk.h"
-#include "kernels/quantize_pieces.h"
+#include "kernels/quantize_math.h"
 #include "kernels/random_math.h"
 
 namespace ballast::kernels {

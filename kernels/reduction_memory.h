@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "kernels/quantize.h"
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 
 namespace ballast::kernels {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/code_array.h"
-#include "kernels/fp16_math.h"
 #include "kernels/moment_code_math.h"
+#include "kernels/number_math.h"
 #include "kernels/state_math.h"
 
 namespace ballast::kernels {

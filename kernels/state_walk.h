@@ -13,8 +13,8 @@
 #pragma once
 
 #include "kernels/code_array.h"
-#include "kernels/fp16_math.h"
 #include "kernels/moment_code_math.h"
+#include "kernels/number_math.h"
 #include "kernels/rules/second_moment.h"
 #include "kernels/state_math.h"
 #include "kernels/update.h"

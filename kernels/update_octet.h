@@ -2,8 +2,8 @@
 // them the sixteen threads of a group agree, if its moments share a scale, on the largest of its new moments.
 #pragma once
 
-#include "kernels/fp16_math.h"
 #include "kernels/moment_code_math.h"
+#include "kernels/number_math.h"
 #include "kernels/random_math.h"
 #include "kernels/update_table.h"
 

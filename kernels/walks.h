@@ -6,7 +6,7 @@
 
 #include "kernels/multiply.h"
 #include "kernels/numbers.h"
-#include "kernels/quantize_pieces.h"
+#include "kernels/quantize_math.h"
 #include "kernels/simd/isa.h"
 #include "kernels/update.h"
 

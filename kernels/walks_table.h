@@ -3,14 +3,10 @@
 #pragma once
 
 #include "kernels/accumulate_walk.h"
-#include "kernels/cast_walk.h"
-#include "kernels/fill_walk.h"
-#include "kernels/first_non_finite_walk.h"
 #include "kernels/multiply_walk.h"
 #include "kernels/multiply_widened.h"
-#include "kernels/normalize_walk.h"
 #include "kernels/quantize_walk.h"
-#include "kernels/sum_of_squares_walk.h"
+#include "kernels/short_walks.h"
 #include "kernels/update_walk.h"
 #include "kernels/walks.h"
 

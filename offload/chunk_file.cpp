@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "offload/checksum.h"
 
 namespace ballast::offload {

@@ -2,6 +2,8 @@
 
 #include <ballast/error.h>
 
+#include <fmt/format.h>
+
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -98,6 +100,15 @@ void Promise::end(std::exception_ptr error) {
   state_->done = true;
   state_->error = std::move(error);
   state_->ended.notify_all();  // under the lock, because the last waiter frees the state
+}
+
+void wait_watched(const Completion& completion, Log* log, const std::function<std::string()>& what,
+                  std::chrono::milliseconds interval) {
+  if (log == nullptr) return completion.wait();
+  for (auto waited = interval; !completion.wait_for(interval); waited += interval) {
+    log->warning(fmt::format("{} has not ended for {:.3g} s: the drive or its file system hangs", what(),
+                             static_cast<double>(waited.count()) / 1000));
+  }
 }
 
 }  // namespace ballast::offload

@@ -1,9 +1,13 @@
 // The library's only future: an operation that ends exactly once, with success or with an error.
 #pragma once
 
+#include <ballast/log.h>
+
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/runtime/stream.h"
@@ -66,5 +70,11 @@ class Promise {
 
   std::shared_ptr<Completion::State> state_;
 };
+
+// A wait that warns if a drive hangs. Such a drive gives no error, so the waiting thread logs from time to time what it
+// waits for, and for how long.
+// Waits as completion.wait() does. Calls `what` only for a warning, and never warns without a log.
+void wait_watched(const Completion& completion, Log* log, const std::function<std::string()>& what,
+                  std::chrono::milliseconds interval = std::chrono::seconds(30));
 
 }  // namespace ballast::offload

@@ -1,12 +1,48 @@
 // An open file on a drive, and the requirements of its file system.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <istream>
+#include <optional>
 #include <string>
 
 namespace ballast::offload {
+
+// The file system of a path.
+struct FileSystem {
+  std::string name;      // "ext4", or the number that statfs(2) gives
+  bool network = false;  // slow, and a lost server blocks the process
+};
+
+FileSystem file_system(std::uint32_t statfs_type);
+
+// A file system of FUSE: statfs(2) does not tell sshfs from a drive, but the type of its mount does. `mounts` has the lines
+// of /proc/self/mountinfo. Only fuseblk is local: "fuse.sshfs", "virtiofs" and the others may lie on another machine.
+FileSystem fuse_file_system(std::istream& mounts, dev_t device);
+
+FileSystem file_system_of(const std::filesystem::path& path);
+
+// Throws B2203 for a network file system.
+void require_local(const FileSystem& found, const std::filesystem::path& directory);
+
+// Decides whether a file is read and written around the page cache.
+// What statx(2) tells of a file: the units of direct I/O in the file and in memory; 0 and 0 if there is none.
+struct DirectIoUnits {
+  std::size_t in_file = 0;
+  std::size_t in_memory = 0;
+};
+
+// Returns why a file does not support direct I/O in blocks of block_bytes; empty if it does. Some file systems tell the units,
+// since Linux 6.1. Where they do not, `try_block` moves one block and returns the errno, or 0.
+std::string direct_io_obstacle(const std::optional<DirectIoUnits>& units, const std::function<int()>& try_block);
+
+// Begins direct I/O on an open file, and returns the same. A new file is empty before and after.
+std::string begin_direct_io(int descriptor, bool is_new);
 
 inline constexpr std::size_t block_bytes = 4096;  // the unit of direct I/O that works on all known drives
 
@@ -53,5 +89,12 @@ void flush_directory(const std::filesystem::path& directory);
 // the reason.
 [[noreturn]] void fail_file(std::string_view operation, const std::filesystem::path& path, std::uint64_t offset,
                             int error);
+
+// Names for files that are unlinked directly after they are created.
+std::string scratch_name();  // a new name at each call
+
+// Removes such names that a crash has left, and returns how many it removed. It is harmless to remove the name of a
+// file that another process is creating.
+std::size_t remove_stale_scratch(const std::filesystem::path& directory);
 
 }  // namespace ballast::offload

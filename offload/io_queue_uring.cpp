@@ -23,9 +23,7 @@
 #include "kernels/runtime/not_in_children.h"
 #include "kernels/runtime/system_limits.h"
 #include "offload/io_queue.h"
-#include "offload/ring_end.h"
-#include "offload/ring_log.h"
-#include "offload/ring_table.h"
+#include "offload/ring.h"
 
 namespace ballast::offload {
 namespace {

@@ -1,7 +1,7 @@
 #include "offload/preflight.h"
 
 #include "kernels/runtime/host_pages.h"
-#include "offload/file_system.h"
+#include "offload/file.h"
 
 namespace ballast::offload {
 namespace {

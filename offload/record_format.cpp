@@ -8,7 +8,7 @@
 #include <array>
 #include <cstring>
 
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "offload/checksum.h"
 
 namespace ballast::offload {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,11 @@
 #include "offload/record_format.h"
 
 namespace ballast::offload {
+
+// A mark next to a record file: a read of it has failed, so the next start looks for another copy.
+bool is_marked_damaged(const std::filesystem::path& records);
+void mark_damaged(const std::filesystem::path& records) noexcept;  // as far as the drive can: nothing depends on it
+void remove_damage_mark(const std::filesystem::path& records) noexcept;
 
 // A directory, and the queue of its drive. The queue outlives the store.
 struct Drive {

@@ -1,11 +1,46 @@
 // The directory of a named run. Its state outlives the process; one process uses it at a time.
 #pragma once
 
-#include <filesystem>
+#include <sys/types.h>
 
-#include "offload/directory_lock.h"
+#include <filesystem>
+#include <memory>
+
+#include "kernels/runtime/not_in_children.h"
 
 namespace ballast::offload {
+
+// Files and directories of this process in places where other users may have left links and files of the same names.
+// Opens a file to write to it, as open() with these flags does; a new one is readable by its user only. Throws B2206, and leaves
+// the file as it is, if it is a link, a hard link or no regular file, or if it belongs to another user and this process is not
+// root's. Throws B3201 for other failures.
+int open_own_file(const std::filesystem::path& path, int flags);
+
+// Throws B2206 if the directory is a link, belongs to another user, or can be written to by all users.
+void require_own_directory(const std::filesystem::path& directory);
+
+// A lock on a directory that one process uses at a time.
+inline constexpr const char* lock_name = "ballast.lock";
+
+// Holds the directory's `ballast.lock` from construction to release. The kernel unlocks it when the process ends in any
+// way. Forked children that are still running do not keep the lock and cannot release it, because they do not get its
+// descriptor.
+class DirectoryLock {
+ public:
+  // The directory must exist. Throws B2204, with the holder's name, if it is in use, B2205 on a file system without locks,
+  // and B2206 if the lock's file may be another user's.
+  explicit DirectoryLock(const std::filesystem::path& directory);
+  DirectoryLock(DirectoryLock&& other) noexcept;
+  DirectoryLock& operator=(DirectoryLock&&) = delete;
+  ~DirectoryLock();
+
+  void release() noexcept;
+
+ private:
+  int file_ = -1;
+  std::unique_ptr<NotInChildren> kept_from_children_;
+  pid_t holder_;
+};
 
 // Holds the directory's lock from construction to destruction.
 class RunDirectory {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "kernels/state_math.h"
 
 namespace ballast::optim {

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/matrix_shape.h"
+#include "kernels/orthogonalize.h"
 #include "kernels/update.h"
 
 namespace ballast::kernels {

@@ -1,6 +1,6 @@
 #include <ballast/tensor_state.h>
 
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "optim/state_layout.h"
 
 namespace ballast {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "zero/engine/engine.h"
-#include "zero/engine/timeline.h"
+#include "zero/engine/step_counters.h"
 #include "zero/plan/compiled_plan.h"
 #include "zero/plan/ledger.h"
 #include "zero/runs/records.h"

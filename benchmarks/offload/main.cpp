@@ -12,7 +12,7 @@
 #include "benchmarks/harness/suite.h"
 #include "benchmarks/offload/contest.h"
 #include "benchmarks/offload/update.h"
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "offload/io_queue.h"
 
 namespace ballast::benchmarks {

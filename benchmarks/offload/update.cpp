@@ -7,7 +7,7 @@
 #include <deque>
 
 #include "kernels/random_math.h"
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "optim/step.h"
 
 namespace ballast::benchmarks {

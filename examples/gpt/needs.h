@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "examples/gpt/model.h"
-#include "kernels/runtime/resident_memory.h"
+#include "kernels/runtime/host_limits.h"
 
 namespace ballast::gpt {
 

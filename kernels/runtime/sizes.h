@@ -14,4 +14,8 @@ std::string human_bytes(std::size_t bytes);
 // "40G" is refused, because many readers take it for GiB.
 std::size_t parse_bytes(std::string_view text);
 
+constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 }  // namespace ballast

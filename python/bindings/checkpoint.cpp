@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "kernels/state_access.h"
 #include "offload/checksum.h"
-#include "offload/directory_lock.h"
+#include "offload/run_directory.h"
 
 namespace ballast::python {
 

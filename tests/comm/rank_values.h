@@ -9,7 +9,6 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/fp16_math.h"
 #include "kernels/number_math.h"
 
 namespace ballast::testing {

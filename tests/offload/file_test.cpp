@@ -12,10 +12,7 @@
 #include <optional>
 #include <sstream>
 
-#include "offload/direct_io.h"
-#include "offload/file_system.h"
 #include "offload/run_directory.h"
-#include "offload/scratch.h"
 #include "tests/temporary_directory.h"
 
 using namespace ballast;

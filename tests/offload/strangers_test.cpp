@@ -8,10 +8,8 @@
 #include <functional>
 #include <iterator>
 
-#include "offload/directory_lock.h"
-#include "offload/file.h"
-#include "offload/own_files.h"
 #include "offload/run_directory.h"
+#include "offload/file.h"
 #include "offload/sealed_text.h"
 #include "tests/limited_child.h"
 #include "tests/skip.h"

@@ -1,4 +1,4 @@
-#include "offload/watchdog.h"
+#include "offload/completion.h"
 
 #include <atomic>
 #include <catch2/catch.hpp>

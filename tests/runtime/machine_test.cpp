@@ -9,7 +9,6 @@
 
 #include "kernels/runtime/cores.h"
 #include "kernels/runtime/host_pages.h"
-#include "kernels/runtime/numa.h"
 #include "kernels/runtime/system_files.h"
 #include "tests/runtime/fake_root.h"
 #include "tests/runtime/process.h"

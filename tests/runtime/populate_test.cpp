@@ -1,4 +1,4 @@
-#include "kernels/runtime/populate.h"
+#include "kernels/runtime/host_pages.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>

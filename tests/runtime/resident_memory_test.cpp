@@ -1,6 +1,6 @@
 #include <ballast/error.h>
 
-#include "kernels/runtime/resident_memory.h"
+#include "kernels/runtime/host_limits.h"
 
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-#include "kernels/runtime/time_slices.h"
+#include "kernels/runtime/cores.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // Tests of damage to one of two copies of a run's records, or to the only one.
-#include "offload/damage_mark.h"
+#include "offload/record_store.h"
 #include "tests/zero/mirrored_run.h"
 #include "zero/plan/description.h"
 #include "zero/runs/takeover.h"

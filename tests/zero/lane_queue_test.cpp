@@ -1,5 +1,5 @@
 // Tests of the queue by which a lane knows what it exchanges next.
-#include "zero/engine/lane_queue.h"
+#include "zero/engine/send_ahead.h"
 
 #include <catch2/catch.hpp>
 #include <optional>

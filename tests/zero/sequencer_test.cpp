@@ -1,5 +1,5 @@
 // Tests of threads that act in one order.
-#include "zero/engine/sequencer.h"
+#include "zero/engine/exchange_order.h"
 
 #include <catch2/catch.hpp>
 #include <thread>

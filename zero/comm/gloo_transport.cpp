@@ -24,7 +24,7 @@
 
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/system_limits.h"
-#include "kernels/runtime/time_slices.h"
+#include "kernels/runtime/cores.h"
 #include "zero/comm/parts.h"
 #include "zero/comm/process_transport.h"
 

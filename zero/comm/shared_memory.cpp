@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "kernels/runtime/host_limits.h"
-#include "kernels/runtime/populate.h"
+#include "kernels/runtime/host_pages.h"
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_limits.h"
 #include "zero/comm/message.h"

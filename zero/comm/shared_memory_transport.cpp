@@ -15,7 +15,7 @@
 #include <new>
 #include <thread>
 
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "zero/comm/parts.h"
 #include "zero/comm/process_transport.h"
 #include "zero/comm/shared_memory.h"

@@ -11,8 +11,7 @@
 #include "kernels/exact_sum_math.h"
 #include "optim/step.h"
 #include "zero/comm/call.h"
-#include "zero/engine/lasting_norms.h"
-#include "zero/engine/straggler.h"
+#include "zero/engine/tensor_sums.h"
 #include "zero/plan/description.h"
 
 namespace ballast {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "optim/step.h"
-#include "zero/engine/lane_arithmetic.h"
+#include "zero/engine/arithmetic.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/step_run.h"
 #include "zero/engine/tensor_sums.h"

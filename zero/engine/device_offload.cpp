@@ -1,4 +1,4 @@
-#include "zero/engine/device_offload.h"
+#include "zero/engine/engine.h"
 
 #include <ballast/error.h>
 

@@ -1,7 +1,7 @@
 // Frees the device tier's memory between steps, and reserves it again.
 #pragma once
 
-#include "zero/engine/lane_arithmetic.h"
+#include "zero/engine/arithmetic.h"
 #include "zero/engine/off_plan.h"
 
 namespace ballast {

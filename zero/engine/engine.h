@@ -7,7 +7,6 @@
 
 #include "zero/engine/corruption_check.h"
 #include "zero/engine/custom_update.h"
-#include "zero/engine/device_offload.h"
 #include "zero/engine/op_executor.h"
 #include "zero/engine/record_mirror.h"
 #include "zero/engine/startup.h"

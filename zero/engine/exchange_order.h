@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "zero/engine/gpu_span.h"
-#include "zero/engine/sequencer.h"
 
 namespace ballast {
 

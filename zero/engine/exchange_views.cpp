@@ -1,4 +1,4 @@
-#include "zero/engine/exchange_views.h"
+#include "zero/engine/slots.h"
 
 namespace ballast {
 

@@ -5,7 +5,7 @@
 #include <deque>
 
 #include "zero/engine/exchange_order.h"
-#include "zero/engine/issued_op.h"
+#include "zero/engine/step_run.h"
 
 namespace ballast {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "zero/engine/lane_arithmetic.h"
+#include "zero/engine/arithmetic.h"
 #include "zero/engine/running_program.h"
 #include "zero/engine/staging.h"
 

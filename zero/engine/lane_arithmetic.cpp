@@ -1,4 +1,4 @@
-#include "zero/engine/lane_arithmetic.h"
+#include "zero/engine/arithmetic.h"
 
 namespace ballast {
 

@@ -1,4 +1,4 @@
-#include "zero/engine/lane_queue.h"
+#include "zero/engine/send_ahead.h"
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 #include <deque>
 #include <mutex>
 
-#include "zero/engine/issued_op.h"
+#include "zero/engine/step_run.h"
 
 namespace ballast {
 

@@ -1,4 +1,4 @@
-#include "zero/engine/lane_thread.h"
+#include "zero/engine/lane_threads.h"
 
 #include "kernels/runtime/system_limits.h"
 

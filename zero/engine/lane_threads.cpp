@@ -1,6 +1,6 @@
 #include "zero/engine/lane_threads.h"
 
-#include "kernels/runtime/time_slices.h"
+#include "kernels/runtime/cores.h"
 
 namespace ballast {
 namespace {

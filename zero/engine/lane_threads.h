@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "zero/engine/gpu_lanes.h"
-#include "zero/engine/lane_thread.h"
 
 namespace ballast {
 

@@ -1,4 +1,4 @@
-#include "zero/engine/lasting_norms.h"
+#include "zero/engine/tensor_sums.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "zero/engine/op_status.h"
+#include "zero/engine/step_run.h"
 
 #include <ballast/error.h>
 

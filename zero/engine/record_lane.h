@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "offload/record_store.h"
-#include "zero/engine/joint_round.h"
 #include "zero/engine/slots.h"
 #include "zero/plan/compiled_plan.h"
 

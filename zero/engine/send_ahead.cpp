@@ -1,6 +1,6 @@
 #include "zero/engine/send_ahead.h"
 
-#include "zero/engine/exchange_views.h"
+#include "zero/engine/slots.h"
 
 namespace ballast {
 

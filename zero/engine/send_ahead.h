@@ -3,7 +3,6 @@
 #pragma once
 
 #include "zero/comm/call.h"
-#include "zero/engine/lane_queue.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/slots.h"
 #include "zero/plan/compiled_plan.h"

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "zero/engine/lane_arithmetic.h"
+#include "zero/engine/arithmetic.h"
 
 namespace ballast {
 

@@ -5,7 +5,6 @@
 #include <chrono>
 
 #include "zero/engine/step_run.h"
-#include "zero/engine/timeline.h"
 
 namespace ballast {
 

@@ -9,7 +9,6 @@
 #include <optional>
 #include <vector>
 
-#include "zero/engine/op_status.h"
 #include "zero/engine/rendezvous.h"
 #include "zero/engine/step_numbers.h"
 #include "zero/plan/program.h"

@@ -1,4 +1,4 @@
-#include "zero/engine/straggler.h"
+#include "zero/engine/agreement.h"
 
 #include <fmt/format.h>
 

@@ -5,8 +5,7 @@
 #include <ballast/lease.h>
 
 #include "kernels/runtime/buffer.h"
-#include "zero/engine/lane_arithmetic.h"
-#include "zero/engine/lasting_norms.h"
+#include "zero/engine/arithmetic.h"
 
 namespace ballast {
 

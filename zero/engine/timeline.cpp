@@ -1,4 +1,4 @@
-#include "zero/engine/timeline.h"
+#include "zero/engine/step_counters.h"
 
 #include <fmt/format.h>
 

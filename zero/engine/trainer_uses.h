@@ -4,7 +4,6 @@
 #include <deque>
 
 #include "zero/engine/step_counters.h"
-#include "zero/engine/trainer_stream.h"
 
 namespace ballast {
 

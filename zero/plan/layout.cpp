@@ -9,7 +9,7 @@
 #include <bit>
 #include <iterator>
 
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "kernels/state_math.h"
 
 namespace ballast {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 
 namespace ballast {
 namespace {

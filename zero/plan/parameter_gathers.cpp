@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/runtime/round_up.h"
 #include "kernels/runtime/sizes.h"
 #include "zero/plan/compiler_parts.h"
 

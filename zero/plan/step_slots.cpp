@@ -9,7 +9,7 @@
 
 #include "kernels/exact_sum_math.h"
 #include "kernels/runtime/host_pages.h"
-#include "kernels/runtime/round_up.h"
+#include "kernels/runtime/sizes.h"
 #include "zero/plan/collective_memory.h"
 
 namespace ballast {

@@ -9,8 +9,8 @@
 #include <sstream>
 #include <string_view>
 
-#include "offload/damage_mark.h"
-#include "offload/directory_lock.h"
+#include "offload/record_store.h"
+#include "offload/run_directory.h"
 #include "offload/file.h"
 #include "offload/sealed_text.h"
 

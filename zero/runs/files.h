@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "offload/damage_mark.h"
 #include "offload/record_store.h"
 #include "zero/plan/compiled_plan.h"
 

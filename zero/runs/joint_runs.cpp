@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "zero/comm/on_all_ranks.h"
-#include "zero/engine/joint_round.h"
+#include "zero/engine/record_lane.h"
 #include "zero/runs/records.h"
 #include "zero/runs/search.h"
 

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <iterator>
 
-#include "offload/scratch.h"
+#include "offload/file.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
 #include "zero/runs/joint_space.h"

@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "zero/comm/on_all_ranks.h"
-#include "zero/engine/joint_round.h"
+#include "zero/engine/record_lane.h"
 #include "zero/plan/description.h"
 
 namespace ballast {

@@ -14,7 +14,7 @@
 
 #include "kernels/state_access.h"
 #include "kernels/update.h"
-#include "offload/directory_lock.h"
+#include "offload/run_directory.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
 #include "zero/runs/joint_space.h"
