@@ -25,7 +25,7 @@ HOPS = (
     Hop("Training::step", "zero/training.cpp", "hides the engine"),
     Hop("Engine::step", "zero/engine/engine.cpp", "orders agreement, updates and the next step"),
     Hop("Scheduler::issue_rest", "zero/engine/scheduler.cpp", "hands each operation to its lane, with its waits"),
-    Hop("LaneThread::add", "zero/engine/lane_thread.cpp", "runs the lane's operations in order"),
+    Hop("LaneThread::add", "zero/engine/lane_threads.cpp", "runs the lane's operations in order"),
 )
 LANGUAGES = (("Python", HOPS[:3]), ("binding", HOPS[3:4]), ("C++", HOPS[4:]))
 ROW = 44

@@ -8,8 +8,8 @@
 #include <functional>
 #include <iterator>
 
-#include "offload/run_directory.h"
 #include "offload/file.h"
+#include "offload/run_directory.h"
 #include "offload/sealed_text.h"
 #include "tests/limited_child.h"
 #include "tests/skip.h"

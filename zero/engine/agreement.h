@@ -1,6 +1,8 @@
 // The decision of a step: the norm over all ranks, whether to update, and with which factors.
 #pragma once
 
+#include <ballast/step.h>
+
 #include "optim/step.h"
 #include "zero/engine/arithmetic.h"
 #include "zero/engine/mesh.h"
@@ -8,6 +10,9 @@
 #include "zero/engine/tensor_sums.h"
 
 namespace ballast {
+
+// Which rank the others wait for.
+Straggler find_straggler(Mesh& mesh, double own_seconds);  // all ranks call together and get the same
 
 // prepare() and everything between steps is called by the trainer's thread; agree() by the lane of the operation
 // `agree`, which was issued after prepare() and is done before the next step begins.

@@ -120,4 +120,13 @@ void Arithmetic::restore_sum(const Piece& squares, const kernels::ExactSum* host
   context_.copy(slots_.data(squares), reinterpret_cast<const std::byte*>(host), sizeof *host);
 }
 
+LaneArithmetic::LaneArithmetic(const CompiledPlan& plan, const Slots& slots, kernels::Backend& cpu,
+                               const GpuLanes* gpu) {
+  for (std::size_t i = 0; i < lane_count; ++i) {
+    const Lane lane = static_cast<Lane>(i);
+    const bool on_gpu = gpu != nullptr && works_on_device(lane);
+    lanes_[i].emplace(plan, slots, on_gpu ? ExecContext(gpu->backend(lane), gpu->stream(lane)) : ExecContext(cpu));
+  }
+}
+
 }  // namespace ballast

@@ -3,9 +3,13 @@
 
 #include <ballast/step.h>
 
+#include <array>
+#include <optional>
+
 #include "kernels/backend.h"
 #include "kernels/state_access.h"
 #include "zero/engine/exec_context.h"
+#include "zero/engine/gpu_lanes.h"
 #include "zero/engine/slots.h"
 #include "zero/engine/step_numbers.h"
 #include "zero/plan/compiled_plan.h"
@@ -59,6 +63,22 @@ class Arithmetic {
   const CompiledPlan& plan_;
   const Slots& slots_;
   ExecContext context_;
+};
+
+// The arithmetic of each lane: the same operations, in the lane's own stream or on the host.
+class LaneArithmetic {
+ public:
+  // All arguments outlive this. Without a GPU every lane works on the host, with `cpu`.
+  LaneArithmetic(const CompiledPlan& plan, const Slots& slots, kernels::Backend& cpu, const GpuLanes* gpu);
+  LaneArithmetic(LaneArithmetic&&) = delete;
+
+  const Arithmetic& of(Lane lane) const { return *lanes_[static_cast<std::size_t>(lane)]; }
+
+  // Copies and clears memory of the device tier between steps.
+  const ExecContext& copies() const { return of(Lane::upload).context(); }
+
+ private:
+  std::array<std::optional<Arithmetic>, lane_count> lanes_;
 };
 
 }  // namespace ballast

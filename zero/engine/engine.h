@@ -5,14 +5,42 @@
 #include <ballast/lease.h>
 #include <ballast/records.h>
 
+#include "zero/engine/arithmetic.h"
 #include "zero/engine/corruption_check.h"
 #include "zero/engine/custom_update.h"
+#include "zero/engine/off_plan.h"
 #include "zero/engine/op_executor.h"
 #include "zero/engine/record_mirror.h"
 #include "zero/engine/startup.h"
 #include "zero/engine/state_visitor.h"
 
 namespace ballast {
+
+// Frees the device tier's memory between steps, and reserves it again. Used by the trainer's thread; all ranks together.
+class DeviceOffload {
+ public:
+  // All of it outlives this.
+  struct Parts {
+    const RunningProgram& running;
+    Slots& slots;
+    const LaneArithmetic& arithmetic;
+    Scheduler& scheduler;
+    OffPlan& off_plan;
+  };
+  explicit DeviceOffload(const Parts& parts) : parts_(parts) {}
+
+  bool is_offloaded() const { return is_offloaded_; }
+
+  // offload() discards uses in forward since the last step: the next step begins anew.
+  void offload(bool parameters, const AgreeOnMemory& agree);
+  void reload(const AgreeOnMemory& agree);
+
+ private:
+  std::size_t device_bytes() const;
+
+  Parts parts_;
+  bool is_offloaded_ = false;
+};
 
 // The engine's surroundings; all of it outlives the engine.
 struct EngineParts {

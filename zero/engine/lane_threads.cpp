@@ -1,8 +1,59 @@
 #include "zero/engine/lane_threads.h"
 
 #include "kernels/runtime/cores.h"
+#include "kernels/runtime/system_limits.h"
 
 namespace ballast {
+
+LaneThread::LaneThread() : thread_(start_thread("a lane of the engine", [this] { run(); })) {}
+
+LaneThread::~LaneThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  added_.notify_one();
+  thread_.join();
+}
+
+offload::Completion LaneThread::add(std::function<void()> work) {
+  Task task{std::move(work), {}};
+  offload::Completion completion = task.promise.completion();
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  added_.notify_one();
+  return completion;
+}
+
+void LaneThread::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    added_.wait(lock, [&] { return ending_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    {
+      Task task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      finish(task);
+    }
+    lock.lock();
+  }
+}
+
+void LaneThread::finish(Task& task) {
+  try {
+    if (failed_) std::rethrow_exception(failed_);
+    task.work();
+  } catch (...) {
+    failed_ = std::current_exception();
+    task.promise.fail(failed_);
+    return;
+  }
+  task.promise.finish();
+}
+
 namespace {
 
 bool moves_data(Lane lane) { return lane != Lane::compute && lane != Lane::update && lane != Lane::host; }

@@ -5,13 +5,13 @@
 #include "zero/engine/agreement.h"
 #include "zero/engine/corruption_check.h"
 #include "zero/engine/exchange_order.h"
-#include "zero/engine/slots.h"
 #include "zero/engine/first_failure.h"
-#include "zero/engine/step_run.h"
 #include "zero/engine/matrix_executor.h"
 #include "zero/engine/record_lane.h"
 #include "zero/engine/send_ahead.h"
+#include "zero/engine/slots.h"
 #include "zero/engine/step_counters.h"
+#include "zero/engine/step_run.h"
 
 namespace ballast {
 

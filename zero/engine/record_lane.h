@@ -2,13 +2,23 @@
 // that uses it, while it is in that thread's caches.
 #pragma once
 
+#include <ballast/records.h>
+
 #include <optional>
 
+#include "offload/record_format.h"
 #include "offload/record_store.h"
 #include "zero/engine/slots.h"
 #include "zero/plan/compiled_plan.h"
 
 namespace ballast {
+
+// A round of joint runs, as their commits hold it.
+inline offload::CommitLabel label_of(const JointRound& round) { return {round.start, round.number, round.members}; }
+
+inline JointRound round_of(const offload::CommitLabel& label) {
+  return {.start = label[0], .number = label[1], .members = label[2]};
+}
 
 class RecordMirror;
 

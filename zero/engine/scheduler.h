@@ -3,9 +3,9 @@
 
 #include "zero/engine/first_failure.h"
 #include "zero/engine/freed_ops.h"
-#include "zero/engine/step_run.h"
 #include "zero/engine/lane_threads.h"
 #include "zero/engine/send_ahead.h"
+#include "zero/engine/step_run.h"
 #include "zero/engine/trainer_uses.h"
 #include "zero/plan/trace.h"
 

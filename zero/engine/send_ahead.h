@@ -2,12 +2,32 @@
 // before it ends, so that no link waits for what a lane does between the two.
 #pragma once
 
+#include <deque>
+#include <mutex>
+
 #include "zero/comm/call.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/slots.h"
+#include "zero/engine/step_run.h"
 #include "zero/plan/compiled_plan.h"
 
 namespace ballast {
+
+// The operations of a lane that are issued and have not begun.
+class LaneQueue {
+ public:
+  void issued(const IssuedOp& op);  // by the trainer's thread, in order
+  void begun(const Op& op);         // by the lane's thread, as the two below
+
+  // The lane's next exchange between ranks, if all that it waits for has succeeded, and nothing that comes before it in the lane changes
+  // what it sends. Null otherwise.
+  const Op* next_exchange();
+
+ private:
+  std::mutex mutex_;  // of the queue
+  std::deque<IssuedOp> waiting_;
+  const Op* current_ = nullptr;  // the lane's thread alone uses it
+};
 
 // For lanes that work on the host. Exchanges between GPUs are issued to a stream, and their bytes are not there yet.
 class SendAhead {

@@ -11,6 +11,7 @@
 #include "kernels/runtime/buffer.h"
 #include "offload/io_queue.h"
 #include "zero/engine/exec_context.h"
+#include "zero/plan/compiled_plan.h"
 #include "zero/plan/program.h"
 
 namespace ballast {
@@ -73,5 +74,14 @@ class Slots {
   std::vector<std::size_t> registered_;  // slots, with the queues
   std::vector<std::size_t> offloaded_;   // slots that have left the device
 };
+
+// The memory of an exchange between ranks, with the number formats of its values.
+struct ExchangeViews {
+  View from{};
+  View to{};
+};
+
+ExchangeViews views_of_gather(const CompiledPlan& plan, const Slots& slots, const Op& op);
+ExchangeViews views_of_reduction(const CompiledPlan& plan, const Slots& slots, const Op& op);
 
 }  // namespace ballast

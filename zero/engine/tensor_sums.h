@@ -4,10 +4,22 @@
 
 #include <ballast/lease.h>
 
+#include <vector>
+
 #include "kernels/runtime/buffer.h"
 #include "zero/engine/arithmetic.h"
+#include "zero/plan/program.h"
 
 namespace ballast {
+
+// The gradients of a step where they stay after their norms were taken.
+// An operation that takes the norm of gradients that stay where they are.
+struct LastingNorm {
+  Op norm;
+  std::size_t download = none;  // operation that took them there, if the program takes their norm on their way
+};
+
+std::vector<LastingNorm> lasting_norms(const std::vector<Op>& list);
 
 // Called by the trainer's thread between steps, when nothing is under way.
 class TensorSums {

@@ -9,9 +9,9 @@
 #include <sstream>
 #include <string_view>
 
+#include "offload/file.h"
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
-#include "offload/file.h"
 #include "offload/sealed_text.h"
 
 namespace ballast {
