@@ -13,10 +13,10 @@ from ballast.api import deferred, export, gather, load, load_checkpoint, offload
 from ballast.connecting import Group, connect
 from ballast.deepspeed_config import ImportedConfig, import_deepspeed
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
-from ballast.hardware import this_machine
 from ballast.outer.options import DiLoCo
-from ballast.planning import pareto_front, plan
-from ballast.result import Plan
+from ballast.planning.hardware import this_machine
+from ballast.planning.planner import pareto_front, plan
+from ballast.planning.result import Plan
 from ballast.sizes import human_size, parse_rate, parse_size
 from ballast.step_reports import StepLine, StepLog
 from ballast.store import Store

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ballast import _core
-from ballast.calibration import Measured, read_measured
 from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
 from ballast.formats import StateFormats
-from ballast.hardware import (
+from ballast.outer.options import hosts_of
+from ballast.planning.calibration import Measured, read_measured
+from ballast.planning.hardware import (
     GPUS,
     UNNAMED,
     UNNAMED_GPU,
@@ -25,7 +26,6 @@ from ballast.hardware import (
     rates_of_cpus,
     with_given,
 )
-from ballast.outer.options import hosts_of
 from ballast.replicas import Replicas, copies_on, read_replicas
 from ballast.schema import Option, options_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size

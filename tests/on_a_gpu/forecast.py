@@ -119,8 +119,8 @@ def memory_of_gpu() -> tuple[int, int]:
 
 def efficiency(of: Setting, seconds: float) -> float:
     """Return the part of the GPU's peak that forward and backward pass reach, by the planner's own count of operations."""
-    from ballast.hardware import GPUS
     from ballast.models import describe
+    from ballast.planning.hardware import GPUS
 
     counted = describe(of.config)
     return min(1.0, of.tokens * counted.flops_of_token(of.length) / seconds / GPUS[of.gpu].flops)

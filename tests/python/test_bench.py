@@ -12,7 +12,7 @@ from ballast.tools.command_line import main
 
 torch = pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch")
 
-from ballast.calibration import read_measured  # noqa: E402
+from ballast.planning.calibration import read_measured  # noqa: E402
 from ballast.tools.bench import cases, launch, run  # noqa: E402
 from ballast.tools.bench.cases import ALONE, CASES, DDP  # noqa: E402
 from ballast.tools.bench.results import Report, Row, measured  # noqa: E402

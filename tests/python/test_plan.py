@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import ballast
 import pytest
 import torch
-from ballast.hardware import GPUS, SHARED_RATES
-from ballast.plan_question import machine_of
-from ballast.plan_request import request_plan
-from ballast.planning import unbeaten
+from ballast.planning.hardware import GPUS, SHARED_RATES
+from ballast.planning.planner import unbeaten
+from ballast.planning.question import machine_of
+from ballast.planning.request import request_plan
 from ballast.tools.command_line import main
 
 GIB = 1 << 30

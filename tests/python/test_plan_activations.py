@@ -4,7 +4,7 @@ import json
 
 import ballast
 import pytest
-from ballast.result import ESTIMATED
+from ballast.planning.result import ESTIMATED
 from ballast.sizes import human_time
 from ballast.tools.command_line import main
 

@@ -5,9 +5,9 @@ import re
 
 import ballast
 import pytest
-from ballast.hardware import GPUS
-from ballast.plan_question import machine_of
-from ballast.plan_request import request_plan
+from ballast.planning.hardware import GPUS
+from ballast.planning.question import machine_of
+from ballast.planning.request import request_plan
 from ballast.tools.command_line import main
 
 GIB = 1 << 30

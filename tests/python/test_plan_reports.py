@@ -10,8 +10,8 @@ import ballast
 import ballast.tools.plan
 import pytest
 from ballast import _core
-from ballast.plan_request import request_plan
-from ballast.planning import best, searched, unbeaten
+from ballast.planning.planner import best, searched, unbeaten
+from ballast.planning.request import request_plan
 from ballast.sizes import human_time
 from ballast.tools.command_line import main
 from ballast.tools.markup import Axis, escaped, round_step

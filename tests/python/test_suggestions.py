@@ -6,7 +6,7 @@ import shlex
 
 import ballast
 import pytest
-from ballast.plan_request import request_plan
+from ballast.planning.request import request_plan
 from ballast.tools.command_line import main
 
 
@@ -76,7 +76,7 @@ def test_a_suggestion_is_the_smallest_of_its_kind(capsys):
 
 
 def test_nothing_is_suggested_that_is_requested_already():
-    from ballast.suggestions import machines_for, settings_of
+    from ballast.planning.suggestions import machines_for, settings_of
 
     given = {"state_format": "4bit", "gradient_format": "bf16", "update_in_backward": True, "activations": "1GiB"}
     given |= {"host_memory": "4TiB", "drive_space": "64TiB"}
@@ -105,7 +105,7 @@ def test_advice_is_written_as_the_caller_writes_options(capsys, asked, keywords)
 
 
 def test_more_ranks_keep_the_copies_that_were_tried():
-    from ballast.suggestions import machines_for
+    from ballast.planning.suggestions import machines_for
 
     options = request_plan("gpt2", ranks=16, replicas="host").options
     assert machines_for(options)[0][0].written == (("ranks", 32), ("replicas", 2))
@@ -175,7 +175,7 @@ def test_shorter_sequences_are_mentioned(capsys):
 
 @pytest.mark.parametrize("tokens", [57344, 24576])
 def test_smaller_micro_steps_divide_the_tokens_of_a_step(tokens):
-    from ballast.suggestions import settings_of
+    from ballast.planning.suggestions import settings_of
 
     request = request_plan("llama-8b", tokens=tokens, micro_steps=3, sequence=4096)
     changes = [dict(change.written) for axis in settings_of(request) for change in axis if change.written[0][0] == "tokens"]

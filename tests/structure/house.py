@@ -62,11 +62,10 @@ PYTHON_LAYERS = {
         *("safetensors_format", "json_reader", "new_files"),
     ],
     "planning": [
-        *("hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
+        *("planning", "planning.*", "tiers", "wire", "options"),
         *("replicas", "step_options", "activation_options", "wrap_options"),
-        *("formats", "models", "models.*", "plan_request", "plan_question"),
+        *("formats", "models", "models.*"),
         "deepspeed_config",
-        *("calibration", "option_text"),
         *("outer", "outer.options", "outer.fragments", "outer.memory"),
     ],
     "torch": [

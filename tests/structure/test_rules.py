@@ -171,7 +171,7 @@ auto a = "cannot fill: tile {} is read already"; auto b = "was"; auto c = "the r
     "python/ballast/_torch_compat.py": "from torch.utils._pytree import tree_map\ntorch._foreach_copy_([], [])\n",
     "python/ballast/torch/gpu.py": 'import torch\nGPU = "cuda"\n',
     "python/ballast/sizes.py": '''"""Like torch.cuda."""  # "cuda"\nword = "CUDA"\n\n\ndef f():\n    """As cuda does."""\n''',
-    "python/ballast/result.py": "import torch\nfrom torch import nn\nself._torch = torch.nn.Linear\n",
+    "python/ballast/planning/result.py": "import torch\nfrom torch import nn\nself._torch = torch.nn.Linear\n",
     "python/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/home/x\n",
 }
 

@@ -51,7 +51,7 @@ from ballast.checkpoint.outer import folder_to_save, others_remover, outer_tenso
 from ballast.checkpoint.runs import notice_for_run
 from ballast.checks import fail, refuse
 from ballast.connecting import Group
-from ballast.hardware import available_memory, this_machine
+from ballast.planning.hardware import available_memory, this_machine
 from ballast.sizes import human_size
 from ballast.torch.collectives import by_first_rank, from_all_ranks
 from ballast.torch.parameters.placeholder import plain, slice_on_host

@@ -13,14 +13,14 @@ from typing import Any
 from ballast import _core
 from ballast.checks import refuse
 from ballast.errors import OutOfMemoryError
-from ballast.hardware import GPUS, Rates
 from ballast.models.known import KNOWN
-from ballast.option_text import name_of
 from ballast.options import Options
 from ballast.outer.options import outer_from_text
-from ballast.plan_request import PlanRequest, request_plan
-from ballast.planning import best, searched, unbeaten
-from ballast.result import Plan, differences, wrapped
+from ballast.planning.hardware import GPUS, Rates
+from ballast.planning.option_text import name_of
+from ballast.planning.planner import best, searched, unbeaten
+from ballast.planning.request import PlanRequest, request_plan
+from ballast.planning.result import Plan, differences, wrapped
 from ballast.schema import options_of, signature_of
 from ballast.sizes import human_amount, human_size, human_time
 from ballast.tools.output import output_path, write

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ballast import _core
-from ballast.result import Plan, differences
+from ballast.planning.result import Plan, differences
 from ballast.sizes import human_amount, human_count, human_size, human_time
 from ballast.tools.markup import Axis, Drawing, document, draw_scales, escaped, figures_list, round_step, table
 from ballast.tools.timeline import draw_timeline

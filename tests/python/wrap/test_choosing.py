@@ -8,7 +8,7 @@ from functools import partial
 import ballast
 import pytest
 import torch
-from ballast.hardware import rates_of_cpus
+from ballast.planning.hardware import rates_of_cpus
 from ballast.torch.training.autotune import AvailableMachine, _machine
 from python.wrap.support import bodies
 from python.wrap.support.keywords import keywords

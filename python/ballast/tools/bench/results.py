@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ballast import _core
-from ballast.calibration import VERSION
+from ballast.planning.calibration import VERSION
 from ballast.sizes import human_parameters, human_size
 from ballast.tools.bench.cases import ALONE, DDP, Case
 from ballast.tools.bench.drawing import Panel, Point, draw_panels
@@ -65,7 +65,7 @@ class Report:
         return f"{self.model}: {human_parameters(self.parameters)} parameters in {of.dtype}; {where}, {of.tokens} tokens each"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures for JSON; `ballast.calibration` reads them."""
+        """Return all figures for JSON; `ballast.planning.calibration` reads them."""
         return {
             "ballast_bench": VERSION,
             "ballast": _core.version,

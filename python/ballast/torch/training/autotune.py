@@ -15,12 +15,12 @@ from typing import NoReturn
 import torch
 
 from ballast import _core
-from ballast.candidates import STAGES
 from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.errors import OutOfMemoryError
 from ballast.formats import STATE_FORMATS, preferred
-from ballast.hardware import (
+from ballast.outer.memory import Bytes, exchange_bytes, outer_state
+from ballast.planning.hardware import (
     RATES,
     Budget,
     Rates,
@@ -33,9 +33,9 @@ from ballast.hardware import (
     rates_of_cpus,
     this_machine,
 )
-from ballast.outer.memory import Bytes, exchange_bytes, outer_state
+from ballast.planning.request import STAGES
+from ballast.planning.searching import by_tier, coarse_tile, fastest
 from ballast.schema import changed, set_core
-from ballast.searching import by_tier, coarse_tile, fastest
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
 from ballast.torch.collectives import from_all_ranks
 from ballast.torch.gpu import free_bytes, name_and_bytes, return_cached_memory

@@ -13,8 +13,8 @@ import torch
 
 from ballast import _core
 from ballast.checks import is_number, read_count, refuse_value
-from ballast.hardware import named_gpu
 from ballast.models.description import matrix_flops
+from ballast.planning.hardware import named_gpu
 from ballast.torch.gpu import gpu_of_tensors, name_and_bytes
 from ballast.torch.tensor_names import unwrapped
 

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ballast import _core, searching
+from ballast import _core
 from ballast.checks import refuse
 from ballast.formats import each_pair
-from ballast.hardware import Budget, notes_of
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
-from ballast.option_text import name_of
 from ballast.options import Options, TreatedActivations
 from ballast.outer.memory import exchange_bytes, outer_state, sent_bytes
-from ballast.plan_question import (
+from ballast.planning import searching
+from ballast.planning.hardware import Budget, notes_of
+from ballast.planning.option_text import name_of
+from ballast.planning.question import (
     MUON,
     activation_bytes,
     notes_of_formats,
@@ -25,10 +26,12 @@ from ballast.plan_question import (
     question_of,
     sequence_of,
 )
-from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_CPU, RESERVED_ON_HOST, Plan
+from ballast.planning.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_CPU, RESERVED_ON_HOST, Plan
+from ballast.planning.searching import coarse_tile
 from ballast.schema import changed, require_stage_3
-from ballast.searching import coarse_tile
-from ballast.tiers import KINDS, fractions_in, spread_of, state_with_parameters, tiers_by_kind
+from ballast.tiers import KINDS, fractions_in, set_tiers, spread_of, state_with_parameters, tiers_by_kind
+
+STAGES = (0, 2, 3)  # 1 and 2 do not differ, because gradients are reduced after each use
 
 
 @dataclass(frozen=True)
@@ -296,3 +299,40 @@ def _stage(placement: _core.Placement) -> int:
     if not placement.full_parameters:
         return 3
     return 0 if placement.shards == 1 else 2
+
+
+# --- What a request leaves open ---
+
+
+def stages(options: Options) -> tuple[int, ...]:
+    """Return the requested stage, or else all stages that differ."""
+    if options.stage is not None:
+        return (options.stage,)
+    if options.parameter_replicas == 1 and (options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0)):
+        return options.wire.stages(STAGES, options.ranks_of_host)
+    return (3,)  # below stage 3 each rank keeps all parameters, on the device
+
+
+def candidates(request: PlanRequest) -> list[_core.Placement]:
+    """Return all placements, or the requested one in each stage."""
+    if request.options.chooses_tiers:
+        return _with_state_on_drives(request) if request.options.resumable else request.exact.placements()
+    placements = []
+    for stage in stages(request.options):
+        placement = _core.placement_of_stage(stage, request.options.ranks_of_host)
+        placement.parameter_replicas = request.options.parameter_replicas
+        set_tiers(placement, request.options.offload)
+        placements.append(placement)
+    return placements
+
+
+def _with_state_on_drives(request: PlanRequest) -> list[_core.Placement]:
+    """Return all placements of a run that resumes, whose state is all on drives. A machine without drives has them, too: the
+    error then names the missing space."""
+    with_drives = replace(request.budget, nvme=max(1, request.budget.nvme))
+    placements = question_of(request.description, request.options, with_drives).placements()
+    return [placement for placement in placements if placement.state.nvme == 1.0]
+
+
+def _parameters(options: Options) -> _core.Spread:
+    return spread_of(tiers_by_kind(options.offload).get("parameters", "device"))

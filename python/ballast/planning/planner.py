@@ -8,19 +8,18 @@ from dataclasses import replace
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from ballast import _core
-from ballast.candidates import candidates, stages
 from ballast.checks import NEXT_LINE, fail
 from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
 from ballast.models import ModelLike
-from ballast.option_text import name_of, with_value
 from ballast.options import Options
-from ballast.plan_request import PlanRequest, fits, left_of, request_plan
-from ballast.result import Plan
+from ballast.planning.option_text import name_of, with_value
+from ballast.planning.request import PlanRequest, candidates, fits, left_of, request_plan, stages
+from ballast.planning.result import Plan
+from ballast.planning.searching import by_tier, fastest
+from ballast.planning.suggestions import remedy
 from ballast.schema import takes
-from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size, human_time
-from ballast.suggestions import remedy
 
 WORTH_A_NOTE = 0.99  # of the time of a step
 RESERVED_ON_GPU = "of each GPU are reserved for activations and CUDA"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ballast import _core
 from ballast.checks import refuse
 from ballast.formats import that_need_bf16
-from ballast.hardware import Budget, machine
 from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description, Divided, divide, is_block
-from ballast.option_text import name_of
 from ballast.options import Options
+from ballast.planning.hardware import Budget, machine
+from ballast.planning.option_text import name_of
 from ballast.schema import options_of_stage_3, set_core
 from ballast.sizes import human_amount, parse_size
 from ballast.tiers import IN_FLIGHT

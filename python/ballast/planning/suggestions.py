@@ -8,15 +8,15 @@ from enum import IntEnum
 from itertools import combinations
 from typing import Any
 
-from ballast import _core, searching
-from ballast.candidates import candidates, stages
+from ballast import _core
 from ballast.errors import OutOfMemoryError
 from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
-from ballast.option_text import all_of
 from ballast.options import MOST, Options, TreatedActivations
-from ballast.plan_question import USUAL_SEQUENCE, sequence_of
-from ballast.plan_request import PlanRequest, fits, left_of, request_of
-from ballast.result import Plan, wrapped
+from ballast.planning import searching
+from ballast.planning.option_text import all_of
+from ballast.planning.question import USUAL_SEQUENCE, sequence_of
+from ballast.planning.request import PlanRequest, candidates, fits, left_of, request_of, stages
+from ballast.planning.result import Plan, wrapped
 from ballast.schema import changed
 from ballast.sizes import human_size, human_time
 
