@@ -6,11 +6,11 @@
 
 #include <cstdint>
 
-#include "kernels/orthogonalize.h"
+#include "kernels/matrix_shape.h"
 #include "kernels/update.h"
 
 namespace ballast::kernels {
-struct NewtonSchulz;  // kernels/orthogonalize.h
+struct NewtonSchulz;  // kernels/matrix_shape.h
 }
 
 namespace ballast::optim {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "kernels/orthogonalize.h"
+#include "kernels/matrix_shape.h"
 #include "zero/plan/layout.h"
 
 namespace ballast {
