@@ -36,9 +36,7 @@ def refuse(what: str, *, where: str = "", needed: str = "", available: str = "",
     fail("bad_argument", problem)
 
 
-def refuse_value(
-    name: str, value: object, needed: str, *, why: str = "the value is not valid", where: str = ""
-) -> NoReturn:
+def refuse_value(name: str, value: object, needed: str, *, why: str = "the value is not valid", where: str = "") -> NoReturn:
     """Raise B1001 for an argument of this name.
 
     >>> refuse_value("every", 0, "at least 1")
@@ -103,9 +101,7 @@ def is_whole_number(value: Any) -> TypeGuard[int]:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def read_count(
-    name: str, value: Any, *, least: int = 1, most: int | None = None, needed: str = "", where: str = ""
-) -> int:
+def read_count(name: str, value: Any, *, least: int = 1, most: int | None = None, needed: str = "", where: str = "") -> int:
     """Return a whole number from `least` to `most`, of Python or NumPy, as Python's. `needed` says what it counts.
 
     >>> read_count("ranks", True)

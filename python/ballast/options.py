@@ -90,9 +90,7 @@ class MachineOptions:
         read_with=lambda given, of: read_gpu(given, of.measured),
         metavar="NAME",
     )
-    gpu_memory: Option[Size | None, int | None] = Option(
-        None, "replaces the memory of that GPU", parse_size, metavar="SIZE"
-    )
+    gpu_memory: Option[Size | None, int | None] = Option(None, "replaces the memory of that GPU", parse_size, metavar="SIZE")
     flops: Option[Count | None, int | None] = Option(
         None, 'replaces its peak in bf16, such as "990T"', parse_count, metavar="N"
     )

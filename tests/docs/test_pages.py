@@ -131,7 +131,7 @@ def test_each_generated_part_names_its_source_in_the_repository_only(reference):
         assert all("*In the repository: " in mark[0] for mark in marks), page
         filled += len(marks)
         assert "*In the repository: " not in hooks.on_page_markdown(text), page
-    assert filled == 9
+    assert filled == 11
 
 
 def test_the_reference_has_every_verb_and_code(reference):

@@ -15,7 +15,7 @@ CLEAN = {
     "kernels/CMakeLists.txt": "ballast_library(runtime SOURCES runtime/log.cpp)\n"
     "ballast_library(kernels SOURCES cpu.cpp LINKS PUBLIC ballast::runtime PRIVATE TBB::tbb)\n",
     "kernels/cast.h": "#pragma once\nvoid cast(int a, int b);\n",
-    "kernels/cpu.cpp": '#include <oneapi/tbb/parallel_for.h>\n#include "kernels/cast.h"\nvoid cast(int, int) {}\n',
+    "kernels/cast_cpu.cpp": '#include <oneapi/tbb/parallel_for.h>\n#include "kernels/cast.h"\nvoid cast(int, int) {}\n',
     "kernels/cast_cuda.cu": '#include <cuda_fp16.h>\n#include "kernels/cast.h"\n__global__ void walk() {}\n',
     "kernels/runtime/device_cuda.cpp": "#include <cuda_runtime_api.h>\nvoid get(void** p) { cudaMalloc(p, 1); }\n",
     "kernels/runtime/environment.cpp": '#include <cstdlib>\nchar* path() { return std::getenv("P"); }\n',

@@ -17,13 +17,13 @@ namespace {
 
 // A copy of so many elements, 4 MiB or more, takes ten times as long as its start, and so does their update on the host.
 // Eight of their records take 200 MiB of host memory.
-constexpr std::size_t largest_tile = std::size_t{2} << 20;
+constexpr std::size_t most_tile_elements = std::size_t{2} << 20;
 
 // The first read and the last write of a step overlap nothing. They are below 2 % of it with so many tiles.
 constexpr std::size_t tiles_of_a_rank = 128;
 
 // A drive reaches its bandwidth with requests of this size.
-constexpr std::size_t smallest_tile = std::size_t{256} << 10;
+constexpr std::size_t least_tile_elements = std::size_t{256} << 10;
 
 std::size_t divided_up(std::size_t count, std::size_t parts) { return (count + parts - 1) / parts; }
 
@@ -135,10 +135,10 @@ Layout make_layout(const Model& model, std::size_t shards, const TileSizes& size
 
 std::size_t automatic_tile(const Model& model, std::size_t shards, Section UnitLayout::*of) {
   std::size_t elements = 0;
-  for (const UnitLayout& unit : make_layout(model, shards, largest_tile).units) {
+  for (const UnitLayout& unit : make_layout(model, shards, most_tile_elements).units) {
     elements += (unit.*of).shard;
   }
-  return std::bit_floor(std::clamp(elements / tiles_of_a_rank, smallest_tile, largest_tile));
+  return std::bit_floor(std::clamp(elements / tiles_of_a_rank, least_tile_elements, most_tile_elements));
 }
 
 Layout lay_out(const Model& model, const Placement& placement, std::size_t tile_elements) {

@@ -14,9 +14,9 @@
 namespace ballast {
 namespace {
 
-using Commits = std::vector<RunCommit>;
+using RunCommits = std::vector<RunCommit>;
 
-std::string text_of(const std::string& name, const Commits& commits) {
+std::string text_of(const std::string& name, const RunCommits& commits) {
   std::vector<std::string> texts;
   for (const auto& [point, step, round] : commits) {
     const std::string of_round = round.exists() ? fmt::format("of round {}", round.number) : "of no round";
@@ -26,14 +26,14 @@ std::string text_of(const std::string& name, const Commits& commits) {
                      texts.empty() ? "no step" : fmt::format("{}", fmt::join(texts, " and ")));
 }
 
-std::string texts_of(std::span<const Commits> runs, std::span<const std::string> names) {
+std::string texts_of(std::span<const RunCommits> runs, std::span<const std::string> names) {
   std::vector<std::string> texts;
   for (std::size_t run = 0; run < runs.size(); ++run)
     texts.push_back(text_of(names[run], runs[run]));
   return fmt::format("{}", fmt::join(texts, "; "));
 }
 
-void require_as_many(std::span<const Commits> runs, std::span<const std::string> names) {
+void require_as_many(std::span<const RunCommits> runs, std::span<const std::string> names) {
   for (std::size_t run = 0; run < runs.size(); ++run) {
     for (const RunCommit& commit : runs[run]) {
       const JointRound& round = commit.round;
@@ -60,7 +60,7 @@ bool is_complete(const JointRound& round, const Rest& rest) {
 
 // A round that a run lacks is left out of the others too, which may make another one incomplete. No run begins a round before
 // all have committed the last one, so what is left is one state.
-std::optional<std::vector<RunPoint>> newest_joint_points(std::span<const Commits> runs,
+std::optional<std::vector<RunPoint>> newest_joint_points(std::span<const RunCommits> runs,
                                                          std::span<const std::string> names) {
   require_as_many(runs, names);
   Rest rest(runs.begin(), runs.end());
@@ -80,7 +80,7 @@ std::optional<std::vector<RunPoint>> newest_joint_points(std::span<const Commits
   }
   const auto has_begun = [](const RunCommit& commit) { return commit.step > 0; };
   const bool is_lost =
-      std::ranges::any_of(runs, [&](const Commits& commits) { return std::ranges::any_of(commits, has_begun); });
+      std::ranges::any_of(runs, [&](const RunCommits& commits) { return std::ranges::any_of(commits, has_begun); });
   require(!is_lost, Code::run_mismatch, [&] {
     return Problem{
         .what = "cannot resume runs together: they have no round in common",

@@ -70,9 +70,7 @@ def save_now(directory: Path, model: torch.nn.Module, accesses: Sequence[Trainin
         do()
 
 
-def save_in_background(
-    directory: Path, model: torch.nn.Module, accesses: Sequence[Training], extra: Any
-) -> PendingSave:
+def save_in_background(directory: Path, model: torch.nn.Module, accesses: Sequence[Training], extra: Any) -> PendingSave:
     """Copy what is saved, and start to write it. All ranks call this together."""
     path = directory.absolute()  # the program may go to another folder meanwhile
     copied = Saving(folder_to_save(path, accesses[0]), model, accesses, extra).copy()

@@ -1,9 +1,9 @@
 """Ballast as a strategy of Lightning.
 
-    import lightning as L
-    from ballast.integrations.lightning import BallastStrategy
+import lightning as L
+from ballast.integrations.lightning import BallastStrategy
 
-    L.Trainer(strategy=BallastStrategy(stage=3)).fit(module)
+L.Trainer(strategy=BallastStrategy(stage=3)).fit(module)
 """
 
 from __future__ import annotations

@@ -259,8 +259,7 @@ class UnitGather:
         """Show a unit's parameters. `exact`: those that ranks keep, even if gathers are encoded."""
         if unit in self.full:
             return
-        if self._gpu is not None:
-            require_stream(self._gpu, self._stream)
+        require_stream(self._gpu, self._stream)
         exact = exact and self._gathers_codes
         if self.open_unit == unit and self._is_exact == exact:
             return

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import ballast
 import torch
 from ballast.activation_options import read_activation_options
+from ballast.wrap_options import WrapOptions
 from python.wrap.support.loops import Loop, Tower
 
 SMALL = {"min_bytes": 1, "in_flight": "2MiB"}
@@ -20,7 +21,7 @@ SMALL = {"min_bytes": 1, "in_flight": "2MiB"}
 @contextmanager
 def offloading_everything() -> Iterator[None]:
     """Let wrap() offload activations of any size inside the block."""
-    with patch("ballast.wrapping.read_activation_options", partial(read_activation_options, **SMALL)):
+    with patch.object(vars(WrapOptions)["activations"], "read", partial(read_activation_options, **SMALL)):
         yield
 
 
