@@ -111,8 +111,8 @@ void* ballast_comm_shared_memory(void* handle, std::size_t bytes) {
   self.shared = Buffer();
   if (self.communicator->shared_memory() == nullptr) return nullptr;
   const char* problem = guarded<Ranks>(handle, [&](Ranks& ranks) {
-    ranks.shared = allocate(
-        ranks.accounts, {.bytes = bytes, .owner = "shared", .allocator = ranks.communicator->shared_memory()});
+    ranks.shared =
+        allocate(ranks.accounts, {.bytes = bytes, .owner = "shared", .allocator = ranks.communicator->shared_memory()});
   });
   return problem == nullptr ? self.shared.data() : nullptr;
 }
