@@ -57,8 +57,8 @@ struct BlockMemory {
   alignas(64) float sums[block_size * block_size];
 };
 
-// The sums of a product that stay in registers.
-// Of vectors of lanes S: 12 of 16 registers with AVX2, 24 of 32 with AVX-512.
+// The sums of a product that stay in registers, as vectors of lanes S. They take 12 of 16 registers with AVX2, 24 of 32 with
+// AVX-512.
 template <class S>
 struct ProductTile {
   static constexpr std::size_t vectors = S::width == 1 ? 16 : 2;

@@ -30,7 +30,6 @@ FileSystem file_system_of(const std::filesystem::path& path);
 // Throws B2203 for a network file system.
 void require_local(const FileSystem& found, const std::filesystem::path& directory);
 
-// Decides whether a file is read and written around the page cache.
 // What statx(2) tells of a file: the units of direct I/O in the file and in memory; 0 and 0 if there is none.
 struct DirectIoUnits {
   std::size_t in_file = 0;

@@ -78,7 +78,7 @@ class RingEnd {
 // The lines that a queue with a ring writes to the log. Without a log they are dropped.
 void log_no_workers(Log* log);
 void log_given_up(Log* log, const std::string& reason);
-// Of memory. Without sparse tables, which came with Linux 5.19, the kernel registers none.
+// The kernel registers memory only in sparse tables, which came with Linux 5.19.
 void log_unregistered(Log* log, bool has_sparse_tables, int error, std::size_t bytes);
 
 }  // namespace ballast::offload

@@ -10,7 +10,8 @@
 
 namespace ballast::offload {
 
-// Files and directories of this process in places where other users may have left links and files of the same names.
+// The next two are for places where other users may have left links and files of the same names.
+//
 // Opens a file to write to it, as open() with these flags does; a new one is readable by its user only. Throws B2206, and leaves
 // the file as it is, if it is a link, a hard link or no regular file, or if it belongs to another user and this process is not
 // root's. Throws B3201 for other failures.

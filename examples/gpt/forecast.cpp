@@ -62,7 +62,7 @@ class Rates {
     const double others = static_cast<double>(world_.size() - 1) / static_cast<double>(world_.size());
     const std::size_t unit_bytes = options_.unit_elements * byte_size(DType::bf16);
     const double moved = others * static_cast<double>(unit_bytes);
-    // With one rank nothing moves, and any rate will do.
+    // Nothing moves with one rank, and any rate will do.
     const auto rate = [&](double seconds) {
       return moved > 0 ? moved / std::max(1e-9, seconds - machine.collective_latency) : 1e12;
     };

@@ -93,8 +93,8 @@ for where, kind in (("wrap", WrapOptions), ("ballast.Tuning", Tuning)):
         REPLACED |= dict.fromkeys(option.deepspeed, f"{where}({name}=...): {option.meaning}")
 OTHER = "Ballast has no option for it: DeepSpeed's engine reads it, or the script, or it is no key of DeepSpeed"
 
-# DeepSpeed's sections with a switch "enabled". Keys in one that is switched off are not reported, but for unknown ones in those
-# of formats.
+# DeepSpeed's sections with a switch "enabled". Keys in one that is switched off are not reported, except unknown keys of number
+# formats.
 FORMATS = ("bf16", "bfloat16", "fp16")
 SWITCHED = (
     *FORMATS,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Keywords = ParamSpec("Keywords")
 
-# Where options are that wrap() does not have itself.
+# The place of each option that wrap() does not take itself.
 ELSEWHERE = {
     **{name: f"tuning=ballast.Tuning({name}=...)" for name in options_of(Tuning)},
     **{name: f'run=ballast.Run("NAME", {name}=...)' for name in options_of(Run) if name != "name"},

@@ -12,7 +12,6 @@
 
 namespace ballast {
 
-// The gradients of a step where they stay after their norms were taken.
 // An operation that takes the norm of gradients that stay where they are.
 struct LastingNorm {
   Op norm;

@@ -11,6 +11,7 @@ from typing import Any
 import ballast
 import torch
 from ballast.connecting import Group
+from ballast.torch.training.use_agreement import WATCHED_STEPS
 from python.wrap.support.bodies import Routed
 from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, mean_square
@@ -35,7 +36,7 @@ def clips_through_torch(rank: int, stage: int) -> tuple[int, int, bool]:
     optimizer: Any = ballast.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, stage=stage)
     calls: Counter[str] = Counter()
     norms = []
-    for clip in ("warm-up", "torch", "optimizer"):
+    for clip in (*["warm-up"] * WATCHED_STEPS, "torch", "optimizer"):  # ranks of stage 3 also compare uses in these steps
         loss = mean_square(model, loop.batch(1))
         loss.backward()
         if clip == "torch":
