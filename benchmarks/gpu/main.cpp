@@ -109,7 +109,7 @@ Subject adamw_on(TestedGpu& gpu, StateFormat format, std::size_t elements, std::
 // `elements` is the size of the large arrays, which must not fit the caches. The GPU is there when a case is made.
 std::vector<Trial> kernel_cases(std::shared_ptr<TestedGpu>& gpu, std::size_t elements) {
   std::vector<Trial> all;
-  const auto add = [&](std::string name, std::function<Subject(TestedGpu&)> make) {
+  const auto add = [&](std::string name, const std::function<Subject(TestedGpu&)>& make) {
     all.push_back({std::move(name), "copy", [=, &gpu] { return Pair{make(*gpu), copy_in_memory(*gpu, elements)}; }});
   };
   const std::array tiles = {std::pair{"whole", elements}, std::pair{"tiles of 4 Mi", std::size_t{4} << 20},

@@ -72,6 +72,7 @@ std::vector<Trial> chosen(const std::string& suite, const std::vector<Trial>& tr
 
 std::vector<Trial> trials_of(const std::vector<Case>& cases, const Setting* setting) {
   std::vector<Trial> trials;
+  trials.reserve(cases.size());
   for (const Case& item : cases) {
     trials.push_back({.name = item.name,
                       .against = item.against,

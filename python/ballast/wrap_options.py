@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ballast import _core
@@ -237,7 +237,7 @@ class WrapOptions(StepOptions):
     def chooses(self) -> bool:
         return self.stage is None or self.chooses_tiers or self.chooses_formats
 
-    @property
+    @cached_property
     def keeps_full_parameters(self) -> bool:
         """Whether each rank certainly keeps all parameters. A stage that is not chosen yet may become 3."""
         return self.stage is not None and self.stage < 3

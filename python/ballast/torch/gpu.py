@@ -74,7 +74,7 @@ def current_stream(gpu: int | None) -> int:
 
 def require_stream(gpu: int | None, stream: int) -> None:
     """Refuse another current stream: Ballast orders its work on parameters and gradients with this one only."""
-    if current_stream(gpu) != stream or (gpu is not None and of_torch().current_device() != gpu):
+    if gpu is not None and (current_stream(gpu) != stream or of_torch().current_device() != gpu):
         refuse_order(
             "cannot use the model in this CUDA stream: its training began in another CUDA stream, or on another GPU",
             needed=f"one stream for all steps and evaluations: all of them inside of `with torch.{GPU}.stream(...)`, or none",

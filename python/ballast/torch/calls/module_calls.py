@@ -257,9 +257,11 @@ class EndOfCall(ModuleHook):
         self._gather = gather
 
     def __call__(self, module: torch.nn.Module, *arguments: Any) -> Any:
-        compiles = is_dynamo_compiling() or compiler_of_calls() is not None
-        output = None if compiles or not arguments else self._apart(arguments[-1])
-        super().__call__(module)
+        if is_dynamo_compiling() or compiler_of_calls() is not None:
+            super().__call__(module)
+            return None
+        output = self._apart(arguments[-1]) if arguments else None
+        self._hook(module)
         return output
 
     def _apart(self, output: Any) -> Any:

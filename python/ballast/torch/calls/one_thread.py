@@ -4,8 +4,6 @@ the same order."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import NoReturn
 
@@ -17,27 +15,39 @@ class OneThread:
 
     def __init__(self) -> None:
         lock = threading.RLock()
-        self.try_begin = partial(lock.acquire, blocking=False)  # of a call that comes with each gradient, and is not named
+        self.try_begin = partial(lock.acquire, False)  # of a call that comes with each gradient, and is not named
         self.end = lock.release
-        self.running = ""
+        self.running: Call | None = None
 
-    @contextmanager
-    def call(self, what: str) -> Iterator[None]:
+    def call(self, what: str) -> Call:
         """Make a call inside the block."""
-        if not self.try_begin():
-            refuse_other_thread(what, self.running)
-        outer, self.running = self.running, f"thread {threading.current_thread().name}, in {what}"
-        try:
-            yield
-        finally:
-            self.running = outer
-            self.end()
+        return Call(self, what)
 
 
-def refuse_other_thread(what: str, running: str = "") -> NoReturn:
+class Call:
+    """A block. Generators of contextlib take longer than what a call of a small model does."""
+
+    def __init__(self, calls: OneThread, what: str):
+        self._calls, self._what = calls, what
+
+    def __enter__(self) -> None:
+        if not self._calls.try_begin():
+            refuse_other_thread(self._what, self._calls.running)
+        self._thread = threading.current_thread()
+        self._outer, self._calls.running = self._calls.running, self
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.running = self._outer
+        self._calls.end()
+
+    def __str__(self) -> str:
+        return f"thread {self._thread.name}, in {self._what}"
+
+
+def refuse_other_thread(what: str, running: Call | None = None) -> NoReturn:
     refuse_order(
         f"cannot make a call of {what}: another thread is in a call of the optimizer or the model",
-        where=running,
+        where="" if running is None else str(running),
         needed="calls of one thread at a time",
         remedy="Make all calls of an optimizer and its model from one thread, or hold a lock around them.",
     )

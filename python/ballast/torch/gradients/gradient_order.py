@@ -59,9 +59,11 @@ class GradientOrder:
 
     def arrived(self, unit: int, member: int) -> list[int]:
         """Return the units to take now."""
-        self.passes = max(1, self.passes)
-        self._missing[unit].discard(member)
-        if self.passes == 1 and not self._missing[unit]:
+        if self.passes == 0:
+            self.passes = 1
+        missing = self._missing[unit]
+        missing.discard(member)
+        if self.passes == 1 and not missing:
             self.completed.append(unit)
         first = self._taken
         while self._taken < len(self._order) and not self._missing[self._order[self._taken]]:

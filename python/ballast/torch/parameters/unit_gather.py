@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from sys import getrefcount
 from typing import NamedTuple
@@ -269,8 +269,7 @@ class UnitGather:
         self.release_unit()
         acquire = self.core.acquire_exact_parameters if exact else self.core.acquire_parameters
         try:  # an interrupt may arrive when the core has acquired the unit
-            with naming_different_uses():
-                memory = acquire(unit)
+            memory = acquire(unit)
             key = (unit, memory.address)
             members = self.units[unit].members
             if key not in self._views:
@@ -285,8 +284,9 @@ class UnitGather:
             for each, view in zip(self._of_unit[unit], self.now.tensors):
                 each.gather(view)
             self.casts.fill(unit, self.now.tensors)
-        except BaseException:
+        except BaseException as error:
             self._abandon_opening()
+            name_different_uses(error)
             raise
 
     def _abandon_opening(self) -> None:
@@ -516,21 +516,19 @@ class UnitGather:
         del self.core
 
 
-@contextmanager
-def naming_different_uses() -> Iterator[None]:
-    """Say what to do about units that only some ranks use, in the error of ranks that do not gather or reduce one together."""
-    try:
-        yield
+def name_different_uses(met: BaseException) -> None:
+    """Say what to do about units that only some ranks use, if this is the error of ranks that do not gather or reduce one
+    together."""
+    names = {"B1003": "wrong_size", "B1007": "out_of_order"}
+    if not isinstance(met, UsageError) or met.code not in names or "rank" not in met.what_happened:
         return
-    except UsageError as error:
-        names = {"B1003": "wrong_size", "B1007": "out_of_order"}
-        if error.code not in names or "rank" not in error.what_happened:
-            raise
-        name, met = names[error.code], error
     remedy = (
         "Make the same calls with the same sizes, in the same order, on all ranks. If ranks may use different parts of the "
         "model, as with experts that have no tokens on some ranks, or layers that each rank drops at random: "
         "ballast.Tuning(calls_differ=True)."
     )
     problem = _core.Problem(what=met.what_happened, where=met.where, needed=met.needed, available=met.available, remedy=remedy)
-    fail(name, problem)
+    try:
+        fail(names[met.code], problem)
+    except UsageError as named:
+        raise named from None  # one error is enough to see

@@ -25,7 +25,7 @@ from ballast.torch.gradients.gradient_memory import GradientCopies, GradientShar
 from ballast.torch.gradients.gradient_order import GradientOrder
 from ballast.torch.gradients.taken_gradients import Bounds, TakenGradient, TakenGradients, refuse_as_updated, refuse_norm
 from ballast.torch.parameters.parameter_memory import ParameterMemory
-from ballast.torch.parameters.unit_gather import naming_different_uses
+from ballast.torch.parameters.unit_gather import name_different_uses
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, backward_order, unit_names
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training.joint_runs import ALONE, JointRun
@@ -146,8 +146,12 @@ class Partition(ShardedState):
 
     # --- Gradients ---
 
-    def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
-        """Take a gradient that was added to `parameter.grad`. With `hold`, it waits for the next one, or for the step."""
+    def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> bool:
+        """Take a gradient that was added to `parameter.grad`. With `hold`, it waits for the next one, or for the step. Return
+        False if this does not train the parameter."""
+        number = self._index.get(id(parameter))
+        if number is None:
+            return False
         require_stream(self._gpu, self._stream)
         if (backward := current_backward()) != self._backward:
             self._backward = backward
@@ -157,7 +161,6 @@ class Partition(ShardedState):
                 self._discard_cleared_gradients()
         if self._passes is not None:
             self._continue_after_norm()
-        number = self._index[id(parameter)]
         with without_torch_function():  # the parameter may be without its values
             gradient = parameter.grad
         if number in self.gradients.taken and type(gradient) is not TakenGradient:
@@ -174,6 +177,7 @@ class Partition(ShardedState):
             self._gradient_order.held()
         elif complete := self._gradient_order.arrived(unit, place):
             self._take_all(complete)
+        return True
 
     def _continue_after_norm(self) -> None:
         """Begin another backward pass after those whose norm was computed."""
@@ -251,11 +255,13 @@ class Partition(ShardedState):
             self.core.prepare(rules=now.rules, missed=self._missed())
             self._prepared = now.described()
         try:  # an interrupt may arrive when the core has acquired the unit
-            with naming_different_uses():
-                memory = self._acquire_gradients(unit)
+            memory = self._acquire_gradients(unit)
             self._leave_out(unused)
             if count:
                 self._copies.copy(unit, memory)
+        except UsageError as error:
+            name_different_uses(error)
+            raise
         finally:
             self.core.release()
 

@@ -346,9 +346,7 @@ class Training:
             refuse_other_thread("backward()", self.calls.running)
         try:
             partition = self._of_this_step or self.partition()
-            if partition.trains(parameter):
-                partition.arrived(parameter, hold=self.accumulates_locally)
-            else:
+            if not partition.arrived(parameter, hold=self.accumulates_locally):
                 self._leave_or_refuse(parameter)
         finally:
             self.calls.end()
