@@ -20,9 +20,9 @@ from ballast._torch_compat import (
 from ballast.activation_options import ActivationOptions, require_away_from
 from ballast.checks import refuse
 from ballast.torch.activations.activation_tier import Activation, ActivationTier
+from ballast.torch.calls.hooks import ModuleHook
 from ballast.torch.gpu import is_gpu, of_torch
 from ballast.torch.memory import map_tensors_separately
-from ballast.torch.module_hook import ModuleHook
 from ballast.torch.parameters.deferred_init import is_on_meta
 
 ALIGNMENT = 64  # of torch's memory: restored tensors begin as far from a multiple of this as the saved ones

@@ -1,4 +1,5 @@
-"""The hooks of a training: on gradients, on calls of the model and of its modules, and at exit. They do not keep it alive.
+"""The hooks of a training: on gradients, on calls of the model and of its modules, and at exit. They do not keep it alive. One
+thread at a time runs what they call: a call of a training is several calls of the library, which all ranks make in one order.
 
 Parameters are partitioned before a call of the model, because autograd saves some of them for backward during the call.
 """
@@ -6,8 +7,9 @@ Parameters are partitioned before a call of the model, because autograd saves so
 from __future__ import annotations
 
 import atexit
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -17,12 +19,59 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from ballast import _core
-from ballast._torch_compat import active_data_parallel, gradient_hooks_of
-from ballast.checks import fail
+from ballast._torch_compat import active_data_parallel, compiler_of_calls, gradient_hooks_of
+from ballast.checks import fail, refuse_order
 from ballast.connecting import Group
 from ballast.exit_notice import begin_exit
-from ballast.torch.module_hook import ModuleHook
-from ballast.torch.parameters.units import require_known
+from ballast.torch.module_hook import Nothing
+
+# --- One thread at a time ---
+
+
+class OneThread:
+    """Lets one thread at a time make calls. The thread may make others inside of its call."""
+
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        self.try_begin = partial(lock.acquire, False)  # of a call that comes with each gradient, and is not named
+        self.end = lock.release
+        self.running: Call | None = None
+
+    def call(self, what: str) -> Call:
+        """Make a call inside the block."""
+        return Call(self, what)
+
+
+class Call:
+    """A block. Generators of contextlib take longer than what a call of a small model does."""
+
+    def __init__(self, calls: OneThread, what: str):
+        self._calls, self._what = calls, what
+
+    def __enter__(self) -> None:
+        if not self._calls.try_begin():
+            refuse_other_thread(self._what, self._calls.running)
+        self._thread = threading.current_thread()
+        self._outer, self._calls.running = self._calls.running, self
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.running = self._outer
+        self._calls.end()
+
+    def __str__(self) -> str:
+        return f"thread {self._thread.name}, in {self._what}"
+
+
+def refuse_other_thread(what: str, running: Call | None = None) -> NoReturn:
+    refuse_order(
+        f"cannot make a call of {what}: another thread is in a call of the optimizer or the model",
+        where="" if running is None else str(running),
+        needed="calls of one thread at a time",
+        remedy="Make all calls of an optimizer and its model from one thread, or hold a lock around them.",
+    )
+
+
+# --- Gradients ---
 
 
 class CallReceiver(Protocol):
@@ -70,6 +119,39 @@ def late_hook_of(parameter: torch.Tensor) -> str:
 def refuse_late_hook(what: str, name: str) -> NoReturn:
     needed = "a register_hook(), which gets the gradient itself, or the same hook registered before ballast.wrap()"
     fail("unsupported", _core.Problem(what=what, where=f"parameter {name}", needed=needed))
+
+
+# --- Hooks of modules ---
+
+
+class ModuleHook:
+    """A hook that stays with its module: in a copy or a pickle of the module it does nothing. torch.compile() does not
+    compile it. The function that ensures this takes longer than most hooks, so it is called where something compiles only.
+    There it calls `in_compiled`, if there is one, instead of the hook. The call cuts a graph, unless `cuts_graphs` is cleared:
+    then the hook does nothing there."""
+
+    def __init__(self, hook: Callable[[torch.nn.Module], None], in_compiled: Callable[[torch.nn.Module], None] | None = None):
+        self._hook = hook
+        self._uncompiled = torch.compiler.disable(in_compiled or hook)
+        self.cuts_graphs = True
+
+    def __call__(self, module: torch.nn.Module, *_: Any) -> None:
+        if is_dynamo_compiling() or compiler_of_calls() is not None:
+            if self.cuts_graphs:
+                self._uncompiled(module)
+        else:
+            self._hook(module)
+
+    def __reduce__(self) -> tuple[type[Nothing], tuple[()]]:
+        return Nothing, ()
+
+
+class EagerHook(ModuleHook):
+    """A hook that does nothing where something compiles, so that it does not cut a graph."""
+
+    def __init__(self, hook: Callable[[torch.nn.Module], None]):
+        super().__init__(hook)
+        self.cuts_graphs = False
 
 
 class DataParallelHook(ModuleHook):
@@ -125,14 +207,13 @@ class TrainingHooks:
 
     # --- Gradients ---
 
-    def watch(self, parameters: Iterable[torch.nn.Parameter], read_names: Callable[[], Mapping[int, str]]) -> None:
-        """Hook these parameters, so that each reports when its gradient has come."""
-        names: Mapping[int, str] = {}
-        for parameter in parameters:
-            if id(parameter) not in self._on_gradient:
-                names = names or read_names()  # most calls find nothing new
-                require_known(parameter, names[id(parameter)])
-                self._on_gradient[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._tell)
+    def unwatched(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        """Return those of the parameters that are not hooked yet."""
+        return [each for each in parameters if id(each) not in self._on_gradient]
+
+    def watch(self, parameter: torch.nn.Parameter) -> None:
+        """Hook a parameter, so that it reports when its gradient has come."""
+        self._on_gradient[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._tell)
 
     # --- Calls ---
 

@@ -24,8 +24,7 @@ from ballast._torch_compat import (
     tree_flatten,
     tree_unflatten,
 )
-from ballast.torch.calls.one_thread import refuse_other_thread
-from ballast.torch.module_hook import ModuleHook
+from ballast.torch.calls.hooks import ModuleHook, refuse_other_thread
 from ballast.torch.parameters.managed_parameter import Lifecycle
 from ballast.torch.parameters.unit_gather import Place, UnitGather
 from ballast.torch.parameters.units import UnitParameter

@@ -15,9 +15,9 @@ from ballast._torch_compat import is_recomputing, without_torch_function
 from ballast.agreement import failed_ranks
 from ballast.checks import fail, refuse, refuse_order
 from ballast.connecting import Group
+from ballast.torch.calls.hooks import ModuleHook
 from ballast.torch.calls.module_calls import CompiledBlocks, EndOfCall, SavedTensors
 from ballast.torch.memory import tensor_at
-from ballast.torch.module_hook import ModuleHook
 from ballast.torch.parameters.managed_parameter import Lifecycle
 from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.placeholder import kind_of, plain, require_no_cast

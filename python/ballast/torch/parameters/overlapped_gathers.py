@@ -12,8 +12,8 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import is_compiled, tree_leaves, without_torch_function
+from ballast.torch.calls.hooks import EagerHook
 from ballast.torch.gpu import current_stream
-from ballast.torch.module_hook import EagerHook
 from ballast.torch.parameters.placeholder import needs_no_values
 from ballast.torch.parameters.units import ParameterUnit
 

@@ -17,8 +17,7 @@ from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
-from ballast.torch.calls.hooks import TrainingHooks
-from ballast.torch.calls.one_thread import OneThread, refuse_other_thread
+from ballast.torch.calls.hooks import OneThread, TrainingHooks, refuse_other_thread
 from ballast.torch.gradients.taken_gradients import TakenGradient
 from ballast.torch.parameters.deferred_parameters import (
     DeferredParameters,
@@ -28,7 +27,7 @@ from ballast.torch.parameters.deferred_parameters import (
     make_unpartitioned,
 )
 from ballast.torch.parameters.managed_parameter import Lifecycle, is_without_values
-from ballast.torch.parameters.units import refuse_outside
+from ballast.torch.parameters.units import refuse_outside, require_known
 from ballast.torch.parameters.writes import Slots
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training import preconditions
@@ -193,7 +192,11 @@ class Training:
         """Hook every parameter that can be trained, so that it reports when its gradient has come, and return all of them, each
         after the number of its group."""
         trained = self.given.trained()
-        self._hooks.watch((each for _, each in trained), self.names)
+        if unwatched := self._hooks.unwatched([each for _, each in trained]):
+            names = self.names()
+            for each in unwatched:
+                require_known(each, names[id(each)])
+                self._hooks.watch(each)
         return trained
 
     # --- The partition of a step ---
