@@ -69,7 +69,7 @@ PYTHON_LAYERS = {
         *("outer", "outer.options", "outer.fragments", "outer.memory"),
     ],
     "torch": [
-        *("_torch_compat", "torch", "torch.gpu", "torch.module_hook", "torch.calls.hooks", "torch.tensor_names"),
+        *("_torch_compat", "torch", "torch.gpu", "torch.module_hook", "torch.calls.hooks"),
         *("torch.collectives", "torch.process_groups"),
     ],
     "parameters": ["torch.memory", "torch.parameters", "torch.parameters.*"],

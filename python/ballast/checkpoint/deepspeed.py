@@ -26,7 +26,7 @@ from ballast.checks import refuse
 from ballast.errors import Error
 from ballast.json_reader import fail_malformed
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.tensor_names import names_in_model
+from ballast.torch.parameters.units import names_in_model
 
 log = logging.getLogger("ballast")
 

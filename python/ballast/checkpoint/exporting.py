@@ -17,7 +17,7 @@ from ballast.checks import refuse
 from ballast.new_files import create, flush_folder
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
 from ballast.torch.memory import bytes_at
-from ballast.torch.parameters.placeholder import slice_on_host
+from ballast.torch.parameters.managed_parameter import slice_on_host
 
 EXPORTING = "exporting a model"
 COPIED = 4 << 20  # elements that are copied to the host at once

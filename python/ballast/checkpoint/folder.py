@@ -21,7 +21,7 @@ from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.new_files import flush_folder, make_folder, require_own_folder, write_file, write_new
 from ballast.sizes import human_size
-from ballast.torch.tensor_names import names_in_model
+from ballast.torch.parameters.units import names_in_model
 
 log = logging.getLogger("ballast")
 Written = tuple[int, int]  # offset in the file, and seal

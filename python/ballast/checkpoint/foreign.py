@@ -20,9 +20,10 @@ from ballast.checkpoint.plain_torch import plain_torch, plain_torch_alone
 from ballast.checkpoint.sources import Keyed, Source, of_only_model, steps_made
 from ballast.checkpoint.torch_file import StandIn
 from ballast.checks import refuse
+from ballast.torch.memory import BYTES
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.parameters.units import BYTES, UnitParameter
+from ballast.torch.parameters.units import UnitParameter
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.rules import is_same, set_options

@@ -10,10 +10,9 @@ import torch
 from ballast.agreement import Agreement, Ranks
 from ballast.checkpoint.inventory import buffers_by_name
 from ballast.torch.calls.hooks import receiver_of
-from ballast.torch.parameters.managed_parameter import by_owner, managed, owner_of
-from ballast.torch.parameters.placeholder import plain
+from ballast.torch.parameters.managed_parameter import by_owner, managed, owner_of, plain
+from ballast.torch.parameters.units import named_parameters
 from ballast.torch.process_groups import rank_in_job
-from ballast.torch.tensor_names import named_parameters
 
 Visit = Callable[[str, torch.Tensor], object]
 

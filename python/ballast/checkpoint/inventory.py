@@ -16,8 +16,7 @@ from ballast.checkpoint.contents import Tensor
 from ballast.checks import refuse
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.optimizer import WrappedOptimizer
-from ballast.torch.parameters.units import UnitParameter, names_of
-from ballast.torch.tensor_names import named_parameters, unwrapped, unwrapped_name
+from ballast.torch.parameters.units import UnitParameter, named_parameters, names_of, unwrapped, unwrapped_name
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.shown_state import LazyState

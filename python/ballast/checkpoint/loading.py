@@ -35,9 +35,8 @@ from ballast.checks import refuse
 from ballast.torch.collectives import by_first_rank
 from ballast.torch.memory import tensor_of
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
-from ballast.torch.parameters.placeholder import plain
-from ballast.torch.parameters.units import UnitParameter, is_opaque
-from ballast.torch.tensor_names import names_in_model
+from ballast.torch.parameters.managed_parameter import is_opaque, plain
+from ballast.torch.parameters.units import UnitParameter, names_in_model
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.rules import set_options

@@ -54,7 +54,7 @@ from ballast.connecting import Group
 from ballast.planning.hardware import available_memory, this_machine
 from ballast.sizes import human_size
 from ballast.torch.collectives import by_first_rank, from_all_ranks
-from ballast.torch.parameters.placeholder import plain, slice_on_host
+from ballast.torch.parameters.managed_parameter import plain, slice_on_host
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 

@@ -18,7 +18,7 @@ from ballast.checkpoint.torch_file import fail_unreadable, number_in
 from ballast.checks import refuse
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.tensor_names import COMPILED, PARALLEL, names_in_model
+from ballast.torch.parameters.units import COMPILED, PARALLEL, names_in_model
 from ballast.torch.updates.updates import UNCOUNTED
 
 STEP = "step"  # in the state of a parameter, next to its moments

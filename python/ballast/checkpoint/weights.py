@@ -27,8 +27,8 @@ from ballast.torch.parameters.deferred_init import is_on_meta
 from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, replace_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import by_owner
 from ballast.torch.parameters.stored_tensors import Files, StoredTensor, tensors_in
+from ballast.torch.parameters.units import named_buffers, named_parameters, names_in_model, unwrapped, unwrapped_name
 from ballast.torch.process_groups import rank_in_job
-from ballast.torch.tensor_names import named_buffers, named_parameters, names_in_model, unwrapped, unwrapped_name
 
 log = logging.getLogger("ballast")
 Match = tuple[torch.Tensor, StoredTensor, str]  # a tensor of the model, where it is stored, and its name there

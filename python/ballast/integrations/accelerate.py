@@ -28,7 +28,7 @@ from ballast.integrations import (
 )
 from ballast.sizes import Size
 from ballast.torch.optimizer import WrappedOptimizer
-from ballast.torch.tensor_names import unwrapped
+from ballast.torch.parameters.units import unwrapped
 from ballast.wrapping import wrap
 
 require_framework("accelerate")

@@ -1,17 +1,26 @@
-"""The library's memory as torch tensors."""
+"""The library's memory as torch tensors, and their formats."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
 from ballast import _core
 from ballast.torch.gpu import device_at
-from ballast.torch.parameters.units import BYTES, DTYPES, ParameterUnit, UnitParameter
+
+DTYPES = {
+    torch.float32: _core.DType.fp32,
+    torch.bfloat16: _core.DType.bf16,
+    torch.float16: _core.DType.fp16,
+}
+
+TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
+
+BYTES = torch.uint8  # the format of a unit of opaque parameters, whose bytes are its elements
 
 
 def return_freed_memory() -> None:
@@ -112,15 +121,3 @@ def tensor_of(memory: _core.Memory, dtype: torch.dtype, first: int = 0, count: i
         pairs = torch.from_dlpack(memory.dlpack(_core.DType.bf16, first // 2, (count + 1) // 2))
         return pairs.view(BYTES)[:count]
     return torch.from_dlpack(memory.dlpack(DTYPES[dtype], first, count))
-
-
-def views_in(
-    memory: _core.Memory, unit: ParameterUnit, begins: list[int], members: Sequence[UnitParameter]
-) -> list[torch.Tensor]:
-    """Return views of these members of the unit, in memory with the layout of the unit."""
-    return [
-        tensor_of(memory, unit.dtype, begins[member.tensor], member.elements)
-        .view(member.parameter.dtype)
-        .view(member.parameter.shape)
-        for member in members
-    ]

@@ -13,8 +13,8 @@ from ballast.connecting import Group
 from ballast.torch.collectives import numbers_of_all_ranks
 from ballast.torch.gpu import wait_for_current_streams
 from ballast.torch.gradients.taken_gradients import TakenGradient
-from ballast.torch.memory import tensor_of, views_in
-from ballast.torch.parameters.units import TORCH_DTYPES, ParameterUnit, UnitParameter
+from ballast.torch.memory import TORCH_DTYPES, tensor_of
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, views_in
 
 
 class GradientCopies:

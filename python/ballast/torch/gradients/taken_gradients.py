@@ -31,7 +31,7 @@ from ballast.checks import fail, refuse_order
 from ballast.connecting import Group
 from ballast.torch.calls.hooks import late_hook_of, refuse_late_hook
 from ballast.torch.gradients.gradient_factors import FactorReader, GradientFactors, NormTensors, refuse_different
-from ballast.torch.parameters.placeholder import refuse_cast
+from ballast.torch.parameters.managed_parameter import refuse_cast
 from ballast.torch.parameters.units import UnitParameter
 
 aten = torch.ops.aten

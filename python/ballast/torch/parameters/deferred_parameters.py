@@ -25,18 +25,22 @@ from ballast.torch.parameters.deferred_init import (
     values_of,
 )
 from ballast.torch.parameters.managed_parameter import (
+    CASTS,
     Lifecycle,
     ManagedParameter,
     ParameterOwner,
     ParameterState,
+    Placeholder,
     Recorded,
     Unknown,
     managed,
+    nothing_like,
     owner_of,
+    plain,
+    require_no_cast,
 )
-from ballast.torch.parameters.placeholder import CASTS, Placeholder, nothing_like, plain, require_no_cast
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.tensor_names import named_buffers, named_parameters
+from ballast.torch.parameters.units import named_buffers, named_parameters
 
 
 class TrainingStarter(Protocol):

@@ -14,7 +14,7 @@ from ballast import _core
 from ballast._torch_compat import is_compiled, tree_leaves, without_torch_function
 from ballast.torch.calls.hooks import EagerHook
 from ballast.torch.gpu import current_stream
-from ballast.torch.parameters.placeholder import needs_no_values
+from ballast.torch.parameters.managed_parameter import needs_no_values
 from ballast.torch.parameters.units import ParameterUnit
 
 

@@ -16,12 +16,17 @@ from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.errors import FailureError
-from ballast.torch.memory import views_in
-from ballast.torch.parameters.managed_parameter import Lifecycle, ManagedParameter, ParameterState, managed
+from ballast.torch.parameters.managed_parameter import (
+    Lifecycle,
+    ManagedParameter,
+    ParameterState,
+    managed,
+    require_no_cast,
+    require_same_kind,
+)
 from ballast.torch.parameters.overlapped_gathers import OverlappedGathers
-from ballast.torch.parameters.placeholder import require_no_cast, require_same_kind
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.parameters.units import ParameterUnit, UnitParameter
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, views_in
 from ballast.torch.parameters.writes import Snapshot, is_elsewhere, is_same_kind, users_of
 
 log = logging.getLogger("ballast")

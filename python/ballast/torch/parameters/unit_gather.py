@@ -17,10 +17,16 @@ from ballast._torch_compat import references_to, storage_address, users_of_stora
 from ballast.checks import fail, refuse_order
 from ballast.errors import UsageError
 from ballast.torch.gpu import in_stream, require_stream
-from ballast.torch.memory import views_in
-from ballast.torch.parameters.managed_parameter import Lifecycle, ManagedParameter, ParameterOwner, ParameterState, managed
-from ballast.torch.parameters.placeholder import nothing_like, plain
-from ballast.torch.parameters.units import ParameterUnit, UnitParameter
+from ballast.torch.parameters.managed_parameter import (
+    Lifecycle,
+    ManagedParameter,
+    ParameterOwner,
+    ParameterState,
+    managed,
+    nothing_like,
+    plain,
+)
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, views_in
 from ballast.torch.parameters.writes import refuse_lost_writes
 
 log = logging.getLogger("ballast")

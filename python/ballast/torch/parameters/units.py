@@ -1,33 +1,26 @@
-"""Torch's parameters as units of the library: parameters of one unit are gathered, reduced and updated together."""
+"""Torch's parameters as units of the library, and their names: parameters of one unit are gathered, reduced and updated
+together."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ballast import _core
 from ballast.checks import fail, refuse
 from ballast.torch.gpu import GPU, gpu_of_tensors
-from ballast.torch.parameters.placeholder import kind_of
-from ballast.torch.tensor_names import named_parameters
+from ballast.torch.memory import BYTES, DTYPES, tensor_of
+from ballast.torch.parameters.managed_parameter import has_foreign_class, is_opaque, kind_of
 
 # Large enough that the fixed cost of a unit is small, and small enough that the first unit is reduced early in backward.
 UNIT_ELEMENTS = 8 << 20
 
-DTYPES = {
-    torch.float32: _core.DType.fp32,
-    torch.bfloat16: _core.DType.bf16,
-    torch.float16: _core.DType.fp16,
-}
-
-TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
-
-BYTES = torch.uint8  # the format of a unit of opaque parameters, whose bytes are its elements
 UNIT_DTYPES = {**DTYPES, BYTES: _core.DType.u8}
 
 
@@ -178,6 +171,18 @@ def _from_to(members: Sequence[UnitParameter]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
+def views_in(
+    memory: _core.Memory, unit: ParameterUnit, begins: list[int], members: Sequence[UnitParameter]
+) -> list[torch.Tensor]:
+    """Return views of these members of the unit, in memory with the layout of the unit."""
+    return [
+        tensor_of(memory, unit.dtype, begins[member.tensor], member.elements)
+        .view(member.parameter.dtype)
+        .view(member.parameter.shape)
+        for member in members
+    ]
+
+
 def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | None) -> dict[int, str]:
     """Return names by id of the parameter: the model's names, else the place in the optimizer."""
     names = {id(parameter): name for name, parameter in named_parameters(model)} if model is not None else {}
@@ -185,17 +190,6 @@ def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | No
         for i, parameter in enumerate(group["params"]):  # type: ignore[arg-type, var-annotated]
             names.setdefault(id(parameter), f"param_groups[{number}].params[{i}]")
     return names
-
-
-def is_opaque(parameter: torch.Tensor) -> bool:
-    """Return whether a frozen parameter is kept as bytes: Ballast does not know its format, or its class is that of another
-    library, whose values may be packed."""
-    return parameter.dtype not in DTYPES or has_foreign_class(parameter)
-
-
-def has_foreign_class(parameter: torch.Tensor) -> bool:
-    """Return whether the class of a parameter is that of another library."""
-    return kind_of(parameter) not in (torch.nn.Parameter, torch.Tensor)
 
 
 def require_known(parameter: torch.Tensor, name: str, *, trained: bool = True) -> None:
@@ -333,3 +327,62 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
     visit(model)
     return blocks
+
+
+# --- Names of tensors, with and without the wrappers of torch around a model or parts of it ---
+
+COMPILED = "_orig_mod"  # the name that torch.compile() gives to the original module inside its own
+PARALLEL = "module"  # the name that DistributedDataParallel gives
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model itself. Compiled parts of it stay as they are.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> unwrapped(torch.compile(model)) is model
+    True
+    """
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get(COMPILED), torch.nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def unwrapped_name(name: str) -> str:
+    """Return a tensor's name without the names of wrappers.
+
+    >>> unwrapped_name("blocks.0._orig_mod.weight")
+    'blocks.0.weight'
+    """
+    return ".".join(word for word in name.split(".") if word != COMPILED)
+
+
+def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for name, parameter in unwrapped(model).named_parameters():
+        yield unwrapped_name(name), parameter
+
+
+def named_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, buffer in unwrapped(model).named_buffers():
+        yield unwrapped_name(name), buffer
+
+
+def names_in_model(saved: Collection[str], known: Container[str]) -> dict[str, str]:
+    """Return the model's own name of each saved tensor. They differ if it was saved from inside a wrapper.
+
+    The name of a tensor's state begins with the tensor's name.
+
+    >>> names_in_model(["module.weight", "module._orig_mod.bias: exp_avg", "cells"], {"weight", "bias"})
+    {'module.weight': 'weight', 'module._orig_mod.bias: exp_avg': 'bias: exp_avg', 'cells': 'cells'}
+    """
+    names = {}
+    for name in saved:
+        tensor, colon, state = name.partition(": ")
+        bare = unwrapped_name(tensor)
+        own = next((each for each in (tensor, bare, bare.removeprefix(f"{PARALLEL}.")) if each in known), tensor)
+        own += colon + state
+        names[name] = name if own in saved else own  # no name replaces another
+    return names

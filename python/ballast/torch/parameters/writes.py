@@ -14,7 +14,7 @@ from ballast.checks import fail, refuse, refuse_order
 from ballast.connecting import Group
 from ballast.torch.collectives import from_all_ranks
 from ballast.torch.memory import bytes_at
-from ballast.torch.parameters.placeholder import require_same_kind
+from ballast.torch.parameters.managed_parameter import require_same_kind
 from ballast.torch.parameters.units import UnitParameter
 
 _CHUNK = 4 << 20  # bytes of a GPU's memory that are summed together; as int64 they take eight times as many

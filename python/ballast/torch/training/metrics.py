@@ -16,7 +16,7 @@ from ballast.checks import is_number, read_count, refuse_value
 from ballast.models.description import matrix_flops
 from ballast.planning.hardware import named_gpu
 from ballast.torch.gpu import gpu_of_tensors, name_and_bytes
-from ballast.torch.tensor_names import unwrapped
+from ballast.torch.parameters.units import unwrapped
 
 log = logging.getLogger("ballast")
 

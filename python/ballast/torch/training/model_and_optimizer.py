@@ -17,8 +17,7 @@ from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.errors import UsageError
 from ballast.torch.calls.hooks import CallReceiver, receiver_of
-from ballast.torch.parameters.units import names_of
-from ballast.torch.tensor_names import named_parameters, unwrapped
+from ballast.torch.parameters.units import named_parameters, names_of, unwrapped
 from ballast.torch.training.use_agreement import UseAgreement
 from ballast.wrap_options import WrapOptions
 

@@ -14,9 +14,8 @@ from ballast.torch.collectives import agree_on_memory
 from ballast.torch.gpu import in_stream, require_stream, return_cached_memory
 from ballast.torch.memory import KeptMemory
 from ballast.torch.parameters.deferred_parameters import InitialValueReader, refuse_to_begin
-from ballast.torch.parameters.managed_parameter import is_without_values, lacks_values
+from ballast.torch.parameters.managed_parameter import is_without_values, lacks_values, nothing_like
 from ballast.torch.parameters.parameter_memory import ParameterMemory
-from ballast.torch.parameters.placeholder import nothing_like
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, model_of
 from ballast.torch.parameters.writes import agree_on_writes, is_same_kind, require_same_values
 from ballast.torch.process_groups import ProcessGroups

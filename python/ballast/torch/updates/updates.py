@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.torch.memory import tensor_of
-from ballast.torch.parameters.units import TORCH_DTYPES, UnitParameter
+from ballast.torch.memory import TORCH_DTYPES, tensor_of
+from ballast.torch.parameters.units import UnitParameter
 from ballast.torch.updates.rules import Group, Rule
 from ballast.torch.updates.sharded_state import ShardedState
 
