@@ -122,8 +122,7 @@ def _training_of(
     from ballast.torch.process_groups import with_copies_of
     from ballast.torch.training.model_and_optimizer import ModelAndOptimizer
     from ballast.torch.training.training import Training
-    from ballast.torch.updates.rules import rules_of
-    from ballast.torch.updates.update_kinds import updates_of
+    from ballast.torch.updates.rules import rules_of, updates_of
 
     updates = updates_of(optimizer, declared=options.tuning.elementwise, stored=options.needs_stored_state)
     if updates.has_custom_step:

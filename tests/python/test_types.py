@@ -49,7 +49,7 @@ def test_pyright_knows_a_wrapped_optimizer_and_the_examples(environment, tmp_pat
 def test_each_class_of_torch_that_can_be_wrapped_has_a_type():
     import torch
     from ballast.torch import typing as wrapped_types
-    from ballast.torch.updates.update_kinds import updates_of
+    from ballast.torch.updates.rules import updates_of
 
     trained = [torch.nn.Parameter(torch.ones(1, 1))]
     for name, kind in vars(torch.optim).items():

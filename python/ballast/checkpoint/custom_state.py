@@ -18,8 +18,7 @@ from ballast.torch.collectives import from_all_ranks
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.custom_step import shape_of
-from ballast.torch.updates.shown_state import IN_LIBRARY
-from ballast.torch.updates.updates import State
+from ballast.torch.updates.sharded_state import IN_LIBRARY, State
 
 BY_ELEMENT, AS_IT_IS, NUMBER = CUSTOM
 NUMBERS = {int: torch.int64, float: torch.float64}

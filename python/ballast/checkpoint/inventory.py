@@ -19,7 +19,7 @@ from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.units import UnitParameter, named_parameters, names_of, unwrapped, unwrapped_name
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
-from ballast.torch.updates.shown_state import LazyState
+from ballast.torch.updates.sharded_state import LazyState
 
 log = logging.getLogger("ballast")
 

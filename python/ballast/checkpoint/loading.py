@@ -40,7 +40,7 @@ from ballast.torch.parameters.units import UnitParameter, names_in_model
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.rules import set_options
-from ballast.torch.updates.updates import State
+from ballast.torch.updates.sharded_state import State
 
 OPAQUE = _core.ChunkKind(parameter=_core.DType.u8, format=None, momentum=False, variance=False)  # of bytes as they are
 

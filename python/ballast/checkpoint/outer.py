@@ -24,7 +24,7 @@ from ballast.outer.optimizer import OuterOptimizer
 from ballast.torch.collectives import by_first_rank
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
-from ballast.torch.updates.shown_state import LazyState
+from ballast.torch.updates.sharded_state import LazyState
 
 log = logging.getLogger("ballast")
 COPY, MOMENTUM = "outer copy", "outer momentum"

@@ -20,8 +20,7 @@ from ballast.torch.collectives import broadcast
 from ballast.torch.gpu import in_stream, stream_on
 from ballast.torch.memory import tensor_at, tensor_of
 from ballast.torch.parameters.units import UnitParameter
-from ballast.torch.updates.rules import Rule
-from ballast.torch.updates.sharded_state import ShardedState
+from ballast.torch.updates.sharded_state import Rule, ShardedState
 
 
 @dataclass(frozen=True)

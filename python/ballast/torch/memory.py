@@ -41,36 +41,7 @@ def keep_freed_memory() -> None:
     _set_malloc({"MALLOC_MMAP_THRESHOLD_": 32 << 20, "MALLOC_TRIM_THRESHOLD_": (1 << 31) - 1})
 
 
-class KeptMemory:
-    """Keeps freed memory in the process, and returns it where it grows beyond a bound.
-
-    glibc cannot place a tensor in the hole that one of the same size has left, because it requests more, to align the tensor.
-    The holes of gradients would add up to more than all gradients of the model. So the resident memory may exceed the most
-    that was in use by 24 MiB, or a 32nd. Holes that are returned are seldom used again: a training returns them several times
-    in its first step, and then every tenth step or so.
-    """
-
-    def __init__(self) -> None:
-        return_freed_memory()
-        keep_freed_memory()
-        self._in_use = _resident_bytes()
-        self._arrived = 0  # bytes of gradients since the memory was last compared with the bound
-
-    def count(self, gradients: int) -> None:
-        """Count this many bytes of gradients, of which most are freed."""
-        self._arrived += gradients
-        if self._arrived < COMPARED_EVERY:
-            return
-        self._arrived = 0
-        if _resident_bytes() > self._in_use + max(LEAST_BOUND, self._in_use // 32):
-            return_freed_memory()
-            self._in_use = max(self._in_use, _resident_bytes())
-
-
-LEAST_BOUND, COMPARED_EVERY = 24 << 20, 8 << 20
-
-
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     """Return the resident memory of this process; 0 where the kernel does not show it."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:

@@ -20,7 +20,7 @@ from ballast.torch.gradients.taken_gradients import TakenGradient
 from ballast.torch.training.metrics import read_throughput
 from ballast.torch.training.model_and_optimizer import require_own
 from ballast.torch.training.training import Training
-from ballast.torch.updates.shown_state import PART, require_local_shard, warn_of_local_shard
+from ballast.torch.updates.sharded_state import PART, require_local_shard, warn_of_local_shard
 
 
 class WrappedOptimizer(Optimizer):

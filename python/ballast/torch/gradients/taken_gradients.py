@@ -1,5 +1,5 @@
-"""The gradients of a step that the library has taken: the tensors without memory that replace them in `parameter.grad`, and the
-answers of these."""
+"""The gradients of a step that the library has taken: their copies in its memory, the tensors without memory that replace them
+in `parameter.grad`, and the answers of these."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ballast._torch_compat import (
     MULTIPLY_EACH_BY_TENSOR,
     NORM_OF_EACH,
     UNSCALE_EACH,
+    copy_each,
     is_in_backward,
     make_wrapper_tensor,
     without_torch_function,
@@ -30,9 +31,9 @@ from ballast._torch_compat import (
 from ballast.checks import fail, refuse_order
 from ballast.connecting import Group
 from ballast.torch.calls.hooks import late_hook_of, refuse_late_hook
-from ballast.torch.gradients.gradient_factors import FactorReader, GradientFactors, NormTensors, refuse_different
+from ballast.torch.gradients.gradient_sums import FactorReader, GradientFactors, NormTensors, refuse_different
 from ballast.torch.parameters.managed_parameter import refuse_cast
-from ballast.torch.parameters.units import UnitParameter
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, views_in
 
 aten = torch.ops.aten
 
@@ -288,6 +289,46 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
 
 Norms = list[float]  # by member
 Bounds = dict[int, tuple[float, float]]  # by member
+
+
+class GradientCopies:
+    """Copies a unit's gradients together. Keeps the views of the library's memory, which is the same in each step."""
+
+    def __init__(self, units: Sequence[ParameterUnit], begins: Sequence[list[int]]):
+        self._units = units
+        self._trained = [unit.trained for unit in units]
+        self._begins = begins  # of tensors, by unit
+        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # by unit and address
+
+    def copy(self, unit: int, memory: _core.Memory) -> None:
+        """Copy the gradients of a unit that have arrived, and drop torch's copies of them."""
+        key, trained = (unit, memory.address), self._trained[unit]
+        if key not in self._views:
+            self._views[key] = views_in(memory, self._units[unit], self._begins[unit], trained)
+        into, gradients = [], []
+        with without_torch_function():  # the parameters may be without their values
+            for member, view in zip(trained, self._views[key]):
+                taken = member.parameter.grad
+                if type(taken) is not TakenGradient or taken.fresh is None:
+                    continue
+                fresh, taken.fresh = taken.fresh, None
+                into.append(view)
+                gradients.append(_like(view, fresh))
+            if into:
+                copy_each(into, gradients)
+
+    def forget_views(self) -> None:
+        """Forget the views: the library's memory is about to be freed."""
+        self._views = {}
+
+
+def _like(view: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return the gradient as copy_each() copies it into this view."""
+    if gradient.requires_grad:  # it was made with create_graph=True
+        gradient = gradient.detach()
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    return gradient if gradient.shape == view.shape else gradient.reshape(view.shape)
 
 
 class TakenGradients:

@@ -41,7 +41,7 @@ from ballast.torch.collectives import from_all_ranks
 from ballast.torch.gpu import free_bytes, name_and_bytes, return_cached_memory
 from ballast.torch.parameters.managed_parameter import is_without_values
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, backward_order, gpu_of, model_of
-from ballast.torch.updates.rules import Rule
+from ballast.torch.updates.sharded_state import Rule
 from ballast.wrap_options import WrapOptions
 
 # The part of free memory to use. The rest is for activations, CUDA and other uses, whose sizes are not known yet.

@@ -46,8 +46,8 @@ from ballast.torch.training.preconditions import (
     warn_of_layout,
 )
 from ballast.torch.updates.rules import blocks_of, rules_of
-from ballast.torch.updates.sharded_state import ShardedState
-from ballast.torch.updates.updates import State, StepCall, Updates, steps_in
+from ballast.torch.updates.sharded_state import ShardedState, State
+from ballast.torch.updates.updates import StepCall, Updates, steps_in
 from ballast.wrap_options import WrapOptions, without_gpu
 
 

@@ -17,8 +17,8 @@ from ballast.torch.parameters.deferred_parameters import DeferredParameters, is_
 from ballast.torch.parameters.managed_parameter import is_without_values, managed
 from ballast.torch.training.model_and_optimizer import ModelAndOptimizer
 from ballast.torch.training.partition import Partition
-from ballast.torch.updates.shown_state import is_current_state, read_of
-from ballast.torch.updates.updates import State, Updates, steps_in
+from ballast.torch.updates.sharded_state import State, is_current_state, read_of
+from ballast.torch.updates.updates import Updates, steps_in
 
 log = logging.getLogger("ballast")
 

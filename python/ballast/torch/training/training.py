@@ -38,8 +38,8 @@ from ballast.torch.training.partition import Partition
 from ballast.torch.training.partitioner import Partitioner
 from ballast.torch.training.state_migration import OptimizerState, StateMigration
 from ballast.torch.updates.rules import options_to_set
-from ballast.torch.updates.shown_state import begun_in
-from ballast.torch.updates.updates import State, Updates, merged
+from ballast.torch.updates.sharded_state import State, begun_in
+from ballast.torch.updates.updates import Updates, merged
 from ballast.wrap_options import WrapOptions
 
 log = logging.getLogger("ballast")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ballast import _core
+from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.torch.collectives import sum_in_fp32
 from ballast.torch.gpu import wait_for_current_streams
@@ -100,6 +101,17 @@ class AdafactorUpdates(CustomUpdates):
         for shard in mine:
             shard.apply(float(sums.of(shard.member)[0]), float(updates.of(shard.member)[0]))
         wait_for_current_streams([shard.masters for shard in mine])  # the library continues in streams of its own
+
+
+def refuse_parts_of_matrices() -> None:
+    fail(
+        "unsupported",
+        _core.Problem(
+            what="cannot update the matrices of Adafactor part by part: its step needs the sums of a whole matrix first",
+            needed='state on the device or on the host alone, without tile=, memory= and "auto"',
+            remedy='Wrap it with offload={"state": "host"}, or without offload.',
+        ),
+    )
 
 
 def shards_in(

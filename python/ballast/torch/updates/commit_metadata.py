@@ -18,7 +18,7 @@ from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.json_reader import Json, fail_malformed, parse
 from ballast.torch.parameters.units import UnitParameter
-from ballast.torch.updates.shown_state import IN_LIBRARY
+from ballast.torch.updates.sharded_state import IN_LIBRARY
 
 MISSED_STEPS = "the note of missed steps in a run"
 

@@ -27,10 +27,18 @@ from ballast.torch.updates.commit_metadata import (
     require_kept,
 )
 from ballast.torch.updates.custom_step import CustomStepRunner, Piece, group_of, moved, shape_of, values_of_each_element
-from ballast.torch.updates.rules import Group, Rule
-from ballast.torch.updates.sharded_state import ShardedState
-from ballast.torch.updates.shown_state import IN_LIBRARY, LazyState, changed_state, lazy_moment, moments_in, refuse_size
-from ballast.torch.updates.updates import State, StepCall, Updates, elements_in
+from ballast.torch.updates.sharded_state import (
+    IN_LIBRARY,
+    LazyState,
+    Rule,
+    ShardedState,
+    State,
+    changed_state,
+    lazy_moment,
+    moments_in,
+    refuse_size,
+)
+from ballast.torch.updates.updates import Group, StepCall, Updates, elements_in
 
 Part = tuple[int, int]  # a range of a parameter's elements: first, count
 

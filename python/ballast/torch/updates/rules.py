@@ -1,10 +1,13 @@
-"""The library's rule for a torch optimizer, with the values of its options. Options of parameter groups are checked in each
-step; those that a file brings, before any of them is set."""
+"""Updates by a rule of the library, and which optimizers have one. The rule has the values of a parameter group's options.
+They are checked in each step; those that a file brings, before any of them is set."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from operator import is_
 from typing import Any, NoReturn
 
 import torch
@@ -12,11 +15,142 @@ import torch
 from ballast import _core
 from ballast.checks import fail, is_number, refuse
 from ballast.errors import Error
+from ballast.torch.parameters.units import UnitParameter
+from ballast.torch.updates.adafactor import AdafactorUpdates, refuse_parts_of_matrices
+from ballast.torch.updates.commit_metadata import decode_missed_steps, encode_missed_steps, join_missed_steps
+from ballast.torch.updates.custom_step import makes_steps_of_lion
+from ballast.torch.updates.custom_updates import CustomUpdates, StoredUpdates
+from ballast.torch.updates.sharded_state import (
+    IN_LIBRARY,
+    LazyState,
+    Rule,
+    ShardedState,
+    State,
+    changed_state,
+    lazy_moment,
+    moments_in,
+    reads_same,
+)
+from ballast.torch.updates.updates import Group, Updates
 
-Group = Mapping[str, Any]
-Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.Muon | _core.External
+
+def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool, stored: bool) -> Updates:
+    """Return updates by a rule of the library, if it has one; else by the optimizer's own step. `declared` is true if the
+    user declares that this step does the same to each element. The library keeps the state of that step if `stored`."""
+    make_rule = rule_of(optimizer)
+    if make_rule is not None and (not is_named_lion(optimizer) or makes_steps_of_lion(optimizer)):
+        return RuleUpdates(make_rule)
+    if type(optimizer) is torch.optim.Adafactor:
+        if stored:
+            refuse_parts_of_matrices()
+        return AdafactorUpdates(torch.optim.Adafactor)
+    require_elementwise(optimizer, declared)
+    return StoredUpdates(optimizer) if stored else CustomUpdates(type(optimizer))
+
+
+MOMENTS = (_core.Moment.momentum, _core.Moment.variance)
+
+
+class RuleUpdates(Updates):
+    """Updates by a rule of the library, which keeps up to two moments of each parameter, and counts steps."""
+
+    has_custom_step = False
+
+    def __init__(self, make_rule: MakeRule):
+        self._make_rule = make_rule
+        self._shown: dict[int, dict[str, LazyState]] = {}  # in optimizer.state, by id of the parameter
+        self._objects: StateObjects | None = None  # when optimizer.state was last found to be as it was shown
+        self._given: set[int] = set()  # ids of parameters whose state was loaded
+
+    def rule(self, group: Group) -> Rule:
+        return self._make_rule(group)
+
+    def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
+        rule = self.rule(optimizer.param_groups[0])
+        return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
+
+    def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+        names = self.moments(optimizer)
+        if moments := moments_in(state, shards, names):
+            shards.write_moments(moments)
+        has_state_at_once = isinstance(self.rule(optimizer.param_groups[0]), _core.Adagrad)  # torch makes it with the optimizer
+        self._given = {id(each.parameter) for each in shards.members if has_state_at_once or state.get(id(each.parameter))}
+        for member in shards.members:
+            self._shown[id(member.parameter)] = {
+                "step": LazyState((), f"{member.name}, step", partial(steps_of, shards, member)),
+                **{name: lazy_moment(shards, member, moment, name) for moment, name in names},
+            }
+            optimizer.state[member.parameter] = {**self._shown[id(member.parameter)]}
+
+    def unbegun(self, shards: ShardedState) -> list[torch.nn.Parameter]:
+        return [member.parameter for member in shards.members if not self._has_begun(shards, member)]
+
+    def _has_begun(self, shards: ShardedState, member: UnitParameter) -> bool:
+        return shards.steps > member.missed or id(member.parameter) in self._given
+
+    def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+        """Notice when the user puts other objects in the place of state that is shown. No value is looked at."""
+        if self._objects is not None and self._objects.are_in(optimizer.state):
+            return None
+        if not all(self._has_kept(optimizer, member.parameter) for member in shards.members):
+            return changed_state(optimizer, shards, shards.members)
+        self._objects = StateObjects(optimizer.state)
+        return None
+
+    def _has_kept(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+        now, shown = optimizer.state.get(parameter), self._shown.get(id(parameter))
+        if not isinstance(now, dict) or shown is None or not all(reads_same(now.get(name), shown[name]) for name in shown):
+            return False
+        self._shown[id(parameter)] = {name: now[name] for name in shown}  # they may be on another device
+        return True
+
+    def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
+        kept_here = {name: IN_LIBRARY for _, name in self.moments(optimizer)}
+        begun = [member for member in shards.members if self._has_begun(shards, member)]
+        return {id(member.parameter): {"step": steps_of(shards, member), **kept_here} for member in begun}
+
+    def keep_metadata(self, shards: ShardedState, state: State) -> None:
+        if shards.keeps_run:
+            shards.core.set_note(encode_missed_steps(shards.members))
+
+    def resume_metadata(self, shards: ShardedState) -> None:
+        counts = decode_missed_steps(shards.core.note(), shards.steps) or [0] * len(shards.members)
+        for member, missed in zip(shards.members, counts):
+            member.missed = missed
+
+    def join_metadata(self, metadata: Sequence[bytes], places: Sequence[int]) -> bytes:
+        return join_missed_steps(metadata, places)
+
+    def forget_partition(self) -> None:
+        self._shown, self._objects = {}, None
+
+
+class StateObjects:
+    """All keys, dictionaries and values of an optimizer.state. Each step compares them twice, so no Python code runs for each
+    parameter."""
+
+    def __init__(self, state: Mapping[Any, Any]):
+        self._keys = [*state]
+        self._entries = [each for each in state.values() if isinstance(each, dict)]
+        self._values = [*chain.from_iterable(map(dict.values, self._entries))]
+
+    def are_in(self, state: Mapping[Any, Any]) -> bool:
+        if len(state) != len(self._entries) or not all(map(is_, state, self._keys)):
+            return False
+        if not all(map(is_, state.values(), self._entries)) or sum(map(len, self._entries)) != len(self._values):
+            return False
+        return all(map(is_, chain.from_iterable(map(dict.values, self._entries)), self._values))
+
+
+def steps_of(shards: ShardedState, member: UnitParameter) -> torch.Tensor:
+    """Return the count of steps of a parameter, in the form in which torch keeps it."""
+    return torch.tensor(float(shards.steps - member.missed), dtype=torch.float32, device="cpu")
+
+
 MakeRule = Callable[[Group], Rule]
 
+
+# --- Which optimizers have a rule ---
 
 # Torch's optimizers whose step does the same to each element, whatever the other elements are.
 ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (

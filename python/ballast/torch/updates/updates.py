@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch
 from ballast import _core
 from ballast.torch.memory import TORCH_DTYPES, tensor_of
 from ballast.torch.parameters.units import UnitParameter
-from ballast.torch.updates.rules import Group, Rule
-from ballast.torch.updates.sharded_state import ShardedState
+from ballast.torch.updates.sharded_state import Rule, ShardedState, State
 
-State = dict[int, dict[str, Any]]  # by id of the parameter, with torch's names
+Group = Mapping[str, Any]  # an entry of param_groups
 UNCOUNTED = "momentum_buffer"  # in the state of torch's SGD and Muon, which count no steps: at least one has made it
 
 

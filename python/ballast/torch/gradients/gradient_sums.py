@@ -1,5 +1,5 @@
-"""The factors by which gradients were scaled or clipped, after the library has taken them, and norms and factors on their way
-between torch's tensors and numbers."""
+"""Gradients where the library sums them: their norms, the factors by which torch scales or clips them, and changes of them in
+place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.torch.collectives import least_and_most, numbers_of_all_ranks
-from ballast.torch.gpu import tensor_on
+from ballast.torch.gpu import tensor_on, wait_for_current_streams
+from ballast.torch.memory import TORCH_DTYPES, tensor_of
 from ballast.torch.parameters.units import UnitParameter
 
 Kind = tuple[torch.device, torch.dtype, float]  # the last one is the order
@@ -148,3 +149,88 @@ def refuse_different(what: str, *, where: str, needed: str, available: str = "")
     """Refuse to clip or scale gradients of which ranks would use different factors."""
     remedy = "Use optimizer.clip_grad_norm_(max_norm), which counts all ranks' gradients, or max_grad_norm= of ballast.wrap()."
     fail("unsupported", _core.Problem(what=what, where=where, needed=needed, available=available, remedy=remedy))
+
+
+Visitor = Callable[[int, torch.Tensor], None]  # gets a member and its gradients, or a part of them
+
+PIECE = 1 << 20  # elements that are computed in fp64 at a time
+BITS = 31  # of each of two integers that hold a summand
+
+
+class GradientShards:
+    """Reads and changes the gradients of the backward passes so far, where they are summed over all ranks. All ranks make the
+    same calls together."""
+
+    def __init__(self, core: _core.Training, sharing: Group | None, ranks: int, members: Sequence[UnitParameter]):
+        self._core, self._sharing, self._ranks = core, sharing, ranks  # of which `sharing` have a shard each
+        self._numbers = {(member.unit, member.tensor): number for number, member in enumerate(members)}
+
+    def visit(self, visitor: Visitor) -> None:
+        """Show the gradients, which the visitor may change. Norms that follow are those of the changed ones."""
+
+        def show(unit: int, tensor: int, memory: _core.Memory, dtype: _core.DType) -> None:
+            values = tensor_of(memory, TORCH_DTYPES[dtype])
+            visitor(self._numbers[unit, tensor], values)
+            wait_for_current_streams([values])
+
+        with torch.no_grad():
+            self._core.visit_gradients(show)
+
+    def scale(self, factors: Mapping[int, float]) -> None:
+        """Multiply the gradients of these members."""
+        self.visit(lambda member, values: values.mul_(factors[member]) if member in factors else None)
+
+    def clamp(self, bounds: Mapping[int, tuple[float, float]]) -> None:
+        """Clamp the averages over the ranks to these bounds, by member."""
+        ranks = self._ranks
+
+        def clamp(member: int, values: torch.Tensor) -> None:
+            if member in bounds:
+                least, most = bounds[member]
+                values.clamp_(least * ranks, most * ranks)
+
+        self.visit(clamp)
+
+    def norms(self, order: float) -> list[float]:
+        """Return the norm of each member's average over the ranks. Its bits do not depend on how shards are cut: summands are
+        integers, in units of a part of the largest one."""
+        largest = self._largest()
+        if order == math.inf:
+            return [each / self._ranks for each in largest]
+        sums = [0] * (2 * len(largest))
+
+        def add(member: int, values: torch.Tensor) -> None:
+            if not 0.0 < largest[member] < math.inf:
+                return
+            for piece in values.split(PIECE):
+                summands = _power(piece.abs().double() / largest[member], order) * 2.0**BITS
+                high = summands.floor()
+                sums[2 * member] += int(high.to(torch.int64).sum())
+                sums[2 * member + 1] += int(((summands - high) * 2.0**BITS).to(torch.int64).sum())
+
+        self.visit(add)
+        sums = sums if self._sharing is None else self._sharing.all_reduce(sums)
+        powers = [((high << BITS) + low) / (1 << 2 * BITS) for high, low in zip(sums[::2], sums[1::2])]
+        if order == 0.0:
+            return powers
+        roots = [power ** (1.0 / order) / self._ranks for power in powers]
+        return [most * root if math.isfinite(most) else most for most, root in zip(largest, roots)]
+
+    def _largest(self) -> list[float]:
+        """Return the largest absolute value of each member's sum over the ranks; NaN if one is NaN."""
+        mine = [0.0] * len(self._numbers)
+
+        def look(member: int, values: torch.Tensor) -> None:
+            found = float(values.abs().max()) if values.numel() > 0 else 0.0
+            mine[member] = found if math.isnan(found) else max(mine[member], found)
+
+        self.visit(look)
+        of_ranks = [[each] for each in mine] if self._sharing is None else numbers_of_all_ranks(self._sharing, mine)
+        return [math.nan if any(map(math.isnan, each)) else max(each) for each in of_ranks]
+
+
+def _power(values: torch.Tensor, order: float) -> torch.Tensor:
+    """Return powers, with the same bits everywhere for the usual orders."""
+    if order in (1.0, 2.0, 3.0):
+        return values if order == 1.0 else values * values if order == 2.0 else values * values * values
+    return (values != 0).double() if order == 0.0 else values**order
