@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ballast._core import version as __version__
 from ballast.api import deferred, export, gather, load, load_checkpoint, offload_activations, save, sync_weights
-from ballast.connecting import Group, connect
 from ballast.deepspeed_config import ImportedConfig, import_deepspeed
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
 from ballast.outer.options import DiLoCo
 from ballast.planning.hardware import this_machine
 from ballast.planning.planner import pareto_front, plan
 from ballast.planning.result import Plan
+from ballast.ranks import Group, connect
 from ballast.sizes import human_size, parse_rate, parse_size
 from ballast.step_reports import StepLine, StepLog
 from ballast.store import Store

@@ -140,7 +140,7 @@ def load_checkpoint(directory: str | os.PathLike[str], model: torch.nn.Module, o
     from ballast.checkpoint.loading import load_current
     from ballast.checkpoint.outer import folder_to_load
     from ballast.checkpoint.runs import tell_run
-    from ballast.torch.collectives import by_first_rank
+    from ballast.ranks import by_first_rank
 
     accesses = accesses_of(optimizer, model)
     for access in accesses:
@@ -327,7 +327,7 @@ def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size 
 
     Raises B2202 in forward or backward if the drive is full, and B3202 in backward if it returns other bytes.
     """
-    from ballast.activation_options import read_activation_options, require_away_from
+    from ballast.tiers import read_activation_options, require_away_from
     from ballast.torch.activations.saved_activations import SavedActivations
     from ballast.torch.gpu import current_device, is_gpu
 

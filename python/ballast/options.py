@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
-from ballast.formats import StateFormats
+from ballast.formats import StateFormats, Wire
 from ballast.outer.options import hosts_of
 from ballast.planning.calibration import Measured, read_measured
 from ballast.planning.hardware import (
@@ -26,12 +26,10 @@ from ballast.planning.hardware import (
     rates_of_cpus,
     with_given,
 )
-from ballast.replicas import Replicas, copies_on, read_replicas
 from ballast.schema import Option, options_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
-from ballast.step_options import ScheduleOptions, Stage, StepOptions
+from ballast.step_options import Replicas, ScheduleOptions, Stage, StepOptions, copies_on, read_replicas
 from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of
-from ballast.wire import Wire
 
 USUAL_GPU = "a100"
 RESERVE = 2 << 30  # of a GPU

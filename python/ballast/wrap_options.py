@@ -10,13 +10,23 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ballast import _core
-from ballast.activation_options import ActivationOptions, read_activation_options
 from ballast.checks import is_number, one_of, read_count, refuse, refuse_value, require_directory, require_timeout
 from ballast.formats import AUTO, Formats, each_pair
 from ballast.schema import Option, call_of, changed, documented, options_of, require_stage_3, set_core
 from ballast.sizes import Size, parse_size
 from ballast.step_options import ScheduleOptions, StepOptions
-from ballast.tiers import KINDS, TIERS, TierFractions, fractions_of, set_tiers, spread_of, tier_of, tiers_by_kind
+from ballast.tiers import (
+    KINDS,
+    TIERS,
+    ActivationOptions,
+    TierFractions,
+    fractions_of,
+    read_activation_options,
+    set_tiers,
+    spread_of,
+    tier_of,
+    tiers_by_kind,
+)
 
 if TYPE_CHECKING:
     import torch

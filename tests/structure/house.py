@@ -58,19 +58,18 @@ DEVICE_FUNCTIONS = {"bit_cast", "memcpy", "assume_aligned"}
 PYTHON_PACKAGE = "python/ballast"
 PYTHON_LAYERS = {
     "foundation": [
-        *("_core", "errors", "store", "checks", "schema", "exit_notice", "agreement", "connecting", "sizes"),
+        *("_core", "errors", "store", "checks", "schema", "ranks", "sizes"),
         *("safetensors_format", "json_reader", "new_files"),
     ],
     "planning": [
-        *("planning", "planning.*", "tiers", "wire", "options"),
-        *("replicas", "step_options", "activation_options", "wrap_options"),
+        *("planning", "planning.*", "tiers", "options"),
+        *("step_options", "wrap_options"),
         *("formats", "models", "models.*"),
         "deepspeed_config",
         *("outer", "outer.options", "outer.fragments", "outer.memory"),
     ],
     "torch": [
-        *("_torch_compat", "torch", "torch.gpu", "torch.module_hook", "torch.calls.hooks"),
-        *("torch.collectives", "torch.process_groups"),
+        *("_torch_compat", "torch", "torch.gpu", "torch.module_hook", "torch.calls.hooks", "torch.process_groups"),
     ],
     "parameters": ["torch.memory", "torch.parameters", "torch.parameters.*"],
     "calls": ["torch.calls", "torch.calls.*"],

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ballast import _core
-from ballast.agreement import Agreement
 from ballast.checkpoint.folder import Chunk, Commit, RankFiles
 from ballast.checkpoint.inventory import SAVING
-from ballast.connecting import Group
 from ballast.errors import Error
-from ballast.exit_notice import begin_exit
+from ballast.ranks import Agreement, Group, begin_exit
 
 log = logging.getLogger("ballast")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two looks at the folder

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from ballast.agreement import Agreement
 from ballast.checkpoint.contents import CUSTOM, Tensor
 from ballast.checkpoint.inventory import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checkpoint.reading import PlainTensor, Target
 from ballast.checks import refuse
-from ballast.torch.collectives import from_all_ranks
+from ballast.ranks import Agreement, from_all_ranks
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.custom_step import shape_of

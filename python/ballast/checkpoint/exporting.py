@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from ballast.agreement import Agreement
 from ballast.checkpoint.contents import slices
 from ballast.checkpoint.folder import require_space
 from ballast.checkpoint.full_model import begin_owners, group_of, tensors_of, visit_units
 from ballast.checks import refuse
 from ballast.new_files import create, flush_folder
+from ballast.ranks import Agreement
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
 from ballast.torch.memory import bytes_at
 from ballast.torch.parameters.managed_parameter import slice_on_host

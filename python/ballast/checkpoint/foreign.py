@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.agreement import Agreement
 from ballast.checkpoint.deepspeed import STAGE_0, Universal, Zero, folder_of, is_sharded
 from ballast.checkpoint.distributed import content_of
 from ballast.checkpoint.inventory import LOADING, buffers_by_name, parameter_names, parameters_by_name, warn_of_left
@@ -20,6 +19,7 @@ from ballast.checkpoint.plain_torch import plain_torch, plain_torch_alone
 from ballast.checkpoint.sources import Keyed, Source, of_only_model, steps_made
 from ballast.checkpoint.torch_file import StandIn
 from ballast.checks import refuse
+from ballast.ranks import Agreement
 from ballast.torch.memory import BYTES
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
 from ballast.torch.parameters.stored_tensors import StoredTensor

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from ballast.agreement import Agreement, Ranks
 from ballast.checkpoint.inventory import buffers_by_name
+from ballast.ranks import Agreement, Ranks
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.parameters.managed_parameter import by_owner, managed, owner_of, plain
 from ballast.torch.parameters.units import named_parameters

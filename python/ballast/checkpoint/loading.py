@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
 from ballast.checkpoint.contents import PARAMETER_DTYPES, Checkpoint, Cut, SavedOptimizer, Tensor, cover
 from ballast.checkpoint.custom_state import CustomState
@@ -32,7 +31,7 @@ from ballast.checkpoint.outer import OuterLoading
 from ballast.checkpoint.reading import PlainTensor, Stream, Target, TrainedTensor
 from ballast.checkpoint.torch_file import load_without_code
 from ballast.checks import refuse
-from ballast.torch.collectives import by_first_rank
+from ballast.ranks import Agreement, by_first_rank
 from ballast.torch.memory import tensor_of
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import is_opaque, plain

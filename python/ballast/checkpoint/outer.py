@@ -21,7 +21,7 @@ from ballast.checks import refuse
 from ballast.outer.hosts import HostGroup
 from ballast.outer.layout import Fragment, Span
 from ballast.outer.optimizer import OuterOptimizer
-from ballast.torch.collectives import by_first_rank
+from ballast.ranks import by_first_rank
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.sharded_state import LazyState

@@ -17,10 +17,9 @@ from ballast.checkpoint.inventory import buffers_by_name
 from ballast.checkpoint.kinds import run_folder
 from ballast.checkpoint.loading import load_current
 from ballast.checks import refuse
-from ballast.connecting import Group
 from ballast.errors import Error
 from ballast.new_files import flush_folder, write_new
-from ballast.torch.collectives import by_first_rank
+from ballast.ranks import Group, by_first_rank
 from ballast.torch.training.joint_runs import join_runs
 from ballast.torch.training.training import Training
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from ballast import _core
-from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
 from ballast.checkpoint.background import BackgroundSave, PendingSave, SnapshotFiles
 from ballast.checkpoint.contents import Checkpoint, SavedOptimizer, Tensor, slices
@@ -50,10 +49,9 @@ from ballast.checkpoint.inventory import (
 from ballast.checkpoint.outer import folder_to_save, others_remover, outer_tensors
 from ballast.checkpoint.runs import notice_for_run
 from ballast.checks import fail, refuse
-from ballast.connecting import Group
 from ballast.planning.hardware import available_memory, this_machine
+from ballast.ranks import Agreement, Group, by_first_rank, from_all_ranks
 from ballast.sizes import human_size
-from ballast.torch.collectives import by_first_rank, from_all_ranks
 from ballast.torch.parameters.managed_parameter import plain, slice_on_host
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training

@@ -18,12 +18,11 @@ import torch
 from ballast import _core
 from ballast._torch_compat import default_store
 from ballast.checks import fail, refuse
-from ballast.connecting import Group, connect
 from ballast.errors import Error, FailureError
+from ballast.formats import EXACT
 from ballast.outer.options import DiLoCo, refuse_division
-from ballast.torch.collectives import broadcast, from_all_ranks
-from ballast.torch.process_groups import ProcessGroups, group_of, name_of, own_address
-from ballast.wire import EXACT
+from ballast.ranks import Group, connect, from_all_ranks
+from ballast.torch.process_groups import ProcessGroups, broadcast, group_of, name_of, own_address
 
 log = logging.getLogger("ballast")
 

@@ -11,15 +11,15 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse, refuse_order
-from ballast.connecting import Group, connect
 from ballast.outer.fragments import fragments_of, part_of_rank
 from ballast.outer.hosts import HostGroup
 from ballast.outer.memory import PIECE, model_of_shard
 from ballast.outer.options import DiLoCo
-from ballast.torch.collectives import broadcast
+from ballast.ranks import Group, connect
 from ballast.torch.gpu import in_stream, stream_on
 from ballast.torch.memory import tensor_at, tensor_of
 from ballast.torch.parameters.units import UnitParameter
+from ballast.torch.process_groups import broadcast
 from ballast.torch.updates.sharded_state import Rule, ShardedState
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 from ballast.checks import is_number, one_of, read_count, refuse, refuse_value, require_directory
+from ballast.formats import FORMATS, WireFormat
 from ballast.tiers import TIERS
-from ballast.wire import FORMATS, WireFormat
 
 WHERE = "outer=DiLoCo(...)"
 

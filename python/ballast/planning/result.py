@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ballast import _core
-from ballast.formats import Formats
+from ballast.formats import Formats, formats_in_words
 from ballast.options import headroom_of
 from ballast.outer.options import DiLoCo
 from ballast.planning.calibration import CPU
 from ballast.planning.hardware import SHARED_RATES, UNNAMED
 from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time
 from ballast.tiers import KINDS, fractions_in, in_words
-from ballast.wire import formats_in_words
 from ballast.wrap_options import Tuning
 
 ESTIMATED = "activations (estimated)"

@@ -1,4 +1,4 @@
-"""The process groups of a training: ranks of torch.distributed, or of a launcher."""
+"""The process groups of a training, which are ranks of torch.distributed or of a launcher, and exchanges of tensors in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
@@ -16,10 +16,9 @@ import torch
 from ballast import _core
 from ballast._torch_compat import default_store, host_of_store
 from ballast.checks import one_of, refuse
-from ballast.connecting import Group, connect
-from ballast.replicas import copies_on
+from ballast.ranks import Group, connect, from_all_ranks
 from ballast.schema import changed
-from ballast.torch.collectives import from_all_ranks
+from ballast.step_options import copies_on
 from ballast.wrap_options import WrapOptions
 
 log = logging.getLogger("ballast")
@@ -146,3 +145,29 @@ def _address_towards(host: str) -> str:
             return address
     except OSError:
         return ""
+
+
+def sum_in_fp32(group: Group | None, mine: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the ranks of the group, which call it together. Without a group, return the tensor itself."""
+    if group is None:
+        return mine
+    total = torch.empty_like(mine)
+    group._core.sum(mine.data_ptr(), into=total.data_ptr(), count=mine.numel())
+    return total
+
+
+def broadcast(group: Group, values: torch.Tensor, root: int) -> None:
+    """Copy the values of one rank to all, in the host's memory."""
+    if values.numel() > 0:
+        group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=root)
+
+
+def broadcast_initial_values(group: Group, parameters: Iterable[torch.Tensor]) -> None:
+    """Copy the values of rank 0 to all ranks, which call this together."""
+    if group.size == 1:
+        return
+    with torch.no_grad():
+        for parameter in parameters:
+            values = parameter.detach().to("cpu", copy=True).contiguous()
+            broadcast(group, values, root=0)
+            parameter.copy_(values)

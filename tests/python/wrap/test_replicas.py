@@ -9,7 +9,7 @@ import ballast
 import pytest
 import torch
 import torch.distributed as dist
-from ballast.replicas import copies_on
+from ballast.step_options import copies_on
 from python.wrap.support import bodies
 from python.wrap.support.loops import Loop, adapted, mlp, only_trained
 from python.wrap.support.ranks import run_ranks

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ballast import _core
-from ballast.activation_options import ActivationOptions
+from ballast.tiers import ActivationOptions
 from ballast.torch.gpu import current_stream, device_at
 
 

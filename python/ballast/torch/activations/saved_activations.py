@@ -17,8 +17,8 @@ from ballast._torch_compat import (
     storage_address,
     top_saved_tensor_hooks,
 )
-from ballast.activation_options import ActivationOptions, require_away_from
 from ballast.checks import refuse
+from ballast.tiers import ActivationOptions, require_away_from
 from ballast.torch.activations.activation_tier import Activation, ActivationTier
 from ballast.torch.calls.hooks import ModuleHook
 from ballast.torch.gpu import is_gpu, of_torch

@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ballast import _core
 from ballast._torch_compat import active_data_parallel, compiler_of_calls, gradient_hooks_of
 from ballast.checks import fail, refuse_order
-from ballast.connecting import Group
-from ballast.exit_notice import begin_exit
+from ballast.ranks import Group, begin_exit
 from ballast.torch.module_hook import Nothing
 
 # --- One thread at a time ---

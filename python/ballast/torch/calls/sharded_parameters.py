@@ -32,9 +32,8 @@ from ballast._torch_compat import (
     tree_unflatten,
     without_torch_function,
 )
-from ballast.agreement import failed_ranks
 from ballast.checks import fail, refuse, refuse_order
-from ballast.connecting import Group
+from ballast.ranks import Group, failed_ranks
 from ballast.torch.calls.hooks import ModuleHook, refuse_other_thread
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.managed_parameter import Lifecycle, kind_of, plain, require_no_cast

@@ -12,8 +12,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
-from ballast.connecting import Group
-from ballast.torch.collectives import least_and_most, numbers_of_all_ranks
+from ballast.ranks import Group, least_and_most, numbers_of_all_ranks
 from ballast.torch.gpu import tensor_on, wait_for_current_streams
 from ballast.torch.memory import TORCH_DTYPES, tensor_of
 from ballast.torch.parameters.units import UnitParameter

@@ -29,7 +29,7 @@ from ballast._torch_compat import (
     without_torch_function,
 )
 from ballast.checks import fail, refuse_order
-from ballast.connecting import Group
+from ballast.ranks import Group
 from ballast.torch.calls.hooks import late_hook_of, refuse_late_hook
 from ballast.torch.gradients.gradient_sums import FactorReader, GradientFactors, NormTensors, refuse_different
 from ballast.torch.parameters.managed_parameter import refuse_cast

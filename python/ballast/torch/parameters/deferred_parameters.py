@@ -11,7 +11,7 @@ import torch
 
 from ballast._torch_compat import swap_tensors_in_place, without_torch_function
 from ballast.checks import refuse, refuse_order
-from ballast.connecting import Group
+from ballast.ranks import Group
 from ballast.torch.gpu import current_device
 from ballast.torch.memory import return_freed_memory, tensor_at
 from ballast.torch.parameters.deferred_init import (

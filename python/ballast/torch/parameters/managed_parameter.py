@@ -22,7 +22,7 @@ import torch
 from ballast import _core
 from ballast._torch_compat import is_alias, make_wrapper_tensor, without_torch_function
 from ballast.checks import fail, refuse, refuse_order
-from ballast.connecting import Group
+from ballast.ranks import Group
 from ballast.torch.gpu import GPU
 from ballast.torch.memory import DTYPES
 from ballast.torch.parameters.stored_tensors import StoredTensor

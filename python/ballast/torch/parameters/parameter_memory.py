@@ -14,8 +14,8 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse, refuse_order
-from ballast.connecting import Group
 from ballast.errors import FailureError
+from ballast.ranks import Group
 from ballast.torch.parameters.managed_parameter import (
     Lifecycle,
     ManagedParameter,

@@ -9,10 +9,8 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import storage_address, users_of_storage
-from ballast.agreement import Agreement
 from ballast.checks import fail, refuse, refuse_order
-from ballast.connecting import Group
-from ballast.torch.collectives import from_all_ranks
+from ballast.ranks import Agreement, Group, from_all_ranks
 from ballast.torch.memory import bytes_at
 from ballast.torch.parameters.managed_parameter import require_same_kind
 from ballast.torch.parameters.units import UnitParameter

@@ -16,7 +16,6 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
-from ballast.connecting import Group
 from ballast.errors import OutOfMemoryError
 from ballast.formats import STATE_FORMATS, preferred
 from ballast.outer.memory import Bytes, exchange_bytes, outer_state
@@ -35,9 +34,9 @@ from ballast.planning.hardware import (
 )
 from ballast.planning.request import STAGES
 from ballast.planning.searching import by_tier, coarse_tile, fastest
+from ballast.ranks import Group, from_all_ranks
 from ballast.schema import changed, set_core
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
-from ballast.torch.collectives import from_all_ranks
 from ballast.torch.gpu import free_bytes, name_and_bytes, return_cached_memory
 from ballast.torch.parameters.managed_parameter import is_without_values
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, backward_order, gpu_of, model_of

@@ -11,9 +11,8 @@ from typing import NamedTuple, Protocol
 
 from ballast import _core
 from ballast.checks import refuse_order
-from ballast.connecting import Group
 from ballast.errors import Error
-from ballast.torch.collectives import by_first_rank
+from ballast.ranks import Group, by_first_rank
 from ballast.wrap_options import WrapOptions
 
 ALONE = _core.JointRound()

@@ -18,7 +18,7 @@ from ballast import _core
 from ballast._torch_compat import NO_BACKWARD, current_backward, has_gradient_in_backward, without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError, UsageError
-from ballast.torch.collectives import words_of_all_ranks
+from ballast.ranks import words_of_all_ranks
 from ballast.torch.gpu import in_stream, require_stream
 from ballast.torch.gradients.gradient_sums import GradientShards, refuse_different
 from ballast.torch.gradients.taken_gradients import (

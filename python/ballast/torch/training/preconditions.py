@@ -15,14 +15,14 @@ import torch
 from ballast import _core
 from ballast._torch_compat import without_torch_function
 from ballast.checks import fail, refuse, refuse_order
-from ballast.connecting import Group
 from ballast.formats import AUTO, Formats, that_need_bf16
+from ballast.ranks import Group, from_all_ranks, words_of_all_ranks
 from ballast.tiers import fractions_by_tier
-from ballast.torch.collectives import broadcast_initial_values, from_all_ranks, words_of_all_ranks
 from ballast.torch.parameters.deferred_init import is_on_meta
 from ballast.torch.parameters.managed_parameter import Lifecycle, has_foreign_class, is_without_values, managed
 from ballast.torch.parameters.units import UnitParameter, named_buffers, named_parameters
 from ballast.torch.parameters.writes import require_same_values
+from ballast.torch.process_groups import broadcast_initial_values
 from ballast.wrap_options import WrapOptions
 
 # SyncBatchNorm is none of them.

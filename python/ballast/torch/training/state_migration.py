@@ -11,10 +11,10 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
-from ballast.torch.collectives import sum_in_fp32
 from ballast.torch.memory import BYTES, return_freed_memory
 from ballast.torch.parameters.deferred_parameters import DeferredParameters, is_pending, suspend, suspend_and_drop
 from ballast.torch.parameters.managed_parameter import is_without_values, managed
+from ballast.torch.process_groups import sum_in_fp32
 from ballast.torch.training.model_and_optimizer import ModelAndOptimizer
 from ballast.torch.training.partition import Partition
 from ballast.torch.updates.sharded_state import State, is_current_state, read_of

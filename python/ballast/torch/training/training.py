@@ -14,8 +14,8 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
-from ballast.connecting import Group
 from ballast.outer.optimizer import OuterOptimizer
+from ballast.ranks import Group
 from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
 from ballast.torch.calls.hooks import OneThread, TrainingHooks, refuse_other_thread
 from ballast.torch.gradients.taken_gradients import TakenGradient

@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ballast._torch_compat import NO_BACKWARD, call_after_backward, current_backward
-from ballast.connecting import Group
-from ballast.torch.collectives import words_of_all_ranks
+from ballast.ranks import Group, words_of_all_ranks
 
 log = logging.getLogger("ballast")
 

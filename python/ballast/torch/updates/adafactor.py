@@ -10,10 +10,10 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
-from ballast.connecting import Group
-from ballast.torch.collectives import sum_in_fp32
+from ballast.ranks import Group
 from ballast.torch.gpu import wait_for_current_streams
 from ballast.torch.parameters.units import UnitParameter
+from ballast.torch.process_groups import sum_in_fp32
 from ballast.torch.updates.custom_step import group_of
 from ballast.torch.updates.custom_updates import CustomUpdates, move_state_to
 from ballast.torch.updates.sharded_state import ShardedState

@@ -14,7 +14,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse
-from ballast.torch.collectives import from_all_ranks
+from ballast.ranks import from_all_ranks
 from ballast.torch.gpu import wait_for_current_streams
 from ballast.torch.memory import tensor_of
 from ballast.torch.parameters.units import UnitParameter

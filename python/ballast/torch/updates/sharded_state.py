@@ -15,8 +15,7 @@ import torch
 from ballast import _core
 from ballast._torch_compat import COPY_AS, make_wrapper_tensor, tree_map, without_torch_function, writes_to_arguments
 from ballast.checks import fail, refuse
-from ballast.connecting import Group
-from ballast.torch.collectives import agree_on_memory
+from ballast.ranks import Group, agree_on_memory
 from ballast.torch.gpu import in_stream, require_stream, return_cached_memory
 from ballast.torch.memory import keep_freed_memory, resident_bytes, return_freed_memory
 from ballast.torch.parameters.deferred_parameters import InitialValueReader, refuse_to_begin

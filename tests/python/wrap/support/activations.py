@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import ballast
 import torch
-from ballast.activation_options import read_activation_options
+from ballast.tiers import read_activation_options
 from ballast.wrap_options import WrapOptions
 from python.wrap.support.loops import Loop, Tower
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import ballast
 import torch
-from ballast.connecting import Group
+from ballast.ranks import Group
 from ballast.torch.training.use_agreement import WATCHED_STEPS
 from python.wrap.support.bodies import Routed
 from python.wrap.support.keywords import keywords

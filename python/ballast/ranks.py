@@ -1,0 +1,306 @@
+"""Ranks that work together: they connect, exchange words and objects, agree on failures, and tell each other of their ends."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import math
+import pickle
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar
+
+from ballast import _core
+from ballast.checks import fail, fail_of_system, refuse, require_timeout
+from ballast.errors import Error
+from ballast.store import Store
+
+T = TypeVar("T")
+
+
+class Group:
+    """Ranks that work together. `connect()` makes the group, and the end of its `with` block leaves it."""
+
+    def __init__(self, core: _core.Group):
+        self._core = core
+        watch(core)
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0 on."""
+        return self._core.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._core.size
+
+    def barrier(self) -> None:
+        """Return when all ranks have called this."""
+        self._core.barrier()
+
+    def all_reduce(self, values: Sequence[int]) -> list[int]:
+        """Return the sums of the ranks' values, element by element."""
+        return self._core.all_reduce(list(values))
+
+    def abort(self, reason: str) -> None:
+        """End the group. Pending and later calls raise B3301 with this reason on all ranks."""
+        self._core.abort(reason)
+
+    def leave(self) -> None:
+        """Leave the group without waiting. Ranks that wait for this one, or need it later, raise B3301."""
+        self._core.leave()
+
+    def close(self) -> None:
+        """Leave the group. Rank 0 waits here until the others have left, for the timeout at most."""
+        self._core.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is not None:
+            self.abort(words_of(error))
+        self.close()
+
+
+def connect(
+    *,
+    store: Store | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    host: str = "",
+    job: str = "",
+    timeout: float | None = None,
+) -> Group:
+    """Connect this process to the other ranks, and return their group when all of them have connected.
+
+    The environment of a launcher (torchrun, Open MPI, Slurm) names the ranks. Without a launcher there is one rank.
+
+    store      a key-value store of all ranks; `rank` and `size` then replace the environment
+    rank       the number of this rank
+    size       the number of ranks
+    host       the address of rank 0's machine, if the ranks are on several machines
+    job        a name for each group that shares a store
+    timeout    seconds of each wait
+
+    >>> with connect(rank=0, size=1) as group:
+    ...     group.all_reduce([3, 4])
+    [3, 4]
+    """
+    require_timeout(timeout)
+    if (rank is None) != (size is None):
+        refuse("rank and size are given together, or not at all", needed="both, or none")
+    if rank is not None and size is not None and not 0 <= rank < size:
+        refuse(f"there is no rank {rank} of {size}", needed="a rank from 0 on, below the size")
+    if size is not None and size > 1 and store is None:
+        refuse(
+            f"cannot connect {size} ranks: there is no store",
+            needed="a store, or a launcher's environment without rank and size",
+        )
+    where = _core.Rendezvous(store=store, rank=rank, size=size, host=host, job=job, timeout=timeout)
+    return Group(_core.Group(where))
+
+
+# --- The ends of ranks. The group itself tells others of all ends but exceptions ---
+
+_makers: weakref.WeakKeyDictionary[_core.Group, threading.Thread] = weakref.WeakKeyDictionary()
+
+
+def watch(group: _core.Group) -> None:
+    """Tell the other ranks of the group about an exception that ends this thread or the process. The group itself tells
+    them about all other ends."""
+    _watch_ends()
+    _makers[group] = threading.current_thread()
+
+
+def words_of(error: BaseException) -> str:
+    """Describe an exception as the last line of its traceback does."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@cache  # once in a process
+def _watch_ends() -> None:
+    atexit.register(begin_exit)
+    report = threading.excepthook
+
+    def fail_with_thread(ended: threading.ExceptHookArgs) -> None:
+        for group, maker in list(_makers.items()):
+            if maker is ended.thread and _is_failure(ended.exc_value):
+                group.fail(words_of(ended.exc_value))
+        report(ended)
+
+    threading.excepthook = fail_with_thread
+
+
+def _is_failure(error: BaseException | None) -> TypeGuard[BaseException]:
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
+
+
+def begin_exit() -> None:
+    """Tell other ranks about an uncaught exception. The process itself tells them about all other ends."""
+    uncaught = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # last_exc from Python 3.12 on
+    is_interactive = hasattr(sys, "ps1")  # it continues after an exception, so this may be an old one
+    if uncaught is not None and not is_interactive:
+        for group in list(_makers):
+            if group.size > 1:  # a rank alone still releases its memory
+                group.fail(words_of(uncaught))
+    _core.begin_exit()
+
+
+# --- Agreement: an operation fails on all ranks if it fails on one, so that no rank waits for another that has given up ---
+
+
+class Ranks(Protocol):
+    """The part of a Group that an Agreement needs."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_reduce(self, values: Sequence[int]) -> list[int]: ...
+
+
+def failed_ranks(group: Ranks, failed: bool) -> list[int]:
+    """Return the ranks that have failed. All ranks call it together."""
+    words = [int(failed and rank == group.rank) for rank in range(group.size)]
+    return [rank for rank, word in enumerate(group.all_reduce(words)) if word]
+
+
+class Agreement:
+    """Lets ranks attempt an operation, each on its own, and settle together whether it failed."""
+
+    def __init__(self, group: Ranks, what: str):
+        self.group = group
+        self._what = what
+        self.error: Exception | None = None  # the first error of this rank
+        self.has_failed = False  # settle() has raised, on all ranks
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Keep an exception of the block for settle(), instead of raising it."""
+        try:
+            try:
+                yield
+            except OSError as error:
+                fail_of_system(error)
+        except Exception as error:
+            if self.error is None:
+                self.error = error
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Attempt the block, and settle after it."""
+        with self.attempt():
+            yield
+        self.settle()
+
+    def settle(self) -> None:
+        """Raise this rank's error, or name the ranks that failed. All ranks call it together."""
+        failed = failed_ranks(self.group, self.error is not None)
+        self.has_failed = bool(failed)
+        if self.error is not None:
+            self._raise()
+        if failed:
+            what, where = f"{self._what} failed on other ranks", f"rank {', '.join(map(str, failed))}"
+            fail("peer_failed", _core.Problem(what=what, where=where))
+
+    def _raise(self) -> NoReturn:
+        """Raise the error, and forget it: the error keeps this frame alive, so a reference back would form a cycle. The
+        caller's objects would then live until garbage collection, and other ranks would wait for their end."""
+        error, self.error = self.error, None
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error
+
+
+# --- Exchanges ---
+
+
+def from_all_ranks(group: Group, value: Any) -> list[Any]:
+    """Return the values of all ranks, by rank. All ranks call it together."""
+    return [pickle.loads(theirs) for theirs in group._core.from_all(pickle.dumps(value))]
+
+
+def words_of_all_ranks(group: Group, mine: Sequence[int]) -> list[list[int]]:
+    """Return each word of all ranks, by rank, in one exchange. All ranks call it together, with as many words."""
+    sent = [word if rank == group.rank else 0 for word in mine for rank in range(group.size)]
+    words = group.all_reduce(sent)
+    return [words[first : first + group.size] for first in range(0, len(words), group.size)]
+
+
+def numbers_of_all_ranks(group: Group, mine: Sequence[float]) -> list[list[float]]:
+    """Return each number of all ranks, by rank, in one exchange. All ranks call it together, with as many numbers."""
+    words = words_of_all_ranks(group, struct.unpack(f"{len(mine)}q", struct.pack(f"{len(mine)}d", *mine)))
+    return [[*struct.unpack(f"{group.size}d", struct.pack(f"{group.size}q", *each))] for each in words]
+
+
+def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
+    """Call `do` on rank 0, and return its result on all ranks, or raise its error on all. All ranks call this together."""
+    together = Agreement(group, what)
+    mine: list[T] = []
+    with together.attempt():
+        if group.rank == 0:
+            mine.append(do())
+    answer = pickle.dumps((mine, together.error if isinstance(together.error, Error) else None))
+    [length] = group.all_reduce([len(answer) if group.rank == 0 else 0])
+    result: tuple[list[T], Error | None] = pickle.loads(_broadcast(group, answer, length, 0))
+    if result[1] is None:
+        together.settle()  # an error of another type is raised on rank 0, and other ranks name it
+        return result[0][0]
+    together.error = None
+    try:
+        raise result[1]
+    finally:
+        del result  # as in Agreement: the raised error keeps this frame alive
+
+
+def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
+    memory = bytearray(mine if group.rank == root else length)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    group._core.broadcast(address=address, bytes=length, root=root)
+    return memory
+
+
+def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
+    """Return the least and the greatest number of all ranks. Return one number if they are equal, none if no rank has
+    one, and NaN if one is not finite. All ranks call it together."""
+    words = [0] * (3 * group.size)  # of each rank: whether it has numbers, and the bits of its least and its greatest
+    if mine:
+        ends = (min(mine), max(mine)) if all(map(math.isfinite, mine)) else (math.nan, math.nan)
+        words[group.rank :: group.size] = [1, *struct.unpack("qq", struct.pack("dd", *ends))]
+    words = group.all_reduce(words)
+    there = [words[rank :: group.size][1:] for rank in range(group.size) if words[rank]]
+    numbers = {number for bits in there for number in struct.unpack("dd", struct.pack("qq", *bits))}
+    if any(map(math.isnan, numbers)):
+        return [math.nan]
+    return sorted({min(numbers), max(numbers)}) if numbers else []
+
+
+def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
+    """Return a function that each rank calls after it has allocated the memory for an operation, or has failed to. If
+    one rank has failed, the function raises on the others, so that no rank does the operation."""
+
+    def agree(failed: bool) -> None:
+        ranks = failed_ranks(group, failed)
+        if ranks and not failed:
+            problem = _core.Problem(
+                what=f"cannot complete {what}: other ranks have no memory for it, so it is not done here either",
+                where=f"rank {', '.join(map(str, ranks))}",
+                remedy="Free memory there, and call it again on all ranks.",
+            )
+            fail("peer_failed", problem)
+
+    return agree
