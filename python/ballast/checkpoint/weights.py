@@ -23,9 +23,8 @@ from ballast.checkpoint.reading import Stream
 from ballast.checkpoint.sources import Latest
 from ballast.checks import fail, refuse
 from ballast.torch.memory import tensor_at
-from ballast.torch.parameters.deferred_init import is_on_meta
 from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, replace_buffers, require_expected
-from ballast.torch.parameters.managed_parameter import by_owner
+from ballast.torch.parameters.managed_parameter import by_owner, is_on_meta
 from ballast.torch.parameters.stored_tensors import Files, StoredTensor, tensors_in
 from ballast.torch.parameters.units import named_buffers, named_parameters, names_in_model, unwrapped, unwrapped_name
 from ballast.torch.process_groups import rank_in_job

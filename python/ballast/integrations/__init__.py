@@ -13,9 +13,8 @@ from ballast.checks import refuse
 from ballast.schema import options_of, require_known
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.optimizer import WrappedOptimizer
-from ballast.torch.parameters.deferred_init import is_on_meta
 from ballast.torch.parameters.deferred_parameters import device_of
-from ballast.torch.parameters.managed_parameter import owner_of
+from ballast.torch.parameters.managed_parameter import is_on_meta, owner_of
 from ballast.wrap_options import Tuning, WrapOptions
 from ballast.wrapping import ELSEWHERE, wrap
 

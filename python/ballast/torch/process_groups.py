@@ -164,8 +164,6 @@ def broadcast(group: Group, values: torch.Tensor, root: int) -> None:
 
 def broadcast_initial_values(group: Group, parameters: Iterable[torch.Tensor]) -> None:
     """Copy the values of rank 0 to all ranks, which call this together."""
-    if group.size == 1:
-        return
     with torch.no_grad():
         for parameter in parameters:
             values = parameter.detach().to("cpu", copy=True).contiguous()

@@ -6,7 +6,7 @@ import torch
 from ballast import _core
 from ballast.torch.training import partitioner
 from ballast.torch.training.partition import Partition
-from ballast.torch.training.state_migration import StateMigration
+from ballast.torch.training.partitioner import StateMigration
 from ballast.torch.updates.rules import RuleUpdates
 from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 

@@ -23,7 +23,7 @@ from ballast.torch.activations.activation_tier import Activation, ActivationTier
 from ballast.torch.calls.hooks import ModuleHook
 from ballast.torch.gpu import is_gpu, of_torch
 from ballast.torch.memory import map_tensors_separately
-from ballast.torch.parameters.deferred_init import is_on_meta
+from ballast.torch.parameters.managed_parameter import is_on_meta
 
 ALIGNMENT = 64  # of torch's memory: restored tensors begin as far from a multiple of this as the saved ones
 
@@ -219,11 +219,9 @@ class ModelActivations:
 
 
 def offload_activations_of(
-    model: torch.nn.Module | None, parameters: Sequence[torch.Tensor], options: ActivationOptions | None
-) -> ModelActivations | None:
-    """Offload the activations of the model that has these parameters, if there are options for it."""
-    if options is None:
-        return None
+    model: torch.nn.Module | None, parameters: Sequence[torch.Tensor], options: ActivationOptions
+) -> ModelActivations:
+    """Offload the activations of the model that has these parameters."""
     if model is None:
         refuse("cannot offload activations without a model", needed="ballast.wrap(optimizer, model, activations=...)")
     devices = {each.device for each in parameters if not is_on_meta(each)}

@@ -103,10 +103,8 @@ class GradientFactors:
         return max(LEAST, self._of_all * (factors[0] if factors else 1.0))
 
     def before_clipping(self, taken: Collection[int], agreed: float) -> float:
-        """Return the ratio of the norm before clipping to the norm after it. `agreed` is the finite factor of all gradients.
-        All ranks call it together."""
-        if agreed == 1.0:
-            return 1.0
+        """Return the ratio of the norm before clipping to the norm after it. `agreed` is the finite factor of all gradients,
+        and not 1. All ranks call it together."""
         scaling = max(least_and_most(self._group, {self._scaling.get(member, 1.0) for member in taken}), default=1.0)
         return 1.0 if scaling == agreed else scaling / agreed
 

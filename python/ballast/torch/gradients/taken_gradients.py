@@ -350,6 +350,9 @@ class TakenGradients:
         self._made: list[TakenGradient | None] = [None] * len(members)  # in earlier steps
         self.zeros: set[int] = set()  # members with a gradient of zeros, from zero_grad(set_to_none=False)
         self.may_scale = True  # not after parameters have been updated with them in the backward pass
+        self._factors, self._factor_reader = GradientFactors(group, members), FactorReader()
+        self._norms: dict[float, Norms] = {}  # by order
+        self._norm_tensors = NormTensors()
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -357,16 +360,16 @@ class TakenGradients:
         self._absent: set[int] = set()  # those of them that have none, next to others of their unit
         self._ranks_use_others = False  # than this rank does
         self._added: int | None = None  # a member whose gradient was added to one that the last step has used
-        self._factors = GradientFactors(self._group, self._members)
+        if not self._factors.are_one:
+            self._factors, self._factor_reader = GradientFactors(self._group, self._members), FactorReader()
         self.forget_norms()
         self._before_clipping = 1.0  # the ratio of the norm before clipping to the norm after it, of gradients scaled apart
         self._rank_with_others: int | None = None  # which has gradients of other parameters than rank 0
-        self._factor_reader = FactorReader()
 
     def forget_norms(self) -> None:
         """Forget the norms: other gradients follow, or values have changed."""
-        self._norms: dict[float, Norms] = {}  # by order
-        self._norm_tensors = NormTensors()
+        if self._norms:
+            self._norms, self._norm_tensors = {}, NormTensors()
         self._are_summed = False  # norms, by torch, of the gradients that this rank has
         self.norm_is_known = False  # to the caller, whose later factors clip
 
@@ -491,6 +494,8 @@ class TakenGradients:
     def factor(self, scale: Callable[[Mapping[int, float]], None]) -> float:
         """Return the one factor of all gradients, or NaN if one is not finite on any rank, after `scale` has multiplied those
         that have different ones. All ranks call it together."""
+        if self._factors.are_one and self._group.size == 1:
+            return 1.0
 
         def scale_apart(factors: Mapping[int, float]) -> None:
             norms = self._norms_of_order(2.0)
@@ -504,7 +509,7 @@ class TakenGradients:
 
     def before_clipping(self, factor: float) -> float:
         """Return the ratio of the norm before clipping to the norm after it. All ranks call it together."""
-        return self._before_clipping * self._factors.before_clipping(self.taken, factor)
+        return self._before_clipping * (1.0 if factor == 1.0 else self._factors.before_clipping(self.taken, factor))
 
     def clip_all(self, factor: float) -> None:
         self._factors.clip_all(factor)

@@ -18,13 +18,13 @@ from ballast._torch_compat import (
     arguments_of,
     tree_leaves,
     tree_map,
-    without_any_torch_function,
     without_modes,
     without_torch_function,
 )
 from ballast.checks import refuse, refuse_order
 from ballast.torch.gpu import default_generator, is_gpu, is_on_gpu
 from ballast.torch.memory import return_freed_memory
+from ballast.torch.parameters.managed_parameter import is_on_meta
 from ballast.torch.parameters.stored_tensors import StoredTensor
 
 # Elements. Smaller tensors are made at once: constructors read such tensors, and deferring them gains nothing.
@@ -115,12 +115,6 @@ def history_of(tensor: torch.Tensor) -> History | None:
             return None
         found: History | None = getattr(tensor.untyped_storage(), "ballast_history", None)
         return found
-
-
-def is_on_meta(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has no memory. A deferred one reports the device of its future values."""
-    with without_any_torch_function():
-        return tensor.layout == torch.strided and bool(tensor.is_meta)
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:

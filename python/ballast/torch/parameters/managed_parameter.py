@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from ballast import _core
-from ballast._torch_compat import is_alias, make_wrapper_tensor, without_torch_function
+from ballast._torch_compat import is_alias, make_wrapper_tensor, without_any_torch_function, without_torch_function
 from ballast.checks import fail, refuse, refuse_order
 from ballast.ranks import Group
 from ballast.torch.gpu import GPU
@@ -630,6 +630,12 @@ def plain(parameter: torch.Tensor) -> torch.Tensor:
 def slice_on_host(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
     """Return elements of a tensor that torch has. Their bytes are their values, as those of a lazy conjugate are not."""
     return plain(tensor).reshape(-1)[first : first + count].to("cpu").resolve_conj().resolve_neg().contiguous()
+
+
+def is_on_meta(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has no memory. A deferred one reports the device of its future values."""
+    with without_any_torch_function():
+        return tensor.layout == torch.strided and bool(tensor.is_meta)
 
 
 def is_opaque(parameter: torch.Tensor) -> bool:

@@ -265,7 +265,8 @@ class UnitGather:
         """Show a unit's parameters. `exact`: those that ranks keep, even if gathers are encoded."""
         if unit in self.full:
             return
-        require_stream(self._gpu, self._stream)
+        if self._gpu is not None:
+            require_stream(self._gpu, self._stream)
         exact = exact and self._gathers_codes
         if self.open_unit == unit and self._is_exact == exact:
             return

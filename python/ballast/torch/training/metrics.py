@@ -67,27 +67,6 @@ def warn_of_step(step: _core.StepResult, has_finite_factor: bool) -> None:
         log.warning("step %d: %s", step.step, step.reason)
 
 
-class StepHistory:
-    """The last step, and the count of skipped steps."""
-
-    def __init__(self) -> None:
-        self.last: _core.StepResult | None = None
-        self.skipped = 0
-        self._norm = 0.0  # of the last step's gradients, before clipping
-
-    def add(self, step: _core.StepResult, before_clipping: float, *, warns: bool, has_finite_factor: bool) -> None:
-        """Keep a step. Its gradients were scaled or clipped before it, by a factor that may not be finite, and
-        `before_clipping` is the ratio of their norm before clipping to the step's."""
-        self.last, self._norm = step, step.norm * before_clipping
-        self.skipped += int(step.skipped)
-        if warns:
-            warn_of_step(step, has_finite_factor)
-
-    def figures(self, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
-        assert self.last is not None
-        return metrics_of_step(self.last, self.skipped, custom_state) | {"grad_norm": self._norm}
-
-
 TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # a token looks a row up: no arithmetic
 TRAINED, FROZEN = 3, 2  # forward passes that cost as much as both passes: only a trained matrix has a gradient
 

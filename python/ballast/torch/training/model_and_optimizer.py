@@ -84,7 +84,7 @@ class Siblings:
     def __init__(self) -> None:
         self.references: list[weakref.ref[ModelAndOptimizer]] = []
         self.exchanges = _core.ExchangeOrder()  # between GPUs
-        self.agreement = UseAgreement()  # between ranks in stage 3
+        self.agreement: UseAgreement | None = None  # between ranks in stage 3
 
     def __reduce__(self) -> tuple[type[Siblings], tuple[()]]:
         return Siblings, ()
@@ -160,7 +160,6 @@ class ModelAndOptimizer:
         if (model := self.model) is not None:
             found: Siblings = vars(unwrapped(model)).setdefault(ATTRIBUTE, Siblings())
             found.references.append(weakref.ref(self))
-            found.agreement.model = weakref.ref(unwrapped(model))
 
     def leave(self) -> None:
         """Remove this one, which ends, and the attribute of the model with the last one."""
@@ -176,7 +175,10 @@ class ModelAndOptimizer:
 
     def agreement(self) -> UseAgreement | None:
         """Return the agreement on uses of a model that has wrapped optimizers."""
-        return None if (found := _siblings_of(self.model)) is None else found.agreement
+        if (model := self.model) is None or (found := _siblings_of(model)) is None:
+            return None
+        found.agreement = found.agreement or UseAgreement(unwrapped(model))
+        return found.agreement
 
     def siblings(self) -> list[ModelAndOptimizer]:
         """Return the other optimizers of the model, in the order in which they were wrapped."""

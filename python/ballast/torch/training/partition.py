@@ -277,7 +277,8 @@ class Partition(ShardedState):
         number = self._index.get(id(parameter))
         if number is None:
             return False
-        require_stream(self._gpu, self._stream)
+        if self._gpu is not None:
+            require_stream(self._gpu, self._stream)
         if (backward := current_backward()) != self._backward:
             self._backward = backward
             if self._agreement is not None:
@@ -486,7 +487,8 @@ class Partition(ShardedState):
 
     def _agree(self, *, count: bool = True, ends: bool = False) -> int:
         """Complete the same passes on all ranks, accept writes to parameters, and return the number of passes."""
-        require_stream(self._gpu, self._stream)
+        if self._gpu is not None:
+            require_stream(self._gpu, self._stream)
         self.memory.release_unit()  # the last unit may be frozen, so that no gradient has released it
         if self._passes is not None:
             return self._passes
@@ -543,7 +545,8 @@ class Partition(ShardedState):
     def _step(
         self, loss_scale: float, discard: bool, ends: bool, joint_round: _core.JointRound | None
     ) -> _core.StepResult | None:
-        require_stream(self._gpu, self._stream)
+        if self._gpu is not None:
+            require_stream(self._gpu, self._stream)
         if not discard and not ends:
             self.memory.require_not_gathered("cannot make a step")
             self._accept_assignments()

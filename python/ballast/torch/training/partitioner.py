@@ -1,9 +1,13 @@
-"""Make a partition: choose the stage and the tiers, group parameters into units, and begin the training."""
+"""Make a partition: choose the stage and the tiers, group parameters into units, and begin the training. Then bring it the
+state that is outside of partitions: the optimizer's, and shards of the last partition, with parameters as the fp32 values from
+which they were rounded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -13,10 +17,19 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import without_torch_function
+from ballast.checks import refuse_order
 from ballast.tiers import tier_of
 from ballast.torch.calls.sharded_parameters import ShardedParameters
 from ballast.torch.gpu import gpu_of_tensors, stream_on
-from ballast.torch.parameters.deferred_parameters import make_unpartitioned
+from ballast.torch.memory import BYTES, return_freed_memory
+from ballast.torch.parameters.deferred_parameters import (
+    DeferredParameters,
+    is_pending,
+    make_unpartitioned,
+    suspend,
+    suspend_and_drop,
+)
+from ballast.torch.parameters.managed_parameter import is_without_values, managed
 from ballast.torch.parameters.overlapped_gathers import OverlappedGathers
 from ballast.torch.parameters.parameter_memory import FullParameters, ParameterMemory
 from ballast.torch.parameters.units import (
@@ -29,7 +42,7 @@ from ballast.torch.parameters.units import (
     units_of,
     units_of_model,
 )
-from ballast.torch.process_groups import ProcessGroups
+from ballast.torch.process_groups import ProcessGroups, sum_in_fp32
 from ballast.torch.training.autotune import PartitionRequest, settled
 from ballast.torch.training.joint_runs import JointRun
 from ballast.torch.training.model_and_optimizer import ModelAndOptimizer
@@ -46,7 +59,7 @@ from ballast.torch.training.preconditions import (
     warn_of_layout,
 )
 from ballast.torch.updates.rules import blocks_of, rules_of
-from ballast.torch.updates.sharded_state import ShardedState, State
+from ballast.torch.updates.sharded_state import ShardedState, State, is_current_state, read_of
 from ballast.torch.updates.updates import StepCall, Updates, steps_in
 from ballast.wrap_options import WrapOptions, without_gpu
 
@@ -59,6 +72,7 @@ class Partitioner:
         self.ranks = ranks
         self.updates = updates
         self._requested = self.options = options  # with the chosen stage and tiers, from the first partition on
+        self._max_norm, self._calls_differ = options.max_norm, options.tuning.calls_differ  # for each step
         self.groups = Groups()
         self.joint_run: JointRun | None = None  # if the run is resumed with those of other optimizers
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
@@ -167,12 +181,12 @@ class Partitioner:
         return StepInputs(
             described=self._described_groups,
             rules=rules_of([(place, groups[place]) for place in self.groups.places], self.updates.rule),
-            max_norm=self.options.max_norm,
+            max_norm=self._max_norm,
             custom_step=self._bound_custom_step if self.updates.has_custom_step else None,
             joint_run=self.joint_run,
             is_alone=self._is_alone,
             agreement=None if self.options.keeps_full_parameters or self.ranks.of_data.size == 1 else self._given.agreement(),
-            calls_differ=self.options.tuning.calls_differ,
+            calls_differ=self._calls_differ,
         )
 
     def _is_alone(self) -> bool:
@@ -227,3 +241,357 @@ def _counts_in(groups: Sequence[dict[str, Any]]) -> list[int]:
 
 def _parameters_in(groups: Sequence[dict[str, Any]]) -> Iterator[torch.nn.Parameter]:
     return chain.from_iterable(group["params"] for group in groups)
+
+
+log = logging.getLogger("ballast")
+
+
+# --- State outside of partitions ---
+
+
+class OptimizerState:
+    """Holds the state outside a partition, and shows all state in optimizer.state."""
+
+    def __init__(self, given: ModelAndOptimizer, updates: Updates):
+        self._given = given
+        self._updates = updates
+        self.loaded: State | None = None  # for the next partition
+        self.frozen_state: State = {}  # of parameters that are frozen now
+        self._unbegun: State | None = None  # state that could not be written to the partition yet
+
+    def is_current(self, state: State) -> bool:
+        """Return whether the state was read from here, so that loading it changes nothing."""
+        return is_current_state(state, self._given.optimizer.state)
+
+    def load(self, state: State) -> None:
+        """Keep state for the partition of the next step: full state, or this rank's shard."""
+        self.loaded, self._unbegun = read_of(state), None
+        self.show(self.loaded)
+
+    def load_changed(self, partition: Partition) -> None:
+        """Load optimizer.state if the user has removed or replaced something in it."""
+        changed = self._updates.changed_state(self._given.optimizer, partition)
+        if self.loaded is None and changed is not None:
+            self.loaded = read_of(changed)
+
+    def without_unbegun(self, numbered: State, partition: Partition | None) -> State:
+        """Return the state of a state_dict(), by number of the parameter, without those that have no state in torch yet."""
+        left = set() if partition is None else {id(each) for each in self._updates.unbegun(partition)}
+        numbers = {number for number, (_, each) in enumerate(self._given.parameters()) if id(each) in left}
+        return {number: values for number, values in numbered.items() if number not in numbers}
+
+    def is_unbegun(self, partition: Partition) -> bool:
+        """Return whether no parameter has state in torch yet."""
+        return not self.frozen_state and len(self._updates.unbegun(partition)) == len(partition.members)
+
+    @property
+    def steps_of_loaded(self) -> int | None:
+        return None if self.loaded is None else max(steps_in(self.loaded).values(), default=0)
+
+    def take_out(self, partition: Partition) -> State:
+        """Return the full state outside the partition's memory, on every rank."""
+        return {**self.frozen_state, **self._updates.take_out(self._given.optimizer, partition)}
+
+    # --- Into a partition ---
+
+    def begin(self, partition: Partition, state: State) -> None:
+        """Write the state to the partition. State of parameters that it does not have stays here, in `frozen_state`."""
+        self._unbegun = state
+        now = {id(member.parameter) for member in partition.members}
+        self.frozen_state = {key: values for key, values in state.items() if key not in now}
+        self.show(self.frozen_state)
+        self._updates.begin(self._given.optimizer, partition, state)
+        self._unbegun = None
+
+    def without_resumed(self, partition: Partition, state: State, run: str) -> State:
+        """Return the state that the optimizer had when it was wrapped, without that of parameters of the run: its records
+        have newer state of them."""
+        trained = {id(member.parameter) for member in partition.members}
+        steps = max((count for key, count in steps_in(state).items() if key in trained), default=0)
+        if steps > 0 and partition.ranks.rank == 0:
+            log.warning(
+                'run "%s" resumes after step %d, and leaves out the optimizer\'s state of step %d from before ballast.wrap()',
+                run,
+                partition.steps,
+                steps,
+            )
+        return {key: values for key, values in state.items() if key not in trained}
+
+    def begin_again(self, partition: Partition) -> None:
+        """Write state again that could not be written."""
+        if self._unbegun is not None:
+            self.begin(partition, self._unbegun)
+
+    def forget(self) -> None:
+        """Forget loaded state: a checkpoint brings other state."""
+        self.loaded = self._unbegun = None
+
+    def begin_empty(self, partition: Partition, frozen_state: State) -> None:
+        """Begin with zeros, which a checkpoint replaces."""
+        self.frozen_state = frozen_state
+        self.show(frozen_state)
+        self._updates.begin(self._given.optimizer, partition, {})
+
+    def show(self, state: State) -> None:
+        optimizer = self._given.optimizer
+        optimizer.state.clear()
+        for _, parameter in self._given.parameters():
+            if id(parameter) in state:
+                optimizer.state[parameter] = state[id(parameter)]
+
+    def forget_partition(self) -> None:
+        """Forget the partition, which ends: entries of optimizer.state would read from it and keep it alive."""
+        self._updates.forget_partition()
+        if (optimizer := self._given.optimizer_if_alive) is not None:
+            optimizer.state.clear()
+
+
+Kind = _core.Moment | None  # None is the parameter itself
+OWN = [_core.Moment[f"own_{number}"] for number in range(_core.MAX_OWN_VALUES)]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A range of a parameter's elements, with their values; or of the bytes of an opaque one."""
+
+    first: int
+    count: int
+    values: Mapping[Kind, torch.Tensor]  # in fp32; the bytes of an opaque parameter
+
+    @staticmethod
+    def read(part: _core.StatePart, kinds: Iterable[Kind], *, is_opaque: bool = False) -> Shard:
+        shard = Shard(part.first, part.count, memory_of(kinds, part.count, is_opaque=is_opaque))
+        shard.part(part.first, part.count).copy_from(part)
+        return shard
+
+    def has(self, element: int) -> bool:
+        return self.first <= element < self.first + self.count
+
+    def completed(self, part: _core.StatePart) -> Shard:
+        """Return this shard with the parameter's values in `part`, if it has only moments."""
+        if None in self.values:
+            return self
+        begin = part.first - self.first
+        moments = {kind: values[begin : begin + part.count] for kind, values in self.values.items()}
+        return Shard(part.first, part.count, {**Shard.read(part, [None]).values, **moments})
+
+    def part(self, first: int, count: int) -> _core.StatePart:
+        def address(kind: Kind) -> int:
+            return self.values[kind][first - self.first :].data_ptr() if kind in self.values else 0
+
+        is_opaque = None in self.values and self.values[None].dtype == BYTES
+        return _core.StatePart(
+            dtype=_core.DType.u8 if is_opaque else _core.DType.fp32,
+            parameter=address(None),
+            momentum=address(_core.Moment.momentum),
+            variance=address(_core.Moment.variance),
+            own=self._own(first),
+            count=count,
+        )
+
+    def _own(self, first: int) -> tuple[int, int, int]:
+        """Return where the optimizer's own values begin, the elements from one to the next, and their number."""
+        at = [self.values[moment][first - self.first :].data_ptr() for moment in OWN if moment in self.values]
+        if not at:
+            return 0, 0, 0
+        return at[0], (at[1] - at[0]) // 4 if len(at) > 1 else 0, len(at)
+
+
+def memory_of(kinds: Iterable[Kind], count: int, *, is_opaque: bool = False) -> dict[Kind, torch.Tensor]:
+    """Allocate values by kind. The optimizer's own values lie at equal distances, as the library takes them."""
+    kinds = [*kinds]
+    if is_opaque:
+        return {kind: torch.empty(count, dtype=BYTES, device="cpu") for kind in kinds}
+    own = iter(torch.empty(sum(kind in OWN for kind in kinds), count, dtype=torch.float32, device="cpu"))
+    return {kind: next(own) if kind in OWN else torch.empty(count, dtype=torch.float32, device="cpu") for kind in kinds}
+
+
+@dataclass
+class TakenParameter:
+    """The shards of one parameter. All ranks have values of the same kinds, and each rank has its own shard."""
+
+    parameter: torch.nn.Parameter
+    kinds: list[Kind]
+    shards: list[Shard]
+    is_opaque: bool = False
+    version: int = 0  # torch's count of writes to its memory
+
+    @property
+    def elements(self) -> int:
+        return int(self.parameter.numel()) * (self.parameter.dtype.itemsize if self.is_opaque else 1)
+
+    def keep(self, kinds: Iterable[Kind]) -> None:
+        """Keep these kinds, and forget others."""
+        self.kinds = [*kinds]
+        self.shards = [Shard(each.first, each.count, {kind: each.values[kind] for kind in self.kinds}) for each in self.shards]
+
+
+class StateMigration:
+    """The shards of a partition that has ended, or nothing. A rank has its own shards, and at times one full tensor.
+
+    All ranks call all methods together. In stage 3 only this object has the values of parameters between two partitions:
+    they are PENDING, and `owner` owns them until they are handed over.
+    """
+
+    def __init__(
+        self,
+        partition: Partition | None = None,
+        moments: Sequence[tuple[_core.Moment, str]] = (),
+        owner: DeferredParameters | None = None,
+    ):
+        self._sharing = None if partition is None else partition.sharing
+        self._names = dict(moments)
+        self._owner = owner
+        self._is_lost = False
+        self._taken: dict[int, TakenParameter] = {}  # by id of the parameter
+        if partition is not None:
+            self._take(partition)
+
+    def _take(self, partition: Partition) -> None:
+        for member in partition.all_members:
+            kinds: list[Kind] = [None] if member.group is None else [None, *self._names]
+            self._taken[id(member.parameter)] = TakenParameter(member.parameter, kinds, [], member.is_opaque)
+
+        def take(part: _core.StatePart) -> None:
+            taken = self._taken[id(partition.member_of(part).parameter)]
+            taken.shards.append(Shard.read(part, taken.kinds, is_opaque=taken.is_opaque))
+
+        partition.visit_shards(take)
+
+    def suspend_all(self) -> None:
+        """Make the parameters PENDING: their partition is gone, or the next one could not be made."""
+        for taken in self._taken.values():
+            if self._owner is not None and None in taken.kinds:
+                suspend(taken.parameter, self._owner)
+            taken.version = taken.parameter._version
+
+    def _is_written(self, taken: TakenParameter) -> bool:
+        """Return whether the parameter was written to since suspend_all(), or is read from files."""
+        if self._owner is not None:
+            return not is_pending(taken.parameter)
+        return bool(taken.parameter._version != taken.version)
+
+    def forget_moments(self) -> None:
+        for taken in self._taken.values():
+            taken.keep(kind for kind in taken.kinds if kind is None)
+
+    def begin_again(self) -> None:
+        """Begin with a checkpoint, which has all moments, and values that were lost."""
+        if self._is_lost:
+            self._taken, self._is_lost = {}, False
+        self.forget_moments()
+
+    def take_moments(self, *, except_for: Collection[int]) -> State:
+        """Return the full moments of the parameters that are not in `except_for`: they are not trained any more. Keep
+        nothing else of them, except values that only this object has."""
+        state: State = {}
+        left = {key: taken for key, taken in self._taken.items() if key not in except_for}
+        for key, taken in left.items():
+            state[key] = {name: self._full(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
+        for key, taken in left.items():
+            taken.keep(kind for kind in taken.kinds if kind is None)
+            if self._owner is None:
+                del self._taken[key]
+        return state
+
+    # --- To the next partition ---
+
+    def hand_over(self, make: Callable[[], Partition]) -> Partition:
+        """Make a partition, and write the shards to it before other state. State that is missing here becomes zero
+        there. Parameters that are in no partition any more return to torch's memory."""
+        if self._is_lost:
+            refuse_order(
+                "cannot continue to train: values were lost on the way from one partition to another",
+                needed="ballast.load_checkpoint(), after the cause of the failure is removed",
+            )
+        for taken in self._taken.values():
+            if self._is_written(taken):
+                taken.keep(kind for kind in taken.kinds if kind is not None)
+        try:
+            partition = make()
+        except BaseException:
+            self.suspend_all()
+            raise
+        try:
+            self._write_to(partition)
+            self.return_to_torch()
+        except BaseException:
+            self._is_lost = True
+            partition.release(together=False)
+            self._drop_values([member.parameter for member in partition.all_members])
+            raise
+        return partition
+
+    def _write_to(self, partition: Partition) -> None:
+        members = {id(member.parameter): member for member in partition.all_members if id(member.parameter) in self._taken}
+        local = {key: self._cut(self._taken[key], *partition.part(member)) for key, member in members.items()}
+
+        def change(part: _core.StatePart) -> None:
+            shard = local.get(id(partition.member_of(part).parameter))
+            if shard is not None and shard.has(part.first):
+                completed = shard.completed(part)  # keep its memory until it is copied
+                part.copy_from(completed.part(part.first, part.count))
+
+        if local:  # the same on all ranks
+            partition.move_shards(change)
+        self._taken = {key: taken for key, taken in self._taken.items() if key not in local}
+
+    def _cut(self, taken: TakenParameter, first: int, count: int) -> Shard:
+        """Return the elements of a range, which is the shard of another partition."""
+        values = memory_of(taken.kinds, count, is_opaque=taken.is_opaque)
+        for kind, into in values.items():
+            into.copy_(self._flat(taken, kind)[first : first + count])
+        taken.shards = []
+        return_freed_memory()  # small and large blocks in turn leave holes in the heap
+        return Shard(first, count, values)
+
+    def _drop_values(self, partitioned: list[torch.nn.Parameter]) -> None:
+        if self._owner is not None:
+            left = [taken.parameter for taken in self._taken.values() if is_without_values(taken.parameter)]
+            for parameter in partitioned + left:
+                suspend_and_drop(parameter, self._owner)
+
+    def return_to_torch(self) -> None:
+        """Return the rest of the parameters to torch's memory, if they are not there already."""
+        if self._owner is None or self._is_lost:
+            return
+        for taken in self._taken.values():
+            if None not in taken.kinds:
+                continue
+            parameter = taken.parameter
+            full = self._full(taken, None).to(parameter.device)
+            full = full if taken.is_opaque else full.to(parameter.dtype)
+            if (found := managed(parameter)) is not None:
+                found.release(full)
+            else:  # no optimizer shards it any more, so that the next partition has given it memory of torch
+                parameter.data.copy_(full)
+        self._taken = {}
+
+    def _full(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
+        """Return all values, in the shape of the parameter."""
+        flat = self._flat(taken, kind)
+        return (flat.view(taken.parameter.dtype) if taken.is_opaque else flat).view(taken.parameter.shape)
+
+    def _flat(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
+        """Return all values, or all bytes. The sum begins with -0.0, which changes no value; 0.0 would change -0.0. In fp32
+        each byte is exact."""
+        mine = torch.full((taken.elements,), -0.0, dtype=torch.float32, device="cpu")
+        for shard in taken.shards:
+            mine[shard.first : shard.first + shard.count] = shard.values[kind]
+        total = sum_in_fp32(self._sharing, mine)
+        return total.to(BYTES) if taken.is_opaque else total
+
+    # --- Between two partitions ---
+
+    def shown(self) -> State:
+        """Return moments as optimizer.state has them: full if this rank has all of them, else its shard,
+        one-dimensional."""
+        return {
+            key: {name: _shown(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
+            for key, taken in self._taken.items()
+        }
+
+
+def _shown(taken: TakenParameter, moment: _core.Moment) -> torch.Tensor:
+    local = torch.cat([torch.empty(0, dtype=torch.float32, device="cpu"), *(shard.values[moment] for shard in taken.shards)])
+    return local.view(taken.parameter.shape) if local.numel() == taken.parameter.numel() else local

@@ -18,8 +18,7 @@ from ballast.checks import fail, refuse, refuse_order
 from ballast.formats import AUTO, Formats, that_need_bf16
 from ballast.ranks import Group, from_all_ranks, words_of_all_ranks
 from ballast.tiers import fractions_by_tier
-from ballast.torch.parameters.deferred_init import is_on_meta
-from ballast.torch.parameters.managed_parameter import Lifecycle, has_foreign_class, is_without_values, managed
+from ballast.torch.parameters.managed_parameter import Lifecycle, has_foreign_class, is_on_meta, is_without_values, managed
 from ballast.torch.parameters.units import UnitParameter, named_buffers, named_parameters
 from ballast.torch.parameters.writes import require_same_values
 from ballast.torch.process_groups import broadcast_initial_values
@@ -79,6 +78,8 @@ def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: It
     Parameters of another library's class must be the same on all ranks already: scales, which are not in the parameter, may
     belong to its values.
     """
+    if group.size == 1:
+        return
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]
     known = {id(each): each for each in [*mine, *of_model]}
     there = [each for each in known.values() if not (is_without_values(each) or is_on_meta(each))]

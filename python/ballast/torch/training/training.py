@@ -32,11 +32,10 @@ from ballast.torch.parameters.writes import Slots
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training import preconditions
 from ballast.torch.training.joint_runs import JointRun
-from ballast.torch.training.metrics import StepHistory, Throughput, used_parameters
+from ballast.torch.training.metrics import Throughput, metrics_of_step, used_parameters, warn_of_step
 from ballast.torch.training.model_and_optimizer import ModelAndOptimizer, require_shareable
 from ballast.torch.training.partition import Partition
-from ballast.torch.training.partitioner import Partitioner
-from ballast.torch.training.state_migration import OptimizerState, StateMigration
+from ballast.torch.training.partitioner import OptimizerState, Partitioner, StateMigration
 from ballast.torch.updates.rules import options_to_set
 from ballast.torch.updates.sharded_state import State, begun_in
 from ballast.torch.updates.updates import Updates, merged
@@ -88,7 +87,9 @@ class Training:
         self._migration = StateMigration()  # shards of a partition that is gone, for the next one
         self._hooks = TrainingHooks(weakref.ref(self))
         self._activations: ModelActivations | None = None
-        self._history = StepHistory()
+        self._last_step: _core.StepResult | None = None
+        self._last_norm = 0.0  # of its gradients, before clipping
+        self.skipped = 0  # steps
         self._steps_at_close = 0
         self._process = os.getpid()
         self._has_looked_for_others = False  # for parameters whose gradients nothing averages
@@ -108,7 +109,8 @@ class Training:
         given.join()
         defer(model, mine, self.group, self._deferred)
         self.watch()
-        self._activations = offload_activations_of(model, mine, self.options.activations)  # below the hooks of stage 3
+        if (activations := self.options.activations) is not None:
+            self._activations = offload_activations_of(model, mine, activations)  # below the hooks of stage 3
         lacks_values, are_full = self._lacks_values(), self.options.keeps_full_parameters
         self._hooks.watch_calls(model, of_modules=lacks_values or not are_full)
         if self.outer is not None and self.group.rank == 0:
@@ -442,8 +444,10 @@ class Training:
             if self._activations is not None:
                 self._activations.after_step()
             if result is not None:
-                warns = not found_inf and self.group.rank == 0
-                self._history.add(result, partition.before_clipping, warns=warns, has_finite_factor=partition.has_finite_factor)
+                self._last_step, self._last_norm = result, result.norm * partition.before_clipping
+                self.skipped += int(result.skipped)
+                if result.reason and not found_inf and self.group.rank == 0:
+                    warn_of_step(result, partition.has_finite_factor)
                 if self.outer is not None and self.current is not None:
                     self.outer.after_step(self.current, self._attempts)
 
@@ -472,7 +476,7 @@ class Training:
     @property
     def _attempts(self) -> int:
         """Steps with and without an update. Hosts may skip different ones."""
-        return self.steps + self._history.skipped
+        return self.steps + self.skipped
 
     def exchange(self) -> None:
         """Exchange all parameters with the other hosts now, except those that were exchanged after the last step."""
@@ -520,19 +524,11 @@ class Training:
             return loaded
         return self._steps_at_close if self.current is None else self.current.steps
 
-    @property
-    def skipped(self) -> int:
-        return self._history.skipped
-
-    @skipped.setter
-    def skipped(self, steps: int) -> None:
-        self._history.skipped = steps
-
     def metrics(self) -> dict[str, float]:
         """Return figures of the last step and of memory; nothing before the first step."""
-        if (last := self._history.last) is None:
+        if (last := self._last_step) is None:
             return {}
-        figures = self._history.figures(self._custom_state())
+        figures = metrics_of_step(last, self.skipped, self._custom_state()) | {"grad_norm": self._last_norm}
         if self.throughput is not None:
             model = self.given.model
             used = [each for _, each in self.parameters()] if model is None else used_parameters(model)

@@ -59,8 +59,8 @@ class UseAgreement:
     agree. Otherwise each rank follows the plan from then on, which has no room for other uses.
     """
 
-    def __init__(self) -> None:
-        self.model: weakref.ref[torch.nn.Module] | None = None
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = weakref.ref(model)
         self._joined: list[tuple[weakref.ref[Helper], Group, list[int]]] = []  # and each unit's place in the model
         self._steps = 0  # made since the last one has joined
         self._is_lasting = False
@@ -71,7 +71,7 @@ class UseAgreement:
 
     def join(self, helper: Helper, group: Group, units: Sequence[torch.Tensor], *, lasts: bool) -> None:
         """Agree for another optimizer, of whose units each has this first parameter. All ranks call it together."""
-        model = None if self.model is None else self.model()
+        model = self._model()
         places = {id(each): place for place, each in enumerate(model.parameters() if model is not None else ())}
         self._joined.append((weakref.ref(helper), group, [places[id(each)] for each in units]))
         self._steps = 0

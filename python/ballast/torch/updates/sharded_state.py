@@ -107,7 +107,8 @@ class ShardedState:
         self._freed = max(self._freed, units)
 
     def _acquire_gradients(self, unit: int) -> _core.Memory:
-        require_stream(self._gpu, self._stream)
+        if self._gpu is not None:
+            require_stream(self._gpu, self._stream)
         memory = self.core.acquire_gradients(unit)
         if self._kept_memory is not None:
             self._kept_memory.count(memory.bytes)
