@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -196,7 +196,7 @@ class TrainingHooks:
     def __init__(self, training: weakref.ref[CallReceiver]):
         self._training = training
         self._tell = OnGradient(training)
-        self._on_gradient: dict[int, Any] = {}  # by id of the parameter
+        self.on_gradients: dict[int, Any] = {}  # by id of the parameter
         self._on_model: ModuleHook | None = None  # while calls are watched
         self._unsynced: UnsyncedDataParallel | None = None
         self._of_model: list[Any] = []
@@ -206,13 +206,9 @@ class TrainingHooks:
 
     # --- Gradients ---
 
-    def unwatched(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-        """Return those of the parameters that are not hooked yet."""
-        return [each for each in parameters if id(each) not in self._on_gradient]
-
     def watch(self, parameter: torch.nn.Parameter) -> None:
         """Hook a parameter, so that it reports when its gradient has come."""
-        self._on_gradient[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._tell)
+        self.on_gradients[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._tell)
 
     # --- Calls ---
 
@@ -268,8 +264,8 @@ class TrainingHooks:
 
     def remove(self) -> None:
         atexit.unregister(self._at_exit)
-        while self._on_gradient:
-            self._on_gradient.popitem()[1].remove()
+        while self.on_gradients:
+            self.on_gradients.popitem()[1].remove()
         self.remove_from_modules()
         while self._of_model:
             self._of_model.pop().remove()

@@ -247,7 +247,8 @@ class ShardedParameters(ParameterMemory):
     # --- As the memory of a partition ---
 
     def release_unit(self) -> None:
-        self._gather.release_unit()
+        if written := self._gather.close_unit():
+            refuse_lost_writes(written)
 
     def tell_of_calls(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
         self._gather.on_call_between_steps = tell

@@ -441,7 +441,40 @@ ATTRIBUTE_OF_AWAITED = "ballast_wait"  # of an AwaitedParameter
 def _bring_values(
     _: type, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
-    return call_with_values(func, args, kwargs or {})
+    """Call a function of torch while the owners bring the values that it uses."""
+    kwargs = kwargs or {}
+    if needs_no_values(func):
+        with without_torch_function():
+            return func(*args, **kwargs)
+    if _leaves_as_it_is(func, args, kwargs):
+        return None if _name_of(func) == "__set__" else args[0]
+    if func in _DIFFERENTIATE:
+        arguments = signature(func).bind(*args, **kwargs).arguments
+        if any(isinstance(each, Placeholder) for each in arguments["inputs"] or ()):
+            return _differentiate(func, arguments)
+    flat = _flat(args, kwargs.values())
+    views = [each for each in flat if type(each) is OpaqueView]
+    used = [(each, owner) for each in flat if (owner := owner_of(each)) is not None]
+    used += [(each.ballast_parameter, owner) for each in views if (owner := owner_of(each.ballast_parameter)) is not None]
+
+    def call(*, copied: bool) -> Any:
+        with ExitStack() as gathered:
+            for owner in dict.fromkeys(owner for _, owner in used):
+                mine = [each for each, its_owner in used if its_owner is owner]
+                gathered.enter_context(owner.using(mine, _name_of(func), again=bool(views), copied=copied))
+            with without_torch_function():
+                with_memory = _with_memory(args) if views else args
+                named = {key: _with_memory([each])[0] for key, each in kwargs.items()} if views else kwargs
+                result = func(*with_memory, **named)
+                opaque = [each for each, _ in used if getattr(each, ATTRIBUTE).is_opaque]
+                if opaque:
+                    return _without_memory(result, opaque)
+                if not copied and any(_is_view(each, used) for each in _flat([result])):
+                    return _VIEW
+                return result
+
+    result = call(copied=False)
+    return call(copied=True) if result is _VIEW else result
 
 
 class Placeholder(torch.nn.Parameter):
@@ -501,42 +534,6 @@ def gathered_opaque(kind: type[torch.Tensor]) -> type[GatheredOpaque]:
     if name not in _gathered_opaque or not issubclass(_gathered_opaque[name], kind):
         _gathered_opaque[name] = type(kind.__name__, (GatheredOpaque, kind), {"__module__": kind.__module__})
     return _gathered_opaque[name]
-
-
-def call_with_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch while the owners bring the values that it uses."""
-    if needs_no_values(func):
-        with without_torch_function():
-            return func(*args, **kwargs)
-    if _leaves_as_it_is(func, args, kwargs):
-        return None if _name_of(func) == "__set__" else args[0]
-    if func in _DIFFERENTIATE:
-        arguments = signature(func).bind(*args, **kwargs).arguments
-        if any(isinstance(each, Placeholder) for each in arguments["inputs"] or ()):
-            return _differentiate(func, arguments)
-    flat = _flat(args, kwargs.values())
-    views = [each for each in flat if type(each) is OpaqueView]
-    used = [(each, owner) for each in flat if (owner := owner_of(each)) is not None]
-    used += [(each.ballast_parameter, owner) for each in views if (owner := owner_of(each.ballast_parameter)) is not None]
-
-    def call(*, copied: bool) -> Any:
-        with ExitStack() as gathered:
-            for owner in dict.fromkeys(owner for _, owner in used):
-                mine = [each for each, its_owner in used if its_owner is owner]
-                gathered.enter_context(owner.using(mine, _name_of(func), again=bool(views), copied=copied))
-            with without_torch_function():
-                with_memory = _with_memory(args) if views else args
-                named = {key: _with_memory([each])[0] for key, each in kwargs.items()} if views else kwargs
-                result = func(*with_memory, **named)
-                opaque = [each for each, _ in used if getattr(each, ATTRIBUTE).is_opaque]
-                if opaque:
-                    return _without_memory(result, opaque)
-                if not copied and any(_is_view(each, used) for each in _flat([result])):
-                    return _VIEW
-                return result
-
-    result = call(copied=False)
-    return call(copied=True) if result is _VIEW else result
 
 
 def _is_view(value: Any, used: Sequence[tuple[Any, ParameterOwner]]) -> bool:

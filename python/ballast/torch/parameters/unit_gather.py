@@ -371,19 +371,18 @@ class UnitGather:
 
     def close_unit(self) -> list[str]:
         """Release the open unit, and return the names of parameters that were written to."""
-        written = self._written_through_views()
+        written = self._written_through_views() if self._viewed else []
         if self.open_unit is None:
             if self.lifecycle is Lifecycle.OPEN:
                 self.core.release()  # an interrupt may have left a unit acquired
             return written
         unit = self.open_unit
-        written += self._written(
-            [
-                (each, values)
-                for each, nothing, address in zip(self._of_unit[unit], self._nothing_of_unit[unit], self.now.addresses)
-                if (values := each.reshard(nothing, address)) is not None
-            ]
-        )
+        changed = []
+        for each, nothing, address in zip(self._of_unit[unit], self._nothing_of_unit[unit], self.now.addresses):
+            if (values := each.reshard(nothing, address)) is not None:
+                changed.append((each, values))
+        if changed:
+            written += self._written(changed)
         if self._warns:
             self.now.warn_of_views(self._warned)
         self.now.forget_casts()

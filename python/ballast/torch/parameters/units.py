@@ -357,6 +357,8 @@ def unwrapped_name(name: str) -> str:
     >>> unwrapped_name("blocks.0._orig_mod.weight")
     'blocks.0.weight'
     """
+    if COMPILED not in name:
+        return name
     return ".".join(word for word in name.split(".") if word != COMPILED)
 
 

@@ -249,12 +249,12 @@ def require_shareable(given: ModelAndOptimizer, training: CallReceiver) -> None:
 
 def require_own(what: str, given: ModelAndOptimizer, training: CallReceiver, mine: Collection[torch.nn.Parameter]) -> None:
     """Refuse parameters that another optimizer has, or keeps."""
-    names, of_siblings = given.names(), given.ids_of_siblings()
+    of_siblings = given.ids_of_siblings()
     for parameter in mine:
         if id(parameter) in of_siblings or receiver_of(parameter) not in (None, training):
             refuse(
                 f"{what}: another wrapped optimizer trains its parameters",
-                where=f"parameter {names[id(parameter)]}",
+                where=f"parameter {given.names()[id(parameter)]}",
                 needed="one optimizer for each parameter",
                 remedy="Call close() of the other one before.",
             )
@@ -263,7 +263,7 @@ def require_own(what: str, given: ModelAndOptimizer, training: CallReceiver, min
         if id(parameter) in held:
             refuse(
                 f"{what}: training has begun, and another optimizer of the model keeps shards of its parameters",
-                where=f"parameter {names[id(parameter)]}",
+                where=f"parameter {given.names()[id(parameter)]}",
                 needed="all optimizers of a model before training begins, such as ballast.wrap([one, other], model, stage=3)",
                 remedy="Or call ballast.save() and close() of the other one, and wrap() both.",
             )

@@ -296,13 +296,14 @@ class Partition(ShardedState):
             self._complete_unit()
             self._pass_over_units(unit)
         self._last_backward[unit] = backward
-        if ended := self._gradient_order.ended_by(unit, place):
-            self._take_all(ended)
+        for each in self._gradient_order.ended_by(unit, place):
+            self._take(each, in_turn=True)
         self.gradients.take(number, parameter, gradient)
         if hold:
             self._gradient_order.held()
-        elif complete := self._gradient_order.arrived(unit, place):
-            self._take_all(complete)
+        else:
+            for each in self._gradient_order.arrived(unit, place):
+                self._take(each, in_turn=True)
         return True
 
     def _continue_after_norm(self) -> None:
@@ -338,16 +339,6 @@ class Partition(ShardedState):
             for member in self._trained[before]:
                 self.arrived(member.parameter)
 
-    def _take_all(self, units: Sequence[int]) -> None:
-        for unit in units:
-            if self._agreement is not None:
-                self._agreement.take(self, unit)
-            self._take_together(unit)
-
-    def _take_together(self, unit: int, *, count: bool = True) -> None:
-        unused = self._unused_by_all(unit) if self._agrees_on_units else None
-        self._take(unit, unused or [], count=count)
-
     def _unused_by_all(self, unit: int | None, *, ends: bool = False) -> list[int] | None:
         """Return the members of a unit that have no gradient on any rank; None if all ranks have ended the backward pass. Each
         rank takes the unit that has its turn, or has ended the backward pass: then it takes the unit for the others."""
@@ -364,14 +355,20 @@ class Partition(ShardedState):
         while (unused := self._unused_by_all(self._gradient_order.next_unit, ends=True)) is not None:
             if (unit := self._gradient_order.turn()) is None:
                 break  # another rank makes one pass more, which fails there
-            self._take(unit, unused, count=True)
+            self._take(unit, unused)
 
     def _leave_out(self, members: Sequence[int]) -> None:
         for member in map(self.members.__getitem__, members):
             self.core.leave_out(member.unit, member.tensor)
             self.unused.add(member)
 
-    def _take(self, unit: int, unused: Sequence[int], *, count: bool) -> None:
+    def _take(self, unit: int, unused: Sequence[int] | None = None, *, count: bool = True, in_turn: bool = False) -> None:
+        """Take a unit, of which the members in `unused` have no gradient on any rank; None: the ranks agree on these. With
+        `in_turn`, it is the unit's turn on this rank, and other ranks may use other units."""
+        if in_turn and self._agreement is not None:
+            self._agreement.take(self, unit)
+        if unused is None:
+            unused = (self._unused_by_all(unit) or []) if self._agrees_on_units else []
         self.memory.release_unit()
         if self._updates_in_backward and self._prepared is None:
             self.memory.require_not_gathered("cannot update parameters in the backward pass")
@@ -477,7 +474,7 @@ class Partition(ShardedState):
             with without_torch_function():  # the parameter may be without its values
                 gradient = parameter.grad
             self.gradients.take(self._index[id(parameter)], parameter, gradient)
-        self._take_together(unit)
+        self._take(unit)
 
     # --- Steps ---
 
@@ -514,7 +511,7 @@ class Partition(ShardedState):
             self._leave_out(self.gradients.unused())
         completed = self._gradient_order.completed
         for unit in self._gradient_order.rest(self._passes):
-            self._take_together(unit, count=count)
+            self._take(unit, count=count)
         if self._passes > 0 and not self._order_is_learnt:
             self._learn_order(completed)
         return self._passes
@@ -540,42 +537,37 @@ class Partition(ShardedState):
         """Make a step, and return its result; None if no rank has a gradient. In a round of joint runs it is committed in any
         case. With `ends` nothing that the user has done to gradients is refused any more."""
         with nullcontext() if self._joint_run is None or not in_round else self._joint_run.step() as joint_round:
-            return self._step(loss_scale, discard, ends, joint_round)
-
-    def _step(
-        self, loss_scale: float, discard: bool, ends: bool, joint_round: _core.JointRound | None
-    ) -> _core.StepResult | None:
-        if self._gpu is not None:
-            require_stream(self._gpu, self._stream)
-        if not discard and not ends:
-            self.memory.require_not_gathered("cannot make a step")
-            self._accept_assignments()
-            self.gradients.require_complete()
-            self.gradients.require_not_added("cannot make a step")
-        has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
-        if self._agree(count=not discard, ends=ends) == 0:
+            if self._gpu is not None:
+                require_stream(self._gpu, self._stream)
+            if not discard and not ends:
+                self.memory.require_not_gathered("cannot make a step")
+                self._accept_assignments()
+                self.gradients.require_complete()
+                self.gradients.require_not_added("cannot make a step")
+            has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
+            if self._agree(count=not discard, ends=ends) == 0:
+                self._reset_step()
+                self.gradients.require_cleared()
+                if joint_round is not None:
+                    self._commit_as_it_is(joint_round)
+                return None
+            if has_agreed:
+                self.accept_writes(with_casts=not discard)
+            if self._prepared is not None and not ends:
+                self._require_as_prepared(self._prepared, loss_scale, discard)
+            try:
+                with self._in_round(joint_round):
+                    self._keep_counts()
+                    result = self.core.step_prepared() if self._updates_in_backward else self._update(loss_scale, discard)
+            finally:
+                self._pass_on_log()
+            if not result.skipped:
+                for member in self.unused:
+                    member.missed += 1
+            self.memory.after_step(updated=not result.skipped)
+            self.gradients.spend()
             self._reset_step()
-            self.gradients.require_cleared()
-            if joint_round is not None:
-                self._commit_as_it_is(joint_round)
-            return None
-        if has_agreed:
-            self.accept_writes(with_casts=not discard)
-        if self._prepared is not None and not ends:
-            self._require_as_prepared(self._prepared, loss_scale, discard)
-        try:
-            with self._in_round(joint_round):
-                self._keep_counts()
-                result = self.core.step_prepared() if self._updates_in_backward else self._update(loss_scale, discard)
-        finally:
-            self._pass_on_log()
-        if not result.skipped:
-            for member in self.unused:
-                member.missed += 1
-        self.memory.after_step(updated=not result.skipped)
-        self.gradients.spend()
-        self._reset_step()
-        return result
+            return result
 
     def _keep_counts(self) -> None:
         """Keep the missed steps with the commit of the step. An optimizer's own step keeps its counts itself."""

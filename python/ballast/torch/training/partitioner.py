@@ -5,12 +5,12 @@ which they were rounded."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -227,20 +227,14 @@ class GroupedParameters:
 
     def __init__(self, groups: Sequence[dict[str, Any]], partition: Partition):
         self.places = {id(each): place for place, group in enumerate(groups) for each in group["params"]}
-        self._counts = _counts_in(groups)
-        self._parameters = [*_parameters_in(groups)]
+        in_groups = [*map(itemgetter("params"), groups)]
+        self._counts = [*map(len, in_groups)]
+        self._parameters: list[torch.nn.Parameter] = [*chain.from_iterable(in_groups)]
         self.others = [each for each in self._parameters if not partition.trains(each)]
 
     def are_in(self, groups: Sequence[dict[str, Any]]) -> bool:
-        return _counts_in(groups) == self._counts and all(map(is_, _parameters_in(groups), self._parameters))
-
-
-def _counts_in(groups: Sequence[dict[str, Any]]) -> list[int]:
-    return [len(group["params"]) for group in groups]
-
-
-def _parameters_in(groups: Sequence[dict[str, Any]]) -> Iterator[torch.nn.Parameter]:
-    return chain.from_iterable(group["params"] for group in groups)
+        in_groups = [*map(itemgetter("params"), groups)]
+        return [*map(len, in_groups)] == self._counts and all(map(is_, chain.from_iterable(in_groups), self._parameters))
 
 
 log = logging.getLogger("ballast")
@@ -268,9 +262,8 @@ class OptimizerState:
         self.loaded, self._unbegun = read_of(state), None
         self.show(self.loaded)
 
-    def load_changed(self, partition: Partition) -> None:
-        """Load optimizer.state if the user has removed or replaced something in it."""
-        changed = self._updates.changed_state(self._given.optimizer, partition)
+    def load_changed(self, changed: State | None) -> None:
+        """Load optimizer.state if the user has removed or replaced something in it: the updates have returned it then."""
         if self.loaded is None and changed is not None:
             self.loaded = read_of(changed)
 

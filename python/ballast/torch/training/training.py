@@ -194,19 +194,22 @@ class Training:
         """Hook every parameter that can be trained, so that it reports when its gradient has come, and return all of them, each
         after the number of its group."""
         trained = self.given.trained()
-        if unwatched := self._hooks.unwatched([each for _, each in trained]):
-            names = self.names()
-            for each in unwatched:
-                require_known(each, names[id(each)])
-                self._hooks.watch(each)
+        self._hook(trained)
         return trained
+
+    def _hook(self, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> None:
+        unwatched = [each for _, each in trained if id(each) not in self._hooks.on_gradients]
+        names = self.names() if unwatched else {}  # most calls find nothing new
+        for each in unwatched:
+            require_known(each, names[id(each)])
+            self._hooks.watch(each)
 
     # --- The partition of a step ---
 
     def partition(self) -> Partition:
         """Return the partition of the step that begins, or has begun. It is looked up when the step begins."""
-        partition = self._set_partition_of_step(self.partition_now())
-        assert partition is not None
+        partition = self.partition_now()
+        self._set_partition_of_step(partition)
         if self.outer is not None:
             self.outer.begin(partition)
         return partition
@@ -214,19 +217,30 @@ class Training:
     def partition_now(self) -> Partition:
         """Return the partition without beginning a step: parameters can still be frozen and thawed."""
         self._require_there()
+        if self._of_this_step is not None:
+            return self._of_this_step
         with torch.inference_mode(False):  # an evaluation may begin with it, and training follows
-            return self._of_this_step or self._look_up()
+            trained = self.given.trained()
+            self._hook(trained)
+            if (current := self.current) is not None:
+                if not trained:  # only gradients of the model's inputs are computed
+                    return current
+                self.state.begin_again(current)
+                self.state.load_changed(self.updates.changed_state(self.optimizer, current))
+                is_same = self.partitioner.trains_exactly(current, trained)
+                if is_same and self.state.loaded is None and self.partitioner.has_groups(current):
+                    return current
+                preconditions.require_same_run(self.options.run.name, is_same)
+                preconditions.require_same_in_outer(self.options.outer is not None, is_same)
+                del current  # so that its memory and its drives are free for the next one
+            return self._make()
 
-    def _set_partition_of_step(self, partition: Partition | None) -> Partition | None:
+    def _set_partition_of_step(self, partition: Partition | None) -> None:
+        """Set the partition of the step that has begun. If none has, a module that is called begins the next one: a user may
+        call methods of the model instead of the model."""
         self._of_this_step = partition
-        self._watch_calls()
-        return partition
-
-    def _watch_calls(self) -> None:
-        """Let a module that is called between steps begin the next one: a user may call methods of the model instead of
-        the model."""
         if self.current is not None:
-            self.current.memory.tell_of_calls(self._hooks.on_module_call if self._of_this_step is None else None)
+            self.current.memory.tell_of_calls(self._hooks.on_module_call if partition is None else None)
 
     def _require_there(self) -> None:
         """Refuse to use a training that has ended, is off its device, or has a part of a checkpoint."""
@@ -234,20 +248,6 @@ class Training:
             self.require_open("train")
             preconditions.require_on_device(self.lifecycle)
             preconditions.refuse_half_loaded()
-
-    def _look_up(self) -> Partition:
-        trained = self.watch()
-        if self.current is not None:
-            if not trained:  # only gradients of the model's inputs are computed
-                return self.current
-            self.state.begin_again(self.current)
-            self.state.load_changed(self.current)
-            is_same = self.partitioner.trains_exactly(self.current, trained)
-            if is_same and self.state.loaded is None and self.partitioner.has_groups(self.current):
-                return self.current
-            preconditions.require_same_run(self.options.run.name, is_same)
-            preconditions.require_same_in_outer(self.options.outer is not None, is_same)
-        return self._make()
 
     def _require_unchanged(self) -> None:
         """Refuse to make a step with other parameters, groups or state than those with which it began."""
@@ -319,7 +319,7 @@ class Training:
         self._hooks.remove_from_modules()
         if self.options.keeps_full_parameters and not self.options.tuning.overlap_gathers:
             self._hooks.leave_graphs_whole()
-        self._watch_calls()
+        self._set_partition_of_step(self._of_this_step)
         self._migration = StateMigration()
         return self.current
 
@@ -367,20 +367,17 @@ class Training:
                 make_unpartitioned(self.given.required_model, (), self.given.keeps())
             return
         with self.calls.call("the model"):
-            self._begin_forward(module, begins_step)
-
-    def _begin_forward(self, module: torch.nn.Module, begins_step: bool) -> None:
-        if not begins_step and self.current is not None:  # it has the values, whatever is trained next
-            self._require_there()
-            self.current.require_not_updated("cannot call the model")
-            return
-        if self._of_this_step is not None and not self._of_this_step.has_begun:
-            self._set_partition_of_step(None)  # the calls before brought no gradients, as in an evaluation
-        known = None if self.current is None else weakref.ref(self.current)  # the partition may go, and its memory
-        partition = self.partition() if begins_step else self.partition_now()
-        partition.require_not_updated("cannot call the model")
-        if known is None or partition is not known():
-            partition.memory.on_module_call(module)  # its own hook comes too late for this call
+            if not begins_step and self.current is not None:  # it has the values, whatever is trained next
+                self._require_there()
+                self.current.require_not_updated("cannot call the model")
+                return
+            if self._of_this_step is not None and not self._of_this_step.has_begun:
+                self._set_partition_of_step(None)  # the calls before brought no gradients, as in an evaluation
+            known = None if self.current is None else weakref.ref(self.current)  # the partition may go, and its memory
+            partition = self.partition() if begins_step else self.partition_now()
+            partition.require_not_updated("cannot call the model")
+            if known is None or partition is not known():
+                partition.memory.on_module_call(module)  # its own hook comes too late for this call
 
     def before_compiled_forward(self, module: torch.nn.Module) -> None:
         """Do the same before a model runs that torch has compiled: operations in it do not wait for parameters."""

@@ -4,7 +4,7 @@ They are checked in each step; those that a file brings, before any of them is s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -31,7 +31,7 @@ from ballast.torch.updates.sharded_state import (
     moments_in,
     reads_same,
 )
-from ballast.torch.updates.updates import Group, Updates
+from ballast.torch.updates.updates import Group, MakeRule, Updates
 
 
 def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool, stored: bool) -> Updates:
@@ -57,13 +57,10 @@ class RuleUpdates(Updates):
     has_custom_step = False
 
     def __init__(self, make_rule: MakeRule):
-        self._make_rule = make_rule
+        self.rule = make_rule
         self._shown: dict[int, dict[str, LazyState]] = {}  # in optimizer.state, by id of the parameter
         self._objects: StateObjects | None = None  # when optimizer.state was last found to be as it was shown
         self._given: set[int] = set()  # ids of parameters whose state was loaded
-
-    def rule(self, group: Group) -> Rule:
-        return self._make_rule(group)
 
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
         rule = self.rule(optimizer.param_groups[0])
@@ -145,9 +142,6 @@ class StateObjects:
 def steps_of(shards: ShardedState, member: UnitParameter) -> torch.Tensor:
     """Return the count of steps of a parameter, in the form in which torch keeps it."""
     return torch.tensor(float(shards.steps - member.missed), dtype=torch.float32, device="cpu")
-
-
-MakeRule = Callable[[Group], Rule]
 
 
 # --- Which optimizers have a rule ---
@@ -237,18 +231,35 @@ def is_named_lion(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer).__name__ == "Lion" and set(optimizer.defaults) >= {"lr", "betas", "weight_decay"}
 
 
-def _adamw(group: Group) -> Rule:
-    return _core.AdamW(**_of_adam(group), **_common(group))
+def _make(kind: type[Rule], group: Group, *, numbers: Sequence[str] = (), flags: Sequence[str] = (), **others: Any) -> Rule:
+    """Make a rule from these options of a group, from those that every optimizer has, and from others."""
+    options: dict[str, Any] = {}
+    for name in (*numbers, "lr", "weight_decay"):
+        value = group[name]
+        try:
+            if name == "betas":
+                options["beta1"], options["beta2"] = map(float, value)
+            else:
+                options[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            needed = "not two numbers" if name == "betas" else "no number"
+            raise ValueError(f"{name} is {value!r}, which is {needed}") from error
+    for name in flags:
+        options[name] = bool(group[name])
+    if kind is not _core.Muon:  # which cannot
+        options["maximize"] = bool(group.get("maximize", False))
+    return kind(**options, **others)
+
+
+_adamw = partial(_make, _core.AdamW, numbers=("betas", "eps"), flags=("amsgrad",))
+_plain_adam = partial(_make, _core.Adam, numbers=("betas", "eps"), flags=("amsgrad",))
+_sgd_momentum = partial(_make, _core.SgdMomentum, numbers=("momentum", "dampening"), flags=("nesterov",))
+_adagrad = partial(_make, _core.Adagrad, numbers=("lr_decay", "eps"))
+_lion = partial(_make, _core.Lion, numbers=("betas",))
 
 
 def _adam(group: Group) -> Rule:
-    make = _core.AdamW if group.get("decoupled_weight_decay") else _core.Adam
-    return make(**_of_adam(group), **_common(group))
-
-
-def _of_adam(group: Group) -> dict[str, Any]:
-    beta1, beta2 = _betas(group)
-    return {"beta1": beta1, "beta2": beta2, "eps": _number(group, "eps"), "amsgrad": bool(group["amsgrad"])}
+    return _adamw(group) if group.get("decoupled_weight_decay") else _plain_adam(group)
 
 
 def _sgd(group: Group) -> Rule:
@@ -263,37 +274,18 @@ def _sgd(group: Group) -> Rule:
                 "schedulers that set one before it, too.",
             ),
         )
-    return _core.Sgd(**_common(group))
-
-
-def _sgd_momentum(group: Group) -> Rule:
-    return _core.SgdMomentum(
-        momentum=_number(group, "momentum"),
-        dampening=_number(group, "dampening"),
-        nesterov=bool(group["nesterov"]),
-        **_common(group),
-    )
-
-
-def _adagrad(group: Group) -> Rule:
-    return _core.Adagrad(lr_decay=_number(group, "lr_decay"), eps=_number(group, "eps"), **_common(group))
-
-
-def _lion(group: Group) -> Rule:
-    beta1, beta2 = _betas(group)
-    return _core.Lion(beta1=beta1, beta2=beta2, **_common(group))
+    return _make(_core.Sgd, group)
 
 
 def _muon(group: Group) -> Rule:
     """Make the rule of a group of torch.optim.Muon, with one option that torch does not have: "orthogonalization"."""
-    return _core.Muon(
-        lr=_number(group, "lr"),
-        momentum=_number(group, "momentum"),
-        nesterov=bool(group["nesterov"]),
-        weight_decay=_number(group, "weight_decay"),
+    return _make(
+        _core.Muon,
+        group,
+        numbers=("momentum", "eps"),
+        flags=("nesterov",),
         ns_coefficients=[float(each) for each in group["ns_coefficients"]],
         ns_steps=int(group["ns_steps"]),
-        eps=_number(group, "eps"),
         matches_adamw=_is_second(group, "adjust_lr_fn", ("original", "match_rms_adamw")),
         polar_express=_is_second(group, "orthogonalization", ("newton_schulz", "polar_express")),
     )
@@ -329,29 +321,6 @@ def blocks_of(group: Group, parameter: torch.Tensor) -> list[int]:
     )
 
 
-def _common(group: Group) -> dict[str, Any]:
-    return {
-        "lr": _number(group, "lr"),
-        "weight_decay": _number(group, "weight_decay"),
-        "maximize": bool(group.get("maximize", False)),
-    }
-
-
-def _number(group: Group, name: str) -> float:
-    try:
-        return float(group[name])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name} is {group[name]!r}, which is no number") from error
-
-
-def _betas(group: Group) -> tuple[float, float]:
-    try:
-        beta1, beta2 = map(float, group["betas"])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"betas is {group['betas']!r}, which is not two numbers") from error
-    return beta1, beta2
-
-
 def moments_by_name() -> dict[str, str]:
     """Return which moment of the library each name of torch is: "momentum" or "variance".
 
@@ -373,7 +342,7 @@ def options_to_set(groups: Sequence[Group], saved: Sequence[Mapping[str, Any]], 
     found = []
     for number, (group, options) in enumerate(zip(groups, saved)):
         new = {key: _as_now(group.get(key), value, f'param_groups[{number}]["{key}"]') for key, value in options.items()}
-        _checked_rule({**group, **new}, rule_of, number, "set")
+        rules_of([(number, {**group, **new})], rule_of, use="set")
         found.append(new)
     return found
 
@@ -418,29 +387,25 @@ def _as_now(now: Any, value: Any, where: str) -> Any:
     return value
 
 
-def rules_of(groups: Iterable[tuple[int, Group]], rule_of: MakeRule) -> list[Rule]:
+def rules_of(groups: Iterable[tuple[int, Group]], rule_of: MakeRule, *, use: str = "use") -> list[Rule]:
     """Return the rule of each group as it is now. Raise B1001 for options with which the optimizer cannot make a step. Each
     group comes after its place in the optimizer."""
     places, rules = [], []
     for place, group in groups:
+        try:
+            rule = rule_of(group)
+            _core.check_rule(rule)
+        except Error:
+            raise
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            what = f"cannot {use} the options of a parameter group: {error}"
+            refuse(what, where=f"param_groups[{place}]", needed="options of this optimizer")
         places.append(place)
-        rules.append(_checked_rule(group, rule_of, place, "use"))
+        rules.append(rule)
     for place, rule in zip(places, rules):
         if type(rule) is not type(rules[0]):
             _refuse_kinds(places[0], rules[0], place, rule)
     return rules
-
-
-def _checked_rule(group: Group, rule_of: MakeRule, number: int, use: str) -> Rule:
-    try:
-        rule = rule_of(group)
-        _core.check_rule(rule)
-        return rule
-    except Error:
-        raise
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        what = f"cannot {use} the options of a parameter group: {error}"
-        refuse(what, where=f"param_groups[{number}]", needed="options of this optimizer")
 
 
 def _refuse_kinds(first: int, rule: Rule, other: int, its_rule: Rule) -> NoReturn:

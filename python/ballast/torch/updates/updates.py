@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ballast.torch.parameters.units import UnitParameter
 from ballast.torch.updates.sharded_state import Rule, ShardedState, State
 
 Group = Mapping[str, Any]  # an entry of param_groups
+MakeRule = Callable[[Group], Rule]
 UNCOUNTED = "momentum_buffer"  # in the state of torch's SGD and Muon, which count no steps: at least one has made it
 
 
@@ -46,8 +47,7 @@ class Updates:
 
     has_custom_step = True  # the optimizer's own step makes the updates; else a rule of the library
 
-    def rule(self, group: Group) -> Rule:
-        raise NotImplementedError
+    rule: MakeRule  # that of a group as it is now
 
     def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
         """Run the optimizer's own step between the library's sum of gradients and its use of the new parameters."""
