@@ -39,7 +39,7 @@ std::string statement_of_welcome(const std::string& listeners, const std::string
 }
 
 constexpr std::size_t strangers = 64;         // that may connect in addition to the expected callers
-constexpr std::size_t accepted_at_once = 64;  // before the owner's other connections have their turn
+constexpr std::size_t accepted_at_once = 64;  // a bound, so that the owner's other connections have their turn
 constexpr std::size_t most_refusals = 8;      // that are kept
 constexpr std::size_t most_printed = 100;     // letters of a name that a stranger says
 constexpr auto time_to_read_answer = std::chrono::seconds(2);
@@ -246,7 +246,7 @@ void Admission::see_off(std::unique_ptr<Connection> connection) {
   add(std::move(connection), std::nullopt);
 }
 
-// Without an answer the process, and all other ranks, would wait until the timeout.
+// The process, and all other ranks, would wait until the timeout without an answer.
 void Admission::turn_away(const std::string& reason) {
   spare_ = Descriptor();
   for (const Descriptor& listener : listeners_) {

@@ -38,7 +38,7 @@ std::string random_secret();                  // 256 random bits, in letters and
 // The secret of a job. Any thread may call.
 class Secret {
  public:
-  // Without words, every process knows the secret: it proves nothing.
+  // An empty string is a secret that every process knows: it proves nothing.
   explicit Secret(std::string_view words = {});
 
   bool is_known_to_all() const { return is_known_to_all_; }
@@ -56,7 +56,7 @@ class ListenersHandshake {
   Message challenge() const { return {.kind = Message::Kind::challenge, .value = mine_}; }
   // Returns the hello with the caller's words as its value; none if its proof is wrong.
   std::optional<Message> read(const Message& hello, const Secret& secret);
-  Message welcome(const std::string& words, const Secret& secret) const;  // after read()
+  Message welcome(const std::string& words, const Secret& secret) const;  // read() comes first
 
  private:
   std::string mine_ = random_bytes(nonce_bytes);
@@ -66,7 +66,7 @@ class ListenersHandshake {
 class CallersHandshake {
  public:
   Message answer(const Message& challenge, Message hello, const Secret& secret);
-  bool proves(const Message& welcome, const Secret& secret) const;  // after answer()
+  bool proves(const Message& welcome, const Secret& secret) const;  // answer() comes first
 
  private:
   std::string mine_ = random_bytes(nonce_bytes);
@@ -77,7 +77,7 @@ struct AdmissionOptions {
   std::string name{};  // callers say it: that of the job, or of what they connect
   Secret secret{};
   std::size_t expected = 1;                                       // callers that may come at once
-  std::chrono::milliseconds patience = std::chrono::seconds(10);  // with a caller that has proved nothing
+  std::chrono::milliseconds patience = std::chrono::seconds(10);  // the wait for a caller that has proved nothing
 };
 
 // A caller that knows the secret.

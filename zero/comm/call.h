@@ -43,13 +43,13 @@ struct Call {
   Collective kind = Collective::barrier;
   DType dtype = DType::u8;
   std::uint32_t root = 0;
-  std::uint64_t count = 0;  // of an exchange of parts: PartSizes::bytes, for one peer
+  std::uint64_t count = 0;  // PartSizes::bytes of an exchange of parts, for one peer
   Purpose purpose = Purpose::values;
   DType sum = DType::fp32;  // the format of a sum
   bool is_encoded = false;
   kernels::CodeBits values = kernels::CodeBits::eight;  // if it is encoded
   kernels::CodeBits sums = kernels::CodeBits::eight;
-  std::uint64_t sizes = 0;  // of an exchange of parts: PartSizes::checksum
+  std::uint64_t sizes = 0;  // PartSizes::checksum of an exchange of parts
   bool operator==(const Call&) const = default;
 };
 
@@ -62,8 +62,8 @@ void require_same(const Call& ours, const Call& theirs, std::string_view peer);
 struct NextCollective {
   Collective kind = Collective::all_gather;
   ConstView sent{};
-  std::size_t count = 0;    // of a reduction: elements of this rank's part
-  DType sum = DType::fp32;  // of a reduction: the format of the sum
+  std::size_t count = 0;    // elements of this rank's part of a reduction
+  DType sum = DType::fp32;  // the format of the sum of a reduction
 };
 
 // The next collective of a communicator, as its caller knows it before it calls.
@@ -79,11 +79,11 @@ class LookAhead {
 // Makes collectives encoded: ranks send blocks of codes (kernels/quantize.h) instead of values. A gather rounds to nearest, a
 // reduction stochastically, by bits that depend on its stream, on the rank or host that rounds, and on the element.
 struct Encoding {
-  kernels::CodeBits values = kernels::CodeBits::eight;  // of each rank's values
-  // Of sums of several ranks: those of a host on their way to other hosts, and the result of an all_reduce on its way to all
-  // ranks.
+  kernels::CodeBits values = kernels::CodeBits::eight;  // each rank's values
+  // Sums of several ranks: those of a host on their way to other hosts, and the result of an all_reduce on its way to
+  // all ranks.
   kernels::CodeBits sums = kernels::CodeBits::eight;
-  std::uint64_t stream = 0;  // of random bits; equal on all ranks, and new for each reduction
+  std::uint64_t stream = 0;  // stream of random bits; equal on all ranks, and new for each reduction
   // The tensors of a reduction's elements, in order; each of them begins at a group, and padding belongs to the one before it. The
   // random bits of an element are those of its tensor and its index there, as in kernels::Backend::accumulate_stochastic(), so
   // that they do not depend on how tensors are put together. Without any, all elements are of tensor 0.

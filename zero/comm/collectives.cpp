@@ -155,9 +155,9 @@ class EncodedCollective {
   };
   // Elements that are divided into parts of equal size, one for each rank; the last ones may be short, or empty.
   struct Parts {
-    std::size_t count = 0;  // of all elements
+    std::size_t count = 0;  // all elements
     std::size_t part = 0;
-    // Without what the part lacks.
+    // Drops what the part lacks.
     Stretch clip(std::size_t rank, const Stretch& stretch) const {
       const std::size_t there = std::min(part, count - begin(rank));
       const std::size_t first = std::min(stretch.first, there);
@@ -599,7 +599,7 @@ class Collectives : public Communicator {
   View received_{};  // see use_memory()
   View sums_{};
   std::optional<TwoLevel> two_level_;
-  std::atomic<bool> has_split_ = false;  // into the groups of two levels
+  std::atomic<bool> has_split_ = false;  // whether the groups of two levels exist
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace {
 // torch has its store at MASTER_PORT itself: that of torchrun or of init_process_group().
 constexpr std::int64_t ports_above_master = 111;
 constexpr std::int64_t last_port = 65535;
-// From this port on, systems assign ports to outgoing connections, so any of them may be in use. torchrun chooses its
+// Systems assign this port and higher ones to outgoing connections, so any of them may be in use. torchrun chooses its
 // MASTER_PORT there.
 constexpr std::int64_t first_handed_out = 32768;
 constexpr std::int64_t own_ports = 20000;  // used when no variable names a port

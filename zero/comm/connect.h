@@ -26,7 +26,7 @@ struct ConnectParts {
 // Adds with the backend of the parts, whatever threads the options name.
 std::unique_ptr<Communicator> connect(const ConnectOptions& options, const ConnectParts& parts);
 
-// Of every wait: that of the options, or BALLAST_TIMEOUT, or five minutes.
+// The timeout of every wait: that of the options, or BALLAST_TIMEOUT, or five minutes.
 std::chrono::milliseconds timeout_of(const ConnectOptions& options, const Environment& environment);
 
 }  // namespace ballast

@@ -41,7 +41,7 @@ class FirstError {
 
 inline constexpr std::chrono::milliseconds default_timeout = std::chrono::minutes(5);
 inline constexpr std::chrono::milliseconds longest_timeout =
-    std::chrono::years(1);  // for ever: clocks cannot count much further
+    std::chrono::years(1);  // no timeout: clocks cannot count much further
 
 std::string seconds(std::chrono::milliseconds time);                            // "0.3 s"
 std::string late(std::string_view missing, std::chrono::milliseconds timeout);  // "rank 1 did not arrive within 0.3 s"
@@ -83,7 +83,7 @@ class Deadline {
   [[noreturn]] void fail_late(std::string_view missing) const;
 
  private:
-  // Between two checks for a failed job.
+  // The pause between two checks for a failed job.
   Clock::duration pause() const {
     return std::clamp<Clock::duration>(end_ - Clock::now(), Clock::duration::zero(), std::chrono::milliseconds(20));
   }

@@ -89,8 +89,8 @@ class Link : public tcp::Pair {
   Link(tcp::Context* context, tcp::Device* device, int rank, std::chrono::milliseconds timeout, Descriptor socket)
       : tcp::Pair(context, device, rank, timeout) {
     const std::lock_guard lock(m_);
-    // Until 2023 the constructor of the base began to listen, on loopback. Gloo's thread skips news of that socket while the lock
-    // is held, and finds nothing to read afterwards.
+    // The constructor of the base began to listen on loopback, until 2023. Gloo's thread skips news of that socket
+    // while the lock is held, and finds nothing to read afterwards.
     const Descriptor listener(std::exchange(fd_, socket.release()));
     ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK);
     device_->registerDescriptor(fd_, EPOLLIN, this);
@@ -193,7 +193,7 @@ class GlooCalls {
     const std::unique_ptr<UnboundBuffer, decltype(no_more)> waiting(&buffer, no_more);
     const Job::Wait told_to_hub = group_.wait_for(peer);
     bool is_done = false;
-    while (!is_done) {  // or there is news of another rank
+    while (!is_done) {  // is_done, or there is news of another rank
       error_.check();
       const std::chrono::milliseconds limit = group_.has_left(peer) ? time_to_arrive : group_.job().timeout();
       guarded(peer, [&] { is_done = wait_for(limit); });
@@ -225,7 +225,7 @@ class GlooCalls {
 
   ProcessGroup group_;
   FirstError& error_;
-  std::mutex mutex_;  // of the member below
+  std::mutex mutex_;  // guards the member below
   UnboundBuffer* waiting_ = nullptr;
 };
 
@@ -324,11 +324,11 @@ class GlooTransport : public ProcessTransport {
 
   // What a rank sends in an exchange.
   struct Outgoing {
-    std::vector<Call> calls{};  // by peer
+    std::vector<Call> calls{};  // one for each peer
     std::vector<Sending> sending{};
   };
 
-  // After a failed exchange Gloo's thread would still use memory that its owner may free.
+  // Gloo's thread would still use memory after a failed exchange, which its owner may free.
   template <class Body>
   void guarded_stream(Body&& body) {
     try {
@@ -560,8 +560,8 @@ class GlooTransport : public ProcessTransport {
   std::uint64_t exchanges_ = 0;   // that have begun
   std::uint64_t sent_calls_ = 0;  // the same, and the one that is sent ahead
   std::unique_ptr<gloo::Context> context_;
-  std::vector<Peer> peers_;             // by rank
-  std::array<Outgoing, 2> outgoing_{};  // of this exchange and the next
+  std::vector<Peer> peers_;             // one for each rank
+  std::array<Outgoing, 2> outgoing_{};  // this exchange and the next
   std::optional<Sent> next_{};          // whose first bytes are sent
 };
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t most_named = 8;  // refused processes that an error names
 
-// With other hosts in the order of sums, ranks would get other bits, or wait for each other.
+// Ranks would get other bits, or wait for each other, if they ordered sums by other hosts.
 std::string text_of_other_hosts(const Member& there, const Member& member) {
   const auto counted = [](const Member& each) {
     return fmt::format("rank {} has {}", each.rank,
@@ -187,7 +187,7 @@ bool Rendezvous::note_wait(std::size_t connection, const Message& message) {
   return !ranks.empty();
 }
 
-// With a key, the message names the ranks of a group in order.
+// A message with a key names the ranks of a group in order.
 std::vector<std::size_t> Rendezvous::awaited_by(const Message& message) const {
   std::vector<std::size_t> ranks = ranks_of_job(message.value);
   if (ranks.empty() || to_words(ranks) != message.value) fail_malformed();
@@ -221,7 +221,8 @@ std::set<std::size_t> Rendezvous::ends_of_waits() const {
   return ends;
 }
 
-// For ranks that all wait for others: follows a chain until it meets itself. Returns the ranks that wait for each other.
+// Called when ranks all wait for others: follows a chain until it meets itself. Returns the ranks that wait for each
+// other.
 std::vector<std::size_t> Rendezvous::circle_of_waits() const {
   std::vector<std::size_t> chain;
   std::size_t rank = *timed_out_.begin();

@@ -69,14 +69,14 @@ class Rendezvous {
   std::string job_;
   std::size_t size_;
   Send send_;
-  std::map<std::size_t, Member> members_;    // by connection
-  std::map<std::size_t, std::string> left_;  // by connection: the reason
+  std::map<std::size_t, Member> members_;    // one for each connection
+  std::map<std::size_t, std::string> left_;  // the reason, for each connection
   std::vector<std::string> refused_;
   std::map<std::string, std::string> values_;
-  std::map<std::string, Shared> shared_;                     // by key, until all ranks of the group have their answer
-  std::multimap<std::string, std::size_t> waiting_;          // connections, by the key that they wait for
-  std::map<std::size_t, std::set<std::size_t>> waited_for_;  // by the waiting rank
-  std::set<std::size_t> timed_out_;  // of the waiting ranks: those that have waited for too long
+  std::map<std::string, Shared> shared_;             // kept by key, until all ranks of the group have their answer
+  std::multimap<std::string, std::size_t> waiting_;  // connections, by the key that they wait for
+  std::map<std::size_t, std::set<std::size_t>> waited_for_;  // the key is the waiting rank
+  std::set<std::size_t> timed_out_;                          // the waiting ranks that have waited for too long
   std::optional<Message> first_error_;
 };
 
@@ -84,7 +84,8 @@ struct HubOptions {
   std::string job{};
   std::size_t size = 1;
   Secret secret{};
-  std::chrono::milliseconds timeout{};  // for all ranks to connect, and at the end for the others to leave
+  // Limits the wait for all ranks to connect, and at the end for the others to leave.
+  std::chrono::milliseconds timeout{};
 };
 
 class Hub {
@@ -117,13 +118,13 @@ class Hub {
   };
 
   std::vector<Descriptor> listeners_;
-  std::list<NotInChildren> parents_{};  // of the listeners
+  std::list<NotInChildren> parents_{};  // the listeners
   HubOptions options_;
   Rendezvous rendezvous_;
   Admission admission_;
   std::map<std::size_t, OfRank> connections_;
   std::size_t next_ = 0;
-  Clock::time_point end_;                          // of the time to connect; later, of the time to leave
+  Clock::time_point end_;                          // the end of the time to connect; later, of the time to leave
   std::optional<Clock::time_point> verdict_at_{};  // when all waiting ranks have had time to report
   bool leaving_ = false;
   Descriptor closing_;               // an eventfd: the owner has asked the thread to end

@@ -17,7 +17,7 @@ namespace {
 constexpr auto retry_interval = std::chrono::milliseconds(20);
 constexpr auto verdict_time = std::chrono::seconds(3);   // if the hub sends nothing by then, rank 0 is the late rank
 constexpr auto delivery_time = std::chrono::seconds(2);  // the hub's verdict arrives after the timeout
-constexpr auto reason_time = std::chrono::seconds(2);    // for the reason of a lost connection
+constexpr auto reason_time = std::chrono::seconds(2);    // the wait for the reason of a lost connection
 constexpr auto answer_time = std::chrono::seconds(5);    // a hub that has not answered by then gives no reasons either
 constexpr auto poll_interval = std::chrono::milliseconds(5);
 // Ranks at work wait for each other all the time. A rank that began to wait only now was late itself.
@@ -56,7 +56,7 @@ HubAddress find_in(KeyValueStore& store) {
   return address;
 }
 
-// With a store, the address is the caller's, or loopback: no other address is known to be reachable by all ranks.
+// The address is the caller's if there is a store, or loopback: no other address is known to be reachable by all ranks.
 Endpoint address_of_hub(const JobOptions& options) {
   if (options.store == nullptr) return options.launch.hub;
   const std::string& host = options.launch.hub.host;
@@ -279,7 +279,7 @@ std::string Job::await_value(const std::string& key, const std::function<void()>
   const auto has_ended = [&] { return values_.contains(key) || hub_is_gone_; };
   deadline.wait([&](auto pause) { return changed_.wait_for(lock, pause, has_ended); },
                 [&] {
-                  lock.unlock();  // for the thread that listens
+                  lock.unlock();  // the thread that listens needs it
                   give_up();
                 });
   if (values_.contains(key)) return values_[key];

@@ -27,7 +27,7 @@ struct JobOptions {
   KeyValueStore* store = nullptr;  // tells the ranks the address of rank 0, which replaces launch.hub, and the secret
   std::string secret{};            // that the environment gives to all ranks; without it, that of the store
   std::chrono::milliseconds timeout = default_timeout;
-  std::size_t ranks_per_host = 0;  // in the order of sums; 0: as many as there are
+  std::size_t ranks_per_host = 0;  // ranks of a host in the order of sums; 0: as many as there are
   bool has_other_hosts = false;    // which have to reach rank 0, as the launcher says
 };
 
@@ -70,21 +70,21 @@ class Job {
     friend class Job;
 
     Job& job_;
-    std::vector<std::size_t> ranks_;  // of the job
+    std::vector<std::size_t> ranks_;  // the ranks of the job
     std::string key_;                 // which these share
     Clock::time_point begin_ = Clock::now();
     std::list<const Wait*>::iterator place_;
   };
 
-  // After a timeout in a wait for some of these ranks. Throws B3302, which names those that are late. With a key, the wait was
-  // for those of a group that have not shared it.
+  // Ends a wait for some of these ranks after a timeout. Throws B3302, which names those that are late. A key says that
+  // the wait was for those of a group that have not shared it.
   [[noreturn]] void fail_late(const std::vector<std::size_t>& ranks, const std::string& key = {});
   // Ends the job because of this rank. `ranks` as in FirstError.
   void fail(std::string_view reason, const std::vector<std::size_t>& ranks = {});
   // Leaves without waiting for other ranks: on rank 0 the hub's thread stays until all have left.
   void leave(const LeaveReason& leave_reason);
 
-  // After has_left() all that the rank sent earlier has arrived. If rank 0 has left and its process has ended, the hub
+  // All that the rank sent earlier has arrived after has_left(). If rank 0 has left and its process has ended, the hub
   // is gone, and no news of other ranks arrives.
   bool has_left(std::size_t rank);
   bool hub_is_gone();
@@ -113,13 +113,13 @@ class Job {
   Member self_;
   std::string name_;
   std::chrono::milliseconds timeout_;
-  int exceptions_;  // in flight at construction
+  int exceptions_;  // exceptions in flight at construction
   Endpoint hub_at_{};
   Secret secret_;
   bool is_open_ = false;
   FirstError error_;
   std::mutex detaching_;
-  std::unique_ptr<Hub> hub_;  // on rank 0 only; outlives the connection
+  std::unique_ptr<Hub> hub_;  // exists on rank 0 only; outlives the connection
   std::unique_ptr<Connection> connection_;
   std::vector<Member> members_;
 
@@ -127,10 +127,10 @@ class Job {
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
-  std::map<std::size_t, std::string> left_;  // by rank: its reason
+  std::map<std::size_t, std::string> left_;  // each rank's reason
   std::list<const Wait*> waits_;
   std::string activity_;
-  bool hub_is_gone_ = false;  // after rank 0 had left
+  bool hub_is_gone_ = false;  // rank 0 had left before
   bool leaving_ = false;
   std::thread thread_;  // listens
 };

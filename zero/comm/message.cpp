@@ -51,7 +51,7 @@ std::string text(const Member& member) {
   return fmt::format("rank {} ({}, pid {})", member.rank, member.host, member.pid);
 }
 
-// Between processes of one machine there is no network that could fail instead.
+// Processes of one machine have no network between them that could fail instead.
 std::string died(const Member& member, const std::string& observer) {
   const bool is_elsewhere = member.machine != observer;
   return text(member) + (is_elsewhere ? " is gone: connection lost: its process ended, or the network to it failed"

@@ -14,11 +14,11 @@ namespace ballast {
 // The identity of a process in its job.
 struct Member {
   std::size_t rank = 0;
-  std::size_t size = 1;  // of the job, as this process's environment says
+  std::size_t size = 1;  // ranks of the job, as this process's environment says
   std::string host{};
   pid_t pid = 0;
   std::string machine{};           // the same for processes that can share memory, and for no others
-  std::size_t ranks_per_host = 0;  // in the order of sums: JobOptions::ranks_per_host
+  std::size_t ranks_per_host = 0;  // JobOptions::ranks_per_host: ranks of a host in the order of sums
 };
 
 Member this_process(std::size_t rank, std::size_t size, std::size_t ranks_per_host = 0);
@@ -32,19 +32,22 @@ Member member_from(const std::string& line);  // throws B3303 for other text
 
 struct Message {
   enum class Kind : std::uint8_t {
-    challenge,  // of the listener to each caller, at once: random bytes (admission.h)
-    hello,      // to the hub: the job, a proof of its secret, and the sender's identity
-    welcome,    // to all ranks, when all are connected: a proof of the secret, and their identities
-    later,      // to a rank that has left already: this job is ending, and the next has not begun
-    refused,    // to a process that cannot join: the reason
+    challenge,  // the listener sends each caller random bytes at once (admission.h)
+    hello,      // a caller tells the hub the job, a proof of its secret, and its identity
+    welcome,    // the hub tells all ranks, when all are connected, a proof of the secret, and their identities
+    later,      // the hub tells a rank that has left already: this job is ending, and the next has not begun
+    refused,    // the hub tells a process that cannot join the reason
     set,        // a key and its value
     get,        // a key; the answer is a `set`, as soon as the key has a value
     share,  // a key, and the sender's Share; the answer is a `set` of all values, when all ranks of the group have shared
-    late,   // to the hub: the ranks that the sender has waited for until the timeout; with a key, to share it
-    waits,  // to all ranks: for whom do they wait, as some are late? To the hub: the same as `late`, before the timeout
-    failed,   // to the hub: the reason for which the sender fails. To all ranks: the first error. The key names ranks
-    left,     // to all ranks: a rank that has left, and its reason
-    goodbye,  // to the hub: the sender leaves, and its reason; with the key `failed`, all ranks fail
+    // The hub learns the ranks that the sender has waited for until the timeout; a key says that it was to share it.
+    late,
+    // All ranks learn that some are late, and say whom they wait for; the hub learns the same as with `late`, before
+    // the timeout.
+    waits,
+    failed,   // the hub learns why the sender fails, and all ranks the first error. The key names ranks
+    left,     // all ranks learn of a rank that has left, and its reason
+    goodbye,  // the hub learns that the sender leaves, and its reason; with the key `failed`, all ranks fail
   };
   Kind kind = Kind::goodbye;
   std::string key{};
@@ -59,8 +62,8 @@ std::vector<std::size_t> ranks_from(const std::string& words);
 
 // A value of one of the ranks of a group, which all of them get.
 struct Share {
-  std::size_t rank = 0;  // in the group
-  std::size_t size = 1;  // of the group
+  std::size_t rank = 0;  // place in the group
+  std::size_t size = 1;  // ranks of the group
   std::string value{};
 };
 
@@ -75,7 +78,7 @@ std::optional<std::size_t> number_from(std::string_view word);  // none for a wo
 
 std::string to_wire(const Message& message);
 
-inline constexpr std::size_t max_message_bytes = std::size_t{1} << 20;  // of a key, and of a value
+inline constexpr std::size_t max_message_bytes = std::size_t{1} << 20;  // limit of a key, and of a value
 inline constexpr std::size_t max_hello_bytes = std::size_t{4} << 10;
 
 // Assembles messages from bytes as they arrive. It keeps no more bytes than one message and one add() have.

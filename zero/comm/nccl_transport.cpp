@@ -29,13 +29,13 @@ namespace ballast {
 namespace {
 
 constexpr auto patience_of_abort = std::chrono::seconds(1);
-constexpr auto time_to_end = std::chrono::milliseconds(3000);  // for peers that end too
+constexpr auto time_to_end = std::chrono::milliseconds(3000);  // time for peers that end too
 constexpr auto time_after_exception = std::chrono::milliseconds(100);
 constexpr auto progress_pause = std::chrono::microseconds(100);
 constexpr std::size_t first_gathers[] = {256, std::size_t{64} << 10, std::size_t{4} << 20};  // bytes of each rank
-constexpr std::size_t most_of_first_gathers = std::size_t{256} << 20;                        // of all ranks
+constexpr std::size_t most_of_first_gathers = std::size_t{256} << 20;                        // bytes of all ranks
 constexpr auto look_again = std::chrono::milliseconds(100);
-constexpr auto time_to_arrive = std::chrono::seconds(3);  // for what a rank sent before it left
+constexpr auto time_to_arrive = std::chrono::seconds(3);  // time for what a rank sent before it left
 
 void check_nccl(ncclResult_t result) {
   require(result == ncclSuccess, Code::peer_failed, [&] {
@@ -162,11 +162,11 @@ class NcclWatch {
   ProcessGroup group_;
   std::function<void()> check_;
   Stream stream_;
-  Event end_;                                       // of the work that is watched; used by the thread only
+  Event end_;                                       // the end of the work that is watched; used by the thread only
   std::optional<Clock::time_point> watched_since_;  // likewise
   std::mutex mutex_;                                // guards the members below
   std::optional<Clock::time_point> issuing_since_;
-  bool has_more_work_ = false;  // than what is watched
+  bool has_more_work_ = false;  // there is more work than what is watched
   bool ending_ = false;
   std::condition_variable changed_;
   std::thread thread_;
@@ -421,7 +421,7 @@ class NcclCommunicator {
   ProcessGroup group_;
   FirstError& error_;
   std::chrono::milliseconds timeout_;
-  int exceptions_;  // in flight at construction
+  int exceptions_;  // exceptions in flight at construction
   std::shared_ptr<NcclHandle> handle_;
   std::unique_ptr<NcclEnder> ender_;
   NcclWatch watch_;
@@ -534,7 +534,7 @@ class NcclTransport : public ProcessTransport {
   View given_sums_{};
   Buffer received_{};  // where the given memory is too small
   Buffer scratch_{};
-  std::byte* at_received_ = nullptr;        // in one of them: of each rank, one after the other
+  std::byte* at_received_ = nullptr;        // the place in one of them of what each rank sent, one after the other
   std::optional<NcclCommunicator> nccl_{};  // null: this rank is alone
 };
 

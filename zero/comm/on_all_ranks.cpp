@@ -125,7 +125,7 @@ void on_all_ranks(Communicator& world, const std::function<void()>& work) {
   if (world.size() == 1) return work();
   const std::optional<Failure> own = failure_of(work);
   const std::string text = own ? to_text(*own) : std::string();
-  std::vector<std::int64_t> bytes(world.size());  // of each rank's message
+  std::vector<std::int64_t> bytes(world.size());  // bytes of each rank's message
   bytes[world.rank()] = static_cast<std::int64_t>(text.size());
   world.all_reduce(bytes);
   const auto first = std::ranges::find_if(bytes, [](std::int64_t each) { return each > 0; });

@@ -31,13 +31,13 @@ std::size_t bytes_in(const Views& views) {
 
 // The sizes of the parts that pass from one rank to another, as both can compare them.
 struct PartSizes {
-  std::uint64_t bytes = 0;     // of all of them
+  std::uint64_t bytes = 0;     // bytes of all parts
   std::uint64_t checksum = 0;  // differs if the size of one of them does
 };
 
 template <class Views>
 PartSizes sizes_of(const Views& views) {
-  constexpr std::uint64_t basis = 14695981039346656037U, prime = 1099511628211;  // of the FNV hash
+  constexpr std::uint64_t basis = 14695981039346656037U, prime = 1099511628211;  // the constants of the FNV hash
   PartSizes sizes{.bytes = bytes_in(views), .checksum = basis};
   for (const auto& view : views)
     sizes.checksum = (sizes.checksum ^ view.bytes()) * prime;

@@ -169,9 +169,9 @@ class Links {
   std::string own_host_;  // the address from which this rank reaches rank 0
   std::vector<Descriptor> listeners_;
   Admission admission_;
-  std::vector<std::string> addresses_;    // by rank
-  std::map<std::size_t, Call> calls_;     // by rank: those whose end has yet to prove itself
-  std::vector<Descriptor> sockets_;       // by rank
+  std::vector<std::string> addresses_;    // one for each rank
+  std::map<std::size_t, Call> calls_;     // one for each rank whose end has yet to prove itself
+  std::vector<Descriptor> sockets_;       // one for each rank
   std::optional<std::size_t> awaited_{};  // the first rank without a connection, and the wait for it
   std::optional<Job::Wait> wait_{};
 };

@@ -14,7 +14,7 @@ namespace ballast {
 // Used by one thread at a time.
 class ProcessGroup {
  public:
-  explicit ProcessGroup(std::shared_ptr<Job> job, std::size_t rank);  // of all processes
+  explicit ProcessGroup(std::shared_ptr<Job> job, std::size_t rank);  // the group of all processes
 
   std::size_t rank() const { return rank_; }
   std::size_t size() const { return members_.size(); }
@@ -23,7 +23,7 @@ class ProcessGroup {
   std::size_t rank_in_job(std::size_t rank) const { return members_[rank].rank; }
   bool is_on_one_machine() const;  // whether all ranks can share memory
   Job& job() const { return *job_; }
-  std::vector<std::string> hosts() const;  // of the ranks
+  std::vector<std::string> hosts() const;  // the host of each rank
 
   // The calls of Job, with ranks of this group.
   [[noreturn]] void fail_late(std::size_t rank) const { job_->fail_late({members_[rank].rank}); }

@@ -44,24 +44,26 @@ class ProcessTransport : public Transport {
 
 // All ranks of the group call these together. `make` makes the transports of groups that are split off.
 
-// Through shared memory of one machine. Each rank copies what it sends into its own buffers, in pieces that fit the caches, and the
-// others read them there. Arrays that lie in shared memory are read in place. Throws B2301 on all ranks of the group if one of them
-// cannot map the memory of another. Groups that are split off have the same `pages`, those of the process.
+// Moves bytes through shared memory of one machine. Each rank copies what it sends into its own buffers, in pieces that
+// fit the caches, and the others read them there. Arrays that lie in shared memory are read in place. Throws B2301 on
+// all ranks of the group if one of them cannot map the memory of another. Groups that are split off have the same
+// `pages`, those of the process.
 std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, std::shared_ptr<SharedPages> pages,
                                                    MemoryAccounts& accounts, const MakeTransport& make);
 
 bool has_gloo();  // whether this build includes Gloo
 
-// Through Gloo, over TCP on the address by which this process reaches its hub. Throws B2301 without Gloo.
+// Moves bytes through Gloo, over TCP on the address by which this process reaches its hub. Throws B2301 without Gloo.
 std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts,
                                           const MakeTransport& make);
 
 std::string no_nccl_because();  // empty if NCCL can be used
 
-// Between GPUs through NCCL, in the order of a stream. NCCL only moves bytes: its sums have another order. Throws B2301 without
-// NCCL, which a group of one rank does not need. The backend works on the same stream; calls return when their work is issued.
-// `host` carries chunks in host memory. Ranks that make different calls are not detected. A rank that does not arrive in time is
-// detected; then the communicators of this process are aborted, so that no stream waits for it.
+// Moves bytes between GPUs through NCCL, in the order of a stream. NCCL only moves bytes: its sums have another order.
+// Throws B2301 without NCCL, which a group of one rank does not need. The backend works on the same stream; calls
+// return when their work is issued. `host` carries chunks in host memory. Ranks that make different calls are not
+// detected. A rank that does not arrive in time is detected; then the communicators of this process are aborted, so
+// that no stream waits for it.
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
                                           const GpuStream& stream, MemoryAccounts& accounts, const MakeTransport& make);
 

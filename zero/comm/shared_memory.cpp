@@ -183,7 +183,7 @@ std::byte* SharedPages::allocate(std::size_t bytes) {
 void SharedPages::release(std::byte* memory, std::size_t) noexcept {
   const std::lock_guard lock(mutex_);
   const auto released = memories_.find(memory);
-  released->second.empty();  // because peers still have it mapped
+  released->second.empty();  // peers still have it mapped
   memories_.erase(released);
   ++releases_;
 }

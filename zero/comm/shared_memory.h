@@ -32,12 +32,12 @@ class SharedMemory {
   std::size_t bytes() const { return memory_.get_deleter().bytes; }
 
   int file() const { return file_.get(); }             // the descriptor in the process that made it
-  std::string invitation() const;                      // for open() in other processes
+  std::string invitation() const;                      // text that open() takes in other processes
   static bool is_gone(const std::string& invitation);  // the process has closed the memory, or ended
   // Maps another file of the process that made this memory, read-only. A page counts as resident here, too, after the
   // first read.
   SharedMemory open_file_of_same_process(int file, std::size_t bytes) const;
-  void close_file() { file_ = Descriptor(); }  // after that, no other process can open it
+  void close_file() { file_ = Descriptor(); }  // no other process can open it after that
   void empty();                                // frees the pages in all processes; they read zeros then
 
  private:
@@ -52,7 +52,7 @@ class SharedMemory {
 // The location of bytes, in a form that another process can use.
 struct SharedLocation {
   int file = -1;
-  std::uint32_t releases = 0;  // of the process so far: after the next one, `file` may name other memory
+  std::uint32_t releases = 0;  // releases of the process so far: after the next one, `file` may name other memory
   std::uint64_t begin = 0;
 };
 

@@ -71,13 +71,13 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "atomics in share
 // A rank's announcement in an exchange.
 struct Announcement {
   Call call{};
-  SharedLocation location{};  // of an array that is read in place; else the bytes are in the buffers
-  std::uint32_t rounds = 0;   // of an exchange of parts: that this rank needs for what it sends
+  SharedLocation location{};  // the place of an array that is read in place; else the bytes are in the buffers
+  std::uint32_t rounds = 0;   // rounds of an exchange of parts that this rank needs for what it sends
 };
 
 // Precedes the bytes of parts in a buffer.
 struct PartsHeader {
-  alignas(line_bytes) PartSizes sizes{};  // of all parts of this exchange for the reader
+  alignas(line_bytes) PartSizes sizes{};  // all parts of this exchange for the reader
 };
 
 // The beginning of each rank's memory; its buffers follow.
@@ -142,7 +142,7 @@ class SharedMemoryTransport : public ProcessTransport {
     receive(from, chunk.bytes(), 0);
   }
 
-  // In as many rounds as the rank with the largest message needs, which all ranks know after the first one.
+  // There are as many rounds as the rank with the largest message needs, which all ranks know after the first one.
   void exchange_parts(const Parts& parts) override {
     error_.check();
     const std::size_t most = buffer_bytes_ - sizeof(PartsHeader);
@@ -302,7 +302,7 @@ class SharedMemoryTransport : public ProcessTransport {
   void wait(std::size_t peer, Progress& progress, std::uint32_t until) {
     for (int look = 0; look < spins; ++look) {
       if (progress.has_reached(until)) return;
-      std::this_thread::yield();  // to the peer, if both share a core
+      std::this_thread::yield();  // the peer runs meanwhile, if both share a core
     }
     const auto is_done_within = [&](std::chrono::nanoseconds pause) {
       const bool has_left =
@@ -318,9 +318,9 @@ class SharedMemoryTransport : public ProcessTransport {
   FirstError& error_;
   std::size_t buffer_bytes_;
   Reservation booked_;
-  std::vector<SharedMemory> memories_;  // by rank
-  std::shared_ptr<SharedPages> pages_;  // of this process
-  std::vector<PeerPages> peers_;        // of the other processes
+  std::vector<SharedMemory> memories_;  // one for each rank
+  std::shared_ptr<SharedPages> pages_;  // the pages of this process
+  std::vector<PeerPages> peers_;        // the pages of the other processes
   std::uint32_t exchanges_ = 0;
   std::uint32_t in_place_exchanges_ = 0;
 };

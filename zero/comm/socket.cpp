@@ -36,9 +36,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto time_to_read = std::chrono::seconds(5);
-constexpr auto time_of_attempt = std::chrono::seconds(5);  // to connect to one address
+constexpr auto time_of_attempt = std::chrono::seconds(5);  // time to connect to one address
 constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
-constexpr int silence_ms = 30'000;  // after which a machine counts as gone
+constexpr int silence_ms = 30'000;  // a machine that is silent for longer counts as gone
 // The hub's messages to a rank that is stopped are far fewer.
 constexpr std::size_t max_unsent_bytes = std::size_t{64} << 20;
 
@@ -48,7 +48,7 @@ std::string reason(int error) { return std::generic_category().message(error); }
 
 struct Found {
   Addresses addresses{nullptr, ::freeaddrinfo};
-  std::string failure{};  // without addresses: why
+  std::string failure{};  // the reason, if there are no addresses
 };
 
 Found look_up(const Endpoint& endpoint, int flags) {
@@ -252,9 +252,10 @@ Sockets listen_with_one_port(const Endpoint& endpoint, Add&& add) {
 
 // One end of a connection.
 struct End {
-  std::array<std::uint32_t, 4> words{};  // of the address, in the order of the network; an address of IPv4 has one
-  std::uint16_t port = 0;                // in the order of the network
-  bool has_four_words = false;           // IPv6
+  // Words of the address, in the order of the network; an address of IPv4 has one.
+  std::array<std::uint32_t, 4> words{};
+  std::uint16_t port = 0;       // port, in the order of the network
+  bool has_four_words = false;  // IPv6
   bool is_loopback = false;
 };
 
@@ -263,7 +264,7 @@ std::optional<End> end_of(const Descriptor& socket, int (*get_name)(int, sockadd
   sockaddr_in6 six{};  // is larger than an address of IPv4
   socklen_t bytes = sizeof six;
   if (get_name(socket.get(), reinterpret_cast<sockaddr*>(&six), &bytes) != 0) return std::nullopt;
-  End end{.port = six.sin6_port,  // in the same place in both versions
+  End end{.port = six.sin6_port,  // the place is the same in both versions
           .has_four_words = six.sin6_family == AF_INET6,
           .is_loopback = leads_to_loopback(reinterpret_cast<const sockaddr*>(&six))};
   if (end.has_four_words) {
@@ -274,7 +275,7 @@ std::optional<End> end_of(const Descriptor& socket, int (*get_name)(int, sockadd
   return end;
 }
 
-// As the kernel prints it: the words of the address as numbers of this machine, and the port.
+// The kernel prints it so: the words of the address as numbers of this machine, and the port.
 std::string printed(const End& end) {
   std::string text;
   for (std::size_t i = 0; i < (end.has_four_words ? end.words.size() : 1); ++i) {

@@ -26,10 +26,11 @@ Descriptor listen_at(const Endpoint& endpoint, std::chrono::milliseconds patienc
 // The same at each address of the name that this machine has, with a socket each: other machines may resolve the name to any of
 // them. If some are not loopback, the first socket is at such an address.
 std::vector<Descriptor> listen_at_all(const Endpoint& endpoint, std::chrono::milliseconds patience = {});
-std::vector<Descriptor> listen_everywhere(std::uint16_t port);  // at all addresses of this machine, all with one port
-Endpoint local_endpoint(const Descriptor& socket);              // numeric
-Endpoint remote_endpoint(const Descriptor& socket);             // the same, of a connection's other end
-std::string other_end(const Descriptor& socket);                // of a connection: "10.0.0.7:4242"; "?" if it is lost
+// Listens at all addresses of this machine, with one port.
+std::vector<Descriptor> listen_everywhere(std::uint16_t port);
+Endpoint local_endpoint(const Descriptor& socket);   // numeric
+Endpoint remote_endpoint(const Descriptor& socket);  // the same, of a connection's other end
+std::string other_end(const Descriptor& socket);  // the other end of a connection: "10.0.0.7:4242"; "?" if it is lost
 bool is_loopback(const std::string& host);
 
 // Whether this is a name, and leads to loopback only: it is this machine's own name, as many systems resolve it, and other
@@ -38,7 +39,7 @@ bool is_own_name(const std::string& host);
 
 struct Attempt {
   Descriptor socket{};
-  std::string failure{};   // without a socket: why
+  std::string failure{};   // the reason, if there is no socket
   bool is_silent = false;  // nothing has answered in time
 };
 

@@ -74,7 +74,7 @@ class ThreadJob {
   FirstError error_;
   std::mutex mutex_;
   std::map<std::size_t, std::string> left_;
-  std::map<std::pair<std::size_t, const void*>, std::size_t> waits_;  // by the waiting rank and the group
+  std::map<std::pair<std::size_t, const void*>, std::size_t> waits_;  // the key is the waiting rank and the group
 };
 
 ThreadGroup::ThreadGroup(std::size_t size, std::chrono::milliseconds timeout, std::size_t ranks_per_host)
@@ -92,7 +92,8 @@ void ThreadGroup::abort(std::string_view reason) { job_->error().set(std::string
 std::string ThreadGroup::name_of(std::size_t rank) const { return fmt::format("rank {}", members_[rank]); }
 
 std::vector<std::string> ThreadGroup::hosts() const {
-  const std::size_t most = ranks_per_host_ == 1 ? SIZE_MAX : ranks_per_host_;  // on a host; with 1, hosts do not count
+  // Ranks on a host; with 1, hosts do not count.
+  const std::size_t most = ranks_per_host_ == 1 ? SIZE_MAX : ranks_per_host_;
   std::vector<std::string> names;
   std::ranges::transform(members_, std::back_inserter(names),
                          [&](std::size_t rank) { return std::to_string(rank / most); });
@@ -203,13 +204,13 @@ class Membership {
  private:
   std::shared_ptr<ThreadJob> job_;
   std::size_t rank_;
-  int exceptions_;  // in flight at construction
+  int exceptions_;  // exceptions in flight at construction
 };
 
 // Reads directly from the senders' memory, so a chunk may have any size.
 class ThreadTransport : public Transport {
  public:
-  // Without a membership, this begins one.
+  // A rank that has no membership begins one.
   ThreadTransport(ThreadGroup& group, std::size_t rank, std::shared_ptr<ThreadGroup> owned = {},
                   std::shared_ptr<Membership> membership = {}, std::optional<StreamHandle> stream = {})
       : Transport(rank, group.hosts()),

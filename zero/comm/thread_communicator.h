@@ -23,7 +23,7 @@ class ThreadGroup {
   // Each `ranks_per_host` ranks count as one host in the order of sums.
   explicit ThreadGroup(std::size_t size, std::chrono::milliseconds timeout = default_timeout,
                        std::size_t ranks_per_host = 1);
-  std::vector<std::string> hosts() const;  // of the ranks
+  std::vector<std::string> hosts() const;  // the host of each rank
   std::size_t size() const { return published_.size(); }
   std::size_t rank_in_job(std::size_t rank) const { return members_[rank]; }  // its number in the whole group
   std::string name_of(std::size_t rank) const;                                // "rank 3", the same number

@@ -59,7 +59,7 @@ struct Sent {
   }
   const std::byte* data() const { return values.data(); }
   std::size_t bytes() const { return values.bytes(); }
-  std::size_t piece_bytes(std::size_t most) const { return most - most % block_bytes; }  // of the largest piece
+  std::size_t piece_bytes(std::size_t most) const { return most - most % block_bytes; }  // bytes of the largest piece
   std::span<const std::byte> piece(std::size_t rank) const { return {data() + rank * stride, bytes()}; }
   std::span<const std::byte> all(std::size_t ranks) const { return {data(), (ranks - 1) * stride + bytes()}; }
   bool sends(std::size_t rank) const { return sender == all_ranks || sender == rank; }
@@ -171,11 +171,11 @@ class Transport {
  private:
   std::size_t rank_;
   std::size_t ranks_per_host_;
-  std::vector<bool> is_here_;  // by rank: on this rank's host
+  std::vector<bool> is_here_;  // whether each rank is on this rank's host
   std::size_t ranks_here_;     // this one included
   std::vector<float> scratch_;
   std::atomic<std::size_t> inside_ = 0;  // bytes sent to ranks of this host
-  std::atomic<std::size_t> across_ = 0;  // to other hosts
+  std::atomic<std::size_t> across_ = 0;  // bytes sent to other hosts
 };
 
 // Sends in chunks; at least one, because peers expect it. Calls body(part, first); the part begins at the element `first`.

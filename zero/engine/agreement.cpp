@@ -18,7 +18,7 @@
 namespace ballast {
 
 Straggler find_straggler(Mesh& mesh, double own_seconds) {
-  std::vector<std::int64_t> nanoseconds(mesh.ranks());  // by rank; the sums put them together
+  std::vector<std::int64_t> nanoseconds(mesh.ranks());  // one for each rank; the sums put them together
   nanoseconds[mesh.rank()] = static_cast<std::int64_t>(own_seconds * 1e9);
   mesh.reduce->all_reduce(nanoseconds);
   mesh.replicas->all_reduce(nanoseconds);
@@ -75,7 +75,7 @@ void require_rules(const CompiledPlan& plan, const StepOptions& options) {
   }
 }
 
-// By unit.
+// Counts the uses of each unit.
 std::vector<std::size_t> uses_in_backward(const Model& model, const Trace& trace) {
   std::vector<std::size_t> uses(model.units.size());
   for (const Visit& visit : trace)
@@ -209,7 +209,7 @@ void Agreement::add_tensors(StepNumbers& numbers) const {
     numbers.leave_out(unit, tensor);
 }
 
-// Of the second and third part of Muon's update; the first is in the groups.
+// Adds the second and third part of Muon's update; the first is in the groups.
 void Agreement::add_matrices(StepNumbers& numbers) const {
   if (!plan_.input().needs_matrices()) return;
   for (const optim::Rule& rule : rules_)
@@ -264,7 +264,7 @@ std::vector<std::vector<double>> Agreement::tensor_norms(const std::vector<Op>& 
 }
 
 void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {
-  kernels::ExactSum sum;  // of this rank's sums, on the device and on the host
+  kernels::ExactSum sum;  // the sum of this rank's sums, on the device and on the host
   if (op.to.exists()) kernels::merge(sum, arithmetic_.of(op.lane).take_sum(op.to));
   if (op.state.exists()) kernels::merge(sum, arithmetic_.of(Lane::host).take_sum(op.state));
   optim::Decision decision = decide(sum_over_model(sum));
@@ -288,7 +288,7 @@ void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {
 // Searches all shards. The rank that has the first such parameter tells the others.
 std::string Agreement::first_wrong_parameter(const StepRun& run) const {
   const Communicator& group = *mesh_.reduce;
-  std::vector<std::int64_t> found(2 * group.size());  // of each rank: unit and tensor, from 1 on
+  std::vector<std::int64_t> found(2 * group.size());  // unit and tensor of each rank, from 1 on
   for (const auto& [op, download] : lasting_norms(*run.list)) {
     if (download != none) run.ops[download].wait();
     const std::uint64_t element = arithmetic_.of(op.lane).first_non_finite(op);

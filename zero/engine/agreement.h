@@ -28,7 +28,8 @@ class Agreement {
   // Throw if a step's uses are not those of so many micro-steps: of the prepared one, or before it.
   void check_accumulated(const Trace& visited) const;
   void check_accumulated(const Trace& visited, std::optional<std::size_t> micro_steps) const;
-  void leave_out(std::size_t unit, std::size_t tensor) { left_out_.emplace_back(unit, tensor); }  // of the next step
+  // The next step leaves it out.
+  void leave_out(std::size_t unit, std::size_t tensor) { left_out_.emplace_back(unit, tensor); }
   bool is_prepared() const { return is_prepared_; }
   bool has_custom_update() const { return static_cast<bool>(options_.update); }
   TrainerUpdate take_custom_update();
@@ -44,7 +45,7 @@ class Agreement {
                                                 std::optional<std::size_t> micro_steps);
 
   void agree(const Op& op, StepRun& run, double own_seconds);  // fills in numbers and result
-  StepNumbers numbers_before_norm() const;                     // of updates in the backward pass
+  StepNumbers numbers_before_norm() const;                     // numbers for updates in the backward pass
 
  private:
   optim::Decision decide(const kernels::ExactSum& squares) const;
@@ -60,7 +61,7 @@ class Agreement {
   const LaneArithmetic& arithmetic_;
   TensorSums& tensor_sums_;
   bool sums_micro_steps_;
-  std::vector<std::size_t> uses_of_micro_step_;  // in backward, by unit
+  std::vector<std::size_t> uses_of_micro_step_;  // uses in backward, for each unit
   std::vector<optim::Rule> rules_;
   std::vector<std::uint64_t> missed_;
   StepOptions options_{};                                      // its groups are rules_, its missed is missed_

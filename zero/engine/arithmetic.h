@@ -56,9 +56,9 @@ class Arithmetic {
   }
 
  private:
-  Range range_of(const Op& update) const;  // of the unit's elements
+  Range range_of(const Op& update) const;  // a range of the unit's elements
   DType dtype(const Op& op) const { return plan_.model().units[op.unit].dtype; }
-  View sums(const Op& op, const Piece& piece) const;  // of the gradients of its unit
+  View sums(const Op& op, const Piece& piece) const;  // sums of the gradients of its unit
 
   const CompiledPlan& plan_;
   const Slots& slots_;

@@ -33,7 +33,7 @@ std::vector<kernels::Run> runs_in(const std::vector<kernels::Run>& runs, const R
   return found;
 }
 
-// With an fp32 master, an update only writes the parameter.
+// An update only writes the parameter if the master is fp32.
 bool is_read(const TileMemory& tile) { return tile.parameter_dtype == DType::fp32 || tile.format != StateFormat::fp32; }
 
 }  // namespace
@@ -110,7 +110,8 @@ std::string CorruptionCheck::first_difference(const Copy& expected, const Copy& 
   const std::vector<optim::StateField> in_tile = layout_of(place).fields_of(place.range.first, place.range.count);
   for (std::size_t i = 0; i < in_tile.size(); ++i) {
     const optim::StateField& part = of_copy.fields()[i];
-    const std::size_t before = in_tile[i].offset - layout_of(place).fields()[i].offset;  // in the tile's part
+    // Elements before it in the tile's part.
+    const std::size_t before = in_tile[i].offset - layout_of(place).fields()[i].offset;
     if (byte >= part.offset && byte < part.offset + part.bytes) {
       return fmt::format("the {}, byte {}", part.name, before + byte - part.offset);
     }

@@ -28,7 +28,7 @@ class CorruptionCheck {
   struct Place {
     std::size_t unit = 0;
     std::size_t tile = 0;
-    Range range{};  // of the tile
+    Range range{};  // elements of the tile
 
     bool is_in(const Op& op) const { return unit == op.unit && tile == op.tile; }
   };
@@ -52,7 +52,7 @@ class CorruptionCheck {
   const CompiledPlan& plan_;
   std::size_t every_;
   std::size_t rank_;
-  std::vector<Place> places_{};  // of this rank
+  std::vector<Place> places_{};  // the places of this rank
   std::unique_ptr<kernels::Backend> backend_;
   mutable std::mutex mutex_;
   std::map<const Place*, Copy> left_{};  // bits that checked updates left

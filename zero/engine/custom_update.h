@@ -38,7 +38,7 @@ class CustomUpdate {
   };
   Updates updates() const;
   std::vector<SummedTile> kept_tiles(std::span<const std::size_t> updates) const;
-  std::vector<TilePart> parts_of(std::size_t number, const Range& in_shard) const;  // of a unit
+  std::vector<TilePart> parts_of(std::size_t number, const Range& in_shard) const;  // the parts of a unit
   SummedTile summed_tile(const Op& update, const Piece& gradients) const;
   const Op& op(std::size_t position) const { return parts_.scheduler.list()[position]; }
 

@@ -51,15 +51,16 @@ struct EngineParts {
   RecordStores records{};                        // where the program reads and writes tiles
   MirrorFiles* mirror = nullptr;                 // where they are written too, on another rank's drive; null: nowhere
   Timeline* timeline = nullptr;                  // where to note which operation ran when; null: nowhere
-  std::vector<offload::IoQueue*> queues{};       // of the records' drives
+  std::vector<offload::IoQueue*> queues{};       // queues of the records' drives
   GpuLanes* gpu = nullptr;                       // its memory is the device tier; null: the host's
   StreamHandle stream = nullptr;                 // the trainer's, on that GPU
-  Allocator* allocator = nullptr;                // of the device tier's memory, instead of ours
+  Allocator* allocator = nullptr;                // memory of the device tier comes from it, instead of ours
   int threads = 1;                               // that make host memory resident; 0: one for each usable core
-  std::function<void(RunWrite)> before_write{};  // of a run: see RecordOptions
+  std::function<void(RunWrite)> before_write{};  // called before writes of a run: see RecordOptions
   bool sums_micro_steps = false;                 // see TrainingOptions
   std::size_t verify = 0;                        // check a tile's update every so many steps; see corruption_check.h
-  std::shared_ptr<ExchangeOrder> exchanges{};    // between GPUs, that other trainings share; null: of its own
+  // The order of exchanges between GPUs, shared with other trainings; null: of its own.
+  std::shared_ptr<ExchangeOrder> exchanges{};
 };
 
 // The trainer may use units in any order. An off-plan step, which leaves the program's order, is served on demand to
@@ -103,11 +104,11 @@ class Engine {
   StepResult step();
 
   void wait_for_parameters(std::size_t unit);  // that the last step has changed, in the order of the trainer's stream
-  void wait_for_commit();                      // of the last step, also in the middle of the next one
+  void wait_for_commit();                      // waits for the last step's commit, also in the middle of the next one
   void finish();                               // waits until everything that was begun is done
 
-  // Between steps, on all ranks together: frees the device tier's memory until the return; no other call is allowed
-  // meanwhile. Without `parameters`, the parameters stay there; otherwise the addresses of full parameters change.
+  // Frees the device tier's memory until the return, between steps, on all ranks together; no other call is allowed
+  // meanwhile. If `parameters` is false, the parameters stay there; otherwise the addresses of full parameters change.
   // `agree` is called on each rank, with an error if the rank lacks memory. It must throw on all ranks if any has an
   // error; then nothing has changed.
   void offload(bool parameters, const AgreeOnMemory& agree);
@@ -116,21 +117,22 @@ class Engine {
   bool prepared() const { return agreement_.is_prepared(); }
   std::uint64_t steps() const { return agreement_.steps(); }
 
-  // Between steps: shows the local shards, tile by tile, in host memory. Changed tiles on drives are committed
-  // together, once `agree` has returned; if it throws, they stay as they were. Change full parameters that are kept in
-  // the same way on all ranks. All ranks of a run change its state together: if one fails, none changes it; that one
-  // throws its own error, the others B3301.
+  // Shows the local shards between steps, tile by tile, in host memory. Changed tiles on drives are committed together,
+  // once `agree` has returned; if it throws, they stay as they were. Change full parameters that are kept in the same
+  // way on all ranks. All ranks of a run change its state together: if one fails, none changes it; that one throws its
+  // own error, the others B3301.
   void visit_state(
       const TileVisitor& look, const TileFilter& which = [](const LocalTile&) { return true; });
   void change_state(
       const TileVisitor& change, const std::function<void()>& agree = [] {});
-  std::vector<LocalTile> local_tiles() const { return state_.tiles(); }  // in the order of visits; without their memory
+  // Listed in the order of visits; without their memory.
+  std::vector<LocalTile> local_tiles() const { return state_.tiles(); }
   void set_steps(std::uint64_t steps);
 
   // Bytes of the trainer that each later commit of state on drives holds; after resume(), those of the resumed commit.
   void set_note(std::span<const std::byte> note);
   const std::vector<std::byte>& note() const { return note_; }
-  // Of later commits. With one, a skipped step is committed too.
+  // Later commits belong to it. With one, a skipped step is committed too.
   void set_round(const JointRound& round) { round_ = round; }
   void parameters_changed();  // the caller changed full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const { homes_.read(view, into); }  // a GPU's too
@@ -167,7 +169,7 @@ class Engine {
   std::unique_ptr<const RecordLane> records_;          // null: no tile is on a drive
   std::unique_ptr<CorruptionCheck> corruption_check_;  // null: no update is checked
   std::unique_ptr<const MatrixExecutor> matrices_;     // null: the rule is of elements
-  ExchangeTurns exchanges_;                            // between GPUs
+  ExchangeTurns exchanges_;                            // exchanges between GPUs
   FirstFailure failure_;
   StepCounters counters_;
   TensorSums tensor_sums_;
@@ -185,7 +187,7 @@ class Engine {
   std::vector<std::byte> note_;
   JointRound round_{};
   bool has_begun_ = false;
-  bool norm_is_known_ = false;  // in this step
+  bool norm_is_known_ = false;  // whether this step's norm is known
 };
 
 }  // namespace ballast

@@ -80,7 +80,7 @@ class ExchangeOrder {
     if (end_ != nullptr && last_ != stream.handle()) stream.wait_for(*end_);
   }
 
-  // After an exchange was issued. `span` is null if nothing else needs its end.
+  // Called when an exchange was issued. `span` is null if nothing else needs its end.
   void end_in(const Stream& stream, const std::shared_ptr<GpuSpan>& span) {
     last_ = stream.handle();
     if (span != nullptr) {
@@ -96,7 +96,7 @@ class ExchangeOrder {
   Sequencer turns_;
   StreamHandle last_ = nullptr;
   std::shared_ptr<const Event> end_;
-  std::shared_ptr<Event> own_;  // for exchanges whose end is not marked
+  std::shared_ptr<Event> own_;  // the end of exchanges whose end is not marked
 };
 
 // The exchanges of one training, in an order that it may share.

@@ -20,7 +20,7 @@ class FreedOps {
   explicit FreedOps(ExchangeTurns& exchanges) : exchanges_(exchanges) {}
 
   void add(const IssuedOp& issued);
-  void look();  // after a use has ended
+  void look();  // called when a use has ended
 
  private:
   struct Held {
@@ -33,7 +33,7 @@ class FreedOps {
   void free(const Held& op);
 
   ExchangeTurns& exchanges_;
-  std::deque<Held> held_;  // in the order in which they were issued
+  std::deque<Held> held_;  // listed in the order in which they were issued
   std::array<std::size_t, lane_count> held_in_lane_{};
 };
 

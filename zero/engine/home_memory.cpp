@@ -8,7 +8,7 @@
 namespace ballast {
 namespace {
 
-constexpr std::size_t stretch_elements = std::size_t{1} << 20;  // of whole groups
+constexpr std::size_t stretch_elements = std::size_t{1} << 20;  // a stretch holds whole groups
 
 }  // namespace
 

@@ -49,13 +49,13 @@ class HomeMemory {
    public:
     StateOnHost(const HomeMemory& homes, const Home& stretch, Staging& staging);
     StateOnHost(StateOnHost&&) = delete;
-    const TileMemory& memory() const { return memory_; }  // without the parameter
+    const TileMemory& memory() const { return memory_; }  // the parameter is left out
     void put_back();                                      // where it was copied from
 
    private:
     Staging& staging_;
-    std::byte* state_;                       // of the tile
-    std::vector<optim::StateField> fields_;  // of the stretch, there
+    std::byte* state_;                       // the state of the tile
+    std::vector<optim::StateField> fields_;  // the fields of the stretch, there
     optim::StateLayout of_copy_;
     std::vector<std::byte> copy_{};
     TileMemory memory_{};
@@ -67,7 +67,7 @@ class HomeMemory {
   void put(const Piece& to, const std::byte* from, Staging& staging) const;  // `from` may be changed when this returns
   void read(const ConstView& view, std::byte* into) const;                   // also a GPU's memory, into the host's
 
-  Piece parameters_of(const Home& tile) const;  // of a tile: its own, or a part of the unit's parameters
+  Piece parameters_of(const Home& tile) const;  // a tile's own parameters, or a part of the unit's
   void keep_parameters(const Home& tile, const std::byte* from, Staging& staging) const;  // everywhere but in records
   View full_parameters(std::size_t unit) const;  // where the program keeps all of the unit, as it is laid out
 

@@ -32,7 +32,7 @@ class LaneThread {
   void run();
   void finish(Task& task);
 
-  std::mutex mutex_;  // of the two that follow
+  std::mutex mutex_;  // guards the two that follow
   std::deque<Task> tasks_;
   bool ending_ = false;
   std::condition_variable added_;

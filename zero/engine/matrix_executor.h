@@ -31,9 +31,9 @@ class MatrixExecutor {
   const CompiledPlan& plan_;
   Mesh& mesh_;
   const Slots& slots_;
-  std::vector<std::size_t> rank_of_shard_;  // in the group
-  std::vector<UnitMatrices> homes_;         // by unit
-  std::vector<MatrixParts> parts_;          // by unit
+  std::vector<std::size_t> rank_of_shard_;  // each shard's rank in the group
+  std::vector<UnitMatrices> homes_;         // one for each unit
+  std::vector<MatrixParts> parts_;          // one for each unit
   std::unique_ptr<kernels::Orthogonalizer> orthogonalizer_;
 };
 

@@ -21,10 +21,10 @@ struct Mesh {
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
   std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }
-  void barrier();                              // of all ranks
+  void barrier();                              // waits for all ranks
   std::vector<std::size_t> where(bool is_so);  // the ranks on which it is so; all ranks call together
   void abort(std::string_view reason);         // any thread
-  SentBytes sent() const;                      // in all its groups; any thread
+  SentBytes sent() const;                      // bytes sent in all its groups; any thread may call
 };
 
 class GpuLanes;

@@ -23,11 +23,11 @@ class OffPlan {
 
   void serve(const Trace& chain);  // makes these uses the next ones in the scheduler's list
   void serve_step();               // makes the agreement the next one
-  void forget_gathered();          // in a step: its further uses gather changed parameters again
+  void forget_gathered();          // further uses of the step gather changed parameters again
   void restart_step();             // discards the uses so far, and follows the program from its beginning
 
   void remember(const Trace& chain);                 // uses that have begun
-  const Trace& visited() const { return visited_; }  // in this step
+  const Trace& visited() const { return visited_; }  // the visits of this step
   bool has_gradients() const;                        // whether there are some that no step has used yet
   void end_step();                                   // returns to a program, if this step was off plan
 
@@ -41,11 +41,11 @@ class OffPlan {
   bool change_program(const Trace& trace, bool extra_sum_slots);
 
   Parts parts_;
-  Trace visited_{};       // in this step
+  Trace visited_{};       // the visits of this step
   OffPlanStep so_far_{};  // the same, without off-plan uses in forward
   bool is_off_plan_ = false;
   std::vector<Op> served_{};  // the list that is followed then
-  Trace last_off_plan_{};     // of the step before, if that was off plan
+  Trace last_off_plan_{};     // the visits of the step before, if that was off plan
 };
 
 }  // namespace ballast

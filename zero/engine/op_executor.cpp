@@ -28,7 +28,7 @@ bool changes_state(OpKind kind) {
   }
 }
 
-// In a round of joint runs a skipped step is committed like any other: its records are written as they are.
+// A skipped step of a round of joint runs is committed like any other: its records are written as they are.
 bool is_skipped(OpKind kind, const StepRun& run) {
   return run.numbers.skip && !(kind == OpKind::write && run.round.exists());
 }

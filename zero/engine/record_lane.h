@@ -47,7 +47,7 @@ class RecordLane {
   void abandon() const;
   void finish() const;  // see RecordStore
   std::uint64_t step() const { return stores_.trained != nullptr ? stores_.trained->step() : 0; }
-  std::span<const std::byte> note() const;  // of the last commit
+  std::span<const std::byte> note() const;  // the note of the last commit
   JointRound round() const;                 // likewise
   bool keeps_run() const { return stores_.trained != nullptr && stores_.trained->shape().run_id != 0; }
 

@@ -19,7 +19,7 @@ struct CommittedState;
 struct MirrorFiles {
   std::unique_ptr<Communicator> group{};  // the ranks that mirror each other; of the mirror alone
   std::size_t mirrored = 0;               // the place in the group of the rank whose records are kept here
-  offload::RecordStore store;             // of that rank's records
+  offload::RecordStore store;             // that rank's records
   std::uint64_t generation = 0;           // the last committed one of that rank's own records
 };
 

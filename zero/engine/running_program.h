@@ -17,7 +17,7 @@ class RunningProgram {
   const CompiledPlan& plan() const { return plan_; }
   const CompileInput& input() const { return input_; }
   const Program& program() const { return compiled_ ? *compiled_ : plan_.program(); }
-  const TierBytes& memory() const { return memory_; }  // of its slots
+  const TierBytes& memory() const { return memory_; }  // bytes of its slots
 
   // Compiles for the same memory for gathered units. `extra_sum_slots`: see CompileInput.
   std::unique_ptr<const Program> compile_for(const Trace& trace, bool extra_sum_slots) const;
@@ -29,7 +29,7 @@ class RunningProgram {
 
   const CompiledPlan& plan_;
   CompileInput input_;
-  std::unique_ptr<const Program> compiled_{};  // in place of the plan's
+  std::unique_ptr<const Program> compiled_{};  // replaces the plan's, if not null
   TierBytes memory_{};
 };
 

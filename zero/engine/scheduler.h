@@ -31,7 +31,7 @@ class Scheduler {
   // way.
   void follow_program(const std::vector<Op>& list);
   void follow_in_this_step(const std::vector<Op>& list, const OffPlanPosition& position);
-  void run_entry(const std::vector<Op>& list, bool with_records);  // to its end
+  void run_entry(const std::vector<Op>& list, bool with_records);  // runs to the end of the list
 
   // The position in the list.
   StepRun& run() { return runs_.current(); }
@@ -42,7 +42,7 @@ class Scheduler {
   bool is_at_agreement() const { return next_ < list().size() && list()[next_].kind == OpKind::agree; }
 
   // Issuing. An operation begins on its lane when those that it waits for are done.
-  void issue_up_to_trainer();  // to the trainer's next use, or to the agreement
+  void issue_up_to_trainer();  // stops at the trainer's next use, or at the agreement
   const Op& issue_next();
   void issue_rest();
 
@@ -55,10 +55,10 @@ class Scheduler {
   // Waiting. Each throws the first error of any lane instead of an error that follows from it.
   void wait(Phase phase, Lane lane, const std::function<void()>& wait);  // counted as the trainer's
   void wait_for(std::size_t position);                                   // one operation of this step
-  void wait_for_inputs_of_next();              // on the host, until the trainer may change what the next operation uses
-  void wait_for_issued();                      // all of this step
+  void wait_for_inputs_of_next();  // blocks the host until the trainer may change what the next operation uses
+  void wait_for_issued();          // all of this step
   void wait_for_parameters(std::size_t unit);  // that the last step has changed, in the trainer's stream
-  void wait_for_last_step();                   // with its commit; uses may be under way
+  void wait_for_last_step();                   // waits for its commit too; uses may be under way
   void finish();                               // all that was begun; every use must be over
   // Waits for the last step, whose operations refer to the run that the next step reuses. It is nearly always over.
   void begin_step();

@@ -8,7 +8,7 @@ namespace ballast {
 
 namespace {
 
-// Of the operations in lanes that exchange, the others compute.
+// The other operations in lanes that exchange only compute.
 bool exchanges(OpKind kind) { return kind != OpKind::clear && kind != OpKind::norm && kind != OpKind::accumulate; }
 
 }  // namespace

@@ -16,20 +16,21 @@ namespace ballast {
 // The operations of a lane that are issued and have not begun.
 class LaneQueue {
  public:
-  void issued(const IssuedOp& op);  // by the trainer's thread, in order
-  void begun(const Op& op);         // by the lane's thread, as the two below
+  void issued(const IssuedOp& op);  // called by the trainer's thread, in order
+  void begun(const Op& op);         // called by the lane's thread, like the two below
 
   // The lane's next exchange between ranks, if all that it waits for has succeeded, and nothing that comes before it in the lane changes
   // what it sends. Null otherwise.
   const Op* next_exchange();
 
  private:
-  std::mutex mutex_;  // of the queue
+  std::mutex mutex_;  // guards the queue
   std::deque<IssuedOp> waiting_;
   const Op* current_ = nullptr;  // the lane's thread alone uses it
 };
 
-// For lanes that work on the host. Exchanges between GPUs are issued to a stream, and their bytes are not there yet.
+// Lanes that work on the host have one. Exchanges between GPUs are issued to a stream, and their bytes are not there
+// yet.
 class SendAhead {
  public:
   // All of it outlives this object. The mesh asks it in collectives, and belongs to one engine.
@@ -38,8 +39,8 @@ class SendAhead {
   SendAhead(const SendAhead&) = delete;
   SendAhead& operator=(const SendAhead&) = delete;
 
-  void issued(const IssuedOp& op);  // by the trainer's thread, in order
-  void begun(const Op& op);         // by the lane's thread
+  void issued(const IssuedOp& op);  // called by the trainer's thread, in order
+  void begun(const Op& op);         // called by the lane's thread
 
  private:
   struct OfLane : LookAhead {

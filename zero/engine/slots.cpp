@@ -40,7 +40,7 @@ std::set<std::size_t> slots_of_initial_state(const Program& program) {
 // Slots that other ranks read. A slot of one unit is left out: it may be as large as the model, and every page that
 // another rank reads counts as memory of that rank, too.
 std::set<std::size_t> exchanged_slots(const Program& program) {
-  std::map<std::size_t, std::set<std::size_t>> units;  // by slot
+  std::map<std::size_t, std::set<std::size_t>> units;  // the key is the slot
   for (const Op& op : program.ops) {
     if (op.codes.exist()) {  // other ranks read codes in place of values
       units[op.codes.memory.slot].insert(op.unit);
@@ -127,7 +127,7 @@ Buffer Slots::reserve(const Slot& slot, Resident resident, bool is_exchanged) co
 
 void Slots::change_to(const Program& program) {
   std::vector<Buffer> buffers;
-  std::vector<std::pair<std::size_t, std::size_t>> kept;  // from where to where
+  std::vector<std::pair<std::size_t, std::size_t>> kept;  // where each comes from, and where it goes
   std::set<std::size_t> exchanged = exchanged_slots(program);
   for (const Slot& slot : program.slots) {
     const auto same = std::ranges::find(slots_, slot);
@@ -223,7 +223,7 @@ ExchangeViews views_of_gather(const CompiledPlan& plan, const Slots& slots, cons
   return {slots.view(op.from, dtype), slots.view(op.to, dtype)};
 }
 
-// Between the two reductions of a mesh, a sum is in fp32. The second one completes it and rounds it.
+// A sum is in fp32 between the two reductions of a mesh. The second one completes it and rounds it.
 ExchangeViews views_of_reduction(const CompiledPlan& plan, const Slots& slots, const Op& op) {
   const Placement& placement = plan.placement();
   const DType gradient = plan.model().units[op.unit].dtype;

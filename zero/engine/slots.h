@@ -20,7 +20,7 @@ namespace ballast {
 struct DeviceMemory {
   std::optional<int> gpu{};        // none: host memory
   Allocator* allocator = nullptr;  // the caller's, instead of ours; outlives the slots
-  Allocator* shared = nullptr;     // on the host, for slots that other ranks read, unit after unit
+  Allocator* shared = nullptr;     // allocates slots on the host that other ranks read, unit after unit
   int threads = 1;                 // that make the host's memory resident; 0: one for each usable core
 };
 
@@ -49,7 +49,8 @@ class Slots {
   // Bytes of host memory that become resident when the initial state is written there; none of pinned memory.
   std::size_t unwritten_bytes(const Piece& piece) const;
 
-  std::string unpinned_because() const;  // with a GPU; empty if all host memory is pinned
+  // The reason, if a GPU copies from pageable memory; empty if all host memory is pinned.
+  std::string unpinned_because() const;
 
   View view(const Piece& piece, DType dtype) const;
   std::byte* data(const Piece& piece) const {  // null without memory, as for the state of a rule that keeps none

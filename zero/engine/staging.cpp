@@ -8,7 +8,7 @@ namespace ballast {
 namespace {
 
 constexpr std::size_t most_half_bytes = std::size_t{16} << 20;  // the bus is at its speed; pinned in milliseconds
-constexpr std::size_t alignment = 64;                           // of each copy: whole elements of all formats
+constexpr std::size_t alignment = 64;                           // alignment of each copy: whole elements of all formats
 
 }  // namespace
 

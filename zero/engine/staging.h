@@ -33,7 +33,7 @@ class Staging {
  private:
   struct Arrival {
     std::byte* to;
-    const std::byte* from;  // in the buffer
+    const std::byte* from;  // a place in the buffer
     std::size_t bytes;
   };
   struct Half {

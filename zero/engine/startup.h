@@ -41,7 +41,7 @@ class Startup {
   void fill_frozen(const Home& home, const ParameterSource& frozen, Staging& staging) const;
   void read_home(const Home& home, RecordMemory& memory, Staging& staging) const;
   std::size_t unwritten_bytes(const Home& home) const;
-  Staging staging() const;  // for the parameters on a GPU
+  Staging staging() const;  // memory that brings parameters to a GPU
   const CompiledPlan& plan() const { return parts_.running.plan(); }
   DType dtype_of(const Home& home) const { return plan().model().units[home.unit].dtype; }
 

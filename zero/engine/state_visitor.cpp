@@ -80,7 +80,7 @@ void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const Til
   records.finish();
 }
 
-// Of the homes that are visited, each of which is copied alone.
+// Returns the bytes of the largest home that is visited. Each is copied alone.
 std::size_t StateVisitor::largest_bytes(const TileFilter& which) const {
   std::size_t largest = 0;
   for (const Home& home : local_homes()) {

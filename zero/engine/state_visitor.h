@@ -23,7 +23,7 @@ class StateVisitor {
   };
   explicit StateVisitor(const Parts& parts) : parts_(parts) {}
 
-  std::vector<LocalTile> tiles() const;  // in the order in which they are visited; without their memory
+  std::vector<LocalTile> tiles() const;  // listed in the order in which they are visited; without their memory
   void look(const TileVisitor& visit, const TileFilter& which) const;
 
   // Tiles on drives are written, and committed after `agree` as the state that `committed` returns then: `agree` may set it.

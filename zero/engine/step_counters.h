@@ -21,10 +21,11 @@ class Timeline {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  explicit Timeline(std::size_t most_entries = std::size_t{1} << 20);  // of each lane; later ones are dropped
+  // Limits the entries of each lane; later ones are dropped.
+  explicit Timeline(std::size_t most_entries = std::size_t{1} << 20);
 
   void add(const Op& op, Time begin, Time end);
-  void add_wait(Phase phase, Time begin, Time end);  // of the trainer, in the row of the compute lane
+  void add_wait(Phase phase, Time begin, Time end);  // shows the trainer's wait in the row of the compute lane
 
   // A row for each lane. A viewer can show several ranks together: each is a process of the trace.
   std::string to_chrome_trace(const Model& model, std::size_t rank) const;
@@ -72,7 +73,7 @@ class StepCounters {
 
   Metrics totals() const;                              // since the engine was made; without what others count
   Metrics end_step(const Metrics& totals);             // the difference to the totals of the last call
-  double own_seconds() const { return own_seconds_; }  // of the trainer in the last step, without its waits
+  double own_seconds() const { return own_seconds_; }  // seconds of the trainer in the last step, without its waits
 
  private:
   struct LaneCounter {

@@ -17,10 +17,12 @@ struct StepNumbers {
   std::uint64_t number = 0;  // updates made, this one included
   bool skip = false;
   float gradient_factor = 1.0f;
-  std::vector<kernels::GroupStep> groups{};  // of each parameter group, and of tensors that have missed steps
-  // By unit and tensor: which of `groups` updates it; none: it stays as it is. Empty: that of its parameter group.
+  std::vector<kernels::GroupStep> groups{};  // one for each parameter group, and for tensors that have missed steps
+  // Says for each unit and tensor which of `groups` updates it; none: it stays as it is. If empty, its parameter group
+  // does.
   std::vector<std::vector<std::size_t>> group_of{};
-  // Of a rule of whole matrices: how each group's are orthogonalized, and the update with the result, by MatrixGroups.
+  // A rule of whole matrices has these: how each group's are orthogonalized, and the update with the result, by
+  // MatrixGroups.
   std::vector<kernels::NewtonSchulz> orthogonalizations{};
   std::vector<kernels::GroupStep> matrices{};
 

@@ -24,15 +24,15 @@ namespace ballast {
 // The operation's lane writes the members after `is_free` before `begun` is done. Other threads read them after that.
 struct OpStatus {
   offload::Completion begun{};  // the end on the CPU; requests to a drive, and work in a stream, end later
-  bool is_awaited = false;      // in the list; otherwise its end in a stream need not be marked
-  bool is_free = true;          // of the trainer: see freed_ops.h; the trainer's thread alone uses it
+  bool is_awaited = false;  // an operation of the list waits for it; otherwise its end in a stream need not be marked
+  bool is_free = true;      // free of the trainer: see freed_ops.h; the trainer's thread alone uses it
   bool in_stream = false;
   std::optional<offload::PendingRead> read{};
   mutable bool is_checked = false;  // the record that is read
   offload::Completion written{};
   std::shared_ptr<GpuSpan> on_gpu{};  // null: its end is not marked
 
-  bool has_succeeded() const;  // on the host; false before the end, and after a failure
+  bool has_succeeded() const;  // says so of the work on the host; false before the end, and after a failure
   void wait() const;           // blocks the calling thread until the end, if that is marked
   void wait_on_host() const;   // also returns before the end of work in a stream
   // Waits until the operation has read its record, if it reads one. The first call also verifies the record's checksum, and
@@ -59,15 +59,15 @@ struct StepRun {
   std::vector<OpStatus> ops{};
   std::uint64_t step = 0;  // updates made before it, plus 1; seeds the random bits of sums
   StepNumbers numbers{};
-  std::vector<std::byte> note{};  // of the trainer, for the commit
+  std::vector<std::byte> note{};  // bytes of the trainer that the commit keeps
   JointRound round{};             // likewise
   StepResult result{};
   std::optional<GpuClock> clock{};  // set when the run began; for a timeline only
   std::deque<StreamWait> waits{};   // not counted yet
-  OffPlanPosition position{};       // of a list that is not the program's
+  OffPlanPosition position{};       // the position of a list that is not the program's
 
-  void follow(const std::vector<Op>& operations);  // from its beginning; the operations outlive it
-  void wait() const;                               // until the whole list is done, if all of it was issued
+  void follow(const std::vector<Op>& operations);  // begins the list, which outlives it
+  void wait() const;                               // returns when the whole list is done, if all of it was issued
   void wait_on_host() const;                       // the same, but for work in streams
 };
 
@@ -80,10 +80,10 @@ class StepRuns {
   StepRun& current() { return runs_[step_ % runs_.size()]; }
   const StepRun& current() const { return runs_[step_ % runs_.size()]; }
   StepRun& last() { return runs_[(step_ + runs_.size() - 1) % runs_.size()]; }
-  const StepRun& before(const StepRun& run) const;  // of those three
+  const StepRun& before(const StepRun& run) const;  // takes one of those three
 
-  void advance();                                  // to the next step; what it reuses must be over
-  void follow(const std::vector<Op>& operations);  // in all runs, while none is under way
+  void advance();                                  // begins the next step; what it reuses must be over
+  void follow(const std::vector<Op>& operations);  // changes all runs, while none is under way
   void set_clocks();
 
  private:
@@ -97,7 +97,7 @@ struct IssuedOp {
   OpStatus& status;
   StepRun& run;
   std::vector<const OpStatus*> after{};  // begins when these are done
-  bool takes_turns = false;              // with other exchanges between GPUs
+  bool takes_turns = false;              // takes turns with other exchanges between GPUs
 };
 
 }  // namespace ballast

@@ -39,10 +39,11 @@ class TensorSums {
  private:
   struct Part {
     const Op* norm;
-    std::size_t tensor;  // among those of all units
-    Range range;         // of the shard
+    std::size_t tensor;  // number among the tensors of all units
+    Range range;         // elements of the shard
   };
-  std::vector<std::size_t> begins() const;  // of each unit's tensors, among those of all units, and their end
+  // The first number of each unit's tensors among those of all units, and their end.
+  std::vector<std::size_t> begins() const;
   std::vector<Part> parts_of(const std::vector<LastingNorm>& norms) const;
   std::span<kernels::ExactSum> host_memory(std::size_t sums);
 

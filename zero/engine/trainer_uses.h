@@ -39,7 +39,7 @@ class TrainerUses {
   TrainerUses(const TrainerStream& trainer, StepCounters& counters) : trainer_(trainer), counters_(counters) {}
 
   void begin(const Op& op, OpStatus& status);  // the status is done when the use is
-  void end(std::size_t number);                // of the use, as next_number() was before it began
+  void end(std::size_t number);                // ends the use that had this next_number()
   void abandon() { open_.clear(); }            // operations that wait for them fail
 
   const Op& op(std::size_t number) const { return *open_[number - first_].op; }

@@ -113,8 +113,8 @@ class Traffic {
   std::span<const UnitWork> work_;
   Tier tier_;
   std::vector<Op> ops_;
-  std::vector<std::size_t> moved_to_;  // by the number of an operation of the program: its number now
-  std::vector<Saved> saved_;           // and not used in backward yet
+  std::vector<std::size_t> moved_to_;  // the number now, for each operation of the program
+  std::vector<Saved> saved_;           // those that are saved and not used in backward yet
 };
 
 }  // namespace

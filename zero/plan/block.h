@@ -30,9 +30,9 @@ struct BlockOptions {
 struct RecordSizes {
   std::size_t record = 0;
   std::size_t first_record = 0;  // enough for the parameter
-  std::size_t frozen = 0;        // of a tile of frozen parameters, which has nothing else
+  std::size_t frozen = 0;        // bytes of a tile of frozen parameters, which has nothing else
   std::size_t payload = 0;       // where it begins in a record
-  std::size_t places = 1;        // on the drive, of each record: two where a run resumes from the last step
+  std::size_t places = 1;        // places of each record on the drive: two where a run resumes from the last step
 
   std::size_t of_parameters() const { return std::max(first_record, frozen); }  // enough to read those of any tile
 };
@@ -54,21 +54,21 @@ class Blocks {
   const optim::StateLayout& state(std::size_t unit, std::size_t tile) const {
     return tile == 0 && first_is_of_device_[unit] ? on_device_[unit] : states_[unit];
   }
-  // Of a tile whose state is on the device.
+  // Counts a tile whose state is on the device.
   std::size_t state_bytes_on_device(std::size_t unit) const {
     return (first_is_of_device_[unit] ? on_device_ : states_)[unit].bytes();
   }
   const RecordSizes& records() const { return records_; }
-  offload::RecordShape shape(std::size_t tiles) const;  // without the name of a run
+  offload::RecordShape shape(std::size_t tiles) const;  // the name of a run is left out
   offload::RecordShape frozen_shape(std::size_t tiles) const;
 
  private:
   bool full_records_;
-  std::vector<BlockSizes> sizes_;              // by unit
-  std::vector<optim::StateLayout> states_;     // by unit
-  std::vector<optim::StateLayout> on_device_;  // by unit, of the tile that the device's part of a shard is
-  std::vector<bool> first_is_of_device_;       // by unit
-  BlockSizes largest_;                         // in a record
+  std::vector<BlockSizes> sizes_;              // one for each unit
+  std::vector<optim::StateLayout> states_;     // one for each unit
+  std::vector<optim::StateLayout> on_device_;  // the tile that the device's part of a shard is, for each unit
+  std::vector<bool> first_is_of_device_;       // one for each unit
+  BlockSizes largest_;                         // the largest sizes in a record
   std::size_t largest_frozen_ = 0;             // bytes of a tile of frozen parameters
   RecordSizes records_;
 };

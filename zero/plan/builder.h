@@ -26,7 +26,7 @@ class Builder {
     std::size_t writer = none;
     std::vector<std::size_t> readers_since{};
   };
-  using History = std::map<std::size_t, Stretch>;  // by the first byte; no gaps
+  using History = std::map<std::size_t, Stretch>;  // the key is the first byte; no gaps
 
   History::iterator split(History& history, std::size_t at);
   void reads(const Piece& piece, std::vector<std::size_t>& after);
@@ -36,8 +36,8 @@ class Builder {
   void simplify(std::vector<std::size_t>& after) const;
 
   std::vector<Op> ops_;
-  std::vector<std::vector<std::size_t>> after_;  // of each operation, by index
-  std::vector<History> history_;                 // by slot
+  std::vector<std::vector<std::size_t>> after_;  // one for each operation, by index
+  std::vector<History> history_;                 // one for each slot
 };
 
 }  // namespace ballast

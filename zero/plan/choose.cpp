@@ -83,7 +83,7 @@ class Search {
   }
 
   const std::optional<Choice>& best() const { return best_; }
-  const Ledger& closest() const { return *closest_; }  // of the closest placement that does not fit
+  const Ledger& closest() const { return *closest_; }  // the ledger of the closest placement that does not fit
 
  private:
   void consider(const Placement& placement) {

@@ -31,10 +31,10 @@ struct Reduced {
   bool of_shards;
   bool scatters;      // a part for each rank; else all ranks get the sum
   bool of_sums;       // replicas add sums of groups
-  std::size_t count;  // of elements: in each part, or in all
+  std::size_t count;  // elements: in each part, or in all
 };
 
-// As OpExecutor::reduce() makes it.
+// OpExecutor::reduce() makes the same.
 kernels::ReductionMemory memory_of_reduction(const CompileInput& input, const kernels::ReducingRanks& group,
                                              std::size_t unit, Ranks ranks) {
   const UnitLayout& layout = input.layout.units[unit];

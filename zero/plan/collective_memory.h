@@ -14,7 +14,7 @@ namespace ballast {
 // encode, except on a single rank, which sends nothing.
 void check(const Wire& wire, const Placement& placement);
 
-kernels::CodeBits code_bits(WireFormat format);  // of a format that is not exact
+kernels::CodeBits code_bits(WireFormat format);  // takes a format that is not exact
 
 // Return the encoding of a gather of a section's shards, and of a reduction of a unit's gradients. Its memory is in no slot yet.
 // Without bytes of memory the collective is exact.

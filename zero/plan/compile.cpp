@@ -163,7 +163,7 @@ class StepCompiler {
     gather_kept(unit);
   }
 
-  // After an off-plan step the entry does this.
+  // The entry does this after an off-plan step.
   void gather_kept(std::size_t unit) {
     if (!context_.off_plan) parameters_.gather_kept(unit);
   }
@@ -188,7 +188,7 @@ class StepCompiler {
   GradientSums gradients_;
   UnitUpdates updates_;
   std::deque<std::size_t> begun_;  // units whose updates have begun, and not ended
-  std::vector<bool> updated_;      // by unit: its parameters are the next step's
+  std::vector<bool> updated_;      // whether a unit's parameters are the next step's
   std::size_t hoisted_ = 0;        // visits of the next step
 };
 

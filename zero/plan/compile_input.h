@@ -13,16 +13,16 @@ namespace ballast {
 
 struct PlanOptions {
   Placement placement{};
-  std::size_t rank = 0;            // of all ranks: those of a shard group are neighbours
+  std::size_t rank = 0;            // number among all ranks: those of a shard group are neighbours
   std::size_t ranks_per_host = 1;  // if each host has as many neighbouring ranks; 1 or less: hosts are not told apart
-  std::size_t tile_elements = 0;   // at most in a tile; 0: the sizes of lay_out()
+  std::size_t tile_elements = 0;   // limit of a tile; 0: the sizes of lay_out()
   std::size_t micro_steps = 1;     // backward passes whose gradients one step sums
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
-  optim::StateNames names{};                             // of the state that the optimizer keeps
+  optim::StateNames names{};                             // names of the state that the optimizer keeps
   std::string rule{};                                    // name of the update rule
-  std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
-  Trace trace{};                                         // of each micro-step; empty: the order of declaration
+  std::optional<std::size_t> orthogonalization_steps{};  // steps of a rule of whole matrices; none: a rule of elements
+  Trace trace{};                                         // the uses of each micro-step; empty: the order of declaration
   Schedule schedule{};
   Wire wire{};
   bool mirror = false;          // each record is written on a drive of another rank too
@@ -40,7 +40,8 @@ struct CompileInput : PlanOptions {
   const Blocks& blocks;
   std::size_t rank_in_shard_group = 0;  // whose shards of parameters and state these are
   bool extra_sum_slots = false;         // slots for a second sum of a unit's gradients, even if the trace needs none
-  std::optional<std::size_t> gathered_bytes{};  // of the program that this one replaces; none: as the schedule says
+  // Bytes of the program that this one replaces; none: as the schedule says.
+  std::optional<std::size_t> gathered_bytes{};
 
   bool needs_matrices() const { return orthogonalization_steps.has_value(); }
   bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }
@@ -50,7 +51,7 @@ struct CompileInput : PlanOptions {
   Range kept_range(const Section& section) const {
     return kept(section).of_rank(rank_in_shard_group / placement.parameter_replicas);
   }
-  std::size_t width(std::size_t unit) const { return byte_size(model.units[unit].dtype); }  // of a parameter
+  std::size_t width(std::size_t unit) const { return byte_size(model.units[unit].dtype); }  // bytes of a parameter
   std::size_t width_of_sums(std::size_t unit) const { return byte_size(dtype_of_sums(unit)); }
   DType dtype_of_sums(std::size_t unit) const {
     return ballast::dtype_of_sums(gradient_format, model.units[unit].dtype);

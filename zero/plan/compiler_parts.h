@@ -52,7 +52,7 @@ class RecordStream {
   RecordStream(CompileContext& context, const std::vector<std::size_t>& units);
 
   bool any() const { return any_; }
-  void read_kept();  // before the first step
+  void read_kept();  // called before the first step
   void begin_step();
   void follow(const std::vector<std::size_t>& units);  // another order in this step
 
@@ -66,13 +66,13 @@ class RecordStream {
   void read_ahead();
 
   CompileContext& context_;
-  std::vector<TileName> order_;  // of the tiles on drives
+  std::vector<TileName> order_;  // the tiles on drives
   bool any_ = false;
   std::map<TileName, Piece> kept_;        // records that stay in memory
-  std::map<std::size_t, Piece> staging_;  // by index in order_
+  std::map<std::size_t, Piece> staging_;  // the key is the index in order_
   std::map<TileName, std::size_t> written_;
   std::size_t tiles_read_ = 0;
-  std::size_t tiles_taken_ = 0;  // by next()
+  std::size_t tiles_taken_ = 0;  // tiles that next() took
   std::size_t tiles_updated_ = 0;
   std::size_t staged_ = 0;  // records in the staging slots
 };
@@ -104,7 +104,7 @@ class GatheredUnits {
  private:
   std::size_t bytes_;
   const Uses& uses_;
-  std::vector<Extent> extents_;  // in the order of memory
+  std::vector<Extent> extents_;  // sorted by their place in memory
 };
 
 // Emits the operations that bring full parameters to the device, reads of records, uploads and gathers; knows where they are.
@@ -190,9 +190,9 @@ class GradientSums {
   std::size_t bytes_of(std::size_t unit) const { return context_.layout(unit).trained.count() * context_.width(unit); }
 
   CompileContext& context_;
-  std::map<std::size_t, Piece> uses_;   // by position: cleared for a backward use to come
-  std::vector<std::size_t> sums_done_;  // by unit
-  std::vector<Piece> summed_;           // by unit
+  std::map<std::size_t, Piece> uses_;   // the key is the position: cleared for a backward use to come
+  std::vector<std::size_t> sums_done_;  // one for each unit
+  std::vector<Piece> summed_;           // one for each unit
 };
 
 // Emits the update of a unit, tile by tile, in whichever tier their state lies. A rule of whole matrices updates in two parts:
@@ -228,7 +228,7 @@ class UnitUpdates {
   };
   // An update by whole matrices that has begun: its memory, and the blocks of the unit's tiles.
   struct Begun {
-    Piece directions{};  // of the unit's tiles, on the device
+    Piece directions{};  // directions of the unit's tiles, on the device
     Piece matrices{};
     std::vector<Block> blocks{};
   };
@@ -250,7 +250,7 @@ class UnitUpdates {
   const ParameterGathers& parameters_;
   const GradientSums& gradients_;
   RecordStream& records_;
-  std::map<std::size_t, Begun> begun_;  // by unit
+  std::map<std::size_t, Begun> begun_;  // the key is the unit
 };
 
 }  // namespace ballast

@@ -156,10 +156,10 @@ bool has_frozen(const Model& model) {
                              [](const Unit& unit) { return std::ranges::any_of(unit.tensors, &Tensor::frozen); });
 }
 
-// In the order of names.
+// Lists them in the order of names.
 std::vector<std::string> lasting_facts(const Model& model, std::string_view rule, bool frozen_too) {
   const auto names = names_in_runs(model);
-  std::map<std::string, std::string> facts;  // by name
+  std::map<std::string, std::string> facts;  // sorted by name
   for (std::size_t unit = 0; unit < names.size(); ++unit) {
     for (std::size_t i = 0; i < names[unit].size(); ++i) {
       const Tensor& tensor = model.units[unit].tensors[i];
@@ -317,7 +317,7 @@ std::vector<RecordedState::Part> RecordedState::parts_of(const std::string& name
   const UnitLayout& layout = layout_.units[unit];
   std::vector<Part> parts;
   for (const TensorPart& owned : owners_of(described_.model.units[unit], layout, tensor, range)) {
-    for (std::size_t done = 0; done < owned.range.count;) {  // from one tile of the shard to the next
+    for (std::size_t done = 0; done < owned.range.count;) {  // each turn takes one tile of the shard
       const std::size_t in_shard = owned.in_shard + done;
       const std::size_t tile = in_shard / layout.tile_elements;
       const std::size_t count = std::min(owned.range.count - done, layout.tiles[tile].end() - in_shard);

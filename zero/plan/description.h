@@ -32,11 +32,11 @@ struct Difference {
 // What the lines say of the records, with which every element of the state can be found in them. Names are as the lines have
 // them; parameter groups and ties are left out.
 struct Described {
-  Placement placement{};  // without tiers
+  Placement placement{};  // the tiers are left out
   std::string rule{};
-  StateFormat format = StateFormat::split;  // of bf16 units
+  StateFormat format = StateFormat::split;  // the format of bf16 units
   Model model{};
-  std::vector<std::size_t> tile_elements{};  // by unit
+  std::vector<std::size_t> tile_elements{};  // one for each unit
 };
 
 // None if describe() does not write such lines.
@@ -64,16 +64,16 @@ class RecordedState {
   // Elements of a trained tensor that lie in one record.
   struct Part {
     std::size_t shard = 0;
-    std::size_t record = 0;   // of the shard
+    std::size_t record = 0;   // number in the shard
     std::size_t in_tile = 0;  // the first element
-    Range range{};            // of the tensor's elements
+    Range range{};            // a range of the tensor's elements
   };
 
   // None if describe() does not write such lines. `names` are those of the update rule that the lines name.
   static std::optional<RecordedState> of(std::span<const std::string> lines, const optim::StateNames& names);
 
   const Described& described() const { return described_; }
-  offload::RecordShape shape() const { return blocks_.shape(tiles_.size()); }  // without run and rank
+  offload::RecordShape shape() const { return blocks_.shape(tiles_.size()); }  // the run and rank are left out
   std::vector<std::string> trained() const;                                    // names_in_runs(), in the order of units
   std::vector<Part> parts_of(const std::string& name, Range range) const;
   TileMemory tile(std::size_t record, std::byte* payload) const;
@@ -84,8 +84,8 @@ class RecordedState {
   Described described_;
   Layout layout_;
   Blocks blocks_;
-  std::vector<std::pair<std::size_t, std::size_t>> tiles_;              // of each record: unit and tile
-  std::vector<std::size_t> first_record_;                               // by unit
+  std::vector<std::pair<std::size_t, std::size_t>> tiles_;              // unit and tile of each record
+  std::vector<std::size_t> first_record_;                               // one for each unit
   std::map<std::string, std::pair<std::size_t, std::size_t>> tensors_;  // trained ones by name: unit and tensor
 };
 

@@ -142,7 +142,7 @@ void GradientSums::add_norm(std::size_t unit, const Piece& sum, Tier tier) {
 
 void GradientSums::clear_norms() {
   for (const auto& [tier, lane] : {std::pair{Tier::device, Lane::reduce}, std::pair{Tier::host, Lane::host}}) {
-    bool is_used = false;  // by the program
+    bool is_used = false;  // whether the program uses it
     for (std::size_t unit = 0; unit < context_.units(); ++unit) {
       is_used = is_used || (bytes_of(unit) > 0 && context_.slots.norm_tier(unit) == tier);
     }

@@ -19,32 +19,34 @@ Range intersection(const Range& a, const Range& b);  // a count of 0 if they do 
 
 // A stretch of a unit that is cut into one shard for each rank.
 struct Section {
-  std::size_t first = 0;  // in the unit
+  std::size_t first = 0;  // first element in the unit
   std::size_t shard = 0;
   std::size_t shards = 1;
 
   std::size_t count() const { return shard * shards; }
   Range all() const { return {first, count()}; }
-  Range of_rank(std::size_t rank) const { return {first + rank * shard, shard}; }          // in the unit
+  Range of_rank(std::size_t rank) const { return {first + rank * shard, shard}; }          // a range of the unit
   Section joined(std::size_t each) const { return {first, shard * each, shards / each}; }  // neighbouring shards
 };
 
 // Trained tensors come first, frozen ones after them, so that a rank keeps only the parameters of those.
 struct UnitLayout {
   std::vector<std::size_t> tensor_begin;     // multiples of the group size, so that no group has two owners
-  std::vector<std::uint64_t> tensor_number;  // of each tensor in the model
+  std::vector<std::uint64_t> tensor_number;  // each tensor's number in the model
   Section trained;
   Section frozen;
-  std::size_t tile_elements = 0;      // of the unit's largest tile, leaving out the device's; 0: it has no other tile
-  std::size_t device_elements = 0;    // of the first tile, if it is all of the shard whose state is on the device
-  std::vector<Range> tiles;           // of a trained shard, relative to its beginning
-  std::vector<Tier> tiers{};          // of the tiles' state, if they were cut for it; else reside() deals them out
-  std::vector<Range> frozen_tiles{};  // of a frozen shard, likewise: the grain of reads, where it is on a drive
+  // Elements of the unit's largest tile, leaving out the device's; 0: it has no other tile.
+  std::size_t tile_elements = 0;
+  // Elements of the first tile, if it is all of the shard whose state is on the device.
+  std::size_t device_elements = 0;
+  std::vector<Range> tiles;   // tiles of a trained shard, relative to its beginning
+  std::vector<Tier> tiers{};  // tiers of the tiles' state, if they were cut for it; else reside() deals them out
+  std::vector<Range> frozen_tiles{};  // tiles of a frozen shard, likewise: the grain of reads, where it is on a drive
 
   std::size_t elements() const { return trained.count() + frozen.count(); }
   // Frozen tiles are numbered after the trained ones.
   bool is_frozen(std::size_t tile) const { return tile >= tiles.size(); }
-  Range of_rank(std::size_t rank, std::size_t tile) const {  // in the unit
+  Range of_rank(std::size_t rank, std::size_t tile) const {  // a range of the unit
     const auto [first, count] = is_frozen(tile) ? frozen_tiles[tile - tiles.size()] : tiles[tile];
     return {(is_frozen(tile) ? frozen : trained).of_rank(rank).first + first, count};
   }
@@ -85,7 +87,7 @@ std::size_t automatic_tile(const Model& model, std::size_t shards, Section UnitL
 struct UnitResidence {
   Tier parameters = Tier::device;
   Tier gradients = Tier::device;
-  std::vector<Tier> state{};  // by tile
+  std::vector<Tier> state{};  // one for each tile
 };
 
 std::vector<UnitResidence> reside(const Placement& placement, const Layout& layout);
@@ -101,7 +103,7 @@ std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Ra
 // A part of a tensor, and its position.
 struct TensorPart {
   std::size_t tensor = 0;
-  Range range{};             // of the tensor's elements
+  Range range{};             // a range of the tensor's elements
   std::size_t rank = 0;      // whose shard has it
   std::size_t in_shard = 0;  // where it begins in the rank's shard: of the trained section, or of the frozen one
 };

@@ -20,7 +20,7 @@ void add(Ledger& ledger, Tier tier, std::string_view owner, std::size_t bytes) {
   }
 }
 
-// By tier, the largest owner first.
+// Puts near tiers first, and the largest owner of each first.
 void sort(Ledger& ledger) {
   std::ranges::stable_sort(ledger, [](const LedgerEntry& a, const LedgerEntry& b) {
     return a.tier != b.tier ? a.tier < b.tier : a.bytes > b.bytes;
@@ -42,7 +42,7 @@ Ledger ledger_of(const Program& program, const RecordSizes& records) {
   add(ledger, Tier::nvme, "records", on_drive);
   add(ledger, Tier::nvme, "frozen", tiles(true) * records.frozen);
   const bool is_mirrored = std::ranges::find(program.slots, SlotRole::mirror, &Slot::role) != program.slots.end();
-  if (is_mirrored) add(ledger, Tier::nvme, "mirror", on_drive);  // of another rank's records
+  if (is_mirrored) add(ledger, Tier::nvme, "mirror", on_drive);  // another rank's records
   sort(ledger);
   return ledger;
 }

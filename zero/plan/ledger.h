@@ -9,6 +9,6 @@
 namespace ballast {
 
 Ledger ledger_of(const Program& program, const RecordSizes& records);
-Ledger together(Ledger one, const Ledger& other);  // of two trainings
+Ledger together(Ledger one, const Ledger& other);  // adds up two trainings
 
 }  // namespace ballast

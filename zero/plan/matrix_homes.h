@@ -29,12 +29,12 @@ struct HomedMatrix {
 
 struct UnitMatrices {
   std::vector<HomedMatrix> matrices{};  // the most work first
-  std::size_t elements = 0;             // of that memory: enough on every rank
-  double operations = 0;                // of one step of the orthogonalization, on the rank with the most
+  std::size_t elements = 0;             // elements of that memory: enough on every rank
+  double operations = 0;                // operations of one step of the orthogonalization, on the rank with the most
 };
 
-// In each unit a matrix goes to the rank that has the least work there so far, then the least in all units before. With one rank
-// matrices lie as its shard does, so that nothing moves.
+// A matrix of a unit goes to the rank that has the least work there so far, then the least in all units before. With
+// one rank matrices lie as its shard does, so that nothing moves.
 std::vector<UnitMatrices> home_matrices(const Model& model, const Layout& layout);
 
 // The parts that a rank sends to the homes of a unit's matrices, and those that it receives as a home. The way back is the same
@@ -53,7 +53,7 @@ MatrixParts parts_of(const Unit& unit, const UnitLayout& layout, const UnitMatri
 // A parameter group's blocks of one shape, which have a learning rate of their own.
 struct MatrixGroup {
   std::size_t group = 0;
-  kernels::MatrixShape shape{};  // of one block
+  kernels::MatrixShape shape{};  // the shape of one block
 };
 
 class MatrixGroups {

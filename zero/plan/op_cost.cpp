@@ -37,13 +37,13 @@ GroupOnHosts group_on_hosts(Ranks ranks, const Placement& placement, const Machi
   return {size, std::clamp<std::size_t>(of_host, 1, size)};
 }
 
-// Between hosts there are sums of the ranks of each host: in fp32, or in codes of their own.
+// Sums of the ranks of each host travel between hosts: in fp32, or in codes of their own.
 double size_of_sums(const Op& op) {
   if (op.codes.exist()) return op.codes.values == WireFormat::int8 && op.codes.sums == WireFormat::int4 ? 0.5 : 1.0;
   return static_cast<double>(sizeof(float)) / static_cast<double>(op.value_bytes);
 }
 
-// Of an exchange in which a rank of those that share the state sends so many bytes, as many to each other one.
+// The exchange is one in which a rank of those that share the state sends so many bytes, as many to each other one.
 LinkSeconds seconds_of_exchange(double bytes, const Placement& placement, const Machine& machine) {
   if (placement.shards == 1) return {};
   const std::size_t of_host =

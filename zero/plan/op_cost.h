@@ -13,11 +13,11 @@ struct SimulationInput {
   const Program& program;
   Placement placement;
   Machine machine;
-  std::span<const UnitWork> work;  // by unit
+  std::span<const UnitWork> work;  // one for each unit
   bool waits_for_updates = false;  // the trainer begins no step before the updates of the last one are done
 };
 
-std::size_t bytes_moved(const Op& op, const Placement& placement);  // or processed
+std::size_t bytes_moved(const Op& op, const Placement& placement);  // counts processed bytes too
 double seconds_of(const Op& op, const SimulationInput& input);
 
 // The seconds that a collective takes of the links inside of a host, and of those between hosts.

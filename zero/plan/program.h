@@ -15,24 +15,24 @@
 namespace ballast {
 
 enum class OpKind : std::uint8_t {
-  clear,       // to = 0
-  read,        // to = the tile's record
-  read_first,  // to = the record's first region, the parameter
-  upload,      // to = from: a host's bytes to the device
-  gather,      // to = the `from` of every rank, one after another
-  use,         // by the trainer: it reads `from` (parameters) and, in backward, adds to `to` (gradients)
-  reduce,      // to = the sum over the ranks of `from`: this rank's part of it, or all
-  accumulate,  // to += from
-  download,    // to = from: the device's bytes to the host
-  keep,        // to = from: on the host
-  norm,        // to += the squares of `from`, exactly
+  clear,       // sets `to` to 0
+  read,        // `to` = the tile's record
+  read_first,  // `to` = the record's first region, the parameter
+  upload,      // `to` = `from`: copies a host's bytes to the device
+  gather,      // `to` = the `from` of every rank, one after another
+  use,         // the trainer reads `from` (parameters) and, in backward, adds to `to` (gradients)
+  reduce,      // `to` = the sum over the ranks of `from`: this rank's part of it, or all
+  accumulate,  // `to` += `from`
+  download,    // `to` = `from`: copies the device's bytes to the host
+  keep,        // `to` = `from`: copies on the host
+  norm,        // `to` += the squares of `from`, exactly
   agree,       // one norm from the `to` and `state` of all ranks, which become 0; it decides how to update, or not to
   update,      // the optimizer's step: gradient `from`, parameter `to`, and `state`
   // A rule of whole matrices updates in these five, of which the last is the update: its `from` is the direction.
   momentum,       // gradient `from`, direction `to`, and `state`
-  collect,        // to = this rank's matrices, whole, of the `from` of all ranks
+  collect,        // `to` = this rank's matrices, whole, of the `from` of all ranks
   orthogonalize,  // the matrices in `to`, with the memory `state`
-  distribute,     // to = this rank's shard of the matrices in the `from` of all ranks
+  distribute,     // `to` = this rank's shard of the matrices in the `from` of all ranks
   write,          // the tile's record = from
   commit,         // all records that were written become current
   meet,           // fails unless all ranks are off plan in the same way
@@ -78,8 +78,8 @@ struct Wait {
 struct Codes {
   Piece memory{};
   std::size_t received = 0;               // bytes, from all other ranks
-  WireFormat values = WireFormat::exact;  // of each rank's values
-  WireFormat sums = WireFormat::exact;    // of sums of several ranks
+  WireFormat values = WireFormat::exact;  // the format of each rank's values
+  WireFormat sums = WireFormat::exact;    // the format of sums of several ranks
 
   bool exist() const { return memory.exists(); }
   bool operator==(const Codes&) const = default;
@@ -92,44 +92,44 @@ struct Op {
   std::size_t unit = none;
   std::size_t tile = none;
   Ranks ranks = Ranks::shard_group;
-  std::size_t sum = 0;          // of accumulate and reduce: how many sums of the unit came before in its step
-  std::size_t value_bytes = 0;  // of reduce: of each value in `from`
-  double operations = 0;        // of orthogonalize: additions and multiplications, on the rank with the most
+  std::size_t sum = 0;          // accumulate and reduce: how many sums of the unit came before in its step
+  std::size_t value_bytes = 0;  // reduce: bytes of each value in `from`
+  double operations = 0;        // orthogonalize: additions and multiplications, on the rank with the most
   Piece from{};
   Piece to{};
   Piece state{};
-  Codes codes{};              // of a gather or a reduction
-  bool exact = false;         // of a use: see Visit::exact
-  std::vector<Wait> after{};  // in addition to those that its lane's order implies
+  Codes codes{};              // the codes of a gather or a reduction
+  bool exact = false;         // a use's Visit::exact
+  std::vector<Wait> after{};  // waits in addition to those that its lane's order implies
   bool is_marked = false;     // its end is marked in a stream, even if no operation waits for it
 };
 
 // The purpose of a slot. Code finds slots by their role; their names are for display.
 enum class SlotRole : std::uint8_t {
-  parameters,       // of a unit: full, or this rank's shard of them
+  parameters,       // a unit's parameters: full, or this rank's shard of them
   frozen,           // this rank's shard of a unit's frozen parameters, on the host
-  gradients,        // of a unit, of this rank alone
+  gradients,        // a unit's gradients, of this rank alone
   reduced,          // this rank's shard of a unit's summed gradients
-  state,            // of a unit's tiles, on the device
+  state,            // the state of a unit's tiles, on the device
   blocks,           // parameters and state of a unit's tiles, on the host
   gathered,         // full parameters of units that are gathered on demand
   norm,             // the exact sum of squares of a tier's gradients
   partial,          // gradients that are summed over the shard group, not yet over the replicas: in fp32
   arriving,         // summed gradients on their way to their tier
   landed,           // the same, on the host
-  tile_gradients,   // of one tile, for an update on the host
-  tile_parameters,  // of one tile, the same
-  tile_directions,  // of one tile, for or after an update on the host
+  tile_gradients,   // gradients of one tile, for an update on the host
+  tile_parameters,  // parameters of one tile, the same
+  tile_directions,  // directions of one tile, for or after an update on the host
   directions,       // this rank's shard of what a rule of whole matrices orthogonalizes
   matrices,         // whole ones of a unit, on their way
-  workspace,        // of the products of matrices
-  first_regions,    // of records
+  workspace,        // memory for the products of matrices
+  first_regions,    // the first regions of records
   staging,          // records on their way to and from a drive
   kept,             // records that stay in memory
   mirror,           // records of another rank on their way to a drive of this one
   gather_codes,     // encoded parameters of all ranks
   reduce_codes,     // encoded gradients that this rank sends, and sums of all ranks
-  received,         // on a GPU: gradients of other ranks, until they are added
+  received,         // gradients of other ranks on a GPU, until they are added
   host_sums,        // the same: sums of each host's ranks, on their way to other hosts
 };
 

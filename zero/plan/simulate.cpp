@@ -143,10 +143,10 @@ class Walk {
 
   const SimulationInput& in_;
   std::size_t size_;
-  std::vector<Span> spans_;  // of all steps
+  std::vector<Span> spans_;  // the spans of all steps
   SharedTime cores_;
-  SharedTime products_;      // on a GPU
-  SharedTime links_inside_;  // of a host; gathers and reductions have lanes of their own, and the same links
+  SharedTime products_;      // products on a GPU
+  SharedTime links_inside_;  // links of a host; gathers and reductions have lanes of their own, and the same links
   SharedTime links_across_;
   std::array<std::size_t, lane_count> lane_last_{};
   std::array<double, phase_count> exposed_{};

@@ -15,7 +15,7 @@ Simulation simulate(const SimulationInput& input);
 // When an operation runs, in seconds from the beginning of the trainer's step. If the operation takes turns with
 // others, this is its last turn.
 struct SimulatedOp {
-  std::size_t op = 0;  // of the program
+  std::size_t op = 0;  // an operation of the program
   bool of_earlier_step = false;
   double begin = 0;
   double end = 0;
@@ -38,7 +38,7 @@ class SharedTime {
  public:
   static constexpr std::size_t no_task = static_cast<std::size_t>(-1);
   struct Taken {
-    double begin = 0;  // of the last piece
+    double begin = 0;  // the begin of the last piece
     double end = 0;
     std::size_t after = no_task;  // the task that had the processor just before that piece; none if it was free
   };
@@ -52,7 +52,7 @@ class SharedTime {
     double end;
     std::size_t task;
   };
-  std::vector<Piece> taken_;  // in order of time
+  std::vector<Piece> taken_;  // sorted by time
 };
 
 }  // namespace ballast

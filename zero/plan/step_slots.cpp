@@ -16,7 +16,7 @@ namespace ballast {
 namespace {
 
 constexpr std::size_t pieces_in_flight = 2;     // one is filled while the other is used
-constexpr std::size_t tiles_on_their_way = 4;   // from the device to updates on the host
+constexpr std::size_t tiles_on_their_way = 4;   // tiles that move from the device to updates on the host
 constexpr std::size_t mirrored_in_flight = 2;   // one arrives while the other is written
 constexpr std::size_t first_regions_ahead = 8;  // read for the gathers that come next
 
@@ -227,7 +227,7 @@ void StepSlots::add_needs(std::size_t unit, Needs& needs) const {
   }
 }
 
-// With one rank the directions are the matrices.
+// The directions are the matrices if there is one rank.
 void StepSlots::add_needs_of_matrices(std::size_t unit, Needs& needs) const {
   const std::size_t width = byte_size(DType::bf16);
   needs.directions = std::max(needs.directions, in_.layout.units[unit].trained.shard * width);
@@ -289,7 +289,7 @@ void StepSlots::add_records(const Needs& needs) {
 void StepSlots::add_norms() {
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
     if (shard_bytes(unit) == 0) continue;
-    add_norm(residence_[unit].gradients);  // of gradients on the host too: off plan, their sum may change there
+    add_norm(residence_[unit].gradients);  // gradients on the host count too: off plan, their sum may change there
     if (is_normed_on_its_way(unit)) add_norm(Tier::device);
   }
 }

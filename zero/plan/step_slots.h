@@ -50,8 +50,8 @@ class SlotList {
   // Pieces of one slot for those of a unit's tiles whose state lies in one tier; none for the others.
   struct TilePieces {
     SlotRole role;
-    Tier tier;        // of the slot
-    Tier state_tier;  // of the tiles that get a piece
+    Tier tier;        // the tier of the slot
+    Tier state_tier;  // the tier of the tiles that get a piece
     std::size_t bytes = 0;
   };
   std::vector<Piece> add_pieces(const TilePieces& pieces, const std::vector<Tier>& state, std::string_view which);
@@ -62,13 +62,14 @@ class SlotList {
 
 // A unit's slots between steps; `none` where it has no such thing.
 struct UnitSlots {
-  std::size_t parameters = none;  // on the device: full, or this rank's shard of both sections, one after the other
-  std::size_t frozen = none;      // on the host, if parameters are: this rank's shard of the frozen section
-  std::size_t gradients = none;   // full, where a step's micro-steps are summed in them
-  std::size_t reduced = none;     // this rank's summed gradients
-  std::vector<Piece> state{};     // by tile, on the device
-  std::vector<Piece> blocks{};    // by tile, on the host: parameter and state
-  std::vector<Piece> copies{};    // by tile, on the host: the parameter of a tile whose record is on a drive
+  // The slot on the device: full parameters, or this rank's shard of both sections, one after the other.
+  std::size_t parameters = none;
+  std::size_t frozen = none;  // the slot on the host, if parameters are there: this rank's shard of the frozen section
+  std::size_t gradients = none;  // full, where a step's micro-steps are summed in them
+  std::size_t reduced = none;    // this rank's summed gradients
+  std::vector<Piece> state{};    // one for each tile, on the device
+  std::vector<Piece> blocks{};   // one for each tile, on the host: parameter and state
+  std::vector<Piece> copies{};   // one for each tile, on the host: the parameter of a tile whose record is on a drive
 };
 
 // The buffers of a step.
@@ -100,10 +101,11 @@ class StepSlots {
   // Whether a unit's full parameters are there only from a gather to the end of its use.
   bool is_gathered_per_use(std::size_t unit) const { return is_gathered_per_use_[unit]; }
   std::size_t full_bytes(std::size_t unit) const;
-  std::size_t shard_bytes(std::size_t unit) const;    // of reduced gradients
-  std::size_t partial_bytes(std::size_t unit) const;  // of gradients that are not summed over the replicas yet
-  Codes gather_codes(std::size_t unit, const Section& section) const;  // of a gather per use; none if it is exact
-  Codes reduce_codes(std::size_t unit, Ranks ranks) const;             // the same of a reduction
+  std::size_t shard_bytes(std::size_t unit) const;    // bytes of reduced gradients
+  std::size_t partial_bytes(std::size_t unit) const;  // bytes of gradients that are not summed over the replicas yet
+  // The codes of a gather per use; none if it is exact.
+  Codes gather_codes(std::size_t unit, const Section& section) const;
+  Codes reduce_codes(std::size_t unit, Ranks ranks) const;  // the same of a reduction
   std::size_t gathered_slot() const { return gathered_; }
   std::size_t gathered_bytes() const { return gathered_ == none ? 0 : all()[gathered_].bytes; }
   // Whether a unit's sum is complete when it arrives on the device, on its way to the host: its squares are added there,
@@ -115,10 +117,11 @@ class StepSlots {
   Tier norm_tier(std::size_t unit) const {
     return is_normed_on_its_way(unit) ? Tier::device : residence_[unit].gradients;
   }
-  const Piece& norm(Tier tier) const { return norms_[static_cast<std::size_t>(tier)]; }  // of sums in this tier
+  // The norm of sums in this tier.
+  const Piece& norm(Tier tier) const { return norms_[static_cast<std::size_t>(tier)]; }
   const std::vector<Piece>& kept() const { return kept_; }  // host: records that stay in memory
 
-  // For a rule of whole matrices.
+  // Only a rule of whole matrices has them.
   const UnitMatrices& matrices(std::size_t unit) const { return matrices_[unit]; }
   const Piece& workspace() const { return workspace_; }
   // Units whose updates are under way at once: the products of one, while those of the next are prepared.
@@ -135,7 +138,7 @@ class StepSlots {
     std::size_t tile_gradient_bytes = 0;
     std::size_t tile_parameter_bytes = 0;
     std::size_t records = 0;
-    std::array<std::size_t, 2> records_of_units{};  // on a drive, of the two units that have the most
+    std::array<std::size_t, 2> records_of_units{};  // bytes on a drive of the two units that have the most
     std::size_t directions = 0;
     std::size_t tile_directions = 0;
     std::size_t matrices = 0;
@@ -164,17 +167,17 @@ class StepSlots {
 
   const CompileInput& in_;
   std::vector<UnitResidence> residence_;
-  std::vector<bool> is_gathered_per_use_;  // by unit
-  std::vector<std::size_t> sums_;          // by unit: how many reductions make up a step's gradients
+  std::vector<bool> is_gathered_per_use_;  // one for each unit
+  std::vector<std::size_t> sums_;          // each unit's reductions that make up a step's gradients
   SlotList slots_;
   std::vector<UnitSlots> units_;
   std::size_t gathered_ = none;
   std::size_t gather_codes_ = none;
   std::size_t reduce_codes_ = none;
-  std::vector<UnitMatrices> matrices_;  // by unit
+  std::vector<UnitMatrices> matrices_;  // one for each unit
   Piece workspace_{};
   std::vector<Piece> kept_;
-  std::array<Piece, tier_count> norms_;  // by tier
+  std::array<Piece, tier_count> norms_;  // one for each tier
 };
 
 }  // namespace ballast

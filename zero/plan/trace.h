@@ -33,9 +33,9 @@ class Uses {
 
  private:
   Trace trace_;
-  std::vector<std::vector<std::size_t>> positions_;  // by unit
-  std::vector<std::size_t> backward_;                // by unit
-  std::vector<std::size_t> last_backward_;           // by unit
+  std::vector<std::vector<std::size_t>> positions_;  // one for each unit
+  std::vector<std::size_t> backward_;                // one for each unit
+  std::vector<std::size_t> last_backward_;           // one for each unit
   bool has_forward_ = false;
 };
 

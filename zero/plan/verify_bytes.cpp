@@ -12,14 +12,15 @@ namespace {
 
 enum class Meaning : std::uint8_t {
   unknown,
-  parameters,    // of a unit
-  state,         // of a unit's tiles
+  parameters,    // a unit's parameters
+  state,         // the state of a unit's tiles
   no_gradients,  // zeros
-  gradients,     // of a unit, of one rank
-  partial_sum,   // of gradients over the shard group
-  sum,           // of gradients over all ranks
-  moved_state,   // of a unit's tiles, with the momentum of the update that is to come
-  // Of the shard of a unit, and of whole matrices at their home; before and after they are orthogonalized.
+  gradients,     // a unit's gradients, of one rank
+  partial_sum,   // gradients summed over the shard group
+  sum,           // gradients summed over all ranks
+  moved_state,   // the state of a unit's tiles, with the momentum of the update that is to come
+  // The directions in the shard of a unit, and in whole matrices at their home; before and after they are
+  // orthogonalized.
   direction,
   orthogonal,
   matrices,
@@ -38,10 +39,11 @@ std::string_view name(Meaning meaning) {
 struct Content {
   Meaning meaning = Meaning::unknown;
   std::size_t unit = none;
-  std::size_t offset = 0;  // in the parameters, state or gradients that it is part of
-  // Of parameters and state: updates so far. Of gradients: how many uses are summed. Of directions: updates when they are used.
+  std::size_t offset = 0;  // place in the parameters, state or gradients that it is part of
+  // Parameters and state count updates so far, gradients the uses that are summed, and directions updates when they are
+  // used.
   std::size_t version = 0;
-  bool decoded = false;  // of parameters: gathered as codes
+  bool decoded = false;  // parameters that were gathered as codes
 
   Content at(std::size_t further) const {
     Content content = *this;
@@ -375,7 +377,7 @@ class Follower {
 
   void agree(const Op& op) {
     step_.agreed = true;
-    std::map<std::size_t, std::size_t> normed;  // by unit
+    std::map<std::size_t, std::size_t> normed;  // the key is the unit
     for (const Piece* sums : {&op.to, &op.state}) {
       for (const auto& [unit, instead] : step_.normed[sums->slot]) {
         ++normed[unit];
@@ -423,7 +425,7 @@ class Follower {
     contents_.write(op.to, of_update(to, op));
   }
 
-  // With one rank the directions are the matrices.
+  // The directions are the matrices if there is one rank.
   void orthogonalize(const Op& op) {
     expect_agreed();
     const bool is_alone = in_.placement.shards == 1;
@@ -506,7 +508,7 @@ class Follower {
     bool agreed = false;
     bool committed = false;
     std::set<TileName> written{};
-    std::map<std::size_t, std::vector<Normed>> normed{};  // by slot
+    std::map<std::size_t, std::vector<Normed>> normed{};  // the key is the slot
   };
 
   const CompileInput& in_;
@@ -514,7 +516,7 @@ class Follower {
   Uses uses_;
   ExpectedContent expected_;
   Contents contents_;
-  std::vector<std::vector<std::size_t>> updates_;  // by unit and tile
+  std::vector<std::vector<std::size_t>> updates_;  // one for each unit and tile
   std::map<TileName, std::size_t> on_drive_;       // versions
   std::size_t steps_done_ = 0;
   Step step_;  // the one that is being followed

@@ -68,7 +68,7 @@ class Unrolled {
   // Writes before which it is not certain that all ranks have committed the step before.
   std::vector<std::string> early_writes() const {
     std::size_t commit = none;
-    std::vector<std::size_t> rendezvous;  // after this rank's commit
+    std::vector<std::size_t> rendezvous;  // the operations after this rank's commit
     std::vector<std::string> problems;
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       const OpKind kind = op(i).kind;

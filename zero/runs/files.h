@@ -28,7 +28,7 @@ struct RecordFiles {
 
   std::filesystem::path directory(const std::filesystem::path& drive, const std::string& run) const;
   std::string name() const;              // "state", or "state-7"; of a mirror "mirror", or "mirror-7"
-  std::string description_name() const;  // of the file, in the first directory
+  std::string description_name() const;  // the file's name in the first directory
 
   auto operator<=>(const RecordFiles&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
@@ -38,7 +38,7 @@ std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, con
 
 // A file that a killed process has left: it is not finished, or a description without records.
 struct Leftover {
-  RecordFiles files{};  // to which it would belong
+  RecordFiles files{};  // the files to which it would belong
   std::filesystem::path path{};
 };
 std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std::string& run);
@@ -99,10 +99,10 @@ inline bool is_damage(const Error& error) {
 struct OwnRun {
   const CompiledPlan& plan;
   const RecordOptions& options;
-  std::vector<offload::IoQueue*> queues{};  // of the directories, in order
+  std::vector<offload::IoQueue*> queues{};  // queues of the directories, in order
   std::vector<std::string> description{};
-  offload::RecordShape shape{};   // of this rank's records
-  offload::StoreOptions files{};  // with the name of those that it keeps
+  offload::RecordShape shape{};   // the shape of this rank's records
+  offload::StoreOptions files{};  // options with the name of those that it keeps
 
   const std::string& name() const { return options.run; }
   std::size_t rank() const { return shape.rank; }

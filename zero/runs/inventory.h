@@ -18,10 +18,10 @@ namespace ballast {
 struct RankHistory {
   bool has_files = false;
   std::uint64_t run_id = 0;
-  std::vector<offload::FoundRecords::Found> commits{};  // of the run: two at most, the newest first
+  std::vector<offload::FoundRecords::Found> commits{};  // commits of the run: two at most, the newest first
   bool lacks_records = false;  // true if a commit was dropped because records were missing or damaged
 
-  void drop(offload::CommitPoint point);  // because its records are missing or damaged
+  void drop(offload::CommitPoint point);  // called because its records are missing or damaged
 };
 
 RankHistory history_of(const std::optional<offload::FoundRecords>& found);
@@ -51,10 +51,10 @@ struct SeenRecords {
   std::size_t seen_by = 0;   // rank of this job
   RecordFiles files{};       // files.rank: of the run
   std::uint64_t run_id = 0;  // 0: the files cannot be read
-  std::uint64_t digest = 0;  // of the description
-  // Of the run's ranks, as its description says: without tiers. `is_described` is false if that is missing or damaged.
+  std::uint64_t digest = 0;  // digest of the description
+  // The run's ranks, as its description says: without tiers. `is_described` is false if that is missing or damaged.
   bool is_described = false;
-  bool is_of_model = false;  // of the same parameters and rule as this training, as it says
+  bool is_of_model = false;  // has the same parameters and rule as this training, as it says
   Placement placement{};
   std::vector<offload::FoundRecords::Found> commits{};  // two at most
   bool lacks_records = false;                           // commits or records are missing or damaged
@@ -71,7 +71,7 @@ std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by)
 // The records of the ranks that trained together, at one commit.
 struct WholeRun {
   struct Copy {
-    std::size_t rank = 0;  // of the run
+    std::size_t rank = 0;  // a rank of the run
     std::size_t seen_by = 0;
     bool is_mirror = false;
   };
@@ -81,7 +81,7 @@ struct WholeRun {
   offload::CommitPoint point{};
   std::uint64_t step = 0;
   offload::CommitLabel label{};
-  std::vector<std::vector<Copy>> copies{};  // by shard, all of them at this commit; in order
+  std::vector<std::vector<Copy>> copies{};  // each shard's copies, all of them at this commit; in order
 
   // The records of a shard that a rank reads: those that it sees itself if there are any, else those that another one sees.
   const Copy& nearest(std::size_t shard, std::size_t reader) const;

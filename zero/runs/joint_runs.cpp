@@ -92,7 +92,7 @@ std::optional<std::vector<RunPoint>> newest_joint_points(std::span<const RunComm
   return {};
 }
 
-// Before any of the run's records is opened.
+// Looks before any of the run's records is opened.
 std::vector<RunCommit> commits_of_run(Communicator& world, const RecordOptions& options) {
   require_run_name(options.run);
   require_directories(options);

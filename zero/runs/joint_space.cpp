@@ -22,12 +22,12 @@ constexpr std::size_t most_ranks_named = 16;
 
 // One drive of one machine.
 struct SharedDrive {
-  std::string directory{};  // of the first rank
+  std::string directory{};  // the directory of the first rank
   std::uint64_t needed = 0;
   std::uint64_t available = UINT64_MAX;
   std::vector<std::size_t> ranks{};
 };
-using Drives = std::map<std::pair<std::string, std::uint64_t>, SharedDrive>;  // by machine and device
+using Drives = std::map<std::pair<std::string, std::uint64_t>, SharedDrive>;  // the key is machine and device
 
 // The first line names the machine; each other one has the device, the bytes needed and available, and a directory.
 std::string text_of(std::span<const offload::SpaceNeed> needs) {

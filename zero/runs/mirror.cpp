@@ -197,7 +197,7 @@ void RunMirror::lock(const OwnRun& run, const RecordFiles& kept) {
   }
 }
 
-// Without this, a rank whose drive fails would leave the others of its group waiting.
+// A rank whose drive fails would otherwise leave the others of its group waiting.
 void RunMirror::catch_up(const offload::RecordStore& own, const std::optional<offload::CommitPoint>& point,
                          offload::CommitPoint next, Communicator& world) {
   try {

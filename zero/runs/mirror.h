@@ -17,7 +17,7 @@ namespace ballast {
 // the host before its own, and that of the first host those of the last one.
 struct MirrorGroup {
   std::size_t number = 0;
-  std::vector<std::size_t> ranks{};    // in order
+  std::vector<std::size_t> ranks{};    // ranks in order
   std::size_t mirrored = 0;            // the rank whose records this one keeps
   std::vector<std::size_t> on_host{};  // all ranks whose records this one's host keeps, or on one host may keep
 };

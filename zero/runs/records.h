@@ -60,7 +60,7 @@ class Records {
   std::vector<std::unique_ptr<offload::IoQueue>> queues_;
   std::vector<offload::Drive> drives_;
   std::optional<offload::RecordStore> store_;
-  std::optional<offload::RecordStore> frozen_;  // of frozen parameters, which each start writes anew
+  std::optional<offload::RecordStore> frozen_;  // frozen parameters, which each start writes anew
   std::optional<RunMirror> mirror_;
   bool found_ = false;
   std::optional<LostRun> lost_{};

@@ -238,7 +238,7 @@ std::span<std::byte> EarlierRecords::read(const WholeRun::Copy& copy, std::size_
   const std::pair wanted(name_of(copy), record);
   if (in_memory_ == wanted) return payload_;
   if (!memory_) memory_ = map_host_pages(store.record_bytes(), "a record that is taken over");
-  in_memory_ = {{SIZE_MAX, false}, 0};  // until the record is there
+  in_memory_ = {{SIZE_MAX, false}, 0};  // invalid until the record is there
   payload_ = store.read(record, {memory_.get(), store.record_bytes()}).payload();
   in_memory_ = wanted;
   return payload_;

@@ -87,7 +87,7 @@ class EarlierRecords {
   offload::RecordShape shape_;
   std::map<Name, std::optional<offload::RecordStore>> stores_{};  // none: records are damaged
   HostPages memory_{};
-  std::pair<Name, std::size_t> in_memory_{{SIZE_MAX, false}, 0};  // and the record
+  std::pair<Name, std::size_t> in_memory_{{SIZE_MAX, false}, 0};  // the name, and the record
   std::span<std::byte> payload_{};
 };
 

@@ -178,7 +178,7 @@ class Resharding {
   const RecordedState& state_;
   EarlierRecords& records_;
   Communicator& world_;
-  std::vector<std::vector<std::string>> names_;  // of this training's tensors, by unit
+  std::vector<std::vector<std::string>> names_;  // names of this training's tensors, for each unit
   std::set<std::size_t> receivers_{};            // ranks that do not see all records
   HostPages received_{};
 };
@@ -439,7 +439,7 @@ class Takeover {
     last_ = store->point();
   }
 
-  // After a failure, which is the error that counts.
+  // Removes what was made after a failure, which is the error that counts.
   void remove_made(const RecordFiles& files) const {
     const auto& drives = own_.options.directories;
     for (auto drive = drives.rbegin(); drive != drives.rend(); ++drive) {
@@ -480,7 +480,7 @@ class Takeover {
           if (files.made_in == made_in && !is_unused(files)) continue;
           const auto& drives = own_.options.directories;
           std::for_each(drives.rbegin(), drives.rend(), [&](const auto& drive) {
-            remove(drive, files);  // from the first drive last: files are looked for there
+            remove(drive, files);  // goes from the last drive to the first: files are looked for there
           });
         }
       });
@@ -513,12 +513,12 @@ class Takeover {
   const std::filesystem::path& first_drive_;
   RunSearch search_;
   std::vector<RecordFiles> files_{};  // that this rank sees
-  std::vector<SeenRecords> seen_{};   // by all ranks
+  std::vector<SeenRecords> seen_{};   // seen by all ranks
   KnownCheckpoint checkpoint_{};
   offload::CommitPoint last_ = own_.last();
   std::optional<LostRun> lost_{};
   std::optional<std::uint64_t> kept_{};                    // made_in of the records that this training has
-  std::map<std::size_t, offload::DirectoryLock> locks_{};  // by rank of the run
+  std::map<std::size_t, offload::DirectoryLock> locks_{};  // the key is the rank of the run
 };
 
 }  // namespace

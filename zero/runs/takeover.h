@@ -16,7 +16,7 @@ namespace ballast {
 struct SettledRun {
   RecordFiles files{};
   offload::CommitPoint last = last_of_all;  // newer commits in them do not count
-  std::optional<LostRun> lost{};            // with RecordOptions::begins_again
+  std::optional<LostRun> lost{};            // the run that was lost, if RecordOptions::begins_again
   // Removes all other records of the run that this rank sees, except those that belong to the same training: of other ranks, and
   // mirrors of the ranks `mirrored`. All ranks call it together, once these are mirrored if they will be, and before a step:
   // from then on the others would be another history.

@@ -32,8 +32,8 @@ struct LeaveReason {
 
 // The bytes that a rank has sent to other ranks, or that those have read in its memory.
 struct SentBytes {
-  std::size_t inside = 0;  // to ranks of its host
-  std::size_t across = 0;  // to other hosts
+  std::size_t inside = 0;  // bytes to ranks of its host
+  std::size_t across = 0;  // bytes to other hosts
 
   friend SentBytes operator+(const SentBytes& one, const SentBytes& other) {
     return {one.inside + other.inside, one.across + other.across};
@@ -81,7 +81,7 @@ class Communicator {
   virtual void all_reduce(ConstView all, View into, const Encoding& encoding);
   // The ranks whose values an encoded reduction adds before it encodes the sums for other hosts: ConnectOptions::ranks_per_host.
   virtual std::size_t ranks_per_host() const { return 1; }
-  virtual SentBytes sent() const { return {}; }  // in all collectives so far; any thread may call
+  virtual SentBytes sent() const { return {}; }  // bytes in all collectives so far; any thread may call
 
   // Gives the later reductions of this group memory that its backend reaches, in the order of its stream: for values that other
   // ranks send, and for sums on their way. Its contents are lost. The caller keeps it until other memory, or none, takes its
@@ -138,7 +138,7 @@ struct Launch {
   std::string launcher{};  // "torchrun", "Slurm", "Open MPI"; "RANK" for the variables alone; empty: a single rank
   std::size_t rank = 0;
   std::size_t size = 1;
-  std::size_t local_rank = 0;  // among the ranks of its machine: its GPU
+  std::size_t local_rank = 0;  // number among the ranks of its machine: its GPU
   Endpoint hub{};              // the address of rank 0
   std::string job{};           // the same on all ranks of a job, and on those of no other
 };
@@ -158,7 +158,8 @@ enum class HostTransport { fastest, shared_memory, gloo };
 struct ConnectOptions {
   std::optional<Launch> launch{};  // replaces the description in the environment of torchrun, Slurm or Open MPI
   KeyValueStore* store = nullptr;  // replaces the address of rank 0; needed until connect() returns
-  std::optional<std::chrono::milliseconds> timeout{};  // of every wait; BALLAST_TIMEOUT (seconds), or 5 minutes
+  // The timeout of every wait; BALLAST_TIMEOUT (seconds), or 5 minutes.
+  std::optional<std::chrono::milliseconds> timeout{};
   HostTransport transport = HostTransport::fastest;
   // The ranks that count as one host in the order of sums: 1 for rank order, n for the order of hosts with n ranks each, on
   // whatever hosts they are. Without it: BALLAST_RANKS_PER_HOST, or the hosts that there are. The same on all ranks.

@@ -18,13 +18,13 @@ struct UnitLayout;  // the library's own
 // whose training has, refuses to show memory (B1007).
 class Lease {
  public:
-  // Of one unit.
+  // The memory of one unit.
   struct Memory {
     const Unit* unit = nullptr;
     const UnitLayout* layout = nullptr;
     ConstView parameters{};  // all of it, as it is laid out
     bool backward = false;
-    View gradients{};  // in backward: of its trained tensors, zeroed, to be added to
+    View gradients{};  // gradients of its trained tensors in backward, zeroed, to be added to
   };
 
   // The last one is the requested unit; those before it own tensors that are tied to it. `training` expires with the training.
@@ -45,7 +45,7 @@ class Lease {
   ConstView parameters() const { return memory().back().parameters; }
   View gradients() const { return memory().back().gradients; }
 
-  // By its number in the unit. Frozen tensors and forward leases have no gradients (B1001).
+  // Takes the tensor's number in the unit. Frozen tensors and forward leases have no gradients (B1001).
   ConstView tensor(std::size_t number) const { return part(memory().back(), number); }
   View gradient(std::size_t number) const { return gradient_part(memory().back(), number); }
   ConstView tied(std::size_t number) const;

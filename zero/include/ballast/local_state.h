@@ -19,7 +19,7 @@ using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor,
 // Frozen parameters are not cut into tiles: they come in stretches, with the parameter alone.
 struct LocalTile {
   std::size_t unit = 0;
-  Range range{};  // of the unit's elements
+  Range range{};  // a range of the unit's elements
   TileMemory memory{};
   bool frozen = false;
 };
@@ -30,7 +30,7 @@ using TileFilter = std::function<bool(const LocalTile& tile)>;  // sees tiles wi
 // lacking, else with null. Throws on all ranks if it is lacking on any.
 using AgreeOnMemory = std::function<void(const std::exception_ptr& failure)>;
 
-// For a single rank.
+// Fits a single rank.
 inline void throw_own(const std::exception_ptr& failure) {
   if (failure) std::rethrow_exception(failure);
 }

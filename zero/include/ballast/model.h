@@ -23,14 +23,15 @@ struct Range {
 struct Tensor {
   std::string name;
   std::vector<std::size_t> shape;
-  std::size_t group = 0;  // of parameters with the same options
+  std::size_t group = 0;  // a group of parameters with the same options
   bool frozen = false;    // has neither gradient nor optimizer state
-  bool counted = true;    // in the norm of all gradients; if not, another rank has the same tensor and counts it
+  // Whether the norm of all gradients counts it; if not, another rank has the same tensor and counts it.
+  bool counted = true;
   // Random bits of the tensor's elements depend on it, so two models that are cut into different units round in the same
   // way if they have the same numbers. None: the tensor's place in the order of declaration.
   std::optional<std::uint64_t> number{};
-  // Of a matrix: the rows of each block that a rule of whole matrices treats apart, such as a head, or q, k and v in one.
-  // Empty: the matrix is one block.
+  // The rows of each block of a matrix that a rule of whole matrices treats apart, such as a head, or q, k and v in
+  // one. Empty: the matrix is one block.
   std::vector<std::size_t> blocks{};
 
   std::size_t elements() const;

@@ -12,7 +12,7 @@
 
 namespace ballast {
 
-// From near to far.
+// The tiers, from near to far.
 enum class Tier : std::uint8_t { device, host, nvme };
 inline constexpr std::size_t tier_count = 3;
 using TierBytes = std::array<std::size_t, tier_count>;
@@ -34,7 +34,7 @@ Spread all_in(Tier tier);
 // When gradients are summed over the ranks. The two round differently, as (a + b) + c and a + (b + c) do. Programs with
 // the same choice give equal bits.
 enum class Reduction : std::uint8_t {
-  each,      // after each backward use
+  each,      // sums after each backward use
   boundary,  // once a step: the trainer adds up its micro-steps in full gradients, in the unit's format
 };
 
@@ -43,10 +43,10 @@ struct Placement {
   std::size_t replicas = 1;     // copies of it
   bool full_parameters = true;  // kept gathered between steps
   Reduction reduction = Reduction::each;
-  Spread parameters{};  // by unit
-  Spread gradients{};   // by unit, reduced ones; never on a drive
-  Spread state{};       // by tile: master and moments
-  // Of stage 3: copies of the parameters. Neighbouring ranks share one, and gather from each other only.
+  Spread parameters{};  // a tier for each unit
+  Spread gradients{};   // a tier for each unit's reduced ones; never on a drive
+  Spread state{};       // a tier for each tile: its master and moments
+  // Stage 3 has copies of the parameters. Neighbouring ranks share one, and gather from each other only.
   std::size_t parameter_replicas = 1;
 
   std::size_t ranks() const { return shards * replicas; }
@@ -90,9 +90,9 @@ constexpr std::string_view name(WireFormat format) {
 // See docs/guides/slow-links.md. Gathers round to nearest, reductions stochastically, by random bits that depend on
 // the step, the rank and the element. Norms, decisions and loading stay exact.
 struct Wire {
-  WireFormat gather = WireFormat::exact;  // of parameters, at stage 3; not int4
-  WireFormat reduce = WireFormat::exact;  // of each rank's gradients
-  // Of sums of several ranks' gradients: those of a host with several ranks, on their way to other hosts; those of a shard
+  WireFormat gather = WireFormat::exact;  // parameters, at stage 3; not int4
+  WireFormat reduce = WireFormat::exact;  // each rank's gradients
+  // Sums of several ranks' gradients: those of a host with several ranks, on their way to other hosts; those of a shard
   // group, on their way to its replicas; and at stage 0 the sum, on its way to all ranks. None: as `reduce`.
   std::optional<WireFormat> across{};
 

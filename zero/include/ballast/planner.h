@@ -20,22 +20,22 @@ namespace ballast {
 
 // A machine, real or imagined, as one rank sees it: the bytes that it may use of each tier, and how fast they move.
 struct Machine {
-  std::array<std::size_t, tier_count> bytes{};  // by tier, that a program may reserve
+  std::array<std::size_t, tier_count> bytes{};  // the bytes of each tier that a program may reserve
 
   std::size_t ranks_per_host = 0;  // 0: all ranks are on one host
 
   // Bytes a second.
   double gather = 0;  // inside of a host
   double reduce = 0;
-  double across = 0;  // of each rank, between hosts
+  double across = 0;  // rate of each rank, between hosts
   double upload = 0;
   double download = 0;
-  double read = 0;  // from drives; reads and writes share their time
+  double read = 0;  // rate of drives; reads and writes share their time
   double write = 0;
-  double device_memory = 0;  // of updates and sums there
+  double device_memory = 0;  // rate of updates and sums there
   double host_memory = 0;
 
-  double products = 0;  // of bf16 matrices on the device: operations a second. 0: products take no time
+  double products = 0;  // rate of bf16 matrices on the device: operations a second. 0: products take no time
 
   // Seconds.
   double collective_latency = 20e-6;
@@ -61,7 +61,7 @@ struct LedgerEntry {
   bool operator==(const LedgerEntry&) const = default;
 };
 
-using Ledger = std::vector<LedgerEntry>;  // by tier, the largest owner first
+using Ledger = std::vector<LedgerEntry>;  // listed by tier, the largest owner first
 
 std::size_t bytes_in(const Ledger& ledger, Tier tier);
 TierBytes bytes_by_tier(const Ledger& ledger);
@@ -70,10 +70,10 @@ std::string to_text(const Ledger& ledger);  // a table
 // The predicted times of a step, from one end of the trainer's step to the next.
 struct Simulation {
   double seconds = 0;
-  std::array<double, phase_count> exposed{};    // by phase: time that the trainer waited
-  std::array<double, lane_count> busy{};        // by lane
-  std::array<double, lane_count> critical{};    // by lane: its part of the critical path
-  std::array<std::size_t, lane_count> bytes{};  // by lane: moved or processed
+  std::array<double, phase_count> exposed{};    // time that the trainer waited, for each phase
+  std::array<double, lane_count> busy{};        // one for each lane
+  std::array<double, lane_count> critical{};    // each lane's part of the critical path
+  std::array<std::size_t, lane_count> bytes{};  // bytes moved or processed, for each lane
 
   Simulation& operator+=(const Simulation& next);  // a step that is made after this one
 };
@@ -82,19 +82,19 @@ struct Simulation {
 struct ChoiceInput {
   const Model& model;
   Machine machine;
-  std::span<const UnitWork> work;  // by unit
+  std::span<const UnitWork> work;  // one for each unit
   std::size_t ranks = 1;
   std::optional<int> stage{};          // none: it is chosen too
   std::size_t parameter_replicas = 1;  // several need stage 3, and parameters on the device
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};
-  std::optional<std::size_t> orthogonalization_steps{};  // of a rule of whole matrices; none: of elements
-  std::size_t tile_elements = 0;                         // at most in a tile; 0: as TrainingOptions says
+  std::optional<std::size_t> orthogonalization_steps{};  // steps of a rule of whole matrices; none: a rule of elements
+  std::size_t tile_elements = 0;                         // limit of a tile; 0: as TrainingOptions says
   std::size_t micro_steps = 1;
   Schedule schedule{};
   Wire wire{};
-  Trace trace{};                    // of each micro-step; empty: the order of declaration
+  Trace trace{};                    // the uses of each micro-step; empty: the order of declaration
   bool full_records = false;        // records hold parameters too
   Tier activations = Tier::device;  // that the offloaded activations go to. Their bytes are not in the ledger
   // Another training with the same placement, which makes its step after this one: that of another optimizer's parameters. Its

@@ -18,7 +18,7 @@ namespace ballast {
 // commit belongs to its run alone.
 struct JointRound {
   std::uint64_t start = 0;    // a random number that all ranks draw together when the trainings start
-  std::uint64_t number = 0;   // of the round since then
+  std::uint64_t number = 0;   // number of the round since then
   std::uint64_t members = 0;  // how many trainings there are
 
   bool exists() const { return members > 0; }
@@ -36,13 +36,13 @@ struct RunPoint {
 // Why records of a run are written.
 enum class RunWrite {
   step,
-  change,  // of state, between steps
+  change,  // a change of state, between steps
 };
 
 // The notes of a run that another number of ranks continues, or another stage.
 struct EarlierNotes {
-  std::vector<std::vector<std::byte>> of_ranks{};  // of the earlier ranks, in order
-  // Of each trained tensor of this training, in the order of units: its place among those of the earlier one.
+  std::vector<std::vector<std::byte>> of_ranks{};  // each earlier rank's note, in order
+  // Each trained tensor of this training, in the order of units, has its place among those of the earlier one here.
   std::vector<std::size_t> places{};
 };
 
@@ -53,7 +53,7 @@ struct LostRun {
 };
 
 struct RecordOptions {
-  std::vector<std::filesystem::path> directories{};  // of one or several drives
+  std::vector<std::filesystem::path> directories{};  // directories of one or several drives
   // The name of a run that is kept, which needs all state on drives (B1001). Without one, the files are temporary, and hold only
   // what is not in memory.
   std::string run{};
@@ -61,15 +61,15 @@ struct RecordOptions {
   // of a host with its drives. Hosts mirror each other in pairs, and have as many ranks each. On one host, ranks mirror each
   // other, which survives the loss of a drive. Two ranks that mirror each other have directories of their own.
   bool mirror = false;
-  std::string host{};  // of this rank, to choose where it is mirrored; empty: this machine's name
+  std::string host{};  // this rank's host, which chooses where it is mirrored; empty: this machine's name
   // Where records of the run are missing or damaged, and no mirror has them: removes what is left and begins the run again; see
   // Training::lost(). Without it, that is an error, and nothing is changed.
   bool begins_again = false;
   // Returns the note with which a rank continues the run of other ranks: see Training::set_note(). It returns or throws the
   // same on all ranks. Without it, rank r gets the note of the earlier rank r, in turns.
   std::function<std::vector<std::byte>(const EarlierNotes& notes)> join_notes{};
-  // With other runs: the commit from which this one is resumed, which newest_joint_points() has chosen; {0, 0}: it begins again.
-  // Newer ones do not count. Without it, a run that is resumed together with others is refused. {0, 0} begins any run again.
+  // The commit from which this one is resumed, together with other runs, which newest_joint_points() has chosen. Newer
+  // ones do not count. Without it, a run that is resumed together with others is refused. {0, 0} begins any run again.
   std::optional<RunPoint> resume_at{};
   // Called by the trainer's thread before records are written, on all ranks. It may wait, or throw the same on all ranks.
   std::function<void(RunWrite)> before_write{};

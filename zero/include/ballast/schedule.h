@@ -27,17 +27,17 @@ struct Visit {
   Phase phase = Phase::forward;
   // Its memory is needed until the next visit ends, because tied tensors of two units are used together.
   bool held = false;
-  bool exact = false;  // with the parameters as ranks keep them, even if Wire::gather is not exact
+  bool exact = false;  // uses the parameters as ranks keep them, even if Wire::gather is not exact
 
   bool operator==(const Visit&) const = default;
 };
 
-using Trace = std::vector<Visit>;  // of one micro-step
+using Trace = std::vector<Visit>;  // the uses of one micro-step
 
 // How far ahead a program works, and when it updates. Changes no bit of the training.
 struct Schedule {
   std::size_t prefetch = 1;         // how many units are gathered ahead
-  std::size_t gathered_bytes = 0;   // for full parameters that are not kept; at least what prefetching needs
+  std::size_t gathered_bytes = 0;   // bytes for full parameters that are not kept; at least what prefetching needs
   std::size_t staging_slots = 8;    // records in memory at once, on their way from and to the drive
   std::size_t kept_records = 0;     // tiles whose records stay in memory and are not read: the first ones of a step
   bool update_in_backward = false;  // as soon as a unit's gradients are summed; then nothing can be clipped or skipped

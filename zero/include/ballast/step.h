@@ -23,18 +23,18 @@ namespace ballast {
 struct TilePart {
   std::size_t tensor = 0;  // its number in the unit
   std::size_t group = 0;
-  Range range{};          // of the tensor's elements
-  std::size_t first = 0;  // of the tile's elements: where the part begins
+  Range range{};          // a range of the tensor's elements
+  std::size_t first = 0;  // element of the tile where the part begins
 };
 
 // A tile of this rank when a step is decided.
 struct SummedTile {
   std::size_t unit = 0;
-  Range range{};  // of the unit's elements
+  Range range{};  // a range of the unit's elements
   std::vector<TilePart> parts{};
   View gradients{};  // summed over all ranks, in the format in which they are kept; may be overwritten
-  View masters{};    // in fp32
-  OwnValues own{};   // of the rule External, where the masters are
+  View masters{};    // fp32 values
+  OwnValues own{};   // values of the rule External, where the masters are
   bool gradients_on_gpu = false;
   bool masters_on_gpu = false;
 };
@@ -52,18 +52,19 @@ struct TilesToUpdate {
 using TrainerUpdate = std::function<void(const TilesToUpdate& turn)>;
 
 struct StepOptions {
-  // By parameter group, of the kind that the training was planned with; copied before the call returns. Empty: Training::groups().
+  // One rule for each parameter group, of the kind that the training was planned with; copied before the call returns.
+  // Empty: Training::groups().
   std::span<const optim::Rule> groups{};
   std::optional<double> max_norm{};  // none: TrainingOptions::max_norm
-  double loss_scale = 1.0;           // with which the step's gradients were made
+  double loss_scale = 1.0;           // the scale with which the step's gradients were made
   // The micro-steps whose gradients were accumulated, over which the step averages them. None: TrainingOptions::micro_steps.
   // Another number than was accumulated is refused (B1007): see TrainingOptions::micro_steps.
   std::optional<std::size_t> micro_steps{};
   bool discard = false;  // drop the gradients: nothing is updated
-  // For each tensor, unit by unit: the training's steps that did not update it. They are those before its first one, and those
-  // of Training::leave_out(). Empty: none. Bias corrections and the like count the other steps.
+  // The training's steps that did not update a tensor, for each tensor, unit by unit. They are those before its first
+  // one, and those of Training::leave_out(). Empty: none. Bias corrections and the like count the other steps.
   std::span<const std::uint64_t> missed{};
-  TrainerUpdate update{};  // for the rule External only; not called when the step is skipped
+  TrainerUpdate update{};  // belongs to the rule External only; not called when the step is skipped
 };
 
 // What lanes did, and what the trainer waited for. An operation counts when it ends: updates that run during the next
@@ -72,7 +73,7 @@ struct Metrics {
   double seconds = 0;
   std::size_t on_demand = 0;  // off-plan steps, which are slower
   std::size_t verified = 0;   // tiles so far whose updates were made twice, or stretches of large ones
-  std::array<std::size_t, lane_count> bytes{};  // by lane: moved or processed
+  std::array<std::size_t, lane_count> bytes{};  // bytes moved or processed, for each lane
   std::array<double, lane_count> busy{};        // seconds, by lane
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane it waited for
   std::array<double, phase_count> exposed{};    // the same, by phase
@@ -81,7 +82,7 @@ struct Metrics {
   std::size_t sent_across = 0;                  // bytes that it sent to other hosts
   TierBytes memory{};                           // reserved now
 
-  double own_seconds() const;  // of the trainer, without its waits; if timed
+  double own_seconds() const;  // seconds of the trainer, without its waits; if timed
   Metrics since(const Metrics& before) const;
 };
 
@@ -91,7 +92,7 @@ std::string to_text(const Metrics& metrics);  // a line for each lane that was u
 struct Straggler {
   std::size_t slowest = 0;  // a rank
   double seconds = 0.0;     // that its trainer took, without its waits
-  double median = 0.0;      // of all ranks
+  double median = 0.0;      // the median of all ranks
   double least = 0.0;
 
   bool operator==(const Straggler&) const = default;
@@ -101,11 +102,11 @@ std::string to_text(const Straggler& straggler);
 
 struct StepResult {
   bool skipped = false;
-  double norm = 0.0;       // of the averaged, unscaled gradients, before clipping
+  double norm = 0.0;       // the norm of the averaged, unscaled gradients, before clipping
   std::uint64_t step = 0;  // updates made so far
   std::string reason{};    // why it was skipped, with the first parameter that is not finite
   Metrics metrics{};       // since the last step
-  Straggler straggler{};   // of the last step; empty in the first
+  Straggler straggler{};   // the straggler of the last step; empty in the first
 };
 
 }  // namespace ballast

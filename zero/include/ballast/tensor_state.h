@@ -17,7 +17,7 @@ namespace ballast {
 struct StatePart {
   std::size_t unit = 0;
   std::size_t tensor = 0;
-  std::size_t first = 0;  // of the tensor's elements
+  std::size_t first = 0;  // element of the tensor
   bool frozen = false;    // the parameter alone
   TileMemory memory{};
 };
@@ -49,8 +49,8 @@ class TensorState {
   explicit TensorState(Training& training) : training_(training) {}
 
   std::vector<Range> local_ranges(std::size_t unit, std::size_t tensor) const;  // elements of the tensor
-  ChunkKind chunk_kind(std::size_t unit) const;                                 // of its trained tensors
-  std::vector<StatePart> parts() const;  // in the order of visits; without their memory
+  ChunkKind chunk_kind(std::size_t unit) const;                                 // the kind of its trained tensors
+  std::vector<StatePart> parts() const;  // listed in the order of visits; without their memory
   void visit(const Visitor& visitor);
   void change(const Visitor& visitor, const std::function<void()>& agree);
 
@@ -67,7 +67,7 @@ class TensorState {
   template <class Visit>
   void each_part(const LocalTile& tile, Visit&& visit) const;
   void visit_parts(const LocalTile& tile, const Visitor& visitor) const;
-  std::size_t rank() const;  // in its shard group
+  std::size_t rank() const;  // number in its shard group
 
   Training& training_;
 };

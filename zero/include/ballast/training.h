@@ -41,36 +41,37 @@ class ExchangeOrder;  // likewise
 
 struct TrainingOptions {
   int stage = 3;
-  std::size_t replicas = 1;  // of stages 1 to 3: groups of ranks that each have a copy of the state
-  // Of stage 3: groups of neighbouring ranks that each have a copy of the parameters, while all share the state. With a
+  std::size_t replicas = 1;  // stages 1 to 3 have groups of ranks that each have a copy of the state
+  // Stage 3 has groups of neighbouring ranks that each have a copy of the parameters, while all share the state. With a
   // group for each host, uses gather inside of the hosts only. The parameters are on the device.
   std::size_t parameter_replicas = 1;
-  Spread parameters{};  // by default everything is on the device
+  Spread parameters{};  // everything is on the device by default
   Spread gradients{};
   Spread state{};
   Reduction reduction = Reduction::each;
   RecordOptions drives{};
-  StateFormat format = StateFormat::split;                // of bf16 parameters; others have fp32 state
-  GradientFormat gradient_format = GradientFormat::fp32;  // of the reduced gradients of bf16 parameters
-  // At most in a tile, which is updated and moved at once; a run keeps those it began with. 0: one tile for what a rank
-  // keeps of a unit on the device; elsewhere 256 Ki to 2 Mi.
+  StateFormat format = StateFormat::split;                // the state of bf16 parameters; others have fp32 state
+  GradientFormat gradient_format = GradientFormat::fp32;  // the reduced gradients of bf16 parameters
+  // The limit of a tile, which is updated and moved at once; a run keeps those it began with. 0: one tile for what a
+  // rank keeps of a unit on the device; elsewhere 256 Ki to 2 Mi.
   std::size_t tile_elements = 0;
   // Micro-steps whose gradients a step averages; StepOptions::micro_steps names another number for one step. A step is refused
   // (B1007) if units were used in backward, and none of them as often as so many micro-steps use it: see `trace`.
   std::size_t micro_steps = 1;
   bool sums_micro_steps = false;  // a step adds the gradients of any number of micro-steps instead, as PyTorch does
-  Trace trace{};  // of each micro-step, if it is known; else in order of declaration, until another order comes twice
+  // The uses of each micro-step, if known; else the order of declaration, until another order comes twice.
+  Trace trace{};
   Schedule schedule{};
   Wire wire{};  // exact by default
   double max_norm = optim::no_clipping;
   // Ranks with other parts of the same model: the norm is over theirs too. Outlives the training.
   Communicator* norm_group = nullptr;
-  bool keeps_timeline = false;     // of what ran when
-  std::size_t verify = 0;          // every so many steps a tile's update is made twice and compared; 0: never
-  int threads = 0;                 // of updates and memory of the CPU; 0: one for each core that this process may use
+  bool keeps_timeline = false;  // records what ran when
+  std::size_t verify = 0;       // every so many steps a tile's update is made twice and compared; 0: never
+  int threads = 0;  // threads for updates and memory of the CPU; 0: one for each core that this process may use
   std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
-  StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
-  Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
+  StreamHandle stream = nullptr;   // the stream on that GPU that leases are for; outlives the training
+  Allocator* allocator = nullptr;  // memory of the device tier comes from it, instead of our own; outlives the training
   // Shared by the trainings on one GPU that one thread drives, such as those of one model: it gives their exchanges one order,
   // which NCCL requires. Null: this training has its own.
   std::shared_ptr<ExchangeOrder> exchanges{};
@@ -127,7 +128,7 @@ class Training {
 
   // --- Begin: one of the three comes first, once. Optimizer state begins at zero, or comes from the records of a run.
   bool found() const;                          // whether the drives hold a step of this run to resume from
-  const std::optional<LostRun>& lost() const;  // with RecordOptions::begins_again, if the run has lost its steps
+  const std::optional<LostRun>& lost() const;  // the run that has lost its steps, if RecordOptions::begins_again
   void start(const ParameterSource& source);   // resume() if found(), else initialize()
   // Refused (B1007) if found(). RecordOptions::resume_at {0, 0} begins a run again.
   void initialize(const ParameterSource& source);
@@ -136,15 +137,15 @@ class Training {
   // --- A step: leases of units, forward and backward, and then the step.
   Lease forward(std::size_t unit);
   Lease backward(std::size_t unit);
-  // Like forward(), with the parameters as ranks keep them even if Wire::gather is not exact: to write or export them. All ranks
-  // call together. If Wire::gather is not exact, the plan counts this as a use of its own: a step whose trace lacks it goes off
-  // plan, until the same order comes twice in a row.
+  // Acquires the parameters as ranks keep them, like forward(), even if Wire::gather is not exact: to write or export
+  // them. All ranks call together. If Wire::gather is not exact, the plan counts this as a use of its own: a step whose
+  // trace lacks it goes off plan, until the same order comes twice in a row.
   Lease exact_parameters(std::size_t unit);
 
   // The norm of the gradients that the step would use, before clipping. All ranks call together. Backward uses may follow, except
   // with Reduction::boundary, and take the step off plan. Loss scale and micro-steps are those of StepOptions.
   double gradient_norm(double loss_scale = 1.0, std::optional<std::size_t> micro_steps = {});
-  std::vector<std::vector<double>> tensor_norms(  // of each tensor, by unit
+  std::vector<std::vector<double>> tensor_norms(  // the norm of each tensor, by unit
       double loss_scale = 1.0, std::optional<std::size_t> micro_steps = {});
   // Shows those gradients, as sums over ranks and micro-steps, in this rank's shards. The visitor may change them: norms and the
   // step use the changed ones. All ranks call together. Work that the visitor issues to a GPU must be done when it returns.
@@ -159,12 +160,12 @@ class Training {
   // that of the training; with Schedule::update_in_backward only the first form is allowed, and the loss scale must be 1.
   StepResult step(double loss_scale = 1.0);
   StepResult step(const StepOptions& options);
-  // With Schedule::update_in_backward, prepare() sets the options of the updates before the backward pass; without it they
-  // use groups(). step_prepared() ends such a step.
+  // prepare() sets the options of the updates before the backward pass, if Schedule::update_in_backward is set. Without
+  // it they use groups(). step_prepared() ends such a step.
   void prepare(const StepOptions& options);
   StepResult step_prepared();
-  // With Schedule::overlap_gathers, step() returns while full parameters are still updated and gathered. This waits for
-  // those of a unit, in the order of the trainer's stream. Each rank may call it as it likes.
+  // step() returns while full parameters are still updated and gathered, if Schedule::overlap_gathers is set. This
+  // waits for those of a unit, in the order of the trainer's stream. Each rank may call it as it likes.
   void wait_for_parameters(std::size_t unit);
   void wait_for_commit();  // waits until state on drives is that of the last step, also in the middle of the next one
   void finish();           // waits until all operations are done
@@ -186,8 +187,8 @@ class Training {
       const TileVisitor& visit, const TileFilter& which = [](const LocalTile&) { return true; });
   void change_state(
       const TileVisitor& change, const std::function<void()>& agree = [] {});
-  std::vector<LocalTile> local_tiles() const;  // in the order of visits; without their memory
-  void set_steps(std::uint64_t steps);         // after loading state from elsewhere
+  std::vector<LocalTile> local_tiles() const;  // listed in the order of visits; without their memory
+  void set_steps(std::uint64_t steps);         // called after loading state from elsewhere
   // Bytes that each later commit of state on drives holds, up to max_note_bytes: what a trainer with a rule of its own has to keep
   // with the state, such as a count. It may set them in its update. A training that resumes a run has those of the resumed commit.
   void set_note(std::span<const std::byte> note);
@@ -195,7 +196,7 @@ class Training {
   RunPoint committed() const;  // the last commit of a run
   // The round of joint runs that later commits belong to. With one, a step that is skipped is committed too.
   void set_round(const JointRound& round);
-  View full_parameters(std::size_t unit);  // of a unit that is kept full, as it is laid out
+  View full_parameters(std::size_t unit);  // the parameters of a unit that is kept full, as it is laid out
   void parameters_changed();               // the caller has written to full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const;  // memory of the training, on a GPU too
 
@@ -203,11 +204,11 @@ class Training {
   const Model& model() const;
   const Plan& plan() const;
   const MemoryAccounts& memory() const;
-  Ledger ledger() const;                 // of the program that runs now
+  Ledger ledger() const;                 // the ledger of the program that runs now
   Metrics metrics() const;               // since the training was constructed
   std::string unpinned_because() const;  // if not empty, copies to and from a GPU are slow
 
-  // Of a training that keeps a timeline. To be read after finish().
+  // A training that keeps a timeline has these. Read them after finish().
   std::vector<UnitWork> unit_work() const;  // the mean time of the trainer's uses of each unit, for Plan::simulate()
   std::string chrome_trace() const;         // which operation ran when, for the trace viewers of Chrome and Perfetto
 
