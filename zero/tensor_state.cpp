@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "kernels/runtime/sizes.h"
 #include "kernels/state_access.h"
-#include "zero/plan/compiled_plan.h"
+#include "optim/state_layout.h"
+#include "zero/plan/compile.h"
 #include "zero/plan/layout.h"
 
 namespace ballast {
@@ -18,6 +20,18 @@ std::vector<Moment> moments_in(const TileMemory& tile) {
   return moments;
 }
 
+constexpr std::size_t part_alignment = 64;  // a cache line
+
+optim::StateLayout state_of(const ChunkKind& kind, std::size_t elements) {
+  const optim::StateNames names{.momentum = kind.momentum ? "momentum" : "",
+                                .variance = kind.variance ? "variance" : ""};
+  return {{.format = *kind.format, .parameter = kind.parameter, .names = names}, elements};
+}
+
+std::size_t parameter_bytes(const ChunkKind& kind, std::size_t elements) {
+  return round_up(elements * byte_size(kind.parameter), part_alignment);
+}
+
 }  // namespace
 
 // Visits the tensors' parts in a tile, with the position at which each begins.
@@ -25,7 +39,7 @@ template <class Visit>
 void TensorState::each_part(const LocalTile& tile, Visit&& visit) const {
   const UnitLayout& layout = training_.plan().compiled().layout().units[tile.unit];
   const Section& section = tile.frozen ? layout.frozen : layout.trained;
-  const std::size_t first = tile.range.first - section.of_rank(rank()).first;
+  const std::size_t first = tile.range.first - section.shard_range(rank()).first;
   for (const TensorPart& part :
        tensors_in(training_.model().units[tile.unit], layout, section, rank(), {first, tile.range.count})) {
     visit(part.tensor, part.range, part.in_shard - first);
@@ -133,6 +147,25 @@ void TensorState::take_full_parameters(const TensorSet& written) {
       kernels::begin_master(kernels::part(tile.memory, in_tile, range.count), *backend);
     });
   });
+}
+
+std::size_t ChunkKind::bytes(std::size_t elements) const {
+  if (!format) return elements * byte_size(parameter);
+  return parameter_bytes(*this, elements) + state_of(*this, elements).bytes();
+}
+
+TileMemory ChunkKind::tile(std::byte* chunk, std::size_t elements) const {
+  TileMemory tile{.parameter_dtype = parameter, .count = elements};
+  if (format) tile = state_of(*this, elements).tile(chunk + parameter_bytes(*this, elements));
+  tile.parameter = chunk;
+  return tile;
+}
+
+ChunkKind kind_of(const TileMemory& tile, bool frozen) {
+  return {.parameter = tile.parameter_dtype,
+          .format = frozen ? std::nullopt : std::optional(tile.format),
+          .momentum = tile.momentum != nullptr,
+          .variance = tile.variance != nullptr};
 }
 
 }  // namespace ballast

@@ -1,16 +1,99 @@
 #include <ballast/error.h>
 #include <ballast/training.h>
+
 #include <fmt/format.h>
 
-#include "zero/engine/engine.h"
-#include "zero/engine/step_counters.h"
-#include "zero/plan/compiled_plan.h"
-#include "zero/plan/ledger.h"
+#include <algorithm>
+
+#include "zero/engine/custom_update.h"
+#include "zero/engine/local_state.h"
+#include "zero/engine/off_plan.h"
+#include "zero/engine/op_executor.h"
+#include "zero/engine/scheduler.h"
+#include "zero/plan/compile.h"
+#include "zero/plan/description.h"
+#include "zero/plan/program_cost.h"
+#include "zero/plan/simulate.h"
 #include "zero/runs/records.h"
 
 namespace ballast {
-
 namespace {
+
+Placement placement_of(const TrainingOptions& options, std::size_t ranks) {
+  require(options.replicas > 0 && ranks % options.replicas == 0, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot keep {} copies of the state", options.replicas),
+                   .needed = fmt::format("a number that {} ranks can be divided by", ranks)};
+  });
+  Placement placement = placement_of_stage(options.stage, ranks / options.replicas);
+  placement.replicas *= options.replicas;
+  placement.parameter_replicas = options.parameter_replicas;
+  placement.reduction = options.reduction;
+  placement.parameters = options.parameters;
+  placement.gradients = options.gradients;
+  placement.state = options.state;
+  return placement;
+}
+
+// What the rules keep, which has to be the same for all: it is laid out once.
+optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
+  require(!groups.empty(), Code::bad_argument, [] {
+    return Problem{.what = "cannot plan a training: it has no parameter groups", .needed = "at least one rule"};
+  });
+  require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return rule.index() == groups[0].index(); }),
+          Code::unsupported, [] {
+            return Problem{.what = "cannot plan a training: its parameter groups have different kinds of rules",
+                           .needed = "one kind for all"};
+          });
+  const optim::StateNames names = optim::state_names(groups[0]);
+  require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return optim::state_names(rule) == names; }),
+          Code::unsupported, [] {
+            return Problem{.what = "cannot plan a training: its parameter groups have different numbers of own values",
+                           .needed = "the same number for all"};
+          });
+  return names;
+}
+
+// The most of all groups: what it costs is planned for.
+std::optional<std::size_t> orthogonalization_steps(const std::vector<optim::Rule>& groups) {
+  std::optional<std::size_t> steps;
+  for (const optim::Rule& rule : groups)
+    steps = std::max(steps, optim::orthogonalization_steps(rule));  // none is less than 0
+  return steps;
+}
+
+PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
+                         const std::vector<optim::Rule>& groups) {
+  require(!options.drives.mirror || !options.drives.run.empty(), Code::bad_argument, [] {
+    return Problem{.what = "cannot mirror state on drives: it belongs to no run",
+                   .needed = "a name of the run",
+                   .remedy = "Name the run, or leave out mirror."};
+  });
+  if (!options.drives.run.empty()) require_run_on_drives(options.drives.run, options.state);
+  return {.placement = placement_of(options, position.ranks),
+          .rank = position.rank,
+          .ranks_per_host = position.ranks_per_host,
+          .tile_elements = options.tile_elements,
+          .micro_steps = options.micro_steps,
+          .format = options.format,
+          .gradient_format = options.gradient_format,
+          .names = names_of(groups),
+          .rule = describe(groups[0]),
+          .orthogonalization_steps = orthogonalization_steps(groups),
+          .trace = options.trace,
+          .schedule = options.schedule,
+          .wire = options.wire,
+          .mirror = options.drives.mirror,
+          .full_records = !options.drives.run.empty(),
+          .host_is_device = !options.gpu};
+}
+
+std::unique_ptr<const CompiledPlan> compiled_plan(Model model, const RankOf& position,
+                                                  const std::vector<optim::Rule>& groups,
+                                                  const TrainingOptions& options) {
+  const PlanOptions all = plan_options(options, position, groups);
+  require_groups(model, groups.size());
+  return std::make_unique<const CompiledPlan>(std::move(model), all);
+}
 
 static_assert(max_note_bytes == offload::max_note_bytes);
 
@@ -23,73 +106,332 @@ TrainingOptions with_tiles_of_run(TrainingOptions options, Communicator& world) 
   return options;
 }
 
+DeviceMemory device_memory(const TrainingOptions& options, const Mesh& mesh) {
+  return {.gpu = options.gpu,
+          .allocator = options.allocator,
+          .shared = mesh.gather->shared_memory(),
+          .threads = options.threads};
+}
+
+Mesh mesh_of(Communicator& world, const CompiledPlan& plan, const GpuLanes* gpu, const TrainingOptions& options) {
+  Mesh mesh = make_mesh(world, plan.placement(), gpu, plan.input().needs_matrices());
+  mesh.norm = options.norm_group;
+  check_across(options.wire, mesh);
+  return mesh;
+}
+
+// Other programs of the training keep the slot in its memory.
+std::unique_ptr<RecordMirror> make_mirror(Records* records, const Program& program, const Slots& slots) {
+  if (records == nullptr || records->mirror() == nullptr) return nullptr;
+  const auto slot = std::ranges::find(program.slots, SlotRole::mirror, &Slot::role);
+  require(slot != program.slots.end(), Code::internal,
+          [] { return Problem{.what = "a mirrored program has no memory for it"}; });
+  const Piece memory{static_cast<std::size_t>(slot - program.slots.begin()), 0, slot->bytes};
+  return std::make_unique<RecordMirror>(*records->mirror(), *records->stores().trained, slots.bytes(memory));
+}
+
+std::unique_ptr<CorruptionCheck> make_check(const CompiledPlan& plan, std::size_t every, std::size_t rank) {
+  if (every == 0) return nullptr;
+  require(!plan.input().needs_matrices(), Code::unsupported, [] {
+    return Problem{.what = "cannot verify updates of whole matrices",
+                   .needed = "a rule of elements, such as AdamW",
+                   .remedy = "Leave verify out."};
+  });
+  return std::make_unique<CorruptionCheck>(plan, every, rank);
+}
+
 }  // namespace
+
+Plan::Plan(Model model, const RankOf& position, const std::vector<optim::Rule>& groups, const TrainingOptions& options)
+    : compiled_(compiled_plan(std::move(model), position, groups, options)) {}
+Plan::Plan(Plan&&) noexcept = default;
+Plan::~Plan() = default;
+
+const Model& Plan::model() const { return compiled_->model(); }
+const Placement& Plan::placement() const { return compiled_->placement(); }
+Ledger Plan::ledger() const { return ledger_of(compiled_->program(), compiled_->blocks().records()); }
+std::string Plan::to_text() const { return ballast::to_text(compiled_->program()); }
+
+Simulation Plan::simulate(const Machine& machine, std::span<const UnitWork> work) const {
+  require(work.size() == model().units.size(), Code::wrong_size, [&] {
+    return Problem{.what = "cannot simulate a step: the work of some units is missing",
+                   .needed = fmt::format("{} entries, one for each unit", model().units.size()),
+                   .available = std::to_string(work.size())};
+  });
+  return ballast::simulate({compiled_->program(), placement(), machine, work});
+}
 
 std::shared_ptr<ExchangeOrder> make_exchange_order() { return std::make_shared<ExchangeOrder>(); }
 
+// What a training consists of, for one rank's trainer. Operations run on the lanes' threads. An off-plan step, which leaves the program's order, is served on
+// demand to its end: with the same bits, but without prefetching. An order that comes twice in a row becomes the program of the
+// following steps.
 struct Training::Impl {
   Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked);
+  Impl(Impl&&) = delete;
+  ~Impl();
 
-  // The training's own where the options leave something out.
-  StepOptions completed(StepOptions of_step) const {
-    if (of_step.groups.empty()) of_step.groups = groups;
-    if (!of_step.max_norm) of_step.max_norm = options.max_norm;
-    return of_step;
-  }
-  // Where updates are made in the backward pass, it begins with their options.
-  void prepare_backward() {
-    if (options.schedule.update_in_backward && !engine->prepared()) engine->prepare(completed({}));
-  }
-
-  const Timeline& kept_timeline() const {
-    require(timeline.has_value(), Code::bad_argument, [] {
-      return Problem{.what = "cannot read the timeline: this training keeps none", .needed = "keeps_timeline"};
-    });
-    return *timeline;
-  }
+  void require_usable() const;
+  void require_not_begun() const;
+  void require_unit(std::size_t unit) const;
+  void require_acquirable(std::size_t unit, Phase phase) const;
+  Lease acquire(std::size_t unit, Phase phase, bool exact = false);
+  Lease::Memory memory_of(const Op& use) const;
+  void begin();
+  void number_step() { scheduler.run().step = agreement.steps() + 1; }
+  void before_write(RunWrite write) const;
+  StepOptions completed(StepOptions step) const;
+  void prepare(const StepOptions& step);
+  void prepare_backward();
+  void complete_gradients(std::optional<std::size_t> micro_steps);  // those of the backward passes so far
+  void reach_agreement();
+  std::size_t device_bytes() const { return running.memory()[static_cast<std::size_t>(Tier::device)]; }
+  JointRound round_of_change() const;
+  const Timeline& kept_timeline() const;
 
   TrainingOptions options;
   std::vector<optim::Rule> groups;
-  Plan plan;
-  std::unique_ptr<kernels::Backend> backend;
+  Plan planned;
+  const CompiledPlan& plan = planned.compiled();
+  std::unique_ptr<kernels::Backend> backend;  // the CPU's, called by several lanes at once
   MemoryAccounts accounts;
-  std::optional<Records> records;
-  std::optional<GpuLanes> gpu;
+  std::unique_ptr<Timeline> timeline;  // null: none is kept
+  std::unique_ptr<Records> records;    // null: no tile is on a drive
+  std::unique_ptr<GpuLanes> gpu;       // its memory is the device tier; null: the host's
   Mesh mesh;
   std::size_t rank;
-  std::optional<Timeline> timeline;
-  std::optional<Engine> engine;
+
+  std::shared_ptr<const bool> lives = std::make_shared<const bool>(true);  // leases see when it expires
+  RunningProgram running;
+  Slots slots;
+  TrainerStream trainer;
+  LaneArithmetic arithmetic;
+  std::unique_ptr<RecordMirror> mirror;            // null: records are not mirrored
+  std::unique_ptr<const RecordLane> drives;        // null: no tile is on a drive
+  std::unique_ptr<CorruptionCheck> check;          // null: no update is checked
+  std::unique_ptr<const MatrixExecutor> matrices;  // null: the rule is of elements
+  ExchangeTurns exchanges;                         // exchanges between GPUs
+  FirstFailure failure;
+  StepCounters counters;
+  TensorSums tensor_sums;
+  Agreement agreement;
+  std::unique_ptr<SendAhead> ahead;  // null: exchanges are those of a GPU
+  OpExecutor executor;
+  LaneThreads threads;
+  Scheduler scheduler;
+  OffPlan off_plan;
+  HomeMemory homes;
+  LocalState state;
+  std::vector<std::byte> note;
+  JointRound round{};
+  bool has_begun = false;
+  bool is_offloaded = false;
+  bool norm_is_known = false;  // whether this step's norm is known
 };
 
 Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked)
     : options(with_tiles_of_run(asked, world)),
       groups(std::move(rules)),
-      plan(std::move(model), {world.rank(), world.size(), world.ranks_per_host()}, groups, options),
-      backend(kernels::cpu_backend({.threads = asked.threads})),
-      rank(world.rank()) {
-  const CompiledPlan& compiled = plan.compiled();
-  if (asked.keeps_timeline) timeline.emplace();
-  if (compiled.uses_drives()) records.emplace(compiled, world, asked.drives);
-  if (asked.gpu) gpu.emplace(*asked.gpu);
-  mesh = make_mesh(world, compiled.placement(), gpu ? &*gpu : nullptr, compiled.input().needs_matrices());
-  mesh.norm = asked.norm_group;
-  check_across(asked.wire, mesh);
-  engine.emplace(EngineParts{.plan = compiled,
-                             .mesh = mesh,
-                             .backend = *backend,
-                             .accounts = accounts,
-                             .records = records ? records->stores() : RecordStores{},
-                             .mirror = records ? records->mirror() : nullptr,
-                             .timeline = timeline ? &*timeline : nullptr,
-                             .queues = records ? records->queues() : std::vector<offload::IoQueue*>{},
-                             .gpu = gpu ? &*gpu : nullptr,
-                             .stream = asked.stream,
-                             .allocator = asked.allocator,
-                             .threads = asked.threads,
-                             .before_write = asked.drives.before_write,
-                             .sums_micro_steps = asked.sums_micro_steps,
-                             .verify = asked.verify,
-                             .exchanges = asked.exchanges});
+      planned(std::move(model), {world.rank(), world.size(), world.ranks_per_host()}, groups, options),
+      backend(kernels::cpu_backend({.threads = options.threads})),
+      timeline(options.keeps_timeline ? std::make_unique<Timeline>() : nullptr),
+      records(plan.uses_drives() ? std::make_unique<Records>(plan, world, options.drives) : nullptr),
+      gpu(options.gpu ? std::make_unique<GpuLanes>(*options.gpu) : nullptr),
+      mesh(mesh_of(world, plan, gpu.get(), options)),
+      rank(world.rank()),
+      running(plan),
+      slots(running.program(), accounts, device_memory(options, mesh),
+            records ? records->queues() : std::vector<offload::IoQueue*>{}),
+      trainer(*backend, gpu.get(), options.stream),
+      arithmetic(plan, slots, *backend, gpu.get()),
+      mirror(make_mirror(records.get(), plan.program(), slots)),
+      drives(records ? std::make_unique<const RecordLane>(plan, slots, records->stores(), mirror.get()) : nullptr),
+      check(make_check(plan, options.verify, mesh.rank())),
+      matrices(plan.input().needs_matrices()
+                   ? std::make_unique<const MatrixExecutor>(plan, mesh, slots, gpu.get(), options.threads)
+                   : nullptr),
+      exchanges(options.exchanges, mesh.ranks()),
+      failure(plan.model(), mesh, exchanges),
+      counters(plan.placement(), timeline.get(), trainer.stream()),
+      tensor_sums(plan, arithmetic, accounts, options.gpu),
+      agreement(plan, mesh, arithmetic, tensor_sums, options.sums_micro_steps),
+      ahead(gpu == nullptr ? std::make_unique<SendAhead>(plan, slots, mesh) : nullptr),
+      executor({.plan = plan,
+                .mesh = mesh,
+                .slots = slots,
+                .arithmetic = arithmetic,
+                .agreement = agreement,
+                .counters = counters,
+                .failure = failure,
+                .exchanges = exchanges,
+                .records = drives.get(),
+                .check = check.get(),
+                .matrices = matrices.get(),
+                .ahead = ahead.get()}),
+      threads(gpu.get()),
+      scheduler({.threads = threads,
+                 .trainer = trainer,
+                 .exchanges = exchanges,
+                 .counters = counters,
+                 .failure = failure,
+                 .gpu = gpu.get(),
+                 .execute = [this](const IssuedOp& issued) { executor.run(issued); },
+                 .ahead = ahead.get()}),
+      off_plan({.running = running, .slots = slots, .scheduler = scheduler, .counters = counters}),
+      homes(running, slots, arithmetic),
+      state({.running = running,
+             .slots = slots,
+             .arithmetic = arithmetic,
+             .homes = homes,
+             .mesh = mesh,
+             .records = drives.get()}) {
+  scheduler.follow_program(running.program().ops);
+  if (gpu != nullptr || options.allocator != nullptr) state.clear_device_memory();
+}
+
+// Lanes end before the objects that they use. Open uses cannot end any more, so operations that wait for them fail.
+Training::Impl::~Impl() {
+  lives.reset();
+  scheduler.abandon_uses();
+  try {
+    if (off_plan.has_gradients()) mesh.abort("its training was ended in the middle of a step");
+  } catch (const std::exception&) {
+  }
+  threads.stop();
+  if (drives) drives->finish();  // a late read would write to memory of a slot that is freed
+  if (gpu == nullptr) return;
+  try {  // no work may use the slots when they are freed
+    gpu->finish();
+    trainer.synchronize();
+  } catch (const Error&) {
+  }
+}
+
+void Training::Impl::require_usable() const {
+  failure.check();
+  require(has_begun, Code::out_of_order, [] {
+    return Problem{.what = "cannot use the training: it has no parameters yet",
+                   .needed = "start(), initialize() or resume() first"};
+  });
+  require(!is_offloaded, Code::out_of_order, [] {
+    return Problem{.what = "cannot use the training: it is offloaded from its device", .needed = "reload() first"};
+  });
+}
+
+void Training::Impl::require_not_begun() const {
+  require(!has_begun, Code::out_of_order, [] {
+    return Problem{.what = "cannot begin the training: it has begun",
+                   .needed = "start(), initialize() or resume() once, and change_state() after that"};
+  });
+}
+
+void Training::Impl::require_unit(std::size_t unit) const {
+  const std::vector<Unit>& units = plan.model().units;
+  require(unit < units.size(), Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("there is no unit {}", unit),
+                   .needed = fmt::format("a unit below {}", units.size())};
+  });
+}
+
+void Training::Impl::require_acquirable(std::size_t unit, Phase phase) const {
+  require_unit(unit);
+  require_usable();
+  const bool sums_once = plan.input().placement.reduction == Reduction::boundary;
+  require(!norm_is_known || phase != Phase::backward || !sums_once, Code::out_of_order, [] {
+    return Problem{.what = "cannot add gradients: groups of ranks have summed theirs for the norm",
+                   .needed = "norms and clipping after the last backward pass of a step, or Reduction::each",
+                   .remedy = "Make the step first, or discard its gradients."};
+  });
+}
+
+Lease Training::Impl::acquire(std::size_t unit, Phase phase, bool exact) {
+  require_acquirable(unit, phase);
+  const Trace chain = visits_of(plan.model(), unit, phase, exact);
+  scheduler.issue_up_to_trainer();
+  if (!scheduler.uses_next(chain)) off_plan.serve(chain);
+  const std::size_t first = scheduler.uses().next_number();
+  std::vector<Lease::Memory> memory;
+  while (memory.size() < chain.size()) {
+    memory.push_back(memory_of(scheduler.begin_use()));
+  }
+  off_plan.remember(chain);
+  const std::size_t end = first + memory.size();
+  return Lease(std::move(memory), lives, [this, first, end] {
+    for (std::size_t use = first; use < end; ++use)
+      scheduler.end_use(use);
+  });
+}
+
+Lease::Memory Training::Impl::memory_of(const Op& use) const {
+  const Unit& unit = plan.model().units[use.unit];
+  return {.unit = &unit,
+          .layout = &plan.layout().units[use.unit],
+          .parameters = slots.view(use.from, unit.dtype),
+          .backward = use.phase == Phase::backward,
+          .gradients = use.to.exists() ? slots.view(use.to, unit.dtype) : View{}};
+}
+
+void Training::Impl::begin() {
+  scheduler.run_entry(running.program().entry, true);
+  has_begun = true;
+  number_step();
+}
+
+void Training::Impl::before_write(RunWrite write) const {
+  if (options.drives.before_write && drives && drives->keeps_run()) options.drives.before_write(write);
+}
+
+// The training's own where the options leave something out.
+StepOptions Training::Impl::completed(StepOptions step) const {
+  if (step.groups.empty()) step.groups = groups;
+  if (!step.max_norm) step.max_norm = options.max_norm;
+  return step;
+}
+
+// Throws before anything changes: a rank that stopped after the agreement would leave the others a step ahead.
+void Training::Impl::prepare(const StepOptions& step) {
+  require_usable();
+  agreement.check(step);
+  if (step.update) require_custom_update(plan, check != nullptr);
+  before_write(RunWrite::step);
+  agreement.prepare(step);
+  if (options.schedule.update_in_backward) scheduler.run().numbers = agreement.numbers_before_norm();
+}
+
+// Where updates are made in the backward pass, it begins with their options.
+void Training::Impl::prepare_backward() {
+  if (options.schedule.update_in_backward && !agreement.is_prepared()) prepare(completed({}));
+}
+
+void Training::Impl::reach_agreement() {
+  require(scheduler.uses().oldest() == nullptr, Code::out_of_order, [] {
+    return Problem{.what = "cannot step: a lease of a unit has not ended", .needed = "the end of all leases"};
+  });
+  scheduler.issue_up_to_trainer();
+  if (!scheduler.is_at_agreement()) off_plan.serve_step();
+  trainer.synchronize();
+}
+
+void Training::Impl::complete_gradients(std::optional<std::size_t> micro_steps) {
+  require_usable();
+  require(!options.schedule.update_in_backward, Code::out_of_order, [] {
+    return Problem{.what = "cannot compute the norm: parameters are updated before it is known",
+                   .needed = "updates after the backward pass"};
+  });
+  agreement.check_accumulated(off_plan.visited(), micro_steps);
+  reach_agreement();
+  norm_is_known = true;
+  scheduler.wait_for_issued();
+}
+
+// A change that belongs to no round of its own is one of the last round's state.
+JointRound Training::Impl::round_of_change() const { return round.exists() || !drives ? round : drives->round(); }
+
+const Timeline& Training::Impl::kept_timeline() const {
+  require(timeline != nullptr, Code::bad_argument, [] {
+    return Problem{.what = "cannot read the timeline: this training keeps none", .needed = "keeps_timeline"};
+  });
+  return *timeline;
 }
 
 Training::Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options)
@@ -111,7 +453,9 @@ void Training::initialize(const ParameterSource& source) {
         .needed = "start() or resume(), which continue the run",
         .remedy = "Begin the run again with RecordOptions::resume_at {0, 0}, or give this one another name."};
   });
-  impl_->engine->initialize(source);
+  impl_->require_not_begun();
+  impl_->state.initialize(source);
+  impl_->begin();
 }
 
 void Training::resume(const ParameterSource& frozen) {
@@ -121,28 +465,50 @@ void Training::resume(const ParameterSource& frozen) {
                    .where = fmt::format("run \"{}\"", run),
                    .needed = "start() or initialize(), which begin the run"};
   });
-  impl_->engine->resume(frozen);
+  impl_->require_not_begun();
+  impl_->agreement.set_steps(impl_->state.resume(frozen));
+  if (impl_->drives) impl_->note.assign(impl_->drives->note().begin(), impl_->drives->note().end());
+  impl_->begin();
 }
 
-Lease Training::forward(std::size_t unit) { return impl_->engine->forward(unit); }
-Lease Training::exact_parameters(std::size_t unit) { return impl_->engine->exact_parameters(unit); }
+Lease Training::forward(std::size_t unit) { return impl_->acquire(unit, Phase::forward); }
+
+Lease Training::exact_parameters(std::size_t unit) {
+  return impl_->acquire(unit, Phase::forward, impl_->plan.input().gathers_codes());
+}
 
 Lease Training::backward(std::size_t unit) {
   impl_->prepare_backward();
-  return impl_->engine->backward(unit);
+  return impl_->acquire(unit, Phase::backward);
 }
 
 double Training::gradient_norm(double loss_scale, std::optional<std::size_t> micro_steps) {
-  return impl_->engine->gradient_norm(loss_scale, micro_steps);
-}
-std::vector<std::vector<double>> Training::tensor_norms(double loss_scale, std::optional<std::size_t> micro_steps) {
-  return impl_->engine->tensor_norms(loss_scale, micro_steps);
-}
-void Training::visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps) {
-  impl_->engine->visit_gradients(visit, micro_steps);
+  impl_->complete_gradients(micro_steps);
+  return impl_->agreement.norm(impl_->scheduler.rest().front(), loss_scale, micro_steps);
 }
 
-void Training::leave_out(std::size_t unit, std::size_t tensor) { impl_->engine->leave_out(unit, tensor); }
+std::vector<std::vector<double>> Training::tensor_norms(double loss_scale, std::optional<std::size_t> micro_steps) {
+  impl_->complete_gradients(micro_steps);
+  return impl_->agreement.tensor_norms(impl_->scheduler.list(), loss_scale, micro_steps);
+}
+
+void Training::visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps) {
+  impl_->complete_gradients(micro_steps);
+  impl_->tensor_sums.visit(impl_->scheduler.list(), impl_->scheduler.rest().front(), impl_->slots, visit);
+}
+
+void Training::leave_out(std::size_t unit, std::size_t tensor) {
+  impl_->require_usable();
+  impl_->require_unit(unit);
+  const std::vector<Tensor>& tensors = impl_->plan.model().units[unit].tensors;
+  require(tensor < tensors.size() && !tensors[tensor].frozen, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot leave out tensor {}: it is not trained", tensor),
+                   .where = fmt::format("unit {}", impl_->plan.model().units[unit].name),
+                   .needed = "a trained tensor of the unit"};
+  });
+  impl_->options.schedule.update_in_backward ? impl_->scheduler.run().numbers.leave_out(unit, tensor)
+                                             : impl_->agreement.leave_out(unit, tensor);
+}
 
 StepResult Training::step(double loss_scale) {
   if (!impl_->options.schedule.update_in_backward) return step({.loss_scale = loss_scale});
@@ -154,48 +520,154 @@ StepResult Training::step(double loss_scale) {
   return step_prepared();
 }
 
-StepResult Training::step(const StepOptions& options) { return impl_->engine->step(impl_->completed(options)); }
-void Training::prepare(const StepOptions& options) { impl_->engine->prepare(impl_->completed(options)); }
-StepResult Training::step_prepared() { return impl_->engine->step(); }
-void Training::wait_for_parameters(std::size_t unit) { impl_->engine->wait_for_parameters(unit); }
-void Training::wait_for_commit() { impl_->engine->wait_for_commit(); }
-void Training::finish() { impl_->engine->finish(); }
+StepResult Training::step(const StepOptions& options) {
+  require(!impl_->options.schedule.update_in_backward, Code::out_of_order, [] {
+    return Problem{.what = "cannot step with options: the updates are made already",
+                   .needed = "prepare(options) before backward, and step() without any"};
+  });
+  prepare(options);
+  return step_prepared();
+}
+
+void Training::prepare(const StepOptions& options) { impl_->prepare(impl_->completed(options)); }
+
+StepResult Training::step_prepared() {
+  impl_->require_usable();
+  require(impl_->agreement.is_prepared(), Code::out_of_order,
+          [] { return Problem{.what = "cannot step: there are no options", .needed = "step(options)"}; });
+  impl_->agreement.check_accumulated(impl_->off_plan.visited());
+  impl_->reach_agreement();
+  StepRun& run = impl_->scheduler.run();
+  const std::size_t agreement = impl_->scheduler.position();
+  if (impl_->agreement.has_custom_update()) {
+    update_by_trainer(impl_->plan, impl_->slots, impl_->scheduler, impl_->failure,
+                      impl_->agreement.take_custom_update());
+  }
+  run.note = impl_->note;
+  run.round = impl_->round;
+  impl_->scheduler.issue_rest();
+  impl_->scheduler.wait_for(agreement);
+  impl_->agreement.end_step(run.numbers.number);
+  impl_->off_plan.end_step();
+  impl_->scheduler.begin_step();
+  impl_->number_step();
+  impl_->norm_is_known = false;
+  run.result.metrics = impl_->counters.end_step(metrics());
+  return run.result;
+}
+
+void Training::wait_for_parameters(std::size_t unit) {
+  impl_->require_usable();
+  impl_->require_unit(unit);
+  impl_->scheduler.wait_for_parameters(unit);
+}
+
+void Training::wait_for_commit() {
+  impl_->require_usable();
+  impl_->scheduler.wait_for_last_step();
+}
+
+void Training::finish() {
+  impl_->require_usable();
+  impl_->scheduler.finish();
+}
 
 std::vector<optim::Rule>& Training::groups() { return impl_->groups; }
-std::uint64_t Training::steps() const { return impl_->engine->steps(); }
+std::uint64_t Training::steps() const { return impl_->agreement.steps(); }
 
-void Training::offload(bool parameters, const AgreeOnMemory& agree) { impl_->engine->offload(parameters, agree); }
-void Training::reload(const AgreeOnMemory& agree) { impl_->engine->reload(agree); }
-
-void Training::visit_state(const TileVisitor& visit, const TileFilter& which) {
-  impl_->engine->visit_state(visit, which);
+void Training::offload(bool parameters, const AgreeOnMemory& agree) {
+  impl_->require_usable();
+  const bool is_in_step =
+      impl_->scheduler.uses().oldest() != nullptr || impl_->off_plan.has_gradients() || impl_->agreement.is_prepared();
+  require(!is_in_step, Code::out_of_order, [] {
+    return Problem{.what = "cannot offload the training: it is in the middle of a step",
+                   .needed = "step() after each backward pass, and the end of all leases"};
+  });
+  impl_->scheduler.finish();
+  Staging staging = impl_->homes.staging(impl_->device_bytes());
+  impl_->slots.offload(impl_->running.program(), staging, parameters, agree);
+  impl_->is_offloaded = true;
+  impl_->off_plan.restart_step();  // uses in forward since the last step are discarded
 }
+
+void Training::reload(const AgreeOnMemory& agree) {
+  require(impl_->is_offloaded, Code::out_of_order, [] {
+    return Problem{.what = "cannot reload: the training is already on its device", .needed = "offload() first"};
+  });
+  {
+    Staging staging = impl_->homes.staging(impl_->device_bytes());
+    impl_->slots.reload(staging, agree);
+  }
+  impl_->is_offloaded = false;
+  impl_->scheduler.run_entry(impl_->running.program().entry, true);
+}
+
+void Training::visit_state(const TileVisitor& look, const TileFilter& which) {
+  finish();
+  impl_->state.look(look, which);
+}
+
+// The entry gathers parameters and reads kept records again, from the changed state.
 void Training::change_state(const TileVisitor& change, const std::function<void()>& agree) {
-  impl_->engine->change_state(change, agree);
+  parameters_changed();
+  impl_->before_write(RunWrite::change);
+  impl_->state.change(change, agree, [this] { return CommittedState{steps(), impl_->note, impl_->round_of_change()}; });
+  impl_->off_plan.forget_gathered();
+  impl_->scheduler.run_entry(impl_->running.program().entry, true);
 }
-std::vector<LocalTile> Training::local_tiles() const { return impl_->engine->local_tiles(); }
-void Training::set_steps(std::uint64_t steps) { impl_->engine->set_steps(steps); }
+
+std::vector<LocalTile> Training::local_tiles() const { return impl_->state.tiles(); }
+
+void Training::set_steps(std::uint64_t steps) {
+  impl_->agreement.set_steps(steps);
+  impl_->number_step();
+}
+
 RunPoint Training::committed() const {
-  impl_->engine->wait_for_commit();
+  impl_->require_usable();
+  impl_->scheduler.wait_for_last_step();
   const offload::RecordStore* const trained = impl_->records ? impl_->records->stores().trained : nullptr;
   const offload::CommitPoint point = trained != nullptr ? trained->point() : offload::CommitPoint{};
   return {point.incarnation, point.number};
 }
-void Training::set_round(const JointRound& round) { impl_->engine->set_round(round); }
-void Training::set_note(std::span<const std::byte> note) { impl_->engine->set_note(note); }
-const std::vector<std::byte>& Training::note() const { return impl_->engine->note(); }
-View Training::full_parameters(std::size_t unit) { return impl_->engine->full_parameters(unit); }
-void Training::parameters_changed() { impl_->engine->parameters_changed(); }
-void Training::read_memory(const ConstView& view, std::byte* into) const { impl_->engine->read_memory(view, into); }
+
+void Training::set_round(const JointRound& round) { impl_->round = round; }
+
+void Training::set_note(std::span<const std::byte> note) {
+  require(note.size() <= max_note_bytes, Code::wrong_size, [&] {
+    return Problem{.what = "cannot set the note: it does not fit into a commit",
+                   .needed = fmt::format("{} bytes", note.size()),
+                   .available = fmt::format("{} bytes", max_note_bytes)};
+  });
+  impl_->note.assign(note.begin(), note.end());
+}
+
+const std::vector<std::byte>& Training::note() const { return impl_->note; }
+View Training::full_parameters(std::size_t unit) { return impl_->homes.full_parameters(unit); }
+
+void Training::parameters_changed() {
+  finish();
+  if (impl_->check) impl_->check->forget();
+}
+
+void Training::read_memory(const ConstView& view, std::byte* into) const { impl_->homes.read(view, into); }
 
 const Model& Training::model() const { return impl_->plan.model(); }
-const Plan& Training::plan() const { return impl_->plan; }
+const Plan& Training::plan() const { return impl_->planned; }
 const MemoryAccounts& Training::memory() const { return impl_->accounts; }
-Ledger Training::ledger() const {
-  return ledger_of(impl_->engine->program(), impl_->plan.compiled().blocks().records());
+Ledger Training::ledger() const { return ledger_of(impl_->running.program(), impl_->plan.blocks().records()); }
+
+Metrics Training::metrics() const {
+  Metrics metrics = impl_->counters.totals();
+  metrics.verified = impl_->check ? impl_->check->places() : 0;
+  const SentBytes sent = impl_->mesh.sent() + (impl_->mirror ? impl_->mirror->sent() : SentBytes{});
+  metrics.sent_inside = sent.inside;
+  metrics.sent_across = sent.across;
+  metrics.memory = impl_->running.memory();
+  return metrics;
 }
-Metrics Training::metrics() const { return impl_->engine->metrics(); }
-std::string Training::unpinned_because() const { return impl_->engine->unpinned_because(); }
+
+std::string Training::unpinned_because() const { return impl_->slots.unpinned_because(); }
 
 std::vector<UnitWork> Training::unit_work() const { return impl_->kept_timeline().work(model().units.size()); }
 std::string Training::chrome_trace() const { return impl_->kept_timeline().to_chrome_trace(model(), impl_->rank); }

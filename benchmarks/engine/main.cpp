@@ -1,5 +1,6 @@
 // Measures the cost that the engine adds to the arithmetic of a step.
 #include <ballast/comm.h>
+#include <ballast/training.h>
 
 #include <fmt/format.h>
 
@@ -7,9 +8,7 @@
 #include "benchmarks/harness/suite.h"
 #include "kernels/random_math.h"
 #include "optim/step.h"
-#include "zero/comm/thread_communicator.h"
-#include "zero/engine/engine.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -20,13 +19,18 @@ struct Shape {
   StateFormat format = StateFormat::split;
 };
 
-// Plans `elements` parameters in all, on one rank that keeps everything in its memory.
-CompiledPlan plan_of(const Shape& shape, std::size_t elements) {
+Model model_of(const Shape& shape, std::size_t elements) {
   Model model;
   for (std::size_t unit = 0; unit < shape.units; ++unit) {
     model.units.push_back({.name = "h." + std::to_string(unit), .tensors = {{"weight", {elements / shape.units}}}});
   }
-  return CompiledPlan(std::move(model), {.format = shape.format, .names = optim::AdamW::state, .rule = "AdamW"});
+  return model;
+}
+
+// Plans `elements` parameters in all, on one rank that keeps everything in its memory.
+CompiledPlan plan_of(const Shape& shape, std::size_t elements) {
+  return CompiledPlan(model_of(shape, elements),
+                      {.format = shape.format, .names = optim::AdamW::state, .rule = "AdamW"});
 }
 
 // The arithmetic of a step on as much memory as the engine takes, without it: one kernel after the other, the least possible time.
@@ -127,34 +131,27 @@ class EngineStep {
   void take();  // forward, backward and step, until all work is done
 
  private:
-  CompiledPlan plan_;
-  std::unique_ptr<kernels::Backend> backend_;
-  std::unique_ptr<Communicator> world_;
-  Mesh mesh_;
-  MemoryAccounts accounts_;
-  Engine engine_;
+  std::unique_ptr<Communicator> world_ = single_rank();
+  Training training_;
 };
 
 EngineStep::EngineStep(const Shape& shape, std::size_t elements, int threads)
-    : plan_(plan_of(shape, elements)),
-      backend_(kernels::cpu_backend({.threads = threads})),
-      world_(lone_communicator(*backend_)),
-      mesh_(make_mesh(*world_, plan_.placement())),
-      engine_({.plan = plan_, .mesh = mesh_, .backend = *backend_, .accounts = accounts_}) {
-  engine_.initialize([&](std::size_t, std::size_t, Range, const View& to) { backend_->fill(to, 1.0f); });
+    : training_(model_of(shape, elements), *world_, {optim::AdamW{}},
+                {.stage = 0, .format = shape.format, .threads = threads}) {
+  training_.initialize(
+      [&](std::size_t, std::size_t, Range, const View& to) { kernels::cpu_backend({.threads = 1})->fill(to, 1.0f); });
 }
 
 void EngineStep::take() {
-  const std::size_t units = plan_.model().units.size();
+  const std::size_t units = training_.model().units.size();
   for (std::size_t unit = 0; unit < units; ++unit) {
-    engine_.forward(unit);
+    training_.forward(unit);
   }
   for (std::size_t unit = units; unit-- > 0;) {
-    engine_.backward(unit);
+    training_.backward(unit);
   }
-  const optim::Rule rule = optim::AdamW{};
-  engine_.step({.groups = {&rule, 1}});
-  engine_.finish();
+  training_.step();
+  training_.finish();
 }
 
 template <class Step>

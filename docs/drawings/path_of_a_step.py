@@ -22,10 +22,9 @@ HOPS = (
     Hop("Training.step", "python/ballast/torch/training/training.py", "refuses state that changed since the backward pass"),
     Hop("Partition.step", "python/ballast/torch/training/partition.py", "agrees with all ranks whether there are gradients"),
     Hop("TrainingBinding::step", "python/bindings/training_binding.cpp", "releases Python's lock; holds its exceptions"),
-    Hop("Training::step", "zero/training.cpp", "hides the engine"),
-    Hop("Engine::step", "zero/engine/engine.cpp", "orders agreement, updates and the next step"),
+    Hop("Training::step", "zero/training.cpp", "orders agreement, updates and the next step"),
     Hop("Scheduler::issue_rest", "zero/engine/scheduler.cpp", "hands each operation to its lane, with its waits"),
-    Hop("LaneThread::add", "zero/engine/lane_threads.cpp", "runs the lane's operations in order"),
+    Hop("LaneThread::add", "zero/engine/lanes.cpp", "runs the lane's operations in order"),
 )
 LANGUAGES = (("Python", HOPS[:3]), ("binding", HOPS[3:4]), ("C++", HOPS[4:]))
 ROW = 44

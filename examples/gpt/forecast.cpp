@@ -17,7 +17,7 @@
 #include "kernels/runtime/host_pages.h"
 #include "offload/record_store.h"
 #include "optim/step.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 #include "zero/plan/simulate.h"
 
 namespace ballast::gpt {

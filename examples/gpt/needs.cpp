@@ -9,8 +9,8 @@
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/sizes.h"
 #include "offload/drive_space.h"
-#include "zero/plan/compiled_plan.h"
-#include "zero/plan/op_cost.h"
+#include "zero/plan/compile.h"
+#include "zero/plan/program_cost.h"
 
 namespace ballast::gpt {
 namespace {

@@ -1,5 +1,5 @@
 // The answers of a plan: memory by tier and owner, time by phase and lane.
-#include "zero/plan/ledger.h"
+#include "zero/plan/program_cost.h"
 
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>

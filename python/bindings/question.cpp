@@ -10,7 +10,7 @@
 
 #include "python/bindings/by_name.h"
 #include "python/bindings/step_options.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 #include "zero/plan/layout.h"
 #include "zero/plan/simulate.h"
 
@@ -96,7 +96,7 @@ struct Question {
                          .phase = op.phase,
                          .kind = std::string(name(op.kind)),
                          .unit = op.unit == none ? "" : asked.model.units[op.unit].name,
-                         .of_earlier_step = ran.of_earlier_step,
+                         .of_earlier_step = ran.is_earlier_steps,
                          .begin = begin + ran.begin,
                          .end = begin + ran.end});
     }

@@ -50,10 +50,10 @@ std::shared_ptr<py::function> kept(py::function function) {
 void set_join_notes(TrainingOptions& options, py::function join) {
   options.drives.join_notes = [join = kept(std::move(join))](const EarlierNotes& notes) {
     const py::gil_scoped_acquire lock;
-    py::list of_ranks;
-    for (const std::vector<std::byte>& note : notes.of_ranks)
-      of_ranks.append(py::bytes(reinterpret_cast<const char*>(note.data()), note.size()));
-    const auto joined = (*join)(of_ranks, notes.places).cast<std::string>();
+    py::list texts;
+    for (const std::vector<std::byte>& note : notes.notes)
+      texts.append(py::bytes(reinterpret_cast<const char*>(note.data()), note.size()));
+    const auto joined = (*join)(texts, notes.places).cast<std::string>();
     const auto bytes = std::as_bytes(std::span(joined));
     return std::vector<std::byte>(bytes.begin(), bytes.end());
   };

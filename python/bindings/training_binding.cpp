@@ -1,6 +1,6 @@
 #include "python/bindings/training_binding.h"
 
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 
 namespace ballast::python {
 namespace {

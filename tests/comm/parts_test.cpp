@@ -1,5 +1,5 @@
 // Tests of the comparison of parts that pass from one rank to another.
-#include "zero/comm/parts.h"
+#include "zero/comm/transport.h"
 
 #include <catch2/catch.hpp>
 

@@ -17,7 +17,7 @@
 #include "tests/skip.h"
 #include "zero/comm/admission.h"
 #include "zero/comm/job.h"
-#include "zero/comm/process_group.h"
+#include "zero/comm/process_transport.h"
 #include "zero/comm/socket.h"
 
 using namespace ballast;

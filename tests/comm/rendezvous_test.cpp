@@ -1,4 +1,4 @@
-#include "zero/comm/hub.h"
+#include "zero/comm/job.h"
 
 #include <catch2/catch.hpp>
 #include <utility>

@@ -7,8 +7,8 @@
 #include "tests/emulated_cuda/two_gpus.h"
 #include "tests/zero/training_rig.h"
 #include "zero/comm/call.h"
-#include "zero/engine/gpu_lanes.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/engine/lanes.h"
+#include "zero/plan/compile.h"
 #include "zero/plan/program.h"
 
 using namespace ballast;

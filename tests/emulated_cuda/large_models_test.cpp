@@ -11,7 +11,7 @@
 #include "tests/sanitizer.h"
 #include "tests/temporary_directory.h"
 #include "tests/zero/training_rig.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 
 using namespace ballast;
 using namespace ballast::testing;

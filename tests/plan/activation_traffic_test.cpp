@@ -63,7 +63,7 @@ TEST_CASE("operations keep their waits where the traffic of activations is added
       for (const Wait& wait : op.after) {
         const Op& other = program.ops[wait.op];
         const bool is_added = other.unit != none && other.from.slot == none && other.to.slot == none;
-        if (!is_added) text += " after " + label(other, plain_model(3, 300)) + (wait.of_last_step ? " before" : "");
+        if (!is_added) text += " after " + label(other, plain_model(3, 300)) + (wait.is_last_steps ? " before" : "");
       }
       all.push_back(text);
     }

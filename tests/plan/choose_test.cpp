@@ -9,7 +9,7 @@
 
 #include "tests/plan/plan_rig.h"
 #include "tests/sanitizer.h"
-#include "zero/plan/fill_tiers.h"
+#include "zero/plan/choose.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 
 #include "tests/plan/plan_rig.h"
-#include "zero/plan/op_cost.h"
+#include "zero/plan/program_cost.h"
 #include "zero/plan/simulate.h"
 
 using namespace ballast;

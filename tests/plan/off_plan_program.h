@@ -1,8 +1,8 @@
 // A program whose every step is an off-plan step of another program: one list of the operations that an engine runs.
 #pragma once
 
-#include "zero/plan/builder.h"
 #include "zero/plan/compile.h"
+#include "zero/plan/compiler_parts.h"
 #include "zero/plan/verify.h"
 
 namespace ballast::testing {
@@ -20,7 +20,7 @@ class OffPlanProgram {
       ops_.push_back(op);
     }
     for (Op& op : ops_)
-      std::erase_if(op.after, [](const Wait& wait) { return wait.of_last_step; });
+      std::erase_if(op.after, [](const Wait& wait) { return wait.is_last_steps; });
   }
 
   void add(const Trace& chain) {

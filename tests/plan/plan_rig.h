@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "zero/plan/compiled_plan.h"
-#include "zero/plan/trace.h"
+#include "zero/plan/compile.h"
+#include "zero/plan/compile_input.h"
 
 namespace ballast::testing {
 

@@ -10,7 +10,7 @@
 #include "kernels/runtime/host_pages.h"
 #include "tests/plan/plan_rig.h"
 #include "zero/plan/compile.h"
-#include "zero/plan/ledger.h"
+#include "zero/plan/program_cost.h"
 #include "zero/plan/verify.h"
 
 using namespace ballast;
@@ -136,7 +136,7 @@ TEST_CASE("with overlapping gathers, the operations of the last step that a forw
       for (const Op& use : list) {
         if (use.kind != OpKind::use || use.phase != Phase::forward) continue;
         for (const Wait& wait : use.after) {
-          if (!wait.of_last_step) continue;
+          if (!wait.is_last_steps) continue;
           CAPTURE(ranks, static_cast<int>(tier), use.unit, wait.op);
           CHECK(list[wait.op].is_marked);
           CHECK(list[wait.op].unit == use.unit);

@@ -1,6 +1,6 @@
 #include <ballast/planner.h>
 
-#include "zero/plan/ledger.h"
+#include "zero/plan/program_cost.h"
 #include "zero/plan/simulate.h"
 
 #include <catch2/catch.hpp>
@@ -201,7 +201,7 @@ TEST_CASE("the timeline has the times of a step, of the trainer and of what over
   std::array<double, lane_count> busy{};
   std::array<double, lane_count> last{};
   double end_of_trainer = 0;
-  std::size_t of_earlier_step = 0;
+  std::size_t is_earlier_steps = 0;
   for (const SimulatedOp& ran : timeline_of(input)) {
     const Op& op = plan.program().ops[ran.op];
     CAPTURE(ran.op, ran.begin, ran.end);
@@ -210,16 +210,16 @@ TEST_CASE("the timeline has the times of a step, of the trainer and of what over
     CHECK(ran.begin >= last[at(op.lane)]);  // one after another in each lane
     last[at(op.lane)] = ran.end;
     busy[at(op.lane)] += std::min(ran.end, step.seconds) - std::max(ran.begin, 0.0);
-    of_earlier_step += ran.of_earlier_step ? 1 : 0;
+    is_earlier_steps += ran.is_earlier_steps ? 1 : 0;
     if (op.kind == OpKind::use || op.kind == OpKind::agree) end_of_trainer = ran.end;
-    if (op.kind == OpKind::use) CHECK((ran.begin >= 0 && !ran.of_earlier_step));
-    if (ran.begin < 0) CHECK(ran.of_earlier_step);
+    if (op.kind == OpKind::use) CHECK((ran.begin >= 0 && !ran.is_earlier_steps));
+    if (ran.begin < 0) CHECK(ran.is_earlier_steps);
     if (op.kind == OpKind::use) CHECK(ran.end - ran.begin == Approx(op.phase == Phase::forward ? 0.02 : 0.04));
   }
   CHECK(end_of_trainer == Approx(step.seconds));
   CHECK(busy[at(Lane::compute)] == Approx(step.busy[at(Lane::compute)]));
   CHECK(busy[at(Lane::disk)] == Approx(step.busy[at(Lane::disk)]).epsilon(0.01));
-  CHECK(of_earlier_step > 0);
+  CHECK(is_earlier_steps > 0);
 }
 
 TEST_CASE("the ledger sums the bytes that a program reserves, by tier and owner") {

@@ -13,11 +13,11 @@ inline Program without(const Program& program, std::size_t removed) {
     std::vector<Wait> after;
     for (const Wait& wait : op.after) {
       if (wait.op != removed) {
-        after.push_back({wait.op - (wait.op > removed ? 1u : 0u), wait.of_last_step});
-      } else if (!wait.of_last_step) {
+        after.push_back({wait.op - (wait.op > removed ? 1u : 0u), wait.is_last_steps});
+      } else if (!wait.is_last_steps) {
         for (const Wait& inherited : program.ops[removed].after) {
           if (inherited.op != removed)
-            after.push_back({inherited.op - (inherited.op > removed ? 1u : 0u), inherited.of_last_step});
+            after.push_back({inherited.op - (inherited.op > removed ? 1u : 0u), inherited.is_last_steps});
         }
       }
     }

@@ -2,7 +2,7 @@
 #include "offload/record_store.h"
 #include "tests/zero/mirrored_run.h"
 #include "zero/plan/description.h"
-#include "zero/runs/takeover.h"
+#include "zero/runs/adopt_run.h"
 
 using namespace ballast;
 using namespace ballast::testing;

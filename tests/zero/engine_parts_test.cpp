@@ -5,9 +5,9 @@
 
 #include "tests/comm/test_groups.h"
 #include "tests/zero/training_rig.h"
-#include "zero/engine/first_failure.h"
-#include "zero/engine/rendezvous.h"
-#include "zero/engine/running_program.h"
+#include "zero/engine/op_executor.h"
+#include "zero/engine/scheduler.h"
+#include "zero/engine/slots.h"
 #include "zero/engine/step_counters.h"
 
 using namespace ballast;

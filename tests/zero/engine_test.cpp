@@ -1,5 +1,4 @@
-#include "zero/engine/engine.h"
-
+// Tests of whole steps of a training.
 #include <catch2/catch.hpp>
 #include <cmath>
 

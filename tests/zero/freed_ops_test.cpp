@@ -1,5 +1,5 @@
 // Tests of the order in which exchanges become free of the trainer.
-#include "zero/engine/freed_ops.h"
+#include "zero/engine/scheduler.h"
 
 #include <catch2/catch.hpp>
 

@@ -9,7 +9,7 @@
 #include "kernels/state_access.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/training_rig.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 
 namespace ballast::testing {
 

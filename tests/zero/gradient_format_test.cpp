@@ -6,7 +6,7 @@
 #include "kernels/random_math.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/training_rig.h"
-#include "zero/plan/op_cost.h"
+#include "zero/plan/program_cost.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -7,7 +7,7 @@
 #include "tests/zero/mirrored_run.h"
 #include "tests/zero/progress_pipe.h"
 #include "zero/runs/joint_space.h"
-#include "zero/runs/mirror.h"
+#include "zero/runs/records.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -170,8 +170,8 @@ TEST_CASE("a mirror holds the changes between steps, and the notes") {
   const Ended changed = train(run, 1);
   lose(run, "b");
   run.options.drives.join_notes = [](const EarlierNotes& notes) {
-    CHECK(notes.of_ranks.size() == 2);
-    return notes.of_ranks.back();
+    CHECK(notes.notes.size() == 2);
+    return notes.notes.back();
   };
   KeptRun rest = on(run, {"a"}, false);
   check_hosts_resume(rest, changed.values, 2);

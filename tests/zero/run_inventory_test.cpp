@@ -101,7 +101,7 @@ TEST_CASE("a run that has made no step begins again, unless its records are dama
                     Contains("B3202") && Contains("rank 0 has no commit, and records that"));
 }
 
-TEST_CASE("records whose description is missing are not taken over") {
+TEST_CASE("records whose description is missing are not adopted") {
   std::vector<SeenRecords> all{seen(0, 0, 1, 0, {{}})};
   all[0].is_described = false;
   CHECK_THROWS_WITH(newest_whole_run(all, "mine"),

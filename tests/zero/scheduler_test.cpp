@@ -107,7 +107,7 @@ TEST_CASE("operations are issued up to the trainer's use, and continue when it e
 
 TEST_CASE("an operation waits for operations of other lanes and of the last step") {
   SchedulerRig rig(
-      {op(OpKind::clear, Lane::host, 0), op(OpKind::clear, Lane::update, 1, {{.op = 0, .of_last_step = true}})});
+      {op(OpKind::clear, Lane::host, 0), op(OpKind::clear, Lane::update, 1, {{.op = 0, .is_last_steps = true}})});
   rig.held_unit = 0;
   rig.scheduler.issue_rest();
   rig.scheduler.begin_step();  // does not wait for the step before

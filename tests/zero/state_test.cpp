@@ -9,7 +9,7 @@
 
 #include "tests/temporary_directory.h"
 #include "tests/zero/trainee.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "tests/temporary_directory.h"
-#include "zero/plan/compiled_plan.h"
-#include "zero/plan/op_cost.h"
+#include "zero/plan/compile.h"
+#include "zero/plan/program_cost.h"
 
 namespace ballast::testing {
 namespace {

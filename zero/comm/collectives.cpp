@@ -1,4 +1,4 @@
-#include "zero/comm/collectives.h"
+#include "zero/comm/transport.h"
 
 #include <ballast/error.h>
 
@@ -9,6 +9,7 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,33 @@
 #include "zero/comm/two_level.h"
 
 namespace ballast {
+
+std::size_t ranks_per_host(std::span<const std::string> hosts) {
+  std::size_t ranks = 1;
+  while (ranks < hosts.size() && hosts[ranks] == hosts[0]) {
+    ++ranks;
+  }
+  if (ranks == 1 || ranks == hosts.size() || hosts.size() % ranks != 0) return 1;
+  std::set<std::string_view> seen;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    const bool is_first = rank % ranks == 0;
+    if (is_first ? !seen.insert(hosts[rank]).second : hosts[rank] != hosts[rank - 1]) return 1;
+  }
+  return ranks;
+}
+
+Transport::Transport(std::size_t rank, std::span<const std::string> hosts)
+    : rank_(rank), ranks_per_host_(ballast::ranks_per_host(hosts)) {
+  std::ranges::transform(hosts, std::back_inserter(is_here_),
+                         [&](const std::string& host) { return host == hosts[rank]; });
+  ranks_here_ = static_cast<std::size_t>(std::ranges::count(is_here_, true));
+}
+
+std::byte* Transport::scratch(std::size_t bytes) {
+  scratch_.resize(std::max(scratch_.size(), bytes / sizeof(float)));
+  return reinterpret_cast<std::byte*>(scratch_.data());
+}
+
 namespace {
 
 using kernels::block_bytes;
@@ -408,8 +436,8 @@ class Collectives : public Communicator {
 
   SentBytes sent() const override { return transport_->sent() + (has_split_ ? two_level_->sent() : SentBytes{}); }
 
-  void use_look_ahead(LookAhead* of_caller) override {
-    look_ahead_ = of_caller;
+  void use_look_ahead(LookAhead* look_ahead) override {
+    look_ahead_ = look_ahead;
     transport_->drop_sent_ahead();
     if (two_level_) two_level_->across().drop_sent_ahead();
   }
@@ -464,17 +492,17 @@ class Collectives : public Communicator {
         }
       }
       std::vector<ReceivedPart> from_others;
-      std::size_t of_self = 0;
+      std::size_t next_own = 0;
       for (const ReceivedPart& part : received) {
         require_rank(part.rank);
         if (part.rank != rank()) {
           from_others.push_back(part);
           continue;
         }
-        require_own_parts(of_self < to_self.size() && part.values.bytes() == to_self[of_self].bytes());
-        copy(to_self[of_self++], part.values);
+        require_own_parts(next_own < to_self.size() && part.values.bytes() == to_self[next_own].bytes());
+        copy(to_self[next_own++], part.values);
       }
-      require_own_parts(of_self == to_self.size());
+      require_own_parts(next_own == to_self.size());
       transport_->exchange_parts({{.kind = Collective::exchange}, to_others, from_others});
     });
   }

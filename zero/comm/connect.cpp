@@ -8,10 +8,10 @@
 #include <optional>
 #include <vector>
 
-#include "zero/comm/collectives.h"
 #include "zero/comm/process_transport.h"
 #include "zero/comm/shared_memory.h"
 #include "zero/comm/thread_communicator.h"
+#include "zero/comm/transport.h"
 
 namespace ballast {
 namespace {

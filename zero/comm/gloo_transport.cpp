@@ -25,8 +25,8 @@
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/cores.h"
 #include "kernels/runtime/system_limits.h"
-#include "zero/comm/parts.h"
 #include "zero/comm/process_transport.h"
+#include "zero/comm/transport.h"
 
 namespace ballast {
 namespace {

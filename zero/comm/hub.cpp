@@ -1,4 +1,4 @@
-#include "zero/comm/hub.h"
+#include "zero/comm/job.h"
 
 #include <ballast/error.h>
 
@@ -335,9 +335,9 @@ bool Hub::is_over() {
 void Hub::wait() {
   std::vector<pollfd> waiting{{admission_.events(), POLLIN, 0}, {leaving_ ? -1 : closing_.get(), POLLIN, 0}};
   std::vector<std::size_t> numbers;
-  for (const auto& [number, of_rank] : connections_) {
-    const int unsent = of_rank.connection->has_unsent() ? POLLOUT : 0;
-    waiting.push_back({of_rank.connection->socket().get(), static_cast<short>(POLLIN | unsent), 0});
+  for (const auto& [number, rank] : connections_) {
+    const int unsent = rank.connection->has_unsent() ? POLLOUT : 0;
+    waiting.push_back({rank.connection->socket().get(), static_cast<short>(POLLIN | unsent), 0});
     numbers.push_back(number);
   }
   ::poll(waiting.data(), waiting.size(), poll_interval_ms);
@@ -361,7 +361,7 @@ void Hub::admit() {
     const std::size_t number = next_++;
     const Message hello = std::move(arrival.hello);
     arrival.connection->limit_silence();
-    connections_.insert_or_assign(number, OfRank{std::move(arrival.connection), std::move(arrival.handshake)});
+    connections_.insert_or_assign(number, RankConnection{std::move(arrival.connection), std::move(arrival.handshake)});
     try {
       rendezvous_.take(number, hello);
     } catch (const Error&) {

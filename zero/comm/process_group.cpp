@@ -1,4 +1,4 @@
-#include "zero/comm/process_group.h"
+#include "zero/comm/process_transport.h"
 
 #include <ballast/error.h>
 

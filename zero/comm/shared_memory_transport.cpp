@@ -16,9 +16,9 @@
 #include <thread>
 
 #include "kernels/runtime/sizes.h"
-#include "zero/comm/parts.h"
 #include "zero/comm/process_transport.h"
 #include "zero/comm/shared_memory.h"
+#include "zero/comm/transport.h"
 
 namespace ballast {
 namespace {

@@ -16,8 +16,7 @@
 #include <utility>
 
 #include "kernels/runtime/cores.h"
-#include "zero/comm/collectives.h"
-#include "zero/comm/parts.h"
+#include "zero/comm/transport.h"
 #include "zero/comm/two_level.h"
 
 namespace ballast {

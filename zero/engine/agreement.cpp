@@ -12,31 +12,9 @@
 #include "kernels/exact_sum_math.h"
 #include "optim/step.h"
 #include "zero/comm/call.h"
-#include "zero/engine/tensor_sums.h"
 #include "zero/plan/description.h"
 
 namespace ballast {
-
-Straggler find_straggler(Mesh& mesh, double own_seconds) {
-  std::vector<std::int64_t> nanoseconds(mesh.ranks());  // one for each rank; the sums put them together
-  nanoseconds[mesh.rank()] = static_cast<std::int64_t>(own_seconds * 1e9);
-  mesh.reduce->all_reduce(nanoseconds);
-  mesh.replicas->all_reduce(nanoseconds);
-  const auto slowest = std::ranges::max_element(nanoseconds);
-  Straggler straggler{.slowest = static_cast<std::size_t>(slowest - nanoseconds.begin()),
-                      .seconds = static_cast<double>(*slowest) * 1e-9};
-  std::ranges::sort(nanoseconds);
-  straggler.median = static_cast<double>(nanoseconds[nanoseconds.size() / 2]) * 1e-9;
-  straggler.least = static_cast<double>(nanoseconds.front()) * 1e-9;
-  return straggler;
-}
-
-std::string to_text(const Straggler& straggler) {
-  if (straggler.seconds == 0.0) return "ranks' own times are not measured: on a GPU, a timeline does it";
-  return fmt::format("slowest rank {}: {:.1f} ms of its own, the median {:.1f} ms, the least {:.1f} ms",
-                     straggler.slowest, straggler.seconds * 1e3, straggler.median * 1e3, straggler.least * 1e3);
-}
-
 namespace {
 
 void require_missed(const Model& model, std::span<const std::uint64_t> missed, std::uint64_t steps) {
@@ -88,6 +66,120 @@ std::string counted(std::size_t count, std::string_view what) {
 }
 
 }  // namespace
+
+std::vector<LastingNorm> lasting_norms(const std::vector<Op>& list) {
+  const auto agree = std::ranges::find(list, OpKind::agree, &Op::kind);
+  std::vector<LastingNorm> norms;
+  for (const Op& op : list) {
+    if (op.kind != OpKind::norm) continue;
+    LastingNorm& found = norms.emplace_back(LastingNorm{op});
+    const auto download = std::ranges::find_if(
+        list, [&](const Op& d) { return d.kind == OpKind::download && d.unit == op.unit && d.tile == none; });
+    if (download == list.end() || download->from != op.from) continue;
+    found.download = static_cast<std::size_t>(download - list.begin());
+    found.norm.lane = Lane::host;
+    found.norm.from = download->to;
+    found.norm.to = agree->state;
+  }
+  return norms;
+}
+
+std::vector<std::size_t> TensorSums::begins() const {
+  std::vector<std::size_t> begins{0};
+  for (const Unit& unit : plan_.model().units)
+    begins.push_back(begins.back() + unit.tensors.size());
+  return begins;
+}
+
+std::vector<TensorSums::Part> TensorSums::parts_of(const std::vector<LastingNorm>& norms) const {
+  const std::vector<Unit>& units = plan_.model().units;
+  const std::vector<std::size_t> begins = this->begins();
+  std::vector<Part> parts;
+  for (const auto& [op, download] : norms) {
+    const UnitLayout& layout = plan_.layout().units[op.unit];
+    for (const TensorPart& part : tensors_in(units[op.unit], layout, layout.trained, plan_.input().rank_in_shard_group,
+                                             {0, layout.trained.shard})) {
+      parts.push_back({&op, begins[op.unit] + part.tensor, {part.in_shard, part.range.count}});
+    }
+  }
+  return parts;
+}
+
+std::span<kernels::ExactSum> TensorSums::host_memory(std::size_t sums) {
+  const std::size_t bytes = sums * sizeof(kernels::ExactSum);
+  if (host_.bytes() < bytes) {
+    host_ = allocate(accounts_, {.kind = gpu_ ? MemoryKind::pinned : MemoryKind::pageable,
+                                 .bytes = bytes,
+                                 .owner = "norms of tensors",
+                                 .gpu = gpu_.value_or(0)});
+  }
+  return {reinterpret_cast<kernels::ExactSum*>(host_.data()), sums};
+}
+
+std::vector<kernels::ExactSum> TensorSums::of(const std::vector<Op>& list) {
+  const std::vector<LastingNorm> norms = lasting_norms(list);
+  const std::vector<Part> parts = parts_of(norms);
+  std::vector<const Op*> users;  // one operation for each sum in whose memory others are computed
+  for (const Part& part : parts) {
+    if (std::ranges::none_of(users, [&](const Op* user) { return user->to.slot == part.norm->to.slot; })) {
+      users.push_back(part.norm);
+    }
+  }
+  const std::span<kernels::ExactSum> memory = host_memory(users.size() + parts.size());
+  const auto saved = memory.first(users.size()), sums = memory.subspan(users.size());
+  const auto of = [&](const Op& op) -> const Arithmetic& { return arithmetic_.of(op.lane); };
+  for (std::size_t i = 0; i < users.size(); ++i)
+    of(*users[i]).save_sum(users[i]->to, &saved[i]);
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    of(*parts[i].norm).squares_of(*parts[i].norm, parts[i].range, &sums[i]);
+  for (std::size_t i = 0; i < users.size(); ++i)
+    of(*users[i]).restore_sum(users[i]->to, &saved[i]);
+  for (const Op* user : users)
+    of(*user).context().finish();
+
+  std::vector<kernels::ExactSum> tensor_sums(begins().back());
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    kernels::merge(tensor_sums[parts[i].tensor], sums[i]);
+  return tensor_sums;
+}
+
+void TensorSums::visit(const std::vector<Op>& list, const Op& agree, const Slots& slots, const GradientVisitor& visit) {
+  const std::vector<LastingNorm> norms = lasting_norms(list);
+  const std::vector<std::size_t> begins = this->begins();
+  for (const Part& part : parts_of(norms)) {
+    const Op& norm = *part.norm;
+    const View gradients = slots.view(norm.from, plan_.input().dtype_of_sums(norm.unit));
+    visit(norm.unit, part.tensor - begins[norm.unit], gradients.part(part.range.first, part.range.count),
+          slots.on_gpu(norm.from));
+  }
+  const auto of = [&](Lane lane) -> const Arithmetic& { return arithmetic_.of(lane); };
+  if (agree.to.exists()) of(agree.lane).take_sum(agree.to);
+  if (agree.state.exists()) of(Lane::host).take_sum(agree.state);
+  for (const LastingNorm& each : norms)
+    of(each.norm.lane).add_squares(each.norm);
+  for (const LastingNorm& each : norms)
+    of(each.norm.lane).context().finish();
+}
+
+Straggler find_straggler(Mesh& mesh, double own_seconds) {
+  std::vector<std::int64_t> nanoseconds(mesh.ranks());  // one for each rank; the sums put them together
+  nanoseconds[mesh.rank()] = static_cast<std::int64_t>(own_seconds * 1e9);
+  mesh.reduce->all_reduce(nanoseconds);
+  mesh.replicas->all_reduce(nanoseconds);
+  const auto slowest = std::ranges::max_element(nanoseconds);
+  Straggler straggler{.slowest = static_cast<std::size_t>(slowest - nanoseconds.begin()),
+                      .seconds = static_cast<double>(*slowest) * 1e-9};
+  std::ranges::sort(nanoseconds);
+  straggler.median = static_cast<double>(nanoseconds[nanoseconds.size() / 2]) * 1e-9;
+  straggler.least = static_cast<double>(nanoseconds.front()) * 1e-9;
+  return straggler;
+}
+
+std::string to_text(const Straggler& straggler) {
+  if (straggler.seconds == 0.0) return "ranks' own times are not measured: on a GPU, a timeline does it";
+  return fmt::format("slowest rank {}: {:.1f} ms of its own, the median {:.1f} ms, the least {:.1f} ms",
+                     straggler.slowest, straggler.seconds * 1e3, straggler.median * 1e3, straggler.least * 1e3);
+}
 
 Agreement::Agreement(const CompiledPlan& plan, Mesh& mesh, const LaneArithmetic& arithmetic, TensorSums& tensor_sums,
                      bool sums_micro_steps)
@@ -190,15 +282,15 @@ void Agreement::add_tensors(StepNumbers& numbers) const {
   std::map<std::pair<std::size_t, std::uint64_t>, std::size_t> known;  // group and missed steps
   std::size_t number = 0;
   for (const Unit& unit : plan_.model().units) {
-    std::vector<std::size_t>& of_unit = numbers.group_of.emplace_back();
+    std::vector<std::size_t>& unit_groups = numbers.group_of.emplace_back();
     for (const Tensor& tensor : unit.tensors) {
       const std::uint64_t missed = missed_.empty() ? 0 : missed_[number++];
       if (missed == 0 || tensor.frozen || plan_.input().needs_matrices()) {
-        of_unit.push_back(tensor.group);
+        unit_groups.push_back(tensor.group);
         continue;
       }
       const auto [found, is_new] = known.try_emplace({tensor.group, missed}, numbers.groups.size());
-      of_unit.push_back(found->second);
+      unit_groups.push_back(found->second);
       if (is_new) {
         numbers.groups.push_back(optim::at(
             rules_[tensor.group], {.number = steps_ + 1 - missed, .gradient_factor = numbers.gradient_factor}));
@@ -255,9 +347,9 @@ std::vector<std::vector<double>> Agreement::tensor_norms(const std::vector<Op>& 
   std::vector<std::vector<double>> norms;
   std::span<const kernels::ExactSum> rest = squares;
   for (const Unit& unit : plan_.model().units) {
-    std::vector<double>& of_unit = norms.emplace_back();
+    std::vector<double>& unit_norms = norms.emplace_back();
     for (const kernels::ExactSum& sum : rest.first(unit.tensors.size()))
-      of_unit.push_back(decide(sum).norm);
+      unit_norms.push_back(decide(sum).norm);
     rest = rest.subspan(unit.tensors.size());
   }
   return norms;

@@ -24,7 +24,7 @@ void Arithmetic::accumulate(const Op& op, std::uint64_t step) const {
   const View into = sums(op, op.to);
   if (into.dtype() == DType::fp32) return context_.backend().accumulate(from, 1.0f, into);
   const UnitLayout& layout = plan_.layout().units[op.unit];
-  const Range shard = layout.trained.of_rank(plan_.input().rank_in_shard_group);
+  const Range shard = layout.trained.shard_range(plan_.input().rank_in_shard_group);
   const std::uint64_t stream = kernels::rounding_stream(kernels::seed_of_gradients, op.sum, step);
   context_.backend().accumulate_stochastic(from, into, runs_in(plan_.model().units[op.unit], layout, shard),
                                            {.stream = stream, .first_index = shard.first});
@@ -40,9 +40,7 @@ void Arithmetic::add_squares(const Op& op) const {
 }
 
 Range Arithmetic::range_of(const Op& update) const {
-  const UnitLayout& layout = plan_.layout().units[update.unit];
-  const auto [first, count] = layout.tiles[update.tile];
-  return {layout.trained.of_rank(plan_.input().rank_in_shard_group).first + first, count};
+  return plan_.layout().units[update.unit].tile_range(plan_.input().rank_in_shard_group, update.tile);
 }
 
 TileMemory Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {

@@ -9,10 +9,10 @@
 #include "kernels/backend.h"
 #include "kernels/state_access.h"
 #include "zero/engine/exec_context.h"
-#include "zero/engine/gpu_lanes.h"
+#include "zero/engine/lanes.h"
 #include "zero/engine/slots.h"
-#include "zero/engine/step_numbers.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/engine/step_run.h"
+#include "zero/plan/compile.h"
 
 namespace ballast {
 

@@ -67,12 +67,12 @@ std::vector<const CorruptionCheck::Place*> CorruptionCheck::places_of(const Op& 
 CorruptionCheck::Copy CorruptionCheck::copy_of(const Place& place, const Op& op, const Arithmetic& arithmetic) const {
   const TileMemory tile = kernels::part(arithmetic.tile_of(op, {}), place.range.first, place.range.count);
   const ExecContext& context = arithmetic.context();
-  const optim::StateLayout of_copy = layout_of(place).layout_of(place.range.count);
+  const optim::StateLayout copy_layout = layout_of(place).layout_of(place.range.count);
   Copy copy{.parameter = bytes_of(tile.parameter, tile.count * byte_size(tile.parameter_dtype), context),
-            .state = std::vector<std::byte>(of_copy.bytes())};
+            .state = std::vector<std::byte>(copy_layout.bytes())};
   const std::vector<optim::StateField> parts = layout_of(place).fields_of(place.range.first, place.range.count);
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    context.copy(copy.state.data() + of_copy.fields()[i].offset, arithmetic.state_of(op) + parts[i].offset,
+    context.copy(copy.state.data() + copy_layout.fields()[i].offset, arithmetic.state_of(op) + parts[i].offset,
                  parts[i].bytes);
   }
   context.finish();
@@ -106,10 +106,10 @@ std::string CorruptionCheck::first_difference(const Copy& expected, const Copy& 
                        place.range.first + byte / byte_size(plan_.model().units[place.unit].dtype));
   }
   const std::size_t byte = at(expected.state, found.state);
-  const optim::StateLayout of_copy = layout_of(place).layout_of(place.range.count);
+  const optim::StateLayout copy_layout = layout_of(place).layout_of(place.range.count);
   const std::vector<optim::StateField> in_tile = layout_of(place).fields_of(place.range.first, place.range.count);
   for (std::size_t i = 0; i < in_tile.size(); ++i) {
-    const optim::StateField& part = of_copy.fields()[i];
+    const optim::StateField& part = copy_layout.fields()[i];
     // Elements before it in the tile's part.
     const std::size_t before = in_tile[i].offset - layout_of(place).fields()[i].offset;
     if (byte >= part.offset && byte < part.offset + part.bytes) {

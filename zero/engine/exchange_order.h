@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 
-#include "zero/engine/gpu_span.h"
+#include "zero/engine/exec_context.h"
 
 namespace ballast {
 

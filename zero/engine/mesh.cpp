@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "zero/comm/call.h"
-#include "zero/engine/gpu_lanes.h"
+#include "zero/engine/lanes.h"
 
 namespace ballast {
 
@@ -57,15 +57,14 @@ SentBytes Mesh::sent() const {
 }
 
 void check_across(const Wire& wire, const Mesh& mesh) {
-  const bool is_used = wire.of_sums() == wire.reduce || mesh.replicas->size() > 1 ||
-                       mesh.reduce->ranks_per_host() > 1 || mesh.reduce->size() == 1;
+  const bool is_used = wire.sums() == wire.reduce || mesh.replicas->size() > 1 || mesh.reduce->ranks_per_host() > 1 ||
+                       mesh.reduce->size() == 1;
   require(is_used, Code::unsupported, [&] {
-    return Problem{
-        .what = fmt::format("cannot send sums of several ranks as {}: ranks send their own gradients only, "
-                            "because there are not several hosts with several ranks each",
-                            name(wire.of_sums())),
-        .needed = "wire.across of the same format as wire.reduce, or none",
-        .remedy = fmt::format("Leave out across, or send gradients as {} with reduce.", name(wire.of_sums()))};
+    return Problem{.what = fmt::format("cannot send sums of several ranks as {}: ranks send their own gradients only, "
+                                       "because there are not several hosts with several ranks each",
+                                       name(wire.sums())),
+                   .needed = "wire.across of the same format as wire.reduce, or none",
+                   .remedy = fmt::format("Leave out across, or send gradients as {} with reduce.", name(wire.sums()))};
   });
 }
 

@@ -2,7 +2,6 @@
 // that comes twice in a row is compiled.
 #pragma once
 
-#include "zero/engine/running_program.h"
 #include "zero/engine/scheduler.h"
 #include "zero/engine/slots.h"
 

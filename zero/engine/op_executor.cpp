@@ -1,6 +1,12 @@
 #include "zero/engine/op_executor.h"
 
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <chrono>
+#include <vector>
 
 #include "kernels/random_math.h"
 #include "kernels/runtime/profiler_range.h"
@@ -33,7 +39,95 @@ bool is_skipped(OpKind kind, const StepRun& run) {
   return run.numbers.skip && !(kind == OpKind::write && run.round.exists());
 }
 
+std::string text(const OffPlanPosition& position, const Model& model) {
+  if (position[1] == 0) return "calls step()";
+  return fmt::format("uses unit {} in {}", model.units[static_cast<std::size_t>(position[1] - 1)].name,
+                     name(static_cast<Phase>(position[2])));
+}
+
 }  // namespace
+
+MatrixExecutor::MatrixExecutor(const CompiledPlan& plan, Mesh& mesh, const Slots& slots, const GpuLanes* gpu,
+                               int threads)
+    : plan_(plan),
+      mesh_(mesh),
+      slots_(slots),
+      rank_of_shard_(plan.placement().shards),
+      homes_(home_matrices(plan.model(), plan.layout())),
+      orthogonalizer_(gpu == nullptr ? kernels::cpu_orthogonalizer({.threads = threads})
+                                     : kernels::cuda_orthogonalizer(gpu->stream(Lane::update).handle(), gpu->gpu())) {
+  for (std::size_t rank = 0; rank < rank_of_shard_.size(); ++rank)
+    rank_of_shard_[shard_of(plan.placement(), rank)] = rank;
+  for (std::size_t unit = 0; unit < homes_.size(); ++unit) {
+    parts_.push_back(
+        parts_of(plan.model().units[unit], plan.layout().units[unit], homes_[unit], plan.input().rank_in_shard_group));
+  }
+}
+
+View MatrixExecutor::values(const Piece& piece, std::size_t begin, std::size_t count) const {
+  return slots_.view(piece, DType::bf16).part(begin, count);
+}
+
+template <class Part>
+std::vector<Part> MatrixExecutor::parts(const std::vector<MatrixPart>& of, const Piece& piece) const {
+  std::vector<Part> parts;
+  parts.reserve(of.size());
+  for (const auto& [shard, begin, count] : of)
+    parts.push_back({rank_of_shard_[shard], values(piece, begin, count)});
+  return parts;
+}
+
+void MatrixExecutor::collect(const Op& op) const {
+  const auto& [in_shard, in_matrices] = parts_[op.unit];
+  mesh_.matrices->exchange(parts<SentPart>(in_shard, op.from), parts<ReceivedPart>(in_matrices, op.to));
+}
+
+void MatrixExecutor::distribute(const Op& op) const {
+  const auto& [in_shard, in_matrices] = parts_[op.unit];
+  mesh_.matrices->exchange(parts<SentPart>(in_matrices, op.from), parts<ReceivedPart>(in_shard, op.to));
+}
+
+// One call for the blocks of a matrix that have one shape: a batch of several matrices would depend on the number of ranks, and
+// a GPU's bits may depend on the batch.
+void MatrixExecutor::orthogonalize(const Op& op, const StepNumbers& step) const {
+  const View workspace = slots_.view(op.state, DType::u8);
+  for (const auto& [tensor, home, begin] : homes_[op.unit].matrices) {
+    if (home != plan_.input().rank_in_shard_group || step.leaves_out(op.unit, tensor)) continue;
+    const Tensor& matrix = plan_.model().units[op.unit].tensors[tensor];
+    for (const auto& [first, shape] : blocks_of(matrix)) {
+      (*orthogonalizer_)(values(op.to, begin + first, shape.elements()), shape, step.orthogonalizations[matrix.group],
+                         workspace);
+    }
+  }
+}
+
+// If only one rank is off plan, it makes another call here than the others, which communicators refuse.
+void rendezvous(const Op& op, const OffPlanPosition& position, Mesh& mesh, const Model& model) {
+  constexpr std::size_t words = std::tuple_size_v<OffPlanPosition>;
+  Communicator& shards = op.lane == Lane::gather ? *mesh.gather : *mesh.reduce;
+  Communicator& group = op.ranks == Ranks::shard_group ? shards : *mesh.replicas;
+  std::vector<std::int64_t> positions(words * group.size());
+  std::ranges::copy(position, positions.begin() + static_cast<std::ptrdiff_t>(words * group.rank()));
+  try {
+    group.all_reduce(positions, Purpose::off_plan);
+  } catch (const Error& error) {
+    if (error.code() != Code::wrong_size) throw;
+    Problem problem = error.problem();
+    problem.what =
+        fmt::format("only this rank leaves the program's order, as it {}: {}", text(position, model), problem.what);
+    fail(Code::out_of_order, problem);
+  }
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    OffPlanPosition theirs{};
+    std::copy_n(positions.begin() + static_cast<std::ptrdiff_t>(words * rank), words, theirs.begin());
+    require(theirs == position, Code::out_of_order, [&] {
+      return Problem{
+          .what = fmt::format("rank {} of the group {} after {} uses in this step, but this rank {} after {}", rank,
+                              text(theirs, model), theirs[0], text(position, model), position[0]),
+          .needed = "the same uses in the same order on all ranks"};
+    });
+  }
+}
 
 void OpExecutor::run(const IssuedOp& issued) const {
   const Op& op = issued.op;
@@ -133,18 +227,18 @@ void OpExecutor::reduce(const Op& op, std::uint64_t step) const {
 
 // Random bits belong to elements of tensors. Each sum of a unit in a step has its own, and in a mesh each group of ranks.
 void OpExecutor::reduce_encoded(const Op& op, std::uint64_t step, const ExchangeViews& views) const {
-  const bool of_shards = op.ranks == Ranks::shard_group;
-  const bool of_sums = !of_shards && parts_.mesh.reduce->size() > 1;
+  const bool is_shard_group = op.ranks == Ranks::shard_group;
+  const bool adds_sums = !is_shard_group && parts_.mesh.reduce->size() > 1;
   const UnitLayout& layout = parts_.plan.layout().units[op.unit];
-  const Range range = of_sums ? parts_.plan.input().kept_range(layout.trained) : Range{0, layout.trained.count()};
+  const Range range = adds_sums ? parts_.plan.input().kept_range(layout.trained) : Range{0, layout.trained.count()};
   const std::vector<kernels::Run> tensors = runs_in(parts_.plan.model().units[op.unit], layout, range);
   Encoding encoding = encoding_of(op);
   encoding.tensors = tensors;
   encoding.first_index = range.first;
   encoding.stream = kernels::rounding_stream(kernels::seed_of_wire, op.sum, step);
-  const std::size_t group = of_shards ? parts_.mesh.replicas->rank() : parts_.mesh.reduce->rank();
-  encoding.stream = kernels::mix(encoding.stream + 2 * group + (of_sums ? 1 : 0));
-  Communicator& ranks = of_shards ? *parts_.mesh.reduce : *parts_.mesh.replicas;
+  const std::size_t group = is_shard_group ? parts_.mesh.replicas->rank() : parts_.mesh.reduce->rank();
+  encoding.stream = kernels::mix(encoding.stream + 2 * group + (adds_sums ? 1 : 0));
+  Communicator& ranks = is_shard_group ? *parts_.mesh.reduce : *parts_.mesh.replicas;
   scatters(op) ? ranks.reduce_scatter(views.from, views.to, encoding)
                : ranks.all_reduce(views.from, views.to, encoding);
 }

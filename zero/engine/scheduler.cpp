@@ -2,8 +2,38 @@
 
 #include <ballast/error.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
 namespace ballast {
 namespace {
+
+[[noreturn]] void rethrow_from(const Op& op, const Model& model) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    const std::string unit = op.unit == none ? "" : fmt::format("unit {}, ", model.units[op.unit].name);
+    Problem problem = error.problem();
+    problem.where = fmt::format("{}{} of {}{}{}", unit, name(op.kind), name(op.phase),
+                                problem.where.empty() ? "" : "; ", problem.where);
+    fail(error.code(), problem);
+  }
+}
+
+std::string text_of_current_exception() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
+bool are_free(const std::vector<const OpStatus*>& ops) {
+  return std::ranges::all_of(ops, [](const OpStatus* op) { return op->is_free; });
+}
 
 bool is_exchange(const Op& op) {
   return op.kind == OpKind::gather || op.kind == OpKind::reduce || op.kind == OpKind::collect ||
@@ -13,6 +43,86 @@ bool is_exchange(const Op& op) {
 bool is_trainers_turn(const Op& op) { return op.kind == OpKind::use || op.kind == OpKind::agree; }
 
 }  // namespace
+
+void FirstFailure::check() const {
+  const std::lock_guard lock(mutex_);
+  if (error_) std::rethrow_exception(error_);
+}
+
+void FirstFailure::fail(const Op& op) {
+  exchanges_.cancel();
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) throw;  // this operation waited for the one that failed, or was aborted with it
+  }
+  try {
+    rethrow_from(op, model_);
+  } catch (...) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
+    mesh_.abort(text_of_current_exception());
+    throw;
+  }
+}
+
+void TrainerUses::begin(const Op& op, OpStatus& status) {
+  const Stream* const stream = trainer_.stream();
+  const bool is_marked = stream != nullptr && (status.is_awaited || counters_.times_gpu());
+  if (is_marked && !status.on_gpu) status.on_gpu = std::make_shared<GpuSpan>(stream->gpu(), counters_.times_gpu());
+  if (status.on_gpu) {
+    status.on_gpu->counted = false;
+    status.on_gpu->mark_begin(*stream);
+  }
+  const Use& use = open_.emplace_back(Use{&op, &status, std::chrono::steady_clock::now(), status.on_gpu});
+  status.in_stream = stream != nullptr;
+  status.begun = use.promise.completion();
+  status.is_free = false;
+}
+
+void TrainerUses::end(std::size_t number) {
+  Use& ended = open_[number - first_];
+  ended.ended = true;
+  if (trainer_.stream() == nullptr) counters_.count(*ended.op, ended.begin, std::chrono::steady_clock::now());
+  while (!open_.empty() && open_.front().ended) {
+    if (open_.front().on_gpu) open_.front().on_gpu->end.record(*trainer_.stream());
+    open_.front().status->is_free = true;
+    open_.front().promise.finish();
+    open_.pop_front();
+    ++first_;
+  }
+}
+
+void FreedOps::add(const IssuedOp& issued) {
+  const Held op{&issued.status, issued.after, issued.op.lane, issued.takes_turns};
+  std::size_t& held_before = held_in_lane_[static_cast<std::size_t>(op.lane)];
+  if (held_before == 0 && are_free(op.after)) return free(op);
+  op.status->is_free = false;
+  ++held_before;
+  held_.push_back(op);
+}
+
+void FreedOps::look() {
+  std::deque<Held> still_held;
+  std::array<std::size_t, lane_count> in_lane{};
+  for (const Held& op : held_) {
+    std::size_t& held_before = in_lane[static_cast<std::size_t>(op.lane)];
+    if (held_before == 0 && are_free(op.after)) {
+      free(op);
+      continue;
+    }
+    ++held_before;
+    still_held.push_back(op);
+  }
+  held_ = std::move(still_held);
+  held_in_lane_ = in_lane;
+}
+
+void FreedOps::free(const Held& op) {
+  op.status->is_free = true;
+  if (op.takes_turns) exchanges_.add(op.status);
+}
 
 Scheduler::Scheduler(const Parts& parts)
     : parts_(parts),
@@ -47,7 +157,7 @@ void Scheduler::run_entry(const std::vector<Op>& list, bool with_records) {
 }
 
 const OpStatus& Scheduler::awaited(const Wait& wait, const StepRun& run) const {
-  return wait.of_last_step ? runs_.before(run).ops[wait.op] : run.ops[wait.op];
+  return wait.is_last_steps ? runs_.before(run).ops[wait.op] : run.ops[wait.op];
 }
 
 void Scheduler::issue(const Op& op, OpStatus& status, StepRun& run) {
@@ -134,7 +244,7 @@ void Scheduler::wait_for_inputs_of_next() {
   for (const Wait& needed : op.after) {
     wait(op.phase, list()[needed.op].lane, [&] {
       awaited(needed, run()).wait();
-      if (!needed.of_last_step) run().ops[needed.op].accept_record();
+      if (!needed.is_last_steps) run().ops[needed.op].accept_record();
     });
   }
 }

@@ -1,17 +1,126 @@
-// Walks through a list of operations: hands them to their lanes in order, and stops when it is the trainer's turn.
+// Walks through a list of operations: what is issued, what the trainer uses, and the first error of any lane.
 #pragma once
 
-#include "zero/engine/first_failure.h"
-#include "zero/engine/freed_ops.h"
-#include "zero/engine/lane_threads.h"
+#include <array>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+
+#include "zero/engine/exchange_order.h"
+#include "zero/engine/exec_context.h"
+#include "zero/engine/lanes.h"
+#include "zero/engine/mesh.h"
 #include "zero/engine/send_ahead.h"
+#include "zero/engine/step_counters.h"
 #include "zero/engine/step_run.h"
-#include "zero/engine/trainer_uses.h"
-#include "zero/plan/trace.h"
+#include "zero/plan/compile_input.h"
+#include "zero/plan/program.h"
 
 namespace ballast {
 
-// Used by the trainer's thread. It knows neither units nor memory: `execute` does the operations.
+// Keeps the first error of any lane, and ends the step on all ranks. Any thread may call.
+class FirstFailure {
+ public:
+  FirstFailure(const Model& model, Mesh& mesh, ExchangeTurns& exchanges)
+      : model_(model), mesh_(mesh), exchanges_(exchanges) {}
+
+  void check() const;  // throws the first error, if there is one
+
+  // Called only while an exception is handled; rethrows it. For the first one it adds the operation, and aborts the
+  // peers' communicators, so that no rank waits for this one. Later ones follow from the first and are only rethrown.
+  [[noreturn]] void fail(const Op& op);
+
+ private:
+  const Model& model_;
+  Mesh& mesh_;
+  ExchangeTurns& exchanges_;
+  mutable std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+// The trainer's place of work: the host, or its stream on a GPU.
+class TrainerStream {
+ public:
+  TrainerStream(kernels::Backend& cpu, const GpuLanes* gpu, StreamHandle handle) : cpu_(cpu) {
+    if (gpu != nullptr) stream_.emplace(Stream::wrap(handle, gpu->gpu()));
+  }
+  TrainerStream(TrainerStream&&) = delete;
+
+  const Stream* stream() const { return stream_ ? &*stream_ : nullptr; }  // null on the host
+  ExecContext context() const { return stream_ ? ExecContext(cpu_, *stream_) : ExecContext(cpu_); }
+
+  // Work that the trainer issued after its leases may read or write full parameters that are kept. Nothing else may
+  // write or read them before that work is done.
+  void synchronize() const {
+    if (stream_) stream_->synchronize();
+  }
+
+ private:
+  kernels::Backend& cpu_;
+  std::optional<Stream> stream_;
+};
+
+// The trainer's uses of units that have begun and are not over. Used by the trainer's thread. Uses are done in the order in which they began: an operation that waits for one may
+// rely on those before it.
+class TrainerUses {
+ public:
+  TrainerUses(const TrainerStream& trainer, StepCounters& counters) : trainer_(trainer), counters_(counters) {}
+
+  void begin(const Op& op, OpStatus& status);  // the status is done when the use is
+  void end(std::size_t number);                // ends the use that had this next_number()
+  void abandon() { open_.clear(); }            // operations that wait for them fail
+
+  const Op& op(std::size_t number) const { return *open_[number - first_].op; }
+  std::size_t next_number() const { return first_ + open_.size(); }
+  const Op* oldest() const { return open_.empty() ? nullptr : open_.front().op; }  // null: none is open
+
+ private:
+  struct Use {
+    const Op* op;
+    OpStatus* status;
+    Timeline::Time begin;
+    std::shared_ptr<GpuSpan> on_gpu;
+    offload::Promise promise{};
+    bool ended = false;
+  };
+
+  const TrainerStream& trainer_;
+  StepCounters& counters_;
+  std::deque<Use> open_;
+  std::size_t first_ = 0;  // number of the oldest, counted from the first step on
+};
+
+// Finds which issued operations the trainer does not hold up any more. An operation is free of the trainer when all uses are over for which it waits, or for which operations wait that it waits for,
+// or operations before it in its lane. From then on it needs nothing but the lanes to end. The order in which exchanges become
+// free depends on the trainer's calls alone, and not on the speed of a rank: it is the same on all ranks, also of several trainings
+// whose trainers are one thread. In that order exchanges take turns, so none waits for one that needs the trainer.
+//
+// Used by the trainer's thread.
+class FreedOps {
+ public:
+  explicit FreedOps(ExchangeTurns& exchanges) : exchanges_(exchanges) {}
+
+  void add(const IssuedOp& issued);
+  void look();  // called when a use has ended
+
+ private:
+  struct Held {
+    OpStatus* status;
+    std::vector<const OpStatus*> after;
+    Lane lane;
+    bool takes_turns;
+  };
+
+  void free(const Held& op);
+
+  ExchangeTurns& exchanges_;
+  std::deque<Held> held_;  // listed in the order in which they were issued
+  std::array<std::size_t, lane_count> held_in_lane_{};
+};
+
+// Walks through a list of operations: hands them to their lanes in order, and stops when it is the trainer's turn. Used by the
+// trainer's thread. It knows neither units nor memory: `execute` does the operations.
 class Scheduler {
  public:
   // All of it outlives the scheduler.

@@ -52,19 +52,19 @@ SendAhead::~SendAhead() {
 }
 
 void SendAhead::issued(const IssuedOp& op) {
-  if (OfLane* const lane = of(op.op.lane)) lane->queue.issued(op);
+  if (LaneLookAhead* const lane = of(op.op.lane)) lane->queue.issued(op);
 }
 
 void SendAhead::begun(const Op& op) {
-  if (OfLane* const lane = of(op.lane)) lane->queue.begun(op);
+  if (LaneLookAhead* const lane = of(op.lane)) lane->queue.begun(op);
 }
 
-SendAhead::OfLane* SendAhead::of(Lane lane) {
+SendAhead::LaneLookAhead* SendAhead::of(Lane lane) {
   if (lane == Lane::gather) return &gather_;
   return lane == Lane::reduce ? &reduce_ : nullptr;
 }
 
-std::optional<NextCollective> SendAhead::OfLane::next() {
+std::optional<NextCollective> SendAhead::LaneLookAhead::next() {
   const Op* const op = queue.next_exchange();
   return op == nullptr ? std::nullopt : owner.collective_of(*op);
 }

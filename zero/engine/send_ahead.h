@@ -9,7 +9,7 @@
 #include "zero/engine/mesh.h"
 #include "zero/engine/slots.h"
 #include "zero/engine/step_run.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 
 namespace ballast {
 
@@ -43,22 +43,22 @@ class SendAhead {
   void begun(const Op& op);         // called by the lane's thread
 
  private:
-  struct OfLane : LookAhead {
-    explicit OfLane(const SendAhead& of) : owner(of) {}
+  struct LaneLookAhead : LookAhead {
+    explicit LaneLookAhead(const SendAhead& of) : owner(of) {}
     std::optional<NextCollective> next() override;
 
     const SendAhead& owner;
     LaneQueue queue{};
   };
 
-  OfLane* of(Lane lane);  // null: the lane exchanges nothing
+  LaneLookAhead* of(Lane lane);  // null: the lane exchanges nothing
   std::optional<NextCollective> collective_of(const Op& op) const;
 
   const CompiledPlan& plan_;
   const Slots& slots_;
   Mesh& mesh_;
-  OfLane gather_{*this};
-  OfLane reduce_{*this};
+  LaneLookAhead gather_{*this};
+  LaneLookAhead reduce_{*this};
 };
 
 }  // namespace ballast

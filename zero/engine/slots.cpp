@@ -7,10 +7,9 @@
 #include <map>
 
 #include "kernels/runtime/host_limits.h"
-#include "zero/engine/staging.h"
+#include "zero/engine/home_memory.h"
 
 namespace ballast {
-
 namespace {
 
 std::set<std::size_t> slots_of_records(const Program& program) {
@@ -77,6 +76,30 @@ void require_memory_of_host(const std::vector<Slot>& slots, const std::function<
 }
 
 }  // namespace
+
+RunningProgram::RunningProgram(const CompiledPlan& plan) : plan_(plan), input_(plan.input()) { count_memory(); }
+
+CompileInput RunningProgram::input_for(const Trace& trace, bool extra_sum_slots) const {
+  CompileInput input = input_;
+  input.trace = trace;
+  input.extra_sum_slots = extra_sum_slots;
+  const auto gathered = std::ranges::find(program().slots, SlotRole::gathered, &Slot::role);
+  if (gathered != program().slots.end()) input.gathered_bytes = gathered->bytes;
+  return input;
+}
+
+std::unique_ptr<const Program> RunningProgram::compile_for(const Trace& trace, bool extra_sum_slots) const {
+  return std::make_unique<const Program>(compile(input_for(trace, extra_sum_slots)));
+}
+
+void RunningProgram::change_to(std::unique_ptr<const Program> program, const Trace& trace, bool extra_sum_slots) {
+  compiled_ = std::move(program);
+  input_.trace = trace;
+  input_.extra_sum_slots = extra_sum_slots;
+  count_memory();
+}
+
+void RunningProgram::count_memory() { memory_ = bytes_by_tier(ledger_of(program(), plan_.blocks().records())); }
 
 Slots::Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemory& device,
              std::vector<offload::IoQueue*> queues)
@@ -228,10 +251,10 @@ ExchangeViews views_of_reduction(const CompiledPlan& plan, const Slots& slots, c
   const Placement& placement = plan.placement();
   const DType gradient = plan.model().units[op.unit].dtype;
   const DType sum = plan.input().dtype_of_sums(op.unit);
-  const bool of_shards = op.ranks == Ranks::shard_group;
-  const bool is_partial = (of_shards ? placement.groups() : placement.ranks_per_group()) > 1;
-  return {slots.view(op.from, is_partial && !of_shards ? DType::fp32 : gradient),
-          slots.view(op.to, is_partial && of_shards ? DType::fp32 : sum)};
+  const bool is_shard_group = op.ranks == Ranks::shard_group;
+  const bool is_partial = (is_shard_group ? placement.groups() : placement.ranks_per_group()) > 1;
+  return {slots.view(op.from, is_partial && !is_shard_group ? DType::fp32 : gradient),
+          slots.view(op.to, is_partial && is_shard_group ? DType::fp32 : sum)};
 }
 
 }  // namespace ballast

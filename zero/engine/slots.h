@@ -1,9 +1,9 @@
-// A program's memory: every slot, reserved at once, so that nothing grows later. Memory for the initial state becomes
-// resident when it is written, so that the caller can free its own copy meanwhile.
+// The program that runs, and its memory.
 #pragma once
 
 #include <ballast/local_state.h>
 
+#include <memory>
 #include <optional>
 #include <set>
 #include <vector>
@@ -11,10 +11,37 @@
 #include "kernels/runtime/buffer.h"
 #include "offload/io_queue.h"
 #include "zero/engine/exec_context.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 #include "zero/plan/program.h"
+#include "zero/plan/program_cost.h"
 
 namespace ballast {
+
+// The program that the engine runs: the plan's, until another order of uses is compiled. Used by the trainer's thread. The
+// engine owns it; only OffPlan changes it.
+class RunningProgram {
+ public:
+  explicit RunningProgram(const CompiledPlan& plan);  // the plan outlives it
+  RunningProgram(RunningProgram&&) = delete;
+
+  const CompiledPlan& plan() const { return plan_; }
+  const CompileInput& input() const { return input_; }
+  const Program& program() const { return compiled_ ? *compiled_ : plan_.program(); }
+  const TierBytes& memory() const { return memory_; }  // bytes of its slots
+
+  // Compiles for the same memory for gathered units. `extra_sum_slots`: see CompileInput.
+  std::unique_ptr<const Program> compile_for(const Trace& trace, bool extra_sum_slots) const;
+  void change_to(std::unique_ptr<const Program> program, const Trace& trace, bool extra_sum_slots);
+
+ private:
+  CompileInput input_for(const Trace& trace, bool extra_sum_slots) const;
+  void count_memory();
+
+  const CompiledPlan& plan_;
+  CompileInput input_;
+  std::unique_ptr<const Program> compiled_{};  // replaces the plan's, if not null
+  TierBytes memory_{};
+};
 
 // The source of the device tier's memory.
 struct DeviceMemory {
@@ -26,6 +53,9 @@ struct DeviceMemory {
 
 class Staging;
 
+// Every slot is reserved at once, so that nothing grows later. Memory for the initial state becomes resident when it is
+// written, so that the caller can free its own copy meanwhile.
+//
 // Used by the trainer's thread; view(), data(), bytes() and on_gpu() by the lanes' too.
 class Slots {
  public:

@@ -16,7 +16,7 @@
 namespace ballast {
 
 // Which operation ran when, for the trace viewers of Chrome and Perfetto.
-// Each lane adds its entries on its own thread. Read them after Engine::finish().
+// Each lane adds its entries on its own thread. Read them after Training::finish().
 class Timeline {
  public:
   using Time = std::chrono::steady_clock::time_point;

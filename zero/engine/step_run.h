@@ -5,27 +5,60 @@
 #include <ballast/step.h>
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "kernels/orthogonalize.h"
+#include "kernels/update.h"
 #include "offload/completion.h"
 #include "offload/record_store.h"
 #include "zero/engine/exec_context.h"
-#include "zero/engine/gpu_span.h"
-#include "zero/engine/rendezvous.h"
-#include "zero/engine/step_numbers.h"
+#include "zero/plan/layout.h"
 #include "zero/plan/program.h"
 
 namespace ballast {
+
+// A rank's next use off plan: the number of its uses in this step so far, the unit + 1 (0: the step), and the phase.
+using OffPlanPosition = std::array<std::int64_t, 3>;
+
+inline OffPlanPosition off_plan_position(std::size_t uses, std::size_t unit, Phase phase) {  // unit `none`: the step
+  return {static_cast<std::int64_t>(uses), static_cast<std::int64_t>(unit + 1), static_cast<std::int64_t>(phase)};
+}
+
+// The numbers of a step that its updates use. Written by the agreement, before the updates that wait for it read it.
+struct StepNumbers {
+  std::uint64_t number = 0;  // updates made, this one included
+  bool skip = false;
+  float gradient_factor = 1.0f;
+  std::vector<kernels::GroupStep> groups{};  // one for each parameter group, and for tensors that have missed steps
+  // Says for each unit and tensor which of `groups` updates it; none: it stays as it is. If empty, its parameter group
+  // does.
+  std::vector<std::vector<std::size_t>> group_of{};
+  // A rule of whole matrices has these: how each group's are orthogonalized, and the update with the result, by
+  // MatrixGroups.
+  std::vector<kernels::NewtonSchulz> orthogonalizations{};
+  std::vector<kernels::GroupStep> matrices{};
+
+  std::span<const std::size_t> groups_of(std::size_t unit) const {
+    return group_of.empty() ? std::span<const std::size_t>() : group_of[unit];
+  }
+  bool leaves_out(std::size_t unit, std::size_t tensor) const {
+    return !group_of.empty() && group_of[unit][tensor] == none;
+  }
+  void leave_out(std::size_t unit, std::size_t tensor) { group_of[unit][tensor] = none; }
+};
 
 // The progress of an operation.
 // The operation's lane writes the members after `is_free` before `begun` is done. Other threads read them after that.
 struct OpStatus {
   offload::Completion begun{};  // the end on the CPU; requests to a drive, and work in a stream, end later
   bool is_awaited = false;  // an operation of the list waits for it; otherwise its end in a stream need not be marked
-  bool is_free = true;      // free of the trainer: see freed_ops.h; the trainer's thread alone uses it
+  bool is_free = true;      // free of the trainer: see FreedOps; the trainer's thread alone uses it
   bool in_stream = false;
   std::optional<offload::PendingRead> read{};
   mutable bool is_checked = false;  // the record that is read

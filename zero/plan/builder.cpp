@@ -1,4 +1,4 @@
-#include "zero/plan/builder.h"
+#include "zero/plan/compiler_parts.h"
 
 #include <algorithm>
 
@@ -97,8 +97,8 @@ std::vector<Op> Builder::step(std::size_t last_step, std::size_t begin) const {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     for (const std::size_t op : after_[begin + i]) {
       if (op < last_step) continue;
-      const bool of_last_step = op < begin;
-      ops[i].after.push_back({static_cast<std::uint32_t>(op - (of_last_step ? last_step : begin)), of_last_step});
+      const bool is_last_steps = op < begin;
+      ops[i].after.push_back({static_cast<std::uint32_t>(op - (is_last_steps ? last_step : begin)), is_last_steps});
     }
   }
   return ops;

@@ -23,14 +23,14 @@ void check_formats(const Wire& wire) {
 // A reduction of a unit's gradients: what a rank adds, and what it gets.
 struct Reduced {
   Reduced(const Placement& placement, const UnitLayout& unit, Ranks ranks)
-      : of_shards(ranks == Ranks::shard_group),
-        scatters(of_shards || placement.parameter_replicas > 1),
-        of_sums(!of_shards && placement.ranks_per_group() > 1),
-        count(unit.trained.shard * (of_shards ? placement.parameter_replicas : 1)) {}
+      : is_shard_group(ranks == Ranks::shard_group),
+        scatters(is_shard_group || placement.parameter_replicas > 1),
+        adds_sums(!is_shard_group && placement.ranks_per_group() > 1),
+        count(unit.trained.shard * (is_shard_group ? placement.parameter_replicas : 1)) {}
 
-  bool of_shards;
+  bool is_shard_group;
   bool scatters;      // a part for each rank; else all ranks get the sum
-  bool of_sums;       // replicas add sums of groups
+  bool adds_sums;     // replicas add sums of groups
   std::size_t count;  // elements: in each part, or in all
 };
 
@@ -39,7 +39,7 @@ kernels::ReductionMemory memory_of_reduction(const CompileInput& input, const ke
                                              std::size_t unit, Ranks ranks) {
   const UnitLayout& layout = input.layout.units[unit];
   const Reduced reduced(input.placement, layout, ranks);
-  const std::size_t width = reduced.of_sums ? sizeof(float) : input.width(unit);
+  const std::size_t width = reduced.adds_sums ? sizeof(float) : input.width(unit);
   const Codes codes = codes_of_reduction(input.wire, input.placement, layout, ranks);
   if (codes.memory.bytes > 0) {
     const std::size_t part = reduced.scatters ? reduced.count : kernels::part_of_groups(reduced.count, group.ranks);
@@ -88,7 +88,7 @@ Codes codes_of_reduction(const Wire& wire, const Placement& placement, const Uni
   const std::size_t size = count_of(ranks, placement);
   const Reduced reduced(placement, unit, ranks);
   if (wire.reduce == WireFormat::exact || size == 1 || reduced.count == 0) return {};
-  Codes codes{.values = reduced.of_sums ? wire.of_sums() : wire.reduce, .sums = wire.of_sums()};
+  Codes codes{.values = reduced.adds_sums ? wire.sums() : wire.reduce, .sums = wire.sums()};
   const kernels::CodeBits values = code_bits(codes.values);
   const kernels::CodeBits sums = code_bits(codes.sums);
   if (reduced.scatters) {
@@ -104,11 +104,11 @@ Codes codes_of_reduction(const Wire& wire, const Placement& placement, const Uni
 
 kernels::ReducingRanks reducing_ranks(const Placement& placement, std::size_t rank, std::size_t per_host, Ranks ranks) {
   const bool neighbours = ranks == Ranks::shard_group;
-  const std::size_t of_group = placement.ranks_per_group();
+  const std::size_t group = placement.ranks_per_group();
   const std::size_t size = count_of(ranks, placement);
-  const std::size_t first = neighbours ? rank / of_group * of_group : rank % of_group;
+  const std::size_t first = neighbours ? rank / group * group : rank % group;
   if (per_host <= 1) return {size, 1};
-  const auto host = [&](std::size_t member) { return (first + member * (neighbours ? 1 : of_group)) / per_host; };
+  const auto host = [&](std::size_t member) { return (first + member * (neighbours ? 1 : group)) / per_host; };
   std::size_t here = 1;
   while (here < size && host(here) == host(0)) {
     ++here;

@@ -34,11 +34,11 @@ std::vector<std::size_t> update_order(const CompileInput& input, const Uses& use
 // Emits the operations of one step, use by use, in the slots of a program.
 class StepCompiler {
  public:
-  // Operations follow `uses`; the slots are those of the program that follows `of_program`. off_plan: the uses to come
+  // Operations follow `uses`; the slots are those of the program that follows `program_uses`. off_plan: the uses to come
   // are unknown.
-  StepCompiler(const CompileInput& input, const Uses& of_program, const Uses& uses, bool off_plan = false)
-      : context_(input, of_program, uses, off_plan),
-        records_(context_, update_order(input, of_program)),
+  StepCompiler(const CompileInput& input, const Uses& program_uses, const Uses& uses, bool off_plan = false)
+      : context_(input, program_uses, uses, off_plan),
+        records_(context_, update_order(input, program_uses)),
         parameters_(context_, records_),
         gradients_(context_),
         updates_(context_, parameters_, gradients_, records_) {}
@@ -77,7 +77,7 @@ class StepCompiler {
     if (position == 0 || !trace[position - 1].held) parameters_.ensure_chain_gathered(position);
     parameters_.prefetch(micro_step, position);
     gradients_.prepare(position);
-    const Piece gradients = visit.phase == Phase::backward ? gradients_.of_use(position) : Piece{};
+    const Piece gradients = visit.phase == Phase::backward ? gradients_.use_gradients(position) : Piece{};
     context_.builder.add({.kind = OpKind::use,
                           .lane = Lane::compute,
                           .phase = visit.phase,
@@ -343,6 +343,33 @@ std::vector<Op> compile_visits(const CompileInput& input, const OffPlanStep& ste
 
 std::vector<Op> compile_step(const CompileInput& input, const OffPlanStep& step) {
   return OffPlanCompiler(input, step, step.visits).rest_of_step();
+}
+
+void require_groups(const Model& model, std::size_t groups) {
+  for (const Unit& unit : model.units) {
+    for (const Tensor& tensor : unit.tensors) {
+      require(tensor.frozen || tensor.group < groups, Code::bad_argument, [&] {
+        return Problem{.what = fmt::format("cannot train: {} parameter groups are too few", groups),
+                       .where = fmt::format("unit {}, tensor {}", unit.name, tensor.name),
+                       .needed = fmt::format("group {}", tensor.group)};
+      });
+    }
+  }
+}
+
+CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
+    : model_(std::move(model)),
+      cut_(model_, options),
+      program_(compile(input())),
+      matrix_groups_(input().needs_matrices() ? MatrixGroups(model_) : MatrixGroups()) {
+  for (const Home& home : program_.homes) {
+    if (home.on_drive) (home.frozen ? frozen_ : records_).emplace_back(home.unit, home.tile);
+  }
+}
+
+std::size_t CompiledPlan::record_of(std::size_t unit, std::size_t tile) const {
+  const auto& records = layout().units[unit].is_frozen(tile) ? frozen_ : records_;
+  return static_cast<std::size_t>(std::ranges::lower_bound(records, std::pair(unit, tile)) - records.begin());
 }
 
 }  // namespace ballast

@@ -121,8 +121,8 @@ std::size_t read_head(std::span<const std::string> lines, Described& into) {
   into.placement.replicas = *replicas;
   into.placement.full_parameters = lines[1] != stage_3;
   if (lines.size() == 4 || !lines[4].ends_with(parameter_copies)) return 4;
-  std::string_view of_parameters = lines[4];
-  const auto parameter_replicas = take_number(of_parameters);
+  std::string_view parameter_line = lines[4];
+  const auto parameter_replicas = take_number(parameter_line);
   if (!parameter_replicas || *parameter_replicas == 0 || into.placement.shards % *parameter_replicas != 0) return 0;
   into.placement.parameter_replicas = *parameter_replicas;
   return 5;
@@ -270,10 +270,10 @@ std::optional<Difference> first_difference(std::span<const std::string> one, std
     const auto found = std::ranges::find_if(lines, [&](const std::string& line) { return !known.contains(line); });
     return found == lines.end() ? std::nullopt : std::optional(*found);
   };
-  const auto of_one = own(one, other);
-  const auto of_other = own(other, one);
-  if (!of_one && !of_other) return {};
-  return Difference{of_one.value_or("nothing more"), of_other.value_or("nothing more")};
+  const auto one_line = own(one, other);
+  const auto other_line = own(other, one);
+  if (!one_line && !other_line) return {};
+  return Difference{one_line.value_or("nothing more"), other_line.value_or("nothing more")};
 }
 
 std::optional<RecordedState> RecordedState::of(std::span<const std::string> lines, const optim::StateNames& names) {
@@ -305,8 +305,8 @@ RecordedState::RecordedState(Described described, Layout layout, const optim::St
 
 std::vector<std::string> RecordedState::trained() const {
   std::vector<std::string> trained;
-  for (const std::vector<std::string>& of_unit : names_in_runs(described_.model)) {
-    std::ranges::copy_if(of_unit, std::back_inserter(trained),
+  for (const std::vector<std::string>& unit_names : names_in_runs(described_.model)) {
+    std::ranges::copy_if(unit_names, std::back_inserter(trained),
                          [&](const std::string& name) { return tensors_.contains(name); });
   }
   return trained;

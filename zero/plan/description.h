@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 
 namespace ballast {
 
@@ -46,7 +46,7 @@ std::optional<Described> read_description(std::span<const std::string> lines);
 // the model has it, else that of its unit and its own.
 std::vector<std::vector<std::string>> names_in_runs(const Model& model);
 
-// The first fact in which a training differs from one whose records it takes over, of each: their rules, or the names and shapes
+// The first fact in which a training differs from one whose records it adopts, of each: their rules, or the names and shapes
 // of their parameters. Frozen ones count if both have some: below stage 3 a training need not know them. Ranks, stage, formats
 // and tiles may differ.
 std::optional<Difference> first_obstacle(const Described& run, const Model& model, std::string_view rule);

@@ -49,7 +49,7 @@ void GradientSums::prepare_use(std::size_t position) {
   }
 }
 
-Piece GradientSums::of_use(std::size_t position) const {
+Piece GradientSums::use_gradients(std::size_t position) const {
   const auto found = uses_.find(position);
   return found == uses_.end() ? Piece{} : found->second;
 }
@@ -61,7 +61,7 @@ void GradientSums::clear(std::size_t unit, const Piece& gradients) {
 
 void GradientSums::add_use(std::size_t position, bool complete) {
   const std::size_t unit = context_.trace()[position].unit;
-  const Piece gradients = of_use(position);
+  const Piece gradients = use_gradients(position);
   if (!is_boundary()) uses_.erase(position);  // the next micro-step gets other memory
   const bool is_normed = (!is_boundary() || complete) && sum(unit, gradients, complete);
   if (complete && !is_normed) norm(unit);

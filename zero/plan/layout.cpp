@@ -99,6 +99,8 @@ class Dealer {
   double total_ = 0.0;
 };
 
+constexpr std::size_t state_alignment = 64;  // a cache line
+
 }  // namespace
 
 Range intersection(const Range& a, const Range& b) {
@@ -203,7 +205,7 @@ std::vector<TensorPart> owners_of(const Unit& unit, const UnitLayout& layout, st
   const std::size_t begin = layout.tensor_begin[tensor];
   std::vector<TensorPart> parts;
   for (std::size_t rank = 0; rank < section.shards; ++rank) {
-    const Range shard = section.of_rank(rank);
+    const Range shard = section.shard_range(rank);
     const Range common = intersection({begin + range.first, range.count}, shard);
     if (common.count > 0) {
       parts.push_back({tensor, {common.first - begin, common.count}, rank, common.first - shard.first});
@@ -214,7 +216,7 @@ std::vector<TensorPart> owners_of(const Unit& unit, const UnitLayout& layout, st
 
 std::vector<TensorPart> tensors_in(const Unit& unit, const UnitLayout& layout, const Section& section, std::size_t rank,
                                    Range range) {
-  const Range shard = section.of_rank(rank);
+  const Range shard = section.shard_range(rank);
   std::vector<TensorPart> parts;
   for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
     const Range common = intersection(range_of(unit, layout, i), {shard.first + range.first, range.count});
@@ -233,6 +235,47 @@ std::vector<Range> counted_in(const Unit& unit, const UnitLayout& layout, std::s
     if (unit.tensors[part.tensor].counted) counted.push_back({part.in_shard, part.range.count});
   }
   return counted;
+}
+
+optim::StateKind state_kind(const Unit& unit, StateFormat format, const optim::StateNames& names) {
+  return {.format = unit.dtype == DType::bf16 ? format : StateFormat::fp32, .parameter = unit.dtype, .names = names};
+}
+
+Blocks::Blocks(const Model& model, const Layout& layout, const Placement& placement, const BlockOptions& options)
+    : full_records_(options.full_records || placement.parameters.nvme > 0.0) {
+  for (std::size_t i = 0; i < model.units.size(); ++i) {
+    const Unit& unit = model.units[i];
+    const std::size_t elements = layout.units[i].tile_elements;
+    const optim::StateKind kind = state_kind(unit, options.format, options.names);
+    const auto& state = states_.emplace_back(kind, elements);
+    on_device_.emplace_back(kind, layout.units[i].device_elements);
+    first_is_of_device_.push_back(layout.units[i].device_elements > 0);
+    sizes_.push_back({round_up(elements * byte_size(unit.dtype), state_alignment), state.bytes()});
+    const BlockSizes recorded = in_record(i);
+    largest_ = {std::max(largest_.parameter, recorded.parameter), std::max(largest_.state, recorded.state)};
+    for (const Range& tile : layout.units[i].frozen_tiles)
+      largest_frozen_ = std::max(largest_frozen_, tile.count * byte_size(unit.dtype));
+  }
+  const offload::RecordPlaces places(shape(1), 1);
+  const std::size_t frozen = largest_frozen_ == 0 ? 0 : offload::RecordPlaces(frozen_shape(1), 1).record_bytes();
+  records_ = {places.record_bytes(), places.first_record_bytes(), frozen, offload::block_bytes,
+              options.full_records ? 2u : 1u};
+}
+
+offload::RecordShape Blocks::shape(std::size_t tiles) const {
+  return {.tiles = tiles, .payload_bytes = largest_.bytes(), .first_bytes = largest_.parameter};
+}
+
+offload::RecordShape Blocks::frozen_shape(std::size_t tiles) const {
+  return {.tiles = tiles, .payload_bytes = largest_frozen_, .first_bytes = largest_frozen_};
+}
+
+TileMemory Blocks::recorded(std::size_t unit, std::size_t tile, std::size_t elements, std::byte* payload) const {
+  const BlockSizes sizes = in_record(unit);
+  TileMemory memory = state(unit, tile).tile(payload + sizes.parameter);
+  memory.parameter = sizes.parameter > 0 ? payload : nullptr;
+  memory.count = elements;
+  return memory;
 }
 
 }  // namespace ballast

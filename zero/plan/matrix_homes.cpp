@@ -107,12 +107,12 @@ std::vector<kernels::Run> MatrixGroups::runs_in(const Unit& unit, const UnitLayo
     const auto tensor = std::ranges::find(layout.tensor_begin, run.tensor_begin);
     const Tensor& matrix = unit.tensors[static_cast<std::size_t>(tensor - layout.tensor_begin.begin())];
     for (const MatrixBlocks& blocks : blocks_of(matrix)) {
-      const Range of_blocks{run.tensor_begin + blocks.first, blocks.shape.elements()};
-      const Range common = intersection(of_blocks, {range.first + run.begin, run.count});
+      const Range block_range{run.tensor_begin + blocks.first, blocks.shape.elements()};
+      const Range common = intersection(block_range, {range.first + run.begin, run.count});
       if (common.count == 0) continue;
-      kernels::Run& of_group =
+      kernels::Run& group_run =
           runs.emplace_back(kernels::part(run, common.first - range.first - run.begin, common.count));
-      of_group.group = static_cast<std::size_t>(find(run.group, blocks.shape) - groups_.begin());
+      group_run.group = static_cast<std::size_t>(find(run.group, blocks.shape) - groups_.begin());
     }
   }
   return runs;

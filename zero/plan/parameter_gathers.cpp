@@ -64,7 +64,7 @@ Piece ParameterGathers::full(std::size_t unit, const Range& range) const {
 }
 
 Piece ParameterGathers::shard(std::size_t unit, const Section& section) const {
-  return full(unit, section.of_rank(context_.input.rank_in_shard_group));
+  return full(unit, section.shard_range(context_.input.rank_in_shard_group));
 }
 
 Piece ParameterGathers::kept(std::size_t unit, const Section& section) const {
@@ -78,7 +78,7 @@ Piece ParameterGathers::kept(std::size_t unit, const Section& section) const {
 Piece ParameterGathers::kept_shard(std::size_t unit, const Section& section) const {
   const CompileInput& in = context_.input;
   const std::size_t width = context_.width(unit);
-  const std::size_t before = section.of_rank(in.rank_in_shard_group).first - in.kept_range(section).first;
+  const std::size_t before = section.shard_range(in.rank_in_shard_group).first - in.kept_range(section).first;
   return kept(unit, section).part(before * width, section.shard * width);
 }
 
@@ -206,7 +206,7 @@ void ParameterGathers::upload_shard(std::size_t unit, Phase phase) {
 
 void ParameterGathers::upload_tile(std::size_t unit, std::size_t tile, Phase phase) {
   const UnitSlots& slots = context_.slots.of(unit);
-  const Range range = context_.layout(unit).of_rank(context_.input.rank_in_shard_group, tile);
+  const Range range = context_.layout(unit).tile_range(context_.input.rank_in_shard_group, tile);
   const std::size_t bytes = range.count * context_.width(unit);
   Piece from;
   if (context_.residence(unit).parameters == Tier::nvme) {

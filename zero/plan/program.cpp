@@ -23,7 +23,7 @@ std::string codes_text(const Program& program, const Codes& codes) {
 std::string waits_text(const Op& op) {
   std::string text;
   for (const Wait& wait : op.after) {
-    text += fmt::format("{}{}{}", text.empty() ? " after=" : ",", wait.of_last_step ? '^' : '%', wait.op);
+    text += fmt::format("{}{}{}", text.empty() ? " after=" : ",", wait.is_last_steps ? '^' : '%', wait.op);
   }
   return text;
 }

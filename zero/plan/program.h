@@ -69,7 +69,7 @@ inline bool overlap(const Piece& a, const Piece& b) {
 // An earlier operation that one waits for: of the same step, or of the step before.
 struct Wait {
   std::uint32_t op = 0;
-  bool of_last_step = false;
+  bool is_last_steps = false;
 
   bool operator==(const Wait&) const = default;
 };

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "zero/plan/op_cost.h"
+#include "zero/plan/program_cost.h"
 
 namespace ballast {
 
@@ -16,7 +16,7 @@ Simulation simulate(const SimulationInput& input);
 // others, this is its last turn.
 struct SimulatedOp {
   std::size_t op = 0;  // an operation of the program
-  bool of_earlier_step = false;
+  bool is_earlier_steps = false;
   double begin = 0;
   double end = 0;
 };

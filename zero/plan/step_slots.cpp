@@ -1,4 +1,4 @@
-#include "zero/plan/step_slots.h"
+#include "zero/plan/compiler_parts.h"
 
 #include <fmt/format.h>
 
@@ -276,7 +276,7 @@ void StepSlots::add_records(const Needs& needs) {
   const std::size_t at_once = in_.needs_matrices() ? most + (updates_at_once() > 1 ? second : 0) : 1;
   const std::size_t staged = std::min(std::max(in_.schedule.staging_slots, at_once), needs.records - kept);
   if (needs.first_regions) {
-    rings.first_regions = slots_.add_records(SlotRole::first_regions, first_regions_ahead, sizes.of_parameters());
+    rings.first_regions = slots_.add_records(SlotRole::first_regions, first_regions_ahead, sizes.parameter_record());
   }
   rings.staging = slots_.add_records(SlotRole::staging, staged, sizes.record);
   const Ring stay = slots_.add_records(SlotRole::kept, kept, sizes.record);
@@ -358,8 +358,8 @@ void StepSlots::add_kept_parameters(std::size_t unit, std::vector<Home>& homes) 
     homes.push_back(
         {.unit = unit, .range = range, .parameters = {slot, begin * in_.width(unit), range.count * in_.width(unit)}});
   };
-  const Range trained = layout.trained.of_rank(in_.rank_in_shard_group);
-  const Range frozen = layout.frozen.of_rank(in_.rank_in_shard_group);
+  const Range trained = layout.trained.shard_range(in_.rank_in_shard_group);
+  const Range frozen = layout.frozen.shard_range(in_.rank_in_shard_group);
   if (is_gathered_per_use_[unit]) {
     const Range kept = in_.kept_range(layout.trained);
     add(trained, slots.parameters, trained.first - kept.first);
@@ -378,7 +378,7 @@ void StepSlots::add_frozen_tiles(std::size_t unit, std::vector<Home>& homes) con
     const std::size_t tile = layout.tiles.size() + i;
     homes.push_back({.unit = unit,
                      .tile = tile,
-                     .range = layout.of_rank(in_.rank_in_shard_group, tile),
+                     .range = layout.tile_range(in_.rank_in_shard_group, tile),
                      .on_drive = true,
                      .frozen = true});
   }
@@ -387,7 +387,7 @@ void StepSlots::add_frozen_tiles(std::size_t unit, std::vector<Home>& homes) con
 Home StepSlots::home_of_tile(std::size_t unit, std::size_t tile) const {
   const UnitSlots& slots = units_[unit];
   const BlockSizes& sizes = in_.blocks.of(unit);
-  Home home{.unit = unit, .tile = tile, .range = in_.layout.units[unit].of_rank(in_.rank_in_shard_group, tile)};
+  Home home{.unit = unit, .tile = tile, .range = in_.layout.units[unit].tile_range(in_.rank_in_shard_group, tile)};
   const std::size_t parameter_bytes = home.range.count * in_.width(unit);
   switch (residence_[unit].state[tile]) {
     case Tier::device: home.state = slots.state[tile]; break;

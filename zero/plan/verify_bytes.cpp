@@ -149,8 +149,8 @@ class ExpectedContent {
     const std::size_t before = tile == 0 ? 0 : in_.blocks.state_bytes_on_device(unit);
     return {Meaning::state, unit, before + tile * in_.blocks.of(unit).state, version};
   }
-  Range of_tile(std::size_t unit, std::size_t tile) const {
-    return layout(unit).of_rank(in_.rank_in_shard_group, tile);
+  Range tile_range(std::size_t unit, std::size_t tile) const {
+    return layout(unit).tile_range(in_.rank_in_shard_group, tile);
   }
   // This rank's sum of all that a step's backward uses give.
   Content all_gradients(std::size_t unit, std::size_t from_element) const {
@@ -291,7 +291,7 @@ class Follower {
     const std::size_t version = on_drive_[{op.unit, op.tile}];
     const bool frozen = expected_.layout(op.unit).is_frozen(op.tile);
     const BlockSizes sizes = in_.blocks.in_record(op.unit);
-    const Range range = expected_.of_tile(op.unit, op.tile);
+    const Range range = expected_.tile_range(op.unit, op.tile);
     const std::size_t bytes = range.count * expected_.width(op.unit);
     const Piece block = op.to.part(in_.blocks.records().payload, frozen ? bytes : sizes.bytes());
     contents_.write(op.to, {});
@@ -311,9 +311,10 @@ class Follower {
     const bool frozen = content.offset >= unit.trained.count() * expected_.width(op.unit);
     const Section& section = frozen ? unit.frozen : unit.trained;
     const std::size_t width = expected_.width(op.unit);
-    const bool of_group = op.ranks == Ranks::shard_group;  // else a group's part, of which this rank has its shard
-    const Range own = of_group ? in_.kept_range(section) : section.of_rank(in_.rank_in_shard_group);
-    const Range all = of_group ? section.all() : in_.kept_range(section);
+    const bool is_shard_group =
+        op.ranks == Ranks::shard_group;  // else a group's part, of which this rank has its shard
+    const Range own = is_shard_group ? in_.kept_range(section) : section.shard_range(in_.rank_in_shard_group);
+    const Range all = is_shard_group ? section.all() : in_.kept_range(section);
     if (content.meaning != Meaning::parameters || content.decoded || content.unit != op.unit ||
         content.offset != own.first * width || op.from.bytes != own.count * width || op.to.bytes != all.count * width) {
       complain("gathers {}", contents_.text(op.from));
@@ -396,7 +397,7 @@ class Follower {
   }
 
   // Directions that belong to an update, from a byte of the rank's shard on.
-  Content of_update(Meaning meaning, const Op& op, std::size_t from_element = 0) const {
+  Content update_content(Meaning meaning, const Op& op, std::size_t from_element = 0) const {
     const std::vector<std::size_t>& updates = updates_[op.unit];
     const std::size_t version = updates.at(op.tile == none ? 0 : op.tile) + 1;
     return {meaning, op.unit, from_element * byte_size(DType::bf16), version};
@@ -413,32 +414,32 @@ class Follower {
     expect(op.state, state);
     state.meaning = Meaning::moved_state;
     contents_.write(op.state, state);
-    contents_.write(op.to, of_update(Meaning::direction, op, first));
+    contents_.write(op.to, update_content(Meaning::direction, op, first));
   }
 
   // Brings whole matrices to their homes, or back: all of this rank's shard of them.
   void move_matrices(const Op& op, Meaning from, Meaning to) {
     expect_agreed();
-    const Piece& of_shard = from == Meaning::direction ? op.from : op.to;
-    if (of_shard.bytes != expected_.direction_bytes(op.unit)) complain("moves {} bytes of the shard", of_shard.bytes);
-    expect(op.from, of_update(from, op));
-    contents_.write(op.to, of_update(to, op));
+    const Piece& shard = from == Meaning::direction ? op.from : op.to;
+    if (shard.bytes != expected_.direction_bytes(op.unit)) complain("moves {} bytes of the shard", shard.bytes);
+    expect(op.from, update_content(from, op));
+    contents_.write(op.to, update_content(to, op));
   }
 
   // The directions are the matrices if there is one rank.
   void orthogonalize(const Op& op) {
     expect_agreed();
     const bool is_alone = in_.placement.shards == 1;
-    expect(op.to, of_update(is_alone ? Meaning::direction : Meaning::matrices, op));
-    contents_.write(op.to, of_update(is_alone ? Meaning::orthogonal : Meaning::orthogonal_matrices, op));
+    expect(op.to, update_content(is_alone ? Meaning::direction : Meaning::matrices, op));
+    contents_.write(op.to, update_content(is_alone ? Meaning::orthogonal : Meaning::orthogonal_matrices, op));
     contents_.write(op.state, {});
   }
 
   void update(const Op& op) {
-    const Range range = expected_.of_tile(op.unit, op.tile);
+    const Range range = expected_.tile_range(op.unit, op.tile);
     const std::size_t first = expected_.layout(op.unit).tiles[op.tile].first;
     const Content from =
-        in_.needs_matrices() ? of_update(Meaning::orthogonal, op, first) : expected_.all_gradients(op.unit, first);
+        in_.needs_matrices() ? update_content(Meaning::orthogonal, op, first) : expected_.all_gradients(op.unit, first);
     const std::size_t width = in_.needs_matrices() ? byte_size(DType::bf16) : expected_.width_of_sums(op.unit);
     const std::size_t version = updates_[op.unit][op.tile]++;
     expect_agreed();
@@ -455,7 +456,7 @@ class Follower {
   }
 
   void write(const Op& op) {
-    const Range range = expected_.of_tile(op.unit, op.tile);
+    const Range range = expected_.tile_range(op.unit, op.tile);
     const std::size_t version = updates_[op.unit][op.tile];
     const BlockSizes sizes = in_.blocks.in_record(op.unit);
     const Piece block = op.from.part(in_.blocks.records().payload, sizes.bytes());

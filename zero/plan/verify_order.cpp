@@ -97,9 +97,9 @@ class Unrolled {
   void add_waits(std::size_t index, const Op& op, std::size_t step_begin, std::size_t last_step) {
     std::vector<std::size_t>& awaited = awaited_.emplace_back();
     for (const Wait& wait : op.after) {
-      if (wait.of_last_step && last_step == none) continue;  // the entry is over
-      const std::size_t target = (wait.of_last_step ? last_step : step_begin) + wait.op;
-      if (target >= index || (wait.of_last_step && target >= step_begin)) {
+      if (wait.is_last_steps && last_step == none) continue;  // the entry is over
+      const std::size_t target = (wait.is_last_steps ? last_step : step_begin) + wait.op;
+      if (target >= index || (wait.is_last_steps && target >= step_begin)) {
         problems_.push_back(fmt::format("{} waits for a later operation", text(index)));
       } else {
         awaited.push_back(target);

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "offload/record_store.h"
-#include "zero/plan/compiled_plan.h"
+#include "zero/plan/compile.h"
 
 namespace ballast {
 

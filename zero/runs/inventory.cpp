@@ -102,8 +102,8 @@ std::vector<std::vector<WholeRun::Copy>> copies_at(const Commit& commit, Seen me
       copies[shard_of(placement, files.rank)].push_back({files.rank, records.seen_by, files.is_mirror});
     }
   }
-  for (auto& of_shard : copies)
-    std::ranges::sort(of_shard, {},
+  for (auto& shard_copies : copies)
+    std::ranges::sort(shard_copies, {},
                       [](const WholeRun::Copy& copy) { return std::tuple(copy.is_mirror, copy.rank, copy.seen_by); });
   return copies;
 }
@@ -112,7 +112,7 @@ std::optional<WholeRun> newest_of(Seen members, offload::CommitPoint last) {
   if (members.empty() || !members.front().is_described) return {};
   for (const Commit& commit : commits_of(members, last)) {
     auto copies = copies_at(commit, members);
-    if (std::ranges::any_of(copies, [](const auto& of_shard) { return of_shard.empty(); })) continue;
+    if (std::ranges::any_of(copies, [](const auto& shard_copies) { return shard_copies.empty(); })) continue;
     const auto [made_in, digest] = group_of(members.front());
     return WholeRun{.made_in = made_in,
                     .digest = digest,

@@ -19,8 +19,8 @@ using RunCommits = std::vector<RunCommit>;
 std::string text_of(const std::string& name, const RunCommits& commits) {
   std::vector<std::string> texts;
   for (const auto& [point, step, round] : commits) {
-    const std::string of_round = round.exists() ? fmt::format("of round {}", round.number) : "of no round";
-    texts.push_back(fmt::format("step {} {}", step, of_round));
+    const std::string round_text = round.exists() ? fmt::format("of round {}", round.number) : "of no round";
+    texts.push_back(fmt::format("step {} {}", step, round_text));
   }
   return fmt::format("run \"{}\" has {}", name,
                      texts.empty() ? "no step" : fmt::format("{}", fmt::join(texts, " and ")));

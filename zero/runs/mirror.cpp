@@ -1,4 +1,4 @@
-#include "zero/runs/mirror.h"
+#include "zero/runs/records.h"
 
 #include <ballast/error.h>
 

@@ -13,8 +13,8 @@
 #include "offload/file.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
+#include "zero/runs/adopt_run.h"
 #include "zero/runs/joint_space.h"
-#include "zero/runs/takeover.h"
 
 namespace ballast {
 namespace {
@@ -98,17 +98,17 @@ void require_directories(const RecordOptions& options) {
 
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
   require_run_name(options.run);
-  std::vector<std::int64_t> of_ranks(world.size());
+  std::vector<std::int64_t> tiles(world.size());
   const std::filesystem::path& drive = options.directories.front();
   on_all_ranks(world, [&] {
     for (const RecordFiles& files : record_files_on(drive, options.run)) {
       if (files.rank != world.rank()) continue;
       const auto lines = read_run_description(files.directory(drive, options.run) / files.description_name());
-      of_ranks[world.rank()] = std::max(of_ranks[world.rank()], static_cast<std::int64_t>(largest_tile(lines)));
+      tiles[world.rank()] = std::max(tiles[world.rank()], static_cast<std::int64_t>(largest_tile(lines)));
     }
   });
-  world.all_reduce(of_ranks);
-  return static_cast<std::size_t>(std::ranges::max(of_ranks));
+  world.all_reduce(tiles);
+  return static_cast<std::size_t>(std::ranges::max(tiles));
 }
 
 Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options) {

@@ -1,4 +1,4 @@
-// Creates a rank's records on its drives, or opens those of a run, at a commit that all ranks have.
+// A rank's records on its drives, and those of another rank that it mirrors there.
 #pragma once
 
 #include <ballast/comm.h>
@@ -6,16 +6,56 @@
 
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
 #include "zero/engine/record_lane.h"
 #include "zero/runs/files.h"
 #include "zero/runs/inventory.h"
-#include "zero/runs/mirror.h"
 
 namespace ballast {
+
+// The ranks that mirror each other: of two hosts, or of three where hosts are odd in number. Each keeps the records of the one on
+// the host before its own, and that of the first host those of the last one.
+struct MirrorGroup {
+  std::size_t number = 0;
+  std::vector<std::size_t> ranks{};    // ranks in order
+  std::size_t mirrored = 0;            // the rank whose records this one keeps
+  std::vector<std::size_t> on_host{};  // all ranks whose records this one's host keeps, or on one host may keep
+};
+
+// Chooses on whose drives the records of each rank are mirrored. A pure function of the ranks' hosts, so every rank chooses the same.
+// `hosts` names the host of each rank. On one host, each rank counts as a host of its own: a lost drive is survived, not the host.
+// Throws B1005 for a single rank, and for hosts with different numbers of ranks.
+MirrorGroup mirror_group_of(std::size_t rank, std::span<const std::string> hosts);
+
+// The records of another rank that this one keeps on its drives, so that a run survives the loss of a host or a drive.
+class RunMirror {
+ public:
+  // Opens what is kept of the rank, or creates it. `own`: the name of this rank's records. All ranks construct theirs together,
+  // when they have settled on their own records. Throws the same on all ranks: B1005 where no rank can mirror another one, B2204
+  // if two ranks that mirror each other share a directory, B2202 without space.
+  RunMirror(const OwnRun& run, const RecordFiles& own, Communicator& world);
+
+  MirrorFiles& files() { return *files_; }
+  // Whose mirrors lie on drives of this host.
+  const std::vector<std::size_t>& ranks_on_host() const { return on_host_; }
+
+  // Brings mirrors to the commit with which the run continues, if it has begun. All ranks call it together; `next`: as
+  // count_from().
+  void catch_up(const offload::RecordStore& own, const std::optional<offload::CommitPoint>& point,
+                offload::CommitPoint next, Communicator& world);
+
+ private:
+  void lock(const OwnRun& run, const RecordFiles& kept);
+
+  std::vector<offload::RunDirectory> directories_{};
+  std::vector<std::size_t> on_host_{};
+  std::optional<MirrorFiles> files_{};
+};
 
 // Throws B1001 for a name that cannot be part of the name of a directory.
 void require_run_name(const std::string& run);
@@ -29,12 +69,12 @@ void require_directories(const RecordOptions& options);
 // The largest tile of a run that the drives hold, the same on all ranks; 0 where there is none. All ranks call together.
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options);
 
-// Used by one thread at a time. All ranks construct theirs together; where that fails on one, all throw its error, and an
-// existing run is not changed.
+// Creates a rank's records, or opens those of a run, at a commit that all ranks have. Used by one thread at a time. All ranks
+// construct theirs together; where that fails on one, all throw its error, and an existing run is not changed.
 class Records {
  public:
   // Resumes from the newest commit that all ranks have, if the run has begun; else creates files. Takes over the records of other
-  // ranks, or of another stage, format or tile: see takeover.h. Refuses a run of other parameters or another rule (B1009).
+  // ranks, or of another stage, format or tile: see adopt_run.h. Refuses a run of other parameters or another rule (B1009).
   // Frozen parameters are in scratch files, also of a run.
   Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options);
 

@@ -90,7 +90,7 @@ class Communicator {
 
   // Lets later gathers and scatters ask, near their ends, for the one that comes next, so that a link does not wait for it. The
   // caller keeps the object until another one, or null, takes its place. It calls this between collectives only.
-  virtual void use_look_ahead(LookAhead* /*of_caller*/) {}
+  virtual void use_look_ahead(LookAhead* /*look_ahead*/) {}
 
   // Adds integers, which are exact in any order, in place.
   virtual void all_reduce(std::span<std::int64_t> values) = 0;

@@ -96,7 +96,7 @@ struct Wire {
   // group, on their way to its replicas; and at stage 0 the sum, on its way to all ranks. None: as `reduce`.
   std::optional<WireFormat> across{};
 
-  WireFormat of_sums() const { return across.value_or(reduce); }
+  WireFormat sums() const { return across.value_or(reduce); }
   bool operator==(const Wire&) const = default;
 };
 

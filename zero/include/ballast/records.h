@@ -41,7 +41,7 @@ enum class RunWrite {
 
 // The notes of a run that another number of ranks continues, or another stage.
 struct EarlierNotes {
-  std::vector<std::vector<std::byte>> of_ranks{};  // each earlier rank's note, in order
+  std::vector<std::vector<std::byte>> notes{};  // each earlier rank's note, in order
   // Each trained tensor of this training, in the order of units, has its place among those of the earlier one here.
   std::vector<std::size_t> places{};
 };

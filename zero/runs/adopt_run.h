@@ -1,5 +1,4 @@
-// Finds a run on the drives of all ranks, and takes it over where it was left by other ranks, or by another stage, format or
-// tiles.
+// Finds a run on the drives of all ranks, and adopts it where it was left by other ranks, or by another stage, format or tiles.
 #pragma once
 
 #include <ballast/comm.h>

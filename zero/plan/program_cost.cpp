@@ -1,9 +1,31 @@
-#include "zero/plan/op_cost.h"
+#include "zero/plan/program_cost.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 
+#include "kernels/runtime/sizes.h"
+
 namespace ballast {
 namespace {
+
+void add(Ledger& ledger, Tier tier, std::string_view owner, std::size_t bytes) {
+  if (bytes == 0) return;
+  const auto entry =
+      std::ranges::find_if(ledger, [&](const LedgerEntry& e) { return e.tier == tier && e.owner == owner; });
+  if (entry == ledger.end()) {
+    ledger.push_back({tier, std::string(owner), bytes});
+  } else {
+    entry->bytes += bytes;
+  }
+}
+
+// Puts near tiers first, and the largest owner of each first.
+void sort(Ledger& ledger) {
+  std::ranges::stable_sort(ledger, [](const LedgerEntry& a, const LedgerEntry& b) {
+    return a.tier != b.tier ? a.tier < b.tier : a.bytes > b.bytes;
+  });
+}
 
 // What a rank gets from the other ones, of all that it gets.
 double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
@@ -16,8 +38,8 @@ std::size_t bytes_of_coding(const Op& op) {
 }
 
 // Matrices are spread over the ranks, so a rank keeps about its share of what it has.
-std::size_t bytes_exchanged(std::size_t of_shard, std::size_t shards) {
-  return static_cast<std::size_t>(part_of_others(shards) * static_cast<double>(of_shard));
+std::size_t bytes_exchanged(std::size_t shard_bytes, std::size_t shards) {
+  return static_cast<std::size_t>(part_of_others(shards) * static_cast<double>(shard_bytes));
 }
 
 // A group of ranks, each host of which has as many.
@@ -32,9 +54,8 @@ GroupOnHosts group_on_hosts(Ranks ranks, const Placement& placement, const Machi
   const bool neighbours = ranks == Ranks::shard_group;
   const std::size_t size = count_of(ranks, placement);
   if (machine.ranks_per_host == 0) return {size, size};
-  const std::size_t of_host =
-      neighbours ? machine.ranks_per_host : machine.ranks_per_host / placement.ranks_per_group();
-  return {size, std::clamp<std::size_t>(of_host, 1, size)};
+  const std::size_t here = neighbours ? machine.ranks_per_host : machine.ranks_per_host / placement.ranks_per_group();
+  return {size, std::clamp<std::size_t>(here, 1, size)};
 }
 
 // Sums of the ranks of each host travel between hosts: in fp32, or in codes of their own.
@@ -46,13 +67,61 @@ double size_of_sums(const Op& op) {
 // The exchange is one in which a rank of those that share the state sends so many bytes, as many to each other one.
 LinkSeconds seconds_of_exchange(double bytes, const Placement& placement, const Machine& machine) {
   if (placement.shards == 1) return {};
-  const std::size_t of_host =
+  const std::size_t here =
       machine.ranks_per_host == 0 ? placement.shards : std::min(machine.ranks_per_host, placement.shards);
-  const double inside = bytes * static_cast<double>(of_host - 1) / static_cast<double>(placement.shards - 1);
+  const double inside = bytes * static_cast<double>(here - 1) / static_cast<double>(placement.shards - 1);
   return {.inside = inside / machine.gather, .across = inside < bytes ? (bytes - inside) / machine.across : 0};
 }
 
 }  // namespace
+
+Ledger ledger_of(const Program& program, const RecordSizes& records) {
+  Ledger ledger;
+  for (const Slot& slot : program.slots) {
+    add(ledger, slot.tier, name(slot.role), slot.bytes);
+  }
+  const auto tiles = [&](bool frozen) {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(program.homes, [&](const Home& home) { return home.on_drive && home.frozen == frozen; }));
+  };
+  const std::size_t on_drive = tiles(false) * records.places * records.record;
+  add(ledger, Tier::nvme, "records", on_drive);
+  add(ledger, Tier::nvme, "frozen", tiles(true) * records.frozen);
+  const bool is_mirrored = std::ranges::find(program.slots, SlotRole::mirror, &Slot::role) != program.slots.end();
+  if (is_mirrored) add(ledger, Tier::nvme, "mirror", on_drive);  // another rank's records
+  sort(ledger);
+  return ledger;
+}
+
+Ledger together(Ledger one, const Ledger& other) {
+  for (const auto& [tier, owner, bytes] : other)
+    add(one, tier, owner, bytes);
+  sort(one);
+  return one;
+}
+
+std::size_t bytes_in(const Ledger& ledger, Tier tier) { return bytes_by_tier(ledger)[static_cast<std::size_t>(tier)]; }
+
+TierBytes bytes_by_tier(const Ledger& ledger) {
+  TierBytes bytes{};
+  for (const LedgerEntry& entry : ledger) {
+    bytes[static_cast<std::size_t>(entry.tier)] += entry.bytes;
+  }
+  return bytes;
+}
+
+std::string to_text(const Ledger& ledger) {
+  std::string text;
+  for (std::size_t i = 0; i < tier_count; ++i) {
+    const Tier tier = static_cast<Tier>(i);
+    if (bytes_in(ledger, tier) == 0) continue;
+    text += fmt::format("{:<8}{:<14}{:>12}\n", name(tier), "", human_bytes(bytes_in(ledger, tier)));
+    for (const LedgerEntry& entry : ledger) {
+      if (entry.tier == tier) text += fmt::format("        {:<14}{:>12}\n", entry.owner, human_bytes(entry.bytes));
+    }
+  }
+  return text;
+}
 
 std::size_t bytes_moved(const Op& op, const Placement& placement) {
   switch (op.kind) {
@@ -97,9 +166,9 @@ LinkSeconds seconds_on_links(const Op& op, const Placement& placement, const Mac
   const double in_host = all * part_of_others(group.ranks_of_host) / inside;
   if (group.hosts() == 1) return {.inside = in_host};
   const bool has_sums = op.kind == OpKind::reduce && group.ranks_of_host > 1;
-  const double of_host = all * (has_sums ? size_of_sums(op) : 1.0);
-  const double of_a_link = of_host / static_cast<double>(group.ranks_of_host) * part_of_others(group.hosts());
-  return {.inside = in_host, .across = of_a_link / machine.across};
+  const double host_bytes = all * (has_sums ? size_of_sums(op) : 1.0);
+  const double link_bytes = host_bytes / static_cast<double>(group.ranks_of_host) * part_of_others(group.hosts());
+  return {.inside = in_host, .across = link_bytes / machine.across};
 }
 
 double seconds_of(const Op& op, const SimulationInput& input) {

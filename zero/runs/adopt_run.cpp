@@ -1,4 +1,4 @@
-#include "zero/runs/takeover.h"
+#include "zero/runs/adopt_run.h"
 
 #include <ballast/error.h>
 
@@ -64,9 +64,9 @@ class Resharding {
         const auto bytes = records_.note_of(*copy);
         note.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
       });
-      notes.of_ranks.push_back(bytes_of(broadcast_text(world_, note, copy->seen_by)));
+      notes.notes.push_back(bytes_of(broadcast_text(world_, note, copy->seen_by)));
     }
-    if (!own_.options.join_notes) return notes.of_ranks[world_.rank() % notes.of_ranks.size()];
+    if (!own_.options.join_notes) return notes.notes[world_.rank() % notes.notes.size()];
     const std::vector<std::string> before = state_.trained();
     for (std::size_t unit = 0; unit < names_.size(); ++unit) {
       for (std::size_t tensor = 0; tensor < names_[unit].size(); ++tensor) {
@@ -183,9 +183,9 @@ class Resharding {
   HostPages received_{};
 };
 
-class Takeover {
+class RunAdoption {
  public:
-  Takeover(const OwnRun& own, Communicator& world)
+  RunAdoption(const OwnRun& own, Communicator& world)
       : own_(own),
         world_(world),
         first_drive_(own.options.directories.front()),
@@ -202,7 +202,7 @@ class Takeover {
     find_all();
     std::optional<WholeRun> run = newest_run();
     if (run && is_in_place(*run)) go_before_damage(*run);
-    if (run && !is_in_place(*run)) run = take_over(*run);
+    if (run && !is_in_place(*run)) run = adopt(*run);
     if (!run) {
       remove_all_but(std::nullopt, {});
       files_.clear();
@@ -334,7 +334,7 @@ class Takeover {
   // --- From the records of others to this training's own.
 
   // Returns the run as this training keeps it; none if too many of its records are damaged, and it begins again.
-  std::optional<WholeRun> take_over(WholeRun run) {
+  std::optional<WholeRun> adopt(WholeRun run) {
     while (true) {
       const RecordedState state = state_of(run);
       const offload::RecordShape shape = shape_of(run, state);
@@ -393,7 +393,7 @@ class Takeover {
   }
 
   // A commit can exist without all of its records. Returns whether that is so, and forgets such commits. Where there is another
-  // copy to read, all bytes are checked, since later an error would end the takeover.
+  // copy to read, all bytes are checked, since later an error would end the adoption.
   bool drop_damaged(const WholeRun& run, EarlierRecords& records) {
     std::vector<RecordFiles> damaged;
     on_all_ranks(world_, [&] {
@@ -415,7 +415,7 @@ class Takeover {
     shape.run_id = known_run_id(seen_);
     Resharding resharding(own_, run, state, records, world_);
     const std::vector<std::byte> note = resharding.note();
-    log_takeover(run, state.described());
+    log_adoption(run, state.described());
     require_joint_space(world_, shape, own_.options.directories, 1);
     std::optional<offload::RecordStore> store;
     bool is_committed = false;  // then another rank may have removed the old records already
@@ -450,7 +450,7 @@ class Takeover {
     }
   }
 
-  void log_takeover(const WholeRun& run, const Described& described) const {
+  void log_adoption(const WholeRun& run, const Described& described) const {
     if (own_.options.log == nullptr || own_.rank() > 0) return;
     own_.options.log->info(
         fmt::format("takes over run \"{}\" ({:#x}) after step {} from {} rank{}, with state format {}", own_.name(),
@@ -537,10 +537,10 @@ void require_chosen(const OwnRun& own, const std::optional<offload::CommitPoint>
 }
 
 SettledRun settle_run(const OwnRun& own, Communicator& world) {
-  const auto takeover = std::make_shared<Takeover>(own, world);
-  const RecordFiles files = takeover->settle();
-  return {files, takeover->last(), takeover->lost(),
-          [takeover](std::span<const std::size_t> mirrored) { takeover->remove_others(mirrored); }};
+  const auto adoption = std::make_shared<RunAdoption>(own, world);
+  const RecordFiles files = adoption->settle();
+  return {files, adoption->last(), adoption->lost(),
+          [adoption](std::span<const std::size_t> mirrored) { adoption->remove_others(mirrored); }};
 }
 
 }  // namespace ballast

@@ -1,13 +1,18 @@
-// The cost of one operation on a machine, if it does not wait; and of a collective on the links of its ranks.
+// What a program costs: memory in each tier, and the time of each operation on a machine, if it does not wait.
 #pragma once
 
 #include <ballast/planner.h>
 
 #include <span>
 
+#include "zero/plan/layout.h"
 #include "zero/plan/program.h"
 
 namespace ballast {
+
+// The memory that a program needs in each tier: the sum of its slots. The engine reserves exactly these bytes.
+Ledger ledger_of(const Program& program, const RecordSizes& records);
+Ledger together(Ledger one, const Ledger& other);  // adds up two trainings
 
 struct SimulationInput {
   const Program& program;

@@ -169,14 +169,14 @@ TEST_CASE("a run that moves keeps its notes") {
   EarlierNotes earlier;
   run.options.drives.join_notes = [&](const EarlierNotes& notes) {
     earlier = notes;
-    return notes.of_ranks.back();
+    return notes.notes.back();
   };
   CHECK(on_ranks(1, nothing) == std::vector<std::string>{"of rank 1"});
   CHECK(earlier.places == std::vector<std::size_t>{2, 1, 0, 4, 3});
-  CHECK(earlier.of_ranks.size() == 2);
+  CHECK(earlier.notes.size() == 2);
 }
 
-TEST_CASE("the newest step that all earlier ranks have, with all its records, is taken over") {
+TEST_CASE("the newest step that all earlier ranks have, with all its records, is adopted") {
   const TemporaryDirectory directory;
   const TemporaryDirectory elsewhere;
   KeptRun run = run_of(3);
@@ -283,7 +283,7 @@ TEST_CASE("a run that is killed while other ranks take it over has the old recor
   CHECK(kills >= 30 / every(7));
 }
 
-TEST_CASE("files that a killed takeover has not finished are removed, although it is not repeated") {
+TEST_CASE("files that a killed adoption has not finished are removed, although it is not repeated") {
   const TemporaryDirectory directory;
   KeptRun run = run_of(3);
   const Ended before = begun(run, directory);
@@ -350,14 +350,14 @@ TEST_CASE("each start of a run commits with an incarnation that is higher than a
   replace(elsewhere.path() / "rank 1", directory_of(run, 1));
   std::uint64_t highest = 2;
   CHECK(newest_of(0) == highest);
-  for (const std::size_t ranks : {3u, 2u, 2u, 3u}) {  // in place, and taken over
+  for (const std::size_t ranks : {3u, 2u, 2u, 3u}) {  // in place, and adopted
     CAPTURE(ranks);
     if (run.ranks == 3) {
       train(run, 1);
       highest = newest_of(0);
       replace(directory_of(run, 1), elsewhere.path() / "rank 1");  // it has not committed that step
     }
-    const std::size_t steps = ranks == run.ranks ? 1 : 0;  // a takeover commits without one
+    const std::size_t steps = ranks == run.ranks ? 1 : 0;  // an adoption commits without one
     run.ranks = ranks;
     CHECK(train(run, steps).failures == no_failures(ranks));
     for (std::size_t rank = 0; rank < ranks; ++rank)
