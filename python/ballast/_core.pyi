@@ -392,11 +392,11 @@ class Muon:
         polar_express: bool = False,
     ) -> None: ...
 
-MAX_OWN_VALUES: int
+MAX_CUSTOM_VALUES: int
 MAX_NOTE_BYTES: int
 
 class External:
-    def __init__(self, *, own_values: int = 0) -> None: ...
+    def __init__(self, *, custom_values: int = 0) -> None: ...
 
 _Rule = AdamW | Adam | Sgd | SgdMomentum | Lion | Adagrad | Muon | External
 
@@ -483,14 +483,14 @@ class StepResult:
 class Moment(enum.Enum):
     momentum = 0
     variance = 1
-    own_0 = 2
-    own_1 = 3
-    own_2 = 4
-    own_3 = 5
-    own_4 = 6
-    own_5 = 7
-    own_6 = 8
-    own_7 = 9
+    custom_0 = 2
+    custom_1 = 3
+    custom_2 = 4
+    custom_3 = 5
+    custom_4 = 6
+    custom_5 = 7
+    custom_6 = 8
+    custom_7 = 9
 
 class TileToUpdate:
     @property

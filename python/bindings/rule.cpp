@@ -48,10 +48,10 @@ void bind_rule(py::module_& module) {
            py::kw_only(), py::arg("lr"), py::arg("momentum"), py::arg("nesterov"), py::arg("weight_decay"),
            py::arg("ns_coefficients"), py::arg("ns_steps"), py::arg("eps"), py::arg("matches_adamw") = false,
            py::arg("polar_express") = false);
-  module.attr("MAX_OWN_VALUES") = max_own_values;
+  module.attr("MAX_CUSTOM_VALUES") = max_own_values;
   py::class_<External>(module, "External")
-      .def(py::init([](std::size_t own_values) { return External::with_values(own_values); }), py::kw_only(),
-           py::arg("own_values") = 0);
+      .def(py::init([](std::size_t custom_values) { return External::with_values(custom_values); }), py::kw_only(),
+           py::arg("custom_values") = 0);
   module.def(
       "check_rule", [](const Rule& rule) { check(rule); }, py::arg("rule"), "Raise an error if the rule is invalid.");
   module.def(

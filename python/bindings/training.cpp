@@ -249,7 +249,7 @@ void bind_training(py::module_& module) {
   py::native_enum<Moment> moments(module, "Moment", "enum.Enum");
   moments.value("momentum", Moment::momentum).value("variance", Moment::variance);
   for (std::size_t number = 0; number < max_own_values; ++number) {
-    moments.value(("own_" + std::to_string(number)).c_str(), own_value(number));
+    moments.value(("custom_" + std::to_string(number)).c_str(), own_value(number));
   }
   moments.finalize();
   py::class_<TrainingBinding> training(module, "Training");

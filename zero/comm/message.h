@@ -1,4 +1,4 @@
-// The processes of a job, the messages between them and their hub (hub.h), and the bytes of these on the wire.
+// The processes of a job, the messages between them and their hub (job.h), and the bytes of these on the wire.
 #pragma once
 
 #include <sys/types.h>

@@ -340,7 +340,7 @@ class OptimizerState:
 
 
 Kind = _core.Moment | None  # None is the parameter itself
-OWN = [_core.Moment[f"own_{number}"] for number in range(_core.MAX_OWN_VALUES)]
+CUSTOM = [_core.Moment[f"custom_{number}"] for number in range(_core.MAX_CUSTOM_VALUES)]
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ class Shard:
 
     def _own(self, first: int) -> tuple[int, int, int]:
         """Return where the optimizer's own values begin, the elements from one to the next, and their number."""
-        at = [self.values[moment][first - self.first :].data_ptr() for moment in OWN if moment in self.values]
+        at = [self.values[moment][first - self.first :].data_ptr() for moment in CUSTOM if moment in self.values]
         if not at:
             return 0, 0, 0
         return at[0], (at[1] - at[0]) // 4 if len(at) > 1 else 0, len(at)
@@ -395,8 +395,8 @@ def memory_of(kinds: Iterable[Kind], count: int, *, is_opaque: bool = False) -> 
     kinds = [*kinds]
     if is_opaque:
         return {kind: torch.empty(count, dtype=BYTES, device="cpu") for kind in kinds}
-    own = iter(torch.empty(sum(kind in OWN for kind in kinds), count, dtype=torch.float32, device="cpu"))
-    return {kind: next(own) if kind in OWN else torch.empty(count, dtype=torch.float32, device="cpu") for kind in kinds}
+    own = iter(torch.empty(sum(kind in CUSTOM for kind in kinds), count, dtype=torch.float32, device="cpu"))
+    return {kind: next(own) if kind in CUSTOM else torch.empty(count, dtype=torch.float32, device="cpu") for kind in kinds}
 
 
 @dataclass

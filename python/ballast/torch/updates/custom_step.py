@@ -249,7 +249,7 @@ def values_of_each_element(optimizer: torch.optim.Optimizer, kind: type[torch.op
             if value.dtype != torch.float32:
                 _refuse(kind, f"its state {name} is of {value.dtype} for parameters of torch.float32")
             names.append(name)
-    if len(names) > _core.MAX_OWN_VALUES:
+    if len(names) > _core.MAX_CUSTOM_VALUES:
         _refuse(kind, f"it keeps {len(names)} values of each element: {', '.join(names)}")
     return tuple(names)
 
@@ -327,7 +327,8 @@ def _refuse(kind: type[torch.optim.Optimizer], why: str) -> NoReturn:
         "unsupported",
         _core.Problem(
             what=f"the library cannot keep the state of {kind.__module__}.{kind.__qualname__}: {why}",
-            needed=f"at most {_core.MAX_OWN_VALUES} values of each element, of torch.float32, which its first two steps make",
+            needed=f"at most {_core.MAX_CUSTOM_VALUES} values of each element, of torch.float32, "
+            "which its first two steps make",
             remedy=REMEDY,
         ),
     )

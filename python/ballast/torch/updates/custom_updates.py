@@ -203,10 +203,10 @@ class StoredUpdates(Updates):
         self._names = tuple(dict.fromkeys([*self._names, *names]))
 
     def rule(self, group: Group) -> Rule:
-        return _core.External(own_values=len(self._names))
+        return _core.External(custom_values=len(self._names))
 
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
-        return [(_core.Moment[f"own_{number}"], name) for number, name in enumerate(self._names)]
+        return [(_core.Moment[f"custom_{number}"], name) for number, name in enumerate(self._names)]
 
     # --- A step ---
 
