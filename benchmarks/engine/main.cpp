@@ -6,6 +6,7 @@
 
 #include "benchmarks/harness/buffer.h"
 #include "benchmarks/harness/suite.h"
+#include "kernels/backend.h"
 #include "kernels/random_math.h"
 #include "optim/step.h"
 #include "zero/plan/compile.h"
