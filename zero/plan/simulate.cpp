@@ -6,7 +6,7 @@
 namespace ballast {
 namespace {
 
-constexpr int steps = 3;
+constexpr int walked_steps = 3;
 
 std::size_t index(Lane lane) { return static_cast<std::size_t>(lane); }
 std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
@@ -31,7 +31,7 @@ class Walk {
  public:
   explicit Walk(const SimulationInput& input) : in_(input), size_(input.program.ops.size()) {
     lane_last_.fill(none);
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < walked_steps; ++step) {
       begin_of_step_ = spans_.size();
       trainer_at_beginning_ = trainer_free_;
       exposed_ = {};
