@@ -37,7 +37,7 @@ def start_ranks(
     ranks: int, command: Callable[[int], Sequence], options: Callable[[int], Mapping[str, Any]]
 ) -> list[subprocess.Popen]:
     """Start a job on this machine as `ballast bench` does; `command` and `options`, of Popen, are those of a rank."""
-    from ballast.tools.bench.launch import free_port, start_rank  # --list and --table need no package
+    from ballast.tools.bench.cases import free_port, start_rank  # --list and --table need no package
 
     port = free_port()
     return [start_rank(command(rank), rank, ranks, port, **options(rank)) for rank in range(ranks)]
@@ -104,7 +104,7 @@ def keep(rows: Sequence[Row], options: argparse.Namespace) -> None:
 
 def draw(rows: Sequence[Row], to: Path) -> None:
     """Draw a panel for each model, with a point for each case."""
-    from ballast.tools.bench.drawing import Panel, Point, draw_panels
+    from ballast.tools.markup import Panel, Point, draw_panels
 
     first, *others = dict.fromkeys(row["group"] for row in rows)
     note = f"colour: {first}; grey: {', '.join(others)}" if others else first

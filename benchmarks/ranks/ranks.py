@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import suite
-from ballast.tools.bench.launch import free_port
+from ballast.tools.bench.cases import free_port
 
 RANKS = (16, 64, 128, 256)
 STEPS = 10

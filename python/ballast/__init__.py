@@ -9,7 +9,7 @@ True
 from typing import TYPE_CHECKING, Any
 
 from ballast._core import version as __version__
-from ballast.api import deferred, export, gather, load, load_checkpoint, offload_activations, save, sync_weights
+from ballast.api import deferred, export, gather, load, load_checkpoint, offload_activations, save, sync_weights, wrap
 from ballast.deepspeed_config import ImportedConfig, import_deepspeed
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
 from ballast.outer.options import DiLoCo
@@ -21,10 +21,9 @@ from ballast.sizes import human_size, parse_rate, parse_size
 from ballast.step_reports import StepLine, StepLog
 from ballast.store import Store
 from ballast.wrap_options import Run, Tuning
-from ballast.wrapping import wrap
 
 if TYPE_CHECKING:
-    from ballast.checkpoint.background import PendingSave as PendingSave
+    from ballast.checkpoint.saving import PendingSave as PendingSave
     from ballast.torch.optimizer import WrappedOptimizer as WrappedOptimizer
 
 __all__ = [
@@ -70,7 +69,7 @@ def __getattr__(name: str) -> Any:
 
         return WrappedOptimizer
     if name == "PendingSave":
-        from ballast.checkpoint.background import PendingSave
+        from ballast.checkpoint.saving import PendingSave
 
         return PendingSave
     raise AttributeError(f"module 'ballast' has no attribute {name!r}")

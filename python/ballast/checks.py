@@ -119,7 +119,8 @@ def read_count(name: str, value: Any, *, least: int = 1, most: int | None = None
     return int(value)
 
 
-def require_timeout(seconds: Any) -> None:
-    """Refuse a timeout that is not a positive, finite number."""
+def require_timeout(seconds: Any) -> Any:
+    """Return a timeout, if it is a positive, finite number or None."""
     if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
         refuse_value("timeout", seconds, "seconds, above 0 and finite; or None")
+    return seconds

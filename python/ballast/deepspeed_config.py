@@ -15,7 +15,7 @@ from ballast.checks import is_number, refuse
 from ballast.schema import options_of
 from ballast.wrap_options import Tuning, WrapOptions
 
-VERSION = "0.19.8"  # of DeepSpeed, whose defaults these are
+VERSION = "0.19.8"  # DeepSpeed's version, whose defaults these are
 
 
 class Taken(NamedTuple):
@@ -105,7 +105,7 @@ SWITCHED = (
 AUTO = "auto"  # Hugging Face replaces it by a value before DeepSpeed reads it
 OF_ALL = ("lr", "weight_decay", "foreach", "fused", "maximize", "differentiable")
 ADAM = (*OF_ALL, "betas", "eps", "amsgrad", "capturable")
-# By DeepSpeed's name: the class of torch or of lion_pytorch, and its arguments.
+# The class of torch or of lion_pytorch, and its arguments, by DeepSpeed's name.
 OPTIMIZERS = {
     "adam": ("Adam", ADAM),
     "adamw": ("AdamW", ADAM),
@@ -195,7 +195,8 @@ class _Importing:
         steps: list[Callable[[], None]] = [self._stage, self._offload, self._clipping, self._optimizer]
         for step in [*steps, self._number_formats, self._batches, self._scheduler]:
             step()
-        return ImportedConfig(self._options, self._to_do, self._left_out())
+        left = {key: self._why_not(key, value, off) for key, value, off in _leaves(self._config)}
+        return ImportedConfig(self._options, self._to_do, left_out={key: why for key, why in left.items() if why})
 
     def _at(self, key: str) -> Any:
         """Return the value at a path: None where there is none, "auto" where a section around it is."""
@@ -356,12 +357,6 @@ class _Importing:
                 f"make the learning rate scheduler yourself, from torch.optim.lr_scheduler: DeepSpeed's is {kind}({called})"
             )
 
-    # --- Keys that are left out ---
-
-    def _left_out(self) -> dict[str, str]:
-        left = {key: self._why_not(key, value, off) for key, value, off in _leaves(self._config)}
-        return {key: why for key, why in left.items() if why}
-
     def _why_not(self, key: str, value: Any, off: bool) -> str:
         """Return why a key is left out; nothing if it is taken, or if leaving it out changes nothing."""
         row = TAKEN.get(_nearest(key, TAKEN))
@@ -369,11 +364,9 @@ class _Importing:
         if not why and any(known.startswith(f"{key}.") for known in TAKEN):  # a section that is empty or "auto"
             why = Taken().unused
         if why:
-            return "" if off or value is None or value == {} or self._is_taken(key) else why
+            is_taken = key in self._taken or any(auto.startswith(f"{key}.") for auto in self._auto)
+            return "" if off or value is None or value == {} or is_taken else why
         return "" if off and not key.startswith(FORMATS) else OTHER
-
-    def _is_taken(self, key: str) -> bool:
-        return key in self._taken or any(auto.startswith(f"{key}.") for auto in self._auto)
 
 
 def _cast_to(dtype: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from ballast import _core
 from ballast.checks import fail, fail_of_system
 
-MOST_BYTES = 256 << 20  # of a JSON file, which becomes about ten times as much in memory
-MOST = (1 << 63) - 1  # of a count that C++ takes
+MOST_BYTES = 256 << 20  # the largest JSON file, which becomes about ten times as much in memory
+MOST = (1 << 63) - 1  # the largest count that C++ takes
 
 
 def parse(text: bytes | bytearray) -> Any:

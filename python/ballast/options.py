@@ -12,19 +12,20 @@ from ballast import _core
 from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
 from ballast.formats import StateFormats, Wire
 from ballast.outer.options import hosts_of
-from ballast.planning.calibration import Measured, read_measured
 from ballast.planning.hardware import (
     GPUS,
     UNNAMED,
     UNNAMED_GPU,
     USUAL_EFFICIENCY,
     Gpu,
+    Measured,
     Rates,
     gpu_called,
     gpu_like,
     rates_of,
     rates_of_cpus,
-    with_given,
+    read_measured,
+    replaced_rates,
 )
 from ballast.schema import Option, options_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
@@ -32,16 +33,16 @@ from ballast.step_options import Replicas, ScheduleOptions, Stage, StepOptions, 
 from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of
 
 USUAL_GPU = "a100"
-RESERVE = 2 << 30  # of a GPU
-HEADROOM = 0.05  # of a GPU and of the host
-# By NCCL's sources its buffers take about 3 GiB more on a machine of 8 GPUs with NVLink: a GPU has some for each of the others.
-# Fewer of them count in proportion, and more count as 7.
+RESERVE = 2 << 30  # bytes of a GPU
+HEADROOM = 0.05  # the part of a GPU's and of the host's memory
+# NCCL's buffers take, according to its sources, about 3 GiB more on a machine of 8 GPUs with NVLink: a GPU has some for each of
+# the others. Fewer of them count in proportion, and more count as 7.
 RESERVE_OF_PEERS, COUNTED_PEERS = 3 << 30, 7
-# Of the host: the kernel describes each page of 4 KiB in 64 bytes. The system takes memory, and so do Python, torch and CUDA in
-# each rank: an eighth of the host's memory at most, but the pages and 2 GiB at least.
+# The host's memory: the kernel describes each page of 4 KiB in 64 bytes. The system takes memory, and so do Python, torch and
+# CUDA in each rank: an eighth of the host's memory at most, but the pages and 2 GiB at least.
 PAGES = 64
 RESERVE_OF_MACHINE, RESERVE_OF_RANK, LEAST_OF_MACHINE = 4 << 30, 2 << 30, 2 << 30
-# Of a rank on CPUs: Python, torch, its optimizers and Gloo take 330 MiB, and freed memory that torch uses again the rest.
+# A rank on CPUs: Python, torch, its optimizers and Gloo take 330 MiB, and freed memory that torch uses again the rest.
 # tests/python/wrap/test_resident_memory.py measures it.
 RESERVE_ON_CPU = 384 << 20
 OFFLOADS = ("auto", "none", "host", "nvme")
@@ -295,7 +296,7 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
     @property
     def all_rates(self) -> Rates:
         if self.measured is not None and self.is_on_cpu:
-            return with_given(rates_of_cpus(self.measured.cores), self.rates)
+            return replaced_rates(rates_of_cpus(self.measured.cores), self.rates)
         return rates_of(self.hardware, self.rates)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, TypeGuard, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ballast import _core
 from ballast.checks import fail, fail_of_system, refuse, require_timeout
@@ -136,15 +136,13 @@ def _watch_ends() -> None:
 
     def fail_with_thread(ended: threading.ExceptHookArgs) -> None:
         for group, maker in list(_makers.items()):
-            if maker is ended.thread and _is_failure(ended.exc_value):
-                group.fail(words_of(ended.exc_value))
+            error = ended.exc_value
+            is_regular = isinstance(error, SystemExit) and not error.code
+            if maker is ended.thread and error is not None and not is_regular:
+                group.fail(words_of(error))
         report(ended)
 
     threading.excepthook = fail_with_thread
-
-
-def _is_failure(error: BaseException | None) -> TypeGuard[BaseException]:
-    return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
 def begin_exit() -> None:
@@ -161,17 +159,7 @@ def begin_exit() -> None:
 # --- Agreement: an operation fails on all ranks if it fails on one, so that no rank waits for another that has given up ---
 
 
-class Ranks(Protocol):
-    """The part of a Group that an Agreement needs."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def all_reduce(self, values: Sequence[int]) -> list[int]: ...
-
-
-def failed_ranks(group: Ranks, failed: bool) -> list[int]:
+def failed_ranks(group: Group, failed: bool) -> list[int]:
     """Return the ranks that have failed. All ranks call it together."""
     words = [int(failed and rank == group.rank) for rank in range(group.size)]
     return [rank for rank, word in enumerate(group.all_reduce(words)) if word]
@@ -180,7 +168,7 @@ def failed_ranks(group: Ranks, failed: bool) -> list[int]:
 class Agreement:
     """Lets ranks attempt an operation, each on its own, and settle together whether it failed."""
 
-    def __init__(self, group: Ranks, what: str):
+    def __init__(self, group: Group, what: str):
         self.group = group
         self._what = what
         self.error: Exception | None = None  # the first error of this rank

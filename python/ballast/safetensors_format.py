@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 SUFFIX = ".safetensors"
-INDEX = "model.safetensors.index.json"  # of the only model in a folder
-DTYPES = {  # with torch's names
+INDEX = "model.safetensors.index.json"  # the index of the only model in a folder
+DTYPES = {  # values: torch's names
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -33,10 +33,8 @@ HEADER_ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Item:
-    """A tensor to write."""
-
     name: str
-    dtype: str  # with the format's name
+    dtype: str  # the format's name
     shape: tuple[int, ...]
     bytes: int
 

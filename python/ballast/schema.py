@@ -1,7 +1,7 @@
 """Options that are told once: each is a field of a dataclass, with its default, its meaning, and how its value is read.
 
 Signatures, docstrings, pages of the documentation, flags of the command line, the comparison of ranks and the options of the
-C++ library are made from the fields.
+C++ library are made from the fields, and so is the text of a call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from functools import wraps
@@ -44,11 +44,11 @@ class Option(Generic[Given, Value]):
     read: Callable[[Any], Value] | None = None  # turns what is given, if it is not None, into the value
     # Instead of `read`, for None too. The second argument has the options whose fields come before this one.
     read_with: Callable[[Given, Any], Value] | None = None
-    needs_stage_3: bool = False  # for another value than the default
+    needs_stage_3: bool = False  # another value than the default is for stage 3 only
     per_rank: bool = False  # changes no value of the training, so each rank may have its own
     core: str = ""  # the option of the C++ library that gets the value
     to_core: Callable[[Any], Any] | None = None  # turns the value into that of the C++ library
-    metavar: str = ""  # of the flag on a command line
+    metavar: str = ""  # names the value of the flag on a command line
     deepspeed: tuple[str, ...] = ()  # DeepSpeed's keys, instead of which this option is set
     name: str = field(default="", init=False)
 
@@ -118,7 +118,7 @@ def describe(kind: type) -> str:
 
 def documented(kind: type[Options]) -> type[Options]:
     """Put the meaning of each option into the docstring of their class, in place of `{options}`."""
-    kind.__doc__ = _with_options(kind.__doc__, kind)
+    kind.__doc__ = _filled_in(kind.__doc__, kind)
     return kind
 
 
@@ -137,7 +137,7 @@ def takes(kind: type, elsewhere: Mapping[str, str] | None = None) -> Callable[[F
 
         shown: Any = call
         shown.__signature__ = signature
-        shown.__doc__ = _with_options(function.__doc__, kind)
+        shown.__doc__ = _filled_in(function.__doc__, kind)
         return cast(Function, shown)
 
     return decorate
@@ -151,7 +151,7 @@ def require_known(names: Iterable[str], known: Iterable[str], elsewhere: Mapping
         one_of("option", name, known)
 
 
-def _with_options(docstring: str | None, kind: type) -> str | None:
+def _filled_in(docstring: str | None, kind: type) -> str | None:
     """Replace `{options}` in a docstring, in its indentation, if it is there."""
     found = re.search(r"^( *)\{options\}$", docstring or "", re.MULTILINE)
     return docstring.replace(found[0], textwrap.indent(describe(kind), found[1])) if docstring and found else docstring
@@ -171,8 +171,7 @@ def call_of(options: object) -> str:
     >>> call_of(Tuning(prefetch=2))
     'ballast.Tuning(prefetch=2)'
     """
-    words = [f"{name}={json.dumps(value) if isinstance(value, str) else value}" for name, value in given_in(options).items()]
-    return f"ballast.{type(options).__name__}({', '.join(words)})"
+    return f"ballast.{type(options).__name__}({options_text([*given_in(options).items()], as_flags=False)})"
 
 
 def options_of_stage_3(options: object) -> dict[str, Any]:
@@ -194,3 +193,34 @@ def set_core(core: Any, *groups: object) -> None:
             if option.core and hasattr(core, option.core):
                 value = getattr(options, name)
                 setattr(core, option.core, value if option.to_core is None else option.to_core(value))
+
+
+def option_name(option: str, *, as_flags: bool) -> str:
+    """Return the name of an option.
+
+    >>> option_name("host_memory", as_flags=True), option_name("host_memory", as_flags=False)
+    ('--host-memory', 'host_memory')
+    """
+    return f"--{option.replace('_', '-')}" if as_flags else option
+
+
+def option_text(option: str, value: object, *, as_flags: bool) -> str:
+    """Return an option with its value.
+
+    >>> option_text("update_in_backward", True, as_flags=True), option_text("state_format", "compact", as_flags=False)
+    ('--update-in-backward', 'state_format="compact"')
+    """
+    if not as_flags:
+        return f"{option}={json.dumps(value) if isinstance(value, str) else value}"
+    name = option_name(option, as_flags=True)
+    return name if value is True else f"{name} {value}"
+
+
+def options_text(options: Sequence[tuple[str, object]], *, as_flags: bool) -> str:
+    """Return several options with their values, as they follow each other in a call.
+
+    >>> options_text([("ranks", 2), ("gpu", "h100")], as_flags=True)
+    '--ranks 2 --gpu h100'
+    """
+    words = [option_text(option, value, as_flags=as_flags) for option, value in options]
+    return (" " if as_flags else ", ").join(words)

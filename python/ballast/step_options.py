@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from ballast import _core
@@ -110,10 +111,6 @@ def read_keep_gathered(given: KeepGathered) -> bool | int:
     return False if given is False else parse_size(given) or False
 
 
-def read_prefetch(given: int) -> int:
-    return read_count("prefetch", given, least=0, most=MOST_UNITS, needed="a number of units")
-
-
 @dataclass(kw_only=True, unsafe_hash=True)
 class StepOptions:
     """Options that change the values or the memory of a step."""
@@ -210,7 +207,7 @@ class ScheduleOptions:
     prefetch: Option[int, int] = Option(
         1,
         "in stage 3, how many units are gathered ahead, each in memory of its own: 2 keeps a slow link at work",
-        read_prefetch,
+        partial(read_count, "prefetch", least=0, most=MOST_UNITS, needed="a number of units"),
         needs_stage_3=True,
         core="prefetch",
         metavar="N",

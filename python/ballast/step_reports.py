@@ -19,7 +19,7 @@ from ballast.tiers import lane_in_words
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 1  # of the files of a StepLog
+FORMAT = 1  # the version of a StepLog's files
 # The width of each value, which aligns the lines of a training.
 WIDTHS = {"step": 6, "loss": 10, "norm": 9, "time": 10, "tokens/s": 10, "mfu": 5, "waited": 4}
 WIDTHS |= {"device": 9, "host": 9, "nvme": 9}
@@ -72,7 +72,7 @@ class StepLine:
         from ballast.torch.last_step import figures_of, loss_value
 
         figures = figures_of(self._optimizer, "show a step")
-        return in_words(figures, None if loss is None else loss_value(loss))
+        return described_figures(figures, None if loss is None else loss_value(loss))
 
 
 def _entry(name: str, value: str) -> str:
@@ -80,11 +80,11 @@ def _entry(name: str, value: str) -> str:
     return f"{name} {amount:>{WIDTHS[name]}}" + (f" for {words}" if words else "")
 
 
-def in_words(figures: Mapping[str, float], loss: float | None) -> dict[str, str]:
+def described_figures(figures: Mapping[str, float], loss: float | None) -> dict[str, str]:
     """Return the figures that a line shows, as text.
 
     >>> figures = {"step": 3.0, "grad_norm": 0.25, "skipped": 0.0, "seconds": 0.5, "memory_bytes/device": 2048.0}
-    >>> in_words({**figures, "exposed_seconds": 0.1, "stall_seconds/reduce": 0.1}, 2.5)
+    >>> described_figures({**figures, "exposed_seconds": 0.1, "stall_seconds/reduce": 0.1}, 2.5)
     {'step': '3', 'loss': '2.5', 'norm': '0.25', 'time': '500.0 ms', 'device': '2 KiB', 'waited': '20% for reduce'}
     """
     words = {"step": f"{figures['step']:.0f}"}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+
 ALL_OF_A_SHARD = 1 << 60
 
 
@@ -46,11 +47,6 @@ def read_units(given: str | Iterable[str]) -> tuple[str, ...]:
     if len(names) < len(units):
         refuse_value("units", given, 'names of classes of modules, such as units=["Block"]')
     return names
-
-
-def _read_timeout(given: float | None) -> float | None:
-    require_timeout(given)
-    return given
 
 
 @documented
@@ -112,7 +108,7 @@ class Tuning(ScheduleOptions):
         deepspeed=("zero_optimization.offload_optimizer.cpuadam_cores_perc",),
     )
     timeout: Option[float | None, float | None] = Option(
-        None, "seconds of each wait for other ranks", _read_timeout, per_rank=True
+        None, "seconds of each wait for other ranks", require_timeout, per_rank=True
     )
     verify: Option[int, int] = Option(
         0,
@@ -160,10 +156,6 @@ class Run:
     )
 
 
-def _read_run(given: str | Run) -> Run:
-    return given if isinstance(given, Run) else Run(given)
-
-
 def _read_tuning(given: Tuning) -> Tuning:
     if not isinstance(given, Tuning):
         refuse_value("tuning", given, "ballast.Tuning(...)")
@@ -201,7 +193,7 @@ class WrapOptions(StepOptions):
         "a name under which drives keep state and trained parameters, not buffers: a training of the same model and optimizer "
         "resumes after its last step, on any ranks, in any stage and format; others are refused. `ballast.Run` also names a "
         "mirror and a checkpoint",
-        _read_run,
+        lambda given: given if isinstance(given, Run) else Run(given),
     )
     tuning: Option[Tuning, Tuning] = Option(Tuning(), "what hardly anybody sets: see `help(ballast.Tuning)`", _read_tuning)
 
@@ -209,7 +201,7 @@ class WrapOptions(StepOptions):
         options = _core.TrainingOptions()
         assert self.stage is not None  # it is chosen by now
         set_core(options, self, self.tuning, self.run)
-        options.overlap_gathers = self.tuning.overlap_gathers and self.stage < 3  # in stage 3 they always overlap
+        options.overlap_gathers = self.tuning.overlap_gathers and self.stage < 3  # stage 3 always overlaps them
         options.gpu = gpu
         options.stream = stream
         for kind, tiers in self.tiers.items():
@@ -315,7 +307,7 @@ def checked(options: WrapOptions) -> WrapOptions:
 ONE_BY_ONE = "Or wrap them one after the other, each with options of its own."
 
 
-def for_several(options: WrapOptions) -> WrapOptions:
+def options_for_several(options: WrapOptions) -> WrapOptions:
     """Return the options for several optimizers that are wrapped in one call, and refuse those that have another meaning for
     several optimizers than for one."""
     if options.stage is None:

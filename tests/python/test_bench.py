@@ -12,10 +12,10 @@ from ballast.tools.command_line import main
 
 torch = pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch")
 
-from ballast.planning.calibration import read_measured  # noqa: E402
-from ballast.tools.bench import cases, launch, run  # noqa: E402
+from ballast.planning.hardware import read_measured  # noqa: E402
+from ballast.tools.bench import cases, run  # noqa: E402
 from ballast.tools.bench.cases import ALONE, CASES, DDP  # noqa: E402
-from ballast.tools.bench.results import Report, Row, measured  # noqa: E402
+from ballast.tools.bench.run import Report, Row, measured  # noqa: E402
 
 DRIVE = "Ballast stage 3, state on the drive"
 TINY = cases.Workload("fp32", sequences=1, context=16, seconds=0.01, layers=2, width=64)
@@ -32,8 +32,8 @@ def tiny(monkeypatch):
 def started(monkeypatch):
     """Collect the processes that are started."""
     found = []
-    wait = launch._wait
-    monkeypatch.setattr(launch, "_wait", lambda running, task: found.extend(running) or wait(running, task))
+    wait = cases._wait
+    monkeypatch.setattr(cases, "_wait", lambda running, task: found.extend(running) or wait(running, task))
     return found
 
 
@@ -68,7 +68,7 @@ def test_an_interrupt_leaves_no_process(capsys, tmp_path, monkeypatch):
         processes.extend(running)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "_wait", interrupted)
+    monkeypatch.setattr(cases, "_wait", interrupted)
     assert main(["bench", "--drive", str(tmp_path)]) == 130
     assert len(processes) == 2 and all(process.poll() is not None for process in processes)
     assert not list(tmp_path.iterdir())
@@ -79,13 +79,13 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(tmp_path, monkeypatch):
     program = tmp_path / "python"
     program.write_text('#!/bin/sh\nif [ "$RANK" = 1 ]; then echo no such device; exit 3; fi\nexec sleep 100\n')
     program.chmod(0o755)
-    monkeypatch.setattr(launch.sys, "executable", str(program))
-    found = launch.run_case(CASES[0], launch.Setting(TINY, 2, False, tmp_path))
+    monkeypatch.setattr(cases.sys, "executable", str(program))
+    found = cases.run_case(CASES[0], cases.Setting(TINY, 2, False, tmp_path))
     assert found.failure == "rank 1 ended with 3: no such device"
 
 
 def report(*rows):
-    setting = launch.Setting(TINY, 2, False, Path("."))
+    setting = cases.Setting(TINY, 2, False, Path("."))
     return Report("GPT", 1000, setting, "cpu", 1 << 30, 2, rows, {})
 
 
@@ -103,9 +103,9 @@ def test_the_table_compares_with_ddp_and_marks_what_is_not_comparable():
 
 def test_rates_are_medians_of_the_lanes_and_those_of_shared_memory_are_of_all_ranks():
     figures = [{"gb_per_second/gather": 1.0 + i, "gb_per_second/reduce": 4.0, "gb_per_second/host": 3.0} for i in range(3)]
-    of_ballast = launch.Run([{"figures": each, "seconds": [1.0]} for each in figures], 0.0)
-    alone = launch.Run([{"figures": {}, "seconds": [2.0, 1.0, 4.0], "flops_of_token": 10.0}], 0.0)
-    setting = launch.Setting(TINY, 2, True, Path("."))
+    of_ballast = cases.Run([{"figures": each, "seconds": [1.0]} for each in figures], 0.0)
+    alone = cases.Run([{"figures": {}, "seconds": [2.0, 1.0, 4.0], "flops_of_token": 10.0}], 0.0)
+    setting = cases.Setting(TINY, 2, True, Path("."))
     found = measured({CASES[0]: alone, CASES[-1]: of_ballast}, setting, ("NVIDIA H100", 80 << 30))
     assert found["flops"] == 16 * 10.0 / 2.0
     assert found["rates"] == {"peers": 2e9, "host_memory": 6e9}
@@ -239,6 +239,6 @@ def test_what_is_no_decoder_of_tokens_is_not_trained(tmp_path):
     ],
 )
 def test_wrong_use_is_refused_before_anything_starts(capsys, monkeypatch, words, said):
-    monkeypatch.setattr(launch.subprocess, "Popen", lambda *given, **named: os.abort())
+    monkeypatch.setattr(cases.subprocess, "Popen", lambda *given, **named: os.abort())
     assert main(["bench", *words]) == 2
     assert said in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from ballast.checks import refuse
 from ballast.deepspeed_config import import_deepspeed
 from ballast.models import config
-from ballast.planning.calibration import read_measured
+from ballast.planning.hardware import read_measured
 from ballast.tools.report import read_run, run_page, summary
 from python.damage import CASES, SEED, damaged, with_another_value
 

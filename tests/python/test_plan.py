@@ -10,8 +10,7 @@ import pytest
 import torch
 from ballast.planning.hardware import GPUS, SHARED_RATES
 from ballast.planning.planner import unbeaten
-from ballast.planning.question import machine_of
-from ballast.planning.request import request_plan
+from ballast.planning.request import machine_of, request_plan
 from ballast.tools.command_line import main
 
 GIB = 1 << 30

@@ -6,8 +6,7 @@ import re
 import ballast
 import pytest
 from ballast.planning.hardware import GPUS
-from ballast.planning.question import machine_of
-from ballast.planning.request import request_plan
+from ballast.planning.request import machine_of, request_plan
 from ballast.tools.command_line import main
 
 GIB = 1 << 30

@@ -10,14 +10,13 @@ import ballast
 import ballast.tools.plan
 import pytest
 from ballast import _core
+from ballast.new_files import write_output
 from ballast.planning.planner import best, searched, unbeaten
 from ballast.planning.request import request_plan
 from ballast.sizes import human_time
 from ballast.tools.command_line import main
 from ballast.tools.markup import Axis, escaped, round_step
-from ballast.tools.output import write
-from ballast.tools.plan_page import draw_front, page
-from ballast.tools.timeline import NARROWEST, boxes_of
+from ballast.tools.plan_page import NARROWEST, boxes_of, draw_front, page
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
@@ -208,7 +207,7 @@ def test_a_name_may_have_any_character(tmp_path):
     plans = Plans({"a<b>&\x01\"'.0.weight": (512, 512)}, gpu_memory="8GiB")
     titles = [element.text for element in ElementTree.fromstring(plans.page()).iter(f"{SVG}title")]
     assert any("a<b>&\ufffd\"'.0" in title for title in titles)
-    write(tmp_path / "page.html", escaped("\udc80"))
+    write_output(tmp_path / "page.html", escaped("\udc80"))
     assert (tmp_path / "page.html").read_bytes() == "\ufffd".encode()
 
 
@@ -265,7 +264,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
         with pytest.raises(ballast.FailureError, match="cannot write .*: No space left"):
-            write(link, "new")
+            write_output(link, "new")
     assert target.read_text() == "old" and sorted(os.listdir(tmp_path)) == ["front.svg", "link.svg"]
-    write(link, "new")
+    write_output(link, "new")
     assert target.read_text() == "new" and link.is_symlink()

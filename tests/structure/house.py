@@ -66,7 +66,7 @@ PYTHON_LAYERS = {
         *("step_options", "wrap_options"),
         *("formats", "models", "models.*"),
         "deepspeed_config",
-        *("outer", "outer.options", "outer.fragments", "outer.memory"),
+        *("outer", "outer.options", "outer.fragments"),
     ],
     "torch": [
         *("_torch_compat", "torch", "torch.gpu", "torch.module_hook", "torch.calls.hooks", "torch.process_groups"),
@@ -77,14 +77,14 @@ PYTHON_LAYERS = {
     "updates": ["torch.updates", "torch.updates.*"],
     "activations": ["torch.activations", "torch.activations.*"],
     "outer": [
-        *("outer.hosts", "outer.layout", "outer.optimizer"),
+        *("outer.hosts", "outer.optimizer"),
     ],
     "training": [
         *("torch.training", "torch.training.*"),
         *("torch.optimizer", "torch.typing", "torch.last_step"),
     ],
     "functions": [
-        *("checkpoint", "checkpoint.*", "api", "wrapping", "step_reports"),
+        *("checkpoint", "checkpoint.*", "api", "step_reports"),
     ],
     "package": [""],
     "integrations": ["integrations", "integrations.*"],

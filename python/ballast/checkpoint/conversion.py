@@ -18,15 +18,15 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.contents import Checkpoint, SavedOptimizer, Tensor, slices
 from ballast.checkpoint.distributed import METADATA
-from ballast.checkpoint.exporting import COPIED, SafetensorsWriter, item_of
 from ballast.checkpoint.folder import CheckpointDirectory, Chunk, Commit, RankFiles, folder_name, require_space
 from ballast.checkpoint.foreign import source_of
+from ballast.checkpoint.full_model import COPIED, SafetensorsWriter, item_of
 from ballast.checkpoint.kinds import FOREIGN, kind_of, refuse_without_checkpoint
-from ballast.checkpoint.manifest import content_in
+from ballast.checkpoint.manifest import Checkpoint, SavedOptimizer, Tensor, content_in, slices
 from ballast.checkpoint.saving import INDEX_BYTES, SLICE, packed
 from ballast.checkpoint.sources import STEP, Source, steps_made
+from ballast.checkpoint.tensors import state_part
 from ballast.checkpoint.weights import state_in, weights_in
 from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import read_json
@@ -36,9 +36,9 @@ from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.updates.rules import moments_by_name
 
 log = logging.getLogger("ballast")
-MASTER_DTYPE = "float32"  # of parameters with state: their masters
+MASTER_DTYPE = "float32"  # the masters of parameters with state
 OPTIMIZER = "another program's optimizer"
-MODEL_KEY, OPTIMIZER_KEY = "model", "optim"  # of an export to torch.distributed.checkpoint
+MODEL_KEY, OPTIMIZER_KEY = "model", "optim"  # the keys in an export to torch.distributed.checkpoint
 STEM = "model"  # transformers looks for files of this name
 CONFIG = "config.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,7 +51,7 @@ class Converted:
     step: int
     tensors: int
     trained: int  # parameters with the optimizer's state
-    moments: list[str]  # with torch's names
+    moments: list[str]  # torch's names
     bytes: int
 
 
@@ -181,8 +181,7 @@ class Conversion:
             **{kind: self._source.tensor(name, moment) for kind, moment in self._moments.items()},
         }
         part = {kind: each.read_part(*elements).to(torch.float32) for kind, each in of_state.items() if each is not None}
-        at = {kind: values.data_ptr() for kind, values in part.items()}
-        return writer.append(_core.StatePart(dtype=_core.DType.fp32, count=elements[1], **at))
+        return writer.append(state_part(part))
 
 
 def _foreign_kind(path: Path) -> str:
@@ -207,15 +206,17 @@ class OfflineExport:
     dtype: str | None = None
     most_bytes: int | None = None
     config: Path | None = None
-    to: str = "safetensors"  # or "distributed"
+    to: str = "safetensors"  # "safetensors" or "distributed"
 
     def run(self) -> Exported:
         if not self.checkpoint.exists():
             refuse(f"cannot export {self.checkpoint}: it does not exist", needed="a directory of ballast.save(), or of a run")
         self._require_folder()
         config = None if self.config is None else self._require_config(self.config)
-        stored = weights_in(self.checkpoint).tensors
-        tensors = {name: self._in_format(stored[name]) for name in stored}
+        tensors = {}
+        for name, each in weights_in(self.checkpoint).tensors.items():  # integers stay as they are
+            wanted = each.dtype if self.dtype is None or not each.dtype.is_floating_point else DTYPES[self.dtype]
+            tensors[name] = each if wanted == each.dtype else each.in_format(wanted)
         try:
             files = self._write_distributed(tensors) if self.to == "distributed" else self._write_safetensors(tensors)
             if config is not None:
@@ -232,11 +233,6 @@ class OfflineExport:
         require_space(self.folder, sum(each.bytes for each in tensors.values()))
         write_distributed(self.checkpoint, self.folder, tensors)
         return sorted(path.name for path in (self.folder / METADATA, *self.folder.glob("*.distcp")))
-
-    def _in_format(self, stored: StoredTensor) -> StoredTensor:
-        """Return the tensor in the requested format. Integers stay as they are."""
-        wanted = stored.dtype if self.dtype is None or not stored.dtype.is_floating_point else DTYPES[self.dtype]
-        return stored if wanted == stored.dtype else stored.in_format(wanted)
 
     def _write_safetensors(self, tensors: dict[str, StoredTensor]) -> list[str]:
         items = [item_of(name, each.dtype, each.shape) for name, each in tensors.items()]
@@ -297,7 +293,7 @@ def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, Stor
                 remedy="Load it with ballast.load_checkpoint(), save with ballast.save(), and export that.",
             )
         state = state_in(checkpoint, saved)
-        content[OPTIMIZER_KEY] = _of_optimizer(saved, state)
+        content[OPTIMIZER_KEY] = _optimizer_content(saved, state)
         for name, values in state.items():
             stored.update({f"{OPTIMIZER_KEY}.state.{name}.{key}": value for key, value in values.items()})
     with warnings.catch_warnings():
@@ -305,7 +301,7 @@ def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, Stor
         dcp.save(content, storage_writer=dcp.FileSystemWriter(folder), planner=ReadLater(stored), no_dist=True)
 
 
-def _of_optimizer(saved: Checkpoint, state: Mapping[str, Mapping[str, StoredTensor]]) -> dict[str, Any]:
+def _optimizer_content(saved: Checkpoint, state: Mapping[str, Mapping[str, StoredTensor]]) -> dict[str, Any]:
     own_steps = {name for each in saved.optimizers if each.own_step for name in each.parameters}
     of_all: dict[str, dict[str, Any]] = {}
     for name, values in state.items():

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from ballast.checkpoint.contents import CUSTOM, Tensor
-from ballast.checkpoint.inventory import TorchTensor, Writers, frozen_state, moment_name
-from ballast.checkpoint.reading import PlainTensor, Target
+from ballast.checkpoint.manifest import CUSTOM, Tensor
+from ballast.checkpoint.tensors import PlainTensor, Target, TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
 from ballast.ranks import Agreement, from_all_ranks
 from ballast.torch.training.partition import Partition
@@ -22,7 +21,7 @@ from ballast.torch.updates.sharded_state import IN_LIBRARY, State
 BY_ELEMENT, AS_IT_IS, NUMBER = CUSTOM
 NUMBERS = {int: torch.int64, float: torch.float64}
 
-# By parameter: the first element of this rank's shard, and the state with a value for each of its elements.
+# The first element of this rank's shard by parameter, and the state with a value for each of its elements.
 LocalShards = dict[str, tuple[int, dict[str, torch.Tensor]]]
 
 
@@ -30,7 +29,7 @@ def custom_state(access: Training, partition: Partition, names: Mapping[int, str
     """Yield the state in the same order on all ranks. Some ranks have no shard of a parameter."""
     agreement = Agreement(access.group, "saving an optimizer's own state")
     with agreement.settled():  # another rank may hold another kind of state
-        mine, shards = _of_this_rank(access, partition, names)
+        mine, shards = _local_state(access, partition, names)
     shapes = {names[id(parameter)]: parameter.shape for _, parameter in access.parameters()}
     in_turns = access.options.stage == 0
     frozen = {names[id(parameter)] for parameter, _ in frozen_state(access)}
@@ -46,7 +45,7 @@ def custom_state(access: Training, partition: Partition, names: Mapping[int, str
                 yield TorchTensor(moment_name(name, key), role, tensor, Writers.first)
 
 
-def _of_this_rank(
+def _local_state(
     access: Training, partition: Partition, names: Mapping[int, str]
 ) -> tuple[dict[str, dict[str, Any]], LocalShards]:
     """Return, by parameter, the description of its state for other ranks, and this rank's shard of state with a value
@@ -102,7 +101,7 @@ class CustomState:
     def __init__(self, access: Training, tensors: Mapping[str, Tensor], names: Mapping[int, str]):
         self._access = access
         self._names = names
-        self._entries: dict[str, dict[str, Tensor]] = {}  # by parameter, and by the name in the optimizer's state
+        self._entries: dict[str, dict[str, Tensor]] = {}  # keys: the parameter, and the name in the optimizer's state
         for name, entry in tensors.items():
             parameter, colon, key = name.rpartition(": ")
             if colon and entry.role in CUSTOM:

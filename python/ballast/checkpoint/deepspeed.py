@@ -135,7 +135,7 @@ class RankState:
     path: Path
     masters: list[StoredTensor]
     moments: list[dict[str, StoredTensor]]
-    steps: list[int | None]  # of each group
+    steps: list[int | None]  # one for each group
     is_of_stage_3: bool
     mappings: list[Mapping[str, FragmentAddress]] | None  # where each parameter is, in stages 1 and 2
     paddings: list[list[int]] | None  # elements after each parameter, by group; older versions say nothing of them
@@ -147,7 +147,7 @@ class ModelState:
     """What the files with the model say."""
 
     path: Path
-    shapes: list[dict[str, tuple[int, ...]]]  # of the trained parameters, by group
+    shapes: list[dict[str, tuple[int, ...]]]  # one mapping for each group of trained parameters
     module: dict[str, StoredTensor]
     buffers: set[str]
     aliases: set[str]  # further names of shared parameters
@@ -213,7 +213,7 @@ def model_state(folder: Path) -> ModelState:
     contents = {rank: contents_of(path) for rank, path in found.items()}
     first = min(contents)
     return replace(
-        _of_model(contents[first], found[first]),
+        _model_state_of(contents[first], found[first]),
         fragments={rank: _fragments(content, found[rank]) for rank, content in contents.items()},
     )
 
@@ -341,7 +341,7 @@ def _fragments(content: Any, path: Path) -> dict[str, StoredTensor]:
     return _dict(content, "frozen_param_fragments", path) if has_any else {}
 
 
-def _of_model(content: Any, path: Path) -> ModelState:
+def _model_state_of(content: Any, path: Path) -> ModelState:
     module = _dict(content, "module", path)
     shapes = content.get("param_shapes") or []
     if not isinstance(shapes, list):
@@ -494,7 +494,6 @@ def _parts(ranks: list[RankState], model: ModelState) -> dict[str, list[Part]]:
 def _divided_parameters(
     ranks: list[RankState], group: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, Part]]:
-    """Yield the parts of a group in stage 3."""
     for number, rank in enumerate(ranks):
         start = 0
         for name, shape in shapes.items():
@@ -517,7 +516,7 @@ def _divided_group(ranks: list[RankState], group: int, shapes: Mapping[str, tupl
         end += math.prod(shape) + padding
     begin = 0
     for number, rank in enumerate(ranks):
-        found = dict(_in_range(places, begin, rank.masters[group].elements))
+        found = dict(_held_in(places, begin, rank.masters[group].elements))
         if rank.paddings is None and rank.mappings is not None:
             _require_mapped(rank, group, found)
         for name, (start, count) in found.items():
@@ -527,7 +526,7 @@ def _divided_group(ranks: list[RankState], group: int, shapes: Mapping[str, tupl
         _require_elements(ranks[-1], group, end, 2 * len(ranks), available=begin)
 
 
-def _in_range(places: Mapping[str, tuple[int, int]], begin: int, count: int) -> Iterator[tuple[str, tuple[int, int]]]:
+def _held_in(places: Mapping[str, tuple[int, int]], begin: int, count: int) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield what a range of a flat tensor holds of each parameter: the first element in the range, and how many."""
     for name, (first, elements) in places.items():
         low, high = max(first, begin), min(first + elements, begin + count)

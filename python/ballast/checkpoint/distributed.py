@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from ballast.checkpoint.kinds import parts_of_distributed
+from ballast.checkpoint.manifest import fail_file
 from ballast.checkpoint.sources import OF_OPTIMIZERS, Content, Latest, WholeTensor
-from ballast.checkpoint.torch_file import ANY, Unpickler, fail_file, fail_unreadable, load_without_code, require_plain
+from ballast.checkpoint.torch_file import ANY, Unpickler, fail_unreadable, load_without_code, require_plain
 from ballast.errors import Error
 from ballast.torch.parameters.stored_tensors import StoredTensor
 
@@ -113,7 +114,8 @@ def _unpickled(path: Path) -> Any:
 
     try:
         with open(path, "rb") as file:
-            found = Unpickler(file, path, METADATA_NAMES | {"torch": names_in_torch()}).load()
+            dtypes = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+            found = Unpickler(file, path, METADATA_NAMES | {"torch": {"Size", *dtypes}}).load()
     except OSError as error:
         fail_file(path, error)
     except Error:
@@ -124,10 +126,6 @@ def _unpickled(path: Path) -> Any:
     if not is_known or not isinstance(getattr(found, "storage_data", None), dict):
         fail_unreadable(path, "it does not say where each tensor is stored")
     return found
-
-
-def names_in_torch() -> set[str]:
-    return {"Size"} | {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
 class _Places:
@@ -184,7 +182,7 @@ def _require_apart(chunks: Sequence[Chunk]) -> None:
     """Refuse chunks that overlap. Only those that share rows of the first dimension are compared."""
     open_chunks: list[Chunk] = []
     for chunk in sorted(chunks, key=lambda each: each.offsets):
-        open_chunks = [each for each in open_chunks if _end_of_rows(each) > (chunk.offsets or (0,))[0]]
+        open_chunks = [each for each in open_chunks if not chunk.offsets or each.offsets[0] + each.sizes[0] > chunk.offsets[0]]
         for other in open_chunks:
             shared = all(
                 mine < theirs + count and theirs < mine + size
@@ -192,10 +190,6 @@ def _require_apart(chunks: Sequence[Chunk]) -> None:
             )
             _require(not shared, f"its chunks at {other.offsets} and {chunk.offsets} overlap")
         open_chunks.append(chunk)
-
-
-def _end_of_rows(chunk: Chunk) -> int:
-    return chunk.offsets[0] + chunk.sizes[0] if chunk.offsets else 1
 
 
 def _path_of(key: str, found: Any) -> tuple[str, ...]:
@@ -228,7 +222,7 @@ def content_of(directory: Path) -> Content:
     tensors: dict[str, StoredTensor] = {}
     paths: dict[str, tuple[str, ...]] = {}
     objects: dict[str, Place] = {}
-    latest: dict[str, Latest] = defaultdict(Latest)  # of the model's tensors, and of those with the name of each moment
+    latest: dict[str, Latest] = defaultdict(Latest)  # one for the model, and one for each moment
     for part in parts_of_distributed(directory):
         metadata = read_metadata(part)
         around = () if part == directory else (part.name,)

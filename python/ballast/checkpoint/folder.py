@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.contents import FOLDER, rank_file
 from ballast.checkpoint.kinds import MANIFEST
-from ballast.checkpoint.manifest import content_in, folder_in
+from ballast.checkpoint.manifest import FOLDER, content_in, folder_in, rank_file
 from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.new_files import flush_folder, make_folder, require_own_folder, write_file, write_new
@@ -165,7 +164,7 @@ class Commit:
 
     directory: CheckpointDirectory
     folder: str
-    content: Mapping[str, Any]  # of the manifest, apart from the ranks' indexes
+    content: Mapping[str, Any]  # the manifest without the ranks' indexes
 
     def is_complete(self) -> bool:
         """Return whether all ranks have written their files. The folder is listed, as a network file system may remember for
@@ -211,8 +210,7 @@ class RankFiles:
 
 
 def sealed_index(chunks: Sequence[Chunk], written: Sequence[Written], bytes_written: int, extra: bytes) -> bytes:
-    """Return the content of a rank's index."""
-    places: dict[str, list[tuple[int, int, int, str]]] = {}  # by tensor: first element, count, offset, seal
+    places: dict[str, list[tuple[int, int, int, str]]] = {}  # first element, count, offset and seal, by tensor
     for chunk, (offset, seal) in zip(chunks, written, strict=True):
         places.setdefault(chunk.tensor, []).append((chunk.first, chunk.elements, offset, f"{seal:016x}"))
     of_extra = {"bytes": len(extra), "seal": manifest.seal_of(extra)}

@@ -13,10 +13,9 @@ import torch
 from ballast import _core
 from ballast.checkpoint.deepspeed import STAGE_0, Universal, Zero, folder_of, is_sharded
 from ballast.checkpoint.distributed import content_of
-from ballast.checkpoint.inventory import LOADING, buffers_by_name, parameter_names, parameters_by_name, warn_of_left
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.plain_torch import plain_torch, plain_torch_alone
-from ballast.checkpoint.sources import Keyed, Source, of_only_model, steps_made
+from ballast.checkpoint.sources import Keyed, Source, content_of_files, only_model_in, plain_torch_alone, steps_made
+from ballast.checkpoint.tensors import LOADING, buffers_by_name, parameter_names, parameters_by_name, state_part, warn_of_left
 from ballast.checkpoint.torch_file import StandIn
 from ballast.checks import refuse
 from ballast.ranks import Agreement
@@ -37,7 +36,7 @@ class Names:
     """What a reader may know of the model and its optimizer, which a checkpoint may have under any keys."""
 
     trained: Sequence[str]  # the names that the checkpoint must have
-    shapes: Mapping[str, tuple[int, ...]]  # of all tensors of the model
+    shapes: Mapping[str, tuple[int, ...]]  # all tensors of the model
     groups: Sequence[Sequence[str]] | None = None  # the names in each group of the live optimizer
 
 
@@ -50,14 +49,14 @@ def source_of(path: Path, names: Names | None = None) -> Source:
             return Universal(folder, shapes)
         if is_sharded(folder):
             return Zero(folder, shapes or {})
-        return _of_torch(folder / STAGE_0, names)  # the file of torch.save() with the model
+        return _torch_source(folder / STAGE_0, names)  # the file of torch.save() with the model
     if kind == "universal":
         return Universal(path, shapes)
     if kind == "distributed":
         content = content_of(path)
-        return of_only_model(content) if names is None else Keyed(content, names.trained, names.shapes)
+        return only_model_in(content) if names is None else Keyed(content, names.trained, names.shapes)
     if kind == "torch":
-        return _of_torch(path, names)
+        return _torch_source(path, names)
     if kind == "safetensors":
         refuse(
             "cannot load a training from safetensors files: they hold no optimizer state",
@@ -68,8 +67,10 @@ def source_of(path: Path, names: Names | None = None) -> Source:
     raise AssertionError(kind)
 
 
-def _of_torch(path: Path, names: Names | None) -> Keyed:
-    return plain_torch_alone(path) if names is None else plain_torch(path, names.trained, names.shapes, names.groups)
+def _torch_source(path: Path, names: Names | None) -> Keyed:
+    if names is None:
+        return plain_torch_alone(path)
+    return Keyed(content_of_files(path), names.trained, names.shapes, names.groups)
 
 
 class ForeignImport:
@@ -92,8 +93,10 @@ class ForeignImport:
                     f"cannot load another program's checkpoint into {type(access.optimizer).__name__}: its step is its own",
                     needed="an optimizer that the library has a rule for, such as AdamW",
                 )
-            trained = self._trained()
-            self._source: Source = source_of(directory, self._names_for_the_reader(trained))
+            trained = [self._names[id(each)] for _, each in access.parameters() if each.requires_grad]
+            shapes = {name: tuple(each.shape) for name, each in {**self._parameters, **self._buffers}.items()}
+            groups = [[self._names[id(each)] for each in group["params"]] for group in access.optimizer.param_groups]
+            self._source: Source = source_of(directory, Names(trained, shapes, groups))
             self._require_tensors(trained)
             require_expected(model, (each for name, each in self._buffers.items() if self._has(name)))
             self._fresh = self._without_state(trained)
@@ -104,7 +107,6 @@ class ForeignImport:
         self._steps_made = {id(self._parameters[name]): steps for name, steps in made.items()}
 
     def run(self) -> Any:
-        """Load the checkpoint, and return its entry `extra`."""
         self._access.optimizer.zero_grad()
         self._warn_of_options()
         set_options(self._access.optimizer.param_groups, self._options)
@@ -124,14 +126,6 @@ class ForeignImport:
             self._fill_the_rest(partition)
         self._access.finish_loading()
         return self._extra
-
-    def _trained(self) -> list[str]:
-        return [self._names[id(each)] for _, each in self._access.parameters() if each.requires_grad]
-
-    def _names_for_the_reader(self, trained: list[str]) -> Names:
-        shapes = {name: tuple(each.shape) for name, each in {**self._parameters, **self._buffers}.items()}
-        groups = [[self._names[id(each)] for each in group["params"]] for group in self._access.optimizer.param_groups]
-        return Names(trained, shapes, groups)
 
     def _saved_options(self) -> list[dict[str, Any]]:
         """Return the options that the checkpoint has for each group of the optimizer, where its parameters agree on them."""
@@ -195,7 +189,6 @@ class ForeignImport:
             refuse(what, where=name, needed=f"{expected}, the shape in the model")
 
     def _steps(self, name: str) -> int:
-        """Return the number of steps that have trained the parameter."""
         return 0 if name in self._fresh else steps_made(self._source, name, needed="variance" in self._moments)
 
     def _warn(self, words: str, names: list[str]) -> None:
@@ -216,25 +209,14 @@ class ForeignImport:
         for kind in ("parameter", *(() if part.frozen else self._moments)):
             values = tensors[kind].read_part(part.first, part.count) if kind in tensors else ZERO.repeat(part.count)
             shard[kind] = values.to(torch.float32)
-        at = {kind: values.data_ptr() for kind, values in shard.items()}
-        part.copy_from(
-            _core.StatePart(
-                dtype=_core.DType.fp32,
-                parameter=at["parameter"],
-                momentum=at.get("momentum", 0),
-                variance=at.get("variance", 0),
-                count=part.count,
-            )
-        )
+        part.copy_from(state_part(shard))
 
     def _copy_bytes(self, part: _core.StatePart, values: torch.Tensor, member: UnitParameter) -> None:
         if values.dtype != member.parameter.dtype:
             what = f"cannot load a packed parameter of {member.parameter.dtype} from a checkpoint that has {values.dtype}"
             refuse(what, where=member.name, needed="a model that is quantized as the saved one")
         shard = values.contiguous().view(BYTES)[part.first : part.first + part.count].contiguous()
-        part.copy_from(
-            _core.StatePart(dtype=_core.DType.u8, parameter=shard.data_ptr(), momentum=0, variance=0, count=part.count)
-        )
+        part.copy_from(_core.StatePart(dtype=_core.DType.u8, parameter=shard.data_ptr(), count=part.count))
 
     def _tensors_of(self, name: str) -> dict[str, StoredTensor]:
         """Return a parameter and the moments that the source has of it. The shards of a parameter come one after the other, so

@@ -9,9 +9,9 @@ from typing import NoReturn
 from ballast.checks import refuse
 
 MANIFEST = "checkpoint.json"
-RUN_FOLDER = re.compile(r"(.+)-rank-\d+")  # of wrap(run=...)
-RECORDS = "state*.records"  # in it
-HOST_FOLDER = re.compile(r"host-(\d+)")  # of wrap(outer=...)
+RUN_FOLDER = re.compile(r"(.+)-rank-\d+")  # a folder of wrap(run=...)
+RECORDS = "state*.records"  # files in such a folder
+HOST_FOLDER = re.compile(r"host-(\d+)")  # a folder of wrap(outer=...)
 
 PART_OF_ACCELERATE = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")  # folders of torch.distributed.checkpoint
 
@@ -91,12 +91,6 @@ def run_folder(run: str, rank: int) -> str:
     return f"{run}-rank-{rank}"
 
 
-def runs_in(directory: Path) -> list[str]:
-    """Return the names of the runs whose state is in this directory; offload/FORMAT.md describes it."""
-    found = [RUN_FOLDER.fullmatch(path.parent.name) for path in directory.glob(f"*-rank-*/{RECORDS}")]
-    return sorted({match[1] for match in found if match})
-
-
 def refuse_without_checkpoint(
     directory: Path,
     what: str = "cannot load a checkpoint",
@@ -104,12 +98,7 @@ def refuse_without_checkpoint(
 ) -> NoReturn:
     """Raise B1001 for a directory without a checkpoint, and say what it is."""
     available, remedy = _described(directory)
-    refuse(
-        f"{what}: there is none in {directory}",
-        needed=needed,
-        available=available,
-        remedy=remedy,
-    )
+    refuse(f"{what}: there is none in {directory}", needed=needed, available=available, remedy=remedy)
 
 
 def _described(directory: Path) -> tuple[str, str]:
@@ -124,18 +113,16 @@ def _described(directory: Path) -> tuple[str, str]:
         return "a file, which is no directory", remedy if is_known else ""
     own = RUN_FOLDER.fullmatch(directory.absolute().name) if any(directory.glob(RECORDS)) else None
     of_runs = directory.absolute().parent if own else directory
-    runs = [own[1]] if own else runs_in(directory)
-    if runs:
+    matches = [RUN_FOLDER.fullmatch(path.parent.name) for path in directory.glob(f"*-rank-*/{RECORDS}")]
+    if runs := [own[1]] if own else sorted({match[1] for match in matches if match}):  # offload/FORMAT.md describes them
         remedy = f'The run resumes with wrap(..., offload="nvme:{of_runs}", run="{runs[0]}").'
         return f"a run: {', '.join(runs)}", remedy
     if below := [path.parent.name for path in sorted(directory.glob(f"*/{MANIFEST}"))]:
         of_hosts = " Or load them all in a training with wrap(outer=...)." if HOST_FOLDER.fullmatch(below[0]) else ""
         remedy = f"Name one of them, such as {directory / below[0]}.{of_hosts}"
         return f"checkpoints in folders of it: {', '.join(below[:5])}", remedy
-    if not (kind := kind_of(directory)) and (files := _files_of_torch(directory)):
+    kind = kind_of(directory)
+    files = sorted(path.name for path in directory.iterdir() if path.suffix in TORCH_SUFFIXES)
+    if files and not kind:
         return f"files of torch.save(): {', '.join(files[:5])}", f"Name one of them, such as {directory / files[0]}."
     return FOREIGN.get(kind, ""), READERS.get(kind, "")
-
-
-def _files_of_torch(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir() if path.suffix in TORCH_SUFFIXES)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 import io
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,15 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.contents import PARAMETER_DTYPES, Checkpoint, Cut, SavedOptimizer, Tensor, cover
 from ballast.checkpoint.custom_state import CustomState
-from ballast.checkpoint.inventory import (
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint, Cut, SavedOptimizer, cover
+from ballast.checkpoint.outer import OuterLoading
+from ballast.checkpoint.tensors import (
     LOADING,
+    PlainTensor,
+    Stream,
+    Target,
+    TrainedTensor,
     buffers_by_name,
     know_checkpoints,
     moment_name,
@@ -27,8 +31,6 @@ from ballast.checkpoint.inventory import (
     require_all_partitioned,
     warn_of_left,
 )
-from ballast.checkpoint.outer import OuterLoading
-from ballast.checkpoint.reading import PlainTensor, Stream, Target, TrainedTensor
 from ballast.checkpoint.torch_file import load_without_code
 from ballast.checks import refuse
 from ballast.ranks import Agreement, by_first_rank
@@ -41,7 +43,7 @@ from ballast.torch.training.training import Training
 from ballast.torch.updates.rules import set_options
 from ballast.torch.updates.sharded_state import State
 
-OPAQUE = _core.ChunkKind(parameter=_core.DType.u8, format=None, momentum=False, variance=False)  # of bytes as they are
+OPAQUE = _core.ChunkKind(parameter=_core.DType.u8, format=None, momentum=False, variance=False)  # bytes as they are
 
 
 def load_current(directory: Path, model: torch.nn.Module, accesses: Sequence[Training]) -> Any:
@@ -57,7 +59,7 @@ def load_current(directory: Path, model: torch.nn.Module, accesses: Sequence[Tra
         agreement = Agreement(group, LOADING)
         try:
             return Loading(directory, text, model, accesses, agreement).run()
-        except Exception:  # of any kind: has_failed is the same on all ranks, and decides what they do next
+        except Exception:  # any kind: has_failed is the same on all ranks, and decides what they do next
             if not agreement.has_failed or read() == text:
                 raise
     manifest.fail_replaced(directory)
@@ -72,33 +74,33 @@ class Loading:
         self._accesses = accesses
         self._directory = directory
         self._model = model
-        self._agreement = agreement
+        self.agreement = agreement
         self._parameters = parameters_by_name(model, accesses)
         names, buffers = parameter_names(model, accesses), buffers_by_name(model)
-        with self._agreement.settled():
+        with self.agreement.settled():
             for access in accesses:
                 access.require_loadable()
                 access.require_changeable()
                 require_all_partitioned(access, names)
             self._checkpoint = manifest.parse(directory, text)
             use_model_names(self._checkpoint, {**self._parameters, **buffers})
-            files = manifest.data_files(directory, self._checkpoint)
             left = leave_out(self._checkpoint, self._parameters, buffers)
             require_compatible(self._checkpoint, accesses, self._parameters, buffers, names)
             require_expected(model, buffers.values())
             self._buffers = [*buffers]
-            self._source = Source(files, self._checkpoint.tensors, names, agreement)
-            saved = zip(accesses, self._checkpoint.optimizers)
-            self._parts = [LoadingPart(self._source, access, optimizer) for access, optimizer in saved]
+            self.files, self.names = manifest.data_files(directory, self._checkpoint), names
+            self.tensors = self._checkpoint.tensors
+            self._parts = [LoadingPart(self, *each) for each in zip(accesses, self._checkpoint.optimizers)]
             self._extra = read_extra(directory, self._checkpoint, accesses[0].group.rank)
         warn_of_left(left, accesses[0])
 
     def run(self) -> Any:
-        """Load the checkpoint, and return this rank's `extra`."""
         for access in self._accesses:
             access.optimizer.zero_grad()
-        with self._agreement.settled():  # finds a missing or short file before anything changes
-            _core.CheckpointReader(self._source.files, self._last_pieces())
+        with self.agreement.settled():  # finds a missing or short file before anything changes
+            places = sorted(piece.place for tensor in self.tensors.values() for piece in tensor.pieces)
+            last = {place[0]: place for place in places}  # the last piece of each file
+            _core.CheckpointReader(self.files, [*last.values()])
         expect(self._parameters.values())
         expect_buffers(self._model)
         for part in self._parts:
@@ -112,11 +114,6 @@ class Loading:
             access.finish_loading()
         know_checkpoints(self._accesses, self._directory, [self._checkpoint.folder])
         return self._extra
-
-    def _last_pieces(self) -> list[tuple[int, int, int, int]]:
-        """Return the last piece of each file."""
-        last = {piece.file: piece for piece in manifest.pieces_by_file(list(self._source.tensors.values()))}
-        return [(piece.file, piece.offset, piece.bytes, piece.seal) for piece in last.values()]
 
     def _rest(self) -> list[torch.nn.Parameter]:
         """Return the parameters that no optimizer has or shards."""
@@ -133,28 +130,18 @@ def read_extra(directory: Path, checkpoint: Checkpoint, rank: int) -> Any:
     return load_without_code(io.BytesIO(content), path)
 
 
-@dataclass(frozen=True)
-class Source:
-    """A checkpoint that is loaded, and the agreement of the ranks about it."""
-
-    files: list[str]  # by rank that saved
-    tensors: Mapping[str, Tensor]
-    names: Mapping[int, str]  # by id of the parameter
-    agreement: Agreement
-
-
 class LoadingPart:
     """Loads one optimizer. The constructor checks everything that can be checked; then all ranks call begin() and fill()
     together."""
 
-    def __init__(self, source: Source, access: Training, saved: SavedOptimizer):
-        self._source = source
-        self._tensors, self._names, self._agreement = source.tensors, source.names, source.agreement
+    def __init__(self, loading: Loading, access: Training, saved: SavedOptimizer):
+        self._files, self._tensors, self._names = loading.files, loading.tensors, loading.names
+        self._agreement = loading.agreement
         self._access = access
         self._saved = saved
-        self._custom = CustomState(access, source.tensors, source.names)
+        self._custom = CustomState(access, self._tensors, self._names)
         self._custom.require_stored()
-        self._outer = OuterLoading(access, source.tensors, source.names, saved.outer_identity)
+        self._outer = OuterLoading(access, self._tensors, self._names, saved.outer_identity)
         self._options = access.options_to_set([group["options"] for group in saved.groups])
         self._partition: Partition | None = None
         self.partitioned: set[int] = set()  # ids of the parameters in it
@@ -209,16 +196,13 @@ class LoadingPart:
             outside = None if id(parameter) in self.partitioned else plain(parameter)
             if entry.role != "trained":
                 targets += [] if outside is None else [PlainTensor(name, entry, outside)]
-                targets += [self._plain_moment(name, moment, own[moment]) for moment in own if moment != "step"]
+                kept = {moment_name(name, moment): own[moment] for moment in own if moment != "step"}
+                targets += [PlainTensor(moment, self._tensors[moment], values) for moment, values in kept.items()]
             elif outside is not None or own:
                 by_kind = {kind.name: own[moment] for kind, moment in self._access.names_of_moments() if moment in own}
                 targets.append(TrainedTensor(name, entry, outside, by_kind))
         targets += [PlainTensor(name, self._tensors[name], buffer.data) for name, buffer in buffers.items()]
         return targets
-
-    def _plain_moment(self, parameter: str, moment: str, into: torch.Tensor) -> Target:
-        name = moment_name(parameter, moment)
-        return PlainTensor(name, self._tensors[name], into)
 
     def _fill(self, partition: Partition, targets: list[Target]) -> None:
         """Read everything in this order: the optimizer's own state, which a run commits with the shards, the shards, and the
@@ -230,7 +214,7 @@ class LoadingPart:
         wanted += [cut for member, part in parts for cut, _ in self._cuts(member, part)]
         wanted += [cut for target in targets for cut in cuts_of(target)]
         with self._agreement.settled():
-            stream = Stream(self._source.files, (cut.piece for cut in wanted))
+            stream = Stream(self._files, (cut.piece for cut in wanted))
         self._fill_targets(own, stream)
         with self._agreement.settled():
             self._custom.install(partition)
@@ -272,7 +256,9 @@ class LoadingPart:
                 elements = (cut.piece.count * width, cut.first * width, cut.into * width, cut.count * width)
                 reader.copy(kind, elements, part)
             else:
-                take_values(reader, cut, getattr(torch, values[number].dtype), part.own(number))
+                stored = torch.frombuffer(reader.memory(), dtype=getattr(torch, values[number].dtype))
+                into = tensor_of(part.own(number), torch.float32)
+                into[cut.into : cut.into + cut.count] = stored[cut.first : cut.first + cut.count]
 
     def _saved_parameters(self) -> list[torch.nn.Parameter]:
         """Return the optimizer's parameters, but for those that a converted checkpoint lacks."""
@@ -286,14 +272,7 @@ def cuts_of(target: Target) -> Iterator[Cut]:
     return cover(target.entry.pieces, target.first, target.count)
 
 
-def take_values(reader: _core.CheckpointReader, cut: Cut, dtype: torch.dtype, into: _core.Memory) -> None:
-    """Copy values of each element to the library's memory, in fp32."""
-    values = torch.frombuffer(reader.memory(), dtype=dtype)[cut.first : cut.first + cut.count]
-    tensor_of(into, torch.float32)[cut.into : cut.into + cut.count] = values
-
-
 def moments_by_kind(thawed: State, access: Training) -> dict[tuple[int, _core.Moment], torch.Tensor]:
-    """Order moments by parameter and kind."""
     return {
         (parameter, kind): values[name]
         for parameter, values in thawed.items()

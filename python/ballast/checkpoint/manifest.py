@@ -1,42 +1,214 @@
-"""Read, check and write the JSON files that describe a checkpoint, which may be damaged or forged, and compare its data with
-their checksums. Needs no torch."""
+"""The JSON files that describe a checkpoint, which may be damaged or forged, and their content as objects: which chunk holds
+which elements of a tensor. Read, check and write them, and compare the data with its checksums. FORMAT.md describes the files.
+Needs no torch."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ballast import _core
-from ballast.checkpoint.contents import (
-    FOLDER,
-    IDENTITY,
-    OUTER,
-    PARAMETER_DTYPES,
-    ROLES,
-    VERSION,
-    Checkpoint,
-    Extra,
-    Piece,
-    SavedOptimizer,
-    Tensor,
-    in_order,
-    rank_file,
-)
 from ballast.checkpoint.kinds import MANIFEST, refuse_without_checkpoint
 from ballast.checks import fail
 from ballast.errors import Error
 from ballast.json_reader import MOST_BYTES, Json, fail_malformed
 from ballast.json_reader import parse as parse_json
 
+VERSION = 1
+FOLDER = re.compile(r"step-[0-9]+-[0-9a-f]{8}")
+IDENTITY = re.compile(r"([0-9a-f]{16})?")  # it belongs to a training with an outer optimizer
+PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "float16": _core.DType.fp16}
+
+# Roles of a custom optimizer's state: a tensor with a value for each element, another tensor, a number.
+CUSTOM = ("own", "own tensor", "own number")
+OUTER = "outer"  # what the outer optimizer keeps of a parameter
+ROLES = ("trained", "frozen", "buffer", "moment", *CUSTOM, OUTER)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive elements of a tensor, in a chunk of a file."""
+
+    first: int
+    count: int
+    file: int
+    offset: int
+    bytes: int
+    seal: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """The file, the first byte there, the bytes and the checksum, as the C++ library reads a chunk."""
+        return self.file, self.offset, self.bytes, self.seal
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The elements of a piece that a rank needs."""
+
+    piece: Piece
+    first: int  # element of the piece
+    into: int  # element of the requested range
+    count: int
+
+
+def cover(pieces: Sequence[Piece], first: int, count: int) -> Iterator[Cut]:
+    """Yield the cuts that hold the requested elements. The pieces are in order and have no gaps.
+
+    >>> pieces = [Piece(0, 256, 0, 0, 1024, 7), Piece(256, 44, 1, 0, 176, 8)]
+    >>> [(cut.piece.file, cut.first, cut.into, cut.count) for cut in cover(pieces, 128, 160)]
+    [(0, 128, 0, 128), (1, 0, 128, 32)]
+    """
+    low, high = 0, len(pieces)
+    while low < high:  # finds the first piece that ends after the first element
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if pieces[middle].end <= first else (low, middle)
+    for piece in pieces[low:]:
+        begin, end = max(first, piece.first), min(first + count, piece.end)
+        if begin >= end:
+            return
+        yield Cut(piece, begin - piece.first, begin - first, end - begin)
+
+
+def sorted_pieces(name: str, elements: int, pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces in order. Raise B3202 unless they hold each element of the tensor once."""
+    ordered = sorted(pieces, key=lambda piece: piece.first)
+    end = 0
+    for piece in ordered:
+        if piece.first != end:
+            break
+        end = piece.end
+    else:
+        if end == elements:
+            return ordered
+    fail(
+        "bad_record",
+        _core.Problem(
+            what="the checkpoint does not hold each element once",
+            where=f"{name}, element {end}",
+            needed=f"{elements} elements",
+            available=f"{sum(piece.count for piece in pieces)} elements in {len(pieces)} pieces",
+        ),
+    )
+
+
+def slices(elements: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield the first element and the count of each slice of at most this size.
+
+    >>> list(slices(5, 2))
+    [(0, 2), (2, 2), (4, 1)]
+    """
+    for first in range(0, elements, most):
+        yield first, min(most, elements - first)
+
+
+@dataclass
+class Tensor:
+    """A parameter with its state, or another tensor of the model or the optimizer."""
+
+    role: str  # one of ROLES
+    dtype: str  # torch's name
+    item_bytes: int
+    shape: list[int]
+    format: str | None = None  # the format of a trained parameter's state; the next two say which moments it has
+    momentum: bool = False
+    variance: bool = False
+    steps: int = 0  # number of steps that have trained it
+    pieces: list[Piece] = field(default_factory=list)  # sorted; the ranks' own files list them, not the manifest
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def is_parameter(self) -> bool:
+        return self.role in ("trained", "frozen")
+
+    def kind(self) -> _core.ChunkKind:
+        return _core.ChunkKind(
+            parameter=PARAMETER_DTYPES[self.dtype],
+            format=None if self.format is None else _core.StateFormat[self.format],
+            momentum=self.momentum,
+            variance=self.variance,
+        )
+
+    def chunk_bytes(self, elements: int) -> int:
+        return self.kind().bytes(elements) if self.role == "trained" else elements * self.item_bytes
+
+
+@dataclass(frozen=True)
+class Extra:
+    """The file with the `extra` of a rank."""
+
+    bytes: int
+    seal: str
+
+
+@dataclass
+class SavedOptimizer:
+    """An optimizer of a checkpoint, without its tensors."""
+
+    step: int
+    skipped: int
+    optimizer: str  # its class
+    moments: dict[str, str]  # torch's names of "momentum" and "variance", as far as it has them
+    groups: list[dict[str, Any]]  # "parameters": names; "options"
+    own_step: bool = False  # its own step makes the updates, with state of its own
+    outer_identity: str = ""  # names a training on several hosts with an outer optimizer; the same on all of them
+
+    @property
+    def parameters(self) -> list[str]:
+        return [name for group in self.groups for name in group["parameters"]]
+
+
+@dataclass
+class Checkpoint:
+    """Everything about a checkpoint except the values of its tensors."""
+
+    ranks: int
+    folder: str  # next to the manifest, with the files of this checkpoint
+    optimizers: list[SavedOptimizer]  # there is at least one
+    tensors: dict[str, Tensor]
+    indexes: list[dict[str, Any]]  # the name and the seal of each rank's file
+    converted_from: str = ""  # what `ballast convert` has read. Then there are no groups, and untrained tensors may be missing
+    written_by: str = _core.version
+    extras: list[Extra] = field(default_factory=list)  # one for each rank; the ranks' own files describe them
+
+    @property
+    def step(self) -> int:
+        """The most steps that an optimizer has made."""
+        return max(each.step for each in self.optimizers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the manifest, to which the fields of the first optimizer belong."""
+        content = asdict(self)
+        del content["extras"]
+        for tensor in content["tensors"].values():  # the ranks' own files list the pieces
+            del tensor["pieces"]
+        first, *others = content.pop("optimizers")
+        return {"format": VERSION, **content, **first, "others": others}
+
+
+def rank_file(rank: int, kind: str) -> str:
+    """Return the name of a rank's file: its index is "json", its chunks are "data", and its `extra` is "extra"."""
+    return f"rank-{rank:05}.{kind}"
+
+
 READS = 5  # attempts to read a checkpoint that other jobs replace meanwhile
-MOST_DATA_BYTES = 1 << 56  # of a rank's file: sums and products of such numbers stay below 2^63
-ALIGNMENT = 64  # of chunks in a file, in bytes
-FIRST_ALIGNMENT = 128  # of the first element of a chunk with state
+MOST_DATA_BYTES = 1 << 56  # the most of a rank's file: sums and products of such numbers stay below 2^63
+ALIGNMENT = 64  # chunks in a file begin at multiples of this many bytes
+FIRST_ALIGNMENT = 128  # chunks with state begin at multiples of this many elements
 MOST_DIMENSIONS = 64
-ITEM_BYTES = {  # of torch's dtypes
+ITEM_BYTES = {  # keys: torch's dtypes
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
     **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
@@ -143,7 +315,7 @@ def _is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        _fail_unreadable(path, error)
+        fail_file(path, error)
     return True
 
 
@@ -179,7 +351,7 @@ def parse(directory: Path, text: bytes) -> Checkpoint:
         for name, here in pieces_of(index, rank, checkpoint.tensors).items():
             pieces[name] += here
     for name, tensor in checkpoint.tensors.items():
-        tensor.pieces = in_order(name, tensor.elements, pieces[name])
+        tensor.pieces = sorted_pieces(name, tensor.elements, pieces[name])
     return checkpoint
 
 
@@ -211,22 +383,15 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
                 _fail_changed(str(path))
             return file.read(most + 1)[:most]
     except OSError as error:
-        _fail_unreadable(path, error)
+        fail_file(path, error)
 
 
-def _fail_unreadable(path: Path, error: OSError) -> NoReturn:
+def fail_file(path: Path, error: OSError) -> NoReturn:
     fail("file_call", _core.Problem(what=f"cannot read a file of a checkpoint: {error.strerror}", where=str(path)))
 
 
 def data_files(directory: str | Path, checkpoint: Checkpoint) -> list[str]:
-    """Return the data file of each rank."""
     return [str(Path(directory) / checkpoint.folder / rank_file(rank, "data")) for rank in range(checkpoint.ranks)]
-
-
-def pieces_by_file(tensors: Sequence[Tensor]) -> list[Piece]:
-    """Return all pieces in the order in which they are on the drive."""
-    pieces = [piece for tensor in tensors for piece in tensor.pieces]
-    return sorted(pieces, key=lambda piece: (piece.file, piece.offset))
 
 
 def require_known_format(content: Json) -> None:
@@ -394,7 +559,7 @@ def _problems(directory: Path, checkpoint: Checkpoint) -> Iterator[str]:
 
 def _problems_of_file(path: str, pieces: list[tuple[Piece, str]]) -> Iterator[str]:
     try:
-        reader = _core.CheckpointReader([path], [(0, piece.offset, piece.bytes, piece.seal) for piece, _ in pieces])
+        reader = _core.CheckpointReader([path], [replace(piece, file=0).place for piece, _ in pieces])
     except Error as error:
         yield _line(error)
         return

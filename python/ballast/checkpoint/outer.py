@@ -12,15 +12,12 @@ from typing import NamedTuple
 
 import torch
 
-from ballast.checkpoint.contents import OUTER, Tensor
-from ballast.checkpoint.inventory import LOADING, TorchTensor, Writers, moment_name
 from ballast.checkpoint.kinds import HOST_FOLDER
-from ballast.checkpoint.manifest import content_in
-from ballast.checkpoint.reading import FlatTarget, Target
+from ballast.checkpoint.manifest import OUTER, Tensor, content_in
+from ballast.checkpoint.tensors import LOADING, FlatTarget, Target, TorchTensor, Writers, moment_name
 from ballast.checks import refuse
 from ballast.outer.hosts import HostGroup
-from ballast.outer.layout import Fragment, Span
-from ballast.outer.optimizer import OuterOptimizer
+from ballast.outer.optimizer import Fragment, OuterOptimizer, Span
 from ballast.ranks import by_first_rank
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
@@ -80,8 +77,8 @@ def folder_to_load(directory: Path, access: Training) -> Path:
 class HostFolder(NamedTuple):
     """The checkpoint of a host."""
 
-    step: int  # with the steps that it skipped: hosts skip different ones
-    identity: str  # of the training; empty where it had no outer optimizer
+    step: int  # includes the steps that it skipped: hosts skip different ones
+    identity: str  # names the training; empty where it had no outer optimizer
 
 
 def host_folders_in(directory: Path) -> dict[int, HostFolder]:
@@ -136,7 +133,7 @@ class _Reader:
 
     def read(self, fragment: Fragment, kind: str, span: Span) -> torch.Tensor:
         if fragment is not self._fragment:
-            self._values = {}  # before the next ones are allocated
+            self._values = {}  # frees them before the next ones are allocated
             self._values = dict(zip((COPY, MOMENTUM), fragment.state_values()))
             self._fragment = fragment
         return span.of(self._values[kind])

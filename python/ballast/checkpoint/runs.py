@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from ballast.checkpoint import manifest
-from ballast.checkpoint.contents import FOLDER
-from ballast.checkpoint.inventory import buffers_by_name
 from ballast.checkpoint.kinds import run_folder
 from ballast.checkpoint.loading import load_current
+from ballast.checkpoint.manifest import FOLDER
+from ballast.checkpoint.tensors import buffers_by_name
 from ballast.checks import refuse
 from ballast.errors import Error
 from ballast.new_files import flush_folder, write_new

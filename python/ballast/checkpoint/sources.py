@@ -1,30 +1,39 @@
 """What checkpoints of other programs have in common: tensors of a model, and what an optimizer keeps of each, by name or
-under any keys."""
+under any keys. Read those of torch.save() that hold state_dicts under any keys, and those that transformers and
+Accelerate write."""
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from ballast.checkpoint.torch_file import fail_unreadable, number_in
-from ballast.checks import refuse
+from ballast.checkpoint.kinds import torch_files_in
+from ballast.checkpoint.torch_file import contents_of, fail_unreadable, number_in, read_tensors
+from ballast.checks import is_number, refuse
+from ballast.json_reader import Json, fail_malformed, read_json
 from ballast.torch.memory import tensor_at
-from ballast.torch.parameters.stored_tensors import StoredTensor
+from ballast.torch.parameters.stored_tensors import StoredTensor, tensors_in
 from ballast.torch.parameters.units import COMPILED, PARALLEL, names_in_model
 from ballast.torch.updates.updates import UNCOUNTED
 
-STEP = "step"  # in the state of a parameter, next to its moments
+log = logging.getLogger("ballast")
+
+STEP = "step"  # a key in the state of a parameter, next to its moments
 NUMBERED = re.compile(r"((?:.*\.)?)state\.(\d+)\.\w+")
 OF_OPTIMIZERS = {"state", "param_groups"}  # keys of an optimizer's state_dict()
 ONE_OF_EACH = "one model and one optimizer, as in dcp.save({'model': ..., 'optim': ...})"
+# The keys of a model, where a file has other dictionaries with tensors too, such as the state of Lightning's callbacks.
+OF_MODELS = ("state_dict", "model", "module", "model_state_dict")
+OF_MASTERS = ("optimizer.fp32_groups.", "optimizer.fp32_groups_flat.")
 
 
 class Source(ABC):
@@ -111,18 +120,42 @@ class WholeTensor(StoredTensor):
         return values
 
 
-@dataclass(frozen=True)
+@dataclass
 class Content:
     """The tensors of a checkpoint, by the keys on the path to each, joined with dots."""
 
     where: Path
-    tensors: Mapping[str, StoredTensor]
-    paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the keys themselves, as far as they are known
-    numbers: Mapping[str, Any] = field(default_factory=dict)  # counts of steps that are no tensors
-    groups: Mapping[str, Any] = field(default_factory=dict)  # param_groups, by the prefix of their optimizer
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    paths: dict[str, tuple[str, ...]] = field(default_factory=dict)  # the keys themselves, as far as they are known
+    numbers: dict[str, Any] = field(default_factory=dict)  # counts of steps that are no tensors
+    groups: dict[str, Any] = field(default_factory=dict)  # param_groups, by the prefix of their optimizer
     named_groups: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # reads those with parameters by name
     extra: Callable[[], Any] = lambda: None  # reads the entry `extra`
     of_training: bool = True
+
+    def add(self, found: Any, around: tuple[str, ...], file: Path) -> None:
+        """Add what nested dictionaries and lists of a file hold: tensors, counts of steps and parameter groups."""
+        key = ".".join(around)
+        if isinstance(found, StoredTensor):
+            if key in self.tensors:
+                refuse(
+                    f'cannot read "{key}": it is in more than one file, or twice in one',
+                    where=f"{self.tensors[key].where} and {file}",
+                    needed="the files of one checkpoint",
+                )
+            self.tensors[key], self.paths[key] = found, around
+        elif is_number(found):
+            if around[-1:] == (STEP,):
+                self.numbers[key] = found
+        elif isinstance(found, dict):
+            if "state" in found and "param_groups" in found:
+                self.groups[f"{key}." if key else ""] = found["param_groups"]
+            for word, each in found.items():
+                if word != "param_groups":
+                    self.add(each, (*around, str(word)), file)
+        elif isinstance(found, list):
+            for number, each in enumerate(found):
+                self.add(each, (*around, str(number)), file)
 
 
 class Keyed(Source):
@@ -144,13 +177,15 @@ class Keyed(Source):
         for key in (*content.tensors, *content.numbers):
             holder, _, what = key.rpartition(".")
             self._states.setdefault(holder, set()).add(what)
-        models = [model] if model is not None else _of_models(prefixes(content.tensors, trained), trained, known)
+        models = [model] if model is not None else _model_prefixes(prefixes(content.tensors, trained), trained, known)
         self._model = self._only("parameters", models) or ""
 
     @cached_property
     def _optimizer(self) -> str | None:
         """The prefix of the optimizer's state. A caller that only reads parameters does not need it."""
-        return self._only("optimizer's state", _of_most(prefixes(self._states, [f"state.{name}" for name in self._trained])))
+        return self._only(
+            "optimizer's state", _most_frequent(prefixes(self._states, [f"state.{name}" for name in self._trained]))
+        )
 
     @cached_property
     def _numbers(self) -> Mapping[str, str]:
@@ -254,7 +289,7 @@ class Keyed(Source):
         )
 
 
-def of_only_model(content: Content) -> Keyed:
+def only_model_in(content: Content) -> Keyed:
     """Return the Source of a checkpoint with one model, without knowing its names. Refuse several models."""
     models: dict[tuple[str, ...], list[str]] = {}
     for key in content.tensors:
@@ -316,16 +351,16 @@ def _lengths(groups: Sequence[Sequence[Any]]) -> str:
     return ", ".join(str(len(group)) for group in groups)
 
 
-def _of_most(counts: Counter[str]) -> list[str]:
+def _most_frequent(counts: Counter[str]) -> list[str]:
     """Return the prefixes with the highest count."""
     most = max(counts.values(), default=0)
     return [prefix for prefix, count in counts.items() if count == most]
 
 
-def _of_models(counts: Counter[str], trained: Sequence[str], known: Collection[str]) -> list[str]:
+def _model_prefixes(counts: Counter[str], trained: Sequence[str], known: Collection[str]) -> list[str]:
     """Return the prefixes of complete models. A model may contain a copy of itself, whose names are below the model's
     prefix: that copy is not counted."""
-    most = _of_most(counts)
+    most = _most_frequent(counts)
     if not most or counts[most[0]] < len(trained):
         return most[:1]  # the caller reports the missing names
 
@@ -333,3 +368,51 @@ def _of_models(counts: Counter[str], trained: Sequence[str], known: Collection[s
         return inner != outer and inner.startswith(outer) and inner[len(outer) :] + trained[0] in known
 
     return [each for each in most if not any(is_inside(each, other) for other in most)]
+
+
+def plain_torch_alone(path: Path) -> Keyed:
+    """Return the Source of a file or folder without a model that says which names are its own."""
+    content = content_of_files(path)
+    inside = {around[0] for around in content.paths.values() if len(around) > 1}
+    if named := [key for key in OF_MODELS if key in inside]:
+        wanted = {*named, *(prefix.partition(".")[0] for prefix in content.groups)}
+        kept = {key: each for key, each in content.tensors.items() if content.paths[key][0] in wanted}
+        content = replace(content, tensors=kept)
+    return only_model_in(content)
+
+
+def content_of_files(path: Path) -> Content:
+    """Return the tensors of a file, or of the files in a folder that belong together."""
+    found = Content(path)
+    weights, optimizer = torch_files_in(path) if path.is_dir() else ([path], None)
+    files = [file for each in weights for file in (_listed(each) if each.suffix == ".json" else [each])]
+    extra: Any = None
+    for file in files:
+        content = contents_of(file)
+        extra = content.get("extra") if isinstance(content, dict) and len(files) == 1 else None
+        found.add(content, (), file)
+    if not files:
+        for name, stored in tensors_in(path).items():
+            found.add(stored, (name,), path)
+    if optimizer is not None:
+        found.add({"optimizer": contents_of(optimizer)}, (), optimizer)
+    if any(key.startswith(OF_MASTERS) for key in found.tensors):
+        # DeepSpeed's 16-bit training without ZeRO has its masters in a list, and the model has them rounded: with the moments
+        # next to those, a training would continue from other values.
+        log.warning("%s: the optimizer's state is left out, because its masters are not read", path)
+        found.tensors = {key: each for key, each in found.tensors.items() if not key.startswith("optimizer.")}
+        found.numbers, found.groups = {}, {}
+    found.groups = {prefix: read_tensors(each) for prefix, each in found.groups.items()}
+    found.extra, found.of_training = partial(read_tensors, extra), bool(found.groups)
+    return found
+
+
+def _listed(index: Path) -> list[Path]:
+    """Return the files that an index names, which are next to it."""
+    found = set()
+    for _, where in Json(read_json(index), str(index))["weight_map"].items():
+        name = where.text()
+        if "\0" in name or Path(name).name != name or not (index.parent / name).is_file():
+            fail_malformed(str(index), f"{name}, which it names, is not there", needed="files next to the index")
+        found.add(index.parent / name)
+    return sorted(found)

@@ -19,6 +19,7 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import tree_map
+from ballast.checkpoint.manifest import fail_file
 from ballast.checks import fail, is_number, refuse
 from ballast.torch.memory import bytes_at, tensor_at
 from ballast.torch.parameters.stored_tensors import OpenFile, StoredTensor
@@ -29,7 +30,7 @@ log = logging.getLogger("ballast")
 REASON = re.compile(r"WeightsUnpickler error:\s*(.+)|(Trying to load unsupported .+)")
 NO_ZIP = "it is no zip file, as torch.save() writes since 1.6: it is damaged, or much older"
 ANY = ("",)  # the script's own objects are in these files too, and are passed over
-MOST_LEVELS = 16  # of dictionaries in each other
+MOST_LEVELS = 16  # dictionaries in each other
 MOST_ENTRIES = 1 << 24  # a dictionary that is in several others counts in each of them
 MAPS = Path("/proc/self/maps")
 
@@ -121,10 +122,6 @@ def refuse_names(path: Path, names: Collection[str]) -> NoReturn:
         needed="tensors, numbers, text, None, and lists, tuples and dictionaries of them",
         remedy="If you trust the file, read it with the program that wrote it, and save it without these.",
     )
-
-
-def fail_file(path: Path, error: OSError) -> NoReturn:
-    fail("file_call", _core.Problem(what=f"cannot read a file of a checkpoint: {error.strerror}", where=str(path)))
 
 
 def fail_unreadable(path: Path, why: str) -> NoReturn:

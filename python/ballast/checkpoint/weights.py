@@ -15,12 +15,11 @@ import torch
 from ballast import _core
 from ballast._torch_compat import without_modes
 from ballast.checkpoint import manifest
-from ballast.checkpoint.contents import Checkpoint, Piece, Tensor, cover
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.manifest import MOMENTS
-from ballast.checkpoint.reading import Stream
+from ballast.checkpoint.manifest import MOMENTS, Checkpoint, Piece, Tensor, cover
 from ballast.checkpoint.sources import Latest
+from ballast.checkpoint.tensors import Stream, state_part
 from ballast.checks import fail, refuse
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, replace_buffers, require_expected
@@ -74,8 +73,7 @@ class CheckpointTensor(StoredTensor):
         if str(self.dtype) == f"torch.{self._entry.dtype}":  # the parameter comes first in a chunk
             values.copy_(torch.frombuffer(reader.memory(), dtype=self.dtype, count=piece.count))
         else:
-            part = _core.StatePart(dtype=_core.DType.fp32, parameter=values.data_ptr(), count=piece.count)
-            reader.copy(self._entry.kind(), (piece.count, 0, 0, piece.count), part)
+            reader.copy(self._entry.kind(), (piece.count, 0, 0, piece.count), state_part({"parameter": values}))
         return values
 
 
@@ -91,9 +89,7 @@ class MomentTensor(CheckpointTensor):
 
     def _values_of(self, piece: Piece) -> torch.Tensor:
         part = {kind: torch.zeros(piece.count, dtype=torch.float32, device="cpu") for kind in ("parameter", *MOMENTS)}
-        at = {kind: values.data_ptr() for kind, values in part.items()}
-        to = _core.StatePart(dtype=_core.DType.fp32, count=piece.count, **at)
-        self._reader_at(piece).copy(self._entry.kind(), (piece.count, 0, 0, piece.count), to)
+        self._reader_at(piece).copy(self._entry.kind(), (piece.count, 0, 0, piece.count), state_part(part))
         return part[self._kind]
 
 
@@ -106,18 +102,18 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
         return Weights(tensors_in(files), of_training=False)
     if kind == "ballast":
         checkpoint = manifest.read(path)
-        return Weights(_of_ballast(path, checkpoint), trained_only=bool(checkpoint.converted_from))
-    source = source_of(path, None if model is None else _names_in(model))
+        return Weights(_tensors_of(path, checkpoint), trained_only=bool(checkpoint.converted_from))
+    names = None
+    if model is not None:
+        parameters, buffers = named_parameters(model), named_buffers(model)
+        shapes = {name: tuple(each.shape) for name, each in [*parameters, *buffers]}
+        names = Names([name for name, _ in named_parameters(model)], shapes)
+    source = source_of(path, names)
     found = {name: stored for name in source.names() if (stored := source.tensor(name)) is not None}
     return Weights(found, of_training=source.of_training, trained_only=source.trained_only)
 
 
-def _names_in(model: torch.nn.Module) -> Names:
-    parameters = {name: tuple(each.shape) for name, each in named_parameters(model)}
-    return Names([*parameters], {**parameters, **{name: tuple(each.shape) for name, each in named_buffers(model)}})
-
-
-def _of_ballast(directory: Path, checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+def _tensors_of(directory: Path, checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     files, latest = manifest.data_files(directory, checkpoint), Latest()
     return {
         name: CheckpointTensor(name, entry, files, latest)
@@ -152,7 +148,7 @@ def restore(model: torch.nn.Module, files: Files) -> None:
     require_known(stored, known)
     if weights.trained_only:
         leave_untrained(model, names, stored)
-    found = [(tensor, in_format_of(tensor, each, weights), name) for tensor, each, name in match(names, stored)]
+    found = [(tensor, stored_format(tensor, each, weights), name) for tensor, each, name in match(names, stored)]
     for tensor, each, name in found:
         require_same(tensor, each, name)
     parameters = {tensor: each for tensor, each, _ in found if isinstance(tensor, torch.nn.Parameter)}
@@ -167,7 +163,7 @@ def restore(model: torch.nn.Module, files: Files) -> None:
         restore_buffers(model, {id(tensor): each for tensor, each, _ in found})
 
 
-def in_format_of(tensor: torch.Tensor, stored: StoredTensor, weights: Weights) -> StoredTensor:
+def stored_format(tensor: torch.Tensor, stored: StoredTensor, weights: Weights) -> StoredTensor:
     """Return what a training has stored in the format of the model's tensor."""
     both_are_numbers = tensor.dtype.is_floating_point and stored.dtype.is_floating_point
     if weights.of_training and both_are_numbers and tensor.dtype != stored.dtype:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ballast.api import ELSEWHERE, wrap
 from ballast.checks import refuse
 from ballast.schema import options_of, require_known
 from ballast.torch.calls.hooks import receiver_of
@@ -16,9 +17,8 @@ from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.deferred_parameters import device_of
 from ballast.torch.parameters.managed_parameter import is_on_meta, owner_of
 from ballast.wrap_options import Tuning, WrapOptions
-from ballast.wrapping import ELSEWHERE, wrap
 
-FOLDER = "ballast"  # of Ballast's checkpoint, inside of the folder of the framework's
+FOLDER = "ballast"  # has Ballast's checkpoint, inside of the folder of the framework's
 
 
 def require_framework(name: str) -> None:

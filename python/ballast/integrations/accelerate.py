@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.join import Joinable, JoinHook
 
-from ballast.api import export, load_checkpoint, save
+from ballast.api import export, load_checkpoint, save, wrap
 from ballast.checkpoint.full_model import full_state
 from ballast.checks import refuse
 from ballast.integrations import (
@@ -29,7 +29,6 @@ from ballast.integrations import (
 from ballast.sizes import Size
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.units import unwrapped
-from ballast.wrapping import wrap
 
 require_framework("accelerate")
 

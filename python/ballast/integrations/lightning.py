@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.api import gather, load_checkpoint, save
+from ballast.api import gather, load_checkpoint, save, wrap
 from ballast.checks import fail, refuse
 from ballast.integrations import is_deferred, read_options, require_framework
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.managed_parameter import Lifecycle, owner_of
-from ballast.wrapping import wrap
 
 require_framework("lightning")
 
@@ -61,7 +60,7 @@ class BallastStrategy(DDPStrategy):
     def __init__(self, *, process_group_backend: str | None = None, start_method: Any = "popen", **options: Any):
         self._options = read_options(options)
         super().__init__(process_group_backend=process_group_backend, start_method=start_method)
-        self._is_restored = False  # from a directory, with the optimizer
+        self._is_restored = False  # whether a directory with the optimizer was loaded
         self._has_failed = False
 
     # --- The beginning ---
@@ -146,7 +145,7 @@ class BallastStrategy(DDPStrategy):
         save(folder, self.lightning_module, self._wrapped, extra={STATE: name})
         if self.is_global_zero:
             for other in folder.glob(f"{STATE}-*.ckpt"):
-                if other.name != name:  # of the checkpoint that was here before
+                if other.name != name:  # a file of the checkpoint that was here before
                     other.unlink()
 
     def load_checkpoint(self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ballast.api import export, gather, load, load_checkpoint, save
+from ballast.api import export, gather, load, load_checkpoint, save, wrap
 from ballast.checkpoint.full_model import full_tensors, gathered_to_read
 from ballast.checks import refuse
 from ballast.integrations import (
@@ -30,7 +30,6 @@ from ballast.integrations import (
     wrapped_in,
 )
 from ballast.torch.optimizer import WrappedOptimizer
-from ballast.wrapping import wrap
 
 require_framework("transformers")
 
@@ -40,7 +39,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME  # noqa: E402
 
 Base: Any = transformers.Trainer if TYPE_CHECKING else object  # the class that the mixin is put before
 
-SHARD_SIZE = "50GB"  # of files of a model, as in save_pretrained()
+SHARD_SIZE = "50GB"  # the largest file of a model, as in save_pretrained()
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
@@ -56,7 +55,7 @@ class BallastTrainerMixin(Base):
     def __init__(self, *args: Any, ballast: Mapping[str, Any] | None = None, **kwargs: Any):
         self.ballast_options = None if ballast is None else read_options(ballast)
         self._wrapped_here = False
-        self._owners: list[WrappedOptimizer] = []  # of the values of models that are not trained
+        self._owners: list[WrappedOptimizer] = []  # they own the values of models that are not trained
         super().__init__(*args, **kwargs)
 
     # --- The training ---
@@ -66,7 +65,7 @@ class BallastTrainerMixin(Base):
         require_unwritten_reference(self.args, self.ballast_options or {})
         require_uncast_model(self.args)
         super().create_accelerator_and_postprocess()
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # by the launcher's configuration
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # the launcher's configuration says so
             refuse_other_backend("FSDP" if self.is_fsdp_enabled else "DeepSpeed", "Choose no backend in `accelerate config`.")
         self.accelerator.prepare_model = functools.partial(prepare_model, weakref.ref(self))
 
@@ -145,7 +144,7 @@ class BallastTrainerMixin(Base):
             self._load_weights(resume_from_checkpoint, load_adapters)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # of a training without Ballast
+        super()._load_optimizer_and_scheduler(checkpoint)  # this is for a training without Ballast
         if checkpoint is not None and is_saved_with_ballast(checkpoint):
             load_checkpoint(Path(checkpoint) / FOLDER, self.model, self._required_wrapped())
             self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))

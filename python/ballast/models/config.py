@@ -31,7 +31,7 @@ Config = Mapping[str, Any]
 LAYERS = ("num_hidden_layers", "n_layer")
 MOST_LAYERS = 1 << 14  # each of them is a unit of the plan
 MOST_SIZE = 1 << 24
-DEFAULT_WINDOW, DEFAULT_FULL_LAYERS = 4096, 28  # of Mistral and Qwen in transformers
+DEFAULT_WINDOW, DEFAULT_FULL_LAYERS = 4096, 28  # the defaults of Mistral and Qwen in transformers
 
 
 def from_config(config: Mapping[str, Any], *, name: str = "model", dtype: str | None = None) -> Description:
@@ -47,7 +47,7 @@ def from_config(config: Mapping[str, Any], *, name: str = "model", dtype: str | 
     _check(config)
     dtype = dtype or str(config.get("torch_dtype") or config.get("dtype") or "bf16")
     if is_exact(config):
-        return _by_arithmetic(config, name=name, dtype=dtype)
+        return _computed(config, name=name, dtype=dtype)
     return from_transformers(config, name=name, dtype=dtype)
 
 
@@ -77,7 +77,7 @@ def without_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _by_arithmetic(config: Mapping[str, Any], *, name: str, dtype: str) -> Description:
+def _computed(config: Mapping[str, Any], *, name: str, dtype: str) -> Description:
     if any(key in config for key in ("num_local_experts", "num_experts", "n_routed_experts")):
         refuse(
             f"cannot count the parameters of {config['model_type']}: its configuration is of a mixture of experts",
@@ -134,10 +134,10 @@ class Transformer:
     layers: int
     hidden: int
     vocabulary: int
-    head_width: int  # of all heads together
+    head_width: int  # all heads together
     tied: bool
     kept: Block
-    windows: Sequence[int] = ()  # of the attention by layer; 0 or none: the whole sequence
+    windows: Sequence[int] = ()  # the attention's, by layer; 0 or none: the whole sequence
 
 
 @dataclass(frozen=True)
@@ -225,21 +225,13 @@ def _gpt2(config: Config) -> Transformer:
         "mlp.c_proj.bias": [width],
         **_layer_norms("ln_1", "ln_2", width=width),
     }
-    return Transformer(
-        embedding={"wte.weight": [vocabulary, width], "wpe.weight": [_number(config, "n_positions"), width]},
-        block=block,
-        last={"weight": [width], "bias": [width]},
+    return _layer_norm_decoder(
+        {"wte.weight": [vocabulary, width], "wpe.weight": [_number(config, "n_positions"), width]},
+        block,
         layers=_number(config, "n_layer"),
-        hidden=width,
-        vocabulary=vocabulary,
-        head_width=width,
         tied=bool(config.get("tie_word_embeddings", True)),
-        kept=Block(
-            norms=2 * width,
-            attention=attention_elements(width, width),
-            mlp=mlp_elements(inner, config.get("activation_function", "gelu_new"), is_gated=False),
-            has_rms_norms=False,
-        ),
+        attention=attention_elements(width, width),
+        mlp=mlp_elements(inner, config.get("activation_function", "gelu_new"), is_gated=False),
     )
 
 
@@ -253,22 +245,22 @@ def _gpt_neox(config: Config) -> Transformer:
         **_linear("mlp", {"dense_h_to_4h": [inner, hidden], "dense_4h_to_h": [hidden, inner]}, bias=True),
         **_layer_norms("input_layernorm", "post_attention_layernorm", width=hidden),
     }
-    return Transformer(
-        embedding={"weight": [vocabulary, hidden]},
-        block=block,
-        last={"weight": [hidden], "bias": [hidden]},
+    return _layer_norm_decoder(
+        {"weight": [vocabulary, hidden]},
+        block,
         layers=_number(config, "num_hidden_layers"),
-        hidden=hidden,
-        vocabulary=vocabulary,
-        head_width=hidden,
         tied=bool(config.get("tie_word_embeddings", False)),
-        kept=Block(
-            norms=2 * hidden,
-            attention=attention_elements(hidden, hidden, is_fused=True),
-            mlp=mlp_elements(inner, config.get("hidden_act"), is_gated=False),
-            has_rms_norms=False,
-        ),
+        attention=attention_elements(hidden, hidden, is_fused=True),
+        mlp=mlp_elements(inner, config.get("hidden_act"), is_gated=False),
     )
+
+
+def _layer_norm_decoder(embedding: Shapes, block: Shapes, *, layers: int, tied: bool, attention: int, mlp: int) -> Transformer:
+    """Return a decoder whose heads are together as wide as the model. The first weight of its embedding is the vocabulary's."""
+    vocabulary, width = next(iter(embedding.values()))
+    kept = Block(norms=2 * width, attention=attention, mlp=mlp, has_rms_norms=False)
+    last = {"weight": [width], "bias": [width]}
+    return Transformer(embedding, block, last, layers, width, vocabulary, head_width=width, tied=tied, kept=kept)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from ballast.checks import one_of, refuse
 
 # Names of the longest sequence in configurations. Those of an encoder and of a decoder differ.
 POSITIONS = ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions")
-MOST_ELEMENTS = 1 << 40  # of a tensor
+MOST_ELEMENTS = 1 << 40  # the most that a tensor has
 
-# At the peak of transformers' own loss, which is computed in fp32: log-probabilities and two tensors of gradients.
+# The peak of transformers' own loss, which is computed in fp32: log-probabilities and two tensors of gradients.
 BYTES_OF_LOGIT = 12
 
 # A backward pass relative to its forward pass: a matrix has two products, for its input and for its weight. Fused attention has
@@ -92,9 +92,9 @@ class Description:
 
     name: str
     model: _core.Model
-    flops: Sequence[float]  # of one token's forward pass by unit, without attention between tokens
-    frozen_flops: Sequence[float] = ()  # of `flops`, those with parameters that have no gradients
-    attention: Sequence[Attention] = field(default=())  # by unit
+    flops: Sequence[float]  # one token's forward pass by unit, without attention between tokens
+    frozen_flops: Sequence[float] = ()  # the part of `flops` with parameters that have no gradients
+    attention: Sequence[Attention] = field(default=())  # one for each unit
     activations: Activations | None = None
     longest: int | None = None  # sequence that the model takes, in tokens, where its configuration says so
     inactive: int = 0  # parameters of experts that a token does not pass through
@@ -187,7 +187,7 @@ class Block:
     attention: int  # queries, keys, values and the result
     mlp: int
     head_norms: int = 0  # the width of norms over heads
-    has_rms_norms: bool = True  # and no LayerNorm
+    has_rms_norms: bool = True  # False: LayerNorms
 
     def kept_bytes(self, element: int) -> int:
         """Return the bytes where an element of a result has `element` bytes. A LayerNorm keeps its input and its result. An

@@ -36,7 +36,8 @@ def known_name(model: str) -> str:
 def read_model(location: str) -> Mapping[str, Any]:
     """Return the configuration or the shapes in a JSON file, or the configuration in a folder. `FILE.json:NAME` is one of
     several models in a file."""
-    path, name = _path_and_name(location)
+    before, colon, name = location.rpartition(":")
+    path, name = (Path(before), name) if colon and not Path(location).exists() else (Path(location), "")
     path = path / "config.json" if path.is_dir() else path
     if not path.exists():
         _refuse_missing(location, path)
@@ -70,11 +71,6 @@ def is_config(found: Mapping[str, Any]) -> bool:
     (True, False)
     """
     return any(key in found for key in ("model_type", "vocab_size", "architectures"))
-
-
-def _path_and_name(location: str) -> tuple[Path, str]:
-    before, colon, name = location.rpartition(":")
-    return (Path(before), name) if colon and not Path(location).exists() else (Path(location), "")
 
 
 def _named(found: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
@@ -121,7 +117,6 @@ def _decoder(kind: str, architecture: str, sizes: tuple[int, int, int, int, int]
 
 
 def _llama(layers: int, hidden: int, heads: int, intermediate: int, *, tied: bool = False) -> Config:
-    """Return the configuration of a Llama 3."""
     sizes = (layers, hidden, heads, 8, intermediate)
     return _decoder("llama", "LlamaForCausalLM", sizes, 128256, tie_word_embeddings=tied)
 

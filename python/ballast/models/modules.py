@@ -28,7 +28,7 @@ class Experts:
     count: int
     chosen: int
     width: int
-    shared_width: int  # of the experts that each token passes through, together
+    shared_width: int  # the experts that each token passes through, together
 
     @property
     def active(self) -> float:

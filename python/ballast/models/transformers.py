@@ -35,7 +35,7 @@ QUERIES = ("q_proj", "query", "q", "q_lin")
 FUSED = ("query_key_value", "qkv_proj")
 GATES = ("gate_proj", "gate_up_proj", "wi_1", "w3", "Wi")
 HEAD_NORMS = ("q_norm",)
-MORE_NORMS = ("pre_feedforward_layernorm",)  # in front of the attention and of the MLP, and after both
+MORE_NORMS = ("pre_feedforward_layernorm",)  # norms in front of the attention and of the MLP, and after both
 RMS_NORMS = ("RMSNorm", "T5LayerNorm")
 INNER = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
 ACTIVATIONS = ("dense_act_fn", "hidden_act", "hidden_activation", "activation_function")
@@ -231,7 +231,7 @@ def _innermost(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 def _attention(module: Any, *, decodes: bool) -> Attention | None:
     """Return two products, of queries with keys and of scores with values."""
     values, query = _size_of(module, OUTPUTS, "in_features"), _size_of(module, QUERIES, "out_features")
-    head = getattr(module, "qk_head_dim", None)  # of latent attention, whose values have another width
+    head = getattr(module, "qk_head_dim", None)  # latent attention has it, whose values have another width
     keys = head * module.num_heads if head else values or query
     if keys is None:
         return None

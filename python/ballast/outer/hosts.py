@@ -28,10 +28,10 @@ log = logging.getLogger("ballast")
 
 GRACE = 3.0  # seconds in which a host that has failed can still report
 POLL = 0.05
-MOST_REPEATS = 3  # of the rendezvous of hosts that are all there, and cannot connect with each other
+MOST_REPEATS = 3  # how often all hosts try again if they cannot connect with each other
 CHUNK = 4 << 20  # elements that are summed at a time
 OF_PEERS = {"B3301": "peer_failed", "B3302": "peer_late", "B3303": "no_meeting"}  # errors that other ranks may cause
-WAITS = 4  # of an exchange for other hosts: for their values, the survivors, the new group, and the state of one of them
+WAITS = 4  # an exchange waits for other hosts: for their values, the survivors, the new group, and the state of one of them
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class HostRank:
     """A rank of a host, which exchanges parameters with the same rank of the other hosts."""
 
     host: int  # the number of its host
-    names: tuple[str, ...]  # of all hosts
-    rank: int  # in its host
-    ranks: int  # in each host
-    peers: tuple[int, ...]  # by host: the number in the job of the same rank of that host
+    names: tuple[str, ...]  # all hosts'
+    rank: int  # its number in its host
+    ranks: int  # how many each host has
+    peers: tuple[int, ...]  # the numbers in the job of the same rank of each host
 
     def describe(self, host: int) -> str:
         """Return the words for a host in errors and in the log.
@@ -70,7 +70,7 @@ def host_ranks(machines: Sequence[str], names: Sequence[str], hosts: int | None)
     >>> [(each.host, each.rank) for each in host_ranks(["a"] * 4, ["first"] * 4, 2)]
     [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
-    of_hosts = _by_machine(machines, names) if hosts is None else _consecutive(len(machines), hosts)
+    of_hosts = _machine_hosts(machines, names) if hosts is None else _consecutive(len(machines), hosts)
     host_names = tuple(names[of_host[0]] for of_host in of_hosts)
     made = {
         member: HostRank(host, host_names, rank, len(of_host), tuple(each[rank] for each in of_hosts))
@@ -87,7 +87,7 @@ def _consecutive(ranks: int, hosts: int) -> list[range]:
     return [range(first, first + each) for first in range(0, ranks, each)]
 
 
-def _by_machine(machines: Sequence[str], names: Sequence[str]) -> list[list[int]]:
+def _machine_hosts(machines: Sequence[str], names: Sequence[str]) -> list[list[int]]:
     of_machine: dict[str, list[int]] = {}
     for rank, machine in enumerate(machines):
         of_machine.setdefault(machine, []).append(rank)
@@ -110,7 +110,7 @@ class HostRendezvous:
 
     store: Any  # a torch.distributed.Store; None for one host
     job: str
-    address: str  # of this machine, for the others
+    address: str  # where the others reach this machine
     timeout: float
     survives: bool  # whether a smaller group continues when a host is lost
 
@@ -125,7 +125,7 @@ def agree_on_survivors(
         survivors = _decide(own.host, rendezvous, f"{rendezvous.job}/without/{attempt}", before, failed)
     except Error:
         raise
-    except RuntimeError as failure:  # of torch's store
+    except RuntimeError as failure:  # torch's store raises it
         fail(
             "peer_failed",
             _core.Problem(
@@ -151,8 +151,8 @@ def _decide(host: int, rendezvous: HostRendezvous, prefix: str, before: Sequence
     store.set(keys[host], "here")
     begin = time.monotonic()
     while True:
-        everybody = store.check([*keys.values()])
-        here = [each for each, key in keys.items() if everybody or store.check([key])]
+        are_all_here = store.check([*keys.values()])
+        here = [each for each, key in keys.items() if are_all_here or store.check([key])]
         waited = time.monotonic() - begin
         waits_for = set(before) - set(here) - (set(failed) if waited > GRACE else set())
         if not waits_for or waited > rendezvous.timeout or store.check([f"{prefix}/members"]):
@@ -176,43 +176,30 @@ class HostGroup:
         self.members = [*range(len(own.names))]  # numbers of the hosts that take part
         self._rendezvous = rendezvous
         self._wire = _core.WireFormat[wire]
-        self._sent_before = 0, 0  # in groups that lost a host
-        self._regroups = 0
-        self._group = self._connect()
+        self._sent_before = 0, 0  # what it has sent in groups that lost a host
+        self.regroups = 0  # how often hosts were lost, or had to connect again
+        self.group = self._connect()  # the hosts that take part now
 
     def _connect(self) -> Group:
         rank, size = self.members.index(self.own.host), len(self.members)
         where = self._rendezvous
         if size == 1:
             return connect(rank=0, size=1)
-        job = f"{where.job}/{self._regroups}"
+        job = f"{where.job}/{self.regroups}"
         return connect(store=where.store, rank=rank, size=size, host=where.address, job=job, timeout=where.timeout)
 
     @property
-    def group(self) -> Group:
-        """The hosts that take part now."""
-        return self._group
-
-    @property
     def rank(self) -> int:
-        return self._group.rank
+        return self.group.rank
 
     @property
     def size(self) -> int:
-        return self._group.size
-
-    @property
-    def survives(self) -> bool:
-        return self._rendezvous.survives
-
-    @property
-    def has_regrouped(self) -> bool:
-        return self._regroups > 0
+        return self.group.size
 
     @property
     def sent_bytes(self) -> tuple[int, int]:
         """The bytes that this rank has sent so far, to hosts on this machine and to those on others."""
-        inside, across = self._group._core.sent_bytes
+        inside, across = self.group._core.sent_bytes
         return self._sent_before[0] + inside, self._sent_before[1] + across
 
     def rows(self, mine: Sequence[int]) -> list[list[int]]:
@@ -220,7 +207,7 @@ class HostGroup:
         words = [0] * (self.size * len(mine))
         words[self.rank * len(mine) : (self.rank + 1) * len(mine)] = mine
         with self._naming_hosts():
-            words = self._group.all_reduce(words)
+            words = self.group.all_reduce(words)
         return [words[first : first + len(mine)] for first in range(0, len(words), len(mine))]
 
     def average(self, values: torch.Tensor, *, fragment: int, step: int) -> torch.Tensor:
@@ -229,27 +216,27 @@ class HostGroup:
 
         The random bits of a rounding belong to the fragment, the step, the host's rank in the group and the element. So an
         exchange that is repeated, or made again by a resumed training, has the same bits."""
-        averages = torch.empty_like(values) if self.survives else values
+        averages = torch.empty_like(values) if self._rendezvous.survives else values
         with self._naming_hosts():
             for chunk, (into, mine) in enumerate(zip(averages.split(CHUNK), values.split(CHUNK))):
                 into.copy_(self._sum(mine, step, number=fragment << 32 | chunk).div_(self.size))
-            self._group.barrier()  # a host that uses the average knows that the others have it
+            self.group.barrier()  # a host that uses the average knows that the others have it
         return averages
 
     def _sum(self, mine: torch.Tensor, step: int, number: int) -> torch.Tensor:
         total = torch.empty_like(mine)
         addresses = {"mine": mine.data_ptr(), "into": total.data_ptr()}
-        self._group._core.sum(**addresses, count=mine.numel(), format=self._wire, step=step, number=number)
+        self.group._core.sum(**addresses, count=mine.numel(), format=self._wire, step=step, number=number)
         return total
 
     def broadcast(self, values: torch.Tensor, root: int = 0) -> None:
         """Copy the values of one host to all."""
         with self._naming_hosts():
-            broadcast(self._group, values, root)
+            broadcast(self.group, values, root)
 
     def barrier(self) -> None:
         with self._naming_hosts():
-            self._group.barrier()
+            self.group.barrier()
 
     def wait_for_neighbours(self) -> None:
         """Wait until all ranks of this host have ended the exchange: one may wait for a lost host, or give its state to another
@@ -258,7 +245,7 @@ class HostGroup:
             self._neighbours.barrier()
 
     def leave(self) -> None:
-        self._group.leave()
+        self.group.leave()
         if self._neighbours is not None:
             self._neighbours.leave()
 
@@ -284,7 +271,7 @@ class HostGroup:
         fail(OF_PEERS[error.code], _core.Problem(what=what, **parts))
 
     def _failed_hosts(self) -> list[int]:
-        return [self.members[rank] for rank in self._group._core.failed_ranks]
+        return [self.members[rank] for rank in self.group._core.failed_ranks]
 
     def regroup(self, error: FailureError) -> None:
         """Form a group of the hosts that are left. Raise the error where hosts cannot be lost, and where it is one of this
@@ -295,17 +282,17 @@ class HostGroup:
         there too."""
         failed, repeats = {*self._failed_hosts()} - {self.own.host}, 0
         while True:
-            if not self.survives or len(self.members) == 1 or error.code not in OF_PEERS or repeats == MOST_REPEATS:
+            if not self._rendezvous.survives or len(self.members) == 1 or error.code not in OF_PEERS or repeats == MOST_REPEATS:
                 raise error
-            self._group.leave()
-            self._regroups += 1
+            self.group.leave()
+            self.regroups += 1
             before, rendezvous = self.members, self._rendezvous
-            self.members = agree_on_survivors(self.own, rendezvous, self._regroups, before, failed)
+            self.members = agree_on_survivors(self.own, rendezvous, self.regroups, before, failed)
             repeats = repeats + 1 if self.members == before else 0
             self._log_lost({*before} - {*self.members}, error)
             try:
                 connected = self._connect()
-                self._sent_before, self._group = self.sent_bytes, connected
+                self._sent_before, self.group = self.sent_bytes, connected
                 return
             except FailureError as failure:  # another host was lost meanwhile
                 error, failed = failure, set()

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from ballast.checks import is_number, one_of, read_count, refuse, refuse_value, require_directory
 from ballast.formats import FORMATS, WireFormat
+from ballast.schema import options_text
 from ballast.tiers import TIERS
 
 WHERE = "outer=DiLoCo(...)"
@@ -101,10 +102,8 @@ class DiLoCo:
         >>> DiLoCo(every=64, wire="int8").call()
         'ballast.DiLoCo(every=64, wire="int8")'
         """
-        given = {option.name: getattr(self, option.name) for option in fields(self)}
-        changed = [(option.name, given[option.name]) for option in fields(self) if given[option.name] != option.default]
-        words = [f"{name}={json.dumps(value) if isinstance(value, str) else value}" for name, value in changed]
-        return f"ballast.DiLoCo({', '.join(words)})"
+        given = [(each.name, value) for each in fields(self) if (value := getattr(self, each.name)) != each.default]
+        return f"ballast.DiLoCo({options_text(given, as_flags=False)})"
 
     def shared(self) -> dict[str, str]:
         """Return the options that are the same on all ranks, by name. Each rank has its own directory on a drive."""

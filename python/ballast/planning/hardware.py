@@ -1,14 +1,17 @@
-"""This machine, GPUs by name, and the usual rates at which bytes move."""
+"""This machine, GPUs by name, the usual rates at which bytes move, and those that `ballast bench` has measured."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ballast import _core
-from ballast.checks import all_known
+from ballast.checks import all_known, is_number, refuse
 from ballast.sizes import Rate, parse_rate
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ RATES = ("gather", "reduce", "across", "upload", "download", "device_memory", "h
 SHARED_RATES = ("host_memory", "read", "write")  # those that the ranks of a machine share
 # Rates of a host's memory, 0.7 of that of its channels: two of DDR5 in a desktop, sixteen in a server with two processors.
 DESKTOP_MEMORY, SERVER_MEMORY, DDR5_SERVER_MEMORY = 60e9, 200e9, 400e9
-GRACE_MEMORY = 700e9  # of two Grace processors, for four GPUs
+GRACE_MEMORY = 700e9  # two Grace processors, for four GPUs
 
 
 @dataclass(frozen=True)
@@ -166,13 +169,13 @@ def _nearest(gpus: Iterable[Gpu], memory: int) -> Gpu:
 class Rates:
     """Rates in bytes a second: of each GPU, and of the resources that the GPUs of a machine share."""
 
-    peers: float  # between GPUs of a machine, for each GPU
-    network: float = 0.4e9  # between machines, for each GPU: 25 Gbit/s of a machine with 8 of them
+    peers: float  # what each GPU exchanges with others of its machine
+    network: float = 0.4e9  # each GPU's part of the link to other machines: 25 Gbit/s for 8 of them
     upload: float = 25e9
     download: float = 25e9
     device_memory: float = 1e12
-    host_memory: float = SERVER_MEMORY  # of a machine
-    read: float = 12e9  # of all drives of a machine
+    host_memory: float = SERVER_MEMORY  # that of a machine
+    read: float = 12e9  # all drives of a machine together
     write: float = 6e9
 
 
@@ -192,11 +195,10 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate]) -> Rates:
         device_memory=0.85 * gpu.memory_rate,
         host_memory=gpu.host_memory,
     )
-    return with_given(usual, given)
+    return replaced_rates(usual, given)
 
 
-def with_given(usual: Rates, given: Mapping[str, Rate]) -> Rates:
-    """Return the rates, replaced by those that are given."""
+def replaced_rates(usual: Rates, given: Mapping[str, Rate]) -> Rates:
     all_known("rate", given, vars(usual))
     return replace(usual, **{name: parse_rate(rate) for name, rate in given.items()})
 
@@ -240,3 +242,61 @@ def machine(budget: Budget, rates: Rates, *, ranks: int, ranks_of_machine: int) 
     made.upload, made.download = min(rates.upload, made.host_memory), min(rates.download, made.host_memory)
     made.read, made.write = rates.read / ranks_of_machine, rates.write / ranks_of_machine
     return made
+
+
+# --- What `ballast bench` has measured ---
+
+BENCH_VERSION = 1
+CPU = "cpu"  # the device of ranks without a GPU
+MOST_MEASURED = 1e21  # the largest figure
+WRITER = "a file of ballast bench --output"
+RATES_MEASURED = ("peers", "upload", "download", "device_memory", "host_memory", "read", "write")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a machine reached. Rates are in bytes a second; those of shared resources are of all ranks together."""
+
+    device: str  # the name of the GPU, or "cpu"
+    memory: int  # bytes of a rank's device
+    flops: float  # what a rank reaches in forward and backward passes
+    rates: Mapping[str, float]
+    cores: int
+    busy: bool  # other processes took part of the machine
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == CPU
+
+    def notes(self) -> tuple[str, ...]:
+        words = "rates were measured while other processes used the machine: an idle one is faster"
+        return (words,) if self.busy else ()
+
+
+def read_measured(given: str | os.PathLike[str]) -> Measured:
+    """Return the figures of a file that `ballast bench` has written."""
+    path = Path(given)
+    if not path.is_file():
+        refuse(f"cannot read {path}: it does not exist", needed=WRITER)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
+        refuse(f"cannot read {path}: it is not JSON", where=str(problem), needed=WRITER)
+    if not isinstance(found, dict) or found.get("ballast_bench") != BENCH_VERSION:
+        refuse(
+            f"cannot read {path}: it has no figures of this version of ballast bench",
+            needed=f"{WRITER}, version {BENCH_VERSION}",
+        )
+    measured = found.get("measured")
+    rates = measured.get("rates") if isinstance(measured, dict) else None
+    if not isinstance(measured, dict) or not isinstance(rates, dict):
+        refuse(f"cannot read {path}: it has no rates", where="measured", needed=WRITER)
+    memory, flops, cores = (_positive(measured.get(name), name, path) for name in ("memory", "flops", "cores"))
+    known = {name: _positive(rate, name, path) for name, rate in rates.items() if name in RATES_MEASURED}
+    return Measured(str(measured.get("device", CPU)), int(memory), flops, known, int(cores), bool(found.get("busy")))
+
+
+def _positive(figure: Any, name: str, path: Path) -> float:
+    if not is_number(figure) or not 0 < figure <= MOST_MEASURED:  # NaN is neither
+        refuse(f"cannot read {path}: {name} is {figure!r}", where="measured", needed="a number above 0")
+    return float(figure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
@@ -13,15 +13,13 @@ from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
 from ballast.models import ModelLike
 from ballast.options import Options
-from ballast.planning.option_text import name_of, with_value
-from ballast.planning.request import PlanRequest, candidates, fits, left_of, request_plan, stages
+from ballast.planning.request import PlanRequest, by_tier, candidates, fastest_plan, fits, ledgers_of, left_of, request_plan
 from ballast.planning.result import Plan
-from ballast.planning.searching import by_tier, fastest
 from ballast.planning.suggestions import remedy
-from ballast.schema import takes
+from ballast.schema import option_name, option_text, takes
 from ballast.sizes import human_size, human_time
 
-WORTH_A_NOTE = 0.99  # of the time of a step
+WORTH_A_NOTE = 0.99  # relative to the time of a step
 RESERVED_ON_GPU = "of each GPU are reserved for activations and CUDA"
 
 
@@ -80,10 +78,9 @@ def pareto_front(model: ModelLike, **options: Any) -> list[Plan]:
 
 
 def best(request: PlanRequest) -> Plan:
-    """Return the plan of `plan()`."""
     _require_room(request)
     requests = request.of_each_format()
-    found = [plan for each in requests if (plan := _fastest(each)) is not None]
+    found = [plan for each in requests if (plan := fastest_plan(each)) is not None]
     if not found:
         _refuse(requests[-1])
     chosen = preferred(found, lambda plan: plan.seconds)
@@ -95,11 +92,11 @@ def _notes_of_kept(request: PlanRequest, plan: Plan) -> list[str]:
     placement = plan.core_placement
     if not request.offers_kept or request.description.activations is None or placement is None:
         return []
-    kept = request.with_kept_activations(plan)
+    kept = request.keeping_activations(plan)
     if not kept.has_room or not fits(kept, kept.exact.memory(placement), placement):
         return []
     seconds = kept.plan(kept.exact.price(placement)).seconds
-    option = with_value("activations", "kept", as_flags=request.as_flags)
+    option = option_text("activations", "kept", as_flags=request.as_flags)
     return [f"{option} fits too: {human_time(seconds)} per step"] if seconds < WORTH_A_NOTE * plan.seconds else []
 
 
@@ -109,7 +106,7 @@ def searched(request: PlanRequest, *, also: Plan | None = None, fitting: bool = 
     plans = [
         each.plan(each.coarse.price(placement), ledger=ledger)
         for each in request.of_each_format()
-        for placement, ledger in _with_memory(each)
+        for placement, ledger in ledgers_of(each)
         if not fitting or fits(each, ledger, placement)
     ]
     return [also, *(plan for plan in plans if not plan.is_as(also))] if also else plans
@@ -126,35 +123,6 @@ def unbeaten(plans: Iterable[Plan], *, also: Plan | None = None) -> list[Plan]:
             found.append(plan)
         least = min(least, plan.bytes_in("device"))
     return found
-
-
-def _with_memory(request: PlanRequest) -> Iterator[tuple[_core.Placement, list[_core.LedgerEntry]]]:
-    return ((placement, request.exact.memory(placement)) for placement in candidates(request))
-
-
-def _fastest(request: PlanRequest) -> Plan | None:
-    """Return the fastest plan with the request's formats, if one fits."""
-    if request.options.outer is not None and request.options.stage is None:
-        in_stages = [plan for stage in stages(request.options) if (plan := _fastest_in(request, stage)) is not None]
-        return min(in_stages, key=lambda plan: plan.seconds, default=None)
-    if request.options.divides_state:
-        try:
-            return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))
-        except OutOfMemoryError:
-            return None
-    question = request.coarse if request.options.chooses_tiers else request.exact
-    fitting = (placement for placement, ledger in _with_memory(request) if fits(request, ledger, placement))
-    choices = (question.price(placement) for placement in fitting)
-    choice = min(choices, key=lambda choice: choice.simulation.seconds, default=None)
-    if choice is None:
-        return None
-    return request.plan(choice if question is request.exact else request.exact.price(choice.placement))
-
-
-def _fastest_in(request: PlanRequest, stage: int) -> Plan | None:
-    """Return the fastest plan in a stage. In stage 0 each rank has all of the outer optimizer's state, which may not fit."""
-    of_stage = request.of_stage(stage)
-    return _fastest(of_stage) if of_stage.has_room else None
 
 
 def _require_room(request: PlanRequest) -> None:
@@ -221,7 +189,7 @@ def _reserved(request: PlanRequest) -> str:
     whose = "of each rank are reserved for activations, Python and torch" if request.options.is_on_cpu else RESERVED_ON_GPU
     on_host = request.options.host_reserve
     of_host = f",{NEXT_LINE}and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""
-    option = name_of("headroom", as_flags=request.as_flags)
+    option = option_name("headroom", as_flags=request.as_flags)
     headroom = 100 * request.options.headroom
     free = f";{NEXT_LINE}{headroom:g}% of the memory is left free ({option})" if headroom else ""
     return f"{request.description.name}; {reserved} {whose}{of_host}{free}"

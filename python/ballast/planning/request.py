@@ -1,37 +1,234 @@
-"""Turn the options of `plan()`, a model and a machine into questions for the C++ planner."""
+"""Turn the options of `plan()`, a model and a machine into questions for the C++ planner, find the placement with the shortest
+predicted step among those that fit, and make plans of the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ballast import _core
 from ballast.checks import refuse
-from ballast.formats import each_pair
+from ballast.errors import OutOfMemoryError
+from ballast.formats import each_pair, that_need_bf16
 from ballast.models import ModelLike, describe
-from ballast.models.description import Description
+from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description, Divided, divide, is_block
 from ballast.options import Options, TreatedActivations
-from ballast.outer.memory import exchange_bytes, outer_state, sent_bytes
-from ballast.planning import searching
-from ballast.planning.hardware import Budget, notes_of
-from ballast.planning.option_text import name_of
-from ballast.planning.question import (
-    MUON,
-    activation_bytes,
-    notes_of_formats,
-    notes_of_optimizer,
-    notes_of_sequence,
-    notes_of_unused,
-    question_of,
-    sequence_of,
-)
+from ballast.outer.fragments import exchange_bytes, outer_state, sent_bytes
+from ballast.planning.hardware import Budget, machine, notes_of
 from ballast.planning.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_CPU, RESERVED_ON_HOST, Plan
-from ballast.planning.searching import coarse_tile
-from ballast.schema import changed, require_stage_3
-from ballast.tiers import KINDS, fractions_in, set_tiers, spread_of, state_with_parameters, tiers_by_kind
+from ballast.schema import changed, option_name, options_of_stage_3, require_stage_3, set_core
+from ballast.sizes import human_amount, human_size, parse_size
+from ballast.tiers import IN_FLIGHT, KINDS, fractions_in, set_tiers, spread_of, state_with_parameters, tiers_by_kind
 
+LARGEST_TILE = 2 << 20  # elements of the engine's tiles outside the device, in a large model
+COARSE_TILES = 2048  # enough for a rank to compare placements: rates are not known to more than a hundredth of a step
+MUON = "muon"
+USUAL_SEQUENCE = 4096
 STAGES = (0, 2, 3)  # 1 and 2 do not differ, because gradients are reduced after each use
+
+
+def coarse_tile(elements: int, *, tile: int = 0) -> int:
+    """Return the size of tiles for comparing placements, for a rank with this many elements.
+
+    It is `tile` where a rank has few of those; 0 stands for the engine's own sizes.
+
+    >>> coarse_tile(10**9), coarse_tile(10**9, tile=1024), coarse_tile(70 * 10**9) >> 20
+    (0, 487424, 32)
+    """
+    size = tile or LARGEST_TILE
+    larger = elements // (size * COARSE_TILES)
+    return size * larger if larger > 1 else tile
+
+
+def has_room_for(needs: Mapping[str, int], has: Mapping[str, int]) -> bool:
+    """Return whether each tier has the memory that is needed."""
+    return all(size <= has[tier] for tier, size in needs.items())
+
+
+def fastest(exact: _core.Question, coarse: _core.Question, has: Mapping[str, int]) -> _core.Choice:
+    """Search with large tiles, which is fast, then price the result with the engine's tiles.
+
+    Raises B2004 where nothing fits."""
+    try:
+        choice = coarse.choose()
+    except OutOfMemoryError:
+        if not any_fits(exact, coarse, has):
+            raise
+        return exact.choose()
+    return exact.price(choice.placement) if has_room_for(exact.needs(choice.placement), has) else exact.choose()
+
+
+def any_fits(exact: _core.Question, coarse: _core.Question, has: Mapping[str, int]) -> bool:
+    """Return whether a placement fits with the engine's tiles, among those that fit, or nearly fit, with large
+    tiles."""
+    for placement in exact.placements():
+        needs = coarse.needs(placement)
+        margin = sum(needs.values()) // 20  # large tiles change a tier's memory by a few hundredths of the total
+        if has_room_for(needs, {tier: size + margin for tier, size in has.items()}) and has_room_for(
+            exact.needs(placement), has
+        ):
+            return True
+    return False
+
+
+def by_tier(sizes: Mapping[str, int]) -> str:
+    """Format sizes for messages.
+
+    >>> by_tier({"device": 3 << 30, "host": 0})
+    'device 3 GiB, host 0 B'
+    """
+    return ", ".join(f"{tier} {human_size(size)}" for tier, size in sizes.items())
+
+
+def question_of(description: Description, options: Options, budget: Budget, *, tile: int = 0) -> _core.Question:
+    """Return the question, with at most this many elements in a tile (0: as the library chooses). With Muon, it is that of the
+    matrices, and AdamW has the other parameters in a step that comes after theirs."""
+    divided = _divided(description) if options.optimizer == MUON else None
+    work = _work(description, options)
+    places = divided.matrices.places if divided else range(len(work))
+    question = _question(divided.matrices.model if divided else description.model, options, budget, tile)
+    question.set_optimizer(options.optimizer)
+    question.set_work([work[place] for place in places])
+    tier = options.activations.tier
+    if tier != "device":
+        away = _unit_bytes(description, activation_bytes(description, options)[tier])
+        question.set_activations(_core.Tier[tier], [away[place] for place in places])
+    if divided and divided.others:  # a unit in both parts computes with its matrices
+        other = _question(divided.others.model, options, budget, tile)
+        other.set_optimizer("adamw")
+        other.set_work([(0.0, 0.0) if place in places else work[place] for place in divided.others.places])
+        question.set_other(other)
+    return question
+
+
+def _question(model: _core.Model, options: Options, budget: Budget, tile: int) -> _core.Question:
+    question = _core.Question(model, machine_of(options, budget))
+    set_core(question, options)
+    question.ranks, question.tile_elements, question.wire = options.ranks_of_host, tile, options.sent.for_core()
+    question.update_in_backward = options.update_in_backward and options.micro_steps == 1
+    return question
+
+
+def notes_of_optimizer(description: Description, options: Options) -> list[str]:
+    """Return a note with the number of parameters that AdamW updates next to Muon."""
+    if options.optimizer != MUON:
+        return []
+    part = _divided(description).others
+    if part is None:
+        return []
+    others = sum(tensor.elements for unit in part.model.units for tensor in unit.tensors if not tensor.frozen)
+    note = f"AdamW for {human_amount(others)} parameters that are no matrices of blocks: wrap([muon, adamw], model)"
+    return [note] if others else []
+
+
+def sequence_of(description: Description, options: Options) -> int:
+    """Return the tokens that attend to each other: those that the caller names, or the usual number where the model takes as
+    many. All are in one micro-step."""
+    usual = min(USUAL_SEQUENCE, description.longest or USUAL_SEQUENCE)
+    return min(options.sequence or usual, options.tokens)
+
+
+def notes_of_sequence(description: Description, options: Options) -> list[str]:
+    """Return a note where the sequence that the caller names is longer than a micro-step or than the model takes."""
+    if options.sequence is None or not description.attends:
+        return []
+    if options.sequence > options.tokens:
+        return [f"a micro-step has {options.tokens:,} tokens: sequences of {options.sequence:,} are cut to that"]
+    longest = description.longest or options.sequence
+    return [f"the configuration names {longest:,} tokens as the longest sequence"] if options.sequence > longest else []
+
+
+def notes_of_formats(description: Description, options: Options, *, as_flags: bool) -> list[str]:
+    """Return a note for each format of bf16 parameters, where none is trained."""
+    trained = {unit.dtype for unit in description.model.units if not all(tensor.frozen for tensor in unit.tensors)}
+    if _core.DType.bf16 in trained:
+        return []
+    why = "no trained parameter is in bf16, and others keep state and gradients in fp32"
+    unused = that_need_bf16(options.formats)
+    return [f"{option_name(name, as_flags=as_flags)} {value} has no effect: {why}" for name, value in unused.items()]
+
+
+def notes_of_unused(options: Options, stage: int, *, as_flags: bool) -> list[str]:
+    """Return a note for each option that has no effect on these ranks, or in the stage of the plan."""
+    notes = []
+    if options.wire.given() and options.ranks_of_host == 1:
+        notes.append(f"wire has no effect {'on one rank' if options.ranks == 1 else 'with one rank on each host'}")
+    elif options.wire.across is not None and options.ranks <= options.ranks_of_machine:
+        notes.append("wire across has no effect: all ranks are on one machine")
+    for name in options_of_stage_3(options) if stage < 3 else []:
+        option = option_name(name, as_flags=as_flags)
+        notes.append(f"{option} has no effect in stage {stage}, where each rank keeps all parameters")
+    if options.outer is not None and options.hosts == 1:
+        ranks = "there is one rank" if options.ranks == 1 else "all ranks are on one machine"
+        why = f": {ranks}" if options.outer.hosts is None else ""
+        notes.append(f"the outer optimizer has one host and exchanges nothing{why}")
+    return notes
+
+
+def _divided(description: Description) -> Divided:
+    divided = divide(description.model)
+    if divided is None:
+        refuse(
+            "Muon is for the matrices of repeated blocks, and this model has none",
+            where=description.name,
+            needed='another optimizer, such as "adamw"',
+        )
+    return divided
+
+
+def _work(description: Description, options: Options) -> list[tuple[float, float]]:
+    """Return the seconds of each unit, forward and backward. Activation checkpointing repeats the forward pass of blocks, and
+    not that of the head. Frozen parameters need no gradients."""
+    sequence = sequence_of(description, options)
+    units = description.model.units
+    attention = [each.of(sequence) for each in description.attention or [Attention(0.0)] * len(units)]
+    frozen = description.frozen_flops or [0.0] * len(units)
+    checkpointed = options.activations.amount == "checkpointed" and description.activations is not None
+    seconds = options.tokens / options.reach
+    work = []
+    for unit, matrices, between, without in zip(units, description.flops, attention, frozen, strict=True):
+        forward = matrices + between
+        repeated = forward if checkpointed and (is_block(unit) or len(units) == 1) else 0.0
+        backward = OF_MATRICES * matrices + OF_ATTENTION * between + repeated - without
+        work.append((seconds * forward, seconds * backward))
+    return work
+
+
+def activation_bytes(description: Description, options: Options) -> dict[str, int]:
+    """Return the bytes of activations by tier. A drive needs buffers on the host."""
+    amount, tier = options.activations
+    checkpointed = amount == "checkpointed"
+    known = description.activations
+    if isinstance(amount, int):
+        all_of_them = away = amount
+        on_device = min(away, 2 * away // len(description.unit_names))
+    elif known is None:
+        all_of_them = on_device = away = 0
+    else:
+        all_of_them = known.bytes(options.tokens, checkpointed=checkpointed)
+        on_device, away = known.offloaded(options.tokens, checkpointed=checkpointed)
+    if tier == "device":
+        return {"device": all_of_them}
+    buffers = {"host": parse_size(IN_FLIGHT)} if tier == "nvme" else {}
+    return {"device": on_device, **buffers, tier: away}
+
+
+def _unit_bytes(description: Description, size: int) -> list[int]:
+    """Divide activations among the units with attention, in other models by their flops."""
+    attention = [unit.flops for unit in description.attention]
+    weights = attention if any(attention) else description.flops
+    total = sum(weights) or 1.0
+    return [int(size * weight / total) for weight in weights]
+
+
+def machine_of(options: Options, budget: Budget) -> _core.Machine:
+    made = machine(budget, options.all_rates, ranks=options.ranks_of_host, ranks_of_machine=options.ranks_of_machine)
+    made.products = options.reach
+    if options.is_on_cpu:
+        made.device_memory = made.host_memory
+        made.shares_cores = made.host_is_device = True
+    return made
 
 
 @dataclass(frozen=True)
@@ -43,9 +240,9 @@ class PlanRequest:
     budget: Budget  # bytes of a rank that are left for the plan
     activations: Mapping[str, int]  # bytes by tier, with those in flight
     of_outer: Mapping[str, int]  # bytes by tier of the outer optimizer, at the stage or else at stage 3
-    has_room: bool  # for the activations and the outer optimizer
-    exact: _core.Question  # with the engine's tiles
-    coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
+    has_room: bool  # whether the activations and the outer optimizer fit
+    exact: _core.Question  # has the engine's tiles
+    coarse: _core.Question  # has larger tiles where there are many, which is quicker to simulate
     as_flags: bool = False  # advice names flags of the command line, and not keywords
     offers_kept: bool = False  # the caller has not said how activations are treated
 
@@ -55,28 +252,27 @@ class PlanRequest:
         pairs = each_pair(options.state_formats, options.gradient_format)
         if len(pairs) == 1:
             return [self]
-        of_pairs = (changed(options, state_format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
-        return [replace(request_of(each, self.description), as_flags=self.as_flags) for each in of_pairs]
+        return [self.changed(state_format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs]
+
+    def changed(self, **options: Any) -> PlanRequest:
+        """Return the request with other values of options, as they are after they have been read."""
+        return replace(request_of(changed(self.options, **options), self.description), as_flags=self.as_flags)
 
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
         options, step, placement = self.options, choice.simulation, choice.placement
+        copied = ("ranks", "optimizer", "prefetch", "keep_gathered", "outer", "tokens", "micro_steps", "efficiency", "headroom")
         entries = choice.ledger if ledger is None else ledger
         exchange = self._exchange(placement)
         return Plan(
             model=self.description.name,
             parameters=self.description.parameters,
-            ranks=options.ranks,
             gpu=options.device_name,
-            stage=_stage(placement) if options.stage is None else options.stage,
+            stage=self._stage(placement),
             state_format=options.formats.state,
             gradient_format=options.formats.gradients,
             wire=options.sent.given(),
-            optimizer=options.optimizer,
             replicas=options.parameter_replicas,
-            prefetch=options.prefetch,
-            keep_gathered=options.keep_gathered,
-            outer=options.outer,
             activation_tier=options.activations.tier,
             placement=_tiers(placement),
             memory=self._memory(entries, placement),
@@ -87,44 +283,24 @@ class PlanRequest:
             critical=step.critical | exchange,
             tokens_per_second=_tokens(options) / (step.seconds + sum(exchange.values())),
             assumed=_rates(options) | {"flops": options.reach},
-            tokens=options.tokens,
-            micro_steps=options.micro_steps,
             activations=options.activations.amount,
-            efficiency=options.efficiency,
-            headroom=options.headroom,
             sequence=sequence_of(self.description, options) if self.description.attends else 0,
-            price=options.price,
-            train_tokens=options.train_tokens,
             active_parameters=self.description.active_parameters if self.description.inactive else None,
             notes=self._notes(placement),
+            **{name: getattr(options, name) for name in (*copied, "price", "train_tokens")},
             _question=self.exact,
             _placement=placement,
         )
 
-    def on_command_line(self) -> PlanRequest:
-        """Return the same request, whose advice names flags."""
-        return replace(self, as_flags=True)
-
-    def with_kept_activations(self, plan: Plan) -> PlanRequest:
+    def keeping_activations(self, plan: Plan) -> PlanRequest:
         """Return the request for the same stage and formats as the plan, without activation checkpointing."""
-        options = changed(
-            self.options,
-            activations=TreatedActivations("kept", "device"),
-            stage=plan.stage,
-            state_format=(plan.state_format,),
-            gradient_format=(plan.gradient_format,),
-        )
-        return request_of(options, self.description)
+        formats = {"state_format": (plan.state_format,), "gradient_format": (plan.gradient_format,)}
+        return self.changed(activations=TreatedActivations("kept", "device"), stage=plan.stage, **formats)
 
     def not_given(self) -> str:
         """Say which tiers of the machine count as 0 because the caller has not named them."""
-        names = [name_of(name, as_flags=self.as_flags) for name in self.options.not_given]
+        names = [option_name(name, as_flags=self.as_flags) for name in self.options.not_given]
         return f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} not given: 0 assumed" if names else ""
-
-    @property
-    def _may_offload(self) -> bool:
-        """Whether the caller leaves tiers to the planner, and names none of them."""
-        return len(self.options.not_given) == 2 and self.options.offload == "auto"
 
     def _budget(self) -> dict[str, int]:
         """Return all that a rank has: for the plan, for activations, reserved and left free."""
@@ -134,9 +310,6 @@ class PlanRequest:
             tier: size + self.activations.get(tier, 0) + self.of_outer.get(tier, 0) + reserved.get(tier, 0) + free.get(tier, 0)
             for tier, size in vars(self.budget).items()
         }
-
-    def of_stage(self, stage: int) -> PlanRequest:
-        return replace(request_of(changed(self.options, stage=stage), self.description), as_flags=self.as_flags)
 
     def _exchange(self, placement: _core.Placement) -> dict[str, float]:
         """Return the seconds of a step in which a rank waits for what hosts exchange, by the name of this phase."""
@@ -164,16 +337,20 @@ class PlanRequest:
         if self.activations["device"] == 0:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
         formats = {unit.dtype for unit in self.description.model.units}
-        notes += notes_of_optimizer(self.description, self.options)
-        notes += notes_of_sequence(self.description, self.options)
+        notes += notes_of_optimizer(self.description, self.options) + notes_of_sequence(self.description, self.options)
         notes += notes_of_formats(self.description, self.options, as_flags=self.as_flags)
         notes += [] if self.options.is_on_cpu else notes_of(self.options.hardware, formats)
         notes += self.options.measured.notes() if self.options.measured else ()
-        notes += [self.not_given()] if self._may_offload else []
+        if len(self.options.not_given) == 2 and self.options.offload == "auto":  # the planner has no tier to choose
+            notes.append(self.not_given())
         if self.options.update_in_backward and self.options.micro_steps > 1:
             notes.append("updates are not made in the backward pass: that needs one micro-step")
-        stage = _stage(placement) if self.options.stage is None else self.options.stage
-        return (*notes, *notes_of_unused(self.options, stage, as_flags=self.as_flags))
+        return (*notes, *notes_of_unused(self.options, self._stage(placement), as_flags=self.as_flags))
+
+    def _stage(self, placement: _core.Placement) -> int:
+        if self.options.stage is not None or not placement.full_parameters:
+            return 3 if self.options.stage is None else self.options.stage
+        return 0 if placement.shards == 1 else 2
 
 
 def request_plan(model: ModelLike, **options: Any) -> PlanRequest:
@@ -182,7 +359,6 @@ def request_plan(model: ModelLike, **options: Any) -> PlanRequest:
 
 
 def _tokens(options: Options) -> int:
-    """Return the tokens of a step, of all ranks."""
     return options.ranks * options.tokens * options.micro_steps
 
 
@@ -234,8 +410,9 @@ def request_of(options: Options, description: Description) -> PlanRequest:
     budget = Budget(device=max(0, left["device"]), host=max(0, host), nvme=max(0, drives))
     exact = question_of(description, options, budget)
     stage = 3 if options.stage is None else options.stage
-    of_outer = _by_tier(outer_memory(exact, options, _core.placement_of_stage(stage, options.ranks_of_host)))
-    has_room = has_room and searching.fits(of_outer, left)
+    outer = outer_memory(exact, options, _core.placement_of_stage(stage, options.ranks_of_host))
+    of_outer = {tier: sum(owners.values()) for tier, owners in outer.items()}
+    has_room = has_room and has_room_for(of_outer, left)
     if of_outer and has_room:
         budget = Budget(**{tier: max(0, size - of_outer.get(tier, 0)) for tier, size in vars(budget).items()})
         exact = question_of(description, options, budget)
@@ -257,7 +434,6 @@ def tier_in(options: Options, tier: _core.Tier) -> str:
 
 
 def outer_memory(question: _core.Question, options: Options, placement: _core.Placement) -> dict[str, dict[str, int]]:
-    """Return the bytes of the outer optimizer, by tier and owner."""
     if options.outer is None:
         return {}
     memory: dict[str, dict[str, int]] = {}
@@ -268,18 +444,14 @@ def outer_memory(question: _core.Question, options: Options, placement: _core.Pl
     return memory
 
 
-def _by_tier(memory: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    return {tier: sum(owners.values()) for tier, owners in memory.items()}
-
-
 def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _core.Placement) -> bool:
     """Return whether each tier has room for the entries of a plan, and for the outer optimizer."""
     needs = {tier.name: 0 for tier in _core.Tier}
     for entry in ledger:
         needs[tier_in(request.options, entry.tier)] += entry.bytes
-    for tier, size in _by_tier(outer_memory(request.exact, request.options, placement)).items():
-        needs[tier] += size - request.of_outer[tier]
-    return searching.fits(needs, vars(request.budget))
+    for tier, owners in outer_memory(request.exact, request.options, placement).items():
+        needs[tier] += sum(owners.values()) - request.of_outer[tier]
+    return has_room_for(needs, vars(request.budget))
 
 
 def _rates(options: Options) -> dict[str, float]:
@@ -295,12 +467,6 @@ def _tiers(placement: _core.Placement) -> dict[str, dict[str, float]]:
     return by_kind | {"state": state_with_parameters(by_kind["parameters"], by_kind["state"])}
 
 
-def _stage(placement: _core.Placement) -> int:
-    if not placement.full_parameters:
-        return 3
-    return 0 if placement.shards == 1 else 2
-
-
 # --- What a request leaves open ---
 
 
@@ -308,7 +474,8 @@ def stages(options: Options) -> tuple[int, ...]:
     """Return the requested stage, or else all stages that differ."""
     if options.stage is not None:
         return (options.stage,)
-    if options.parameter_replicas == 1 and (options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0)):
+    tiers = {} if options.chooses_tiers else tiers_by_kind(options.offload)
+    if options.parameter_replicas == 1 and spread_of(tiers.get("parameters", "device")) == _core.Spread(device=1.0):
         return options.wire.stages(STAGES, options.ranks_of_host)
     return (3,)  # below stage 3 each rank keeps all parameters, on the device
 
@@ -316,7 +483,7 @@ def stages(options: Options) -> tuple[int, ...]:
 def candidates(request: PlanRequest) -> list[_core.Placement]:
     """Return all placements, or the requested one in each stage."""
     if request.options.chooses_tiers:
-        return _with_state_on_drives(request) if request.options.resumable else request.exact.placements()
+        return _resumable_placements(request) if request.options.resumable else request.exact.placements()
     placements = []
     for stage in stages(request.options):
         placement = _core.placement_of_stage(stage, request.options.ranks_of_host)
@@ -326,7 +493,7 @@ def candidates(request: PlanRequest) -> list[_core.Placement]:
     return placements
 
 
-def _with_state_on_drives(request: PlanRequest) -> list[_core.Placement]:
+def _resumable_placements(request: PlanRequest) -> list[_core.Placement]:
     """Return all placements of a run that resumes, whose state is all on drives. A machine without drives has them, too: the
     error then names the missing space."""
     with_drives = replace(request.budget, nvme=max(1, request.budget.nvme))
@@ -334,5 +501,28 @@ def _with_state_on_drives(request: PlanRequest) -> list[_core.Placement]:
     return [placement for placement in placements if placement.state.nvme == 1.0]
 
 
-def _parameters(options: Options) -> _core.Spread:
-    return spread_of(tiers_by_kind(options.offload).get("parameters", "device"))
+def ledgers_of(request: PlanRequest) -> Iterator[tuple[_core.Placement, list[_core.LedgerEntry]]]:
+    return ((placement, request.exact.memory(placement)) for placement in candidates(request))
+
+
+def fastest_plan(request: PlanRequest) -> Plan | None:
+    """Return the fastest plan with the request's formats, if one fits. With an outer optimizer each stage is a request of its
+    own: in stage 0 each rank has all of the outer optimizer's state, which may not fit."""
+    options = request.options
+    if not request.has_room:
+        return None
+    if options.outer is not None and options.stage is None:
+        in_stages = [plan for stage in stages(options) if (plan := fastest_plan(request.changed(stage=stage))) is not None]
+        return min(in_stages, key=lambda plan: plan.seconds, default=None)
+    if options.divides_state:
+        try:
+            return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))
+        except OutOfMemoryError:
+            return None
+    question = request.coarse if options.chooses_tiers else request.exact
+    fitting = (placement for placement, ledger in ledgers_of(request) if fits(request, ledger, placement))
+    choices = (question.price(placement) for placement in fitting)
+    choice = min(choices, key=lambda choice: choice.simulation.seconds, default=None)
+    if choice is None:
+        return None
+    return request.plan(choice if question is request.exact else request.exact.price(choice.placement))

@@ -12,8 +12,7 @@ from ballast import _core
 from ballast.formats import Formats, formats_in_words
 from ballast.options import headroom_of
 from ballast.outer.options import DiLoCo
-from ballast.planning.calibration import CPU
-from ballast.planning.hardware import SHARED_RATES, UNNAMED
+from ballast.planning.hardware import CPU, SHARED_RATES, UNNAMED
 from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time
 from ballast.tiers import KINDS, fractions_in, in_words
 from ballast.wrap_options import Tuning
@@ -26,8 +25,8 @@ OUTER_STATE = "outer optimizer"
 EXCHANGED = "values in an exchange"
 DERIVED = ("cost_per_million_tokens", "training_seconds", "training_cost")
 HOUR = 3600
-COLUMNS = 100  # of a line of text
-TOGETHER = "\N{NO-BREAK SPACE}"  # between words of a line
+COLUMNS = 100  # the length of a line of text
+TOGETHER = "\N{NO-BREAK SPACE}"  # keeps words in one line
 # The rows of the memory in a text, and the owners in `Plan.memory` that each of them adds up. Other owners of the library are
 # buffers.
 ROWS = {
@@ -39,7 +38,7 @@ ROWS = {
 }
 RECORDS = ("records", "mirror")
 BUFFERS = "buffers"
-LEAST_SHOWN = 1e-4  # of a tier
+LEAST_SHOWN = 1e-4  # relative to a tier
 # The lanes of a step, in words.
 WORK = {
     "compute": "the model's arithmetic",
@@ -76,25 +75,25 @@ class Plan:
     memory: Mapping[str, Mapping[str, int]]  # bytes of a rank, by tier and owner
     budget: Mapping[str, int]  # bytes that a rank has, by tier
     fits: bool
-    seconds: float  # of one step
+    seconds: float  # how long a step takes
     exposed: Mapping[str, float]  # seconds that the training waits, by phase
     critical: Mapping[str, float]  # seconds of the step, by the lane that it waits for
-    tokens_per_second: float  # of all ranks
+    tokens_per_second: float  # all ranks together
     assumed: Mapping[str, float]  # rates by name as `plan(rates=)` takes them, in bytes a second, and the flops of a GPU
-    tokens: int  # of a rank in a micro-step
+    tokens: int  # what a rank has in a micro-step
     micro_steps: int
     activations: int | str  # bytes, "checkpointed" or "kept"
     efficiency: float  # the fraction of the peak that `assumed["flops"]` is
     headroom: float = 0.0  # the fraction of the device's and of the host's memory that is left free
     sequence: int = 0  # tokens that attend to each other; 0 where attention is not counted
-    price: float | None = None  # of one GPU for an hour
-    train_tokens: int | None = None  # of the whole training
+    price: float | None = None  # what a GPU costs for an hour
+    train_tokens: int | None = None  # what the whole training has
     active_parameters: int | None = None  # those that a token passes through, in a mixture of experts
     activation_tier: str = "device"  # where activations are until backward
     optimizer: str = "adamw"
     replicas: int = 1  # copies of the parameters
-    prefetch: int = 1  # in stage 3: units that are gathered ahead
-    keep_gathered: bool | int = False  # in stage 3: whether parameters stay from forward to backward, or bytes of them
+    prefetch: int = 1  # units that are gathered ahead in stage 3
+    keep_gathered: bool | int = False  # whether parameters stay from forward to backward in stage 3, or bytes of them
     outer: DiLoCo | None = None  # hosts train on their own
     wire: Mapping[str, str] = field(default_factory=dict)  # formats of what ranks send, by kind, that are not exact
     notes: tuple[str, ...] = ()
@@ -160,9 +159,8 @@ class Plan:
 
     def program(self, *, rank: int = 0) -> str:
         """Return the step as the engine runs it: one slot or operation on each line."""
-        if self._question is None or self._placement is None:
-            raise RuntimeError("a plan that is copied field by field has no program")
-        return self._question.program(self._placement, rank=rank)
+        question, placement = self._simulated("program")
+        return question.program(placement, rank=rank)
 
     def timeline(self) -> list[_core.TimelineEntry]:
         """Return the operations that run during the simulated step of rank 0, in the order of issue.
@@ -175,9 +173,13 @@ class Plan:
         >>> [(op.phase.name, op.kind, op.unit) for op in plan.timeline() if op.lane.name == "compute"]
         [('forward', 'use', 'h.0'), ('backward', 'use', 'h.0')]
         """
+        question, placement = self._simulated("timeline")
+        return question.timeline(placement)
+
+    def _simulated(self, what: str) -> tuple[_core.Question, _core.Placement]:
         if self._question is None or self._placement is None:
-            raise RuntimeError("a plan that is copied field by field has no timeline")
-        return self._question.timeline(self._placement)
+            raise RuntimeError(f"a plan that is copied field by field has no {what}")
+        return self._question, self._placement
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON, the costs, and the call that trains with the plan if it fits. A GPU without a name is
@@ -210,7 +212,7 @@ class Plan:
         in_backward = self._question is not None and self._question.update_in_backward
         if in_backward and self.stage < 3:
             return ""
-        offload = {kind: _in_wrap(tiers) for kind, tiers in self._given_tiers().items() if tiers.get("device") != 1}
+        offload = {kind: _wrap_tiers(tiers) for kind, tiers in self._given_tiers().items() if tiers.get("device") != 1}
         options = [f"stage={self.stage}"]
         options += [f"offload={json.dumps(offload)}"] if offload else []
         options += [f'state_format="{self.state_format}"'] if self.state_format != "split" else []
@@ -278,7 +280,8 @@ class Plan:
         waits = ", ".join(f"{phase} {human_time(seconds)}" for phase, seconds in self.exposed.items())
         lane, share = max(self.critical.items(), key=lambda item: item[1])
         sequences = f", sequences of {self.sequence:,} tokens" if self.sequence else ""
-        pace = f"{_in_tera(self.assumed['flops'])} Tflop/s and {self._batch()} per {self.rank_device}{sequences}"
+        steps = f"{self.micro_steps:,} micro-step{'' if self.micro_steps == 1 else 's'}"
+        pace = f"{_teras(self.assumed['flops'])} Tflop/s and {self.tokens:,} tokens x {steps} per {self.rank_device}{sequences}"
         lines = [
             f"step      {human_time(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
             *self._cost_lines(),
@@ -291,16 +294,13 @@ class Plan:
         lines += _labelled("train", call) if self.fits else []
         return lines + [line for note in self.notes for line in _labelled("note", note)]
 
-    def _batch(self) -> str:
-        return f"{self.tokens:,} tokens x {self.micro_steps:,} micro-step{'' if self.micro_steps == 1 else 's'}"
-
     def _rates(self) -> list[str]:
         """Return the rates of a GPU, and those of a machine, each as the caller may give it."""
         each = "GPU" if self.rank_device == "GPU" else "rank"
         of_machine = {name: rate for name, rate in self.assumed.items() if name in SHARED_RATES}
         others = (*SHARED_RATES, "flops", *(("peers",) if self.ranks == 1 else ()))
         of_rank = {name: rate for name, rate in self.assumed.items() if name not in others}
-        return [f"GB/s of a {each}: {_in_giga(of_rank)}", f"GB/s of a machine: {_in_giga(of_machine)}"]
+        return [f"GB/s of a {each}: {_gigas(of_rank)}", f"GB/s of a machine: {_gigas(of_machine)}"]
 
     def _cost_lines(self) -> list[str]:
         lines = []
@@ -326,16 +326,16 @@ def _labelled(label: str, text: str) -> list[str]:
     return wrapped(text, first=f"{label:<10}", indent=" " * 10)
 
 
-def _in_tera(flops: float) -> str:
+def _teras(flops: float) -> str:
     """Format flops a second. CPUs have less than a teraflop.
 
-    >>> _in_tera(494.5e12), _in_tera(1.25e10)
+    >>> _teras(494.5e12), _teras(1.25e10)
     ('494', '0.0125')
     """
     return f"{flops / 1e12:.0f}" if flops >= 1e13 else f"{flops / 1e12:.3g}"
 
 
-def _in_giga(rates: Mapping[str, float]) -> str:
+def _gigas(rates: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {rate / 1e9:.4g}" for name, rate in rates.items())
 
 
@@ -345,7 +345,7 @@ def differences(plans: Sequence[Plan]) -> list[str]:
     return [f"{plan.where()}; {plan.formats()}" if varies else plan.where() for plan in plans]
 
 
-def _in_wrap(tiers: Mapping[str, float]) -> str | dict[str, float]:
+def _wrap_tiers(tiers: Mapping[str, float]) -> str | dict[str, float]:
     """Return the tiers of one kind in the form of wrap(). The fractions add up to 1 after they are rounded."""
     words = {tier if tier != "nvme" else "nvme:DIRECTORY": round(part, 4) for tier, part in tiers.items()}
     if len(words) == 1:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import combinations
 from typing import Any
 
-from ballast import _core
 from ballast.errors import OutOfMemoryError
 from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
 from ballast.options import MOST, Options, TreatedActivations
-from ballast.planning import searching
-from ballast.planning.option_text import all_of
-from ballast.planning.question import USUAL_SEQUENCE, sequence_of
-from ballast.planning.request import PlanRequest, candidates, fits, left_of, request_of, stages
+from ballast.planning.request import (
+    USUAL_SEQUENCE,
+    PlanRequest,
+    candidates,
+    fastest_plan,
+    has_room_for,
+    left_of,
+    sequence_of,
+    stages,
+)
 from ballast.planning.result import Plan, wrapped
-from ballast.schema import changed
+from ballast.schema import changed, options_text
 from ballast.sizes import human_size, human_time
 
 FEWEST_TOKENS = 512
-MOST_PARTS = 8  # of a micro-step, in a suggestion that keeps the step's tokens
+MOST_PARTS = 8  # a suggestion that keeps the step's tokens divides a micro-step into no more
 MOST_CHANGES = 3  # that are tried in all combinations
 MOST_LISTED = 5  # suggestions
 
@@ -50,7 +56,7 @@ class Change:
 
 
 Axis = Sequence[Change]  # one option, from the smallest change to the largest
-Changes = Sequence[Change]  # of several options
+Changes = Sequence[Change]  # several options
 
 
 @dataclass(frozen=True)
@@ -60,17 +66,17 @@ class Suggestion:
     changes: Changes
     plan: Plan
 
-    def in_words(self, *, as_flags: bool, sequence: int) -> str:
+    def describe(self, *, as_flags: bool, sequence: int) -> str:
         """Return the options and the speed. `sequence` is that of the request."""
         plan = self.plan
         speed = f"{human_time(plan.seconds)} per step, {plan.tokens_per_second:,.0f} tokens/s"
         cut = f"; sequences are cut from {sequence:,} to {plan.sequence:,} tokens" if plan.sequence < sequence else ""
-        return f"{_in_words(self.changes, as_flags=as_flags)}: {speed}{cut}"
+        return f"{_describe(self.changes, as_flags=as_flags)}: {speed}{cut}"
 
 
-def _in_words(changes: Changes, *, as_flags: bool) -> str:
-    options = dict(option for change in changes for option in change.written)  # of an option in two changes, the last counts
-    return all_of(list(options.items()), as_flags=as_flags)
+def _describe(changes: Changes, *, as_flags: bool) -> str:
+    options = dict(option for change in changes for option in change.written)  # the last counts of two changes of an option
+    return options_text(list(options.items()), as_flags=as_flags)
 
 
 def remedy(request: PlanRequest) -> str:
@@ -81,28 +87,24 @@ def remedy(request: PlanRequest) -> str:
     settings, machine = settings_of(request), machines_for(request.options)
     both = [*settings, *machine]
     found = search.fewest(both, most=2)
-    if not any(_keeps_machine(changes) for changes in found):
-        found += search.fewest(settings, least=3) or search.of_many(settings)
-    found = found or search.fewest(both, least=3) or search.of_many(both)
+    if not any(all(each.asks in (Asks.NOTHING, Asks.OTHER_TRAINING) for each in changes) for changes in found):
+        found += search.fewest(settings, least=3) or search.fewest_of_all(settings)
+    found = found or search.fewest(both, least=3) or search.fewest_of_all(both)
     plans = search.plans(sorted(found, key=_asked)[:MOST_LISTED])
     assumed = f"{request.not_given()}. " if request.options.not_given else ""
     if plans:
         sequence = sequence_of(request.description, request.options) if request.description.attends else 0
         first = sorted(plans, key=lambda each: (_asked(each.changes), -each.plan.tokens_per_second))
-        words = (each.in_words(as_flags=as_flags, sequence=sequence) for each in first)
+        words = (each.describe(as_flags=as_flags, sequence=sequence) for each in first)
         lines = (line for each in words for line in wrapped(each, first="  ", indent=" " * 6))
         return "\n".join([f"{assumed}Any of these fits:", *lines])
-    tried = "".join(f"\n  {_in_words([axis[-1]], as_flags=as_flags)}" for axis in both)
+    tried = "".join(f"\n  {_describe([axis[-1]], as_flags=as_flags)}" for axis in both)
     return f"{assumed}None of these fits either, alone, in pairs, in threes or all together:{tried}"
 
 
 def _asked(changes: Changes) -> tuple[Asks, int]:
     """Return what changes ask of the caller, in order: the least comes first, then fewer changes."""
     return max(change.asks for change in changes), len(changes)
-
-
-def _keeps_machine(changes: Changes) -> bool:
-    return all(change.asks in (Asks.NOTHING, Asks.OTHER_TRAINING) for change in changes)
 
 
 def settings_of(request: PlanRequest) -> list[Axis]:
@@ -222,7 +224,7 @@ class Search:
                     found.append(changes)
         return found
 
-    def of_many(self, axes: Sequence[Axis]) -> list[Changes]:
+    def fewest_of_all(self, axes: Sequence[Axis]) -> list[Changes]:
         """Return as few changes as possible of all of them together, if these fit."""
         if not self._fits([axis[-1] for axis in axes]):
             return []
@@ -230,8 +232,11 @@ class Search:
         return [changes] if changes else []
 
     def plans(self, found: Sequence[Changes]) -> list[Suggestion]:
-        """Return the fastest plan of each combination."""
-        return [suggestion for changes in found if (suggestion := self._suggestion(changes))]
+        suggestions = []
+        for changes in found:
+            plans = [plan for request in self._changed(changes) if (plan := fastest_plan(request)) is not None]
+            suggestions += [Suggestion(changes, min(plans, key=lambda plan: plan.seconds))] if plans else []
+        return suggestions
 
     def _needed(self, axes: Sequence[Axis]) -> list[Axis]:
         """Leave out axes that are not needed in addition to the others, beginning with the last."""
@@ -254,10 +259,9 @@ class Search:
 
     def _changed(self, changes: Changes) -> list[PlanRequest]:
         """Return one request for each stage, because a stage with larger shards needs larger tiles to be quick."""
-        options = self._request.options
-        for change in changes:
-            options = changed(options, **change.options)
-        return [request_of(changed(options, stage=stage), self._request.description) for stage in reversed(stages(options))]
+        values = {name: value for change in changes for name, value in change.options.items()}
+        known = reversed(stages(changed(self._request.options, **values)))
+        return [self._request.changed(**{**values, "stage": stage}) for stage in known]
 
     def _fits(self, changes: Changes) -> bool:
         key = tuple(changes)
@@ -265,37 +269,14 @@ class Search:
             self._known[key] = any(_has_placement(request) for request in self._changed(changes))
         return self._known[key]
 
-    def _suggestion(self, changes: Changes) -> Suggestion | None:
-        found = [plan for request in self._changed(changes) if (plan := _plan(request)) is not None]
-        return Suggestion(changes, min(found, key=lambda plan: plan.seconds)) if found else None
-
 
 def _has_placement(request: PlanRequest) -> bool:
     """Return whether a placement fits with large tiles, which are quick. Only the planner's choice divides the
     state among tiers."""
     if not request.has_room:
         return False
-    if any(searching.fits(request.coarse.needs(placement), vars(request.budget)) for placement in candidates(request)):
+    if any(has_room_for(request.coarse.needs(placement), vars(request.budget)) for placement in candidates(request)):
         return True
-    return request.options.divides_state and _choice(request.coarse) is not None
-
-
-def _plan(request: PlanRequest) -> Plan | None:
-    """Return the fastest plan, or None where nothing fits with the engine's tiles."""
-    if not request.has_room:
-        return None
-    if not request.options.divides_state:
-        fitting = [placement for placement in candidates(request) if fits(request, request.exact.memory(placement), placement)]
-        plans = (request.plan(request.exact.price(placement)) for placement in fitting)
-        return min(plans, key=lambda plan: plan.seconds, default=None)
-    try:
-        return request.plan(searching.fastest(request.exact, request.coarse, vars(request.budget)))
-    except OutOfMemoryError:
-        return None
-
-
-def _choice(question: _core.Question) -> _core.Choice | None:
-    try:
-        return question.choose()
-    except OutOfMemoryError:
-        return None
+    with suppress(OutOfMemoryError):
+        return request.options.divides_state and request.coarse.choose() is not None
+    return False

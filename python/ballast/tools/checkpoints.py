@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast.checkpoint import manifest
-from ballast.checkpoint.contents import CUSTOM, ROLES, Checkpoint, SavedOptimizer, Tensor
-from ballast.checkpoint.manifest import problems_of
+from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, SavedOptimizer, Tensor, problems_of
 from ballast.sizes import human_size, parse_size
 
 INSPECT_EXAMPLES = """\
@@ -23,7 +22,6 @@ examples:
 
 
 def add_inspect(commands: Any) -> None:
-    """Add `ballast inspect` to the command line."""
     about = "Show what a checkpoint contains. Reads the manifest only; `ballast verify` reads all tensors."
     parser = commands.add_parser("inspect", help="show the content of a checkpoint", description=about, epilog=INSPECT_EXAMPLES)
     parser.add_argument("directory", help="the directory of ballast.save()")
@@ -33,7 +31,6 @@ def add_inspect(commands: Any) -> None:
 
 
 def inspect(chosen: argparse.Namespace) -> int:
-    """Print a summary, or everything."""
     checkpoint = manifest.read(chosen.directory)
     if chosen.json:
         content = {**asdict(checkpoint), **checkpoint.to_json(), "tensors": asdict(checkpoint)["tensors"]}
@@ -44,7 +41,8 @@ def inspect(chosen: argparse.Namespace) -> int:
     if chosen.tensors:
         print()
         for name, tensor in checkpoint.tensors.items():
-            print(_tensor_line(name, tensor))
+            state = f", state in {tensor.format}" if tensor.format else ""
+            print(f"{name}  {tensor.dtype} {tensor.shape}, {tensor.role}{state}, {_counted(len(tensor.pieces), 'piece')}")
     return 0
 
 
@@ -82,11 +80,6 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _tensor_line(name: str, tensor: Tensor) -> str:
-    state = f", state in {tensor.format}" if tensor.format else ""
-    return f"{name}  {tensor.dtype} {tensor.shape}, {tensor.role}{state}, {_counted(len(tensor.pieces), 'piece')}"
-
-
 VERIFY_EXAMPLES = """\
 examples:
   ballast verify checkpoints
@@ -95,7 +88,6 @@ examples:
 
 
 def add_verify(commands: Any) -> None:
-    """Add `ballast verify` to the command line."""
     about = "Read all of a checkpoint, and list every piece that differs from its checksum. Exits with 1 if there is any."
     parser = commands.add_parser("verify", help="check all bytes of a checkpoint", description=about, epilog=VERIFY_EXAMPLES)
     parser.add_argument("directory", help="the directory of ballast.save()")
@@ -104,7 +96,6 @@ def add_verify(commands: Any) -> None:
 
 
 def verify(chosen: argparse.Namespace) -> int:
-    """Print a line for each problem."""
     problems = problems_of(chosen.directory)
     if chosen.json:
         print(json.dumps({"problems": problems}, indent=2))
@@ -122,7 +113,6 @@ examples:
 
 
 def add_export(commands: Any) -> None:
-    """Add `ballast export` to the command line."""
     about = (
         "Write the weights of a checkpoint to safetensors files, as Hugging Face does. Reads checkpoints of Ballast, of\n"
         "torch.distributed.checkpoint and of DeepSpeed, and files of torch.save() and safetensors. Needs no GPU, no ranks\n"
@@ -145,7 +135,6 @@ def add_export(commands: Any) -> None:
 
 
 def export(chosen: argparse.Namespace) -> int:
-    """Print what was written."""
     from ballast.checkpoint.conversion import OfflineExport  # imports torch, which few commands need
 
     exported = OfflineExport(
@@ -173,7 +162,6 @@ examples:
 
 
 def add_convert(commands: Any) -> None:
-    """Add `ballast convert` to the command line."""
     about = (
         "Make a checkpoint of Ballast from one of another program: of DeepSpeed (ZeRO stages 1 to 3, or universal), of\n"
         "torch.distributed.checkpoint (FSDP2, Accelerate, Lightning), or of torch.save(). It holds the masters in fp32, the\n"
@@ -190,7 +178,6 @@ def add_convert(commands: Any) -> None:
 
 
 def convert(chosen: argparse.Namespace) -> int:
-    """Print what was written."""
     from ballast.checkpoint.conversion import Conversion  # imports torch, which few commands need
 
     converted = Conversion(Path(chosen.source), Path(chosen.directory)).run()

@@ -37,27 +37,20 @@ MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One result. `state` is "good", "note" (slower, or smaller than it could be) or "bad" (a training would fail)."""
+    """One result. Its state is "good", "note" (slower, or smaller than it could be) or "bad" (a training would fail)."""
 
-    state: str
     about: str
     found: str
     remedy: str = ""
+    given: str = ""  # the state, where it is not "note" with a remedy and "good" without one
 
-
-def good(about: str, found: str) -> Diagnostic:
-    """Return a result without a remedy."""
-    return Diagnostic("good", about, found)
-
-
-def note(about: str, found: str, remedy: str) -> Diagnostic:
-    """Return a result that could be better."""
-    return Diagnostic("note", about, found, remedy)
+    @property
+    def state(self) -> str:
+        return self.given or ("note" if self.remedy else "good")
 
 
 def bad(about: str, found: str, remedy: str) -> Diagnostic:
-    """Return a problem that would stop a training."""
-    return Diagnostic("bad", about, found, remedy)
+    return Diagnostic(about, found, remedy, "bad")
 
 
 @dataclass(frozen=True)
@@ -93,17 +86,16 @@ def gpus(machine: Machine) -> Iterator[Diagnostic]:
     if not machine.found["gpus"]:
         why = machine.found["no_gpu_because"]
         if driver:
-            yield bad("gpu", f"a driver is installed, but no GPU can be used: {why}", _remedy_for_gpu(why))
+            remedy = "Check nvidia-smi and CUDA_VISIBLE_DEVICES. Start a container with --gpus all."
+            remedy = "Put nvcc on the PATH, and install Ballast again." if "build" in why else remedy
+            yield bad("gpu", f"a driver is installed, but no GPU can be used: {why}", remedy)
         else:
-            yield note(
-                "gpu",
-                f"none: {why}",
-                "Planning needs no GPU. Training works on CPUs, slowly. A GPU needs NVIDIA's driver.",
-            )
+            remedy = "Planning needs no GPU. Training works on CPUs, slowly. A GPU needs NVIDIA's driver."
+            yield Diagnostic("gpu", f"none: {why}", remedy)
         return
-    yield good("driver", driver or "present")
+    yield Diagnostic("driver", driver or "present")
     for gpu in machine.found["gpus"]:
-        yield good("gpu", f"{gpu['name']}, {human_size(gpu['memory_bytes'])}, at {gpu['pci']}")
+        yield Diagnostic("gpu", f"{gpu['name']}, {human_size(gpu['memory_bytes'])}, at {gpu['pci']}")
         yield from link(machine, gpu["pci"])
     why = machine.found["no_nccl_because"]
     if "built" in why:
@@ -120,12 +112,6 @@ def _torch_brings_nccl() -> bool:
     return any(Path(folder, "nccl/lib/libnccl.so.2").exists() for folder in folders or ())
 
 
-def _remedy_for_gpu(why: str) -> str:
-    if "build" in why:
-        return "Put nvcc on the PATH, and install Ballast again."
-    return "Check nvidia-smi and CUDA_VISIBLE_DEVICES. Start a container with --gpus all."
-
-
 def link(machine: Machine, pci: str) -> Iterator[Diagnostic]:
     """Examine the width of a GPU's PCIe link. Its current speed says nothing: an idle link is slow."""
     folder = f"sys/bus/pci/devices/{pci.lower()}"
@@ -135,9 +121,9 @@ def link(machine: Machine, pci: str) -> Iterator[Diagnostic]:
         return
     if width != most:
         remedy = "Move the card to a slot with all lanes, or check risers and BIOS: uploads and downloads are slower."
-        yield note("pcie", f"{pci} has {width} of {most} lanes", remedy)
+        yield Diagnostic("pcie", f"{pci} has {width} of {most} lanes", remedy)
     else:
-        yield good("pcie", f"{pci} has {width} lanes of {speed or 'unknown speed'}")
+        yield Diagnostic("pcie", f"{pci} has {width} lanes of {speed or 'unknown speed'}")
 
 
 def cores(machine: Machine) -> Iterator[Diagnostic]:
@@ -146,46 +132,41 @@ def cores(machine: Machine) -> Iterator[Diagnostic]:
     text = f"{found['cpu']}, {found['cores']} of {found['cores_of_host']} cores, {found['instruction_set']}"
     quota = found["core_quota"]
     if quota is not None and quota < found["cores_of_host"]:
-        yield note("cpu", f"{text}; a quota of {quota:.4g}", "Raise the container's CPU limit if updates run on the CPU.")
+        yield Diagnostic("cpu", f"{text}; a quota of {quota:.4g}", "Raise the container's CPU limit if updates run on the CPU.")
     else:
-        yield good("cpu", text)
+        yield Diagnostic("cpu", text)
 
 
 def numa(machine: Machine) -> Iterator[Diagnostic]:
     """Examine the memory nodes, and those of the GPUs."""
     nodes = machine.found["numa_nodes"]
     if nodes == 1:
-        yield good("numa", "one memory node")
+        yield Diagnostic("numa", "one memory node")
         return
     at = [machine.text(f"sys/bus/pci/devices/{gpu['pci'].lower()}/numa_node") for gpu in machine.found["gpus"]]
     gpus = f"; GPUs at {', '.join(at)}" if any(at) else ""
     remedy = "Bind each rank to the node of its GPU: numactl --cpunodebind=N --membind=N, or your launcher's binding."
-    yield note("numa", f"{nodes} memory nodes{gpus}", remedy)
+    yield Diagnostic("numa", f"{nodes} memory nodes{gpus}", remedy)
 
 
 def memory(machine: Machine) -> Iterator[Diagnostic]:
     """Examine the memory that this process may use, and what limits it."""
     limits = machine.found["memory"]
-    yield good("memory", f"{human_size(limits['available_bytes'])} of {human_size(limits['total_bytes'])} available")
+    yield Diagnostic("memory", f"{human_size(limits['available_bytes'])} of {human_size(limits['total_bytes'])} available")
     cgroup = limits["cgroup"]
     if cgroup is None:
         return
     text = f"{human_size(cgroup['available_bytes'])} of {human_size(cgroup['limit_bytes'])} left ({cgroup['file']})"
-    if cgroup["limit_bytes"] < limits["total_bytes"]:
-        remedy = "Ballast stays below this limit. Raise it with docker --memory, resources.limits.memory or sbatch --mem."
-        yield note("container", text, remedy)
-    else:
-        yield good("container", text)
+    remedy = "Ballast stays below this limit. Raise it with docker --memory, resources.limits.memory or sbatch --mem."
+    yield Diagnostic("container", text, remedy if cgroup["limit_bytes"] < limits["total_bytes"] else "")
 
 
 def memlock(machine: Machine) -> Iterator[Diagnostic]:
     """Examine how much memory may be pinned."""
     limit = machine.found["memory"]["memlock_bytes"]
-    if limit is None or limit >= SMALL_MEMLOCK:
-        yield good("memlock", "no limit" if limit is None else human_size(limit))
-    else:
-        remedy = "Raise the limit (ulimit -l unlimited, docker --ulimit memlock=-1): transfers need pinned memory to be fast."
-        yield note("memlock", human_size(limit), remedy)
+    remedy = "Raise the limit (ulimit -l unlimited, docker --ulimit memlock=-1): transfers need pinned memory to be fast."
+    is_small = limit is not None and limit < SMALL_MEMLOCK
+    yield Diagnostic("memlock", "no limit" if limit is None else human_size(limit), remedy if is_small else "")
 
 
 def shared_memory(machine: Machine) -> Iterator[Diagnostic]:
@@ -193,14 +174,11 @@ def shared_memory(machine: Machine) -> Iterator[Diagnostic]:
     try:
         space = os.statvfs(machine.root / "dev/shm")
     except OSError:
-        yield note("shm", "there is no /dev/shm", "NCCL and data loaders use it. Ballast itself does not.")
+        yield Diagnostic("shm", "there is no /dev/shm", "NCCL and data loaders use it. Ballast itself does not.")
         return
     size = space.f_frsize * space.f_blocks
-    if size < SMALL_SHARED_MEMORY:
-        remedy = "NCCL and data loaders use it. Enlarge it with docker --shm-size=8g, or an emptyDir with medium: Memory."
-        yield note("shm", human_size(size), remedy)
-    else:
-        yield good("shm", human_size(size))
+    remedy = "NCCL and data loaders use it. Enlarge it with docker --shm-size=8g, or an emptyDir with medium: Memory."
+    yield Diagnostic("shm", human_size(size), remedy if size < SMALL_SHARED_MEMORY else "")
 
 
 def io_uring(machine: Machine) -> Iterator[Diagnostic]:
@@ -208,9 +186,9 @@ def io_uring(machine: Machine) -> Iterator[Diagnostic]:
     try:
         _core.require_io_uring()
     except Error as error:
-        yield note("io_uring", error.what_happened, error.remedy)
+        yield Diagnostic("io_uring", error.what_happened, error.remedy, "note")
     else:
-        yield good("io_uring", "works")
+        yield Diagnostic("io_uring", "works")
 
 
 # --- Drives ---
@@ -234,22 +212,17 @@ def judge(folder: str, drive: DriveFound) -> Iterator[Diagnostic]:
     elif system == "tmpfs":
         yield bad("drive", f"{folder} is in memory ({system})", "Use a directory on a drive.")
     else:
-        yield good("drive", f"{folder} is on {system}")
-    if free < LITTLE_SPACE:
-        remedy = "Optimizer state takes 24 bytes per parameter on a drive (format split). Free space, or use another drive."
-        yield note("space", f"{human_size(free)} free", remedy)
-    else:
-        yield good("space", f"{human_size(free)} free")
+        yield Diagnostic("drive", f"{folder} is on {system}")
+    remedy = "Optimizer state takes 24 bytes per parameter on a drive (format split). Free space, or use another drive."
+    yield Diagnostic("space", f"{human_size(free)} free", remedy if free < LITTLE_SPACE else "")
     if drive["buffered_because"]:
         remedy = "Use ext4 or xfs on the drive itself, not an overlay: the page cache costs memory and time."
-        yield note("direct", f"no direct I/O: {drive['buffered_because']}", remedy)
+        yield Diagnostic("direct", f"no direct I/O: {drive['buffered_because']}", remedy)
     else:
-        yield good("direct", "direct I/O works")
+        yield Diagnostic("direct", "direct I/O works")
     speed = f"read {drive['read'] / 1e9:.2f}, write {drive['write'] / 1e9:.2f}, both {drive['both'] / 1e9:.2f} GB/s"
-    if drive["both"] < SLOW:
-        yield note("speed", speed, "Local NVMe drives are faster. Plan with these rates first: ballast plan --rate read=1GB/s.")
-    else:
-        yield good("speed", speed)
+    remedy = "Local NVMe drives are faster. Plan with these rates first: ballast plan --rate read=1GB/s."
+    yield Diagnostic("speed", speed, remedy if drive["both"] < SLOW else "")
 
 
 # --- The report of a bug ---
@@ -290,7 +263,11 @@ def bug_report(findings: Sequence[str], *, environment: Mapping[str, str] = os.e
     ```
     """
     home = environment.get("HOME", "")
-    shown = [f"{name}={_shown(name, environment[name])}" for name in sorted(environment) if _is_of_use(name)]
+    shown = [
+        f"{name}={_shown(name, environment[name])}"
+        for name in sorted(environment)
+        if name in NAMES or name.startswith(PREFIXES)
+    ]
     parts = [
         "### Versions",
         _block(f"{name:<20}{each}" for name, each in _versions()),
@@ -323,10 +300,6 @@ def _distribution() -> str:
         return "unknown"
 
 
-def _is_of_use(name: str) -> bool:
-    return name in NAMES or name.startswith(PREFIXES)
-
-
 def _shown(name: str, value: str) -> str:
     """Return a value, unless its name or the value itself tells that it may not be published."""
     hides = SECRET.search(name) or PLACE.search(name) or PLACE_OR_LOGIN.search(value)
@@ -346,7 +319,6 @@ def _block(lines: Iterator[str] | Sequence[str]) -> str:
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to the command line."""
     about = "Examine this machine, and name what to change. Exits with 1 if a problem would stop a training."
     parser = commands.add_parser("doctor", help="examine this machine", description=about, epilog=EXAMPLE)
     help = "measure this folder as a place for state; takes some seconds; may be repeated"
@@ -359,14 +331,14 @@ def add_to(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print all diagnostics."""
     diagnostics = examine(drives=chosen.drive or ["."])
     if chosen.json:
-        print(json.dumps([vars(diagnostic) for diagnostic in diagnostics], indent=2))
+        names = ("state", "about", "found", "remedy")
+        print(json.dumps([{name: getattr(diagnostic, name) for name in names} for diagnostic in diagnostics], indent=2))
     else:
         lines = "\n".join(_line(diagnostic) for diagnostic in diagnostics)
         print(bug_report(lines.splitlines()) if chosen.issue else lines)
-    return 1 if any(diagnostic.state == "bad" for diagnostic in diagnostics) else 0
+    return int(any(diagnostic.state == "bad" for diagnostic in diagnostics))
 
 
 def _line(diagnostic: Diagnostic) -> str:

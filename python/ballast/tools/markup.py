@@ -1,4 +1,5 @@
-"""Write SVG and HTML: shapes, text, axes with round ticks, and documents. They can be read on light and on dark screens."""
+"""Write SVG and HTML: shapes, text, axes with round ticks, panels of memory against throughput, and documents. They can be read
+on light and on dark screens."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from textwrap import shorten
 
-COLOURS = {  # on light screens, and on dark ones
+COLOURS = {  # values: the colour on light screens, and that on dark ones
     "ground": ("#ffffff", "#161b22"),
     "ink": ("#1f2933", "#e6edf3"),
     "quiet": ("#5f6c7b", "#9aa7b4"),
@@ -64,10 +66,10 @@ class Drawing:
 
     def box(self, x: float, y: float, size: tuple[float, float], style: str, title: str = "") -> None:
         place = f'x="{x:.1f}" y="{y:.1f}" width="{max(size[0], 0.7):.1f}" height="{size[1]:.1f}"'
-        self._shapes.append(f'<rect {place} class="{style}"{_with_title("rect", title)}')
+        self._shapes.append(f'<rect {place} class="{style}"{_tag_end("rect", title)}')
 
     def dot(self, x: float, y: float, radius: float, style: str, title: str = "") -> None:
-        self._shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{style}"{_with_title("circle", title)}')
+        self._shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{style}"{_tag_end("circle", title)}')
 
     def line(self, points: Sequence[tuple[float, float]], style: str, *, width: float = 1, dashes: str = "") -> None:
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
@@ -86,7 +88,7 @@ class Drawing:
         return "\n".join([head, *([f"<style>\n{style()}</style>", ground] if alone else []), *self._shapes, "</svg>\n"])
 
 
-def _with_title(tag: str, title: str) -> str:
+def _tag_end(tag: str, title: str) -> str:
     """Return the end of a shape's tag, with its tooltip."""
     return f"><title>{escaped(title)}</title></{tag}>" if title else "/>"
 
@@ -200,3 +202,71 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, chosen: int |
     marks = ["", *(' class="chosen"' if number == chosen else "" for number in range(len(lines)))]
     rows = "\n".join(f"<tr{mark}>{line}</tr>" for mark, line in zip(marks, cells, strict=True))
     return f'<div class="wide"><table>\n{rows}\n</table></div>'
+
+
+# --- Panels of memory against throughput ---
+
+WIDTH, LEFT, RIGHT, TOP, HEIGHT, LINE = 760, 92, 736, 92, 296, 20  # pixels
+BELOW = 70  # pixels of the numbers below an axis
+MIB = 1 << 20
+LONGEST = 104  # characters of a line
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one system reached."""
+
+    name: str
+    memory_bytes: float
+    tokens_per_second: float
+    is_coloured: bool
+
+    def describe(self) -> str:
+        return f"{self.name}: {self.tokens_per_second:,.0f} tokens/s, {self.memory_bytes / MIB:,.0f} MiB"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The systems that train one model. A dashed line is a limit of their speed, if there is one."""
+
+    heading: str
+    note: str
+    points: Sequence[Point]
+    memory: str = "memory of the largest rank"
+    limit: tuple[str, float] | None = None  # its name, and tokens a second
+
+    @property
+    def height(self) -> float:
+        return TOP + HEIGHT + BELOW + LINE * len(self.points)
+
+
+def draw_panels(label: str, panels: Sequence[Panel]) -> Drawing:
+    """Draw panels one below the other."""
+    drawing = Drawing(WIDTH, sum(panel.height for panel in panels), label)
+    top = 0.0
+    for panel in panels:
+        _draw(drawing, top, panel)
+        top += panel.height
+    return drawing
+
+
+def _draw(drawing: Drawing, top: float, panel: Panel) -> None:
+    most = max(point.memory_bytes for point in panel.points)
+    unit, words = (MIB << 10, "GiB") if most >= 4096 * MIB else (MIB, "MiB")
+    fastest = max([*(point.tokens_per_second for point in panel.points), *([panel.limit[1]] if panel.limit else [])])
+    across = Axis(1.08 * most / unit, LEFT, RIGHT)
+    up = Axis(fastest + round_step(fastest / 10), top + TOP + HEIGHT, top + TOP)
+    drawing.text(24, top + 28, shorten(panel.heading, LONGEST, placeholder="..."), "bold ink")
+    drawing.text(24, top + 48, panel.note, "quiet")
+    draw_scales(drawing, across, up, (f"{panel.memory}, {words}", "tokens/s, all ranks"))
+    if panel.limit:
+        name, speed = panel.limit
+        drawing.line([(LEFT, up.at(speed)), (RIGHT, up.at(speed))], "limit", width=1.5, dashes="6 4")
+        drawing.text(RIGHT, up.at(speed) - 6, f"{name} {speed:,.0f}", "limit", "end")
+    for number, point in enumerate(panel.points, start=1):
+        x, y = across.at(point.memory_bytes / unit), up.at(point.tokens_per_second)
+        style = "chosen" if point.is_coloured else "quiet"
+        drawing.dot(x, y, 5, style if point.is_coloured else "searched", point.describe())
+        drawing.text(x + 8, y - 6, f"{number}", f"bold {style}")
+        drawing.text(24, up.begin + 60 + LINE * number, f"{number}", f"bold {style}")
+        drawing.text(48, up.begin + 60 + LINE * number, point.describe(), "ink")

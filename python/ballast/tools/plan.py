@@ -6,7 +6,7 @@ import argparse
 import inspect
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,15 @@ from ballast import _core
 from ballast.checks import refuse
 from ballast.errors import OutOfMemoryError
 from ballast.models.known import KNOWN
+from ballast.new_files import output_path, write_output
 from ballast.options import Options
 from ballast.outer.options import outer_from_text
 from ballast.planning.hardware import GPUS, Rates
-from ballast.planning.option_text import name_of
 from ballast.planning.planner import best, searched, unbeaten
 from ballast.planning.request import PlanRequest, request_plan
 from ballast.planning.result import Plan, differences, wrapped
-from ballast.schema import options_of, signature_of
+from ballast.schema import option_name, options_of, signature_of
 from ballast.sizes import human_amount, human_size, human_time
-from ballast.tools.output import output_path, write
 from ballast.tools.plan_page import draw_front, page
 
 EXAMPLE = """\
@@ -46,7 +45,6 @@ NAMES = {"gpu": GPUS, "optimizer": _core.optimizers()}  # that help lists
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to the command line."""
     about = "Find out whether a model fits a machine, and how fast it trains there. Needs no GPU."
     parser = commands.add_parser("plan", help="find out whether a model fits a machine", description=about, epilog=EXAMPLE)
     parser.add_argument("model", help=MODEL)
@@ -63,12 +61,11 @@ def add_to(commands: Any) -> None:
 
 
 def _add_flag(group: Any, keyword: inspect.Parameter) -> None:
-    """Add the flag of an option of `plan()`."""
     options = options_of(Options)
     option = options[keyword.name]
-    flags = {f"`{name}`": name_of(name, as_flags=True) for name in options}
+    flags = {f"`{name}`": option_name(name, as_flags=True) for name in options}
     help = re.sub(r"`\w+`", lambda found: flags.get(found[0], found[0]), option.meaning).replace("%", "%%")
-    flag = name_of(keyword.name, as_flags=True)
+    flag = option_name(keyword.name, as_flags=True)
     if keyword.annotation == "bool":
         group.add_argument(flag, action="store_true", default=None, help=help)
         return
@@ -93,7 +90,7 @@ def run(chosen: argparse.Namespace) -> int:
         given["rates"] = dict(_rate(word) for word in chosen.rates)
     if "outer" in given:
         given["outer"] = outer_from_text(given["outer"])
-    request = request_plan(chosen.model, **given).on_command_line()
+    request = replace(request_plan(chosen.model, **given), as_flags=True)  # advice names flags
     plan = _best(request, as_json=chosen.json or chosen.program)
     if chosen.program:
         program = plan.program()
@@ -102,9 +99,9 @@ def run(chosen: argparse.Namespace) -> int:
     plans = searched(request, also=plan, fitting=not (plot or html))
     front = unbeaten(plans, also=plan)
     if plot:
-        write(plot, draw_front(plans, front, plan).svg(alone=True))
+        write_output(plot, draw_front(plans, front, plan).svg(alone=True))
     if html:
-        write(html, page(plans, front, plan))
+        write_output(html, page(plans, front, plan))
     if chosen.json:
         print(json.dumps({"plan": plan.to_dict(), "pareto_front": [each.to_dict() for each in front]}, indent=2))
     else:

@@ -1,27 +1,32 @@
-"""The HTML page of a plan, and its drawings: memory against throughput, and memory by owner."""
+"""The HTML page of a plan, and its drawings: memory against throughput, memory by owner, and the timeline of the simulated
+step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from ballast import _core
 from ballast.planning.result import Plan, differences
 from ballast.sizes import human_amount, human_count, human_size, human_time
 from ballast.tools.markup import Axis, Drawing, document, draw_scales, escaped, figures_list, round_step, table
-from ballast.tools.timeline import draw_timeline
 
 MARGIN, LEFT = 24, 92  # pixels
-HEIGHT = 296  # of the axis
+HEIGHT = 296  # the length of the axis
 GIB = 1 << 30
 BEYOND = 1.2  # memory that is shown, relative to the limit
-FAR_BELOW = 0.3  # of the limit: if all need less, the axis ends before the limit
+FAR_BELOW = 0.3  # relative to the limit: if all need less, the axis ends before it
 LONGEST = 100  # characters of a line
 
-WIDTH, ROW, GAP = 1080, 24, 14  # of the bars of memory
+WIDTH, ROW, GAP = 1080, 24, 14  # the bars of memory
 BARS, END = 230, 880  # pixels from the left: names before, sizes after
 
 ABOUT_STEP = "Rank 0 of the simulated step. Steps overlap: updates may run during the next step. Point at a box for details."
+
+LANE, TOP = 28, 40  # the height of a lane of the timeline, and pixels above the lanes
+FIRST, LAST = 96, WIDTH - 64  # pixels from the left: the step begins and ends
+NARROWEST = 1 / 800  # relative to a step: shorter boxes are merged with their neighbours, which bounds the drawing
+LEGEND = {"forward": "forward", "backward": "backward", "step": "update", "earlier": "of the step before"}
 
 
 # --- Memory against throughput ---
@@ -77,7 +82,6 @@ def _chart(plans: Sequence[Plan], chosen: Plan, limit: float, *, titled: bool) -
 
 
 def describe(plan: Plan) -> str:
-    """Describe a plan in one line."""
     return f"{plan.where()}; {plan.formats()}{'' if plan.fits else ' (does not fit)'}: {_speed(plan)}"
 
 
@@ -156,6 +160,117 @@ def _draw_bar(drawing: Drawing, top: int, scale: Axis, entry: tuple[str, int], s
     drawing.text(BARS - 12, top + 16, name, words, "end")
     drawing.box(BARS, top + 5, (scale.at(size) - BARS, ROW - 10), bar, f"{name}: {amount}")
     drawing.text(END + 12, top + 16, amount, words)
+
+
+# --- The timeline of the simulated step: a row for each lane, a box for each operation or for many short ones ---
+
+
+@dataclass
+class Box:
+    """Operations of a lane with no gap that can be seen between them. Times are seconds."""
+
+    begin: float
+    end: float
+    busy: float = 0
+    count: int = 0
+    styles: dict[str, float] = field(default_factory=dict)  # seconds by style
+    kinds: dict[str, None] = field(default_factory=dict)  # names in order
+    units: dict[str, None] = field(default_factory=dict)
+
+    def add(self, entry: _core.TimelineEntry, begin: float, end: float) -> None:
+        self.end = end
+        self.busy += end - begin
+        self.count += 1
+        self.styles[_style(entry)] = self.styles.get(_style(entry), 0.0) + end - begin
+        self.kinds[_kind(entry)] = None
+        if entry.unit:
+            self.units[entry.unit] = None
+
+    def joins(self, entry: _core.TimelineEntry, begin: float, shortest: float) -> bool:
+        """Return whether the entry belongs into this box: it follows at once, and does the same, or the box is too
+        narrow."""
+        if begin - self.end >= shortest:
+            return False
+        same = self.kinds.keys() == {_kind(entry)} and self.units.keys() <= {entry.unit} and [*self.styles] == [_style(entry)]
+        return same or self.end - self.begin < shortest
+
+    def describe(self) -> str:
+        units = [*self.units]
+        names = f" {units[0]}" if len(units) == 1 else f" {units[0]} to {units[-1]}" if units else ""
+        many = f", {self.count} operations" if self.count > 1 else ""
+        return f"{', '.join(self.kinds)}{names}{many}: {_milliseconds(self.busy)} ms, at {_milliseconds(self.begin)} ms"
+
+
+def boxes_of(entries: Iterable[_core.TimelineEntry], seconds: float) -> dict[str, list[Box]]:
+    lanes: dict[str, list[Box]] = {lane.name: [] for lane in _core.Lane}
+    for entry in entries:
+        begin, end = max(entry.begin, 0.0), min(entry.end, seconds)
+        boxes = lanes[entry.lane.name]
+        if not boxes or not boxes[-1].joins(entry, begin, seconds * NARROWEST):
+            boxes.append(Box(begin, end))
+        boxes[-1].add(entry, begin, end)
+    return lanes
+
+
+def draw_timeline(entries: Sequence[_core.TimelineEntry], seconds: float) -> Drawing:
+    lanes = boxes_of(entries, seconds)
+    bottom = TOP + LANE * len(lanes)
+    drawing = Drawing(WIDTH, bottom + 46, "Timeline of one step")
+    factor, unit = (1, "s") if seconds >= 2 else (1e3, "ms")
+    shown = Axis(seconds * factor, FIRST, LAST)
+    for value, words in shown.ticks(10):
+        drawing.line([(shown.at(value), TOP), (shown.at(value), bottom + 5)], "grid")
+        drawing.text(shown.at(value), bottom + 20, words, "quiet", "middle")
+    drawing.text(FIRST, bottom + 40, f"time from the beginning of a step, {unit}", "ink")
+    across = Axis(seconds, FIRST, LAST)
+    _draw_waits(drawing, across, lanes["compute"])
+    for number, (lane, boxes) in enumerate(lanes.items()):
+        _draw_lane(drawing, across, TOP + LANE * number, lane, boxes)
+    _draw_phases(drawing)
+    return drawing
+
+
+def _draw_lane(drawing: Drawing, across: Axis, top: int, lane: str, boxes: Sequence[Box]) -> None:
+    busy = sum(box.busy for box in boxes) / across.high
+    part = f"{busy:.0%}" if busy >= 0.01 else f"{busy:.1%}"
+    drawing.text(FIRST - 12, top + 18, lane, "ink" if boxes else "quiet", "end")
+    drawing.text(WIDTH - 8, top + 18, part if boxes else "idle", "ink" if boxes else "quiet", "end")
+    drawing.line([(FIRST, top + LANE - 2), (LAST, top + LANE - 2)], "grid")
+    for box in boxes:
+        size = (across.at(box.end) - across.at(box.begin), LANE - 8)
+        drawing.box(across.at(box.begin), top + 4, size, max(box.styles, key=box.styles.__getitem__), box.describe())
+
+
+def _draw_waits(drawing: Drawing, across: Axis, boxes: Sequence[Box]) -> None:
+    """Mark the times in which the trainer waits."""
+    ends = [0.0, *(box.end for box in boxes)]
+    begins = [*(box.begin for box in boxes), across.high]
+    for begin, end in zip(ends, begins, strict=True):
+        if end - begin >= across.high * NARROWEST:
+            size = (across.at(end) - across.at(begin), LANE - 8)
+            words = f"the training waits: {_milliseconds(end - begin)} ms, at {_milliseconds(begin)} ms"
+            drawing.box(across.at(begin), TOP + 4, size, "waits", words)
+
+
+def _draw_phases(drawing: Drawing) -> None:
+    x = float(FIRST)
+    for style, words in [*LEGEND.items(), ("waits", "the training waits")]:
+        drawing.box(x, 8, (14, 14), style)
+        drawing.text(x + 20, 20, words, "quiet")
+        x += 20 + 6.6 * len(words) + 24
+    drawing.text(WIDTH - 8, 20, "busy", "quiet", "end")
+
+
+def _style(entry: _core.TimelineEntry) -> str:
+    return "earlier" if entry.of_earlier_step else entry.phase.name
+
+
+def _kind(entry: _core.TimelineEntry) -> str:
+    return entry.phase.name if entry.kind == "use" else entry.kind
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.4g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
 # --- The page ---

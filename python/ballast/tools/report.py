@@ -15,11 +15,11 @@ from typing import Any
 
 from ballast import _core
 from ballast.checks import fail, is_number, refuse
+from ballast.new_files import output_path, write_output
 from ballast.sizes import human_size, human_time
 from ballast.step_reports import FORMAT
 from ballast.tiers import lane_in_words
 from ballast.tools.markup import Axis, Drawing, document, escaped, figures_list, round_step, table
-from ballast.tools.output import output_path, write
 
 EXAMPLE = """\
 examples:
@@ -29,23 +29,23 @@ examples:
 """
 
 NAME = re.compile(r"rank-(\d+)\.jsonl")
-NEEDED = {"step", "seconds", "at"}  # of each step
-MOST = 1e18  # of a figure of a step
+NEEDED = {"step", "seconds", "at"}  # each step has them
+MOST = 1e18  # the largest figure of a step
 TIERS = ("device", "host", "nvme")
 STALL = "stall_seconds/"
 MIB = 1 << 20
 SEVERAL = "A line is the mean of the ranks, and of neighbouring steps in a long run; the band around it spans all of them."
+NOTHING_KEPT = "<h2>Memory of a rank</h2><p>Ballast keeps nothing.</p>"
 NOT_TIMED = "The time that the loop waited is not recorded: on a GPU, ballast.Tuning(timeline=True) measures it."
 WIDTH, HEIGHT, TOP = 1080, 200, 34
 LEFT, RIGHT = 84, WIDTH - 12
-MOST_POINTS = 360  # of a line: more steps are drawn as means of several
+MOST_POINTS = 360  # a line has no more: more steps are drawn as means of several
 STYLES = ("chosen", "forward", "step", "limit", "searched", "backward", "earlier", "ink", "quiet")
 
 Step = dict[str, Any]
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to the command line."""
     about = "Write a page about a training whose steps a ballast.StepLog has recorded: losses, times, waiting, memory, ranks."
     parser = commands.add_parser("report", help="show a recorded training", description=about, epilog=EXAMPLE)
     parser.add_argument("folder", metavar="RUN", help="the folder of the ballast.StepLog")
@@ -55,13 +55,12 @@ def add_to(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Write the page, and print its summary."""
     folder = Path(chosen.folder)
     logs = read_run(folder)
     figures = summary(logs)
     if chosen.html is not None or not chosen.json:
         html = output_path("--html", chosen.html or str(folder / "report.html"), ".html")
-        write(html, run_page(folder.resolve().name, logs))
+        write_output(html, run_page(folder.resolve().name, logs))
     if chosen.json:
         print(json.dumps(figures, indent=2))
     else:
@@ -104,7 +103,7 @@ def read_run(folder: Path) -> list[RankLog]:
         refuse(f"cannot read {folder}: there is no such directory", needed="the folder of a ballast.StepLog")
     files = {int(found[1]): path for path in folder.iterdir() if (found := NAME.fullmatch(path.name))}
     logs = [_read(rank, files[rank]) for rank in sorted(files)]
-    logs = [_in_stretches(log, logs[0].stretches) for log in logs]
+    logs = [_without_repeats(log, logs[0].stretches) for log in logs]
     if not any(log.steps for log in logs):
         what = "it has no steps" if files else "there is no file rank-0.jsonl"
         refuse(f"cannot read {folder}: {what}", needed="the folder of a ballast.StepLog that a training calls after step()")
@@ -112,7 +111,7 @@ def read_run(folder: Path) -> list[RankLog]:
 
 
 def _read(rank: int, path: Path) -> RankLog:
-    about: dict[str, Any] | None = None  # of a process whose first step comes next
+    about: dict[str, Any] | None = None  # describes a process whose first step comes next
     stretches: list[Stretch] = []
     steps: list[Step] = []
     for line in _lines(path):
@@ -127,7 +126,7 @@ def _read(rank: int, path: Path) -> RankLog:
     return RankLog(rank, stretches, steps)
 
 
-def _in_stretches(log: RankLog, of_run: Sequence[Stretch]) -> RankLog:
+def _without_repeats(log: RankLog, of_run: Sequence[Stretch]) -> RankLog:
     """Leave out steps of a rank that a stretch of the run without this rank made again."""
     own = {stretch.first for stretch in log.stretches}
     ends = [*(stretch.first for stretch in of_run[1:]), math.inf]
@@ -153,11 +152,8 @@ def _object(text: str) -> dict[str, Any] | None:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and (_is_description(found) or _is_step(found)) else None
-
-
-def _is_description(found: dict[str, Any]) -> bool:
-    return "format" in found and is_number(found.get("rank", 0))
+    is_description = isinstance(found, dict) and "format" in found and is_number(found.get("rank", 0))
+    return found if isinstance(found, dict) and (is_description or _is_step(found)) else None
 
 
 def _is_step(found: dict[str, Any]) -> bool:
@@ -183,18 +179,21 @@ def _require_known(number: object, path: Path) -> None:
 
 
 def run_page(name: str, logs: Sequence[RankLog]) -> str:
-    """Return the page of a run."""
     parts = [f"<p>{escaped(_described(logs))}</p>", figures_list(summary(logs)), f"<p>{SEVERAL}</p>"]
     if lines := _stretch_lines(logs):
         parts += ["<h2>Stretches</h2>", table(STRETCH_HEADS, lines)]
     marks = resumed_at(logs)
-    if losses := curve(logs, "loss", lambda step: step.get("loss")):
-        parts += ["<h2>Loss</h2>", draw_curves("loss", [losses], from_zero=False, marks=marks).svg(alone=False)]
-    parts += _optimization(logs, marks)
-    parts += ["<h2>Time of a step</h2>", _times(logs, marks)]
-    if speed := curve(logs, "tokens/s", lambda step: step.get("tokens_per_second")):
-        parts.append(draw_curves("tokens/s, all ranks", [speed], marks=marks).svg(alone=False))
-    parts += ["<h2>Waiting</h2>", _waits(logs, marks), "<h2>Memory of a rank</h2>", _memory(logs, marks)]
+    rates = sorted({name for step in logs[0].steps for name in step if name == "lr" or name.startswith("lr/")})
+    tiers = [tier for tier in TIERS if any(_bytes_in(log, tier) for log in logs)]
+    parts += _section(logs, "Loss", "loss", {"loss": "loss"}, from_zero=False)
+    parts += _section(logs, "Gradient norm", "norm before clipping", {"norm": "grad_norm"})
+    parts += _section(logs, "Learning rate", "learning rate", {name: name for name in rates})
+    times = {"step": "seconds", "of it waited": "exposed_seconds"}
+    parts += _section(logs, "Time of a step", "milliseconds", times, scale=1e3)
+    parts += _section(logs, "", "tokens/s, all ranks", {"tokens/s": "tokens_per_second"})
+    parts += ["<h2>Waiting</h2>", _waits(logs, marks)]
+    memory = {tier: f"memory_bytes/{tier}" for tier in tiers}
+    parts += _section(logs, "Memory of a rank", "MiB by tier", memory, scale=1 / MIB) or [NOTHING_KEPT]
     parts += ["<h2>Ranks</h2>", table(RANK_HEADS, [_rank_line(log) for log in logs])]
     if owners := logs[0].about.get("memory"):
         parts += [f"<h2>Memory of rank {logs[0].rank} by owner</h2>", f"<pre>{escaped(str(owners))}</pre>"]
@@ -264,19 +263,20 @@ def _time(seconds: float) -> str:
         return "-"
 
 
-def _optimization(logs: Sequence[RankLog], marks: Sequence[float]) -> list[str]:
-    """Draw the norm of the gradients and the learning rates."""
-    parts = []
-    if norms := curve(logs, "norm", lambda step: step.get("grad_norm")):
-        parts += ["<h2>Gradient norm</h2>", draw_curves("norm before clipping", [norms], marks=marks).svg(alone=False)]
-    names = sorted({name for step in logs[0].steps for name in step if name == "lr" or name.startswith("lr/")})
-    if rates := [found for name in names if (found := curve(logs, name, _value_of(name)))]:
-        parts += ["<h2>Learning rate</h2>", draw_curves("learning rate", rates, marks=marks).svg(alone=False)]
-    return parts
+def _section(
+    logs: Sequence[RankLog], heading: str, label: str, values: Mapping[str, str], *, scale: float = 1.0, from_zero: bool = True
+) -> list[str]:
+    """Draw values of the steps: their curves have names, and they are multiplied with `scale`. Return nothing if no step has
+    any."""
 
+    def value_of(key: str) -> Callable[[Step], float | None]:
+        return lambda step: None if step.get(key) is None else step[key] * scale
 
-def _value_of(name: str) -> Callable[[Step], Any]:
-    return lambda step: step.get(name)
+    curves = [found for name, key in values.items() if (found := curve(logs, name, value_of(key)))]
+    if not curves:
+        return []
+    drawing = draw_curves(label, curves, from_zero=from_zero, marks=resumed_at(logs))
+    return [*([f"<h2>{heading}</h2>"] if heading else []), drawing.svg(alone=False)]
 
 
 def waited_part(step: Step) -> float | None:
@@ -304,17 +304,6 @@ def _described(logs: Sequence[RankLog]) -> str:
     return "; ".join(words)
 
 
-def _times(logs: Sequence[RankLog], marks: Sequence[float]) -> str:
-    curves = [curve(logs, "step", lambda step: step["seconds"] * 1e3)]
-    if any("exposed_seconds" in step for log in logs for step in log.steps):
-        curves.append(curve(logs, "of it waited", lambda step: _milliseconds(step.get("exposed_seconds"))))
-    return draw_curves("milliseconds", [each for each in curves if each is not None], marks=marks).svg(alone=False)
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
-
-
 def _waits(logs: Sequence[RankLog], marks: Sequence[float]) -> str:
     """Draw the time in which the loop waited, by the lane that it waited for."""
     timed = [step for log in logs for step in log.steps if "exposed_seconds" in step]
@@ -332,17 +321,7 @@ def _waits(logs: Sequence[RankLog], marks: Sequence[float]) -> str:
 
 def _stall_of(lane: str) -> Callable[[Step], float | None]:
     """Return a function of a step. A lane without an entry was not waited for."""
-    return lambda step: _milliseconds(step.get(lane) or 0.0) if "exposed_seconds" in step else None
-
-
-def _memory(logs: Sequence[RankLog], marks: Sequence[float]) -> str:
-    curves = [curve(logs, tier, _mebibytes_in(tier)) for tier in TIERS if any(_bytes_in(log, tier) for log in logs)]
-    used = [each for each in curves if each is not None]
-    return draw_curves("MiB by tier", used, marks=marks).svg(alone=False) if used else "<p>Ballast keeps nothing.</p>"
-
-
-def _mebibytes_in(tier: str) -> Callable[[Step], float | None]:
-    return lambda step: None if (count := step.get(f"memory_bytes/{tier}")) is None else count / MIB
+    return lambda step: 1e3 * (step.get(lane) or 0.0) if "exposed_seconds" in step else None
 
 
 def _bytes_in(log: RankLog, tier: str) -> int:
@@ -355,7 +334,7 @@ RANK_HEADS = ("rank", "host", "steps", "median step", "own time", "slowest in", 
 def _rank_line(log: RankLog) -> list[str]:
     owns = [step["seconds"] - step["exposed_seconds"] for step in log.steps if step.get("exposed_seconds") is not None]
     slowest = log.values("slowest_rank")
-    number = float(log.about.get("rank", log.rank))  # among the ranks of its training
+    number = float(log.about.get("rank", log.rank))  # its number among the ranks of its training
     losses = log.values("loss")
     return [
         str(log.rank),

@@ -181,7 +181,7 @@ def written_at_the_end(*arguments: Any) -> RankFiles:
 def loses_a_rank(rank: int, folder: str) -> tuple[str, str, list[str], list[str]]:
     """Return what the training and the save say after rank 1 was killed before it wrote its files; and the files in the folder
     then, and after the next save of another training."""
-    with mock.patch("ballast.checkpoint.background.LEAST_PATIENCE", 0.0):
+    with mock.patch("ballast.checkpoint.saving.LEAST_PATIENCE", 0.0):
         training = saved.Training({"stage": 2})
         training.train(0, 1)
         ballast.save(folder, training.model, training.optimizer)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from ballast import DiLoCo
 from ballast.outer import hosts as hosts_module
+from ballast.outer.fragments import BYTES_OF_GROUP
 from ballast.outer.hosts import HostGroup, HostRank, HostRendezvous, connect_hosts, host_ranks, log_hosts
-from ballast.outer.memory import BYTES_OF_GROUP
 
 NAMES = ("a", "b", "c")
 

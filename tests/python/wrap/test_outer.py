@@ -11,7 +11,7 @@ import torch
 from ballast import DiLoCo
 from ballast.checkpoint.manifest import content_in
 from ballast.checkpoint.outer import outer_tensors
-from ballast.outer.layout import Fragment
+from ballast.outer.optimizer import Fragment
 from python.wrap.support import outer
 from python.wrap.support.loops import Loop, Tower, mean_square_in_bfloat16, mlp_in_bfloat16
 from python.wrap.support.outer_torch import Before, PlainTorch, check_close, is_equal

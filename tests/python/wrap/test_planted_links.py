@@ -7,8 +7,7 @@ import ballast
 import pytest
 import torch
 from ballast.checkpoint.conversion import OfflineExport
-from ballast.new_files import require_own_folder
-from ballast.tools.output import write
+from ballast.new_files import require_own_folder, write_output
 
 PRECIOUS = "the user's own text"
 ANOTHER_USER = 1234
@@ -78,7 +77,7 @@ def test_steps_and_reports_are_not_written_through_links(planted, trained, tmp_p
     with pytest.raises(ballast.Error, match="B2206.*it is a link"):
         ballast.StepLog(tmp_path / "steps", optimizer)
     planted(tmp_path / "report.html.unfinished")
-    write(tmp_path / "report.html", "page")
+    write_output(tmp_path / "report.html", "page")
     assert (tmp_path / "report.html").read_text() == "page"
 
 

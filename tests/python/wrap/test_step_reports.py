@@ -11,7 +11,7 @@ import ballast
 import pytest
 import torch
 from ballast import _core
-from ballast.step_reports import in_words
+from ballast.step_reports import described_figures
 from ballast.tools.command_line import main
 from ballast.tools.report import read_run
 from ballast.torch.training.metrics import metrics_of_step, read_throughput
@@ -103,7 +103,7 @@ def test_times_that_are_not_measured_have_no_figures():
     result = SimpleNamespace(step=1, norm=1.0, skipped=False, metrics=measured, straggler=None)
     names = set(metrics_of_step(result, 0, (_core.Tier.host, 0)))
     assert not [name for name in names if name.startswith(("exposed", "stall", "own_seconds", "slowest"))]
-    assert "waited" not in in_words({**metrics_of_step(result, 0, (_core.Tier.host, 0))}, None)
+    assert "waited" not in described_figures({**metrics_of_step(result, 0, (_core.Tier.host, 0))}, None)
     measured["timed"] = True
     assert metrics_of_step(result, 0, (_core.Tier.host, 0))["stall_seconds/gather"] == 0.25
 

@@ -6,12 +6,12 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ballast.checks import read_count, refuse
-from ballast.tools.output import output_path, write
+from ballast.new_files import output_path, write_output
+from ballast.tools.bench.cases import select_cases
 
 EXAMPLE = """\
 examples:
@@ -23,7 +23,6 @@ examples:
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to the command line."""
     about = (
         "Measure memory and throughput on this machine: Ballast's stages and tiers, DDP, FSDP2, and DeepSpeed where it is "
         "installed. Each case trains in processes of its own. Takes minutes; with --quick less than one."
@@ -49,31 +48,28 @@ def bench(chosen: argparse.Namespace) -> int:
     """Measure, and print a table. Return 1 where a case of Ballast failed."""
     output = output_path("--output", chosen.output, ".json") if chosen.output is not None else None
     plot = output_path("--plot", chosen.plot, ".svg") if chosen.plot is not None else None
-    _require_directory(chosen.drive)
+    if not chosen.drive.is_dir() or not os.access(chosen.drive, os.W_OK):
+        refuse(f"cannot measure the drive of {chosen.drive}", needed="a directory that this process may write to")
     ranks = None if chosen.ranks is None else read_count("ranks", chosen.ranks)
     try:
-        from ballast.tools.bench.run import measure, plan_of
+        from ballast.tools.bench.run import measure, scaled_setting, setting_for
     except ImportError as problem:
         refuse(f"cannot measure: {problem}", needed="torch", remedy="pip install torch")
-    plan = plan_of(ranks=ranks, dtype=chosen.dtype, quick=chosen.quick, directory=chosen.drive.absolute())
+    setting = setting_for(ranks=ranks, dtype=chosen.dtype, quick=chosen.quick, directory=chosen.drive.absolute())
     if chosen.model is not None:
-        plan = replace(plan, setting=plan.setting_of_model(chosen.model))
+        setting = scaled_setting(setting, chosen.model, quick=chosen.quick)
+    selected = select_cases(on_gpu=setting.on_gpu, quick=chosen.quick, only=chosen.only)
     try:
-        report = measure(plan.setting, plan.cases(chosen.only), report_progress=_progress)
+        report = measure(setting, selected, report_progress=_progress)
     except KeyboardInterrupt:
         print("\nstopped: no process of it runs any more", file=sys.stderr)
         return 130
     if output:
-        write(output, json.dumps(report.to_dict(), indent=2) + "\n")
+        write_output(output, json.dumps(report.to_dict(), indent=2) + "\n")
     if plot:
-        write(plot, report.drawing().svg(alone=True))
+        write_output(plot, report.drawing().svg(alone=True))
     print(json.dumps(report.to_dict(), indent=2) if chosen.json else report.table())
     return int(any(row.failure and row.is_ballast for row in report.rows))
-
-
-def _require_directory(directory: Path) -> None:
-    if not directory.is_dir() or not os.access(directory, os.W_OK):
-        refuse(f"cannot measure the drive of {directory}", needed="a directory that this process may write to")
 
 
 def _progress(words: str) -> None:

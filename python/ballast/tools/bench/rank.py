@@ -90,10 +90,6 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
 
 
-def _alone(model: nn.Module, of: Workload, directory: str) -> Trainer:
-    return Alone(model, None)
-
-
 def _ddp(model: nn.Module, of: Workload, directory: str) -> Trainer:
     parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     return Trainer(parallel, adamw(parallel))
@@ -137,7 +133,7 @@ def _ballast(model: nn.Module, of: Workload, directory: str, **options: Any) -> 
 
 
 SYSTEMS: Mapping[str, Callable[..., Trainer]] = {
-    "alone": _alone,
+    "alone": lambda model, of, directory: Alone(model, None),
     "ddp": _ddp,
     "fsdp2": _fsdp2,
     "deepspeed": _deepspeed,
@@ -154,7 +150,8 @@ def main(file: str) -> None:
     rank = int(os.environ["RANK"])
     _end_with(task["parent"])
     if task["cores"]:
-        _use_cores(task["cores"][rank])
+        os.sched_setaffinity(0, task["cores"][rank])
+        torch.set_num_threads(len(task["cores"][rank]))
     if task["on_gpu"]:
         of_torch().set_device(int(os.environ["LOCAL_RANK"]))
     of, device = Workload(**task["workload"]), current_device()
@@ -218,11 +215,6 @@ def _end_with(parent: int) -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _use_cores(cores: list[int]) -> None:
-    os.sched_setaffinity(0, cores)
-    torch.set_num_threads(len(cores))
 
 
 def _reset_peak() -> int:

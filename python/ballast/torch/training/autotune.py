@@ -18,7 +18,7 @@ from ballast import _core
 from ballast.checks import fail
 from ballast.errors import OutOfMemoryError
 from ballast.formats import STATE_FORMATS, preferred
-from ballast.outer.memory import Bytes, exchange_bytes, outer_state
+from ballast.outer.fragments import Bytes, exchange_bytes, outer_state
 from ballast.planning.hardware import (
     RATES,
     Budget,
@@ -32,8 +32,7 @@ from ballast.planning.hardware import (
     rates_of_cpus,
     this_machine,
 )
-from ballast.planning.request import STAGES
-from ballast.planning.searching import by_tier, coarse_tile, fastest
+from ballast.planning.request import STAGES, by_tier, coarse_tile, fastest
 from ballast.ranks import Group, from_all_ranks
 from ballast.schema import changed, set_core
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers

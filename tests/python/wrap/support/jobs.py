@@ -271,7 +271,7 @@ def reads_while_another_job_saves(rank: int, folder: str) -> int:
     return loads
 
 
-WRITTEN_BY = "ballast.checkpoint.background.RankFiles"
+WRITTEN_BY = "ballast.checkpoint.saving.RankFiles"
 
 
 @contextmanager

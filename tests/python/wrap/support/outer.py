@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from ballast import _core
 from ballast.outer import hosts as hosts_module
+from ballast.outer.fragments import fragment_elements
 from ballast.outer.hosts import HostGroup
-from ballast.outer.layout import Fragment
-from ballast.outer.memory import fragment_elements
+from ballast.outer.optimizer import Fragment
 from ballast.torch.parameters.units import model_of
 from ballast.torch.updates.sharded_state import ShardedState
 from python.wrap.support.keywords import keywords

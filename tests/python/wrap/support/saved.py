@@ -11,8 +11,8 @@ import ballast
 import torch
 import torch.distributed as dist
 from ballast.checkpoint import manifest
-from ballast.checkpoint.contents import cover
-from ballast.checkpoint.reading import PlainTensor, Stream, Target, TrainedTensor
+from ballast.checkpoint.manifest import cover
+from ballast.checkpoint.tensors import PlainTensor, Stream, Target, TrainedTensor
 from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower
 

@@ -1,19 +1,22 @@
-"""List the tensors of a training by name: the sharded state, and the full tensors that torch holds on each rank."""
+"""The tensors of a training by name: the sharded state and the full tensors that torch holds on each rank, as they are saved,
+and as they are filled with chunks of a checkpoint that are read ahead."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import torch
 
-from ballast.checkpoint.contents import Tensor
-from ballast.checks import refuse
+from ballast import _core
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, Cut, Piece, Tensor
+from ballast.checks import fail, refuse
+from ballast.errors import Error
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.units import UnitParameter, named_parameters, names_of, unwrapped, unwrapped_name
@@ -44,7 +47,7 @@ class TorchTensor:
     writers: Writers = Writers.in_turns
     steps: int = 0  # that have trained a parameter that is frozen now
     begin: int = 0  # first element of the shard in the full tensor
-    full_shape: torch.Size | None = None  # of the full tensor, if this is a shard
+    full_shape: torch.Size | None = None  # that of the full tensor, if this is a shard
 
     def read(self) -> torch.Tensor:
         """Return the tensor, read from the library's memory if that has it."""
@@ -107,7 +110,7 @@ def know_checkpoints(accesses: Sequence[Training], directory: Path, folders: Col
         access.checkpoints[os.path.realpath(directory)] = set(folders)
 
 
-def of_this_training(accesses: Sequence[Training]) -> set[str]:
+def folders_of_all(accesses: Sequence[Training]) -> set[str]:
     """Return such folders in all directories, because the user may have copied one to another."""
     return set().union(*(folders for access in accesses for folders in access.checkpoints.values()))
 
@@ -157,7 +160,6 @@ def warn_of_left(names: Sequence[str], access: Training) -> None:
 
 
 def entry_of(held: TorchTensor) -> Tensor:
-    """Describe a tensor that torch holds, for the manifest."""
     tensor = held.tensor
     return Tensor(
         held.role,
@@ -169,7 +171,6 @@ def entry_of(held: TorchTensor) -> Tensor:
 
 
 def entry_of_member(member: UnitParameter, partition: Partition, access: Training) -> Tensor:
-    """Describe a sharded parameter, for the manifest."""
     parameter = member.parameter
     entry = Tensor(
         "frozen" if member.group is None else "trained",
@@ -186,7 +187,108 @@ def entry_of_member(member: UnitParameter, partition: Partition, access: Trainin
 
 
 def steps_of(access: Training, parameter: torch.nn.Parameter, member: UnitParameter | None = None) -> int:
-    """Return the number of steps that have trained the parameter."""
     if member is None or member.group is None:
         return int(access.state.frozen_state.get(id(parameter), {}).get("step", 0))
     return access.steps - member.missed
+
+
+class Stream:
+    """Reads the wanted pieces in order. A piece that is needed several times in a row is read once."""
+
+    def __init__(self, files: list[str], wanted: Iterable[Piece]):
+        order: list[Piece] = []
+        for piece in wanted:
+            if not order or order[-1] is not piece:
+                order.append(piece)
+        self._current: Piece | None = None
+        self.reader = _core.CheckpointReader(files, [piece.place for piece in order])
+
+    def go_to(self, piece: Piece, name: str) -> _core.CheckpointReader:
+        """Return the reader at this piece of the named tensor: the next wanted piece, or the same one again."""
+        if self._current is not piece:
+            try:
+                self.reader.next()
+            except Error as error:
+                _fail_naming_the_tensor(error, piece, name)
+            self._current = piece
+        return self.reader
+
+
+def _fail_naming_the_tensor(error: Error, piece: Piece, name: str) -> NoReturn:
+    if error.code != "B3202":
+        raise error
+    where = f"{error.where}: {name}, elements {piece.first} to {piece.end}"
+    fail("bad_record", _core.Problem(what=error.what_happened, where=where))
+
+
+class Target(Protocol):
+    """A tensor to fill: begin(), take() for each cut in order, finish()."""
+
+    name: str
+    entry: Tensor
+    first: int  # element of the checkpoint's tensor
+    count: int
+
+    def begin(self) -> None: ...
+    def take(self, reader: _core.CheckpointReader, cut: Cut) -> None: ...
+    def finish(self) -> None: ...
+
+
+class FlatTarget:
+    """Takes elements as they are. begin() makes the flat tensor for them."""
+
+    _flat: torch.Tensor
+
+    def __init__(self, name: str, entry: Tensor, first: int, count: int):
+        self.name, self.entry, self.first, self.count = name, entry, first, count
+        self._dtype = getattr(torch, entry.dtype)
+
+    def take(self, reader: _core.CheckpointReader, cut: Cut) -> None:
+        values = torch.frombuffer(reader.memory(), dtype=self._dtype)[cut.first : cut.first + cut.count]
+        self._flat[cut.into : cut.into + cut.count] = values
+
+
+class PlainTensor(FlatTarget):
+    """A buffer, a frozen parameter or its moments: all of its elements, or a shard."""
+
+    def __init__(self, name: str, entry: Tensor, tensor: torch.Tensor, first: int = 0):
+        super().__init__(name, entry, first, tensor.numel())
+        self._tensor = tensor
+
+    def begin(self) -> None:
+        self._flat = torch.empty(self.count, dtype=self._dtype, device="cpu")
+
+    def finish(self) -> None:
+        self._tensor.copy_(self._flat.view(self._tensor.shape))
+        del self._flat
+
+
+def state_part(values: Mapping[str, torch.Tensor]) -> _core.StatePart:
+    """Show a parameter and its moments ("momentum", "variance") to the library. The caller keeps them alive."""
+    parameter = values["parameter"]
+    dtype = PARAMETER_DTYPES[str(parameter.dtype).removeprefix("torch.")]
+    return _core.StatePart(dtype=dtype, count=parameter.numel(), **{kind: each.data_ptr() for kind, each in values.items()})
+
+
+class TrainedTensor:
+    """Takes a parameter that was trained, and is frozen now, with its moments. `parameter` is None where it is sharded:
+    then its values go to the shards."""
+
+    def __init__(self, name: str, entry: Tensor, parameter: torch.Tensor | None, moments: Mapping[str, torch.Tensor]):
+        self.name, self.entry = name, entry
+        self.first, self.count = 0, entry.elements
+        self._parameter = parameter
+        self._moments = moments
+
+    def begin(self) -> None:
+        dtype = torch.float32 if self._parameter is None else self._parameter.dtype
+        self._values = torch.empty(self.entry.shape, dtype=dtype, device="cpu")
+        self._part = state_part({"parameter": self._values, **self._moments})
+
+    def take(self, reader: _core.CheckpointReader, cut: Cut) -> None:
+        reader.copy(self.entry.kind(), (cut.piece.count, cut.first, cut.into, cut.count), self._part)
+
+    def finish(self) -> None:
+        if self._parameter is not None:
+            self._parameter.copy_(self._values)
+        del self._values, self._part
