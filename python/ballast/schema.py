@@ -100,10 +100,11 @@ def _given_type(annotation: Any) -> str:
 
 def changed(options: Options, **values: Any) -> Options:
     """Return the options with other values, as they are after they have been read."""
+    kept = {name: vars(options)[name] for name in options_of(type(options))}
+    assert kept.keys() >= values.keys(), values
     found = copy(options)
-    for name in values:
-        assert name in options_of(type(options)), name
-    vars(found).update(values)
+    vars(found).clear()  # properties that were computed from the other values are computed again
+    vars(found).update(kept | values)
     return found
 
 
