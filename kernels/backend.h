@@ -2,8 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
-#include "kernels/copy_pieces.h"
 #include "kernels/exact_sum_math.h"
 #include "kernels/quantize.h"
 #include "kernels/runtime/device.h"
@@ -11,6 +11,12 @@
 #include "kernels/update.h"
 
 namespace ballast::kernels {
+
+// A piece of memory that is copied, and cast where the formats differ.
+struct CopyPiece {
+  ConstView from;
+  View to;
+};
 
 // Memory: views lie in memory that the backend can access, which is host memory for the CPU, and device or pinned memory
 // for CUDA. Order: a call of the CPU backend returns when its work is done. The CUDA backend issues its work into its

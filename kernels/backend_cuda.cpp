@@ -3,7 +3,7 @@
 #include "kernels/backend.h"
 #include "kernels/checks.h"
 #include "kernels/cuda.h"
-#include "kernels/summands.h"
+#include "kernels/pieces.h"
 
 namespace ballast::kernels {
 namespace {

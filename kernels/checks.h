@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "kernels/copy_pieces.h"
+#include "kernels/backend.h"
 #include "kernels/update.h"
 
 namespace ballast::kernels {
@@ -19,6 +19,15 @@ void check_passes(std::span<const ConstView> from, const View& into);  // one pa
 void check_accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
                                  const RoundingPlace& place);
 void check_pieces(std::span<const CopyPiece> pieces);
+
+// Runs lie in order, apart, within `count` elements.
+void check_runs(std::span<const Run> runs, std::size_t count);
+
+void check_update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
+
+void check_quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding);
+void check_dequantize(const ConstQuantized& from, const View& to);
+void check_sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into);
 
 // In these, `what` names the argument.
 void check_floating(const ConstView& values, std::string_view what);

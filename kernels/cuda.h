@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/exact_sum_math.h"
-#include "kernels/normalize_math.h"
 #include "kernels/numbers.h"
 #include "kernels/quantize_math.h"
 #include "kernels/runtime/device.h"

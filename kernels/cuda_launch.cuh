@@ -3,8 +3,8 @@
 
 #include <string_view>
 
-#include "kernels/chunks.h"
 #include "kernels/cuda.h"
+#include "kernels/octet.h"
 #include "kernels/runtime/cuda_check.h"
 #include "kernels/runtime/current_gpu.h"
 
@@ -37,6 +37,20 @@ __device__ void each_chunk(std::size_t chunks, Body&& body) {
   for (std::size_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     body(chunk);
   }
+}
+
+// Launches a kernel on an array; its last parameter is the array's stretch.
+template <auto kernel, class... Arguments>
+void launch_on_array(const Cuda& cuda, std::string_view what, std::size_t count, bool aligned,
+                     const Arguments&... arguments) {
+  const Stretch all = whole_array(count, aligned);
+  launch<kernel>(cuda, what, all.chunks_end, arguments..., all);
+}
+
+// Calls body(place) for the elements of the calling thread.
+template <class Body>
+__device__ void each_place(const Stretch& all, Body&& body) {
+  each_chunk(all.chunks_end, [&](std::size_t chunk) { body(place_in(all, chunk, threadIdx.x)); });
 }
 
 // Returns the maximum among the sixteen threads of a group.

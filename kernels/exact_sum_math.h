@@ -1,5 +1,5 @@
 // A sum without rounding: threads, ranks and GPU atomics may add their parts in any order, and the result has the same
-// bits. It is made for sums of squares of 128 fp32 values (sum_of_squares_walk.h): doubles that are zero or lie in
+// bits. It is made for sums of squares of 128 fp32 values (sum_of_group() in array_walk.h): doubles that are zero or lie in
 // [2^-300, 2^276).
 //
 // Such a sum is one long integer in units of 2^-352, stored as 20 bins of 32 bits each (a Kulisch accumulator). A bin
@@ -11,6 +11,8 @@
 #include <bit>
 #include <cstdint>
 #include <type_traits>
+
+#include "kernels/number_math.h"
 
 namespace ballast::kernels {
 
@@ -118,6 +120,19 @@ constexpr double value(const ExactSum& sum) {
   }
   const std::uint64_t leading = bin(top) << free | below >> (64 - free) | (inexact ? 1u : 0u);
   return static_cast<double>(leading) * power_of_two(32 * top + exact_sum_unit - free);
+}
+
+// --- The division of a matrix by its norm, before it is orthogonalized ---
+
+struct NormBound {
+  float factor = 1.0f;  // of the norm
+  float least = 0.0f;   // what a smaller norm counts as
+};
+
+// The norm is rounded to fp32 once. That of a matrix with a NaN is NaN.
+constexpr float divisor(const ExactSum& squares, const NormBound& bound) {
+  const float norm = static_cast<float>(::sqrt(value(squares))) * bound.factor;
+  return norm < bound.least ? bound.least : norm;
 }
 
 }  // namespace ballast::kernels

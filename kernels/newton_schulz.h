@@ -1,8 +1,8 @@
 // The steps of an orthogonalization, for any device: which products in which order, and where their matrices lie.
 #pragma once
 
+#include "kernels/exact_sum_math.h"
 #include "kernels/multiply.h"
-#include "kernels/normalize_math.h"
 #include "kernels/orthogonalize.h"
 
 namespace ballast::kernels {

@@ -1,5 +1,8 @@
-// Small formulas on numbers that the other formulas share. F and U are lanes, see simd/scalar.h.
+// Small formulas on numbers that the other formulas share, the floating-point formats of buffers, and the formulas of
+// accumulate and accumulate_stochastic. F and U are lanes, see simd/scalar.h.
 #pragma once
+
+#include <ballast/view.h>
 
 #include "kernels/simd/scalar.h"
 
@@ -79,6 +82,87 @@ constexpr BitsOf<F> to_fp16(F x) {
   const U subnormal = bits(as_float(size) + F(0.5f)) - U(0x3f000000u);
   const U finite = select(above(U(0x38800000u), size), subnormal, min(normal, U(0x7c00u)));
   return sign | select(is_nan(x), U(0x7e00u), finite);
+}
+
+// Adds noise below the kept bits. Cutting the bits below off then rounds up with the right probability. NaN stays NaN.
+template <class F>
+constexpr BitsOf<F> add_noise(F x, BitsOf<F> noise) {
+  return select(is_number(x), bits(x) + noise, bits(x));
+}
+
+// --- The formats of buffers: types that decode a stored pattern to fp32 and round fp32 to a pattern ---
+
+// `infinity` is the pattern of the exponent bits. A value with all of them set is infinite or NaN.
+struct Fp32Format {
+  using Stored = float;
+  static constexpr std::uint32_t infinity = 0x7f800000u;
+  template <class U>
+  static constexpr auto decode(U pattern) {
+    return as_float(pattern);
+  }
+  template <class F>
+  static constexpr BitsOf<F> encode(F x) {
+    return bits(x);
+  }
+};
+
+struct Bf16Format {
+  using Stored = std::uint16_t;
+  static constexpr std::uint32_t infinity = 0x7f80u;
+  template <class U>
+  static constexpr auto decode(U pattern) {
+    return from_bf16(pattern);
+  }
+  template <class F>
+  static constexpr BitsOf<F> encode(F x) {
+    return to_bf16(x);
+  }
+};
+
+struct Fp16Format {
+  using Stored = std::uint16_t;
+  static constexpr std::uint32_t infinity = 0x7c00u;
+  template <class U>
+  static constexpr auto decode(U pattern) {
+    return from_fp16(pattern);
+  }
+  template <class F>
+  static constexpr BitsOf<F> encode(F x) {
+    return to_fp16(x);
+  }
+};
+
+// Calls body(Format{}) with the format of `dtype`, which must not be u8.
+template <class Body>
+constexpr decltype(auto) with_format(DType dtype, Body&& body) {
+  switch (dtype) {
+    case DType::bf16: return body(Bf16Format{});
+    case DType::fp16: return body(Fp16Format{});
+    default: return body(Fp32Format{});
+  }
+}
+
+// Replaces every NaN by the same one: the NaN that an operation gives depends on the order of its operands and on the
+// device.
+template <class F>
+constexpr F one_nan(F x) {
+  using U = BitsOf<F>;
+  return as_float(select(is_nan(x), U(0x7fc00000u), bits(x)));
+}
+
+// --- Accumulation, of one element ---
+
+// The sum is in fp32 and rounded once. If `into` is bf16 or fp16, storing the sum rounds a second time, as in torch.
+template <class F>
+constexpr F accumulated(F into, F from, F scale) {
+  return one_nan(fma(scale, from, into));
+}
+
+// The bf16 pattern of the sum, rounded up or down by 16 of the random bits. A sum that bf16 can represent stays as it is.
+template <class F>
+constexpr BitsOf<F> accumulated_stochastic(F into, F from, BitsOf<F> random) {
+  using U = BitsOf<F>;
+  return shift_right<16>(add_noise(accumulated(into, from, F(1.0f)), random & U(0xffffu)));
 }
 
 }  // namespace ballast::kernels

@@ -1,27 +1,10 @@
-// Octets of values in any format. The kernel chooses the format at run time: all threads take the same branch, and
-// memory is slower than the branch.
+// The octets of arrays: what one thread of each CUDA kernel does, but for the optimizer step (update_octet.h). The kernel chooses
+// the format at run time: all threads take the same branch, and memory is slower than the branch.
 #pragma once
 
-#include "kernels/accumulate_math.h"
-#include "kernels/chunks.h"
-#include "kernels/number_format.h"
-#include "kernels/numbers.h"
+#include "kernels/launch_tables.h"
 
 namespace ballast::kernels {
-
-inline bool is_octet_aligned(const ConstNumbers& numbers) {
-  return is_octet_aligned(numbers.data, octet_size * byte_size(numbers.dtype));
-}
-inline bool is_octet_aligned(const Numbers& numbers) {
-  return is_octet_aligned(numbers.data, octet_size * byte_size(numbers.dtype));
-}
-inline bool is_octet_aligned(const Summands& summands) {
-  bool aligned = true;
-  for (std::size_t array = 0; array < summands.arrays; ++array) {
-    aligned = aligned && is_octet_aligned(summands.data[array], octet_size * byte_size(summands.dtype));
-  }
-  return aligned;
-}
 
 template <class T>
 constexpr Octet load_octet_of(const std::byte* array, const OctetPlace& place) {
@@ -130,6 +113,170 @@ constexpr void sum_octet(const Summands& from, const Numbers& into, const OctetP
   if (from.continues) sum = load_floats({into.data, into.count, into.dtype}, place);
   for (std::size_t array = 0; array < from.arrays; ++array) {
     const FloatOctet added = load_floats({from.data[array], from.count, from.dtype}, place);
+    for (std::size_t i = 0; i < octet_size; ++i) {
+      sum.at[i] = accumulated(sum.at[i], added.at[i], 1.0f);
+    }
+  }
+  store_floats(into, place, sum);
+}
+
+// --- Casts, many in a launch ---
+
+// The work of one thread in a chunk of the table.
+template <std::size_t capacity>
+constexpr void cast_in_chunk(const CastTable<capacity>& table, std::size_t chunk, unsigned thread) {
+  const std::size_t index = stretch_of(table.stretches, chunk);
+  const CastTask& task = table.tasks[index];
+  cast_octet(task.from, task.to, place_of(table.stretches, index, chunk, thread));
+}
+
+// --- Stochastic accumulation: eight elements of a run ---
+
+constexpr void accumulate_in_chunk(const AccumulateTable& table, std::size_t chunk, unsigned thread) {
+  const std::size_t run = stretch_of(table.runs, chunk);
+  const OctetPlace place = place_of(table.runs, run, chunk, thread);
+  const std::uint64_t index = table.indices[run] + (place.first - table.runs.at[run].begin);
+  const RoundingKey key = rounding_key(table.streams[run], index);
+  const FloatOctet added = load_floats(table.from, place);
+  const FloatOctet before = load_floats({table.into.data, table.into.count, table.into.dtype}, place);
+  Octet sum{};
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    const std::uint32_t random = random_bits(static_cast<std::uint32_t>(index + i), key);
+    sum.at[i] = accumulated_stochastic(before.at[i], added.at[i], random);
+  }
+  store_octet(table.into, place, sum);
+}
+
+// --- The first NaN or infinity among a thread's elements ---
+
+constexpr std::uint32_t infinity_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16: return Bf16Format::infinity;
+    case DType::fp16: return Fp16Format::infinity;
+    default: return Fp32Format::infinity;
+  }
+}
+
+// `index` is the index of the first element. Returns UINT64_MAX if all elements are finite.
+constexpr std::uint64_t first_non_finite_of(const Octet& patterns, std::uint32_t infinity, std::uint64_t index) {
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    if ((patterns.at[i] & infinity) == infinity) {
+      return index + i;
+    }
+  }
+  return UINT64_MAX;
+}
+
+// --- The parts of the sum of squares that decide its bits ---
+
+inline constexpr unsigned square_lanes = 8;  // see sum_of_group() in array_walk.h
+
+// Lane l adds up the squares of elements l, l + 8, l + 16, ... of a group.
+constexpr double squares_of_lane(const float* group, unsigned lane) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < group_size; i += square_lanes) {
+    const auto x = static_cast<double>(group[i + lane]);
+    sum = sum + x * x;
+  }
+  return sum;
+}
+
+// --- Block quantization: the sixteen threads of a group share its largest magnitude ---
+
+constexpr std::uint32_t largest_magnitude(const FloatOctet& floats) {
+  std::uint32_t largest = 0;
+  for (const float x : floats.at) {
+    largest = max(largest, bits(magnitude(x)));
+  }
+  return largest;
+}
+
+// `index` is the index of the first element in its unit.
+constexpr Octet to_codes(const FloatOctet& floats, const GroupScale& scale, CodeBits code_bits,
+                         const CodeRounding& rounding, std::uint64_t index) {
+  const auto largest = static_cast<std::uint32_t>(largest_code(code_bits));
+  const RoundingKey key = rounding_key(rounding.stream, index);
+  Octet codes{};
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    if (scale.factor == 0.0f) {
+      codes.at[i] = 0;
+    } else if (rounding.stochastic) {
+      const float noise = noise_of(random_bits(static_cast<std::uint32_t>(index + i), key));
+      codes.at[i] = to_stochastic_code(floats.at[i], scale.factor, noise, largest);
+    } else {
+      codes.at[i] = to_nearest_code(floats.at[i], scale.factor, largest);
+    }
+  }
+  return codes;
+}
+
+constexpr FloatOctet from_codes(const Octet& codes, float scale) {
+  FloatOctet floats{};
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    floats.at[i] = from_code(codes.at[i], scale);
+  }
+  return floats;
+}
+
+// --- Blocks in memory. They are aligned to 4 bytes, so an octet is accessed as one word of codes or as two. ---
+
+// The words of an octet's codes. `first` is the octet's first element.
+template <class Byte>
+constexpr auto* codes_at(Byte* blocks, CodeBits code_bits, std::size_t first) {
+  const std::size_t in_group = first % group_size;
+  return blocks + first / group_size * block_bytes(code_bits) + scale_bytes +
+         (code_bits == CodeBits::eight ? in_group : in_group / 2);
+}
+
+template <class T, class Byte>
+constexpr void store_code_words(Byte* to, const Octet& octet) {
+  const PackedOctet<T> packed = pack<T>(octet);
+  __builtin_memcpy(__builtin_assume_aligned(to, scale_bytes), &packed, sizeof packed);
+}
+
+template <class T, class Byte>
+constexpr Octet load_code_words(const Byte* from) {
+  PackedOctet<T> packed;
+  __builtin_memcpy(&packed, __builtin_assume_aligned(from, scale_bytes), sizeof packed);
+  return unpack(packed);
+}
+
+// Writes all eight codes, those past the array's last element too, and the scale before the first codes of a group. Writes
+// nothing for groups past the last element.
+constexpr void store_quantized(const QuantizedPiece& to, std::size_t count, const OctetPlace& place,
+                               const GroupScale& scale, const Octet& codes) {
+  if (place.first / group_size * group_size >= count) return;
+  std::byte* const at = codes_at(to.blocks, to.bits, place.first);
+  if (place.first % group_size == 0) {
+    __builtin_memcpy(__builtin_assume_aligned(at - scale_bytes, scale_bytes), &scale.scale, scale_bytes);
+  }
+  if (to.bits == CodeBits::eight) {
+    store_code_words<std::uint8_t>(at, codes);
+  } else {
+    store_code_words<Nibble>(at, codes);
+  }
+}
+
+// The values of an octet that holds elements.
+constexpr FloatOctet load_quantized(const ConstQuantizedPiece& from, const OctetPlace& place) {
+  const std::byte* const at = codes_at(from.blocks, from.bits, place.first);
+  const bool eight = from.bits == CodeBits::eight;
+  Octet codes = eight ? load_code_words<std::uint8_t>(at) : load_code_words<Nibble>(at);
+  for (std::uint32_t& code : codes.at) {
+    code = eight ? sign_extended(code) : extend_sign_of_4_bits(code);
+  }
+  const std::byte* const block = from.blocks + place.first / group_size * block_bytes(from.bits);
+  float scale = 0.0f;
+  __builtin_memcpy(&scale, __builtin_assume_aligned(block, scale_bytes), scale_bytes);
+  return from_codes(codes, scale);
+}
+
+constexpr void sum_quantized_octet(const QuantizedSummands& from, const Numbers& into, const OctetPlace& place) {
+  if (place.count == 0) return;
+  FloatOctet sum{};
+  if (from.arrays.continues) sum = load_floats({into.data, into.count, into.dtype}, place);
+  for (std::size_t array = 0; array < from.arrays.arrays; ++array) {
+    const FloatOctet added = load_quantized({from.bits, from.arrays.data[array]}, place);
     for (std::size_t i = 0; i < octet_size; ++i) {
       sum.at[i] = accumulated(sum.at[i], added.at[i], 1.0f);
     }

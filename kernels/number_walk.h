@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "kernels/number_format.h"
+#include "kernels/number_math.h"
 #include "kernels/numbers.h"
 
 namespace ballast::kernels {
@@ -62,5 +62,50 @@ template <class Format>
 typename Format::Stored* elements(const Numbers& numbers) {
   return reinterpret_cast<typename Format::Stored*>(numbers.data);
 }
+
+// Calls walk(from, to, first, count, stores) with whole vectors: of the arrays, and then of their last elements, padded to one
+// vector. `first` is the position of the elements.
+template <class S, class From, class To, class Walk>
+void walk_vectors(const From* from, To* to, std::size_t count, Stores stores, const Walk& walk) {
+  const std::size_t rest = count % S::width;
+  const std::size_t whole = count - rest;
+  walk(from, to, std::size_t{0}, whole, stores);
+  if (stores == Stores::streamed) S::finish_streams();
+  if (rest > 0) {
+    const Padded<S, From> last_from(from + whole, rest);
+    Padded<S, To> last_to(to + whole, rest);
+    walk(last_from.at, last_to.at, whole, S::width, Stores::cached);
+    std::memcpy(to + whole, last_to.at, rest * sizeof(To));
+  }
+}
+
+// Arrays of 8-bit and 4-bit codes, as lanes S access them.
+template <class S, int bits>
+class CodeArray {
+  using U = typename S::U;
+  static_assert(bits == 8 || bits == 4);
+
+ public:
+  explicit CodeArray(std::uint8_t* bytes) : bytes_(bytes) {}
+
+  // `i` is a multiple of the number of lanes. Storing takes the low bits of each lane.
+  U load(std::size_t i) const {
+    if constexpr (bits == 8) {
+      return S::load(bytes_ + i);
+    } else {
+      return S::load_nibbles(bytes_, i);
+    }
+  }
+  void store(std::size_t i, U codes) const {
+    if constexpr (bits == 8) {
+      S::store(bytes_ + i, codes);
+    } else {
+      S::store_nibbles(bytes_, i, codes);
+    }
+  }
+
+ private:
+  std::uint8_t* bytes_;
+};
 
 }  // namespace ballast::kernels

@@ -49,9 +49,4 @@ struct BasicQuantized {
 using Quantized = BasicQuantized<View>;
 using ConstQuantized = BasicQuantized<ConstView>;
 
-// These throw a UsageError for wrong arguments. Every backend calls them first.
-void check_quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding);
-void check_dequantize(const ConstQuantized& from, const View& to);
-void check_sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into);
-
 }  // namespace ballast::kernels

@@ -11,7 +11,7 @@
 //   value is thus never lost, and loss scaling sees it.
 #pragma once
 
-#include "kernels/number_format.h"
+#include "kernels/number_math.h"
 #include "kernels/numbers.h"
 #include "kernels/state_math.h"
 

@@ -2,8 +2,7 @@
 // filled up with zeros, which change no scale and become zeros in the codes.
 #pragma once
 
-#include "kernels/accumulate_math.h"
-#include "kernels/code_array.h"
+#include "kernels/number_math.h"
 #include "kernels/number_walk.h"
 #include "kernels/quantize_math.h"
 #include "kernels/random_math.h"

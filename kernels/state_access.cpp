@@ -10,9 +10,8 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/code_array.h"
-#include "kernels/moment_code_math.h"
 #include "kernels/number_math.h"
+#include "kernels/number_walk.h"
 #include "kernels/state_math.h"
 
 namespace ballast::kernels {
@@ -265,6 +264,24 @@ void begin_master(const TileMemory& tile, Backend& backend) {
     return backend.cast(parameter, View(tile.master, tile.count, DType::fp32));
   }
   std::memset(tile.master, 0, tile.count * master_bytes(tile.format));  // the bits below the parameter's
+}
+
+TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count) {
+  const auto advance = [](auto* pointer, std::size_t elements) {
+    return pointer == nullptr ? nullptr : pointer + elements;
+  };
+  TileMemory piece = tile;
+  piece.parameter = advance(tile.parameter, first * byte_size(tile.parameter_dtype));
+  piece.gradient = advance(tile.gradient, first * byte_size(tile.gradient_dtype));
+  piece.master = advance(tile.master, first * master_bytes(tile.format));
+  piece.momentum = advance(tile.momentum, moment_bytes(tile.format, first));
+  piece.variance = advance(tile.variance, moment_bytes(tile.format, first));
+  piece.momentum_scales = advance(tile.momentum_scales, first / group_size);
+  piece.variance_scales = advance(tile.variance_scales, first / group_size);
+  piece.own.first = advance(tile.own.first, first);
+  piece.first_index += first;
+  piece.count = count;
+  return piece;
 }
 
 }  // namespace ballast::kernels

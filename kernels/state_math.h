@@ -6,8 +6,6 @@
 //   bf16      low 16 bits                                bf16, stochastic rounding
 //   compact   8 bits below bf16, stochastic rounding     8-bit codes of m and sqrt(v), a scale for each group
 //   4bit      as compact                                 4-bit codes of m and sqrt(v), a scale for each group
-//
-// moment_code_math.h defines the codes.
 #pragma once
 
 #include <ballast/state_format.h>
@@ -45,12 +43,6 @@ constexpr auto join16(U halves) {
   return as_float((halves ^ U(0x8000u)) - U(0x8000u));
 }
 
-// Adds noise below the kept bits. Cutting the bits below off then rounds up with the right probability. NaN stays NaN.
-template <class F>
-constexpr BitsOf<F> add_noise(F x, BitsOf<F> noise) {
-  return select(is_number(x), bits(x) + noise, bits(x));
-}
-
 // A bf16 parameter in the upper half, and 8 bits more of the master in the low byte.
 template <class U>
 struct Split8 {
@@ -71,12 +63,135 @@ constexpr auto join8(U parameter, U signed_remainder) {
   return as_float(parameter + shift_left<8>(signed_remainder));
 }
 
-// --- Moments in bf16 ---
+// --- The codes of moments ---
+//
+// In formats compact and 4bit: of m and of the root of v, rounded stochastically. Each code is a type with the same functions.
+// `largest` is the largest magnitude of a group. It determines the group's scale, which is stored, and the factor that encodes.
+// An encoded value is in the low bits of its lane, below bits that storing cuts off. `nearest` are the "random" bits that round
+// to the nearest code.
 
-// The result is in the upper half.
-template <class F>
-constexpr BitsOf<F> to_bf16_stochastic(F x, BitsOf<F> random16) {
-  return add_noise(x, random16);
-}
+// --- Companding ---
+//
+// As in digital telephony (mu-law, mu = 255): a magnitude is scaled to [0, 2), a base is added, and the leading bits of
+// the sum as a float are stored. The exponent counts segments, each twice as coarse as the one before, so small values
+// keep their relative precision. The base is 1/128 for 8 segments: the sum's exponent then runs from 120 to 127, so its
+// low three bits are enough, and encoding costs an addition and a shift.
+
+template <int SegmentBits, int MantissaBits, int MantissaBitsOfLargest = MantissaBits>
+struct Companding {
+  static constexpr int dropped_bits = 23 - MantissaBits;
+  static constexpr std::uint32_t base_pattern = (128u - (1u << SegmentBits)) << 23;
+  static constexpr float base = as_float(base_pattern);
+  static constexpr float scaled_largest = 2.0f - 1.0f / (1 << MantissaBitsOfLargest) - base;
+
+  // The largest value is scaled to just below the value of a code, so that nothing overflows. A group of only subnormal
+  // values becomes zero.
+  static constexpr float factor(float largest) {
+    return largest >= 0x1p-126f ? (scaled_largest - 0x1p-20f) / largest : 0.0f;
+  }
+  static constexpr float scale(float largest) { return largest < 0x1p-126f ? 0.0f : largest * (1.0f / scaled_largest); }
+
+ protected:
+  // `noise` has the dropped bits. The bits above the code are those of the base.
+  template <class F>
+  static constexpr BitsOf<F> compress(F size, F factor, BitsOf<F> noise) {
+    return shift_right<dropped_bits>(bits(fma(size, factor, F(base))) + noise);
+  }
+  template <class F>
+  static constexpr F expand(BitsOf<F> code, F scale) {
+    return fma(as_float(shift_left<dropped_bits>(code) | BitsOf<F>(base_pattern)), scale, scale * F(-base));
+  }
+};
+
+// The first moment: a sign above its companded magnitude.
+template <int SegmentBits, int MantissaBits>
+struct MomentumCode : Companding<SegmentBits, MantissaBits> {
+  using Magnitude = Companding<SegmentBits, MantissaBits>;
+  static constexpr int bits_of_code = 1 + SegmentBits + MantissaBits;
+  static constexpr std::uint32_t nearest = 1u << 31;
+
+  template <class F>
+  static constexpr BitsOf<F> encode(F m, F factor, BitsOf<F> random) {
+    using U = BitsOf<F>;
+    const U size = Magnitude::compress(magnitude(m), factor, shift_right<32 - Magnitude::dropped_bits>(random));
+    const U sign = shift_right<32 - bits_of_code>(bits(m));
+    return sign ^ ((sign ^ size) & U((1u << (bits_of_code - 1)) - 1));
+  }
+  // The sign's place in the sum's pattern is a bit that is set in the base, so expanding ignores the sign.
+  template <class F>
+  static constexpr F decode(BitsOf<F> code, F scale) {
+    const auto sign = shift_left<32 - bits_of_code>(code) & BitsOf<F>(0x80000000u);
+    return as_float(bits(Magnitude::expand(code, scale)) ^ sign);
+  }
+};
+
+// The root of the second moment. Code 0 is not used: the update divides by the root, and a small root that rounded to
+// zero would give a huge step. The largest is scaled as that of a first moment of as many bits.
+template <int SegmentBits, int MantissaBits>
+struct CompandedRootCode : Companding<SegmentBits, MantissaBits, MantissaBits - 1> {
+  using Size = Companding<SegmentBits, MantissaBits, MantissaBits - 1>;
+  static constexpr int bits_of_code = SegmentBits + MantissaBits;
+  static constexpr std::uint32_t nearest = 1u << (Size::dropped_bits - 1);
+
+  template <class F>
+  static constexpr BitsOf<F> encode(F root, F factor, BitsOf<F> random) {
+    using U = BitsOf<F>;
+    constexpr std::uint32_t smallest = (Size::base_pattern >> Size::dropped_bits) + 1;
+    return max(Size::compress(root, factor, random & U((1u << Size::dropped_bits) - 1)), U(smallest));
+  }
+  template <class F>
+  static constexpr F decode(BitsOf<F> code, F scale) {
+    return Size::expand(code, scale);
+  }
+};
+
+// --- Roots as small floats ---
+//
+// With few bits the noise of rounding matters: a root moves by a two-thousandth in a step, and its codes are a third apart.
+// So the scale is a power of two, and the codes are the leading bits of floats: a new scale then moves values from codes
+// to codes, and a root that a step does not change keeps its value exactly. There is no zero.
+
+template <int ExponentBits, int MantissaBits>
+struct FloatRootCode {
+  static constexpr int bits_of_code = ExponentBits + MantissaBits;
+  static constexpr int dropped_bits = 23 - MantissaBits;
+  static constexpr std::uint32_t nearest = 1u << (dropped_bits - 1);
+  static constexpr std::uint32_t smallest_pattern = (128u - (1u << ExponentBits)) << 23;
+
+  // The smallest power of two by which the largest value, divided, is at most the value of the highest code. A group
+  // with a root that is not finite gets NaN.
+  static constexpr float scale(float largest) {
+    const std::uint32_t pattern = bits(largest);
+    if (pattern >= 0x7f800000u) return as_float(0x7fc00000u);
+    return as_float((pattern + ((1u << dropped_bits) - 1)) & 0x7f800000u);
+  }
+  static constexpr float factor(float largest) { return as_float(0x7f000000u - bits(scale(largest))); }
+
+  template <class F>
+  static constexpr BitsOf<F> encode(F root, F factor, BitsOf<F> random) {
+    using U = BitsOf<F>;
+    const U noise = random & U((1u << dropped_bits) - 1);
+    return max(shift_right<dropped_bits>(bits(root * factor) + noise), U(smallest_pattern >> dropped_bits));
+  }
+  template <class F>
+  static constexpr F decode(BitsOf<F> code, F scale) {
+    return as_float(shift_left<dropped_bits>(code) | BitsOf<F>(smallest_pattern)) * scale;
+  }
+};
+
+// --- The codes of each format ---
+
+template <StateFormat format>
+struct MomentCodes;
+template <>
+struct MomentCodes<StateFormat::compact> {
+  using Momentum = MomentumCode<3, 4>;
+  using Root = CompandedRootCode<3, 5>;
+};
+template <>
+struct MomentCodes<StateFormat::four_bit> {
+  using Momentum = MomentumCode<3, 0>;
+  using Root = FloatRootCode<3, 1>;
+};
 
 }  // namespace ballast::kernels

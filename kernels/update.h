@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/rules/rule.h"
+#include "kernels/rule_math.h"
 
 namespace ballast::kernels {
 
@@ -47,11 +47,5 @@ inline Run part(const Run& run, std::size_t first, std::size_t count) {
 
 // The part from `first` on, `count` elements long. If has_scales(tile.format), `first` is a multiple of the group size.
 TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count);
-
-// Throws a UsageError unless runs lie in order, apart, within `count` elements.
-void check_runs(std::span<const Run> runs, std::size_t count);
-
-// Throws a UsageError for wrong arguments. Every backend's update calls it first.
-void check_update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
 
 }  // namespace ballast::kernels

@@ -2,10 +2,7 @@
 // them the sixteen threads of a group agree, if its moments share a scale, on the largest of its new moments.
 #pragma once
 
-#include "kernels/moment_code_math.h"
-#include "kernels/number_math.h"
-#include "kernels/random_math.h"
-#include "kernels/update_table.h"
+#include "kernels/launch_tables.h"
 
 namespace ballast::kernels {
 
@@ -249,8 +246,8 @@ constexpr StoredOctet encode_octet(const NewOctet& updated, const TileMemory& ti
       stored.momentum.at[i] = MomentCodes<format>::Momentum::encode(momentum, factors.momentum, random);
       stored.variance.at[i] = MomentCodes<format>::Root::encode(variance.root, factors.root, random);
     } else if constexpr (format == StateFormat::bf16) {
-      stored.momentum.at[i] = shift_right<16>(to_bf16_stochastic(flush(momentum), random & 0xffffu));
-      stored.variance.at[i] = shift_right<16>(to_bf16_stochastic(variance.value, shift_right<16>(random)));
+      stored.momentum.at[i] = shift_right<16>(add_noise(flush(momentum), random & 0xffffu));
+      stored.variance.at[i] = shift_right<16>(add_noise(variance.value, shift_right<16>(random)));
     } else {
       stored.momentum.at[i] = bits(flush(momentum));
       stored.variance.at[i] = bits(variance.value);

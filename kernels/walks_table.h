@@ -2,11 +2,9 @@
 // set.
 #pragma once
 
-#include "kernels/accumulate_walk.h"
+#include "kernels/array_walk.h"
 #include "kernels/multiply_walk.h"
-#include "kernels/multiply_widened.h"
 #include "kernels/quantize_walk.h"
-#include "kernels/short_walks.h"
 #include "kernels/update_walk.h"
 #include "kernels/walks.h"
 

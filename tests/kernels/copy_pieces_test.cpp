@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/pieces.h"
 #include "tests/kernels/device_backends.h"
 
 namespace ballast::kernels {

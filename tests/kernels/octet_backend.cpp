@@ -1,9 +1,5 @@
-#include "kernels/accumulate_octet.h"
-#include "kernels/cast_table.h"
-#include "kernels/non_finite_octet.h"
-#include "kernels/quantize_octet.h"
-#include "kernels/squares_octet.h"
-#include "kernels/summands.h"
+#include "kernels/number_octet.h"
+#include "kernels/pieces.h"
 #include "kernels/update_octet.h"
 #include "tests/kernels/device_backends.h"
 

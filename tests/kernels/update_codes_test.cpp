@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "kernels/backend.h"
-#include "kernels/moment_code_math.h"
+#include "kernels/state_math.h"
 #include "tests/kernels/update_memory.h"
 #include "tests/kernels/update_reference.h"
 

@@ -1,6 +1,6 @@
 // Tests which thread of a CUDA launch takes which element. They run on the CPU, with counts that no test could
 // allocate.
-#include "kernels/update_table.h"
+#include "kernels/update_octet.h"
 
 #include <catch2/catch.hpp>
 #include <vector>

@@ -49,7 +49,7 @@ PUBLIC_HEADERS = {
 
 # What GPUs run is in these headers. nvcc compiles a host function that is called there to nothing, without a message, if the
 # caller is constexpr. So they call no other function of the standard library than these.
-DEVICE_CODE = ["kernels/*_math.h", "kernels/*octet.h", "kernels/number_*.h", "kernels/rules/*.h", "kernels/simd/scalar.h"]
+DEVICE_CODE = ["kernels/*_math.h", "kernels/*octet.h", "kernels/number_*.h", "kernels/simd/scalar.h"]
 DEVICE_FUNCTIONS = {"bit_cast", "memcpy", "assume_aligned"}
 
 # The modules of python/ballast, from bottom to top. A module may import modules of its own group and of the groups before it,

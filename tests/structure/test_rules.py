@@ -69,7 +69,7 @@ PLANTED = [
     ("links", "kernels/runtime/CMakeLists.txt", 1, "target_link_libraries(ballast_runtime PRIVATE ballast_kernels)\n"),
     ("device-functions", "kernels/sum_math.h", 1, "constexpr int f(int x) { return std::countl_zero(x); }\n"),
     ("device-functions", "kernels/sum_math.h", 2, "// std::min()\nfloat f(float x) { return std::max<float>(x, 1); }\n"),
-    ("device-functions", "kernels/rules/rule.h", 1, "inline int f(int x) { return __builtin_clz(x); }\n"),
+    ("device-functions", "kernels/number_walk.h", 1, "inline int f(int x) { return __builtin_clz(x); }\n"),
     ("vendor", "offload/record.cpp", 1, "#include <liburing.h>\n"),  # a second home
     ("vendor", "offload/io_uring.h", 1, "#include <liburing.h>\n"),  # a public header
     ("vendor", "zero/hash.cpp", 1, "#include <xxhash.h>\n"),

@@ -1,0 +1,234 @@
+// The CUDA kernels on arrays: all but the optimizer step.
+#include "kernels/cuda_launch.cuh"
+#include "kernels/number_octet.h"
+
+namespace ballast::kernels {
+
+namespace {
+
+// --- Casts ---
+
+template <std::size_t capacity>
+__global__ void __launch_bounds__(threads_per_chunk) cast_kernel(const __grid_constant__ CastTable<capacity> table) {
+  each_chunk(chunks(table.stretches), [&](std::size_t chunk) { cast_in_chunk(table, chunk, threadIdx.x); });
+}
+
+template <std::size_t capacity>
+void launch_casts(const Cuda& cuda, const CastTable<capacity>& table) {
+  launch<cast_kernel<capacity>>(cuda, "launching casts", chunks(table.stretches), table);
+}
+
+// --- Fill, and the division by a norm ---
+
+__global__ void __launch_bounds__(threads_per_chunk) fill_kernel(Numbers to, Octet octet, Stretch all) {
+  each_place(all, [&](const OctetPlace& place) { store_octet(to, place, octet); });
+}
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    normalize_kernel(ConstNumbers from, const ExactSum* squares, NormBound bound, Numbers to, Stretch all) {
+  __shared__ float by;
+  if (threadIdx.x == 0) {
+    by = divisor(*squares, bound);
+  }
+  __syncthreads();
+  each_place(all, [&](const OctetPlace& place) {
+    FloatOctet floats = load_floats(from, place);
+    for (float& x : floats.at) {
+      x = x / by;
+    }
+    store_floats(to, place, floats);
+  });
+}
+
+// --- Sums of arrays ---
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    accumulate_kernel(ConstNumbers from, float scale, Numbers into, Stretch all) {
+  each_place(all, [&](const OctetPlace& place) { accumulate_octet(from, scale, into, place); });
+}
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    sum_kernel(const __grid_constant__ Summands from, Numbers into, Stretch all) {
+  each_place(all, [&](const OctetPlace& place) { sum_octet(from, into, place); });
+}
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    accumulate_stochastic_kernel(const __grid_constant__ AccumulateTable table) {
+  each_chunk(chunks(table.runs), [&](std::size_t chunk) { accumulate_in_chunk(table, chunk, threadIdx.x); });
+}
+
+// --- The sum of squares ---
+
+constexpr unsigned groups_per_chunk = threads_per_chunk / threads_per_group;
+constexpr unsigned group_stride = group_size + square_lanes;  // a warp's two groups then lie in different banks
+
+// The first eight of a group's threads add up its squares, in the order of sum_of_group() in array_walk.h.
+__device__ double squares_of_group(const float* group) {
+  const std::uint32_t threads = 0xffu << (threadIdx.x & 16u);
+  double sum = squares_of_lane(group, threadIdx.x % threads_per_group);
+  for (unsigned distance = square_lanes / 2; distance > 0; distance /= 2) {
+    sum = sum + __shfl_xor_sync(threads, sum, distance);
+  }
+  return sum;
+}
+
+// Each group of threads has its own exact sum, to which its first thread adds. At the end all these sums are added to
+// the result as integers, so their order does not matter.
+__global__ void __launch_bounds__(threads_per_chunk) squares_kernel(ConstNumbers values, ExactSum* into, Stretch all) {
+  alignas(16) __shared__ float numbers[groups_per_chunk * group_stride];
+  __shared__ std::int64_t words[groups_per_chunk][exact_sum_words];
+  const unsigned group = threadIdx.x / threads_per_group;
+  const unsigned lane = threadIdx.x % threads_per_group;
+  float* const mine = numbers + group * group_stride;
+  auto& sum = *reinterpret_cast<ExactSum*>(words[group]);
+  if (lane == 0) {
+    sum = {};
+  }
+  each_place(all, [&](const OctetPlace& place) {
+    const FloatOctet floats = load_floats(values, place);
+    for (std::size_t i = 0; i < octet_size; ++i) {
+      mine[lane * octet_size + i] = floats.at[i];
+    }
+    __syncwarp();
+    if (lane < square_lanes) {
+      const double squares = squares_of_group(mine);
+      if (lane == 0) {
+        add(sum, squares);
+      }
+    }
+    __syncwarp();
+  });
+  __syncthreads();
+  if (threadIdx.x < exact_sum_words) {
+    std::int64_t word = 0;
+    for (unsigned i = 0; i < groups_per_chunk; ++i) {
+      word += words[i][threadIdx.x];
+    }
+    if (word != 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(into) + threadIdx.x, static_cast<unsigned long long>(word));
+    }
+  }
+}
+
+__global__ void carry_kernel(ExactSum* sum) {
+  if (threadIdx.x == 0) {
+    carry(*sum);
+  }
+}
+
+// --- The first NaN or infinity ---
+
+__device__ std::uint64_t lower(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }
+
+__device__ std::uint64_t lowest_of_warp(std::uint64_t x) {
+  for (unsigned distance = 16; distance > 0; distance /= 2) {
+    x = lower(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  }
+  return x;
+}
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    search_kernel(ConstNumbers values, std::uint64_t first_index, std::uint64_t* first, Stretch all) {
+  const std::uint32_t infinity = infinity_of(values.dtype);
+  std::uint64_t found = UINT64_MAX;
+  each_place(all, [&](const OctetPlace& place) {
+    found = lower(found, first_non_finite_of(load_octet(values, place), infinity, first_index + place.first));
+  });
+  found = lowest_of_warp(found);
+  if (threadIdx.x % 32 == 0 && found != UINT64_MAX) {
+    atomicMin(reinterpret_cast<unsigned long long*>(first), static_cast<unsigned long long>(found));
+  }
+}
+
+// --- Block quantization ---
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    quantize_kernel(ConstNumbers from, QuantizedPiece to, CodeRounding rounding, Stretch all) {
+  each_place(all, [&](const OctetPlace& place) {
+    const FloatOctet floats = load_floats(from, place);
+    const GroupScale scale = group_scale(max_of_group(largest_magnitude(floats)), to.bits);
+    const std::uint64_t index = rounding.first_index + place.first;
+    store_quantized(to, from.count, place, scale, to_codes(floats, scale, to.bits, rounding, index));
+  });
+}
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    dequantize_kernel(ConstQuantizedPiece from, Numbers to, Stretch all) {
+  each_place(all, [&](const OctetPlace& place) {
+    if (place.count > 0) store_floats(to, place, load_quantized(from, place));
+  });
+}
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    sum_quantized_kernel(const __grid_constant__ QuantizedSummands from, Numbers into, Stretch all) {
+  each_place(all, [&](const OctetPlace& place) { sum_quantized_octet(from, into, place); });
+}
+
+}  // namespace
+
+void cast(const Cuda& cuda, const CastTask& task) {
+  CastTable<1> table;
+  add_cast(table, task);
+  launch_casts(cuda, table);
+}
+
+void cast_all(const Cuda& cuda, std::span<const CastTask> tasks) {
+  each_cast_table(tasks, [&](const auto& table) { launch_casts(cuda, table); });
+}
+
+void fill(const Cuda& cuda, const Numbers& to, float value) {
+  launch_on_array<fill_kernel>(cuda, "launching a fill", to.count, is_octet_aligned(to), to,
+                               fill_octet(value, to.dtype));
+}
+
+void normalize(const Cuda& cuda, const ConstNumbers& from, const ExactSum* squares, const NormBound& bound,
+               const Numbers& to) {
+  const bool aligned = is_octet_aligned(from) && is_octet_aligned(to);
+  launch_on_array<normalize_kernel>(cuda, "launching a division by a norm", from.count, aligned, from, squares, bound,
+                                    to);
+}
+
+void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const Numbers& into) {
+  const bool aligned = is_octet_aligned(from) && is_octet_aligned(into);
+  launch_on_array<accumulate_kernel>(cuda, "launching an accumulation", into.count, aligned, from, scale, into);
+}
+
+void sum(const Cuda& cuda, const Summands& from, const Numbers& into) {
+  const bool aligned = is_octet_aligned(from) && is_octet_aligned(into);
+  launch_on_array<sum_kernel>(cuda, "launching a sum of arrays", into.count, aligned, from, into);
+}
+
+void accumulate_stochastic(const Cuda& cuda, const ConstNumbers& from, const Numbers& into, std::span<const Run> runs,
+                           const RoundingPlace& place) {
+  each_accumulate_table(from, into, runs, place, [&](const AccumulateTable& table) {
+    launch<accumulate_stochastic_kernel>(cuda, "launching a stochastic accumulation", chunks(table.runs), table);
+  });
+}
+
+void sum_of_squares(const Cuda& cuda, const ConstNumbers& values, ExactSum* into) {
+  if (values.count == 0) return;
+  launch_on_array<squares_kernel>(cuda, "launching a sum of squares", values.count, is_octet_aligned(values), values,
+                                  into);
+  launch<carry_kernel>(cuda, "launching the carries of a sum", 1, into);
+}
+
+void first_non_finite(const Cuda& cuda, const ConstNumbers& values, std::uint64_t first_index, std::uint64_t* first) {
+  launch_on_array<search_kernel>(cuda, "launching a search for NaN and infinity", values.count,
+                                 is_octet_aligned(values), values, first_index, first);
+}
+
+void quantize(const Cuda& cuda, const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding) {
+  launch_on_array<quantize_kernel>(cuda, "launching a quantization", from.count, is_octet_aligned(from), from, to,
+                                   rounding);
+}
+
+void dequantize(const Cuda& cuda, const ConstQuantizedPiece& from, const Numbers& to) {
+  launch_on_array<dequantize_kernel>(cuda, "launching a dequantization", to.count, is_octet_aligned(to), from, to);
+}
+
+void sum_quantized(const Cuda& cuda, const QuantizedSummands& from, const Numbers& into) {
+  launch_on_array<sum_quantized_kernel>(cuda, "launching a sum of quantized arrays", into.count, is_octet_aligned(into),
+                                        from, into);
+}
+
+}  // namespace ballast::kernels
