@@ -6,7 +6,7 @@
 #include "kernels/cuda.h"
 #include "kernels/octet.h"
 #include "kernels/runtime/cuda_check.h"
-#include "kernels/runtime/current_gpu.h"
+#include "kernels/runtime/device.h"
 
 namespace ballast::kernels {
 

@@ -7,7 +7,7 @@
 #include "kernels/cublas.h"
 #include "kernels/cuda.h"
 #include "kernels/newton_schulz.h"
-#include "kernels/runtime/current_gpu.h"
+#include "kernels/runtime/device.h"
 
 namespace ballast::kernels {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast::kernels {
 namespace {

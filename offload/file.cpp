@@ -21,7 +21,7 @@
 #include <string_view>
 #include <utility>
 
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast::offload {
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 #include "offload/io_queue.h"
 
 namespace ballast::offload {

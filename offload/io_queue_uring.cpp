@@ -20,8 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/runtime/not_in_children.h"
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 #include "offload/io_queue.h"
 #include "offload/ring.h"
 

@@ -11,7 +11,7 @@
 #include <filesystem>
 
 #include "kernels/runtime/sizes.h"
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast::offload {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/runtime/descriptor.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast::offload {
 

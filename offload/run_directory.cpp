@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/runtime/descriptor.h"
+#include "kernels/runtime/system_resources.h"
 #include "offload/file.h"
 
 namespace ballast::offload {

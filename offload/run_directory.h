@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "kernels/runtime/not_in_children.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast::offload {
 

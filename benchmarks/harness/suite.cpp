@@ -11,7 +11,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
-#include "kernels/runtime/cores.h"
+#include "kernels/runtime/machine.h"
 
 namespace ballast::benchmarks {
 namespace {

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "examples/gpt/options.h"
-#include "kernels/runtime/cores.h"
+#include "kernels/runtime/machine.h"
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/stream.h"
 #include "zero/comm/connect.h"

@@ -5,7 +5,7 @@
 
 #include "examples/gpt/layers_cuda.h"
 #include "examples/gpt/maths.h"
-#include "kernels/runtime/current_gpu.h"
+#include "kernels/runtime/device.h"
 #include "kernels/runtime/stream.h"
 
 namespace ballast::gpt {

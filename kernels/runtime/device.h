@@ -1,11 +1,13 @@
 // All uses of CUDA by the runtime, as plain functions on handles. device_cuda.cpp implements them; in builds without
 // CUDA, device_absent.cpp throws B2101. Other code uses the owners in buffer.h and stream.h. Any thread may call. Only
-// choose_gpu() changes the calling thread's current device. A GPU is named by its CUDA ordinal.
+// choose_gpu() changes the calling thread's current device. A GPU is named by its CUDA ordinal. And for direct calls of CUDA and
+// its libraries: the current GPU of the calling thread, and its ranges in a profiler.
 #pragma once
 
 #include <ballast/memory.h>
 
 #include <cstddef>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,4 +56,32 @@ bool is_done(EventHandle event);
 double seconds_between(EventHandle start, EventHandle stop);
 
 }  // namespace device
+
+// Selects a GPU while the object lives, and restores the previous one if this process uses it. CUDA makes a context when
+// a GPU is selected, which takes half a gigabyte of its memory, and a new thread's current GPU is 0. Used by one thread. In builds without CUDA
+// nothing is selected.
+class CurrentGpu {
+ public:
+  explicit CurrentGpu(int gpu);
+  CurrentGpu(int gpu, std::nothrow_t) noexcept;  // for destructors: a GPU that has failed is not selected
+  ~CurrentGpu();                                 // NOLINT(performance-trivially-destructible): it is not, with CUDA
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
+
+ private:
+  void select(int gpu);
+
+  int former_ = 0;
+  bool restores_ = false;
+};
+
+// A named range of the calling thread's time, which GPU profilers show together with the work that it issues. Ranges of a thread end in the reverse order of their beginnings. Without a profiler they cost almost nothing.
+class ProfilerRange {
+ public:
+  explicit ProfilerRange(const std::string& name);
+  ~ProfilerRange();
+  ProfilerRange(const ProfilerRange&) = delete;
+  ProfilerRange& operator=(const ProfilerRange&) = delete;
+};
+
 }  // namespace ballast

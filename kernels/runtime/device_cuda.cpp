@@ -3,12 +3,12 @@
 
 #include <cuda.h>
 #include <fmt/format.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include <array>
 #include <utility>
 
 #include "kernels/runtime/cuda_check.h"
-#include "kernels/runtime/current_gpu.h"
 #include "kernels/runtime/sizes.h"
 
 namespace ballast {
@@ -55,6 +55,9 @@ CurrentGpu::CurrentGpu(int gpu, std::nothrow_t) noexcept {
 CurrentGpu::~CurrentGpu() {
   if (restores_) cudaSetDevice(former_);
 }
+
+ProfilerRange::ProfilerRange(const std::string& name) { nvtxRangePushA(name.c_str()); }
+ProfilerRange::~ProfilerRange() { nvtxRangePop(); }
 
 namespace device {
 namespace {

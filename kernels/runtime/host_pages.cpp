@@ -18,11 +18,10 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/runtime/cores.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/machine.h"
 #include "kernels/runtime/sizes.h"
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast {
 

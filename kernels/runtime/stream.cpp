@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "kernels/runtime/current_gpu.h"
+#include "kernels/runtime/device.h"
 
 namespace ballast {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/runtime/descriptor.h"
+#include "kernels/runtime/system_resources.h"
 #include "tests/emulated_cuda/include/nccl.h"
 
 namespace emulated {

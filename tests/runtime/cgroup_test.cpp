@@ -1,8 +1,8 @@
-#include "kernels/runtime/cgroup.h"
+#include "kernels/runtime/host_limits.h"
 
 #include <catch2/catch.hpp>
 
-#include "kernels/runtime/cores.h"
+#include "kernels/runtime/machine.h"
 #include "tests/runtime/fake_root.h"
 
 using namespace ballast;

@@ -7,7 +7,6 @@
 #include <array>
 #include <catch2/catch.hpp>
 
-#include "kernels/runtime/cores.h"
 #include "kernels/runtime/host_pages.h"
 #include "kernels/runtime/system_files.h"
 #include "tests/runtime/fake_root.h"

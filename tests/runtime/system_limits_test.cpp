@@ -1,11 +1,11 @@
 #include <ballast/error.h>
 
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 
 #include <catch2/catch.hpp>
 #include <cerrno>
 
-#include "kernels/runtime/cgroup.h"
+#include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/system_files.h"
 #include "tests/limited_child.h"
 #include "tests/runtime/fake_root.h"

@@ -1,4 +1,4 @@
-#include "kernels/runtime/cores.h"
+#include "kernels/runtime/machine.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -14,7 +14,7 @@
 #include <cerrno>
 #include <iterator>
 
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast {
 namespace {

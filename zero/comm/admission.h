@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/runtime/descriptor.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/message.h"
 #include "zero/comm/socket.h"
 

@@ -23,8 +23,8 @@
 #include <utility>
 
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/cores.h"
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/machine.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/process_transport.h"
 #include "zero/comm/transport.h"
 

@@ -11,7 +11,7 @@
 #include <iterator>
 #include <system_error>
 
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/deadline.h"
 
 namespace ballast {

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <utility>
 
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast {
 namespace {

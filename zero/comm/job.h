@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/runtime/not_in_children.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/admission.h"
 #include "zero/comm/deadline.h"
 

@@ -19,9 +19,9 @@
 
 #include "kernels/reduction_memory.h"
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/current_gpu.h"
+#include "kernels/runtime/device.h"
 #include "kernels/runtime/stream.h"
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/nccl_library.h"
 #include "zero/comm/process_transport.h"
 

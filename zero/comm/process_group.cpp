@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/admission.h"
 #include "zero/comm/deadline.h"
 #include "zero/comm/socket.h"

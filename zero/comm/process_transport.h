@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/runtime/descriptor.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/job.h"
 #include "zero/comm/transport.h"
 

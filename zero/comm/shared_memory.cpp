@@ -20,7 +20,7 @@
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/host_pages.h"
 #include "kernels/runtime/sizes.h"
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/message.h"
 
 #ifndef MFD_NOEXEC_SEAL

@@ -12,8 +12,8 @@
 #include <string>
 
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/descriptor.h"
 #include "kernels/runtime/host_pages.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast {
 

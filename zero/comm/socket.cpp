@@ -27,7 +27,7 @@
 #include <system_error>
 
 #include "kernels/runtime/system_files.h"
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/deadline.h"
 
 namespace ballast {

@@ -12,8 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/runtime/descriptor.h"
-#include "kernels/runtime/not_in_children.h"
+#include "kernels/runtime/system_resources.h"
 #include "zero/comm/message.h"
 
 namespace ballast {

@@ -15,7 +15,7 @@
 #include <set>
 #include <utility>
 
-#include "kernels/runtime/cores.h"
+#include "kernels/runtime/machine.h"
 #include "zero/comm/transport.h"
 #include "zero/comm/two_level.h"
 

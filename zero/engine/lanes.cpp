@@ -1,7 +1,7 @@
 #include "zero/engine/lanes.h"
 
-#include "kernels/runtime/cores.h"
-#include "kernels/runtime/system_limits.h"
+#include "kernels/runtime/machine.h"
+#include "kernels/runtime/system_resources.h"
 
 namespace ballast {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/random_math.h"
-#include "kernels/runtime/profiler_range.h"
+#include "kernels/runtime/device.h"
 #include "zero/plan/collective_memory.h"
 
 namespace ballast {
