@@ -11,7 +11,7 @@
 #include "kernels/runtime/sizes.h"
 #include "offload/checksum.h"
 #include "offload/completion.h"
-#include "offload/drive_space.h"
+#include "offload/preflight.h"
 
 namespace ballast::offload {
 
@@ -26,16 +26,9 @@ bool PieceBuffer::is_idle() const {
   return std::ranges::all_of(uses, [](const Completion& use) { return use.is_done(); });
 }
 
-void PieceBuffer::settle() const {
-  InFlight all;
-  for (const Completion& use : uses) {
-    all.add(use);
-  }
-}
-
 PieceBuffers::~PieceBuffers() {
   for (const PieceBuffer& buffer : buffers_) {
-    buffer.settle();
+    settle(buffer.uses);
   }
   if (options_.queue == nullptr) return;
   for (const Buffer& slab : slabs_) {
@@ -327,7 +320,7 @@ PieceBuffer& ActivationStore::empty_buffer() {
     buffer = buffers_.take_used();
   }
   const auto begin = std::chrono::steady_clock::now();
-  buffer->settle();
+  settle(buffer->uses);
   counters_.waited_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   buffer->uses.clear();
   return *buffer;

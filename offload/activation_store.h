@@ -33,7 +33,6 @@ struct PieceBuffer {
   std::vector<Completion> uses{};  // transfers that may still read or write the memory
 
   bool is_idle() const;  // all uses have ended
-  void settle() const;   // waits until they have, and ignores failures
 };
 
 // Memory is added in slabs, when it is needed. The destructor waits for the uses of all buffers. Used by one thread at a

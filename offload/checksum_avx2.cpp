@@ -1,4 +1,8 @@
-#include "offload/checksum_walk.h"
+// Compiled for AVX2. xxHash's functions become static in each source, so that each source has its own instructions.
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "offload/checksum.h"
 
 namespace ballast::offload {
 

@@ -29,13 +29,6 @@ std::size_t largest(const std::vector<ChunkPlace>& places) {
   return bytes;
 }
 
-void settle(const std::vector<Completion>& completions) {
-  InFlight all;
-  for (const Completion& completion : completions) {
-    all.add(completion);
-  }
-}
-
 }  // namespace
 
 ChunkWriter::ChunkWriter(const std::filesystem::path& path, IoQueue& queue, const Memory& memory)

@@ -51,6 +51,15 @@ class InFlight {
   std::vector<Completion> completions_;
 };
 
+// Waits for all, and ignores failures.
+template <class Completions>
+void settle(const Completions& completions) {
+  InFlight all;
+  for (const Completion& completion : completions) {
+    all.add(completion);
+  }
+}
+
 // The producer's end. A promise that is destroyed without a result fails, so that no thread waits for ever.
 class Promise {
  public:

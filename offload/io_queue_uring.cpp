@@ -1,8 +1,10 @@
 // One ring, owned by one thread that submits and reaps, so that the kernel can deliver completions without interrupting
 // it. Other threads pass their requests through a list, and wake the thread by an eventfd that the ring reads.
 #include <ballast/error.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <liburing.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
+#include <filesystem>
 #include <future>
 #include <mutex>
 #include <optional>
@@ -20,9 +23,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_resources.h"
 #include "offload/io_queue.h"
-#include "offload/ring.h"
 
 namespace ballast::offload {
 namespace {
@@ -30,6 +33,121 @@ namespace {
 constexpr std::size_t max_bytes = std::size_t{1} << 30;  // of one submission
 
 std::string text_of(int error) { return std::generic_category().message(error); }
+
+// --- The ring's table of files and memory, its end, and its lines in the log ---
+
+// The files and pieces of memory that are registered with an io_uring, by index. Used by the ring's thread only.
+template <class Key>
+class RingTable {
+ public:
+  static constexpr std::size_t size = 256;
+
+  int find(const Key& key) const {
+    return find_if([&](const Key& known) { return known == key; });
+  }
+  int find_if(auto holds) const {
+    const auto found = std::ranges::find_if(keys_, holds);
+    return found == keys_.end() ? -1 : static_cast<int>(found - keys_.begin());
+  }
+  void set(int index, const Key& key) { keys_[static_cast<std::size_t>(index)] = key; }
+  void clear(int index) { set(index, Key{}); }
+  int free() const { return find(Key{}); }
+
+ private:
+  std::array<Key, size> keys_{};
+};
+
+struct MemoryPiece {
+  static constexpr std::size_t max_bytes = std::size_t{1} << 30;  // the kernel's limit for one registration
+
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  bool operator==(const MemoryPiece&) const = default;
+  bool holds(std::span<std::byte> memory) const {
+    return memory.data() >= data && memory.data() + memory.size() <= data + bytes;
+  }
+};
+
+std::vector<MemoryPiece> pieces_of(std::span<std::byte> memory) {
+  std::vector<MemoryPiece> pieces;
+  for (std::size_t first = 0; first < memory.size(); first += MemoryPiece::max_bytes) {
+    pieces.push_back({memory.data() + first, std::min(MemoryPiece::max_bytes, memory.size() - first)});
+  }
+  return pieces;
+}
+
+// The end of a ring that has been closed. The kernel ends it some time later, after its last request, and until then it may
+// write to the memory of the requests. It is detected by a pipe whose write end only the ring has open: the kernel closes it
+// when it ends the ring. Used by the ring's thread.
+class RingEnd {
+ public:
+  RingEnd();  // throws B2401
+
+  int write_end() const { return write_.get(); }  // register it with the ring
+  void registered() { write_ = Descriptor(); }    // closes this process's copy
+
+  // Waits for the end, and warns in the log from time to time: a drive may hang, or a child process that was made
+  // without fork() may hold the ring.
+  void wait(Log* log) const;
+
+ private:
+  Descriptor read_;
+  Descriptor write_;
+};
+
+constexpr int report_interval_ms = 30'000;
+
+// Returns whether the descriptor is one of an io_uring.
+bool is_ring(int descriptor) {
+  std::error_code unknown;
+  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", descriptor), unknown) == "anon_inode:[io_uring]";
+}
+
+RingEnd::RingEnd() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail_limit("cannot make a pipe for an io_uring", errno);
+  read_ = Descriptor(ends[0]);
+  write_ = Descriptor(ends[1]);
+}
+
+void RingEnd::wait(Log* log) const {
+  pollfd closed{read_.get(), 0, 0};
+  for (int result = -1; result <= 0;) {
+    result = ::poll(&closed, 1, report_interval_ms);
+    if (result == 0 && log != nullptr) {
+      log->warning("the kernel has not ended an abandoned io_uring: a drive hangs, or a child process holds it");
+    }
+  }
+}
+
+// The lines that a queue with a ring writes to the log. Without a log they are dropped.
+void log_no_workers(Log* log) {
+  if (log == nullptr) return;
+  log->write_once(Level::warning, "io_uring's workers",
+                  fmt::format("io_uring cannot start a worker thread ({}): the ring's own thread makes blocking calls, "
+                              "more slowly",
+                              limits_behind(EAGAIN)));
+}
+
+void log_given_up(Log* log, const std::string& reason) {
+  if (log == nullptr) return;
+  log->warning(
+      fmt::format("io_uring is given up: {}. One thread reads and writes instead, one request at a time. Look for what "
+                  "refuses it: a seccomp filter, too little memory, a descriptor that was closed",
+                  reason));
+}
+
+// The kernel registers memory only in sparse tables, which came with Linux 5.19.
+void log_unregistered(Log* log, bool has_sparse_tables, int error, std::size_t bytes) {
+  if (log == nullptr) return;
+  const std::string reason = has_sparse_tables
+                                 ? fmt::format("{} for {} (ulimit -l)", text_of(error), human_bytes(bytes))
+                                 : "this kernel has no sparse tables of memory";
+  log->write_once(Level::info, "registered memory",
+                  fmt::format("io_uring works without registered memory, for more CPU time: {}", reason));
+}
+
+// --- The queue ---
 
 struct Job {
   explicit Job(const IoRequest& request) : transfer(request) {}

@@ -6,11 +6,12 @@
 
 #include <algorithm>
 #include <fstream>
+#include <ranges>
 
 #include "kernels/runtime/sizes.h"
 #include "offload/completion.h"
-#include "offload/drive_space.h"
 #include "offload/file.h"
+#include "offload/preflight.h"
 
 namespace ballast::offload {
 
@@ -35,12 +36,6 @@ void remove_damage_mark(const std::filesystem::path& records) noexcept {
 namespace {
 
 constexpr std::size_t fill_depth = 8;  // in flight while the files are filled
-
-// Waits, and ignores a failure.
-void settle(const Completion& completion) {
-  InFlight one;
-  one.add(completion);
-}
 
 std::vector<std::filesystem::path> directories_of(std::span<const Drive> drives) {
   std::vector<std::filesystem::path> directories;
@@ -243,7 +238,8 @@ PendingRead RecordStore::start_read(std::size_t tile, std::span<std::byte> recor
 Completion RecordStore::write(std::size_t tile, std::span<std::byte> record) {
   check(tile, record, record_bytes());
   require_known_state();
-  if (written_[tile].started) settle(written_[tile].completion);  // because two writes to one place are not ordered
+  if (written_[tile].started)
+    settle(std::span(&written_[tile].completion, 1));  // because two writes to one place are not ordered
   const RecordName name{tile, generation_ + 1};
   const auto bytes = record.first(record_bytes());
   const Seals seals = seal_record(shape_, name, bytes);
@@ -324,18 +320,14 @@ void RecordStore::finish() {
     const std::lock_guard lock(*newest_);
     reads.swap(reads_);
   }
-  for (const Completion& read : reads) {
-    settle(read);
-  }
-  for (const Written& written : written_) {
-    settle(written.completion);
-  }
+  settle(reads);
+  settle_writes();
 }
 
+void RecordStore::settle_writes() const { settle(written_ | std::views::transform(&Written::completion)); }
+
 void RecordStore::abandon() {
-  for (const Written& written : written_) {
-    settle(written.completion);
-  }
+  settle_writes();
   if (is_scratch()) return;
   const std::lock_guard lock(*newest_);
   written_.assign(shape_.tiles, {});

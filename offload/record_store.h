@@ -154,6 +154,7 @@ class RecordStore {
   PendingRead start_read(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const;
   void write_commit_record(const Commit& commit);
   void flush();
+  void settle_writes() const;
   void check(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const;
   void require_known_state() const;
   void wait(const Completion& completion, std::string_view what) const;

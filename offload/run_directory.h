@@ -1,10 +1,14 @@
-// The directory of a named run. Its state outlives the process; one process uses it at a time.
+// The directory of a named run: who may use it, and its small text files. Its state outlives the process; one process uses it at a
+// time.
 #pragma once
 
 #include <sys/types.h>
 
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "kernels/runtime/system_resources.h"
 
@@ -56,5 +60,14 @@ class RunDirectory {
   std::filesystem::path path_;
   DirectoryLock lock_;
 };
+
+// Small text files with a seal, which are complete or absent after a crash or power loss at any moment.
+//
+// Writes `text`, which ends with a newline, and a line with its seal. Replaces an existing file. The file is durable
+// when this returns.
+void write_sealed_text(const std::filesystem::path& path, std::string_view text);
+
+// Returns the text; nothing if the file is missing or its seal is wrong.
+std::optional<std::string> read_sealed_text(const std::filesystem::path& path);
 
 }  // namespace ballast::offload

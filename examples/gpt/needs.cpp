@@ -8,7 +8,7 @@
 #include "examples/gpt/run.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/sizes.h"
-#include "offload/drive_space.h"
+#include "offload/preflight.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/program_cost.h"
 

@@ -1,4 +1,4 @@
-#include "offload/sealed_text.h"
+#include "offload/run_directory.h"
 
 #include <catch2/catch.hpp>
 #include <fstream>

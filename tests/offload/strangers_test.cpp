@@ -10,7 +10,6 @@
 
 #include "offload/file.h"
 #include "offload/run_directory.h"
-#include "offload/sealed_text.h"
 #include "tests/limited_child.h"
 #include "tests/skip.h"
 #include "tests/temporary_directory.h"

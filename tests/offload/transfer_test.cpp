@@ -1,6 +1,6 @@
 #include <ballast/error.h>
 
-#include "offload/transfer.h"
+#include "offload/io_queue.h"
 
 #include <catch2/catch.hpp>
 #include <cerrno>

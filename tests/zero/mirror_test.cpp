@@ -1,7 +1,7 @@
 // Tests of runs whose records are mirrored: one host or drive may be lost at any moment, with the same bits.
 #include <random>
 
-#include "offload/drive_space.h"
+#include "offload/preflight.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/child_process.h"
 #include "tests/zero/mirrored_run.h"

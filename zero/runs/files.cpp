@@ -12,7 +12,6 @@
 #include "offload/file.h"
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
-#include "offload/sealed_text.h"
 
 namespace ballast {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_files.h"
-#include "offload/drive_space.h"
+#include "offload/preflight.h"
 #include "zero/comm/on_all_ranks.h"
 
 namespace ballast {

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "offload/drive_space.h"
+#include "offload/preflight.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/runs/joint_space.h"
 
