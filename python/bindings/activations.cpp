@@ -58,11 +58,9 @@ py::dict counters_of(const PythonActivationStore& store) {
   return found;
 }
 
-// Every call may wait for the drive, or for a thread that does.
-using Released = py::call_guard<py::gil_scoped_release>;
-
 }  // namespace
 
+// Every call may wait for the drive, or for a thread that does.
 void bind_activations(py::module_& module) {
   py::class_<Completion>(module, "Completion")
       .def("is_done", &Completion::is_done)

@@ -1,26 +1,33 @@
-// Each area of the library adds its names to the module: one function, one file.
+// Each area of the library adds its names to the module, by one function; and what the areas share.
 #pragma once
 
 #include <pybind11/pybind11.h>
+
+#include <array>
+#include <string>
 
 namespace ballast::python {
 
 namespace py = pybind11;
 
+using Released = py::call_guard<py::gil_scoped_release>;  // for calls that work or wait
+
+// An array with an entry for each value of an enumeration, as a dictionary.
+template <class Enum, class Value, std::size_t count>
+py::dict by_name(const std::array<Value, count>& values) {
+  py::dict named;
+  for (std::size_t i = 0; i < count; ++i) {
+    named[py::str(std::string(name(static_cast<Enum>(i))))] = values[i];
+  }
+  return named;
+}
+
 void bind_errors(py::module_& module);
-void bind_sizes(py::module_& module);
-void bind_names(py::module_& module);
 void bind_model(py::module_& module);
-void bind_placement(py::module_& module);
-void bind_machine(py::module_& module);
-void bind_ledger(py::module_& module);
-void bind_question(py::module_& module);
+void bind_plan(py::module_& module);
 void bind_this_machine(py::module_& module);
-void bind_drive(py::module_& module);
-void bind_connect(py::module_& module);
-void bind_rule(py::module_& module);
+void bind_group(py::module_& module);
 void bind_memory(py::module_& module);
-void bind_joint_runs(py::module_& module);
 void bind_training(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_activations(py::module_& module);

@@ -1,17 +1,124 @@
 // A group of connected ranks, as Python holds it.
 #pragma once
 
+#include <ballast/comm.h>
+#include <ballast/error.h>
+#include <ballast/log.h>
+#include <ballast/memory.h>
 #include <ballast/placement.h>
 
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "python/bindings/bindings.h"
-#include "python/bindings/one_thread.h"
-#include "python/bindings/open_groups.h"
 
 namespace ballast::python {
+
+// The number of times that this process and its ancestors were forked, since the first call.
+inline unsigned forks() {
+  static std::atomic<unsigned> count = 0;
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { ++count; });
+  static_cast<void>(registered);
+  return count;
+}
+
+// Refuses calls of another thread while one runs: Python's lock is released meanwhile. A child of fork(), which has none of the
+// library's threads, is refused at any time.
+class OneThread {
+ public:
+  explicit OneThread(const char* what) : what_(what) {}
+
+  // The thread may call again inside of its call, as a callback does.
+  class Call {
+   public:
+    explicit Call(const OneThread& of) : of_(of), is_inner_(of.caller_ == std::this_thread::get_id()) {
+      of.require_this_process();
+      std::thread::id none;
+      require(
+          is_inner_ || of.caller_.compare_exchange_strong(none, std::this_thread::get_id()), Code::out_of_order, [&] {
+            return Problem{
+                .what = fmt::format("cannot use {}: another thread is in a call of it", of.what_),
+                .needed = "calls of one thread at a time",
+                .remedy = "Make all calls of an optimizer and its model from one thread, or hold a lock around them."};
+          });
+    }
+    ~Call() {
+      if (!is_inner_) of_.caller_ = std::thread::id();
+    }
+    Call(const Call&) = delete;
+
+   private:
+    const OneThread& of_;
+    bool is_inner_;
+  };
+
+  // A call that works or waits, and lets Python's other threads run meanwhile.
+  class Working {
+   public:
+    explicit Working(const OneThread& of) : call_(of) {}
+
+   private:
+    Call call_;
+    py::gil_scoped_release released_{};
+  };
+
+ private:
+  void require_this_process() const {
+    require(forks_ == forks(), Code::unsupported, [&] {
+      return Problem{.what = fmt::format("cannot use {}: this process is a fork of a rank, and no rank itself", what_),
+                     .remedy = "Train in the process that has called ballast.wrap()."};
+    });
+  }
+
+  const char* what_;
+  unsigned forks_ = forks();
+  mutable std::atomic<std::thread::id> caller_{};
+};
+
+// A communicator with its backend and accounts. When the process ends, it says goodbye to the ranks of the groups that it has not
+// left. Any thread may call.
+class OpenGroup {
+ public:
+  OpenGroup();
+  kernels::Backend& backend() { return *backend_; }
+  MemoryAccounts& accounts() { return accounts_; }
+  Log& warnings() { return warnings_; }  // on stderr: threads that log must not wait for Python's lock
+  Communicator& communicator() { return *communicator_; }
+  bool is_of_this_process() const;  // not of the process that this one was forked from
+
+  void begin(std::unique_ptr<Communicator> communicator);
+  void count_steps(std::uint64_t steps);  // those made so far, by the optimizer whose group this is
+
+  // The reason of a rank that leaves: "it closed its optimizer after 3 steps".
+  std::string closing_words() const;
+  LeaveReason farewell_of_process(int exit_code) const;
+
+ private:
+  static constexpr std::uint64_t no_optimizer = UINT64_MAX;
+  std::string after_steps() const;
+
+  std::unique_ptr<kernels::Backend> backend_;
+  MemoryAccounts accounts_;
+  Log warnings_{Log::to_stderr, Level::warning};
+  std::unique_ptr<Communicator> communicator_;
+  pid_t process_;
+  std::atomic<std::uint64_t> steps_ = no_optimizer;
+};
+
+// After remember(), the process says goodbye when it ends, unless it left before. A child of fork() does not: it is no
+// rank.
+void remember(OpenGroup& group);
+void forget(OpenGroup& group);
 
 struct Rendezvous {
   py::object store;

@@ -1,12 +1,15 @@
-// The processors, memory and GPUs that this process may use.
+// The machine on which this process runs: the processors, memory, GPUs and drives that it may use; and sizes of memory in words.
 #include <pybind11/stl.h>
 
 #include "kernels/runtime/machine.h"
+#include "kernels/runtime/sizes.h"
 #include "kernels/simd/isa.h"
+#include "offload/preflight.h"
 #include "python/bindings/bindings.h"
 #include "zero/comm/process_transport.h"
 
 namespace ballast::python {
+
 namespace {
 
 py::dict dictionary(const Gpu& gpu) {
@@ -58,10 +61,36 @@ py::dict this_machine(const std::string& root) {
   return found;
 }
 
+// Writes and reads `bytes`. Measures a directory on a network file system too, because the report says what it is.
+py::dict inspect_drive(const std::string& directory, std::size_t bytes) {
+  offload::DriveReport report;
+  {
+    const py::gil_scoped_release released;
+    Log quiet([](Level, std::string_view) {});
+    const auto queue = offload::open_queue({.log = &quiet});
+    report = offload::inspect(directory, *queue, {.bytes = bytes, .file = {.allow_network = true}});
+  }
+  py::dict found;
+  found["file_system"] = report.file_system;
+  found["is_network"] = report.is_network;
+  found["free_bytes"] = report.free_bytes;
+  found["buffered_because"] = report.buffered_because;
+  found["queue"] = report.queue;
+  found["read"] = report.read_bytes_per_second;
+  found["write"] = report.write_bytes_per_second;
+  found["both"] = report.both_bytes_per_second;
+  return found;
+}
+
 }  // namespace
 
 void bind_this_machine(py::module_& module) {
+  module.def("parse_bytes", &parse_bytes, py::arg("text"), "\"512MiB\", \"40GB\", \"1e9\" as a number.");
+  module.def("human_bytes", &human_bytes, py::arg("bytes"), "\"1.5 GiB\".");
   module.def("this_machine", this_machine, py::kw_only(), py::arg("root") = "/");
+  module.def("inspect_drive", inspect_drive, py::arg("directory"), py::kw_only(), py::arg("bytes"));
+  module.def(
+      "require_io_uring", [] { offload::uring_queue({.depth = 1}); }, Released(), "Raises B2201 where there is none.");
 }
 
 }  // namespace ballast::python

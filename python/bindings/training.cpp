@@ -1,10 +1,11 @@
-// Trainings, for python/ballast/torch/.
+// Trainings, for python/ballast/torch/, and runs that are resumed together.
+#include <ballast/joint_runs.h>
+
 #include <pybind11/functional.h>
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
-#include "python/bindings/by_name.h"
 #include "python/bindings/step_options.h"
 #include "python/bindings/training_binding.h"
 #include "zero/runs/records.h"
@@ -116,6 +117,33 @@ void bind_result(py::module_& module) {
       .def_property_readonly("straggler", [](const StepResult& result) { return dict_of(result.straggler); });
 }
 
+// Binds a function of the training, or of its state by tensor, as it is. See TrainingBinding::working().
+template <class Result, class... Arguments>
+auto working(Result (Training::*method)(Arguments...)) {
+  return [method](TrainingBinding& self, Arguments... arguments) {
+    return self.working([&](Training& training) { return (training.*method)(arguments...); });
+  };
+}
+template <class... Arguments>
+auto working(void (TensorState::*method)(Arguments...)) {
+  return [method](TrainingBinding& self, Arguments... arguments) {
+    self.working([&](Training& training) { (TensorState(training).*method)(arguments...); });
+  };
+}
+
+// Binds a function that only reads, and does not wait.
+template <class Result, class... Arguments>
+auto reading(Result (Training::*method)(Arguments...) const) {
+  return
+      [method](const TrainingBinding& self, Arguments... arguments) { return (self.training().*method)(arguments...); };
+}
+template <class Result, class... Arguments>
+auto reading(Result (TensorState::*method)(Arguments...) const) {
+  return [method](const TrainingBinding& self, Arguments... arguments) {
+    return (TensorState(self.training()).*method)(arguments...);
+  };
+}
+
 // Returns memory that keeps the training alive.
 template <auto method>
 Memory memory_of(const py::object& training, std::size_t unit) {
@@ -160,6 +188,40 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
       py::arg("discard"), py::arg("custom_step") = py::none());
 }
 
+void bind_gradients(py::class_<TrainingBinding>& training) {
+  training
+      .def(
+          "prepare",
+          [](TrainingBinding& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed) {
+            self.working([&](Training& training) { training.prepare({.groups = rules, .missed = missed}); });
+          },
+          py::kw_only(), py::arg("rules"), py::arg("missed"))
+      .def("leave_out", working(&Training::leave_out), py::arg("unit"), py::arg("tensor"))
+      .def(
+          "gradient_norm",
+          [](TrainingBinding& self, double loss_scale) {
+            return self.working([&](Training& training) { return training.gradient_norm(loss_scale); });
+          },
+          py::kw_only(), py::arg("loss_scale"))
+      .def(
+          "tensor_norms",
+          [](TrainingBinding& self, double loss_scale) {
+            return self.working([&](Training& training) { return training.tensor_norms(loss_scale); });
+          },
+          py::kw_only(), py::arg("loss_scale"))
+      .def(
+          "visit_gradients",
+          [](const py::object& self, const py::function& visit) {
+            const auto show = [&](std::size_t unit, std::size_t tensor, Memory gradients, DType dtype) {
+              const py::gil_scoped_acquire lock;
+              gradients.owner = self;
+              visit(unit, tensor, std::move(gradients), dtype);
+            };
+            self.cast<TrainingBinding&>().visit_gradients(show);
+          },
+          py::arg("visit"));
+}
+
 // Returns lines with the numbers of Python's levels.
 std::vector<std::pair<int, std::string>> take_log(TrainingBinding& training) {
   std::vector<std::pair<int, std::string>> lines;
@@ -174,7 +236,8 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, TrainingOptions>(), py::kw_only(),
            py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"), py::arg("options"))
       .def("take_log", take_log)
-      .def_property_readonly("found", &TrainingBinding::found)
+      .def_property_readonly("found", reading(&Training::found),
+                             "A run to resume: start() then requests frozen parameters only.")
       .def_property_readonly(
           "lost",
           [](const TrainingBinding& training) {
@@ -183,7 +246,7 @@ void bind_life(py::class_<TrainingBinding>& training) {
           },
           "The reason why a run has begun again, and the newest step that it had; None if it has not.")
       .def("start", &TrainingBinding::start, py::arg("fill"))
-      .def_property_readonly("steps", &TrainingBinding::steps)
+      .def_property_readonly("steps", reading(&Training::steps))
       .def(
           "set_note", [](TrainingBinding& training, const py::bytes& note) { training.set_note(note); },
           py::arg("note"))
@@ -195,25 +258,11 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def_property_readonly("gathers_codes", &TrainingBinding::gathers_codes)
       .def("acquire_gradients", memory_of<&TrainingBinding::acquire_gradients>, py::arg("unit"))
       .def("release", &TrainingBinding::release)
-      .def("prepare", &TrainingBinding::prepare, py::kw_only(), py::arg("rules"), py::arg("missed"))
-      .def("leave_out", &TrainingBinding::leave_out, py::arg("unit"), py::arg("tensor"))
-      .def("gradient_norm", &TrainingBinding::gradient_norm, py::kw_only(), py::arg("loss_scale"))
-      .def("tensor_norms", &TrainingBinding::tensor_norms, py::kw_only(), py::arg("loss_scale"))
-      .def(
-          "visit_gradients",
-          [](const py::object& self, const py::function& visit) {
-            const auto show = [&](std::size_t unit, std::size_t tensor, Memory gradients, DType dtype) {
-              const py::gil_scoped_acquire lock;
-              gradients.owner = self;
-              visit(unit, tensor, std::move(gradients), dtype);
-            };
-            self.cast<TrainingBinding&>().visit_gradients(show);
-          },
-          py::arg("visit"))
       .def("step_prepared", &TrainingBinding::step_prepared)
-      .def("wait_for_parameters", &TrainingBinding::wait_for_parameters, py::arg("unit"))
-      .def("wait_for_commit", &TrainingBinding::wait_for_commit)
-      .def("finish", &TrainingBinding::finish)
+      .def("wait_for_parameters", working(&Training::wait_for_parameters), py::arg("unit"))
+      .def(
+          "wait_for_commit", [](TrainingBinding& self) { self.training().wait_for_commit(); }, Released())
+      .def("finish", working(&Training::finish))
       .def("offload", &TrainingBinding::offload, py::kw_only(), py::arg("parameters"), py::arg("agree"))
       .def("reload", &TrainingBinding::reload, py::kw_only(), py::arg("agree"));
 }
@@ -223,24 +272,51 @@ void bind_state(py::class_<TrainingBinding>& training) {
       .def("read_moment", &TrainingBinding::read_moment, py::arg("unit"), py::arg("tensor"), py::arg("moment"),
            py::kw_only(), py::arg("into"))
       .def("write_moments", &TrainingBinding::write_moments, py::arg("address_of"))
-      .def("take_full_parameters", &TrainingBinding::take_full_parameters, py::arg("written"))
-      .def("parameters_changed", &TrainingBinding::parameters_changed)
+      .def("take_full_parameters", working(&TensorState::take_full_parameters), py::arg("written"))
+      .def("parameters_changed", working(&Training::parameters_changed))
       .def("write_parameters", &TrainingBinding::write_parameters, py::arg("fill"))
-      .def("kind", &TrainingBinding::kind, py::arg("unit"))
-      .def("local_shards", &TrainingBinding::local_shards)
-      .def("visit_shards", &TrainingBinding::visit_shards, py::arg("visit"))
-      .def("change_shards", &TrainingBinding::change_shards, py::arg("change"), py::arg("agree"))
+      .def("kind", reading(&TensorState::chunk_kind), py::arg("unit"))
+      .def("local_shards", reading(&TensorState::parts))
+      .def("visit_shards", working(&TensorState::visit), py::arg("visit"))
+      .def("change_shards", working(&TensorState::change), py::arg("change"), py::arg("agree"))
       .def("set_steps", &TrainingBinding::set_steps, py::arg("steps"))
-      .def_property_readonly("committed", &TrainingBinding::committed)
-      .def("set_round", &TrainingBinding::set_round, py::arg("round"))
-      .def_property_readonly("unpinned_because", &TrainingBinding::unpinned_because)
+      .def_property_readonly(
+          "committed",
+          py::cpp_function([](const TrainingBinding& self) { return self.training().committed(); }, Released()))
+      .def(
+          "set_round", [](TrainingBinding& self, const JointRound& round) { self.training().set_round(round); },
+          py::arg("round"))
+      .def_property_readonly("unpinned_because", reading(&Training::unpinned_because))
       .def("ledger", &TrainingBinding::ledger, py::arg("own_state"))
       .def("chrome_trace", &TrainingBinding::chrome_trace);
+}
+
+std::vector<RunCommit> commits_of(const Group& group, const std::vector<std::string>& directories,
+                                  const std::string& run) {
+  return commits_of_run(group.communicator(), {.directories = {directories.begin(), directories.end()}, .run = run});
+}
+
+void bind_joint_runs(py::module_& module) {
+  py::class_<JointRound>(module, "JointRound")
+      .def(py::init([](std::uint64_t start, std::uint64_t number, std::uint64_t members) {
+             return JointRound{start, number, members};
+           }),
+           py::arg("start") = 0, py::arg("number") = 0, py::arg("members") = 0);
+  py::class_<RunPoint>(module, "RunPoint").def(py::init<>());
+  py::class_<RunCommit>(module, "RunCommit").def_readonly("step", &RunCommit::step);
+  module.def("commits_of_run", commits_of, py::arg("group"), py::arg("directories"), py::arg("run"), Released());
+  module.def(
+      "newest_joint_points",
+      [](const std::vector<std::vector<RunCommit>>& runs, const std::vector<std::string>& names) {
+        return newest_joint_points(runs, names);
+      },
+      py::arg("runs"), py::arg("names"));
 }
 
 }  // namespace
 
 void bind_training(py::module_& module) {
+  bind_joint_runs(module);
   bind_options(module);
   bind_result(module);
   module.attr("MAX_NOTE_BYTES") = max_note_bytes;
@@ -254,6 +330,7 @@ void bind_training(py::module_& module) {
   moments.finalize();
   py::class_<TrainingBinding> training(module, "Training");
   bind_life(training);
+  bind_gradients(training);
   bind_step(module, training);
   bind_state(training);
 }

@@ -34,8 +34,7 @@ std::vector<std::pair<Level, std::string>> TrainingBinding::take_log() {
 
 // `fill` takes Python's lock itself.
 void TrainingBinding::start(const Fill& fill) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   training_->start([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
     fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
   });
@@ -70,14 +69,12 @@ Memory TrainingBinding::full_parameters(std::size_t unit) {
 }
 
 Memory TrainingBinding::acquire_parameters(std::size_t unit) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   return acquire(training_->forward(unit));
 }
 
 Memory TrainingBinding::acquire_exact_parameters(std::size_t unit) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   return acquire(training_->exact_parameters(unit));
 }
 
@@ -93,45 +90,19 @@ Memory TrainingBinding::acquire(Lease lease) {
 }
 
 Memory TrainingBinding::acquire_gradients(std::size_t unit) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   lease_.emplace(training_->backward(unit));
   const View acquired = lease_->gradients();
   return {acquired.data(), acquired.bytes(), gpu_, {}};
 }
 
 void TrainingBinding::release() {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   lease_.reset();
 }
 
-void TrainingBinding::prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
-  training_->prepare({.groups = rules, .missed = missed});
-}
-
-double TrainingBinding::gradient_norm(double loss_scale) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
-  return training_->gradient_norm(loss_scale);
-}
-
-std::vector<std::vector<double>> TrainingBinding::tensor_norms(double loss_scale) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
-  return training_->tensor_norms(loss_scale);
-}
-
-void TrainingBinding::leave_out(std::size_t unit, std::size_t tensor) {
-  const OneThread::Call call(thread_);
-  training_->leave_out(unit, tensor);
-}
-
 void TrainingBinding::visit_gradients(const ShowGradients& visit) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   training_->visit_gradients([&](std::size_t unit, std::size_t tensor, const View& gradients, bool on_gpu) {
     visit(unit, tensor, {gradients.data(), gradients.bytes(), on_gpu ? gpu_ : std::nullopt, {}}, gradients.dtype());
   });
@@ -161,8 +132,7 @@ std::vector<TileToUpdate> TrainingBinding::shown(std::span<const SummedTile> til
 
 // Rethrows what Python raises in the optimizer's own step, once; later calls can only report it.
 StepResult TrainingBinding::step(const StepRequest& request) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   std::exception_ptr raised;
   const auto custom_step = [&](const TilesToUpdate& turn) {
     try {
@@ -189,51 +159,20 @@ StepResult TrainingBinding::step(const StepRequest& request) {
 }
 
 StepResult TrainingBinding::step_prepared() {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   StepResult result = training_->step_prepared();
   count_steps();
   return result;
 }
 
-void TrainingBinding::wait_for_parameters(std::size_t unit) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
-  training_->wait_for_parameters(unit);
-}
-
-void TrainingBinding::wait_for_commit() {
-  const py::gil_scoped_release released;
-  training_->wait_for_commit();
-}
-
-RunPoint TrainingBinding::committed() const {
-  const py::gil_scoped_release released;
-  return training_->committed();
-}
-
-void TrainingBinding::finish() {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
-  training_->finish();
-}
-
 void TrainingBinding::offload(bool parameters, const AgreeOnMemoryInPython& agree) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   training_->offload(parameters, agree_in_python(agree));
 }
 
 void TrainingBinding::reload(const AgreeOnMemoryInPython& agree) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   training_->reload(agree_in_python(agree));
-}
-
-void TrainingBinding::parameters_changed() {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
-  training_->parameters_changed();
 }
 
 std::string TrainingBinding::ledger(const std::pair<Tier, std::size_t>& own_state) const {
@@ -243,7 +182,7 @@ std::string TrainingBinding::ledger(const std::pair<Tier, std::size_t>& own_stat
 }
 
 std::string TrainingBinding::chrome_trace() {
-  finish();
+  working([](Training& training) { training.finish(); });
   return training_->chrome_trace();
 }
 
@@ -256,43 +195,22 @@ TrainingBinding::Parts TrainingBinding::parts(std::size_t unit, std::size_t tens
 }
 
 void TrainingBinding::read_moment(std::size_t unit, std::size_t tensor, Moment moment, std::uintptr_t into) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   state().read_moment(unit, tensor, moment, reinterpret_cast<float*>(into));
 }
 
 void TrainingBinding::write_moments(const MomentAddress& address) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   state().write_moments([&](std::size_t unit, std::size_t tensor, Moment moment) {
     return reinterpret_cast<const float*>(address(unit, tensor, moment));
   });
 }
 
-void TrainingBinding::visit_shards(const TensorState::Visitor& visitor) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
-  state().visit(visitor);
-}
-
-void TrainingBinding::change_shards(const TensorState::Visitor& change, const std::function<void()>& agree) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
-  state().change(change, agree);
-}
-
 void TrainingBinding::write_parameters(const Fill& fill) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   state().write_parameters([&](std::size_t unit, std::size_t tensor, Range range, std::byte* into) {
     return fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
   });
-}
-
-void TrainingBinding::take_full_parameters(const TensorState::TensorSet& written) {
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
-  state().take_full_parameters(written);
 }
 
 }  // namespace ballast::python

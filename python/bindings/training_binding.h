@@ -10,7 +10,6 @@
 #include <optional>
 
 #include "python/bindings/group.h"
-#include "python/bindings/one_thread.h"
 
 namespace ballast::python {
 
@@ -61,11 +60,17 @@ class TrainingBinding {
   TrainingBinding(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
                   TrainingOptions options);
 
+  // Calls `work` with the training, which works or waits: one thread at a time, and without Python's lock.
+  template <class Work>
+  auto working(const Work& work) {
+    const OneThread::Working working(thread_);
+    return work(*training_);
+  }
+  Training& training() const { return *training_; }  // any thread may call what only reads
+
   std::vector<std::pair<Level, std::string>> take_log();  // lines since the last call
   const std::optional<LostRun>& lost() const { return training_->lost(); }
-  bool found() const { return training_->found(); }  // a run to resume: start() then requests frozen parameters only
   void start(const Fill& fill);
-  std::uint64_t steps() const { return training_->steps(); }
   void set_note(const std::string& note);
   std::string note() const;
   std::vector<std::size_t> tensor_begins(std::size_t unit) const;
@@ -77,19 +82,11 @@ class TrainingBinding {
   bool gathers_codes() const;                         // false: acquire_parameters() gathers exact ones
   Memory acquire_gradients(std::size_t unit);
   void release();
-  std::string unpinned_because() const { return training_->unpinned_because(); }
-  void prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed);
-  void leave_out(std::size_t unit, std::size_t tensor);
-  double gradient_norm(double loss_scale);
-  std::vector<std::vector<double>> tensor_norms(double loss_scale);
   // Calls with the unit, the tensor and a part of its gradients, and acquires Python's lock itself.
   using ShowGradients = std::function<void(std::size_t, std::size_t, Memory gradients, DType dtype)>;
   void visit_gradients(const ShowGradients& visit);
   StepResult step(const StepRequest& request);
   StepResult step_prepared();
-  void wait_for_parameters(std::size_t unit);
-  void wait_for_commit();
-  void finish();
   using AgreeOnMemoryInPython = std::function<void(bool failed)>;  // acquires Python's lock itself
   void offload(bool parameters, const AgreeOnMemoryInPython& agree);
   void reload(const AgreeOnMemoryInPython& agree);
@@ -98,16 +95,8 @@ class TrainingBinding {
   Parts parts(std::size_t unit, std::size_t tensor) const;
   void read_moment(std::size_t unit, std::size_t tensor, Moment moment, std::uintptr_t into);
   void write_moments(const MomentAddress& address);
-  void take_full_parameters(const TensorState::TensorSet& written);
-  void parameters_changed();
   void write_parameters(const Fill& fill);
-  ChunkKind kind(std::size_t unit) const { return state().chunk_kind(unit); }
-  std::vector<StatePart> local_shards() const { return state().parts(); }
-  void visit_shards(const TensorState::Visitor& visitor);
-  void change_shards(const TensorState::Visitor& change, const std::function<void()>& agree);
   void set_steps(std::uint64_t steps);
-  RunPoint committed() const;
-  void set_round(const JointRound& round) { training_->set_round(round); }
 
   std::string ledger(const std::pair<Tier, std::size_t>& own_state) const;
   std::string chrome_trace();

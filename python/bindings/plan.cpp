@@ -1,4 +1,5 @@
-// Questions to the planner, a model on a machine, and its answers.
+// Questions to the planner, a model on a machine, real or imagined, and its answers. (this_machine.cpp has the machine on which this
+// process runs.)
 #include <ballast/error.h>
 #include <ballast/optim.h>
 #include <ballast/planner.h>
@@ -8,13 +9,14 @@
 
 #include <algorithm>
 
-#include "python/bindings/by_name.h"
 #include "python/bindings/step_options.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/layout.h"
+#include "zero/plan/program_cost.h"
 #include "zero/plan/simulate.h"
 
 namespace ballast::python {
+
 namespace {
 
 // An operation of a simulated step, by names.
@@ -163,7 +165,53 @@ void set_activations(Question& question, Tier tier, const std::vector<std::size_
   }
 }
 
-void bind_timeline(py::module_& module) {
+template <std::size_t tier>
+void bind_bytes(py::class_<Machine>& type, const char* name) {
+  type.def_property(
+      name, [](const Machine& machine) { return machine.bytes[tier]; },
+      [](Machine& machine, std::size_t bytes) { machine.bytes[tier] = bytes; });
+}
+
+void bind_machine(py::module_& module) {
+  py::class_<Machine> machine(module, "Machine");
+  machine.def(py::init<>())
+      .def("__copy__", [](const Machine& other) { return other; })
+      .def_readwrite("gather", &Machine::gather)
+      .def_readwrite("reduce", &Machine::reduce)
+      .def_readwrite("across", &Machine::across)
+      .def_readwrite("ranks_per_host", &Machine::ranks_per_host)
+      .def_readwrite("upload", &Machine::upload)
+      .def_readwrite("download", &Machine::download)
+      .def_readwrite("read", &Machine::read)
+      .def_readwrite("write", &Machine::write)
+      .def_readwrite("device_memory", &Machine::device_memory)
+      .def_readwrite("host_memory", &Machine::host_memory)
+      .def_readwrite("products", &Machine::products)
+      .def_readwrite("collective_latency", &Machine::collective_latency)
+      .def_readwrite("commit_latency", &Machine::commit_latency)
+      .def_readwrite("shares_cores", &Machine::shares_cores)
+      .def_readwrite("host_is_device", &Machine::host_is_device);
+  bind_bytes<0>(machine, "device_bytes");
+  bind_bytes<1>(machine, "host_bytes");
+  bind_bytes<2>(machine, "nvme_bytes");
+}
+
+// The answers of a plan: memory by tier and owner, time by phase and lane.
+void bind_answers(py::module_& module) {
+  py::class_<LedgerEntry>(module, "LedgerEntry")
+      .def_readonly("tier", &LedgerEntry::tier)
+      .def_readonly("owner", &LedgerEntry::owner)
+      .def_readonly("bytes", &LedgerEntry::bytes);
+  py::class_<Simulation>(module, "Simulation")
+      .def_readonly("seconds", &Simulation::seconds)
+      .def_property_readonly("exposed", [](const Simulation& s) { return by_name<Phase>(s.exposed); })
+      .def_property_readonly("busy", [](const Simulation& s) { return by_name<Lane>(s.busy); })
+      .def_property_readonly("critical", [](const Simulation& s) { return by_name<Lane>(s.critical); })
+      .def_property_readonly("bytes", [](const Simulation& s) { return by_name<Lane>(s.bytes); });
+  py::class_<Choice>(module, "Choice")
+      .def_readonly("placement", &Choice::placement)
+      .def_readonly("ledger", &Choice::ledger)
+      .def_readonly("simulation", &Choice::simulation);
   py::class_<TimelineEntry>(module, "TimelineEntry")
       .def_readonly("lane", &TimelineEntry::lane)
       .def_readonly("phase", &TimelineEntry::phase)
@@ -174,17 +222,12 @@ void bind_timeline(py::module_& module) {
       .def_readonly("end", &TimelineEntry::end);
 }
 
-using Released = py::call_guard<py::gil_scoped_release>;
-
 }  // namespace
 
-void bind_question(py::module_& module) {
+void bind_plan(py::module_& module) {
+  bind_machine(module);
+  bind_answers(module);
   module.def("optimizers", optimizer_names, "The update rules, by name.");
-  py::class_<Choice>(module, "Choice")
-      .def_readonly("placement", &Choice::placement)
-      .def_readonly("ledger", &Choice::ledger)
-      .def_readonly("simulation", &Choice::simulation);
-  bind_timeline(module);
   py::class_<Question, std::shared_ptr<Question>> type(module, "Question");
   const auto option = binder(type, &Question::asked);
   describe_step_options<ChoiceInput>(option);

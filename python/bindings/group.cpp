@@ -1,24 +1,91 @@
-// Connects a group of ranks through the environment of a launcher, or through a store of Python's.
-#include "zero/comm/connect.h"
+// Groups of ranks: connected through the environment of a launcher or a store of Python's, and left when the process ends.
+#include "python/bindings/group.h"
 
 #include <ballast/error.h>
 
 #include <fmt/format.h>
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
+#include <set>
 
 #include "kernels/random_math.h"
-#include "python/bindings/group.h"
 #include "zero/comm/call.h"
+#include "zero/comm/connect.h"
 #include "zero/comm/deadline.h"
 #include "zero/comm/message.h"
 #include "zero/comm/on_all_ranks.h"
 
 namespace ballast::python {
+
+namespace {
+
+struct OpenGroups {
+  std::mutex mutex;
+  std::set<OpenGroup*> groups;
+};
+OpenGroups& open_groups();
+
+void say_goodbye(int exit_code, void*) {
+  OpenGroups& open = open_groups();
+  const std::lock_guard lock(open.mutex);
+  for (OpenGroup* const group : open.groups) {
+    if (group->is_of_this_process()) group->communicator().leave(group->farewell_of_process(exit_code));
+  }
+}
+
+// Returns the groups, which are never freed, because they are used while the process ends.
+OpenGroups& open_groups() {
+  static auto* const all = [] {
+    ::on_exit(say_goodbye, nullptr);  // glibc's, which unlike atexit() tells how the process ends
+    return new OpenGroups;
+  }();
+  return *all;
+}
+
+}  // namespace
+
+OpenGroup::OpenGroup() : backend_(kernels::cpu_backend()), process_(::getpid()) {}
+
+bool OpenGroup::is_of_this_process() const { return process_ == ::getpid(); }
+
+void OpenGroup::begin(std::unique_ptr<Communicator> communicator) { communicator_ = std::move(communicator); }
+
+void OpenGroup::count_steps(std::uint64_t steps) {
+  steps_ = steps;
+  communicator_->set_activity(fmt::format("is in step {}", steps + 1));
+}
+
+std::string OpenGroup::after_steps() const {
+  const std::uint64_t steps = steps_;
+  return steps == no_optimizer ? "" : fmt::format(" after {} step{}", steps, steps == 1 ? "" : "s");
+}
+
+std::string OpenGroup::closing_words() const {
+  return fmt::format("it closed its {}{}", steps_ == no_optimizer ? "group" : "optimizer", after_steps());
+}
+
+LeaveReason OpenGroup::farewell_of_process(int exit_code) const {
+  const int code = exit_code & 0xFF;  // other processes see only this byte
+  if (code == 0) return {.words = "it ended" + after_steps()};
+  return {.words = fmt::format("it ended with exit code {}{}", code, after_steps()), .has_failed = true};
+}
+
+void remember(OpenGroup& group) {
+  const std::lock_guard lock(open_groups().mutex);
+  open_groups().groups.insert(&group);
+}
+
+void forget(OpenGroup& group) {
+  const std::lock_guard lock(open_groups().mutex);
+  open_groups().groups.erase(&group);
+}
+
 namespace {
 
 std::string words_of(const py::error_already_set& error) {
@@ -133,23 +200,20 @@ Communicator& Group::communicator() const {
 
 void Group::barrier() const {
   Communicator& group = communicator();
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   group.barrier();
 }
 
 std::vector<std::int64_t> Group::all_reduce(std::vector<std::int64_t> values) const {
   Communicator& group = communicator();
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   group.all_reduce(values);
   return values;
 }
 
 void Group::sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format, SumPlace place) const {
   Communicator& group = communicator();
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   const ConstView values(reinterpret_cast<const std::byte*>(mine), count, DType::fp32);
   const View sum(reinterpret_cast<std::byte*>(into), count, DType::fp32);
   if (format == WireFormat::exact) return group.all_reduce(values, sum);
@@ -166,15 +230,13 @@ SentBytes Group::sent() const { return open_ == nullptr ? SentBytes{} : open_->c
 
 std::vector<std::string> Group::texts(const std::string& mine) const {
   Communicator& group = communicator();
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   return texts_of_all(group, mine);
 }
 
 void Group::broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const {
   Communicator& group = communicator();
-  const OneThread::Call call(thread_);
-  const py::gil_scoped_release released;
+  const OneThread::Working working(thread_);
   group.broadcast(View(reinterpret_cast<std::byte*>(address), bytes, DType::u8), root);
 }
 
@@ -219,7 +281,7 @@ void Group::close() {
   free();
 }
 
-void bind_connect(py::module_& module) {
+void bind_group(py::module_& module) {
   module.def(
       "launched_rank", [] { return launch_from(Environment()).rank; },
       "This process's, as its launcher's environment has it; 0 without one.");
