@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from drawing import Drawing
 
-
 class Hop(NamedTuple):
     """A call: its function, the file that defines it, and its decision."""
 
@@ -16,12 +15,11 @@ class Hop(NamedTuple):
     file: str
     decision: str
 
-
 HOPS = (
     Hop("WrappedOptimizer.step", "python/ballast/torch/optimizer.py", "runs the closure; reads the loss scale"),
     Hop("Training.step", "python/ballast/torch/training/training.py", "refuses state that changed since the backward pass"),
     Hop("Partition.step", "python/ballast/torch/training/partition.py", "agrees with all ranks whether there are gradients"),
-    Hop("TrainingBinding::step", "python/bindings/training_binding.cpp", "releases Python's lock; holds its exceptions"),
+    Hop("TrainingBinding::step", "python/bindings/training.cpp", "releases Python's lock; holds its exceptions"),
     Hop("Training::step", "zero/training.cpp", "orders agreement, updates and the next step"),
     Hop("Scheduler::issue_rest", "zero/engine/scheduler.cpp", "hands each operation to its lane, with its waits"),
     Hop("LaneThread::add", "zero/engine/lanes.cpp", "runs the lane's operations in order"),
@@ -30,7 +28,6 @@ LANGUAGES = (("Python", HOPS[:3]), ("binding", HOPS[3:4]), ("C++", HOPS[4:]))
 ROW = 44
 TOP = 54
 LEFT = 96
-
 
 def draw() -> Drawing:
     """Return the drawing: a row for each call, grouped by language."""
@@ -48,7 +45,6 @@ def draw() -> Drawing:
                 drawing.line(LEFT + 116, top + 30, LEFT + 116, top + ROW)
             row += 1
     return drawing
-
 
 if __name__ == "__main__":
     draw().write(Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("path-of-a-step.svg"))

@@ -4,11 +4,21 @@
 #include <pybind11/pybind11.h>
 
 #include <array>
+#include <cstddef>
+#include <optional>
 #include <string>
 
 namespace ballast::python {
 
 namespace py = pybind11;
+
+// Memory that Python sees. `owner` keeps its owner alive, such as a training.
+struct Memory {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::optional<int> gpu{};
+  py::object owner{};
+};
 
 using Released = py::call_guard<py::gil_scoped_release>;  // for calls that work or wait
 

@@ -12,7 +12,7 @@
 #include "offload/checksum.h"
 #include "offload/chunk_file.h"
 #include "offload/run_directory.h"
-#include "python/bindings/training_binding.h"
+#include "python/bindings/bindings.h"
 
 namespace ballast::python {
 
@@ -46,22 +46,41 @@ using Appended = std::pair<std::uint64_t, std::uint64_t>;
 class Snapshot {
  public:
   // The bytes of each chunk. Throws B2001 if the host has too little memory.
-  Snapshot(const std::vector<std::size_t>& sizes, int threads);
+  Snapshot(const std::vector<std::size_t>& sizes, int threads) : sizes_(sizes), begins_(begins_of(sizes)) {
+    pages_ = map_host_pages(bytes(), "the snapshot of a checkpoint", {}, Resident::at_once, threads);
+  }
 
   // The next chunk, which has the next of the sizes.
-  void append(const StatePart& part);
-  void append_memory(std::uintptr_t address, std::size_t bytes);
+  void append(const StatePart& part) {
+    const std::span<std::byte> chunk = next(bytes_of(part));
+    if (is_reused_) std::ranges::fill(chunk, std::byte{0});  // new pages are zero
+    copy_part(part, chunk);
+  }
 
-  std::span<const std::byte> chunk(std::size_t number) const;
+  void append_memory(std::uintptr_t address, std::size_t bytes) {
+    std::ranges::copy(memory_at(address, bytes), next(bytes).begin());
+  }
+
+  std::span<const std::byte> chunk(std::size_t number) const {
+    return {pages_.get() + begins_.at(number), sizes_.at(number)};
+  }
 
   // Forgets the chunks. The memory stays, for the next ones, until the kernel needs it.
-  void release();
+  void release() {
+    appended_ = 0;
+    is_reused_ = true;
+    if (pages_) release_when_short(pages_);
+  }
 
   bool has_sizes(const std::vector<std::size_t>& sizes) const { return sizes == sizes_; }
   std::size_t bytes() const { return begins_.back(); }
 
  private:
-  std::span<std::byte> next(std::size_t bytes);
+  std::span<std::byte> next(std::size_t bytes) {
+    require(appended_ < sizes_.size() && sizes_[appended_] == bytes, Code::internal,
+            [] { return Problem{.what = "a chunk of a snapshot has another size than was announced"}; });
+    return {pages_.get() + begins_[appended_++], bytes};
+  }
 
   std::vector<std::size_t> sizes_;
   std::vector<std::size_t> begins_;  // of each chunk, and the end of the last one
@@ -75,13 +94,23 @@ class CheckpointWriter {
   explicit CheckpointWriter(const std::string& path)
       : queue_(offload::open_queue({.log = &quiet_})), file_(path, *queue_) {}
 
-  Appended append(const StatePart& part);
-  Appended append_memory(std::uintptr_t address, std::size_t bytes);
-  Appended append_chunk(const Snapshot& snapshot, std::size_t number);
-  std::uint64_t finish();
+  Appended append(const StatePart& part) {
+    chunk_.assign(bytes_of(part), std::byte{0});
+    copy_part(part, chunk_);
+    return append_bytes(chunk_);
+  }
+
+  Appended append_memory(std::uintptr_t address, std::size_t bytes) { return append_bytes(memory_at(address, bytes)); }
+
+  Appended append_chunk(const Snapshot& snapshot, std::size_t number) { return append_bytes(snapshot.chunk(number)); }
+
+  std::uint64_t finish() { return file_.finish(); }
 
  private:
-  Appended append_bytes(std::span<const std::byte> bytes);
+  Appended append_bytes(std::span<const std::byte> bytes) {
+    const offload::Chunk chunk = file_.append(bytes);
+    return {chunk.offset, chunk.seal};
+  }
 
   Log quiet_{[](Level, std::string_view) {}};
   std::unique_ptr<offload::IoQueue> queue_;
@@ -93,9 +122,18 @@ class CheckpointReader {
  public:
   using Place = std::tuple<std::size_t, std::uint64_t, std::uint64_t, std::uint64_t>;  // file, offset, bytes, seal
 
-  CheckpointReader(const std::vector<std::string>& files, const std::vector<Place>& in_order);
+  CheckpointReader(const std::vector<std::string>& files, const std::vector<Place>& in_order)
+      : queue_(offload::open_queue({.log = &quiet_})) {
+    std::vector<offload::ChunkPlace> places;
+    places.reserve(in_order.size());
+    for (const auto& [file, offset, bytes, seal] : in_order) {
+      places.push_back({file, {offset, bytes, seal}});
+    }
+    files_.emplace(std::vector<std::filesystem::path>(files.begin(), files.end()), std::move(places), *queue_);
+  }
 
-  void next();
+  void next() { now_ = files_->next(); }
+
   std::span<const std::byte> now() const { return now_; }  // the chunk that next() has read
 
   // `count` elements of a chunk of `in_chunk`, from `first` on. They become those of a part from `into` on.
@@ -105,7 +143,16 @@ class CheckpointReader {
     std::size_t into = 0;
     std::size_t count = 0;
   };
-  void copy(const ChunkKind& kind, const Elements& elements, const StatePart& to) const;
+  void copy(const ChunkKind& kind, const Elements& elements, const StatePart& to) const {
+    require(now_.size() == kind.bytes(elements.in_chunk), Code::bad_record, [&] {
+      return Problem{.what = "a chunk of a checkpoint has another size than its elements need",
+                     .needed = std::to_string(kind.bytes(elements.in_chunk)) + " bytes",
+                     .available = std::to_string(now_.size()) + " bytes"};
+    });
+    auto* const chunk = const_cast<std::byte*>(now_.data());  // it is only read
+    kernels::copy_state(kernels::part(kind.tile(chunk, elements.in_chunk), elements.first, elements.count),
+                        kernels::part(to.memory, elements.into, elements.count));
+  }
 
  private:
   Log quiet_{[](Level, std::string_view) {}};
@@ -113,94 +160,6 @@ class CheckpointReader {
   std::optional<offload::ChunkReader> files_;
   std::span<const std::byte> now_;
 };
-
-Snapshot::Snapshot(const std::vector<std::size_t>& sizes, int threads) : sizes_(sizes), begins_(begins_of(sizes)) {
-  const py::gil_scoped_release released;
-  pages_ = map_host_pages(bytes(), "the snapshot of a checkpoint", {}, Resident::at_once, threads);
-}
-
-std::span<std::byte> Snapshot::next(std::size_t bytes) {
-  require(appended_ < sizes_.size() && sizes_[appended_] == bytes, Code::internal,
-          [] { return Problem{.what = "a chunk of a snapshot has another size than was announced"}; });
-  return {pages_.get() + begins_[appended_++], bytes};
-}
-
-void Snapshot::release() {
-  appended_ = 0;
-  is_reused_ = true;
-  if (pages_) release_when_short(pages_);
-}
-
-void Snapshot::append(const StatePart& part) {
-  const py::gil_scoped_release released;
-  const std::span<std::byte> chunk = next(bytes_of(part));
-  if (is_reused_) std::ranges::fill(chunk, std::byte{0});  // new pages are zero
-  copy_part(part, chunk);
-}
-
-void Snapshot::append_memory(std::uintptr_t address, std::size_t bytes) {
-  const py::gil_scoped_release released;
-  std::ranges::copy(memory_at(address, bytes), next(bytes).begin());
-}
-
-std::span<const std::byte> Snapshot::chunk(std::size_t number) const {
-  return {pages_.get() + begins_.at(number), sizes_.at(number)};
-}
-
-Appended CheckpointWriter::append(const StatePart& part) {
-  const py::gil_scoped_release released;
-  chunk_.assign(bytes_of(part), std::byte{0});
-  copy_part(part, chunk_);
-  return append_bytes(chunk_);
-}
-
-Appended CheckpointWriter::append_memory(std::uintptr_t address, std::size_t bytes) {
-  const py::gil_scoped_release released;
-  return append_bytes(memory_at(address, bytes));
-}
-
-Appended CheckpointWriter::append_chunk(const Snapshot& snapshot, std::size_t number) {
-  const py::gil_scoped_release released;
-  return append_bytes(snapshot.chunk(number));
-}
-
-Appended CheckpointWriter::append_bytes(std::span<const std::byte> bytes) {
-  const offload::Chunk chunk = file_.append(bytes);
-  return {chunk.offset, chunk.seal};
-}
-
-std::uint64_t CheckpointWriter::finish() {
-  const py::gil_scoped_release released;
-  return file_.finish();
-}
-
-CheckpointReader::CheckpointReader(const std::vector<std::string>& files, const std::vector<Place>& in_order)
-    : queue_(offload::open_queue({.log = &quiet_})) {
-  const py::gil_scoped_release released;
-  std::vector<offload::ChunkPlace> places;
-  places.reserve(in_order.size());
-  for (const auto& [file, offset, bytes, seal] : in_order) {
-    places.push_back({file, {offset, bytes, seal}});
-  }
-  files_.emplace(std::vector<std::filesystem::path>(files.begin(), files.end()), std::move(places), *queue_);
-}
-
-void CheckpointReader::next() {
-  const py::gil_scoped_release released;
-  now_ = files_->next();
-}
-
-void CheckpointReader::copy(const ChunkKind& kind, const Elements& elements, const StatePart& to) const {
-  const py::gil_scoped_release released;
-  require(now_.size() == kind.bytes(elements.in_chunk), Code::bad_record, [&] {
-    return Problem{.what = "a chunk of a checkpoint has another size than its elements need",
-                   .needed = std::to_string(kind.bytes(elements.in_chunk)) + " bytes",
-                   .available = std::to_string(now_.size()) + " bytes"};
-  });
-  auto* const chunk = const_cast<std::byte*>(now_.data());  // it is only read
-  kernels::copy_state(kernels::part(kind.tile(chunk, elements.in_chunk), elements.first, elements.count),
-                      kernels::part(to.memory, elements.into, elements.count));
-}
 
 void bind_parts(py::module_& module) {
   py::class_<ChunkKind>(module, "ChunkKind")
@@ -253,22 +212,23 @@ void bind_parts(py::module_& module) {
 
 void bind_files(py::module_& module) {
   py::class_<Snapshot>(module, "Snapshot")
-      .def(py::init<const std::vector<std::size_t>&, int>(), py::arg("sizes"), py::kw_only(), py::arg("threads"))
-      .def("append", &Snapshot::append, py::arg("part"))
-      .def("append_memory", &Snapshot::append_memory, py::arg("address"), py::arg("bytes"))
+      .def(py::init<const std::vector<std::size_t>&, int>(), py::arg("sizes"), py::kw_only(), py::arg("threads"),
+           Released())
+      .def("append", &Snapshot::append, py::arg("part"), Released())
+      .def("append_memory", &Snapshot::append_memory, py::arg("address"), py::arg("bytes"), Released())
       .def("release", &Snapshot::release, Released())
       .def("has_sizes", &Snapshot::has_sizes, py::arg("sizes"))
       .def_property_readonly("bytes", &Snapshot::bytes);
   py::class_<CheckpointWriter>(module, "CheckpointWriter")
       .def(py::init<const std::string&>(), py::arg("path"))
-      .def("append", &CheckpointWriter::append, py::arg("part"))
-      .def("append_memory", &CheckpointWriter::append_memory, py::arg("address"), py::arg("bytes"))
-      .def("append_chunk", &CheckpointWriter::append_chunk, py::arg("snapshot"), py::arg("number"))
-      .def("finish", &CheckpointWriter::finish);
+      .def("append", &CheckpointWriter::append, py::arg("part"), Released())
+      .def("append_memory", &CheckpointWriter::append_memory, py::arg("address"), py::arg("bytes"), Released())
+      .def("append_chunk", &CheckpointWriter::append_chunk, py::arg("snapshot"), py::arg("number"), Released())
+      .def("finish", &CheckpointWriter::finish, Released());
   py::class_<CheckpointReader>(module, "CheckpointReader")
       .def(py::init<const std::vector<std::string>&, const std::vector<CheckpointReader::Place>&>(), py::arg("files"),
-           py::arg("in_order"))
-      .def("next", &CheckpointReader::next)
+           py::arg("in_order"), Released())
+      .def("next", &CheckpointReader::next, Released())
       .def("memory",
            [](const py::object& reader) {
              const auto now = reader.cast<CheckpointReader&>().now();
@@ -281,7 +241,7 @@ void bind_files(py::module_& module) {
             const auto [in_chunk, first, into, count] = elements;
             reader.copy(kind, {in_chunk, first, into, count}, to);
           },
-          py::arg("kind"), py::arg("elements"), py::arg("to"));
+          py::arg("kind"), py::arg("elements"), py::arg("to"), Released());
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // capsule, which needs no other package.
 #include <fmt/format.h>
 
-#include "python/bindings/training_binding.h"
+#include "python/bindings/bindings.h"
 
 namespace ballast::python {
 namespace {

@@ -1,17 +1,311 @@
 // Trainings, for python/ballast/torch/, and runs that are resumed together.
 #include <ballast/joint_runs.h>
+#include <ballast/log.h>
+#include <ballast/tensor_state.h>
 
 #include <pybind11/functional.h>
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "python/bindings/group.h"
 #include "python/bindings/step_options.h"
-#include "python/bindings/training_binding.h"
+#include "zero/plan/compile.h"
 #include "zero/runs/records.h"
 
 namespace ballast::python {
 namespace {
+
+// Of several trainings of one model.
+struct SharedExchanges {
+  std::shared_ptr<ExchangeOrder> order = make_exchange_order();
+};
+
+// A tile that an optimizer's own step updates.
+struct TileToUpdate {
+  std::size_t unit = 0;
+  std::size_t first = 0;  // of the unit's elements
+  Memory gradients{};
+  DType gradient_dtype = DType::fp32;
+  std::size_t count = 0;      // of elements
+  Memory masters{};           // in fp32
+  std::vector<Memory> own{};  // values, in fp32
+};
+using CustomStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor, bool is_last)>;
+
+struct StepRequest {
+  std::vector<optim::Rule> rules{};
+  std::vector<std::uint64_t> missed{};
+  double max_norm = optim::no_clipping;
+  double loss_scale = 1.0;
+  bool discard = false;
+  CustomStep custom_step{};  // acquires Python's lock itself
+};
+
+using AgreeOnMemoryInPython = std::function<void(bool failed)>;  // acquires Python's lock itself
+
+AgreeOnMemory agree_in_python(const AgreeOnMemoryInPython& agree) {
+  return [&agree](const std::exception_ptr& failure) {
+    agree(failure != nullptr);
+    if (failure) std::rethrow_exception(failure);
+  };
+}
+
+// A Training as Python uses it: memory by its address, and callbacks for values that torch holds. Keeps the groups that
+// it trains in, and releases Python's lock while it works or waits. It decides nothing.
+class TrainingBinding {
+ public:
+  // Writes a range of a tensor's parameters to an address in host memory; false: they stay as they are.
+  using Fill = std::function<bool(std::size_t unit, std::size_t tensor, std::size_t first, std::size_t count,
+                                  std::uintptr_t into)>;
+  // The address of a moment of a full tensor, in fp32; 0: it stays as it is.
+  using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, Moment moment)>;
+  using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // of a tensor's elements: first, count
+
+  // `norm_group` may be None.
+  TrainingBinding(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
+                  TrainingOptions options)
+      : group_(std::move(group)), norm_group_(std::move(norm_group)), gpu_(options.gpu) {
+    for (const py::object& group : {group_, norm_group_}) {
+      if (!group.is_none()) groups_.push_back(&group.cast<Group&>());
+    }
+    Communicator& world = groups_.front()->communicator();
+    options.drives.log = &log_;
+    if (groups_.size() > 1) options.norm_group = &groups_.back()->communicator();
+    const py::gil_scoped_release released;
+    training_ = std::make_unique<Training>(std::move(model), world, std::move(rules), options);
+  }
+
+  // Calls `work` with the training, which works or waits: one thread at a time, and without Python's lock.
+  template <class Work>
+  auto working(const Work& work) {
+    const OneThread::Working working(thread_);
+    return work(*training_);
+  }
+  Training& training() const { return *training_; }  // any thread may call what only reads
+
+  // Returns the lines since the last call.
+  std::vector<std::pair<Level, std::string>> take_log() {
+    const std::lock_guard lock(log_mutex_);
+    return std::exchange(lines_, {});
+  }
+
+  const std::optional<LostRun>& lost() const { return training_->lost(); }
+
+  // `fill` takes Python's lock itself.
+  void start(const Fill& fill) {
+    const OneThread::Working working(thread_);
+    training_->start([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+      fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
+    });
+    count_steps();
+  }
+
+  void set_note(const std::string& note) { training_->set_note(std::as_bytes(std::span(note))); }
+
+  std::string note() const {
+    const std::vector<std::byte>& note = training_->note();
+    return {reinterpret_cast<const char*>(note.data()), note.size()};
+  }
+
+  std::vector<std::size_t> tensor_begins(std::size_t unit) const {
+    return training_->plan().compiled().layout().units.at(unit).tensor_begin;
+  }
+
+  Memory full_parameters(std::size_t unit) {
+    const View whole = training_->full_parameters(unit);
+    return {whole.data(), whole.bytes(), gpu_, {}};
+  }
+
+  // One unit at a time, until it is released.
+  Memory acquire_parameters(std::size_t unit) {
+    const OneThread::Working working(thread_);
+    return acquire(training_->forward(unit));
+  }
+
+  // Gathers exact ones even if gathers are encoded.
+  Memory acquire_exact_parameters(std::size_t unit) {
+    const OneThread::Working working(thread_);
+    return acquire(training_->exact_parameters(unit));
+  }
+
+  // If false, acquire_parameters() gathers exact ones.
+  bool gathers_codes() const { return training_->plan().compiled().input().gathers_codes(); }
+
+  Memory acquire_gradients(std::size_t unit) {
+    const OneThread::Working working(thread_);
+    lease_.emplace(training_->backward(unit));
+    const View acquired = lease_->gradients();
+    return {acquired.data(), acquired.bytes(), gpu_, {}};
+  }
+
+  void release() {
+    const OneThread::Working working(thread_);
+    lease_.reset();
+  }
+
+  // Calls with the unit, the tensor and a part of its gradients, and acquires Python's lock itself.
+  using ShowGradients = std::function<void(std::size_t, std::size_t, Memory gradients, DType dtype)>;
+  void visit_gradients(const ShowGradients& visit) {
+    const OneThread::Working working(thread_);
+    training_->visit_gradients([&](std::size_t unit, std::size_t tensor, const View& gradients, bool on_gpu) {
+      visit(unit, tensor, {gradients.data(), gradients.bytes(), on_gpu ? gpu_ : std::nullopt, {}}, gradients.dtype());
+    });
+  }
+
+  // Rethrows what Python raises in the optimizer's own step, once; later calls can only report it.
+  StepResult step(const StepRequest& request) {
+    const OneThread::Working working(thread_);
+    std::exception_ptr raised;
+    const auto custom_step = [&](const TilesToUpdate& turn) {
+      try {
+        request.custom_step(shown(turn.tiles), turn.gradient_factor, turn.is_last);
+      } catch (const std::exception& error) {
+        raised = std::current_exception();
+        fail(Code::bad_argument, {.what = std::string("the optimizer's own step has failed: ") + error.what(),
+                                  .needed = "a step() that raises nothing"});
+      }
+    };
+    try {
+      StepResult result =
+          training_->step({.groups = request.rules,
+                           .max_norm = request.max_norm,
+                           .loss_scale = request.loss_scale,
+                           .discard = request.discard,
+                           .missed = request.missed,
+                           .update = request.custom_step ? TrainerUpdate(custom_step) : TrainerUpdate()});
+      count_steps();
+      return result;
+    } catch (const Error&) {
+      if (raised) std::rethrow_exception(raised);
+      throw;
+    }
+  }
+
+  StepResult step_prepared() {
+    const OneThread::Working working(thread_);
+    StepResult result = training_->step_prepared();
+    count_steps();
+    return result;
+  }
+
+  void offload(bool parameters, const AgreeOnMemoryInPython& agree) {
+    const OneThread::Working working(thread_);
+    training_->offload(parameters, agree_in_python(agree));
+  }
+
+  void reload(const AgreeOnMemoryInPython& agree) {
+    const OneThread::Working working(thread_);
+    training_->reload(agree_in_python(agree));
+  }
+
+  // Between steps: see TensorState. Callbacks acquire Python's lock themselves.
+  Parts parts(std::size_t unit, std::size_t tensor) const {
+    Parts parts;
+    for (const Range& range : state().local_ranges(unit, tensor)) {
+      parts.emplace_back(range.first, range.count);
+    }
+    return parts;
+  }
+
+  void read_moment(std::size_t unit, std::size_t tensor, Moment moment, std::uintptr_t into) {
+    const OneThread::Working working(thread_);
+    state().read_moment(unit, tensor, moment, reinterpret_cast<float*>(into));
+  }
+
+  void write_moments(const MomentAddress& address) {
+    const OneThread::Working working(thread_);
+    state().write_moments([&](std::size_t unit, std::size_t tensor, Moment moment) {
+      return reinterpret_cast<const float*>(address(unit, tensor, moment));
+    });
+  }
+
+  void write_parameters(const Fill& fill) {
+    const OneThread::Working working(thread_);
+    state().write_parameters([&](std::size_t unit, std::size_t tensor, Range range, std::byte* into) {
+      return fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
+    });
+  }
+
+  void set_steps(std::uint64_t steps) {
+    training_->set_steps(steps);
+    count_steps();
+  }
+
+  std::string ledger(const std::pair<Tier, std::size_t>& own_state) const {
+    Ledger ledger = training_->ledger();
+    if (own_state.second > 0) ledger.push_back({own_state.first, "own state", own_state.second});
+    return to_text(ledger);
+  }
+
+  std::string chrome_trace() {
+    working([](Training& training) { training.finish(); });
+    return training_->chrome_trace();
+  }
+
+ private:
+  Memory acquire(Lease lease) {
+    lease_.emplace(std::move(lease));
+    const ConstView acquired = lease_->parameters();
+    return {const_cast<std::byte*>(acquired.data()),
+            acquired.bytes(),
+            gpu_,
+            {}};  // torch has no tensors that can only be read
+  }
+
+  TensorState state() const { return TensorState(*training_); }
+  std::vector<TileToUpdate> shown(std::span<const SummedTile> tiles) const {
+    std::vector<TileToUpdate> shown;
+    shown.reserve(tiles.size());
+    const auto memory = [&](const View& view, bool on_gpu) {
+      return Memory{view.data(), view.bytes(), on_gpu ? gpu_ : std::nullopt, {}};
+    };
+    for (const SummedTile& tile : tiles) {
+      TileToUpdate& shown_tile =
+          shown.emplace_back(TileToUpdate{.unit = tile.unit,
+                                          .first = tile.range.first,
+                                          .gradients = memory(tile.gradients, tile.gradients_on_gpu),
+                                          .gradient_dtype = tile.gradients.dtype(),
+                                          .count = tile.range.count,
+                                          .masters = memory(tile.masters, tile.masters_on_gpu)});
+      for (std::size_t number = 0; number < tile.own.count; ++number) {
+        const View values(reinterpret_cast<std::byte*>(tile.own.array(number)), tile.range.count, DType::fp32);
+        shown_tile.own.push_back(memory(values, tile.masters_on_gpu));
+      }
+    }
+    return shown;
+  }
+
+  // Tells the groups, whose errors name the step of this rank.
+  void count_steps() const {
+    for (const Group* group : groups_) {
+      group->count_steps(training_->steps());
+    }
+  }
+
+  // Lines stay here until Python takes them, because threads that log must not wait for Python's lock.
+  std::mutex log_mutex_;
+  std::vector<std::pair<Level, std::string>> lines_;
+  Log log_{[this](Level level, std::string_view line) {
+    const std::lock_guard lock(log_mutex_);
+    lines_.emplace_back(level, line);
+  }};
+  OneThread thread_{
+      "the training"};  // not of calls that threads of the library make: wait_for_commit(), committed(), parts()
+  py::object group_;
+  py::object norm_group_;
+  std::vector<Group*> groups_;  // both, if there are two
+  std::optional<int> gpu_;
+  std::unique_ptr<Training> training_;
+  std::optional<Lease> lease_;
+};
+
+// --- Values for Python ---
 
 py::dict dict_of(const Metrics& metrics) {
   py::dict named;
