@@ -112,9 +112,22 @@ def _is_unknown() -> bool:
 compiler_of_calls: Callable[[], object] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", _is_unknown)
 
 
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Return whether torch has compiled the module, or wraps one in it that it has compiled."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+def has_compiled() -> bool:
+    """Return whether torch.compile() has compiled any code of this process."""
+    import torch._dynamo  # takes a second, which no program needs that does not train
+
+    return torch._dynamo.convert_frame.FRAME_COUNTER > 0
+
+
+def call_before_compiling(function: Callable[[], object]) -> Callable[[], None]:
+    """Call a function each time before torch.compile() begins to compile code, until the function that is returned is called."""
+    import torch._dynamo
+
+    def call(_: object) -> None:
+        function()
+
+    torch._dynamo.callback_handler.register_start_callback(call)
+    return partial(torch._dynamo.callback_handler.remove_start_callback, call)
 
 
 def compiled_modules(model: torch.nn.Module) -> list[tuple[torch.nn.Module, torch.nn.Module]]:

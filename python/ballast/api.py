@@ -143,6 +143,7 @@ def _training_of(
         if outer is not None:
             undoing.callback(outer.close)
         options = with_copies_of(ranks.of_data, options)
+        options = options.with_overlap(may_overlap=model is not None and ranks.of_data.size > 1)
         if checkpoint := options.run.checkpoint:
             checkpoint = newest_checkpoint(ranks.of_data, checkpoint, model)
             options = changed(options, run=changed(options.run, checkpoint=checkpoint))

@@ -61,10 +61,12 @@ class Tuning(ScheduleOptions):
     {options}
     """
 
-    overlap_gathers: Option[bool, bool] = Option(
-        False,
-        "below stage 3, lets step() return while parameters are gathered: each use waits for those that it needs",
+    overlap_gathers: Option[bool | None, bool | None] = Option(
+        None,
+        "below stage 3, lets step() return while parameters are gathered: each use waits for those that it needs; None: if "
+        "`model` is given and ranks share the training",
         core="overlap_gathers",
+        to_core=bool,
     )
     units: Option[str | Iterable[str], tuple[str, ...]] = Option(
         (),
@@ -208,6 +210,12 @@ class WrapOptions(StepOptions):
             setattr(options, kind, spread_of(tiers))
         options.directories = self.directories
         return options
+
+    def with_overlap(self, *, may_overlap: bool) -> WrapOptions:
+        """Return the options in which it is decided whether gathers overlap."""
+        if self.tuning.overlap_gathers is not None:
+            return self
+        return changed(self, tuning=changed(self.tuning, overlap_gathers=may_overlap))
 
     def shared(self) -> dict[str, object]:
         """Return the options that are the same on all ranks, by name. The tiers are named by `offload`."""

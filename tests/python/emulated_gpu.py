@@ -139,6 +139,10 @@ def stream(chosen: torch.Stream) -> Iterator[None]:
         torch._C._accelerator_setStream(before)
 
 
+def is_current_stream_capturing() -> bool:
+    return False
+
+
 def synchronize(gpu: int | torch.device | None = None) -> None:
     torch._C._accelerator_synchronizeDevice(_index(gpu))
 

@@ -1,6 +1,8 @@
 """Tests that each private part of torch that the package uses does what the package needs."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import ballast
@@ -291,12 +293,22 @@ def test_a_view_knows_its_base():
     assert compat.base_of(whole) is whole
 
 
-def test_compiled_modules_are_known():
-    compiled_in_place = torch.nn.Linear(2, 2)
-    compiled_in_place.compile(backend="eager")
-    assert compat.is_compiled(compiled_in_place)
-    assert compat.is_compiled(torch.compile(torch.nn.Linear(2, 2), backend="eager"))
-    assert not compat.is_compiled(torch.nn.Linear(2, 2))
+def test_a_function_is_called_before_torch_compiles():
+    called = []
+    ignore = compat.call_before_compiling(lambda: called.append("before"))
+    doubled = torch.compile(lambda values: values * 2, backend=lambda graph, _: called.append("compiles") or graph)
+    doubled(torch.ones(2))
+    doubled(torch.ones(2))
+    assert called == ["before", "compiles"]
+    assert compat.has_compiled()
+    ignore()
+    doubled(torch.ones(3, 3))
+    assert called == ["before", "compiles", "compiles"]
+
+
+def test_nothing_is_compiled_at_first():
+    code = "import torch; from ballast._torch_compat import has_compiled; torch.ones(2) + 1; print(has_compiled())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_functions_are_called_around_a_module_that_is_compiled_in_place():

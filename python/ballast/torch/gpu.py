@@ -72,6 +72,11 @@ def current_stream(gpu: int | None) -> int:
     return 0 if gpu is None else int(of_torch().current_stream(gpu).cuda_stream)
 
 
+def is_capturing(gpu: int | None) -> bool:
+    """Return whether work in torch's current stream becomes part of a CUDA graph."""
+    return gpu is not None and bool(of_torch().is_current_stream_capturing())
+
+
 def require_stream(gpu: int | None, stream: int) -> None:
     """Refuse another current stream: Ballast orders its work on parameters and gradients with this one only."""
     if gpu is not None and (current_stream(gpu) != stream or of_torch().current_device() != gpu):

@@ -5,11 +5,18 @@ import pytest
 import torch
 from ballast import _core
 from ballast.errors import FailureError
+from ballast.torch.parameters import overlapped_gathers
 from ballast.torch.parameters.overlapped_gathers import AwaitedParameter, OverlappedGathers
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, numbered
 from python.wrap.support import overlapping
 from python.wrap.support.keywords import keywords
 from python.wrap.support.ranks import run_ranks
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    """Other tests of this process may have compiled code."""
+    monkeypatch.setattr(overlapped_gathers, "has_compiled", lambda: False)
 
 
 class Waits:
@@ -131,14 +138,61 @@ def test_the_end_leaves_a_plain_model(fails):
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_where_a_module_is_compiled_the_step_waits():
+def test_steps_wait_from_the_first_compiled_code_on():
+    model, gathers, core = begun()
+    torch.compile(lambda: model[1].weight * 2, backend="eager")()
+    assert core.log == ["all"]
+    gathers.begin()
+    assert core.log == ["all", "all"]
+    assert all(type(each) is torch.nn.Parameter for each in model.parameters())  # torch has marked the weight
+
+
+def test_steps_wait_if_code_was_compiled_before(monkeypatch):
+    monkeypatch.setattr(overlapped_gathers, "has_compiled", lambda: True)
+    model, _, core = begun()
+    assert core.log == ["all"]
+    assert are_plain(model)
+
+
+def test_steps_wait_after_a_graph_was_captured(monkeypatch):
     model, gathers, core = begun()
     gathers.finish()
-    model[1].compile(backend="aot_eager")
+    monkeypatch.setattr(overlapped_gathers, "is_capturing", lambda _: True)
+    model(torch.ones(2))
+    monkeypatch.setattr(overlapped_gathers, "is_capturing", lambda _: False)
     core.log.clear()
     gathers.begin()
     assert core.log == ["all"]
-    assert are_plain(model)
+
+
+def test_no_graph_is_captured_while_parameters_are_gathered(monkeypatch):
+    model, _, core = begun()
+    monkeypatch.setattr(overlapped_gathers, "is_capturing", lambda _: True)
+    with pytest.raises(ballast.UsageError, match="cannot capture a CUDA graph(.|\n)*ballast.gather"):
+        model(torch.ones(2))
+    assert core.log == []
+
+
+def test_a_block_waits_for_all_that_is_inside_of_it():
+    core = Waits()
+    blocks = [torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Tanh()) for _ in range(2)]
+    model = torch.nn.Sequential(torch.nn.ModuleList(blocks))
+    units = [ParameterUnit(torch.float32, [UnitParameter(each, name, 0)]) for name, each in model.named_parameters()]
+    gathers = OverlappedGathers(model, _core.TrainingOptions(), core, numbered(units))
+    gathers.begin()
+    blocks[1].register_forward_pre_hook(lambda *_: core.log.append("inside"))
+    blocks[1](torch.ones(2))
+    assert core.log == [1, "inside"]
+
+
+@pytest.mark.parametrize("given, stage, expected", [(None, 2, True), (None, 0, True), (False, 2, False)])
+def test_gathers_overlap_by_themselves_where_ranks_share_a_model(given, stage, expected):
+    for overlapped in run_ranks(2, overlapping.overlaps, stage, given):
+        assert overlapped == [expected, bool(given)]
+
+
+def test_gathers_of_one_rank_need_no_overlap():
+    assert overlapping.overlaps(0, 2, None) == [False, False]
 
 
 def wrapped(**options):

@@ -82,7 +82,6 @@ class CallReceiver(Protocol):
     def stage(self) -> int | None: ...
     def arrived(self, parameter: torch.nn.Parameter) -> None: ...
     def before_forward(self, module: torch.nn.Module) -> None: ...
-    def before_compiled_forward(self, module: torch.nn.Module) -> None: ...
     def on_module_call(self, module: torch.nn.Module) -> None: ...
     def partition_now(self) -> object: ...
     def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
@@ -126,12 +125,11 @@ def refuse_late_hook(what: str, name: str) -> NoReturn:
 class ModuleHook:
     """A hook that stays with its module: in a copy or a pickle of the module it does nothing. torch.compile() does not
     compile it. The function that ensures this takes longer than most hooks, so it is called where something compiles only.
-    There it calls `in_compiled`, if there is one, instead of the hook. The call cuts a graph, unless `cuts_graphs` is cleared:
-    then the hook does nothing there."""
+    There the call cuts a graph, unless `cuts_graphs` is cleared: then the hook does nothing there."""
 
-    def __init__(self, hook: Callable[[torch.nn.Module], None], in_compiled: Callable[[torch.nn.Module], None] | None = None):
+    def __init__(self, hook: Callable[[torch.nn.Module], None]):
         self._hook = hook
-        self._uncompiled = torch.compiler.disable(in_compiled or hook)
+        self._uncompiled = torch.compiler.disable(hook)
         self.cuts_graphs = True
 
     def __call__(self, module: torch.nn.Module, *_: Any) -> None:
@@ -215,7 +213,7 @@ class TrainingHooks:
     def watch_calls(self, model: torch.nn.Module | None, *, of_modules: bool) -> None:
         """Hook calls of the model, and in stage 3 of its modules with parameters of their own, until these are partitioned: a
         user may call methods of the model instead of the model."""
-        self._on_model = ModuleHook(self._before_forward, in_compiled=self._before_compiled_forward)
+        self._on_model = ModuleHook(self._before_forward)
         if model is not None:
             self._unsynced = UnsyncedDataParallel(model)
             self._of_model = [self._unsynced, model.register_forward_pre_hook(self._on_model)]
@@ -234,11 +232,6 @@ class TrainingHooks:
         live = self._training()
         if live is not None:
             live.before_forward(model)
-
-    def _before_compiled_forward(self, model: torch.nn.Module) -> None:
-        live = self._training()
-        if live is not None:
-            live.before_compiled_forward(model)
 
     def on_module_call(self, module: torch.nn.Module) -> None:
         """Tell the training that a module inside the model is called, as long as calls are watched."""

@@ -1,8 +1,9 @@
-"""Below stage 3, with `overlap_gathers=True`: step() returns while parameters are gathered, and each use waits for them."""
+"""Below stage 3, if gathers overlap: step() returns while parameters are gathered, and each use waits for them."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,11 +12,14 @@ from typing import Any, SupportsIndex
 import torch
 
 from ballast import _core
-from ballast._torch_compat import is_compiled, tree_leaves, without_torch_function
+from ballast._torch_compat import call_before_compiling, has_compiled, tree_leaves, without_torch_function
+from ballast.checks import refuse_order
 from ballast.torch.calls.hooks import EagerHook
-from ballast.torch.gpu import current_stream
+from ballast.torch.gpu import current_stream, is_capturing
 from ballast.torch.parameters.managed_parameter import needs_no_values
-from ballast.torch.parameters.units import ParameterUnit
+from ballast.torch.parameters.units import ParameterUnit, repeated_blocks
+
+log = logging.getLogger("ballast")
 
 
 class AwaitedParameter(torch.nn.Parameter):
@@ -57,8 +61,12 @@ def make_ordinary(parameter: torch.nn.Parameter, kind: type[torch.nn.Parameter])
 
 
 class OverlappedGathers:
-    """Lets uses of parameters wait when a step returns: those of a unit are awaited until the first use of one. A module waits
-    for its own before it runs, because functions that torch does not dispatch, such as those of C++ extensions, cannot wait."""
+    """Lets uses of parameters wait when a step returns: those of a unit are awaited until the first use of one.
+
+    Functions that torch does not dispatch, such as those of C++ extensions, cannot wait. So a module waits for its own
+    parameters before it runs, and a block of a list of blocks for all that are inside of it. What torch compiles or captures as
+    a CUDA graph cannot wait either: from then on steps do.
+    """
 
     def __init__(
         self, model: torch.nn.Module, options: _core.TrainingOptions, core: _core.Training, units: Sequence[ParameterUnit]
@@ -69,16 +77,19 @@ class OverlappedGathers:
         self._parameters = [[member.parameter for member in unit.trained] for unit in units]
         self._unit_of = {id(each): unit for unit, members in enumerate(self._parameters) for each in members}
         self._awaited: dict[int, list[type[torch.nn.Parameter]]] = {}  # by unit, the classes of its parameters
+        self._always_waits = has_compiled()
+        overlapped = weakref.WeakMethod(self._stop)
+        self._ignore_compiling = call_before_compiling(lambda: (stop := overlapped()) and stop("torch compiles code"))
+        blocks = {*repeated_blocks(model)}
         self._hooks = [
             module.register_forward_pre_hook(EagerHook(self._before_call(units_of_it)), prepend=True)
             for module in model.modules()
-            if (units_of_it := self._units_of(module))
+            if (units_of_it := self._units_of(module, recurse=module in blocks))
         ]
 
     def begin(self) -> None:
-        """Note that a step has returned. What torch has compiled cannot wait, so this waits where a module is compiled."""
-        model = self._model()
-        if model is None or any(map(is_compiled, model.modules())):
+        """Note that a step has returned."""
+        if self._always_waits or self._model() is None:
             self._core.finish()
             self._make_all_ordinary()
             return
@@ -105,8 +116,16 @@ class OverlappedGathers:
         self._core.wait_for_parameters(unit)
         self._make_ordinary(unit)
 
+    def _stop(self, why: str) -> None:
+        """Wait for all parameters, and let later steps wait for theirs."""
+        if not self._always_waits:
+            self._always_waits = True
+            log.info("%s, which cannot wait for parameters: from now on step() returns when they are complete", why)
+        self.finish()
+
     def end(self) -> None:
         """Wait for all parameters, and remove the hooks. If the training has failed, raise its error after that."""
+        self._ignore_compiling()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -123,15 +142,26 @@ class OverlappedGathers:
         for parameter, kind in zip(self._parameters[unit], self._awaited.pop(unit)):
             make_ordinary(parameter, kind)
 
-    def _units_of(self, module: torch.nn.Module) -> list[int]:
-        """Return the units of the module's own parameters."""
-        own = (self._unit_of.get(id(each)) for each in module.parameters(recurse=False))
-        return sorted({unit for unit in own if unit is not None})
+    def _units_of(self, module: torch.nn.Module, *, recurse: bool) -> list[int]:
+        """Return the units of the module's parameters."""
+        found = (self._unit_of.get(id(each)) for each in module.parameters(recurse))
+        return sorted({unit for unit in found if unit is not None})
 
     def _before_call(self, units: list[int]) -> Callable[[torch.nn.Module], None]:
         def wait(_: torch.nn.Module) -> None:
+            if is_capturing(self._gpu):
+                self._begin_capture()
             if self._awaited:
                 for unit in units:
                     self.wait_for(unit)
 
         return wait
+
+    def _begin_capture(self) -> None:
+        """Let later steps wait, because replays of the graph do not. A wait within a capture would end it."""
+        if self._awaited:
+            refuse_order(
+                "cannot capture a CUDA graph: parameters of the last step may still be gathered",
+                needed="`with ballast.gather(model):` around the capture; or tuning=ballast.Tuning(overlap_gathers=False)",
+            )
+        self._stop("a CUDA graph is captured")

@@ -115,8 +115,8 @@ class Training:
         self._hooks.watch_calls(model, of_modules=lacks_values or not are_full)
         if self.outer is not None and self.group.rank == 0:
             preconditions.begin_with_same_values(self.outer.hosts.group, model, mine)
-        if are_full and not self.options.tuning.overlap_gathers and not lacks_values:
-            self._hooks.leave_graphs_whole()  # torch has all parameters, and nothing waits for them
+        if are_full and not lacks_values:
+            self._hooks.leave_graphs_whole()  # torch has all parameters
         preconditions.begin_with_same_values(self.group, model, mine)
 
     def _require_same_parameters(self) -> None:
@@ -317,7 +317,7 @@ class Training:
         if not self.options.keeps_full_parameters:
             self.given.sharded_ids = frozenset(id(member.parameter) for member in self.current.all_members)
         self._hooks.remove_from_modules()
-        if self.options.keeps_full_parameters and not self.options.tuning.overlap_gathers:
+        if self.options.keeps_full_parameters:
             self._hooks.leave_graphs_whole()
         self._set_partition_of_step(self._of_this_step)
         self._migration = StateMigration()
@@ -378,12 +378,6 @@ class Training:
             partition.require_not_updated("cannot call the model")
             if known is None or partition is not known():
                 partition.memory.on_module_call(module)  # its own hook comes too late for this call
-
-    def before_compiled_forward(self, module: torch.nn.Module) -> None:
-        """Do the same before a model runs that torch has compiled: operations in it do not wait for parameters."""
-        if self.current is not None:
-            self.current.memory.finish()
-        self.before_forward(module)
 
     def on_module_call(self, module: torch.nn.Module) -> None:
         """Do the same before a module inside the model runs, if no step has begun: a user may call methods of the model

@@ -12,6 +12,7 @@ import ballast
 import torch
 import torch.distributed as dist
 from ballast.torch.calls.hooks import receiver_of
+from ballast.torch.parameters.overlapped_gathers import AwaitedParameter
 from python.wrap.support.keywords import keywords
 
 before_update: list[Callable[[], None]] = []  # called before this rank updates its shards
@@ -137,6 +138,20 @@ def holding(rank: int, model: torch.nn.Module) -> Iterator[None]:
         gathers._core = core
         if rank == 0:
             release()
+
+
+def overlaps(rank: int, stage: int, given: bool | None) -> list[bool]:
+    """Return whether parameters are awaited after a step: of an optimizer that is wrapped with its model, and without it."""
+    found = []
+    for has_model in (True, False):
+        model = Model()
+        tuning = ballast.Tuning(elementwise=True, overlap_gathers=given)
+        optimizer = ballast.wrap(HeldSGD(model.parameters()), model if has_model else None, stage=stage, tuning=tuning)
+        backward(model)
+        optimizer.step()
+        found.append(type(model.scale) is AwaitedParameter)
+        optimizer.close()
+    return found
 
 
 def begun(**options: Any) -> tuple[Model, Any]:
