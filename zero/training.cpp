@@ -172,6 +172,7 @@ struct Training::Impl {
   ~Impl();
 
   void require_usable() const;
+  void require_between_steps(std::string_view what) const;
   void require_not_begun() const;
   void require_unit(std::size_t unit) const;
   void require_acquirable(std::size_t unit, Phase phase) const;
@@ -315,6 +316,15 @@ void Training::Impl::require_usable() const {
   });
   require(!is_offloaded, Code::out_of_order, [] {
     return Problem{.what = "cannot use the training: it is offloaded from its device", .needed = "reload() first"};
+  });
+}
+
+void Training::Impl::require_between_steps(std::string_view what) const {
+  require_usable();
+  const bool is_in_step = scheduler.uses().oldest() != nullptr || off_plan.has_gradients() || agreement.is_prepared();
+  require(!is_in_step, Code::out_of_order, [&] {
+    return Problem{.what = fmt::format("cannot {}: it is in the middle of a step", what),
+                   .needed = "step() after each backward pass, and the end of all leases"};
   });
 }
 
@@ -576,13 +586,7 @@ std::vector<optim::Rule>& Training::groups() { return impl_->groups; }
 std::uint64_t Training::steps() const { return impl_->agreement.steps(); }
 
 void Training::offload(bool parameters, const AgreeOnMemory& agree) {
-  impl_->require_usable();
-  const bool is_in_step =
-      impl_->scheduler.uses().oldest() != nullptr || impl_->off_plan.has_gradients() || impl_->agreement.is_prepared();
-  require(!is_in_step, Code::out_of_order, [] {
-    return Problem{.what = "cannot offload the training: it is in the middle of a step",
-                   .needed = "step() after each backward pass, and the end of all leases"};
-  });
+  impl_->require_between_steps("offload the training");
   impl_->scheduler.finish();
   Staging staging = impl_->homes.staging(impl_->device_bytes());
   impl_->slots.offload(impl_->running.program(), staging, parameters, agree);
@@ -601,6 +605,13 @@ void Training::reload(const AgreeOnMemory& agree) {
   impl_->is_offloaded = false;
   impl_->scheduler.run_entry(impl_->running.program().entry, true);
 }
+
+void Training::keep_gathered(std::size_t bytes, const AgreeOnMemory& agree) {
+  impl_->require_between_steps("change the memory of the training");
+  impl_->off_plan.keep_gathered(bytes, agree);
+}
+
+std::size_t Training::gathered_bytes() const { return impl_->slots.all_of(SlotRole::gathered).bytes(); }
 
 void Training::visit_state(const TileVisitor& look, const TileFilter& which) {
   finish();

@@ -204,6 +204,12 @@ class TrainingBinding {
     training_->reload(agree_in_python(agree));
   }
 
+  void keep_gathered(std::size_t bytes, const AgreeOnMemoryInPython& agree) {
+    const OneThread::Working working(thread_);
+    training_->keep_gathered(bytes, agree_in_python(agree));
+  }
+  std::size_t gathered_bytes() const { return training_->gathered_bytes(); }
+
   // Between steps: see TensorState. Callbacks acquire Python's lock themselves.
   Parts parts(std::size_t unit, std::size_t tensor) const {
     Parts parts;
@@ -558,7 +564,9 @@ void bind_life(py::class_<TrainingBinding>& training) {
           "wait_for_commit", [](TrainingBinding& self) { self.training().wait_for_commit(); }, Released())
       .def("finish", working(&Training::finish))
       .def("offload", &TrainingBinding::offload, py::kw_only(), py::arg("parameters"), py::arg("agree"))
-      .def("reload", &TrainingBinding::reload, py::kw_only(), py::arg("agree"));
+      .def("reload", &TrainingBinding::reload, py::kw_only(), py::arg("agree"))
+      .def("keep_gathered", &TrainingBinding::keep_gathered, py::arg("bytes"), py::kw_only(), py::arg("agree"))
+      .def_property_readonly("gathered_bytes", &TrainingBinding::gathered_bytes);
 }
 
 void bind_state(py::class_<TrainingBinding>& training) {

@@ -49,6 +49,67 @@ TEST_CASE("a training is offloaded between steps only, and refuses every use unt
   CHECK(trainee.step(1).step == 2);
 }
 
+TEST_CASE("gathered parameters get more memory between steps only, and stay in it from forward to backward") {
+  const auto failures = failures_of_ranks(2, [](Communicator& world) {
+    Trainee trainee(world, {.stage = 3});
+    Training& training = trainee.training;
+    const auto gathered = [&](std::size_t step) {  // bytes in a step
+      const std::size_t before = training.metrics().bytes[static_cast<std::size_t>(Lane::gather)];
+      trainee.step(step);
+      training.finish();
+      return training.metrics().bytes[static_cast<std::size_t>(Lane::gather)] - before;
+    };
+    const std::size_t least = training.gathered_bytes();
+    const std::size_t twice = gathered(0);
+    trainee.trainer.run(training, 1);
+    try {
+      training.keep_gathered(SIZE_MAX);
+      throw std::runtime_error("it was changed in the middle of a step");
+    } catch (const UsageError&) {
+    }
+    training.step();
+    training.keep_gathered(SIZE_MAX);
+    const std::size_t all = training.gathered_bytes();
+    gathered(2);
+    const std::size_t once = gathered(3);
+    if (all <= least || once * 3 > twice * 2) throw std::runtime_error(fmt::format("{} of {} bytes", once, twice));
+    training.keep_gathered(0);
+    gathered(4);
+    if (training.gathered_bytes() != least || gathered(5) != twice) throw std::runtime_error("it did not go back");
+  });
+  CHECK(failures == std::vector<std::string>(2));
+}
+
+TEST_CASE("if one rank has no memory for more gathered parameters, no rank keeps more") {
+  const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+    const auto agree = [&](const std::exception_ptr& failure) {
+      std::int64_t failed = failure ? 1 : 0;
+      world.all_reduce({&failed, 1});
+      if (failure) std::rethrow_exception(failure);
+      if (failed > 0) throw std::runtime_error("another rank had no room");
+    };
+    ScarceAllocator allocator;
+    Trainee plain(world, {.stage = 3});
+    Trainee trainee(world, {.stage = 3, .allocator = &allocator});
+    plain.step(0), trainee.step(0);
+    const std::size_t before = trainee.training.gathered_bytes();
+    allocator.is_empty = world.rank() == 1;
+    bool refused = false;
+    try {
+      trainee.training.keep_gathered(SIZE_MAX, agree);
+    } catch (const std::exception&) {
+      refused = true;
+    }
+    if (!refused || trainee.training.gathered_bytes() != before) throw std::runtime_error("it was changed");
+    allocator.is_empty = false;
+    if (plain.step(1).norm != trainee.step(1).norm) throw std::runtime_error("another norm");
+    trainee.training.keep_gathered(SIZE_MAX, agree);
+    if (plain.step(2).norm != trainee.step(2).norm) throw std::runtime_error("another norm");
+    if (plain.parameters() != trainee.parameters()) throw std::runtime_error("other parameters");
+  });
+  CHECK(failures == std::vector<std::string>(2));
+}
+
 TEST_CASE("if one rank has no memory to reload, no rank reloads, and all can try again") {
   for (const int stage : {2, 3}) {
     const auto failures = failures_of_ranks(2, [&](Communicator& world) {

@@ -112,6 +112,17 @@ TEST_CASE("offloading between steps does not change a bit") {
   }
 }
 
+TEST_CASE("other memory for gathered parameters between steps does not change a bit") {
+  for (const std::size_t ranks : {1u, 2u}) {
+    const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks), .micro_steps = 2});
+    for (const Placement& placement : placements(ranks)) {
+      CAPTURE(ranks, placement.shards, placement.parameters.fractions(), placement.state.fractions());
+      check_same(expected,
+                 train({.placement = placement, .micro_steps = 2, .schedule = {.kept_records = 2}, .regathers = true}));
+    }
+  }
+}
+
 TEST_CASE("a mesh of groups and replicas gives the same bits on every tier") {
   Placement mesh = placement_of_stage(3, 2);
   mesh.replicas = 2;

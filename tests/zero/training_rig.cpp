@@ -90,6 +90,11 @@ void offload_and_reload(Training& training, const Stream* stream) {
   if (stream != nullptr) stream->synchronize();
 }
 
+void keep_gathered(Training& training, std::size_t bytes) {
+  { const Lease evaluated = training.forward(0); }
+  training.keep_gathered(bytes);
+}
+
 void count_moves(const Training& training, std::size_t steps, Outcome& outcome) {
   const Program& program = training.plan().compiled().program();
   const auto count = [&](const std::vector<Op>& ops, std::size_t times) {
@@ -125,6 +130,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
                                   : training.step({.loss_scale = setup.loss_scale, .micro_steps = micro_steps});
     if (world.rank() == 0 && setup.progress >= 0 && ::write(setup.progress, "s", 1) != 1) return outcome;
     if (setup.offloads) offload_and_reload(training, stream);
+    if (setup.regathers) keep_gathered(training, training.steps() % 2 == 1 ? SIZE_MAX : 0);
     outcome.norms.push_back(result.norm);
     outcome.on_demand.push_back(result.metrics.on_demand);
     outcome.reasons.push_back(result.reason);

@@ -30,6 +30,8 @@ struct Setup {
   std::optional<int> gpu{};                        // the GPU's number
   std::size_t verify = 0;
   bool offloads = false;   // after each step and some uses that follow it, then reloads
+  // After each step and some uses that follow it, changes the memory for gathered parameters: all, none, all ...
+  bool regathers = false;
   int progress = -1;       // a pipe: rank 0 writes a byte after each step
   bool keeps_run = false;  // if all state is on drives, in `directory`; otherwise records end with the training
   bool mirrors = false;    // the run, whose ranks then have directories of their own

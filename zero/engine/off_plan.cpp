@@ -39,6 +39,18 @@ void OffPlan::restart_step() {
   parts_.scheduler.follow_program(parts_.running.program().ops);
 }
 
+// What the old program has gathered for the next step is gathered again.
+void OffPlan::keep_gathered(std::size_t bytes, const AgreeOnMemory& agree) {
+  parts_.scheduler.finish();
+  auto changed = parts_.running.compile_with(bytes);
+  if (changed->slots == parts_.running.program().slots) return;
+  parts_.slots.change_to(*changed, agree);
+  const CompileInput& input = parts_.running.input();
+  parts_.running.change_to(std::move(changed), input.trace, input.extra_sum_slots);
+  restart_step();
+  parts_.scheduler.run_entry(parts_.running.program().entry, true);
+}
+
 // Each list begins when everything before it is over, because it may use any memory. So every lease has to end first.
 void OffPlan::go_off_plan(const Visit& next) {
   const Op* const open = parts_.scheduler.uses().oldest();

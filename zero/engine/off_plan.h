@@ -24,6 +24,7 @@ class OffPlan {
   void serve_step();               // makes the agreement the next one
   void forget_gathered();          // further uses of the step gather changed parameters again
   void restart_step();             // discards the uses so far, and follows the program from its beginning
+  void keep_gathered(std::size_t bytes, const AgreeOnMemory& agree);  // between steps: see Training
 
   void remember(const Trace& chain);                 // uses that have begun
   const Trace& visited() const { return visited_; }  // the visits of this step

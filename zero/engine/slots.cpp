@@ -92,6 +92,13 @@ std::unique_ptr<const Program> RunningProgram::compile_for(const Trace& trace, b
   return std::make_unique<const Program>(compile(input_for(trace, extra_sum_slots)));
 }
 
+std::unique_ptr<const Program> RunningProgram::compile_with(std::size_t gathered_bytes) const {
+  CompileInput input = input_;
+  input.gathered_bytes.reset();
+  input.schedule.gathered_bytes = gathered_bytes;
+  return std::make_unique<const Program>(compile(input));
+}
+
 void RunningProgram::change_to(std::unique_ptr<const Program> program, const Trace& trace, bool extra_sum_slots) {
   compiled_ = std::move(program);
   input_.trace = trace;
@@ -148,17 +155,18 @@ Buffer Slots::reserve(const Slot& slot, Resident resident, bool is_exchanged) co
   return allocate(accounts_, request);
 }
 
-void Slots::change_to(const Program& program) {
+void Slots::change_to(const Program& program, const AgreeOnMemory& agree) {
   std::vector<Buffer> buffers;
   std::vector<std::pair<std::size_t, std::size_t>> kept;  // where each comes from, and where it goes
   std::set<std::size_t> exchanged = exchanged_slots(program);
-  for (const Slot& slot : program.slots) {
-    const auto same = std::ranges::find(slots_, slot);
-    if (same != slots_.end()) kept.emplace_back(same - slots_.begin(), buffers.size());
-    const bool is_exchanged = exchanged.contains(buffers.size());
-    buffers.push_back(same != slots_.end() ? Buffer()  // reserve() may throw: nothing has changed yet
-                                           : reserve(slot, Resident::at_once, is_exchanged));
-  }
+  agree(failure_of([&] {
+    for (const Slot& slot : program.slots) {
+      const auto same = std::ranges::find(slots_, slot);
+      if (same != slots_.end()) kept.emplace_back(same - slots_.begin(), buffers.size());
+      const bool is_exchanged = exchanged.contains(buffers.size());
+      buffers.push_back(same != slots_.end() ? Buffer() : reserve(slot, Resident::at_once, is_exchanged));
+    }
+  }));
   unregister_from_queues();
   for (const auto& [from, to] : kept) {
     buffers[to] = std::move(buffers_[from]);

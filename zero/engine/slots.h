@@ -31,6 +31,7 @@ class RunningProgram {
 
   // Compiles for the same memory for gathered units. `extra_sum_slots`: see CompileInput.
   std::unique_ptr<const Program> compile_for(const Trace& trace, bool extra_sum_slots) const;
+  std::unique_ptr<const Program> compile_with(std::size_t gathered_bytes) const;  // in other memory
   void change_to(std::unique_ptr<const Program> program, const Trace& trace, bool extra_sum_slots);
 
  private:
@@ -67,8 +68,8 @@ class Slots {
   ~Slots();
 
   // Only while nothing uses the slots. Those of the same name and size keep their memory and its contents; others are
-  // freed or reserved. If it throws, nothing has changed.
-  void change_to(const Program& program);
+  // freed or reserved. `agree` is called as in reload(). If it throws, nothing has changed.
+  void change_to(const Program& program, const AgreeOnMemory& agree = throw_own);
 
   // Only while nothing uses the slots: frees the device tier's memory, except that of parameters, if those stay. State
   // and parameters are copied to the host and back; everything else returns zeroed. `agree` is called once the new

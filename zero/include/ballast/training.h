@@ -178,6 +178,10 @@ class Training {
   // parameters stay on the device; otherwise their addresses change. If `agree` throws, nothing has changed.
   void offload(bool parameters = true, const AgreeOnMemory& agree = throw_own);
   void reload(const AgreeOnMemory& agree = throw_own);
+  // Gives gathered parameters this much memory from now on, at least what prefetching needs and at most what all of them take.
+  // Those that fit stay from forward to backward. If `agree` throws, nothing has changed.
+  void keep_gathered(std::size_t bytes, const AgreeOnMemory& agree = throw_own);
+  std::size_t gathered_bytes() const;  // the memory that gathered parameters have now; 0 if none are gathered
 
   // Show the local shard, tile by tile, in host memory. TensorState shows it by tensor. change_state() commits changed tiles
   // on drives together, as step steps(), once `agree` has returned. If it throws, the records of a run stay as they were;
