@@ -116,11 +116,11 @@ def has_compiled() -> bool:
     """Return whether torch.compile() has compiled any code of this process."""
     import torch._dynamo  # takes a second, which no program needs that does not train
 
-    return torch._dynamo.convert_frame.FRAME_COUNTER > 0
+    return bool(torch._dynamo.convert_frame.FRAME_COUNTER)
 
 
 def call_before_compiling(function: Callable[[], object]) -> Callable[[], None]:
-    """Call a function each time before torch.compile() begins to compile code, until the function that is returned is called."""
+    """Call a function each time before torch.compile() compiles code. Return a function that ends this."""
     import torch._dynamo
 
     def call(_: object) -> None:

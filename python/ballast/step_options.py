@@ -213,13 +213,14 @@ class ScheduleOptions:
         metavar="N",
         deepspeed=("zero_optimization.prefetch_bucket_size", "zero_optimization.stage3_prefetch_bucket_size"),
     )
-    keep_gathered: Option[KeepGathered, bool | int] = Option(
-        False,
-        'in stage 3, True or "all" keeps parameters gathered until backward, "4GiB" as many as fit into that',
+    keep_gathered: Option[KeepGathered | None, bool | int | None] = Option(
+        None,
+        'in stage 3, True or "all" keeps parameters gathered until backward, "4GiB" as many as fit in that, False none; None: '
+        "after some steps as many as fit into what `memory=` leaves; or, between hosts with CPUs, into most of what is free",
         read_keep_gathered,
         needs_stage_3=True,
         core="gathered_bytes",
-        to_core=lambda size: ALL_BYTES if size is True else int(size),
+        to_core=lambda size: ALL_BYTES if size is True else int(size or 0),
         metavar="SIZE",
         deepspeed=tuple(
             f"zero_optimization.{prefix}{key}"

@@ -203,7 +203,7 @@ class WrapOptions(StepOptions):
         options = _core.TrainingOptions()
         assert self.stage is not None  # it is chosen by now
         set_core(options, self, self.tuning, self.run)
-        options.overlap_gathers = self.tuning.overlap_gathers and self.stage < 3  # stage 3 always overlaps them
+        options.overlap_gathers = bool(self.tuning.overlap_gathers) and self.stage < 3  # stage 3 always overlaps them
         options.gpu = gpu
         options.stream = stream
         for kind, tiers in self.tiers.items():

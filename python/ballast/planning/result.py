@@ -93,7 +93,7 @@ class Plan:
     optimizer: str = "adamw"
     replicas: int = 1  # copies of the parameters
     prefetch: int = 1  # units that are gathered ahead in stage 3
-    keep_gathered: bool | int = False  # whether parameters stay from forward to backward in stage 3, or bytes of them
+    keep_gathered: bool | int | None = None  # whether parameters stay from forward to backward in stage 3, or bytes of them
     outer: DiLoCo | None = None  # hosts train on their own
     wire: Mapping[str, str] = field(default_factory=dict)  # formats of what ranks send, by kind, that are not exact
     notes: tuple[str, ...] = ()

@@ -117,7 +117,7 @@ def settings_of(request: PlanRequest) -> list[Axis]:
         axes.append([Change.of({"offload": "auto"}, offload="auto")])
     if options.prefetch > 1:
         axes.append([Change.of({"prefetch": 1}, prefetch=1)])
-    if options.keep_gathered > 0:
+    if options.keep_gathered:
         axes.append([Change.of({"keep_gathered": 0}, keep_gathered=0)])
     if options.parameter_replicas > 1:
         axes.append([Change.of({"replicas": 1}, replicas=1)])

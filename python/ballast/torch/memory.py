@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Mapping
+from resource import RUSAGE_SELF, getrusage
 
 import torch
 
@@ -48,6 +49,11 @@ def resident_bytes() -> int:
             return int(file.read(128).split()[1]) * mmap.PAGESIZE
     except OSError:
         return 0
+
+
+def bytes_below_peak() -> int:
+    """Return how much less memory is resident than this process has had at most."""
+    return max(getrusage(RUSAGE_SELF).ru_maxrss * 1024 - resident_bytes(), 0)
 
 
 def map_tensors_separately(least: int) -> None:

@@ -41,6 +41,43 @@ def test_each_unit_that_is_gathered_ahead_takes_its_memory():
         assert in_units(sent, most_sent) == 2
 
 
+GIB = 1 << 30
+TWICE = {"keep_gathered": False}
+
+
+def test_between_hosts_parameters_stay_by_themselves_once_the_order_is_known():
+    configurations = [TWICE, {}, {"keep_gathered": True}]
+    for twice, auto, once in run_ranks(2, gathered_once.kept_by_itself, 2, configurations, [GIB]):
+        assert auto.losses == twice.losses == once.losses
+        assert auto.device_bytes[0] == twice.device_bytes[0] < once.device_bytes[0] == auto.device_bytes[-1]
+        assert sum(auto.sent[-20:]) == pytest.approx(sum(once.sent[-20:]), rel=0.05)
+        assert sum(auto.sent[-20:]) < 0.8 * sum(twice.sent[-20:])
+
+
+def test_on_one_host_nothing_stays_by_itself():
+    for twice, auto in run_ranks(2, gathered_once.kept_by_itself, 1, [TWICE, {}], [GIB]):
+        assert auto.device_bytes == twice.device_bytes
+
+
+@pytest.mark.parametrize(("free", "stays"), [(3 * UNIT, 2), (0, 0)])
+def test_three_quarters_of_what_is_free_are_for_parameters_that_stay(free, stays):
+    for [auto] in run_ranks(2, gathered_once.kept_by_itself, 2, [{}], [free]):
+        assert stays * UNIT <= auto.device_bytes[-1] - auto.device_bytes[0] < (stays + 1) * UNIT
+
+
+def test_memory_is_given_back_when_less_is_free():
+    for twice, auto in run_ranks(2, gathered_once.kept_by_itself, 2, [TWICE, {}], [GIB, GIB, 1]):
+        assert auto.losses == twice.losses
+        assert auto.device_bytes[0] == auto.device_bytes[-1] < max(auto.device_bytes)
+
+
+def test_parameters_stay_in_what_the_limit_leaves():
+    configurations = [TWICE, {"memory": "36KiB"}]
+    for twice, auto in run_ranks(2, gathered_once.kept_by_itself, 1, configurations, [0]):
+        assert auto.losses == twice.losses
+        assert twice.device_bytes[-1] < auto.device_bytes[-1] <= 36 << 10
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -36,6 +36,7 @@ from ballast.checks import fail, refuse, refuse_order
 from ballast.ranks import Group, failed_ranks
 from ballast.torch.calls.hooks import ModuleHook, refuse_other_thread
 from ballast.torch.memory import tensor_at
+from ballast.torch.parameters.gathered_memory import GatheredMemory
 from ballast.torch.parameters.managed_parameter import Lifecycle, kind_of, plain, require_no_cast
 from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.stored_tensors import StoredTensor
@@ -64,6 +65,7 @@ class ShardedParameters(ParameterMemory):
         options: _core.TrainingOptions,
         core: _core.Training,
         units: Sequence[ParameterUnit],
+        gathered_memory: GatheredMemory | None,
     ):
         self.group = group
         self._core = core
@@ -77,6 +79,7 @@ class ShardedParameters(ParameterMemory):
         self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
         self._gather.take(self)
         keep_packing(model, warns=group.rank == 0)
+        self._gathered_memory = gathered_memory
 
     # --- As the owner of parameters ---
 
@@ -258,11 +261,13 @@ class ShardedParameters(ParameterMemory):
     ) -> None:
         self._gather.before_gather, self._gather.after_call = before, after_call
 
-    def after_step(self, *, updated: bool) -> None:
+    def after_step(self, result: _core.StepResult) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
         self._saved.end_all_calls()
-        if updated:
+        if not result.skipped:
             self._gather.count_update()
+        if self._gathered_memory is not None:
+            self._gathered_memory.after_step(result.metrics)
 
     def after_load(self) -> None:
         self._gather.count_writes(self._gather.members.values())

@@ -45,7 +45,7 @@ class ParameterMemory:
         """Hold these parameters full inside the block, and keep writes to them."""
         raise NotImplementedError
 
-    def after_step(self, *, updated: bool) -> None:
+    def after_step(self, result: _core.StepResult) -> None:
         """Let torch see the updated parameters, as soon as they are there."""
         raise NotImplementedError
 
@@ -187,8 +187,8 @@ class FullParameters(ParameterMemory):
             each.fill(place)
             self._versions.append(each.parameter._version)
 
-    def after_step(self, *, updated: bool) -> None:
-        if updated:
+    def after_step(self, result: _core.StepResult) -> None:
+        if not result.skipped:
             self._count_write()
         if self._gathers is None or any(self._open.values()):
             self._core.finish()

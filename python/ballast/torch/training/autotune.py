@@ -236,7 +236,7 @@ class Search:
         question = _core.Question(model_of(units), machine)
         set_core(question, options, options.tuning)
         question.ranks, question.stage = ranks, stage
-        question.overlap_gathers = options.tuning.overlap_gathers and stage < 3
+        question.overlap_gathers = bool(options.tuning.overlap_gathers) and stage < 3
         question.set_rule(self._request.rule)
         question.set_work([(0.0, 0.0)] * len(units))  # the model's computing time is not known before the first step
         if coarse:

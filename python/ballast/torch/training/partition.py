@@ -564,7 +564,7 @@ class Partition(ShardedState):
             if not result.skipped:
                 for member in self.unused:
                     member.missed += 1
-            self.memory.after_step(updated=not result.skipped)
+            self.memory.after_step(result)
             self.gradients.spend()
             self._reset_step()
             return result

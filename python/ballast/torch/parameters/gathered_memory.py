@@ -1,0 +1,92 @@
+"""The memory in which stage 3 keeps parameters gathered from forward to backward, where no option says how much that is."""
+
+from __future__ import annotations
+
+import logging
+
+from ballast import _core
+from ballast.connecting import Group
+from ballast.errors import FailureError, OutOfMemoryError
+from ballast.planning.hardware import available_memory, this_machine
+from ballast.sizes import human_size
+from ballast.torch.collectives import agree_on_memory, from_all_ranks, words_of_all_ranks
+from ballast.torch.memory import bytes_below_peak
+
+log = logging.getLogger("ballast")
+
+FIRST_STEPS = 3  # later steps take as much memory as these
+LAST_STEPS = 20  # a training whose order still changes by then keeps nothing
+STEPS_BETWEEN_LOOKS = 16  # at what is free
+USED_FRACTION = 0.75  # of what the first steps leave; the rest is for larger batches, and for other programs
+
+
+class GatheredMemory:
+    """Gives gathered parameters the memory that `budget` leaves of the device. Without a budget it gives them what is free on a
+    host with CPUs, if gathers come from other hosts, and takes it back when less is free. All ranks call it together.
+
+    Torch's memory on a GPU may grow at any time, and cannot ask for any back, so without a budget nothing is kept there.
+    """
+
+    def __init__(self, core: _core.Training, ranks: Group, budget: int | None, gpu: int | None):
+        self._core, self._ranks, self._budget = core, ranks, budget
+        machines = [] if budget is not None or gpu is not None else from_all_ranks(ranks, _core.machine_name())
+        self._ranks_here = machines.count(_core.machine_name())
+        self._looks = budget is not None or self._ranks_here < len(machines)
+        self._steps = 0
+        self._least = core.gathered_bytes  # with nothing kept
+        self._headroom = 0  # bytes that are left to all else on this rank
+
+    @property
+    def _kept(self) -> int:
+        return self._core.gathered_bytes - self._least
+
+    def after_step(self, metrics: _core.StepMetrics) -> None:
+        if not self._looks:
+            return
+        self._steps += 1
+        if self._kept > 0:
+            if self._steps % STEPS_BETWEEN_LOOKS == 0:
+                self._give_back(metrics)
+        elif self._steps >= FIRST_STEPS and metrics["on_demand"] == 0:  # in a program's order, which uses what is kept
+            self._keep(metrics)
+        elif self._steps == LAST_STEPS:
+            self._looks = False
+
+    def _keep(self, metrics: _core.StepMetrics) -> None:
+        free = self._free(metrics)
+        self._change(self._least_of_ranks(free if self._budget is not None else int(USED_FRACTION * free)))
+        self._headroom = free - self._kept
+        self._looks = self._kept > 0 and self._budget is None
+        if self._kept > 0 and self._ranks.rank == 0:
+            log.info(
+                "from now on parameters stay gathered from forward to backward in %s of %s that are free on each rank; "
+                "tuning=ballast.Tuning(keep_gathered=False) gathers them twice",
+                human_size(self._kept),
+                human_size(free),
+            )
+
+    def _give_back(self, metrics: _core.StepMetrics) -> None:
+        """Keep less if half of what was left to all else is gone on any rank."""
+        missing = self._headroom - self._free(metrics)
+        before = self._kept
+        wanted = self._least_of_ranks(before if 2 * missing < self._headroom else max(before - 2 * missing, 0))
+        if wanted < before:
+            self._change(wanted)
+            self._looks = self._kept > 0
+            if self._ranks.rank == 0:
+                log.info("less memory is free: parameters stay gathered in %s of each rank", human_size(self._kept))
+
+    def _free(self, metrics: _core.StepMetrics) -> int:
+        if self._budget is not None:
+            return max(self._budget - metrics["memory"]["device"], 0)
+        return max(available_memory(this_machine()) // self._ranks_here - bytes_below_peak(), 0)
+
+    def _least_of_ranks(self, mine: int) -> int:
+        [all_ranks] = words_of_all_ranks(self._ranks, [mine])
+        return min(all_ranks)
+
+    def _change(self, kept: int) -> None:
+        try:
+            self._core.keep_gathered(self._least + kept, agree=agree_on_memory(self._ranks, "a change of gathered memory"))
+        except (OutOfMemoryError, FailureError) as error:
+            log.info("parameters do not stay gathered: %s", error)
