@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 
 from ballast import _core
-from ballast.connecting import Group
 from ballast.errors import FailureError, OutOfMemoryError
 from ballast.planning.hardware import available_memory, this_machine
+from ballast.ranks import Group, agree_on_memory, from_all_ranks, words_of_all_ranks
 from ballast.sizes import human_size
-from ballast.torch.collectives import agree_on_memory, from_all_ranks, words_of_all_ranks
 from ballast.torch.memory import bytes_below_peak
 
 log = logging.getLogger("ballast")
