@@ -215,8 +215,7 @@ class ScheduleOptions:
     )
     keep_gathered: Option[KeepGathered | None, bool | int | None] = Option(
         None,
-        'in stage 3, True or "all" keeps parameters gathered until backward, "4GiB" as many as fit in that, False none; None: '
-        "after some steps as many as fit into what `memory=` leaves; or, between hosts with CPUs, into most of what is free",
+        'in stage 3, True or "all" keeps parameters gathered until backward, "4GiB" as many as fit, None as memory allows',
         read_keep_gathered,
         needs_stage_3=True,
         core="gathered_bytes",
