@@ -65,7 +65,6 @@ class ShardedParameters(ParameterMemory):
         options: _core.TrainingOptions,
         core: _core.Training,
         units: Sequence[ParameterUnit],
-        gathered_memory: GatheredMemory | None,
     ):
         self.group = group
         self._core = core
@@ -79,7 +78,7 @@ class ShardedParameters(ParameterMemory):
         self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
         self._gather.take(self)
         keep_packing(model, warns=group.rank == 0)
-        self._gathered_memory = gathered_memory
+        self.gathered_memory: GatheredMemory | None = None  # until it needs no more looks at the memory
 
     # --- As the owner of parameters ---
 
@@ -266,8 +265,8 @@ class ShardedParameters(ParameterMemory):
         self._saved.end_all_calls()
         if not result.skipped:
             self._gather.count_update()
-        if self._gathered_memory is not None:
-            self._gathered_memory.after_step(result.metrics)
+        if self.gathered_memory is not None and not self.gathered_memory.after_step(result.metrics):
+            self.gathered_memory = None
 
     def after_load(self) -> None:
         self._gather.count_writes(self._gather.members.values())

@@ -19,18 +19,24 @@ STEPS_BETWEEN_LOOKS = 16  # at what is free
 USED_FRACTION = 0.75  # of what the first steps leave; the rest is for larger batches, and for other programs
 
 
-class GatheredMemory:
-    """Gives gathered parameters the memory that `budget` leaves of the device. Without a budget it gives them what is free on a
-    host with CPUs, if gathers come from other hosts, and takes it back when less is free. All ranks call it together.
+def gathered_memory_for(core: _core.Training, ranks: Group, budget: int | None, gpu: int | None) -> GatheredMemory | None:
+    """Return what gives memory to gathered parameters: that which `budget` leaves of the device, or what is free on a host with
+    CPUs, if gathers come from other hosts. None if they keep the least. All ranks call it together.
 
     Torch's memory on a GPU may grow at any time, and cannot ask for any back, so without a budget nothing is kept there.
     """
+    if budget is not None:
+        return GatheredMemory(core, ranks, budget, ranks_here=1)
+    machines = [] if gpu is not None else from_all_ranks(ranks, _core.machine_name())
+    ranks_here = machines.count(_core.machine_name())
+    return GatheredMemory(core, ranks, None, ranks_here) if ranks_here < len(machines) else None
 
-    def __init__(self, core: _core.Training, ranks: Group, budget: int | None, gpu: int | None):
-        self._core, self._ranks, self._budget = core, ranks, budget
-        machines = [] if budget is not None or gpu is not None else from_all_ranks(ranks, _core.machine_name())
-        self._ranks_here = machines.count(_core.machine_name())
-        self._looks = budget is not None or self._ranks_here < len(machines)
+
+class GatheredMemory:
+    """Changes the memory for gathered parameters after steps, on all ranks together."""
+
+    def __init__(self, core: _core.Training, ranks: Group, budget: int | None, ranks_here: int):
+        self._core, self._ranks, self._budget, self._ranks_here = core, ranks, budget, ranks_here
         self._steps = 0
         self._least = core.gathered_bytes  # with nothing kept
         self._headroom = 0  # bytes that are left to all else on this rank
@@ -39,23 +45,19 @@ class GatheredMemory:
     def _kept(self) -> int:
         return self._core.gathered_bytes - self._least
 
-    def after_step(self, metrics: _core.StepMetrics) -> None:
-        if not self._looks:
-            return
+    def after_step(self, metrics: _core.StepMetrics) -> bool:
+        """Return whether to call this again."""
         self._steps += 1
         if self._kept > 0:
-            if self._steps % STEPS_BETWEEN_LOOKS == 0:
-                self._give_back(metrics)
-        elif self._steps >= FIRST_STEPS and metrics["on_demand"] == 0:  # in a program's order, which uses what is kept
-            self._keep(metrics)
-        elif self._steps == LAST_STEPS:
-            self._looks = False
+            return self._steps % STEPS_BETWEEN_LOOKS > 0 or self._give_back(metrics)
+        if self._steps >= FIRST_STEPS and metrics["on_demand"] == 0:  # in a program's order, which uses what is kept
+            return self._keep(metrics)
+        return self._steps < LAST_STEPS
 
-    def _keep(self, metrics: _core.StepMetrics) -> None:
+    def _keep(self, metrics: _core.StepMetrics) -> bool:
         free = self._free(metrics)
         self._change(self._least_of_ranks(free if self._budget is not None else int(USED_FRACTION * free)))
         self._headroom = free - self._kept
-        self._looks = self._kept > 0 and self._budget is None
         if self._kept > 0 and self._ranks.rank == 0:
             log.info(
                 "from now on parameters stay gathered from forward to backward in %s of %s that are free on each rank; "
@@ -63,17 +65,18 @@ class GatheredMemory:
                 human_size(self._kept),
                 human_size(free),
             )
+        return self._kept > 0 and self._budget is None
 
-    def _give_back(self, metrics: _core.StepMetrics) -> None:
+    def _give_back(self, metrics: _core.StepMetrics) -> bool:
         """Keep less if half of what was left to all else is gone on any rank."""
         missing = self._headroom - self._free(metrics)
         before = self._kept
         wanted = self._least_of_ranks(before if 2 * missing < self._headroom else max(before - 2 * missing, 0))
         if wanted < before:
             self._change(wanted)
-            self._looks = self._kept > 0
             if self._ranks.rank == 0:
                 log.info("less memory is free: parameters stay gathered in %s of each rank", human_size(self._kept))
+        return self._kept > 0
 
     def _free(self, metrics: _core.StepMetrics) -> int:
         if self._budget is not None:

@@ -29,7 +29,7 @@ from ballast.torch.parameters.deferred_parameters import (
     suspend,
     suspend_and_drop,
 )
-from ballast.torch.parameters.gathered_memory import GatheredMemory
+from ballast.torch.parameters.gathered_memory import gathered_memory_for
 from ballast.torch.parameters.managed_parameter import is_without_values, managed
 from ballast.torch.parameters.overlapped_gathers import OverlappedGathers
 from ballast.torch.parameters.parameter_memory import FullParameters, ParameterMemory
@@ -123,10 +123,10 @@ class Partitioner:
 
     def _make_memory(self, options: _core.TrainingOptions, core: _core.Training, units: list[ParameterUnit]) -> ParameterMemory:
         if not self.options.keeps_full_parameters:
-            memory = None
+            memory = ShardedParameters(self._given.required_model, self.ranks.of_data, options, core, units)
             if self.options.tuning.keep_gathered is None:
-                memory = GatheredMemory(core, self.ranks.of_data, self.options.memory, options.gpu)
-            return ShardedParameters(self._given.required_model, self.ranks.of_data, options, core, units, memory)
+                memory.gathered_memory = gathered_memory_for(core, self.ranks.of_data, self.options.memory, options.gpu)
+            return memory
         overlaps = options.overlap_gathers
         gathers = OverlappedGathers(self._given.required_model, options, core, units) if overlaps else None
         return FullParameters(self.ranks.of_data, core, units, gathers)
