@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from drawing import Drawing
 
+
 class Hop(NamedTuple):
     """A call: its function, the file that defines it, and its decision."""
 

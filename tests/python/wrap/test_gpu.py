@@ -162,24 +162,16 @@ class Streams:
 
 
 @pytest.fixture
-def in_another_stream(device, monkeypatch):
-    if device != "cpu":
-        of_torch = torch.get_device_module(device)
-        return lambda: of_torch.stream(of_torch.Stream())
-    streams = Streams(monkeypatch)
-    return lambda: streams.stream(8)
+def in_another_stream(device):
+    of_torch = torch.get_device_module(device)
+    return lambda: of_torch.stream(of_torch.Stream())
 
 
 def uses_of(training: Training, folder) -> dict[str, Callable[[], object]]:
     """Return by name calls that read or write parameters, gradients or state in the middle of a step."""
-    loss = training.model(training.batch).square().mean()
+    training.model(training.batch)
     last = torch.ones(20, device=training.batch.device)
-    of_autograd = {  # on a GPU, autograd uses the streams of the forward pass
-        "what backward finds again": loss.backward,
-        "a forward and a backward pass": lambda: training.model(training.batch).sum().backward(),
-    }
     return {
-        **(of_autograd if training.batch.device.type == "cpu" else {}),
         "a call of the model": lambda: training.model(training.batch),
         "an evaluation": torch.no_grad()(lambda: training.model(training.batch)),
         "the module whose parameters are there": torch.no_grad()(lambda: training.model.head(last)),
@@ -196,7 +188,7 @@ def uses_of(training: Training, folder) -> dict[str, Callable[[], object]]:
 ON_FULL_PARAMETERS = ("a call of the model", "an evaluation", "the module whose parameters are there", "gather", "export")
 
 
-@on_devices
+@on_gpus
 @every_configuration
 def test_operations_in_another_stream_are_refused_and_change_nothing(device, configuration, in_another_stream, tmp_path):
     training, undisturbed = Training(device, **configuration), Training(device, **configuration)
@@ -219,7 +211,7 @@ def test_operations_in_another_stream_are_refused_and_change_nothing(device, con
     assert training.step() == undisturbed.step()
 
 
-@on_devices
+@on_gpus
 @every_configuration
 @pytest.mark.parametrize("when", ["between steps", "in a step", "offloaded"])
 def test_a_training_ends_in_any_stream(device, configuration, when, in_another_stream):
@@ -248,22 +240,24 @@ def test_values_that_another_stream_still_writes_are_there_at_the_end(device, co
     assert all((parameter == 2).all() for parameter in training.model.parameters())
 
 
+@on_gpus
 @pytest.mark.parametrize("use", [lambda each: torch.nn.utils.clip_grad_norm_(each, 1.0), lambda each: each[0].grad.norm()])
-def test_norms_of_gradients_in_another_stream_are_refused(monkeypatch, use):
-    training, streams = Training("cpu", stage=3), Streams(monkeypatch)
+def test_norms_of_gradients_in_another_stream_are_refused(device, in_another_stream, use):
+    training = Training(device, stage=3)
     training.model(training.batch).sum().backward()
-    with streams.stream(8), pytest.raises(ballast.UsageError, match="another CUDA stream"):
+    with in_another_stream(), pytest.raises(ballast.UsageError, match="another CUDA stream"):
         use(list(training.model.parameters()))
     use(list(training.model.parameters()))
     training.optimizer.step()
 
 
-def test_a_parameter_that_a_running_module_uses_in_another_stream_is_refused(monkeypatch):
-    training, streams = Training("cpu", stage=3), Streams(monkeypatch)
+@on_gpus
+def test_a_parameter_that_a_running_module_uses_in_another_stream_is_refused(device, in_another_stream):
+    training = Training(device, stage=3)
     training.step()
 
     def use(*_: object) -> None:
-        with streams.stream(8), pytest.raises(ballast.UsageError, match="another CUDA stream"):
+        with in_another_stream(), pytest.raises(ballast.UsageError, match="another CUDA stream"):
             training.model.last.weight.sum()
         training.model.last.weight.sum()
 
@@ -272,17 +266,20 @@ def test_a_parameter_that_a_running_module_uses_in_another_stream_is_refused(mon
     hook.remove()
 
 
-def test_writes_are_kept_in_the_stream_of_the_training(monkeypatch):
-    training, streams, seen = Training("cpu", stage=3), Streams(monkeypatch), []
+@on_gpus
+def test_writes_are_kept_in_the_stream_of_the_training(device, in_another_stream, monkeypatch):
+    training, seen, of_torch = Training(device, stage=3), [], torch.get_device_module(device)
+    of_training = gpu.current_stream(0)
     training.step()
-    keep = sharded_parameters.agree_on_writes
-    monkeypatch.setattr(sharded_parameters, "agree_on_writes", lambda *args: seen.append(streams.current) or keep(*args))
+    keep, synchronize = sharded_parameters.agree_on_writes, of_torch.synchronize
+    monkeypatch.setattr(sharded_parameters, "agree_on_writes", lambda *args: seen.append(gpu.current_stream(0)) or keep(*args))
+    monkeypatch.setattr(of_torch, "synchronize", lambda *args: seen.append("waits") or synchronize(*args))
     block = ballast.gather(training.model)
     block.__enter__()
     torch.nn.init.ones_(training.model.last.weight)
-    with streams.stream(8):
+    with in_another_stream():
         block.__exit__(None, None, None)
-    assert (seen, streams.waits) == ([0], 2)  # before the values are read, and before memory is reused
+    assert seen == ["waits", of_training, "waits"]  # before the values are read, and before memory is reused
     with ballast.gather(training.model):
         assert (training.model.last.weight == 1).all()
 
