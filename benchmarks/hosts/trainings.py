@@ -13,35 +13,38 @@ from network import SITES, Site
 from systems import ALONE, DDP, FSDP, SMALL, SYSTEMS, WORKLOADS, System, Workload, deepspeed_name
 
 HYBRID = "FSDP2, hybrid"
-OVERLAPPED = "overlapped"
-ONCE = "gathered once"
+WAITING = "not overlapped"
+OVERLAPPED = "overlapped"  # by hand, as the plain case does by itself
+TWICE = "gathered twice"
+ONCE = "gathered once"  # by hand, as the plain case does by itself after some steps
 FURTHER = "two units ahead"
 INT8 = "codes of 8 bits"
 INT4 = "gradients in codes of 4 bits"
-KEPT = {"keep_gathered": True}
+KEPT, FREED = {"keep_gathered": True}, {"keep_gathered": False}
 SMALL_GRADIENTS = {"gather": "int8", "reduce": "int4"}
 NAMES = [ALONE, DDP, FSDP, *(deepspeed_name(stage) for stage in (1, 2, 3)), *(f"Ballast stage {stage}" for stage in (1, 2, 3))]
 TRAINED = [
     *(system for system in SYSTEMS if system.name in NAMES),
     System(HYBRID, "HybridFsdp", {}, (ALONE, DDP)),
     *(
-        System(f"Ballast stage {stage}, {OVERLAPPED}", "Ballast", {"stage": stage, "overlap_gathers": True}, (ALONE, DDP))
+        System(f"Ballast stage {stage}, {name}", "Ballast", {"stage": stage, "overlap_gathers": overlaps}, (ALONE, DDP))
         for stage in (1, 2)
+        for name, overlaps in ((WAITING, False), (OVERLAPPED, True))
     ),
-    System(f"Ballast stage 3, {FURTHER}", "Ballast", {"stage": 3, "prefetch": 2}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {TWICE}", "Ballast", {"stage": 3, **FREED}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {FURTHER}", "Ballast", {"stage": 3, "prefetch": 2, **FREED}, (ALONE, DDP)),
     System(f"Ballast stage 3, {ONCE}", "Ballast", {"stage": 3, **KEPT}, (ALONE, DDP)),
     System(f"Ballast stage 2, {INT8}", "Ballast", {"stage": 2, "wire": {"reduce": "int8"}}, (ALONE, DDP)),
-    System(f"Ballast stage 3, {INT8}", "Ballast", {"stage": 3, "wire": "int8"}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {INT8}", "Ballast", {"stage": 3, "wire": "int8", **FREED}, (ALONE, DDP)),
     System(f"Ballast stage 2, {INT4}", "Ballast", {"stage": 2, "wire": {"reduce": "int4"}}, (ALONE, DDP)),
-    System(f"Ballast stage 3, {INT4}", "Ballast", {"stage": 3, "wire": SMALL_GRADIENTS}, (ALONE, DDP)),
+    System(f"Ballast stage 3, {INT4}", "Ballast", {"stage": 3, "wire": SMALL_GRADIENTS, **FREED}, (ALONE, DDP)),
     System(f"Ballast stage 3, {ONCE}, {INT8}", "Ballast", {"stage": 3, "wire": "int8", **KEPT}, (ALONE, DDP)),
     System(f"Ballast stage 3, {ONCE}, {INT4}", "Ballast", {"stage": 3, "wire": SMALL_GRADIENTS, **KEPT}, (ALONE, DDP)),
 ]
-OURS = [system.name for system in TRAINED if system.is_ballast]
 
 # How often all parameters cross a link in a step, apart from the host's own share: a reduction, and a gather after it.
 # Gathers in backward, and in forward, are separate where each parameter is freed after its use.
-FREEING = [FSDP, deepspeed_name(3), *(name for name in OURS if name.startswith("Ballast stage 3") and ONCE not in name)]
+FREEING = [FSDP, deepspeed_name(3), *(system.name for system in TRAINED if system.options.get("keep_gathered") is False)]
 CROSSINGS = {ALONE: 0, **{name: 3 for name in FREEING}}
 CROSSINGS_OTHERWISE = 2
 # The bytes of those crossings that are codes, for each value: a block of 128 values has 4 bytes more.

@@ -35,7 +35,7 @@ def test_a_link_carries_what_its_host_has_not():
     parameters = 30_033_920
     fewer_positions = parameters - (256 - 32) * 640
     assert OURS.needed_bytes == 2 * 2 * parameters / 2
-    assert OURS.of("Ballast stage 3").needed_bytes == 3 * 2 * parameters / 2
+    assert OURS.of(f"Ballast stage 3, {trainings.TWICE}").needed_bytes == 3 * 2 * parameters / 2
     assert OURS.of(ALONE).needed_bytes == 0
     assert case_of("4 x 1, 1 Gbit/s, 30M: DDP").needed_bytes == 2 * 2 * parameters * 3 / 4
     assert case_of("2 x 2, 1 Gbit/s, 30M, fp32: DDP").needed_bytes == 2 * 4 * fewer_positions / 2
