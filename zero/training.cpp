@@ -163,9 +163,9 @@ Simulation Plan::simulate(const Machine& machine, std::span<const UnitWork> work
 
 std::shared_ptr<ExchangeOrder> make_exchange_order() { return std::make_shared<ExchangeOrder>(); }
 
-// What a training consists of, for one rank's trainer. Operations run on the lanes' threads. An off-plan step, which leaves the program's order, is served on
-// demand to its end: with the same bits, but without prefetching. An order that comes twice in a row becomes the program of the
-// following steps.
+// The parts of a training, for one rank's trainer. Operations run on the lanes' threads. An off-plan step, which leaves the
+// program's order, is served on demand to its end: with the same bits, but without prefetching. An order that comes twice in a
+// row becomes the program of the following steps.
 struct Training::Impl {
   Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked);
   Impl(Impl&&) = delete;
