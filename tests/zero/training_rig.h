@@ -29,7 +29,7 @@ struct Setup {
   std::size_t poisoned_step = none;                // whose gradients are not finite on rank 0
   std::optional<int> gpu{};                        // the GPU's number
   std::size_t verify = 0;
-  bool offloads = false;   // after each step and some uses that follow it, then reloads
+  bool offloads = false;  // after each step and some uses that follow it, then reloads
   // After each step and some uses that follow it, changes the memory for gathered parameters: all, none, all ...
   bool regathers = false;
   int progress = -1;       // a pipe: rank 0 writes a byte after each step
