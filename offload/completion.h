@@ -51,12 +51,12 @@ class InFlight {
   std::vector<Completion> completions_;
 };
 
-// Waits for all, and ignores failures.
-template <class Completions>
-void settle(const Completions& completions) {
+// Waits for all, and ignores failures. `completion_of` names what has the completion in each element.
+template <class Elements, class Projection = std::identity>
+void settle(const Elements& elements, Projection completion_of = {}) {
   InFlight all;
-  for (const Completion& completion : completions) {
-    all.add(completion);
+  for (const auto& element : elements) {
+    all.add(std::invoke(completion_of, element));
   }
 }
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <ranges>
 
 #include "kernels/runtime/sizes.h"
 #include "offload/completion.h"
@@ -324,7 +323,7 @@ void RecordStore::finish() {
   settle_writes();
 }
 
-void RecordStore::settle_writes() const { settle(written_ | std::views::transform(&Written::completion)); }
+void RecordStore::settle_writes() const { settle(written_, &Written::completion); }
 
 void RecordStore::abandon() {
   settle_writes();
