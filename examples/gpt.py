@@ -132,12 +132,12 @@ def main() -> None:
         if RANK == 0:
             print(f"step {step + 1:>3}   loss {losses[-1]:.4f}   {speeds[-1]:,.0f} tokens/s", flush=True)
     if options.json and RANK == 0:
-        held = getattr(optimizer, "metrics", dict)()  # of plain PyTorch: nothing
+        held = getattr(optimizer, "metrics", dict)()  # plain PyTorch has none
         took = {"losses": losses, "tokens_per_second": speeds, "process_bytes": peak_of_process() - of_libraries}
         options.json.write_text(json.dumps({**took, "gpu_bytes": torch.cuda.max_memory_allocated(), "held": held}))
 
 
 if __name__ == "__main__":
     main()
-    if torch.distributed.is_initialized():  # after the model is gone: otherwise DDP may never end
+    if torch.distributed.is_initialized():  # the model is gone by now: otherwise DDP may never end
         torch.distributed.destroy_process_group()

@@ -19,7 +19,7 @@ import ballast
 
 SCRIPT = Path(__file__).with_name("gpt.py")
 MODEL = "--layers 6 --width 640 --context 128 --sequences 4 --steps 8 --dtype float32".split()
-TOLERANCE = 1e-4  # of a loss
+TOLERANCE = 1e-4  # the largest difference between two losses
 
 
 class Ranks(NamedTuple):

@@ -35,17 +35,17 @@ class Backend {
 
   virtual void fill(const View& to, float value) = 0;
 
-  // into += scale * from, in fp32, then rounded to the format of `into`.
+  // Computes into += scale * from, in fp32, then rounded to the format of `into`.
   virtual void accumulate(const ConstView& from, float scale, const View& into) = 0;
 
-  // into = the sum of arrays of one format, in order, in fp32, then rounded once to the format of `into`, to nearest. With
-  // `into` in fp32 it has the bits of accumulate() of each on zeros, in one pass over memory.
+  // Computes into = the sum of arrays of one format, in order, in fp32, then rounded once to the format of `into`, to
+  // nearest. If `into` is fp32, it has the bits of accumulate() of each on zeros, in one pass over memory.
   // The CUDA backend adds more than Summands::most arrays only into fp32.
   virtual void sum(std::span<const ConstView> from, const View& into) = 0;
 
-  // into += from, both in bf16: the sum is in fp32, then rounded stochastically. The random bits of an element depend on the
-  // stream, the tensor of its run and its index in the tensor. Elements outside all runs stay as they are; tensors and runs
-  // begin at multiples of the group size.
+  // Computes into += from, both in bf16: the sum is in fp32, then rounded stochastically. The random bits of an
+  // element depend on the stream, the tensor of its run and its index in the tensor. Elements outside all runs stay as
+  // they are; tensors and runs begin at multiples of the group size.
   virtual void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
                                      const RoundingPlace& place) = 0;
 
@@ -61,8 +61,8 @@ class Backend {
   virtual void quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding) = 0;
   virtual void dequantize(const ConstQuantized& from, const View& to) = 0;
 
-  // into = the sum of quantized arrays, with the bits of sum() of what dequantize() makes of each in fp32, in one pass over
-  // memory. The CUDA backend adds more than Summands::most arrays only into fp32.
+  // Computes into = the sum of quantized arrays, with the bits of sum() of what dequantize() makes of each in fp32, in
+  // one pass over memory. The CUDA backend adds more than Summands::most arrays only into fp32.
   virtual void sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into) = 0;
 };
 

@@ -77,7 +77,7 @@ void sum_of_squares(const Cpu& cpu, const ConstView& values, ExactSum* into) {
 
 namespace {
 
-constexpr std::size_t arrays_in_a_pass = 32;  // of a sum; the CPU's prefetchers follow as many
+constexpr std::size_t arrays_in_a_pass = 32;  // arrays of a sum; the CPU's prefetchers follow as many
 
 class CpuBackend : public Backend {
  public:

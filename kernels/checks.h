@@ -29,7 +29,7 @@ void check_quantize(const ConstView& from, const Quantized& to, const CodeRoundi
 void check_dequantize(const ConstQuantized& from, const View& to);
 void check_sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into);
 
-// In these, `what` names the argument.
+// `what` names the argument in the functions below.
 void check_floating(const ConstView& values, std::string_view what);
 void check_memory(const ConstView& values, std::string_view what);  // not null; aligned to its elements
 void check_size(const ConstView& values, DType dtype, std::size_t count, std::string_view what);

@@ -37,7 +37,7 @@ void quantize(const Cuda& cuda, const ConstNumbers& from, const QuantizedPiece& 
 void dequantize(const Cuda& cuda, const ConstQuantizedPiece& from, const Numbers& to);
 void sum_quantized(const Cuda& cuda, const QuantizedSummands& from, const Numbers& into);
 
-// to = from / divisor(squares, bound)
+// Computes to = from / divisor(squares, bound).
 void normalize(const Cuda& cuda, const ConstNumbers& from, const ExactSum* squares, const NormBound& bound,
                const Numbers& to);
 

@@ -112,7 +112,7 @@ constexpr double value(const ExactSum& sum) {
   }
   // Take the leading 64 bits; the last one also says whether any bit below it is set. That is 11 bits more than a
   // double has, so the conversion rounds the whole sum correctly.
-  const int free = leading_zeros(bin(top));  // at least 1, for the sign bit of the bin
+  const int free = leading_zeros(bin(top));  // the sign bit of the bin makes it at least 1
   const std::uint64_t below = bin(top - 1) << 32 | bin(top - 2);
   bool inexact = below << free != 0;
   for (int i = 0; i < top - 2; ++i) {
@@ -125,7 +125,7 @@ constexpr double value(const ExactSum& sum) {
 // --- The division of a matrix by its norm, before it is orthogonalized ---
 
 struct NormBound {
-  float factor = 1.0f;  // of the norm
+  float factor = 1.0f;  // multiplies the norm
   float least = 0.0f;   // what a smaller norm counts as
 };
 

@@ -71,8 +71,8 @@ struct AccumulateTable {
   ConstNumbers from;
   Numbers into;
   Stretches<runs_per_launch> runs;
-  std::uint64_t streams[runs_per_launch];  // of the runs' tensors
-  std::uint64_t indices[runs_per_launch];  // of the runs' first elements
+  std::uint64_t streams[runs_per_launch];  // streams of the runs' tensors
+  std::uint64_t indices[runs_per_launch];  // indices of the runs' first elements
 };
 
 // Calls launch(table) for the tables that together hold all runs.
@@ -98,7 +98,7 @@ template <class Rule>
 struct RunStep {
   Rule rule;
   float gradient_factor;
-  RoundingPlace tile;  // of its first element, as if all of it belonged to the run's tensor
+  RoundingPlace tile;  // the place of its first element, as if all of it belonged to the run's tensor
 };
 
 template <class Rule>

@@ -19,8 +19,9 @@ constexpr Factor part(const Factor& factor, std::size_t row, std::size_t column)
 
 constexpr Factor transposed(const Factor& factor) { return {factor.data, factor.column_step, factor.row_step}; }
 
-// to = alpha * left * right + beta * added for each of `count` matrices, summed in fp32 and rounded once to bf16. The matrices
-// of each argument lie one after the other, without gaps; `to` and `added` by rows. The memory of `to` is apart from the rest.
+// Computes to = alpha * left * right + beta * added for each of `count` matrices, summed in fp32 and rounded once to
+// bf16. The matrices of each argument lie one after the other, without gaps; `to` and `added` by rows. The memory of
+// `to` is apart from the rest.
 //
 // A sum is one chain of fused multiply-adds, in which subnormal numbers count as zeros. Of each two elements of the inner
 // dimension the second comes first: so does the instruction of AVX512-BF16, which is twice as fast as others.
@@ -47,7 +48,7 @@ struct ProductBlock {
 
 // Multiples of the tiles that any instruction set keeps in registers. No bits depend on these.
 inline constexpr std::size_t block_size = 192;       // the largest
-inline constexpr std::size_t small_block_size = 96;  // of few matrices, so that each thread has work
+inline constexpr std::size_t small_block_size = 96;  // the size if there are few matrices, so that each thread has work
 inline constexpr std::size_t block_depth = 256;      // the part of the inner dimension that is packed at once
 
 // What a task keeps in the caches: packed parts of both factors, and its sums.

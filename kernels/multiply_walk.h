@@ -14,7 +14,7 @@ namespace ballast::kernels {
 struct BlockShape {
   std::size_t rows;
   std::size_t columns;
-  bool upper_half;  // of a block on the diagonal of a symmetric product
+  bool upper_half;  // only the upper half is needed: the block is on the diagonal of a symmetric product
 };
 
 // Continues the sums of a block.
@@ -24,7 +24,7 @@ template <class S, class Packing>
   using Value = typename Packing::Value;
   const auto* const left = reinterpret_cast<const Value*>(memory.left);
   const auto* const right = reinterpret_cast<const Value*>(memory.right);
-  const std::size_t values = Packing::values(block_depth);  // of a row or a column
+  const std::size_t values = Packing::values(block_depth);  // values of a row or a column
   for (std::size_t column = 0; column < shape.columns; column += Tile::columns) {
     for (std::size_t row = 0; row < shape.rows; row += Tile::rows) {
       if (shape.upper_half && row >= column + Tile::columns) break;
@@ -113,7 +113,7 @@ void widen_row(const std::uint16_t* from, std::size_t count, float* to, std::siz
   }
 }
 
-// to[x * to_step + y] = from[y * from_step + x]
+// Computes to[x * to_step + y] = from[y * from_step + x].
 struct Transposition {
   const std::uint16_t* from;
   std::size_t from_step;
@@ -123,7 +123,7 @@ struct Transposition {
 
 template <class S>
 void widen_transposed(const Transposition& t, std::size_t count_x, std::size_t count_y) {
-  constexpr std::size_t patch = 16;  // of both, so that a patch stays in the innermost cache
+  constexpr std::size_t patch = 16;  // the size of a patch in x and in y, so that it stays in the innermost cache
   for (std::size_t x0 = 0; x0 < count_x; x0 += patch) {
     const std::size_t x_end = x0 + patch < count_x ? x0 + patch : count_x;
     for (std::size_t y0 = 0; y0 < count_y; y0 += patch) {
@@ -144,10 +144,10 @@ struct WidenedFactors {
   using F = typename S::F;
   using Tile = ProductTile<S>;
 
-  // Of each row or column: there is a second element to each first one.
+  // Returns the values that each row or column takes: every first element has a second one.
   static constexpr std::size_t values(std::size_t depth) { return depth + depth % 2; }
 
-  // By rows, at a distance of block_depth.
+  // Packs rows at a distance of block_depth.
   static void pack_left(const Factor& from, std::size_t rows, std::size_t depth, float* to) {
     if (from.column_step == 1) {
       for (std::size_t row = 0; row < rows; ++row) {
@@ -163,7 +163,7 @@ struct WidenedFactors {
     std::memset(to + rows * block_depth, 0, unfilled * block_depth * sizeof(float));
   }
 
-  // In strips as wide as a tile, each by rows.
+  // Packs strips as wide as a tile, each by rows.
   static void pack_right(const Factor& from, std::size_t columns, std::size_t depth, float* to) {
     constexpr std::size_t width = Tile::columns;
     for (std::size_t first = 0; first < columns; first += width, to += width * block_depth) {

@@ -9,15 +9,15 @@ namespace ballast::kernels {
 
 // The matrices that an orthogonalization keeps in its workspace, each as many as `count` of the shape.
 struct NewtonSchulzMemory {
-  std::uint16_t* other = nullptr;   // as large as the matrices: a step reads the one and writes the other
+  std::uint16_t* other = nullptr;   // the other matrices, as many: a step reads the one and writes the other
   std::uint16_t* gram = nullptr;    // X X^T of the shorter side
   std::uint16_t* update = nullptr;  // b gram + c gram^2
-  ExactSum* squares = nullptr;      // of the norms
+  ExactSum* squares = nullptr;      // the squares of the norms
   std::byte* rest = nullptr;        // what the device adds
 };
 
 NewtonSchulzMemory newton_schulz_memory(const MatrixShape& shape, std::byte* workspace);
-std::size_t newton_schulz_bytes(const MatrixShape& shape);  // without the rest
+std::size_t newton_schulz_bytes(const MatrixShape& shape);  // the bytes of all members but `rest`
 
 // What cuBLAS recommends for Hopper; older GPUs need less. Given by the caller, it is part of the planned memory, and the
 // kernels that cuBLAS chooses do not depend on what its own pool has left.
@@ -28,7 +28,7 @@ class MatrixWork {
  public:
   virtual ~MatrixWork() = default;
 
-  // to = from / its norm, of each matrix, also in place. `squares` is memory for one sum of each matrix.
+  // Computes to = from / its norm, of each matrix, also in place. `squares` is memory for one sum of each matrix.
   virtual void normalize(const std::uint16_t* from, const MatrixShape& shape, const NormBound& bound, ExactSum* squares,
                          std::uint16_t* to) = 0;
   virtual void multiply(const Product& product) = 0;

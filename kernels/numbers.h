@@ -25,8 +25,8 @@ struct Summands {
   static constexpr std::size_t most = 128;
 
   const std::byte* data[most] = {};
-  std::size_t arrays = 0;  // at least one
-  std::size_t count = 0;   // of elements in each
+  std::size_t arrays = 0;  // one or more
+  std::size_t count = 0;   // elements in each
   DType dtype = DType::fp32;
   bool continues = false;  // a sum that is in the target already
 };

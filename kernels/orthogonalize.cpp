@@ -170,7 +170,7 @@ double operations_of_step(const MatrixShape& shape) {
 void newton_schulz(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how,
                    const NewtonSchulzMemory& memory, MatrixWork& work) {
   const StepProducts products(shape, memory);
-  std::uint16_t* from = how.steps.size() % 2 == 0 ? matrices : memory.other;  // so that the last step writes `matrices`
+  std::uint16_t* from = how.steps.size() % 2 == 0 ? matrices : memory.other;  // the last step then writes `matrices`
   std::uint16_t* to = how.steps.size() % 2 == 0 ? memory.other : matrices;
   work.normalize(matrices, shape, {how.norm_factor, how.eps}, memory.squares, from);
   for (const Quintic& step : how.steps) {

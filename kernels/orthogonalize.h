@@ -27,7 +27,7 @@ struct Quintic {
 struct NewtonSchulz {
   std::vector<Quintic> steps;
   float norm_factor = 1.0f;  // matrices are first divided by their Frobenius norm times this
-  float eps = 1e-7f;         // or by this, if it is larger
+  float eps = 1e-7f;         // the least divisor
 };
 
 // Not for several threads at once. Memory and order: as Backend.

@@ -11,7 +11,7 @@ namespace ballast::kernels {
 
 namespace {
 
-constexpr std::size_t tasks_of_a_thread = 4;  // at least, to balance the threads
+constexpr std::size_t tasks_of_a_thread = 4;  // the fewest tasks, to balance the threads
 
 // The blocks of a product, in the order in which threads take them.
 struct Blocks {
@@ -101,7 +101,7 @@ class CpuOrthogonalizer : public Orthogonalizer {
   }
 
   Cpu cpu_;
-  std::unique_ptr<BlockMemory[]> blocks_;  // of each thread; becomes resident when it is used
+  std::unique_ptr<BlockMemory[]> blocks_;  // one for each thread; becomes resident when it is used
 };
 
 }  // namespace

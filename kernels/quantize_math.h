@@ -25,7 +25,7 @@ constexpr int largest_code(CodeBits bits) { return bits == CodeBits::eight ? 127
 struct CodeRounding {
   bool stochastic = false;
   std::uint64_t stream = 0;
-  std::uint64_t first_index = 0;  // of the first element in its unit, a multiple of the group size
+  std::uint64_t first_index = 0;  // the first element's index in its unit, a multiple of the group size
 };
 
 // `factor` converts values to codes, `scale` converts codes to values.

@@ -24,7 +24,7 @@ constexpr std::uint64_t mix(std::uint64_t x) {
 inline constexpr std::uint64_t seed_of_state = 0;
 inline constexpr std::uint64_t seed_of_gradients = 1;
 inline constexpr std::uint64_t seed_of_wire = 2;
-inline constexpr std::uint64_t seed_of_outer = 3;  // of what hosts exchange with an outer optimizer
+inline constexpr std::uint64_t seed_of_outer = 3;  // the seed of what hosts exchange with an outer optimizer
 
 // One stream of random bits for each step of a run, and for each rounding of an element in the step, by its number.
 constexpr std::uint64_t rounding_stream(std::uint64_t seed, std::uint64_t number, std::uint64_t step) {

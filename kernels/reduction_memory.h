@@ -11,7 +11,8 @@
 
 namespace ballast::kernels {
 
-// Of one exchange of all ranks: a transformer's layer in most models, so that its gradients are added in one pass.
+// The limit of one exchange of all ranks: a transformer's layer in most models, so that its gradients are added in one
+// pass.
 inline constexpr std::size_t max_received_bytes = std::size_t{512} << 20;
 inline constexpr std::size_t received_alignment = 512;
 
@@ -43,14 +44,14 @@ struct ReducingRanks {
 
 struct ReductionMemory {
   std::size_t received = 0;
-  std::size_t sums = 0;  // on their way between hosts, and their codes
+  std::size_t sums = 0;  // sums on their way between hosts, and their codes
 
   constexpr ReductionMemory with(const ReductionMemory& other) const {
     return {std::max(received, other.received), std::max(sums, other.sums)};
   }
 };
 
-// Of a reduce_scatter: `count` elements for each rank, of `width` bytes.
+// Returns the memory of a reduce_scatter: `count` elements for each rank, of `width` bytes.
 constexpr ReductionMemory memory_of_scatter(const ReducingRanks& group, std::size_t count, std::size_t width) {
   if (group.ranks == 1 || count == 0) return {};
   if (group.per_host == 1) {
@@ -62,7 +63,7 @@ constexpr ReductionMemory memory_of_scatter(const ReducingRanks& group, std::siz
           .sums = group.hosts() * count * sizeof(float)};
 }
 
-// Of an all_reduce: `count` elements in all.
+// Returns the memory of an all_reduce: `count` elements in all.
 constexpr ReductionMemory memory_of_sum(const ReducingRanks& group, std::size_t count, std::size_t width) {
   if (group.ranks == 1 || count == 0) return {};
   const std::size_t part = count * width <= added_by_all_bytes ? 0 : count / group.ranks;
@@ -72,7 +73,7 @@ constexpr ReductionMemory memory_of_sum(const ReducingRanks& group, std::size_t 
   return memory_of_scatter(group, part, width).with({received_bytes(group.ranks, rest), sums});
 }
 
-// Of codes: of `count` elements for each rank, or of part_of_groups() in an all_reduce.
+// Returns the memory of codes: of `count` elements for each rank, or of part_of_groups() in an all_reduce.
 constexpr ReductionMemory memory_of_codes(const ReducingRanks& group, std::size_t count, CodeBits values,
                                           CodeBits sums) {
   if (group.ranks == 1 || count == 0) return {};

@@ -117,7 +117,7 @@ struct Lion {
 
   float lr;
   float decay;       // 1 - lr * weight_decay
-  RunningMean mean;  // whose sign is the direction
+  RunningMean mean;  // the sign of the mean is the direction
   RunningMean kept_mean;
 
   template <class F>
@@ -159,7 +159,7 @@ struct MuonMomentum {
 
   RunningMean mean;
   float from_momentum;  // the direction is from_momentum * m + from_gradient * g: (1, 0), or (momentum, 1 - momentum)
-  float from_gradient;  // for Nesterov
+  float from_gradient;  // Nesterov momentum uses the latter
 
   template <class F>
   constexpr void operator()(F& direction, F& m, SecondMoment<F>&, F g) const {

@@ -85,7 +85,7 @@ float from_coded(float x, Moment moment) { return moment == Moment::momentum ? x
 
 template <class Code>
 void encode_group(std::span<const float> values, Moment moment, std::byte* bytes, float& scale) {
-  std::uint32_t bits = 0;  // as numbers, the bits of a NaN are above all others: the group becomes NaN, as in an update
+  std::uint32_t bits = 0;  // the bits of a NaN exceed all others as numbers: the group becomes NaN, as in an update
   for (const float value : values) {
     bits = std::max(bits, std::bit_cast<std::uint32_t>(std::abs(coded(value, moment))));
   }

@@ -32,10 +32,10 @@ struct Run {
 // Where the random bits of an array of elements come from.
 struct RoundingPlace {
   std::uint64_t stream = 0;
-  std::uint64_t first_index = 0;  // of the first element in its unit
+  std::uint64_t first_index = 0;  // the first element's index in its unit
 };
 
-// Of the run's first element.
+// Returns the index of the run's first element.
 constexpr std::uint64_t index_in_tensor(const Run& run, const RoundingPlace& place) {
   return place.first_index + run.begin - run.tensor_begin;
 }

@@ -8,7 +8,7 @@ namespace ballast::kernels {
 
 // --- The elements of a thread ---
 
-struct StoredOctet {  // as stored in memory
+struct StoredOctet {  // the elements as they are stored in memory
   Octet gradient;
   Octet parameter;
   Octet master;
@@ -262,7 +262,7 @@ struct OctetStep {
   OctetPlace place;
   RoundingPlace rounding;
   NewOctet updated;
-  Largest largest;  // of this thread
+  Largest largest;  // the largest values of this thread
 };
 
 template <StateFormat format, class Rule>

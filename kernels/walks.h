@@ -33,6 +33,6 @@ struct Walks {
 
 const Walks& walks_for(simd::Isa isa);
 std::vector<MultiplyBlock> multiply_blocks(
-    simd::Isa isa);  // that this machine can run, best first; walks_for() has the best
+    simd::Isa isa);  // all that this machine can run, best first; walks_for() has the best
 
 }  // namespace ballast::kernels

@@ -83,7 +83,7 @@ struct PairedFactors {
 
   static __mmask16 mask_of(std::size_t count) { return static_cast<__mmask16>((1u << count) - 1); }
 
-  // Of a factor by rows: each vector has elements of two rows.
+  // Packs a factor by rows: each vector has elements of two rows.
   static void interleave(const Columns& columns, std::size_t depth, Value* to) {
     const auto load = [&](std::size_t k) {
       return _mm512_cvtepu16_epi32(
@@ -95,7 +95,7 @@ struct PairedFactors {
     }
   }
 
-  // Of a factor by columns: pairs are next to each other in memory.
+  // Packs a factor by columns: pairs are next to each other in memory.
   static void collect(const Columns& columns, std::size_t depth, Value* to) {
     const long long step = static_cast<long long>(columns.from.column_step) * 2;  // bytes of a bf16 value
     const __m512i zero_to_seven = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);

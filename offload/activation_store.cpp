@@ -17,7 +17,7 @@ namespace ballast::offload {
 
 namespace {
 
-constexpr std::size_t least_buffers = 16;  // of a slab; large ones are slow to pin, and many are slower
+constexpr std::size_t least_buffers = 16;  // buffers of a slab; large ones are slow to pin, and many are slower
 constexpr std::size_t growth = 4;          // a slab adds at least this part of what is there
 
 }  // namespace
@@ -86,7 +86,7 @@ std::uint64_t ScratchPlaces::take() {
 
 namespace {
 
-constexpr std::size_t most_requests = 64;     // in flight, of reads and writes together
+constexpr std::size_t most_requests = 64;     // reads and writes in flight together
 constexpr std::size_t most_reads_ahead = 16;  // more would only make the first one later
 
 std::unique_ptr<IoQueue> queue_for(const ActivationOptions& options, std::unique_ptr<IoQueue> given) {
@@ -231,7 +231,7 @@ Completion ActivationStore::leave(Order order, std::byte* to) {
   Piece& piece = pieces_.at(order);
   if (piece.buffer == nullptr) begin_read(order, piece, empty_buffer());
   used_.erase(order);
-  held_.insert(order);  // so that nothing takes its buffer now
+  held_.insert(order);  // nothing may take its buffer now
   read_ahead(order);
   Completion left;
   if (upload_ && !piece.was_read) {

@@ -42,8 +42,8 @@ class PieceBuffers {
   struct Options {
     std::size_t buffer_bytes = 0;  // a multiple of block_bytes
     std::size_t most = SIZE_MAX;   // buffers
-    std::optional<int> gpu{};      // whose copies use the memory: it is pinned then
-    IoQueue* queue = nullptr;      // that reads and writes the memory; outlives this object
+    std::optional<int> gpu{};      // the GPU whose copies use the memory: it is pinned then
+    IoQueue* queue = nullptr;      // the queue that reads and writes the memory; outlives this object
   };
 
   explicit PieceBuffers(const Options& options) : options_(options) {}
@@ -100,13 +100,13 @@ class ScratchPlaces {
 };
 
 struct ActivationOptions {
-  std::filesystem::path directory{};                 // on a drive; empty: host memory keeps everything
-  std::size_t memory_bytes = std::size_t{64} << 20;  // of buffers, if there is a drive
+  std::filesystem::path directory{};                 // a directory on a drive; empty: host memory keeps everything
+  std::size_t memory_bytes = std::size_t{64} << 20;  // bytes of buffers, if there is a drive
   std::size_t piece_bytes = std::size_t{1} << 20;    // a multiple of block_bytes
-  std::optional<int> gpu{};                          // whose memory is saved and loaded; none: the host's
+  std::optional<int> gpu{};                          // the GPU whose memory is saved and loaded; none: the host's
   Log* log = nullptr;                                // outlives the store
 
-  std::size_t buffers() const;  // at least 2
+  std::size_t buffers() const;  // two or more
 };
 
 // Any thread may call. Calls wait for each other: one thread at a time moves bytes.
@@ -116,18 +116,18 @@ class ActivationStore {
 
   struct Saved {
     Ticket ticket = 0;
-    Completion copied{};  // until it ends, the caller keeps the bytes as they are
+    Completion copied{};  // the caller keeps the bytes as they are until it ends
   };
 
   struct Counters {
-    std::size_t saved_bytes = 0;    // by save(), in all
-    std::size_t loaded_bytes = 0;   // by load(), in all
-    std::size_t written_bytes = 0;  // to the drive, in all
-    std::size_t read_bytes = 0;     // from the drive, in all
-    std::size_t kept_bytes = 0;     // now
-    std::size_t host_bytes = 0;     // of buffers now
-    std::size_t drive_bytes = 0;    // of the file now
-    double waited_seconds = 0;      // by callers, for buffers and reads
+    std::size_t saved_bytes = 0;    // the total of save()
+    std::size_t loaded_bytes = 0;   // the total of load()
+    std::size_t written_bytes = 0;  // all bytes written to the drive
+    std::size_t read_bytes = 0;     // all bytes read from the drive
+    std::size_t kept_bytes = 0;     // bytes held now
+    std::size_t host_bytes = 0;     // bytes of buffers now
+    std::size_t drive_bytes = 0;    // bytes of the file now
+    double waited_seconds = 0;      // time in which callers waited for buffers and reads
   };
 
   // Opens a queue for the drive. Tests pass one of their own.
@@ -154,16 +154,16 @@ class ActivationStore {
   Counters counters() const;
 
  private:
-  using Order = std::uint64_t;  // of pieces: that of saving
+  using Order = std::uint64_t;  // the order in which pieces are saved
 
   struct Piece {
     std::size_t bytes = 0;
-    PieceBuffer* buffer = nullptr;         // that holds the bytes when `entered` has ended
-    std::optional<std::uint64_t> place{};  // on the drive, from the beginning of the write
-    std::uint64_t seal = 0;                // from then on
+    PieceBuffer* buffer = nullptr;         // the buffer that holds the bytes when `entered` has ended
+    std::optional<std::uint64_t> place{};  // the place on the drive, set when the write begins
+    std::uint64_t seal = 0;                // the seal of the bytes, set when the write begins
     Completion entered{};
     Completion written{};
-    bool was_read = false;  // from the drive, and not checked yet
+    bool was_read = false;  // the piece comes from the drive, and is not checked yet
   };
   struct Entry {
     std::size_t bytes = 0;
@@ -200,7 +200,7 @@ class ActivationStore {
   std::map<Ticket, Entry> entries_;  // a ticket is the order of the first piece
   std::map<Order, Piece> pieces_;
   std::set<Order> held_;            // pieces in buffers, until they are loaded
-  std::set<Order> used_;            // and from then on
+  std::set<Order> used_;            // loaded pieces in buffers
   std::deque<Order> to_write_;      // pieces whose write has not begun
   std::deque<Completion> reading_;  // the oldest read first
 };

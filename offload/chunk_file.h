@@ -11,7 +11,7 @@
 
 namespace ballast::offload {
 
-inline constexpr std::size_t chunk_alignment = 64;  // of chunks in the file and in memory
+inline constexpr std::size_t chunk_alignment = 64;  // alignment of chunks in the file and in memory
 
 struct Chunk {
   std::uint64_t offset = 0;
@@ -50,7 +50,7 @@ class ChunkWriter {
   HostPages pages_;
   File file_;
   IoQueue& queue_;
-  std::vector<Completion> written_;  // of each buffer
+  std::vector<Completion> written_;  // the last write of each buffer
   std::size_t now_ = 0;              // the buffer that is being filled
   std::size_t filled_ = 0;           // bytes of that buffer
   std::uint64_t begin_ = 0;          // offset of that buffer in the file
@@ -82,12 +82,12 @@ class ChunkReader {
   std::span<std::byte> slot(std::size_t number) const;
 
   std::vector<ChunkPlace> in_order_;
-  std::vector<std::unique_ptr<File>> files_;  // by pointer: the kernel and the queue know their addresses
+  std::vector<std::unique_ptr<File>> files_;  // pointers: the kernel and the queue know the files' addresses
   IoQueue& queue_;
   std::size_t slots_;
   std::size_t slot_bytes_;
   HostPages pages_;
-  std::vector<Completion> read_;  // of each slot
+  std::vector<Completion> read_;  // the read of each slot
   std::size_t begun_ = 0;         // chunks whose read has begun
   std::size_t given_ = 0;
 };

@@ -99,7 +99,7 @@ void Promise::end(std::exception_ptr error) {
   require(!state_->done, Code::internal, [] { return Problem{.what = "cannot end an operation twice"}; });
   state_->done = true;
   state_->error = std::move(error);
-  state_->ended.notify_all();  // under the lock, because the last waiter frees the state
+  state_->ended.notify_all();  // the lock is held here, because the last waiter frees the state
 }
 
 void wait_watched(const Completion& completion, Log* log, const std::function<std::string()>& what,

@@ -45,7 +45,7 @@ class InFlight {
   ~InFlight();  // ignores failures
 
   void add(Completion completion) { completions_.push_back(std::move(completion)); }
-  void wait();  // for all, then throws the error of the first that failed
+  void wait();  // waits for all, then throws the error of the first that failed
 
  private:
   std::vector<Completion> completions_;

@@ -20,7 +20,7 @@ namespace ballast::offload {
 
 namespace {
 
-constexpr int max_refusals = 100;  // in a row
+constexpr int max_refusals = 100;  // refusals in a row
 
 }  // namespace
 
@@ -43,7 +43,7 @@ Transfer::Next Transfer::take(std::int64_t answer) {
   if (request_.kind == IoKind::flush) return Next::finished;
   const auto moved = static_cast<std::size_t>(answer);
   if (done_ + moved == request_.memory.size()) return Next::finished;
-  // After the end of a file, or if the drive is gone, every answer is 0.
+  // Every answer is 0 after the end of a file, or if the drive is gone.
   if (moved == 0) return fail(ENODATA);
   // Direct I/O continues only at a whole block.
   const std::size_t kept = request_.file->direct() ? (done_ + moved) / block_bytes * block_bytes : done_ + moved;

@@ -42,8 +42,8 @@ class Transfer {
   // Returns whether the last answer was a refusal (EAGAIN): the next attempt should block, or be made a little later.
   bool refused() const { return refusals_ > 0; }
 
-  std::exception_ptr error() const;                                // after Next::failed
-  std::exception_ptr lost_flush(const std::string& reason) const;  // for a flush without an answer
+  std::exception_ptr error() const;                                // the error after Next::failed
+  std::exception_ptr lost_flush(const std::string& reason) const;  // the error of a flush without an answer
 
  private:
   Next refuse(int error);
@@ -51,7 +51,7 @@ class Transfer {
 
   IoRequest request_;
   std::size_t done_ = 0;
-  int refusals_ = 0;  // in a row
+  int refusals_ = 0;  // refusals in a row
   int error_ = 0;
 };
 
@@ -93,8 +93,8 @@ struct RingEntry {
   // `call` submits `requests` new requests, waits for an answer, and returns 0 or more, or -errno.
   std::function<int(std::size_t requests, const std::function<int()>& call)> enter =
       [](std::size_t, const std::function<int()>& call) { return call(); };
-  std::size_t max_refusals = 10'000;   // in a row; an interruption (EINTR) does not count
-  std::chrono::milliseconds pause{1};  // after each
+  std::size_t max_refusals = 10'000;   // refusals in a row; an interruption (EINTR) does not count
+  std::chrono::milliseconds pause{1};  // the pause after each refusal
 };
 std::unique_ptr<IoQueue> uring_queue(const IoOptions& options, const RingEntry& entry);
 

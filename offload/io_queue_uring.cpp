@@ -30,7 +30,7 @@
 namespace ballast::offload {
 namespace {
 
-constexpr std::size_t max_bytes = std::size_t{1} << 30;  // of one submission
+constexpr std::size_t max_bytes = std::size_t{1} << 30;  // bytes of one submission
 
 std::string text_of(int error) { return std::generic_category().message(error); }
 
@@ -153,7 +153,7 @@ struct Job {
   explicit Job(const IoRequest& request) : transfer(request) {}
   Transfer transfer;
   Promise promise{};
-  bool taken = false;  // by the kernel, as far as this thread knows
+  bool taken = false;  // the kernel has taken it, as far as this thread knows
 };
 
 class UringQueue : public IoQueue {
@@ -298,7 +298,7 @@ class UringQueue : public IoQueue {
   // The kernel ends a ring when no process has its descriptor or its memory.
   void keep_from_children() {
     kept_from_children_.emplace(ring_.ring_fd);
-    io_uring_ring_dontfork(&ring_);  // if it fails, the ring may end only with a child process
+    io_uring_ring_dontfork(&ring_);  // the ring may end only with a child process if this fails
   }
 
   void register_tables() {
@@ -430,7 +430,7 @@ class UringQueue : public IoQueue {
     error ? job.promise.fail(error) : job.promise.finish();
   }
 
-  // From here on this thread makes blocking calls. It repeats the requests that the kernel had accepted, once the
+  // This thread makes blocking calls from here on. It repeats the requests that the kernel had accepted, once the
   // kernel cannot touch their memory. It does not repeat a flush, which would hide the first one's error.
   void give_up_ring(int error) {
     const std::string reason =
@@ -491,11 +491,11 @@ class UringQueue : public IoQueue {
   std::optional<NotInChildren> kept_from_children_;
   std::unordered_map<Job*, std::unique_ptr<Job>> started_;
   std::vector<Job*> offered_;  // jobs that the kernel has not accepted yet
-  std::size_t refusals_ = 0;   // in a row
+  std::size_t refusals_ = 0;   // refusals in a row
   bool has_logged_workers_ = false;
   RingEnd end_;
   bool has_file_table_ = false;
-  int memory_table_ = 0;  // or -errno, where there is none
+  int memory_table_ = 0;  // 0, or -errno if there is none
   std::uint64_t wakes_ = 0;
   RingTable<const File*> files_;
   RingTable<MemoryPiece> memory_;

@@ -74,7 +74,7 @@ class Runway {
         request_bytes_(probe.request_bytes),
         memory_(map_host_pages(requests_ * request_bytes_, "preflight")),
         file_(File::nameless(directory, probe.file)) {
-    std::fill_n(memory_.get(), requests_ * request_bytes_, std::byte{0x5a});  // because a drive may not store zeros
+    std::fill_n(memory_.get(), requests_ * request_bytes_, std::byte{0x5a});  // a drive may not store zeros
   }
 
   // Returns the bytes per second of all requests; kind_of() chooses the kind of each.

@@ -26,7 +26,7 @@ struct SpaceNeed {
   std::uint64_t available = 0;
 };
 
-// By drive, of `stores` stores of this shape, each striped over all directories.
+// Returns the needs of each drive for `stores` stores of this shape, each striped over all directories.
 std::vector<SpaceNeed> space_needs(const RecordShape& shape, std::span<const std::filesystem::path> directories,
                                    std::size_t stores);
 

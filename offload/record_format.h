@@ -24,10 +24,10 @@ struct RecordShape {
   std::uint64_t run_id = 0;
   std::uint32_t rank = 0;
   std::size_t tiles = 0;
-  std::size_t payload_bytes = 0;     // of a tile
-  std::size_t first_bytes = 0;       // of the first region, the parameter, which can be read alone
-  std::uint64_t content_digest = 0;  // of the owner's description of the payloads
-  std::size_t places = 2;            // of a tile; 1 only in scratch files, and then not in any file
+  std::size_t payload_bytes = 0;     // bytes of one tile's payload
+  std::size_t first_bytes = 0;       // bytes of the first region, the parameter, which can be read alone
+  std::uint64_t content_digest = 0;  // the digest of the owner's description of the payloads
+  std::size_t places = 2;            // places of a tile; 1 only in scratch files, and then not in any file
 };
 
 // The name of a commit of a run, the same on all ranks. Each start of the run is an incarnation with a higher number
@@ -62,7 +62,7 @@ class RecordPlaces {
 
  private:
   std::size_t tiles_;
-  std::size_t places_;  // of a tile
+  std::size_t places_;  // places of a tile
   std::size_t files_;
   std::size_t record_bytes_;
   std::size_t first_record_bytes_;
@@ -100,7 +100,7 @@ std::string check_record(const RecordShape& shape, RecordName name, const Seals&
 struct Commit {
   std::uint64_t generation = 0;
   std::uint64_t step = 0;
-  std::uint64_t seals_hash = 0;  // of all tiles, in order
+  std::uint64_t seals_hash = 0;  // the hash of the seals of all tiles, in order
   CommitPoint point{};
   std::span<const std::byte> note{};
   CommitLabel label{};

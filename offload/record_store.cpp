@@ -34,7 +34,7 @@ void remove_damage_mark(const std::filesystem::path& records) noexcept {
 
 namespace {
 
-constexpr std::size_t fill_depth = 8;  // in flight while the files are filled
+constexpr std::size_t fill_depth = 8;  // tiles in flight while the files are filled
 
 std::vector<std::filesystem::path> directories_of(std::span<const Drive> drives) {
   std::vector<std::filesystem::path> directories;
@@ -238,7 +238,7 @@ Completion RecordStore::write(std::size_t tile, std::span<std::byte> record) {
   check(tile, record, record_bytes());
   require_known_state();
   if (written_[tile].started)
-    settle(std::span(&written_[tile].completion, 1));  // because two writes to one place are not ordered
+    settle(std::span(&written_[tile].completion, 1));  // two writes to one place are not ordered
   const RecordName name{tile, generation_ + 1};
   const auto bytes = record.first(record_bytes());
   const Seals seals = seal_record(shape_, name, bytes);

@@ -19,7 +19,7 @@ namespace ballast::offload {
 
 // A mark next to a record file: a read of it has failed, so the next start looks for another copy.
 bool is_marked_damaged(const std::filesystem::path& records);
-void mark_damaged(const std::filesystem::path& records) noexcept;  // as far as the drive can: nothing depends on it
+void mark_damaged(const std::filesystem::path& records) noexcept;  // the drive may refuse: nothing depends on the mark
 void remove_damage_mark(const std::filesystem::path& records) noexcept;
 
 // A directory, and the queue of its drive. The queue outlives the store.
@@ -29,7 +29,7 @@ struct Drive {
 };
 
 struct StoreOptions {
-  std::string name = "state";  // of the files: NAME.records in each directory
+  std::string name = "state";  // the name of the files: NAME.records in each directory
   FileOptions file{};
   Log* log = nullptr;  // outlives the store
 
@@ -46,7 +46,7 @@ struct FoundRecords {
     std::uint64_t step = 0;
     CommitLabel label{};
   };
-  std::vector<Found> commits{};  // with a valid seal: two at most, the newest first
+  std::vector<Found> commits{};  // commits with a valid seal: two at most, the newest first
 };
 
 // The read of a record that is in flight. Its store and memory outlive it.
@@ -80,8 +80,8 @@ class RecordStore {
   // none if it fails. Throws B2202 before it writes anything if the drives have too little space.
   static RecordStore create(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
-  // In nameless files, which the kernel removes with the process: nothing has to survive it. A write overwrites the last
-  // record of its tile, and a commit writes nothing.
+  // Keeps records in nameless files, which the kernel removes with the process: nothing has to survive it. A write
+  // overwrites the last record of its tile, and a commit writes nothing.
   static RecordStore scratch(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
   // Reads what open() would find, and changes nothing. Returns nothing if there is no file. Throws as read_identity()
@@ -101,9 +101,9 @@ class RecordStore {
 
   std::uint64_t generation() const { return generation_; }
   std::uint64_t step() const { return step_; }
-  CommitPoint point() const { return point_; }               // of the last commit
-  std::span<const std::byte> note() const { return note_; }  // of the last commit
-  const CommitLabel& label() const { return label_; }        // likewise
+  CommitPoint point() const { return point_; }               // the point of the last commit
+  std::span<const std::byte> note() const { return note_; }  // the note of the last commit
+  const CommitLabel& label() const { return label_; }        // the label of the last commit
 
   // Starts to read the newest written record of a tile, committed or not: wait for the tile's write first. To read only
   // the first region, first_record_bytes() of memory suffice.
@@ -162,26 +162,26 @@ class RecordStore {
 
   RecordShape shape_;
   RecordPlaces places_;
-  bool is_kept_;  // and written, so that a read that fails leaves a mark
+  bool is_kept_;  // the files are kept and written, so that a read that fails leaves a mark
   Log* log_;
-  HostPages control_;                             // for identities and commit records
-  std::vector<std::unique_ptr<Stripe>> stripes_;  // by pointer: the kernel and the queues know their addresses
+  HostPages control_;                             // memory for identities and commit records
+  std::vector<std::unique_ptr<Stripe>> stripes_;  // pointers: the kernel and the queues know the stripes' addresses
   std::uint64_t generation_ = 0;
   std::uint64_t step_ = 0;
-  CommitPoint point_{};  // of the last commit
+  CommitPoint point_{};  // the point of the last commit
   CommitPoint counted_from_{};
   std::vector<std::byte> note_;
   CommitLabel label_{};
   // Guards generation_ and the members below. All but reads_ determine a tile's newest record.
   std::unique_ptr<std::mutex> newest_ = std::make_unique<std::mutex>();
-  std::vector<Seals> current_;  // of each tile
+  std::vector<Seals> current_;  // the seals of each tile
   std::vector<Seals> next_;
   struct Written {
     bool started = false;
     Completion completion{};
   };
   std::vector<Written> written_;
-  mutable std::deque<Completion> reads_;  // in flight, and some that have ended
+  mutable std::deque<Completion> reads_;  // reads in flight, and some that have ended
   bool commit_failed_ = false;
 };
 

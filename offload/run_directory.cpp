@@ -152,7 +152,7 @@ RunDirectory::RunDirectory(const std::filesystem::path& path) : path_(path), loc
 namespace {
 
 constexpr std::uintmax_t most_bytes = std::uintmax_t{256}
-                                      << 20;  // of a text that is read; a description has a few KiB a unit
+                                      << 20;  // the limit of a text that is read; a description has a few KiB a unit
 
 std::string seal_of(std::string_view text) {
   return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));
@@ -186,7 +186,7 @@ std::optional<std::string> read_sealed_text(const std::filesystem::path& path) {
   if (std::filesystem::file_size(path, missing) > most_bytes || missing) return {};
   std::ifstream file(path, std::ios::binary);
   std::ostringstream bytes;
-  bytes << file.rdbuf();  // which ends where the drive cannot read on; an iterator would throw
+  bytes << file.rdbuf();  // this ends where the drive cannot read on; an iterator would throw
   std::string text = bytes.str();
   const std::size_t seal_bytes = seal_of("").size();
   if (text.size() < seal_bytes) return {};

@@ -175,8 +175,8 @@ void SgdMomentum::check() const {
   });
 }
 
-// Without momentum torch uses the gradient itself, undamped, and leaves the buffer alone: it is needed again if a momentum
-// comes back.
+// torch uses the undamped gradient itself if there is no momentum, and leaves the buffer alone: it is needed again if a
+// momentum comes back.
 kernels::GroupStep at(const SgdMomentum& rule, const Step& step) {
   if (rule.momentum == 0.0) {
     return at(Sgd{.lr = rule.lr, .weight_decay = rule.weight_decay, .maximize = rule.maximize}, step);

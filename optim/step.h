@@ -16,7 +16,7 @@ struct NewtonSchulz;  // kernels/matrix_shape.h
 namespace ballast::optim {
 
 struct GradientFacts {
-  double sum_of_squares = 0.0;  // of the gradients before unscaling: summed over ranks and micro-steps
+  double sum_of_squares = 0.0;  // squares of the gradients before unscaling, summed over ranks and micro-steps
   bool finite = true;
   double loss_scale = 1.0;   // the factor of the loss before the backward pass
   double averaged_over = 1;  // ranks x micro-steps whose gradients were summed
@@ -25,7 +25,7 @@ struct GradientFacts {
 // Decided before any parameter changes.
 struct Decision {
   bool skip = false;
-  double norm = 0.0;             // of the true gradients: unscaled and averaged, before clipping
+  double norm = 0.0;             // the norm of the true gradients: unscaled and averaged, before clipping
   float gradient_factor = 1.0f;  // unscales, averages and clips
 };
 
@@ -33,7 +33,7 @@ struct Decision {
 Decision decide(const GradientFacts& facts, double max_norm = no_clipping);
 
 struct Step {
-  std::uint64_t number = 1;      // of the parameter's update, counted from 1
+  std::uint64_t number = 1;      // the number of the parameter's update, counted from 1
   float gradient_factor = 1.0f;  // see Decision
 };
 

@@ -27,9 +27,9 @@ struct RateOptions {
   std::size_t unit_elements = std::size_t{4} << 20;
   std::size_t tile_elements = std::size_t{256} << 10;
   StateFormat format = StateFormat::split;
-  int threads = 0;                                   // of this rank's updates
-  std::vector<std::filesystem::path> directories{};  // of the drives; empty: they are not measured
-  std::size_t drive_bytes = std::size_t{256} << 20;  // at most, of a rank's records there
+  int threads = 0;                                   // threads of this rank's updates
+  std::vector<std::filesystem::path> directories{};  // directories of the drives; empty: drives are not measured
+  std::size_t drive_bytes = std::size_t{256} << 20;  // the most bytes of a rank's records there
 };
 
 constexpr std::size_t rounds = 7;
@@ -156,7 +156,7 @@ class Rates {
   void measure_drives(Machine& machine) {
     const std::size_t record = plan_.blocks().records().record;
     const std::size_t tiles = std::max(slots, std::min(options_.drive_bytes, quarter_of_free_space()) / record);
-    world_.barrier();  // before a rank takes some of that space
+    world_.barrier();  // all ranks have read the free space before one takes some of it
     memory_of(slots * record);
     std::minstd_rand noise;  // some drives compress zeros
     std::ranges::generate(std::span(reinterpret_cast<std::uint32_t*>(buffer_.get()), buffer_bytes_ / 4), noise);

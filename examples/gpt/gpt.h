@@ -36,7 +36,7 @@ class Block {
   void backward(const Lease& lease, const ConstView& input, const View& gradient) const;
 
  private:
-  void recompute(const Lease& lease, const ConstView& input) const;  // up to the input of the last product
+  void recompute(const Lease& lease, const ConstView& input) const;  // recomputes up to the input of the last product
 
   AttentionShape attention_;
   Maths& maths_;
@@ -62,7 +62,7 @@ class Gpt {
   void backward(Training& training);
   void head_backward(const Lease& lease);
   double loss();
-  View input_of(std::size_t layer) const;  // of a block, or of the head
+  View input_of(std::size_t layer) const;  // the input of a block, or of the head
 
   Shape shape_;
   std::size_t positions_;

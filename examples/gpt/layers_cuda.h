@@ -13,7 +13,7 @@ using kernels::Numbers;
 
 // Sets each row to the bias, or adds the bias to it. Does nothing without a bias.
 void begin_rows(const Cuda& cuda, const ConstNumbers& bias, const Numbers& to, bool add);
-void add_rows(const Cuda& cuda, const ConstNumbers& rows, const Numbers& into);  // into's count is the rows' width
+void add_rows(const Cuda& cuda, const ConstNumbers& rows, const Numbers& into);  // `into`'s count is the rows' width
 
 void gelu(const Cuda& cuda, const ConstNumbers& x, const Numbers& to);
 void gelu_backward(const Cuda& cuda, const ConstNumbers& x, const Numbers& gradient);
@@ -46,7 +46,7 @@ void causal_softmax_backward(const Cuda& cuda, const Scores& softmax, const floa
 struct Text {
   const std::uint8_t* bytes;
   std::size_t count;
-  std::size_t width;    // of a row of a table
+  std::size_t width;    // the width of a row of a table
   std::size_t context;  // rows of the table of positions
 };
 void embed(const Cuda& cuda, const Text& text, const ConstNumbers& tokens, const ConstNumbers& positions,

@@ -318,7 +318,7 @@ void train_launched(ProgramOptions options, const Launch& launch) {
   own.train(*world, printer ? *printer : silent);
 }
 
-// By default glibc keeps more and more of the freed memory, in each thread: megabytes that no ledger counts.
+// glibc by default keeps more and more of the freed memory, in each thread: megabytes that no ledger counts.
 void give_freed_memory_back() {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 1 << 19);

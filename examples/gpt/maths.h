@@ -69,8 +69,8 @@ struct Tables {
 // The targets of the predictions, and the memory for losses and gradients.
 struct Targets {
   ConstView bytes;
-  View losses;    // of each position, in fp32
-  View gradient;  // of the mean loss
+  View losses;    // the loss of each position, in fp32
+  View gradient;  // the gradient of the mean loss
 };
 
 // Memory is fp32 or bf16, tokens are bytes, and sums are in fp32. Gradients are added to the existing values, except
@@ -83,7 +83,7 @@ class Maths {
   virtual int gpu() const { return 0; }   // the owner of that memory, if it is device memory
 
   virtual void multiply(const Product& product) = 0;
-  virtual void add_rows(const ConstMatrix& rows, const View& into) = 0;  // into += the sum of all rows
+  virtual void add_rows(const ConstMatrix& rows, const View& into) = 0;  // adds the sum of all rows to `into`
   virtual void clear(const View& to) = 0;                                // zeros
   virtual void copy(const ConstView& from, const View& to) = 0;
   virtual void gelu(const ConstView& x, const View& to) = 0;

@@ -203,7 +203,7 @@ class GpuMaths : public Maths {
  private:
   // The matrices of the heads of one sequence, each of context x context, one after the other.
   struct Heads {
-    Matrix scores{}, slopes{}, weights{};  // of the first head
+    Matrix scores{}, slopes{}, weights{};  // the first head's matrices
     cuda::Scores kernel{};
     std::size_t step = 0;
   };

@@ -51,7 +51,7 @@ inline ConstMatrix transposed(const ConstMatrix& matrix) {
   return {matrix.memory, matrix.columns, matrix.rows, matrix.stride, !matrix.transposed};
 }
 
-// to = a b + bias, or to += a b + bias. Factors are of one format, and sums are made in fp32.
+// Computes to = a b + bias, or to += a b + bias. Factors are of one format, and sums are made in fp32.
 struct Product {
   ConstMatrix a;
   ConstMatrix b;

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t decays = 0;
 constexpr std::size_t stays = 1;
 
-constexpr std::size_t values_at_once = 64 * 1024;  // of initial values
+constexpr std::size_t values_at_once = 64 * 1024;  // initial values
 
 Unit block_unit(const Shape& shape, std::size_t number) {
   const std::size_t width = shape.width;

@@ -74,7 +74,7 @@ class Widened {
   }
 
  private:
-  std::size_t width() const { return from_.transposed ? from_.rows : from_.columns; }  // in memory
+  std::size_t width() const { return from_.transposed ? from_.rows : from_.columns; }  // columns in memory
 
   ConstMatrix from_;
   Floats values_;

@@ -10,7 +10,7 @@
 
 #include "examples/gpt/multiply.h"
 
-// From the OpenMP library that oneDNN links; null if it links none.
+// The OpenMP library that oneDNN links has this function; it is null if oneDNN links none.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int count);
 
 namespace ballast::gpt {
@@ -58,7 +58,7 @@ memory::desc describe_bias(const Product& product) {
 
 dnnl::primitive_attr attributes(const Product& product) {
   dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // so that threads do not share it
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // threads do not share it then
   if (product.add) {
     dnnl::post_ops add;
     add.append_sum(1.0f);
@@ -98,7 +98,7 @@ struct Multiplier::Parts {
     return entry->second;
   }
 
-  // Without bf16 arithmetic oneDNN has no implementation, or only its slow reference.
+  // oneDNN has no implementation, or only its slow reference, on a CPU without bf16 arithmetic.
   std::optional<Compiled> compile(const Product& product) const {
     try {
       const matmul::primitive_desc description = describe(product, engine);
@@ -137,7 +137,7 @@ std::string Multiplier::library() const {
 }
 
 void Multiplier::operator()(const Product& product) const {
-  if (omp_set_num_threads != nullptr) omp_set_num_threads(1);  // of the calling thread only
+  if (omp_set_num_threads != nullptr) omp_set_num_threads(1);  // sets it for the calling thread only
   const std::optional<Compiled>& compiled = parts_->of(product);
   if (!compiled) {
     return product.a.dtype() == DType::fp32 ? multiply_portable(product) : multiply_widened(product, *this);

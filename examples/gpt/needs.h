@@ -18,8 +18,8 @@ struct RunOptions;
 // The memory of this process, which may run several ranks.
 struct MemoryOptions {
   std::size_t ranks_here = 1;          // the kernel enforces it
-  std::optional<std::size_t> limit{};  // that the kernel enforces
-  ResidentMemory before{};             // when the program began
+  std::optional<std::size_t> limit{};  // the kernel enforces this limit
+  ResidentMemory before{};             // the resident memory when the program began
 };
 
 struct Needs {
@@ -41,8 +41,8 @@ struct Needs {
 struct DriveWork {
   std::size_t read_bytes = 0;
   std::size_t written_bytes = 0;
-  std::size_t record_bytes = 0;  // read or written at a time
-  std::size_t records = 0;       // in flight at once
+  std::size_t record_bytes = 0;  // bytes of one read or write
+  std::size_t records = 0;       // reads or writes in flight at once
 };
 
 DriveWork drive_work_of(const CompiledPlan& plan);

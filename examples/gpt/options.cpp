@@ -194,7 +194,7 @@ void describe_output(CLI::App& app, ProgramOptions& options) {
 }  // namespace
 
 void describe(CLI::App& app, ProgramOptions& options) {
-  app.option_defaults()->take_last();  // so that options after those of a script replace them
+  app.option_defaults()->take_last();  // options after those of a script replace them
   describe_model(app, options.run);
   describe_steps(app, options.run);
   describe_placement(app, options.run.training);

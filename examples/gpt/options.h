@@ -10,7 +10,7 @@ namespace ballast::gpt {
 struct ProgramOptions {
   RunOptions run{};
   std::size_t ranks = 1;  // threads of this process
-  int threads = 0;        // of each rank; 0: its share of the cores
+  int threads = 0;        // threads of each rank; 0: its share of the cores
   std::filesystem::path timeline{};
   std::filesystem::path losses{};
   std::filesystem::path json{};

@@ -221,7 +221,7 @@ class Run {
   MemoryAccounts accounts_;
   std::optional<Training> training_{};
   std::optional<Gpt> model_{};
-  double matrix_rate_ = 0;  // of this rank
+  double matrix_rate_ = 0;  // this rank's rate
   double last_step_ended_ = 0;
 };
 

@@ -26,9 +26,9 @@ struct RunOptions {
   TrainingOptions training{};
   bool measures_rate = true;
   bool forecasts = false;
-  bool waits_for_updates = false;  // instead of overlapping them with the next forward pass
-  bool hashes_parameters = true;   // at the end, which reads all of them
-  bool keeps_parameters = false;   // at the end as well
+  bool waits_for_updates = false;  // false: updates overlap the next forward pass
+  bool hashes_parameters = true;   // the hash at the end reads all parameters
+  bool keeps_parameters = false;   // true: End has the parameters
   MemoryOptions memory{};
 };
 
@@ -36,7 +36,7 @@ struct RunOptions {
 struct Forecast {
   Machine machine{};
   Simulation step{};
-  double forward_share = 0;  // of the arithmetic, without updates
+  double forward_share = 0;  // the forward pass's part of the arithmetic, without updates
 };
 
 // All ranks call it together, each with the plan of its training. For CPUs only.
@@ -62,7 +62,7 @@ struct Start {
   double matrix_rate = 0;  // operations a second of square products in the model's format; 0: not measured
   Ledger ledger{};
   Needs needs{};
-  std::size_t most_resident = 0;  // so far; memory of measurements is freed by now
+  std::size_t most_resident = 0;  // the peak so far; memory of measurements is freed by now
   DriveWork drive_work{};
   std::optional<Forecast> forecast{};
 };
@@ -74,18 +74,18 @@ struct Step {
   double norm = 0;
   double seconds = 0;
   double tokens_per_second = 0;
-  double mfu = 0;             // relative to the matrix rate, without recomputation
+  double mfu = 0;             // the share of the matrix rate, without recomputation
   double matrix_use = 0;      // the same while the trainer computes, with recomputation
-  TierBytes bytes{};          // reserved by the training, and activations
-  Metrics metrics{};          // of this rank
-  ResidentMemory resident{};  // of this process; the peak since the first step
+  TierBytes bytes{};          // bytes that the training reserves, and activations
+  Metrics metrics{};          // this rank's metrics
+  ResidentMemory resident{};  // this process's memory; the peak since the first step
   std::string skipped{};      // the reason, or empty
 };
 
 struct End {
-  std::string trace{};                // if the training keeps a timeline
+  std::string trace{};                // empty unless the training keeps a timeline
   std::uint64_t parameters_hash = 0;  // equal for equal bits
-  std::vector<float> parameters{};    // in the order of units and tensors
+  std::vector<float> parameters{};    // values in the order of units and tensors
 };
 
 // Called on the thread of the rank.

@@ -17,10 +17,10 @@ struct BufferRequest {
   MemoryKind kind = MemoryKind::pageable;
   std::size_t bytes = 0;
   std::string owner;                      // "optimizer state of h.7"
-  int gpu = 0;                            // for device memory, and for copies to and from pinned memory
+  int gpu = 0;                            // the GPU of device memory, and of copies to and from pinned memory
   std::vector<int> nodes{};               // NUMA nodes of host memory; empty: those of the calling thread's cores
-  Resident resident = Resident::at_once;  // for own pageable memory; pinned memory is resident at once
-  int threads = 1;                        // that make own host memory resident; 0: one for each usable core
+  Resident resident = Resident::at_once;  // applies to own pageable memory; pinned memory is resident at once
+  int threads = 1;                        // threads that make own host memory resident; 0: one for each usable core
   Allocator* allocator = nullptr;         // replaces the own allocator of this kind; outlives the buffer
 };
 
@@ -46,7 +46,7 @@ class Buffer {
   MemoryKind kind() const { return booked().kind(); }
   const std::string& owner() const { return booked().owner(); }
 
-  View view(DType dtype) const;  // of the whole buffer, which must hold whole elements
+  View view(DType dtype) const;  // a view of the whole buffer, which must hold whole elements
 
   // Why a pinned buffer is not pinned: it then works as pageable memory. Empty if it is pinned.
   bool pinned() const { return memory_ && memory_.get_deleter().pinned; }

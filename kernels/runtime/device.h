@@ -31,7 +31,7 @@ namespace device {
 std::vector<Gpu> list();    // empty if there is none
 std::string absence();      // why the list is empty; empty if it is not
 void require_gpu(int gpu);  // throws B2101 or B2102
-void choose_gpu(int gpu);   // for all later calls of this thread that use streams and events
+void choose_gpu(int gpu);   // applies to all later calls of this thread that use streams and events
 
 std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner);
 void release(std::byte* memory) noexcept;  // waits for the GPU's work on it
@@ -63,7 +63,7 @@ double seconds_between(EventHandle start, EventHandle stop);
 class CurrentGpu {
  public:
   explicit CurrentGpu(int gpu);
-  CurrentGpu(int gpu, std::nothrow_t) noexcept;  // for destructors: a GPU that has failed is not selected
+  CurrentGpu(int gpu, std::nothrow_t) noexcept;  // destructors use it: a GPU that has failed is not selected
   ~CurrentGpu();                                 // NOLINT(performance-trivially-destructible): it is not, with CUDA
   CurrentGpu(const CurrentGpu&) = delete;
   CurrentGpu& operator=(const CurrentGpu&) = delete;

@@ -82,7 +82,7 @@ int existing(int gpu) {
   return gpu;
 }
 
-// For destructors, which cannot report an error at the end of the process or after a failed kernel.
+// Destructors use it: they cannot report an error at the end of the process or after a failed kernel.
 void ignore(cudaError_t) { cudaGetLastError(); }
 
 bool done(cudaError_t status, std::string_view what) {

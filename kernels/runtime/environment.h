@@ -16,8 +16,8 @@ class Environment {
  public:
   using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
 
-  Environment();                                                       // of this process
-  explicit Environment(Lookup lookup) : lookup_(std::move(lookup)) {}  // of a test or a launcher
+  Environment();                                                       // the environment of this process
+  explicit Environment(Lookup lookup) : lookup_(std::move(lookup)) {}  // the environment of a test or a launcher
 
   std::optional<std::string> text(const std::string& name) const;
   std::optional<std::int64_t> integer(const std::string& name) const;

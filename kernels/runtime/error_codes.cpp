@@ -11,7 +11,7 @@ namespace ballast {
 
 namespace {
 
-// Without a remedy, each message of the code says what is needed or what to change.
+// An empty remedy means that each message of the code says what is needed or what to change.
 constexpr std::array codes{
     CodeInfo{Code::bad_argument, "bad_argument", "An argument lies outside the range that the call accepts.", ""},
     CodeInfo{Code::wrong_dtype, "wrong_dtype", "A buffer has another number format than the operation needs.", ""},

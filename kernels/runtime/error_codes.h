@@ -16,7 +16,7 @@ struct CodeInfo {
   std::string_view remedy;
 };
 
-std::span<const CodeInfo> all_codes();  // in numeric order
+std::span<const CodeInfo> all_codes();  // sorted by number
 const CodeInfo& describe(Code code);
 std::string codes_as_markdown();  // the content of ERRORS.md
 

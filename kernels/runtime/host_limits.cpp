@@ -38,7 +38,7 @@ constexpr Names names_v2{"memory.max", "memory.current", "inactive_file ", "acti
 
 struct Place {
   int version;
-  std::vector<fs::path> folders;  // of the process's group and all groups around it
+  std::vector<fs::path> folders;  // folders of the process's group and all groups around it
 };
 
 // A container often shows its own group as the mount's root while /proc names the host's path. So the root is always in

@@ -13,7 +13,7 @@ namespace ballast {
 
 struct CgroupMemory {
   std::size_t limit_bytes;
-  std::size_t used_bytes;      // without the file cache, which the kernel drops before it kills a process
+  std::size_t used_bytes;      // excludes the file cache, which the kernel drops before it kills a process
   std::filesystem::path file;  // the limit's file
 
   std::size_t available_bytes() const { return limit_bytes > used_bytes ? limit_bytes - used_bytes : 0; }
@@ -65,7 +65,7 @@ void require_host_memory(std::size_t bytes, std::string_view owner, const HostLi
 // The resident memory of this process, as the kernel counts it, and a limit that the kernel enforces.
 struct ResidentMemory {
   std::size_t now = 0;
-  std::size_t peak = 0;      // since the process began, or since forget_peak()
+  std::size_t peak = 0;      // the peak since the process began, or since forget_peak()
   std::size_t of_files = 0;  // part of the current size: mostly code of libraries, which the kernel can reclaim
 };
 

@@ -56,11 +56,11 @@ struct ThisMachine {
   std::string cpu;                     // the model's name
   std::size_t cores = 1;               // useful threads: affinity mask and quota
   std::size_t cores_of_host = 1;       // online, allowed or not
-  std::optional<double> core_quota{};  // of the container; none: no quota
+  std::optional<double> core_quota{};  // the container's quota; none: no quota
   std::size_t numa_nodes = 1;
   HostLimits memory;
   std::vector<Gpu> gpus{};
-  std::string no_gpu_because{};  // if the list of GPUs is empty
+  std::string no_gpu_because{};  // the reason, if the list of GPUs is empty
 };
 
 // Any thread may call. The affinity mask, the rlimits and the GPUs are always those of this process, whatever the root.

@@ -47,7 +47,7 @@ class Event {
 
   EventHandle handle() const { return handle_.get(); }
 
-  void record(const Stream& stream) const;  // after all work issued into the stream so far
+  void record(const Stream& stream) const;  // marks the end of all work issued into the stream so far
   bool is_done() const;
   void synchronize() const;                        // the calling thread sleeps until it is done
   double seconds_since(const Event& start) const;  // both with Timing::on, and both done

@@ -16,7 +16,7 @@ std::optional<std::string> read_text(const std::filesystem::path& file);
 std::optional<std::size_t> read_number(
     const std::filesystem::path& file);  // nothing also for words such as "max" or "-1"
 
-std::optional<std::size_t> leading_number(std::string_view text);  // of "  24684096 kB"
+std::optional<std::size_t> leading_number(std::string_view text);  // "  24684096 kB" gives 24684096
 
 // Returns the number after a key that begins a line: ("MemTotal:   24684096 kB", "MemTotal:").
 std::optional<std::size_t> number_after(std::string_view text, std::string_view key);

@@ -108,7 +108,7 @@ struct Avx512 {
   static void store(std::uint8_t* to, U x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x.v));
   }
-  // Between memory and lanes, each 64 bits hold a byte of two nibbles.
+  // Each 64 bits hold a byte of two nibbles on the way between memory and lanes.
   static U load_nibbles(const std::uint8_t* from, std::size_t i) {
     const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i / 2)));
     return _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28)), _mm512_set1_epi32(0xf));

@@ -9,7 +9,7 @@ namespace ballast::kernels::simd {
 
 enum class Isa : std::uint8_t { scalar, avx2, avx512 };
 
-std::span<const Isa> usable_isas();  // in this build and on this machine, best first; never empty
+std::span<const Isa> usable_isas();  // instruction sets of this build and this machine, best first; never empty
 std::string_view name(Isa isa);
 
 }  // namespace ballast::kernels::simd

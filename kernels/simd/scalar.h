@@ -84,7 +84,7 @@ struct Scalar {
   // Stores past the caches, to addresses that are multiples of the bytes written.
   static void stream(float* to, F x) { store(to, x); }
   static void stream(std::uint16_t* to, U x) { store(to, x); }
-  static void finish_streams() {}  // at the end of a walk that streams: orders its stores before later ones
+  static void finish_streams() {}  // ends a walk that streams: orders its stores before later ones
   // These access a pattern whose upper half lies at `high`. Its lower half lies at `low`, or is zero.
   static U load_high(const std::uint16_t* high) { return U{*high} << 16; }
   static U load_halves(const std::uint16_t* high, const std::uint16_t* low) { return U{*high} << 16 | *low; }
@@ -102,7 +102,7 @@ struct Scalar {
     }
     return x;
   }
-  static double sum_of_lanes(const Doubles& x) {  // in halves: 0+4, 1+5, 2+6, 3+7, then 0+2, 1+3, then 0+1
+  static double sum_of_lanes(const Doubles& x) {  // adds halves: 0+4, 1+5, 2+6, 3+7, then 0+2, 1+3, then 0+1
     const auto& d = x.lanes;
     return ((d[0] + d[4]) + (d[2] + d[6])) + ((d[1] + d[5]) + (d[3] + d[7]));
   }

@@ -7,8 +7,8 @@
 
 namespace ballast::kernels::simd {
 
-// Until it is destroyed, this thread takes subnormal numbers for zeros, and makes none. Compilers move arithmetic across its
-// ends, so what depends on it is in a function that is not inlined.
+// This thread takes subnormal numbers for zeros, and makes none, until this object is destroyed. Compilers move
+// arithmetic across its ends, so what depends on it is in a function that is not inlined.
 class SubnormalsAreZero {
  public:
 #if defined(__SSE__)

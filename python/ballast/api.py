@@ -151,7 +151,7 @@ def _training_of(
         undoing.pop_all()  # the training leaves the ranks from now on
         undoing.callback(training.take_back)
         training.begin()
-        if not checkpoint:  # which has the state with which a run begins
+        if not checkpoint:  # a checkpoint has the state with which a run begins
             training.load({id(parameter): values for parameter, values in optimizer.state.items()})
         undoing.pop_all()
     return training

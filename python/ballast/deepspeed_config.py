@@ -295,7 +295,7 @@ class _Importing:
         name, arguments = OPTIMIZERS[kind.lower()]
         by_torch = arguments is ADAM and self._switch("optimizer.params.torch_adam")
         if arguments is ADAM and self._switch("optimizer.params.adam_w_mode"):
-            name = "AdamW"  # also for Adam, unless the key says otherwise
+            name = "AdamW"  # Adam becomes AdamW too, unless the key says otherwise
         shown = {key: repr(value) for key, value in DEFAULTS.get(name, {}).items() if not by_torch}
         given = self._given("optimizer.params", arguments)
         shown = {**given, **{key: value for key, value in shown.items() if key not in given}}

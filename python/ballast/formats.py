@@ -14,7 +14,7 @@ from ballast.checks import all_known, one_of, refuse, refuse_value
 AUTO = "auto"
 
 StateFormat = Literal["fp32", "split", "bf16", "compact", "4bit"]  # what the optimizer keeps of each parameter
-GradientFormat = Literal["fp32", "bf16"]  # of reduced gradients until the update
+GradientFormat = Literal["fp32", "bf16"]  # the format of reduced gradients until the update
 StateFormats = StateFormat | Literal["auto"] | Sequence[StateFormat]
 GradientFormats = GradientFormat | Literal["auto"] | Sequence[GradientFormat]
 
@@ -22,7 +22,7 @@ STATE_FORMATS = tuple(known.name for known in _core.StateFormat)  # the most exa
 GRADIENT_FORMATS = tuple(known.name for known in _core.GradientFormat)
 EXACT_STATE_FORMATS = ("fp32", "split")
 USEFUL_STATE_FORMATS = tuple(name for name in STATE_FORMATS if name != "fp32")  # "split" has its bits in fewer bytes
-MOST_TIME = 1.05  # relative to the fastest, for formats that are more exact
+MOST_TIME = 1.05  # the most time relative to the fastest, for formats that are more exact
 
 Found = TypeVar("Found")
 

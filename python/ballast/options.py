@@ -55,7 +55,7 @@ class TreatedActivations(NamedTuple):
     """What the caller says about activations."""
 
     amount: int | str  # bytes, "checkpointed" or "kept"
-    tier: str  # where they are until backward
+    tier: str  # the tier of activations until backward
 
 
 def _count(name: str) -> Callable[[int], int]:

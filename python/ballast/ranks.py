@@ -129,7 +129,7 @@ def words_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-@cache  # once in a process
+@cache  # each process calls it once
 def _watch_ends() -> None:
     atexit.register(begin_exit)
     report = threading.excepthook
@@ -252,7 +252,7 @@ def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
     try:
         raise result[1]
     finally:
-        del result  # as in Agreement: the raised error keeps this frame alive
+        del result  # the raised error keeps this frame alive, as in Agreement
 
 
 def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
@@ -265,7 +265,7 @@ def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
 def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
     """Return the least and the greatest number of all ranks. Return one number if they are equal, none if no rank has
     one, and NaN if one is not finite. All ranks call it together."""
-    words = [0] * (3 * group.size)  # of each rank: whether it has numbers, and the bits of its least and its greatest
+    words = [0] * (3 * group.size)  # three words a rank: whether it has numbers, and the bits of its least and its greatest
     if mine:
         ends = (min(mine), max(mine)) if all(map(math.isfinite, mine)) else (math.nan, math.nan)
         words[group.rank :: group.size] = [1, *struct.unpack("qq", struct.pack("dd", *ends))]

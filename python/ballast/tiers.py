@@ -12,7 +12,7 @@ from ballast.sizes import Size, parse_size
 KINDS = ("parameters", "gradients", "state")
 TIERS = tuple(tier.name for tier in _core.Tier)
 AWAY = tuple(tier for tier in TIERS if tier != "device")  # tiers for activations until backward
-IN_FLIGHT = "64MiB"  # of activations on their way, by default
+IN_FLIGHT = "64MiB"  # the default bytes of activations on their way
 
 # A tier, or fractions of tiers. A drive may have its directory ("nvme:/scratch"); several drives have equal fractions.
 TierFractions = str | Mapping[str, float]
@@ -151,7 +151,7 @@ def set_tiers(placement: _core.Placement, offload: Offload) -> None:
 @dataclass(frozen=True)
 class ActivationOptions:
     tier: str  # one of AWAY
-    directory: str  # on a drive; empty for the host
+    directory: str  # a directory on a drive; empty for the host
     min_bytes: int  # smaller activations stay on the device
     in_flight: int  # bytes on their way: of the device's memory, and of buffers on the host
 

@@ -20,7 +20,7 @@ struct Memory {
   py::object owner{};
 };
 
-using Released = py::call_guard<py::gil_scoped_release>;  // for calls that work or wait
+using Released = py::call_guard<py::gil_scoped_release>;  // calls that work or wait use it
 
 // An array with an entry for each value of an enumeration, as a dictionary.
 template <class Enum, class Value, std::size_t count>

@@ -83,7 +83,7 @@ class Snapshot {
   }
 
   std::vector<std::size_t> sizes_;
-  std::vector<std::size_t> begins_;  // of each chunk, and the end of the last one
+  std::vector<std::size_t> begins_;  // the first byte of each chunk, and the end of the last one
   HostPages pages_;
   std::size_t appended_ = 0;
   bool is_reused_ = false;

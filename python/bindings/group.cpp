@@ -184,7 +184,7 @@ Group::Group(const Rendezvous& where) : open_(std::make_unique<OpenGroup>()) {
   rank_ = open_->communicator().rank();
   size_ = open_->communicator().size();
   remember(*open_);
-  if (!is_told(where)) ++meetings;  // after success only: a rank that failed may try again
+  if (!is_told(where)) ++meetings;  // only success counts: a rank that failed may try again
 }
 
 Communicator& Group::communicator() const {

@@ -92,9 +92,9 @@ class OpenGroup {
   OpenGroup();
   kernels::Backend& backend() { return *backend_; }
   MemoryAccounts& accounts() { return accounts_; }
-  Log& warnings() { return warnings_; }  // on stderr: threads that log must not wait for Python's lock
+  Log& warnings() { return warnings_; }  // writes to stderr: threads that log must not wait for Python's lock
   Communicator& communicator() { return *communicator_; }
-  bool is_of_this_process() const;  // not of the process that this one was forked from
+  bool is_of_this_process() const;  // false in a child that was forked from the group's process
 
   void begin(std::unique_ptr<Communicator> communicator);
   void count_steps(std::uint64_t steps);  // those made so far, by the optimizer whose group this is
@@ -115,7 +115,7 @@ class OpenGroup {
   std::atomic<std::uint64_t> steps_ = no_optimizer;
 };
 
-// After remember(), the process says goodbye when it ends, unless it left before. A child of fork() does not: it is no
+// remember() lets the process say goodbye when it ends, unless it left before. A child of fork() does not: it is no
 // rank.
 void remember(OpenGroup& group);
 void forget(OpenGroup& group);
@@ -124,7 +124,7 @@ struct Rendezvous {
   py::object store;
   std::optional<std::size_t> rank;
   std::optional<std::size_t> size;
-  std::string host;  // of rank 0, as the others reach it
+  std::string host;  // the host of rank 0, as the others reach it
   std::string job;
   std::optional<double> timeout;  // seconds
 };
@@ -132,7 +132,7 @@ struct Rendezvous {
 // Names a sum whose values are rounded: equal on all ranks, and another one for each sum.
 struct SumPlace {
   std::uint64_t step = 0;
-  std::uint64_t number = 0;  // in the step
+  std::uint64_t number = 0;  // the number of the sum in the step
 };
 
 // A communicator. Calls that wait for other ranks let Python's other threads run. A child of fork() has no group: there
@@ -153,10 +153,10 @@ class Group {
   // Adds fp32 in host memory over the ranks. In codes, the values are rounded by random bits of `place`.
   void sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format, SumPlace place) const;
   SentBytes sent() const;
-  std::vector<std::string> texts(const std::string& mine) const;                      // of all ranks, of any lengths
-  void broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const;  // in host memory
+  std::vector<std::string> texts(const std::string& mine) const;                      // each rank's text, of any length
+  void broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const;  // broadcasts host memory
   void abort(const std::string& reason) const;
-  std::vector<std::size_t> failed_ranks() const;  // after leave() too
+  std::vector<std::size_t> failed_ranks() const;  // works after leave() too
   void count_steps(std::uint64_t steps) const { open_->count_steps(steps); }
 
   // Says goodbye, with this reason, or with closing_words(). The communicator is freed with this object.

@@ -111,7 +111,7 @@ void bind_placement(py::module_& module) {
           "check", [](const Wire& wire, const Placement& placement) { check(wire, placement); }, py::arg("placement"));
 }
 
-// Under torch's names.
+// Binds the rules under torch's names.
 void bind_rules(py::module_& module) {
   using namespace optim;
   py::class_<AdamW>(module, "AdamW")

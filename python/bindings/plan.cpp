@@ -37,7 +37,7 @@ struct Question {
   Question(const Question&) = delete;  // `asked` refers to this one
 
   const Model model;
-  std::vector<UnitWork> work{};  // by unit
+  std::vector<UnitWork> work{};  // one entry for each unit
   ChoiceInput asked;
 
   const ChoiceInput& input() const {

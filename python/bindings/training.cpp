@@ -21,7 +21,7 @@
 namespace ballast::python {
 namespace {
 
-// Of several trainings of one model.
+// The exchanges of several trainings of one model.
 struct SharedExchanges {
   std::shared_ptr<ExchangeOrder> order = make_exchange_order();
 };
@@ -29,11 +29,11 @@ struct SharedExchanges {
 // A tile that an optimizer's own step updates.
 struct TileToUpdate {
   std::size_t unit = 0;
-  std::size_t first = 0;  // of the unit's elements
+  std::size_t first = 0;  // the first of the unit's elements
   Memory gradients{};
   DType gradient_dtype = DType::fp32;
-  std::size_t count = 0;      // of elements
-  Memory masters{};           // in fp32
+  std::size_t count = 0;      // the number of elements
+  Memory masters{};           // fp32 values
   std::vector<Memory> own{};  // values, in fp32
 };
 using CustomStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor, bool is_last)>;
@@ -65,7 +65,7 @@ class TrainingBinding {
                                   std::uintptr_t into)>;
   // The address of a moment of a full tensor, in fp32; 0: it stays as it is.
   using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, Moment moment)>;
-  using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // of a tensor's elements: first, count
+  using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // ranges of a tensor's elements: first, count
 
   // `norm_group` may be None.
   TrainingBinding(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
@@ -210,7 +210,7 @@ class TrainingBinding {
   }
   std::size_t gathered_bytes() const { return training_->gathered_bytes(); }
 
-  // Between steps: see TensorState. Callbacks acquire Python's lock themselves.
+  // These calls come between steps: see TensorState. Callbacks acquire Python's lock themselves.
   Parts parts(std::size_t unit, std::size_t tensor) const {
     Parts parts;
     for (const Range& range : state().local_ranges(unit, tensor)) {
@@ -302,7 +302,7 @@ class TrainingBinding {
     lines_.emplace_back(level, line);
   }};
   OneThread thread_{
-      "the training"};  // not of calls that threads of the library make: wait_for_commit(), committed(), parts()
+      "the training"};  // calls of the library's threads are exempt: wait_for_commit(), committed(), parts()
   py::object group_;
   py::object norm_group_;
   std::vector<Group*> groups_;  // both, if there are two

@@ -77,7 +77,7 @@ class MemoryAccounts {
 
   Usage total(MemoryKind kind) const;
   Usage usage(MemoryKind kind, const std::string& owner) const;
-  std::vector<Entry> entries() const;  // by kind, the largest peak first; includes owners that hold nothing now
+  std::vector<Entry> entries() const;  // sorted by kind, the largest peak first; includes owners that hold nothing now
   std::string table() const;           // the entries and totals as lines of text
 
  private:

@@ -82,7 +82,7 @@ struct TileMemory {
   float* variance_scales = nullptr;
   OwnValues own{};
   std::size_t count = 0;
-  std::uint64_t first_index = 0;      // of the first element in its unit; determines the random bits
+  std::uint64_t first_index = 0;      // the first element's index in its unit; determines the random bits
   std::uint64_t rounding_stream = 0;  // the other half of what determines them
 };
 

@@ -111,7 +111,7 @@ struct Muon {
   double momentum = 0.95;
   bool nesterov = true;
   double weight_decay = 0.1;                                       // decoupled, and not adjusted to the shape
-  std::array<double, 3> ns_coefficients{3.4445, -4.7750, 2.0315};  // not for Polar Express, which has its own
+  std::array<double, 3> ns_coefficients{3.4445, -4.7750, 2.0315};  // Polar Express has its own instead
   int ns_steps = 5;
   double eps = 1e-7;  // a smaller norm of a matrix counts as this
   AdjustLr adjust_lr_fn = AdjustLr::original;
@@ -143,7 +143,7 @@ inline StateNames state_names(const Rule& rule) {
   return std::visit([](const auto& r) { return r.state; }, rule);
 }
 
-// Of each matrix; none for a rule that does not orthogonalize.
+// Returns the number of steps for each matrix; none for a rule that does not orthogonalize.
 inline std::optional<std::size_t> orthogonalization_steps(const Rule& rule) {
   const auto* const muon = std::get_if<Muon>(&rule);
   if (muon == nullptr) return std::nullopt;

@@ -137,9 +137,9 @@ class RankState:
     moments: list[dict[str, StoredTensor]]
     steps: list[int | None]  # one for each group
     is_of_stage_3: bool
-    mappings: list[Mapping[str, FragmentAddress]] | None  # where each parameter is, in stages 1 and 2
+    mappings: list[Mapping[str, FragmentAddress]] | None  # the place of each parameter, in stages 1 and 2
     paddings: list[list[int]] | None  # elements after each parameter, by group; older versions say nothing of them
-    ranks: int  # that the parameters are divided over
+    ranks: int  # the number of ranks that the parameters are divided over
 
 
 @dataclass
@@ -165,7 +165,7 @@ def folder_of(directory: Path) -> Path:
             with open(path, errors="replace") as text:
                 tag = PurePath(text.read(MOST_NAME).strip().partition("\n")[0].replace("\0", ""))
             is_inside = tag.parts and not tag.is_absolute() and ".." not in tag.parts
-            if is_inside and os.path.isdir(directory / tag):  # which no name is too long for
+            if is_inside and os.path.isdir(directory / tag):  # no name is too long for isdir()
                 return directory / tag
     found_in = sorted({path.parent for path in directory.glob("*/*_states.pt")})
     if len(found_in) != 1:
@@ -460,7 +460,7 @@ class Zero(Source):
         """Return frozen parameters and buffers."""
         model = self._model
         left_out = {*self._shapes, *model.aliases}
-        in_parts = self._ranks[0].is_of_stage_3  # whose module has empty parameters
+        in_parts = self._ranks[0].is_of_stage_3  # the module of stage 3 has empty parameters
         kept = {name for name in model.module if name in model.buffers or not in_parts} - left_out
         found = {name: model.module[name] for name in model.module if name in kept}
         for name, shape in model.frozen.items() if in_parts else ():

@@ -175,7 +175,7 @@ class Checkpoint:
     """Everything about a checkpoint except the values of its tensors."""
 
     ranks: int
-    folder: str  # next to the manifest, with the files of this checkpoint
+    folder: str  # the folder next to the manifest with the files of this checkpoint
     optimizers: list[SavedOptimizer]  # there is at least one
     tensors: dict[str, Tensor]
     indexes: list[dict[str, Any]]  # the name and the seal of each rank's file

@@ -140,7 +140,7 @@ class BackgroundSave:
             if error is not None:
                 raise error
         finally:
-            del error  # which would keep this frame alive, and this frame it
+            del error  # the error would keep this frame alive, and this frame it
 
     # --- The thread ---
 
@@ -347,7 +347,7 @@ class Saving:
             part.look()
             self._entries.update(part.entries)
         self._entries.update((held.name, entry_of(held)) for held in self._torch_tensors)
-        self._chunks: list[Chunk] = []  # that this rank has given to a sink
+        self._chunks: list[Chunk] = []  # chunks that this rank has given to a sink
         self._locked: CheckpointDirectory | None = None  # rank 0 locks the directory for all ranks; others have None
 
     def run(self) -> None:

@@ -45,9 +45,9 @@ class TorchTensor:
     role: str
     tensor: torch.Tensor
     writers: Writers = Writers.in_turns
-    steps: int = 0  # that have trained a parameter that is frozen now
+    steps: int = 0  # steps that have trained a parameter that is frozen now
     begin: int = 0  # first element of the shard in the full tensor
-    full_shape: torch.Size | None = None  # that of the full tensor, if this is a shard
+    full_shape: torch.Size | None = None  # the shape of the full tensor, if this is a shard
 
     def read(self) -> torch.Tensor:
         """Return the tensor, read from the library's memory if that has it."""

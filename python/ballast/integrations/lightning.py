@@ -32,7 +32,7 @@ from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 log = logging.getLogger("ballast")
 
 STATE = "lightning"  # begins the name of the file with Lightning's part of a checkpoint
-BESIDE_AVERAGES = "current_model_state"  # where WeightAveraging of Lightning keeps the parameters that it averages
+BESIDE_AVERAGES = "current_model_state"  # Lightning's WeightAveraging keeps the parameters that it averages here
 
 
 class ThroughForward(torch.nn.Module):

@@ -194,10 +194,10 @@ def from_pretrained(kind: Any, name: str | os.PathLike[str], **options: Any) -> 
         folder = snapshot_download(str(name), allow_patterns=["*.safetensors", "*.json"], **of_hub)
     folder = Path(folder, options.get("subfolder", ""))
     create = getattr(kind, "from_config", None) or kind._from_config
-    with torch.random.fork_rng(devices=[]), deferred():  # that of transformers draws no random numbers either
+    with torch.random.fork_rng(devices=[]), deferred():  # from_pretrained() of transformers draws no random numbers either
         model = create(config, dtype=config.dtype if dtype is None else dtype)
     if model.can_generate():
-        with suppress(OSError):  # where there is no such file
+        with suppress(OSError):  # the file may be missing
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     load(model, folder)
     return model.eval()

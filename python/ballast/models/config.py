@@ -144,9 +144,9 @@ class Transformer:
 class Llama:
     """The differences of a model type from Llama. The defaults are those of its configuration class in transformers."""
 
-    key_value_heads: int | None = None  # if the configuration names none: this many, or one for each head
-    head_dim: int | None = None  # if the configuration names none: this, or hidden_size / num_attention_heads
-    optional_biases: tuple[str, ...] = ()  # which of attention_bias and mlp_bias its configuration may have
+    key_value_heads: int | None = None  # the number if the configuration names none; None: one for each head
+    head_dim: int | None = None  # the size if the configuration names none; None: hidden_size / num_attention_heads
+    optional_biases: tuple[str, ...] = ()  # the ones of attention_bias and mlp_bias that its configuration may have
     has_qkv_bias: bool = False
     has_head_norms: bool = False
     windows: Callable[[Config], Sequence[int]] = lambda config: ()

@@ -110,7 +110,7 @@ class HostRendezvous:
 
     store: Any  # a torch.distributed.Store; None for one host
     job: str
-    address: str  # where the others reach this machine
+    address: str  # the address where the others reach this machine
     timeout: float
     survives: bool  # whether a smaller group continues when a host is lost
 
@@ -333,7 +333,7 @@ def connect_hosts(ranks: Sequence[int] | None, outer: DiLoCo, timeout: float | N
         )
     store = default_store()
     name = name_of(range(distributed.get_world_size()) if ranks is None else ranks)
-    count = store.add(f"{name}/outer/{rank}", 1)  # as in group_of(): the same on all ranks
+    count = store.add(f"{name}/outer/{rank}", 1)  # the count is the same on all ranks, as in group_of()
     job = f"{name}/outer-{count}"
     inner = _connect_host(own, store, f"{job}/host-{own.host}", timeout)
     neighbours = None

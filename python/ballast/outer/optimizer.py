@@ -293,11 +293,11 @@ class OuterOptimizer:
         self.options = options
         self._threads = threads
         self.fragments: list[Fragment] = []
-        self._training: weakref.ref[ShardedState] | None = None  # whose shards the fragments have
+        self._training: weakref.ref[ShardedState] | None = None  # the state whose shards the fragments have
         self._is_compared = True  # whether hosts have compared the state that they have loaded
         self._gpu: int | None = None
         self.identity = ""  # names the training: the same on all hosts and in all its checkpoints
-        self._exchanges = 0  # that this host has completed
+        self._exchanges = 0  # exchanges that this host has completed
         self._last = 0.0  # seconds of the last exchange
 
     # --- The beginning ---
@@ -357,7 +357,7 @@ class OuterOptimizer:
     def _require_same_state(self, training: ShardedState) -> None:
         """Refuse hosts that have loaded checkpoints of different trainings or steps."""
         for fragment in self.fragments:
-            differs = [self._differs(values) for values in fragment.state_values()]  # not any(): all hosts compare all of them
+            differs = [self._differs(values) for values in fragment.state_values()]  # any() would not let all hosts compare all
             if is_so_on_a_rank(training, any(differs)):
                 refuse(
                     "cannot continue to train: the hosts have loaded different states of the outer optimizer",

@@ -174,7 +174,7 @@ class Rates:
     upload: float = 25e9
     download: float = 25e9
     device_memory: float = 1e12
-    host_memory: float = SERVER_MEMORY  # that of a machine
+    host_memory: float = SERVER_MEMORY  # a machine's memory
     read: float = 12e9  # all drives of a machine together
     write: float = 6e9
 

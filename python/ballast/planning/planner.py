@@ -19,7 +19,7 @@ from ballast.planning.suggestions import remedy
 from ballast.schema import option_name, option_text, takes
 from ballast.sizes import human_size, human_time
 
-WORTH_A_NOTE = 0.99  # relative to the time of a step
+WORTH_A_NOTE = 0.99  # the most time of a step, relative to the plan's
 RESERVED_ON_GPU = "of each GPU are reserved for activations and CUDA"
 
 

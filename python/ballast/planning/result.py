@@ -38,7 +38,7 @@ ROWS = {
 }
 RECORDS = ("records", "mirror")
 BUFFERS = "buffers"
-LEAST_SHOWN = 1e-4  # relative to a tier
+LEAST_SHOWN = 1e-4  # the least part of a tier
 # The lanes of a step, in words.
 WORK = {
     "compute": "the model's arithmetic",
@@ -89,7 +89,7 @@ class Plan:
     price: float | None = None  # what a GPU costs for an hour
     train_tokens: int | None = None  # what the whole training has
     active_parameters: int | None = None  # those that a token passes through, in a mixture of experts
-    activation_tier: str = "device"  # where activations are until backward
+    activation_tier: str = "device"  # the tier of activations until backward
     optimizer: str = "adamw"
     replicas: int = 1  # copies of the parameters
     prefetch: int = 1  # units that are gathered ahead in stage 3

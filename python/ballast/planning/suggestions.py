@@ -28,7 +28,7 @@ from ballast.sizes import human_size, human_time
 
 FEWEST_TOKENS = 512
 MOST_PARTS = 8  # a suggestion that keeps the step's tokens divides a micro-step into no more
-MOST_CHANGES = 3  # that are tried in all combinations
+MOST_CHANGES = 3  # changes that are tried in all combinations
 MOST_LISTED = 5  # suggestions
 
 

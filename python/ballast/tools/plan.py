@@ -41,7 +41,7 @@ MODEL = (
 )
 COST = ("price", "train_tokens")
 NUMBERS = {"int": int, "float": float}
-NAMES = {"gpu": GPUS, "optimizer": _core.optimizers()}  # that help lists
+NAMES = {"gpu": GPUS, "optimizer": _core.optimizers()}  # names that help lists
 
 
 def add_to(commands: Any) -> None:

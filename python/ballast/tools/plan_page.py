@@ -15,7 +15,7 @@ MARGIN, LEFT = 24, 92  # pixels
 HEIGHT = 296  # the length of the axis
 GIB = 1 << 30
 BEYOND = 1.2  # memory that is shown, relative to the limit
-FAR_BELOW = 0.3  # relative to the limit: if all need less, the axis ends before it
+FAR_BELOW = 0.3  # a part of the limit: if all need less, the axis ends before it
 LONGEST = 100  # characters of a line
 
 WIDTH, ROW, GAP = 1080, 24, 14  # the bars of memory
@@ -25,7 +25,7 @@ ABOUT_STEP = "Rank 0 of the simulated step. Steps overlap: updates may run durin
 
 LANE, TOP = 28, 40  # the height of a lane of the timeline, and pixels above the lanes
 FIRST, LAST = 96, WIDTH - 64  # pixels from the left: the step begins and ends
-NARROWEST = 1 / 800  # relative to a step: shorter boxes are merged with their neighbours, which bounds the drawing
+NARROWEST = 1 / 800  # a part of a step: shorter boxes are merged with their neighbours, which bounds the drawing
 LEGEND = {"forward": "forward", "backward": "backward", "step": "update", "earlier": "of the step before"}
 
 

@@ -27,7 +27,7 @@ class WrappedOptimizer(Optimizer):
     """The methods that `ballast.wrap()` adds to an optimizer. All else comes from its own class."""
 
     _ballast: Training
-    _has_warned_of_shard = False  # by state_dict()
+    _has_warned_of_shard = False  # state_dict() has warned
     state: dict[torch.Tensor, dict[str, Any]]
     _step_supports_amp_scaling = True  # a GradScaler lets step() unscale, and decide whether to skip
 
@@ -120,7 +120,7 @@ class WrappedOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state_dict() of this optimizer, or of one that is not wrapped. All ranks call it together."""
-        state: dict[int, dict[str, Any]] = {}  # by id of the parameter
+        state: dict[int, dict[str, Any]] = {}  # state by id of the parameter
 
         def keep(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
             self._require_possible(loaded)

@@ -38,7 +38,7 @@ class Row:
     memory_bytes: int = 0  # the device's
     host_bytes: int = 0
     drive_bytes: int = 0
-    loss: float = 0.0  # that of one early step
+    loss: float = 0.0  # the loss of one early step
     others: float = 0.0  # the part of the machine's cores that other processes used
     busy: bool = False
     failure: str = ""

@@ -48,9 +48,9 @@ class ActivationTier:
         self._gpu = gpu
         self._in_flight = options.in_flight
         self._process = os.getpid()
-        self._bytes: dict[int, int] = {}  # by ticket, in the order of saving
+        self._bytes: dict[int, int] = {}  # bytes by ticket, in the order of saving
         self._copying: deque[tuple[_core.Completion, torch.Tensor]] = deque()  # memory that is being saved
-        self._loaded: dict[int, Loaded] = {}  # by ticket, in the order of loading
+        self._loaded: dict[int, Loaded] = {}  # copies by ticket, in the order of loading
 
     def counters(self) -> list[tuple[str, float]]:
         return [(name, float(str(value))) for name, value in self._core.counters().items()]

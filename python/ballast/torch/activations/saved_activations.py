@@ -25,7 +25,7 @@ from ballast.torch.gpu import is_gpu, of_torch
 from ballast.torch.memory import map_tensors_separately
 from ballast.torch.parameters.managed_parameter import is_on_meta
 
-ALIGNMENT = 64  # of torch's memory: restored tensors begin as far from a multiple of this as the saved ones
+ALIGNMENT = 64  # the alignment of torch's memory: restored tensors begin as far from a multiple of this as the saved ones
 
 
 class Kept(NamedTuple):
@@ -176,7 +176,7 @@ class ModelActivations:
 
     def __init__(self, model: torch.nn.Module, options: ActivationOptions):
         self._saved = SavedActivations(options)
-        self._calls: list[bool] = []  # of those that have not ended: whether hooks were pushed for it
+        self._calls: list[bool] = []  # whether hooks were pushed, for each call that has not ended
         self._hooks = [
             model.register_forward_pre_hook(ModuleHook(self._begin_call)),
             model.register_forward_hook(ModuleHook(self._end_call), always_call=True),

@@ -32,7 +32,7 @@ class OneThread:
 
     def __init__(self) -> None:
         lock = threading.RLock()
-        self.try_begin = partial(lock.acquire, False)  # of a call that comes with each gradient, and is not named
+        self.try_begin = partial(lock.acquire, False)  # begins a call that comes with each gradient, and is not named
         self.end = lock.release
         self.running: Call | None = None
 
@@ -194,12 +194,12 @@ class TrainingHooks:
     def __init__(self, training: weakref.ref[CallReceiver]):
         self._training = training
         self._tell = OnGradient(training)
-        self.on_gradients: dict[int, Any] = {}  # by id of the parameter
-        self._on_model: ModuleHook | None = None  # while calls are watched
+        self.on_gradients: dict[int, Any] = {}  # hooks by id of the parameter
+        self._on_model: ModuleHook | None = None  # the hook on the model; None while calls are not watched
         self._unsynced: UnsyncedDataParallel | None = None
         self._of_model: list[Any] = []
         self._of_modules: list[Any] = []
-        # While Python is still complete: destructors that use torch later fail.
+        # atexit runs while Python is still complete: destructors that use torch fail later.
         self._at_exit = atexit.register(partial(_close_alone, training))
 
     # --- Gradients ---

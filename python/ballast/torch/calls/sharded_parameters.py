@@ -78,7 +78,7 @@ class ShardedParameters(ParameterMemory):
         self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
         self._gather.take(self)
         keep_packing(model, warns=group.rank == 0)
-        self.gathered_memory: GatheredMemory | None = None  # until it needs no more looks at the memory
+        self.gathered_memory: GatheredMemory | None = None  # None once it needs no more looks at the memory
 
     # --- As the owner of parameters ---
 
@@ -302,7 +302,7 @@ class ShardedParameters(ParameterMemory):
             self._gather.release_values()
         self._saved.end_all_calls()
         self._gather.end(Lifecycle.CLOSED if together else Lifecycle.LOST)
-        del self._core  # so that its memory can be freed
+        del self._core  # its memory can be freed then
 
 
 def keep_packing(model: torch.nn.Module, *, warns: bool) -> None:
@@ -346,11 +346,11 @@ class SavedTensors:
 
     def __init__(self, gather: UnitGather, loose_units: Collection[int]):
         self._gather = gather
-        self._loose_units = loose_units  # whose parameters are used outside of calls if a method is checkpointed
+        self._loose_units = loose_units  # units whose parameters are used outside of calls if a method is checkpointed
         self._is_checkpointed = False  # calls inside of others have shown it
         self._outermost = self._hooks(None)
         self._calls = _Calls()
-        self._thread: int | None = None  # in which a call has not ended, apart from recomputations of backward passes
+        self._thread: int | None = None  # the thread whose call has not ended, apart from recomputations of backward passes
 
     @property
     def is_in_call(self) -> bool:
@@ -366,7 +366,7 @@ class SavedTensors:
                 self._begin_in_thread()
             if gather.on_call_between_steps is not None:
                 gather.on_call_between_steps(module)
-            if gather.lifecycle is not _OPEN:  # since this call began: torch still calls the hooks that existed then
+            if gather.lifecycle is not _OPEN:  # the lifecycle changed in this call: torch still calls the hooks it began with
                 return
             if not calls:
                 gather.casts.are_evaluated = not torch.is_grad_enabled()
@@ -404,7 +404,7 @@ class SavedTensors:
         if self._thread == threading.get_ident():
             self._thread = None
         if self._is_checkpointed and self._gather.open_unit in self._loose_units:
-            self._gather.release_unit()  # outside of calls, a recomputation would use its parameters without hooks
+            self._gather.release_unit()  # a recomputation outside of calls would use its parameters without hooks
         if module is not None and self._gather.after_call is not None and (tell := self._gather.after_call()) is not None:
             tell()
 
@@ -488,20 +488,20 @@ _VIEWS_OF_ALL = {
     *("TBackward0", "TransposeBackward0", "PermuteBackward0", "MovedimBackward0", "ViewBackward0", "UnsafeViewBackward0"),
     *("ReshapeAliasBackward0", "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "AliasBackward0"),
 }
-_MOST_VIEWS = 8  # of a view; a parameter is at the end of a short chain
+_MOST_VIEWS = 8  # views of a view; a parameter is at the end of a short chain
 
 
 class CastPlace(NamedTuple):
     """The place of a view in a cast of a parameter."""
 
-    key: object  # of the gatherer whose unit it is
+    key: object  # the key of the gatherer whose unit it is
     unit: int
-    member: int  # of the unit
+    member: int  # the member's number in the unit
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int  # elements, from the cast's first
-    updates: int  # that the gatherer had counted
+    updates: int  # the updates that the gatherer had counted
 
 
 def place_in_cast(tensor: torch.Tensor, members: Mapping[int, UnitParameter], key: object, updates: int) -> CastPlace | None:
@@ -585,7 +585,7 @@ class CompiledBlocks:
     those of one optimizer."""
 
     def __init__(self, model: torch.nn.Module, members: Mapping[int, UnitParameter]):
-        self._blocks: dict[torch.nn.Module, tuple[torch.nn.Module, int]] = {}  # by the module that is called: inside, and unit
+        self._blocks: dict[torch.nn.Module, tuple[torch.nn.Module, int]] = {}  # module inside and its unit, by called module
         for inside, called in compiled_modules(model):
             units = {members[id(each)].unit for each in inside.parameters() if id(each) in members}
             if inside is not model and called is not model and len(units) == 1:

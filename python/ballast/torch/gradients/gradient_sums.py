@@ -45,7 +45,7 @@ class FactorReader:
 
     def __init__(self) -> None:
         self._last: weakref.ref[torch.Tensor] | None = None
-        self._version = 0  # of the last tensor, when it was read
+        self._version = 0  # the last tensor's version when it was read
         self._value = 1.0
 
     def read(self, factor: float | torch.Tensor) -> float:
@@ -57,7 +57,7 @@ class FactorReader:
         return self._value
 
 
-LACKING = -1.0  # in place of a factor, of a gradient that a rank does not have
+LACKING = -1.0  # replaces the factor of a gradient that a rank does not have
 LEAST = 1e-290  # The library divides by the factor. Its product with gradients, in fp32, is that with 0.
 
 
@@ -68,7 +68,7 @@ class GradientFactors:
         self._group = group
         self._members = members
         self._by_member: dict[int, float] = {}
-        self._scaling: dict[int, float] = {}  # by member: without the factors that clip
+        self._scaling: dict[int, float] = {}  # factors by member, without those that clip
         self._of_all = 1.0  # clips gradients, also those that only other ranks have
         self.are_one = True  # no gradient was scaled or clipped
 
@@ -151,7 +151,7 @@ def refuse_different(what: str, *, where: str, needed: str, available: str = "")
 Visitor = Callable[[int, torch.Tensor], None]  # gets a member and its gradients, or a part of them
 
 PIECE = 1 << 20  # elements that are computed in fp64 at a time
-BITS = 31  # of each of two integers that hold a summand
+BITS = 31  # bits of each of two integers that hold a summand
 
 
 class GradientShards:
@@ -159,7 +159,7 @@ class GradientShards:
     same calls together."""
 
     def __init__(self, core: _core.Training, sharing: Group | None, ranks: int, members: Sequence[UnitParameter]):
-        self._core, self._sharing, self._ranks = core, sharing, ranks  # of which `sharing` have a shard each
+        self._core, self._sharing, self._ranks = core, sharing, ranks  # the ranks of `sharing` have a shard each
         self._numbers = {(member.unit, member.tensor): number for number, member in enumerate(members)}
 
     def visit(self, visitor: Visitor) -> None:

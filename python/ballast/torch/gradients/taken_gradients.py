@@ -47,7 +47,7 @@ class TakenGradient(torch.Tensor):
     fresh: torch.Tensor | None  # the gradient, until its unit is taken
     next: torch.Tensor | None  # the gradient of the pass that begins now
     spent: bool  # a step has used it
-    last_norm: float | None  # of a spent gradient, if the step knew it
+    last_norm: float | None  # the norm of a spent gradient, if the step knew it
 
     @staticmethod
     def __new__(
@@ -76,7 +76,7 @@ class TakenGradient(torch.Tensor):
         return ANSWERS[func](*args, **(kwargs or {}))
 
     def _assign_data(self, values: torch.Tensor) -> None:
-        if values is self:  # as in model.to(device), where the model is there
+        if values is self:  # model.to(device) assigns it if the model is there already
             return
         refuse_use("cannot assign other values to a gradient: it is partitioned over ranks", self)
 
@@ -287,8 +287,8 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
 }
 
 
-Norms = list[float]  # by member
-Bounds = dict[int, tuple[float, float]]  # by member
+Norms = list[float]  # one norm for each member
+Bounds = dict[int, tuple[float, float]]  # bounds by member
 
 
 class GradientCopies:
@@ -297,8 +297,8 @@ class GradientCopies:
     def __init__(self, units: Sequence[ParameterUnit], begins: Sequence[list[int]]):
         self._units = units
         self._trained = [unit.trained for unit in units]
-        self._begins = begins  # of tensors, by unit
-        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # by unit and address
+        self._begins = begins  # the first element of each tensor, by unit
+        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # views by unit and address
 
     def copy(self, unit: int, memory: _core.Memory) -> None:
         """Copy the gradients of a unit that have arrived, and drop torch's copies of them."""
@@ -344,34 +344,34 @@ class TakenGradients:
     ):
         self._group = group
         self._members = members
-        self._read_norms = weakref.WeakMethod(read_norms)  # of the partition, which owns this object
+        self._read_norms = weakref.WeakMethod(read_norms)  # a method of the partition, which owns this object
         self._clamp = weakref.WeakMethod(clamp)
         self._undo_casts = undo_casts
-        self._made: list[TakenGradient | None] = [None] * len(members)  # in earlier steps
+        self._made: list[TakenGradient | None] = [None] * len(members)  # objects of earlier steps
         self.zeros: set[int] = set()  # members with a gradient of zeros, from zero_grad(set_to_none=False)
-        self.may_scale = True  # not after parameters have been updated with them in the backward pass
+        self.may_scale = True  # false after parameters have been updated with them in the backward pass
         self._factors, self._factor_reader = GradientFactors(group, members), FactorReader()
-        self._norms: dict[float, Norms] = {}  # by order
+        self._norms: dict[float, Norms] = {}  # norms by order
         self._norm_tensors = NormTensors()
         self.begin_step()
 
     def begin_step(self) -> None:
         self.taken: set[int] = set()  # members
-        self._absent: set[int] = set()  # those of them that have none, next to others of their unit
-        self._ranks_use_others = False  # than this rank does
+        self._absent: set[int] = set()  # members in `taken` that have none, next to others of their unit
+        self._ranks_use_others = False  # some rank uses other members than this rank
         self._added: int | None = None  # a member whose gradient was added to one that the last step has used
         if not self._factors.are_one:
             self._factors, self._factor_reader = GradientFactors(self._group, self._members), FactorReader()
         self.forget_norms()
         self._before_clipping = 1.0  # the ratio of the norm before clipping to the norm after it, of gradients scaled apart
-        self._rank_with_others: int | None = None  # which has gradients of other parameters than rank 0
+        self._rank_with_others: int | None = None  # a rank that has gradients of other parameters than rank 0
 
     def forget_norms(self) -> None:
         """Forget the norms: other gradients follow, or values have changed."""
         if self._norms:
             self._norms, self._norm_tensors = {}, NormTensors()
-        self._are_summed = False  # norms, by torch, of the gradients that this rank has
-        self.norm_is_known = False  # to the caller, whose later factors clip
+        self._are_summed = False  # torch adds up norms of the gradients that this rank has
+        self.norm_is_known = False  # the caller knows the norm: its later factors clip
 
     def take(self, member: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""

@@ -43,7 +43,7 @@ class DeferredInput:
     """
 
     history: History | None  # None: nothing has recorded how to make the storage
-    writes: int  # into the storage, before the operation
+    writes: int  # writes into the storage, before the operation
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -61,7 +61,7 @@ class GivenInput:
     values: torch.Tensor
 
 
-# By id of the history: the real storage, and the number of writes that it has had. An operation uses the storage if it was
+# The real storage of each history, by its id, and the number of writes that it has had. An operation uses the storage if it was
 # recorded after as many writes; else it makes the earlier values again.
 BeingMade = Mapping[int, tuple[torch.UntypedStorage, int]]
 

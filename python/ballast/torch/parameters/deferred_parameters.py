@@ -59,7 +59,7 @@ class DeferredParameters:
 
     def __init__(self, starter: weakref.ref[TrainingStarter]):
         self._starter = starter
-        self._taken_over: list[tuple[ManagedParameter, ParameterOwner]] = []  # with the owners that they had
+        self._taken_over: list[tuple[ManagedParameter, ParameterOwner]] = []  # the parameters with the owners that they had
 
     def take_over(self, found: ManagedParameter) -> None:
         """Own a parameter without values in place of its owner: of an optimizer that is gone, or that does not train it."""
@@ -196,7 +196,7 @@ def expect(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 def replace_buffers(model: torch.nn.Module, make: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
     """Put what `make` returns into the place of each buffer, unless it is None. A buffer that modules share is made once."""
-    made: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # by id of the buffer, which it keeps alive
+    made: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # results by id of the buffer, which the entry keeps alive
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is None:

@@ -15,8 +15,8 @@ log = logging.getLogger("ballast")
 
 FIRST_STEPS = 3  # later steps take as much memory as these
 LAST_STEPS = 20  # a training whose order still changes by then keeps nothing
-STEPS_BETWEEN_LOOKS = 16  # at what is free
-USED_FRACTION = 0.75  # of what the first steps leave; the rest is for larger batches, and for other programs
+STEPS_BETWEEN_LOOKS = 16  # steps between looks at the free memory
+USED_FRACTION = 0.75  # the part of what the first steps leave; the rest is for larger batches, and for other programs
 
 
 def gathered_memory_for(core: _core.Training, ranks: Group, budget: int | None, gpu: int | None) -> GatheredMemory | None:
@@ -38,7 +38,7 @@ class GatheredMemory:
     def __init__(self, core: _core.Training, ranks: Group, budget: int | None, ranks_here: int):
         self._core, self._ranks, self._budget, self._ranks_here = core, ranks, budget, ranks_here
         self._steps = 0
-        self._least = core.gathered_bytes  # with nothing kept
+        self._least = core.gathered_bytes  # the bytes if nothing is kept
         self._headroom = 0  # bytes that are left to all else on this rank
 
     @property
@@ -50,7 +50,7 @@ class GatheredMemory:
         self._steps += 1
         if self._kept > 0:
             return self._steps % STEPS_BETWEEN_LOOKS > 0 or self._give_back(metrics)
-        if self._steps >= FIRST_STEPS and metrics["on_demand"] == 0:  # in a program's order, which uses what is kept
+        if self._steps >= FIRST_STEPS and metrics["on_demand"] == 0:  # steps follow the program, which uses what is kept
             return self._keep(metrics)
         return self._steps < LAST_STEPS
 

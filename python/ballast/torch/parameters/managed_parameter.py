@@ -31,7 +31,7 @@ from ballast.torch.parameters.stored_tensors import StoredTensor
 class ParameterState(Enum):
     """Where the values of a parameter are."""
 
-    following: tuple[ParameterState, ...]  # from TRANSITIONS; each call of a module needs them, so this look-up uses no hash
+    following: tuple[ParameterState, ...]  # TRANSITIONS sets it; each call of a module needs it, so this look-up uses no hash
 
     DEFERRED = "deferred"  # nowhere yet: they are made, or read from files, when training begins
     PENDING = "pending"  # not here: a checkpoint, or the migration to the next partition, brings them
@@ -136,7 +136,7 @@ class ParameterOwner(Protocol):
 class Recorded:
     """Initial values that recorded operations of torch make, or read from files."""
 
-    tensor: torch.Tensor  # on the meta device
+    tensor: torch.Tensor  # a tensor on the meta device
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ class ManagedParameter:
         owner: ParameterOwner | None = None,
         initial: InitialValues = Unknown(),
     ):
-        self._parameter = weakref.ref(parameter)  # which owns this object
+        self._parameter = weakref.ref(parameter)  # the parameter owns this object
         self.kind = kind_of(parameter)
         self.is_opaque = is_opaque(parameter)
         self._gathered_kind = gathered_opaque(self.kind) if self.is_opaque else self.kind
         self._state = state
         self.owner = owner  # none: the model is not wrapped yet, or torch has the values
-        self.initial = initial  # while it is DEFERRED
-        self.unit: int | None = None  # while it is SHARDED or GATHERED: parameters of one unit are gathered together
+        self.initial = initial  # the initial values while it is DEFERRED
+        self.unit: int | None = None  # the unit while it is SHARDED or GATHERED: parameters of one unit are gathered together
         self._version = 0  # torch's count of writes, when the parameter was SHARDED last
         if state is not ParameterState.FULL:
             setattr(parameter, ATTRIBUTE, self)
@@ -432,10 +432,10 @@ _DIFFERENTIATE = (torch.autograd.grad, torch.autograd.backward)
 # Properties that are the values. Those are needed to read them, and written where one is set. All others are harmless.
 _VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
 
-_VIEW = object()  # in the place of a view of memory that will have other values
+_VIEW = object()  # replaces a view of memory that will have other values
 
-ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter
-ATTRIBUTE_OF_AWAITED = "ballast_wait"  # of an AwaitedParameter
+ATTRIBUTE = "ballast_managed"  # a torch parameter has its ManagedParameter here
+ATTRIBUTE_OF_AWAITED = "ballast_wait"  # an AwaitedParameter has this attribute
 
 
 def _bring_values(
@@ -523,7 +523,7 @@ class OpaqueView(torch.Tensor):
         )
 
 
-_gathered_opaque: dict[str, type[GatheredOpaque]] = {}  # by name of the class in torch's hands
+_gathered_opaque: dict[str, type[GatheredOpaque]] = {}  # classes by name of the class in torch's hands
 
 
 def gathered_opaque(kind: type[torch.Tensor]) -> type[GatheredOpaque]:

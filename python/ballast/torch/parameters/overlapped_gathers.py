@@ -76,7 +76,7 @@ class OverlappedGathers:
         self._gpu, self._stream = options.gpu, options.stream
         self._parameters = [[member.parameter for member in unit.trained] for unit in units]
         self._unit_of = {id(each): unit for unit, members in enumerate(self._parameters) for each in members}
-        self._awaited: dict[int, list[type[torch.nn.Parameter]]] = {}  # by unit, the classes of its parameters
+        self._awaited: dict[int, list[type[torch.nn.Parameter]]] = {}  # classes of the parameters, by unit
         self._always_waits = has_compiled()
         overlapped = weakref.WeakMethod(self._stop)
         self._ignore_compiling = call_before_compiling(lambda: (stop := overlapped()) and stop("torch compiles code"))

@@ -72,7 +72,7 @@ class CastTensor(StoredTensor):
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors package
-MOST_DIMENSIONS = 64  # of torch
+MOST_DIMENSIONS = 64  # torch's limit
 
 
 class OpenFile:
@@ -106,7 +106,7 @@ class SafetensorsTensor(StoredTensor):
     def __init__(self, file: OpenFile, begin: int, dtype: torch.dtype, shape: tuple[int, ...]):
         super().__init__(dtype, shape, str(file.path))
         self._file = file
-        self.begin = begin  # in the file
+        self.begin = begin  # the offset in the file
 
     @property
     def end(self) -> int:

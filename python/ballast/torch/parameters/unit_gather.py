@@ -31,20 +31,20 @@ from ballast.torch.parameters.writes import refuse_lost_writes
 
 log = logging.getLogger("ballast")
 
-_MOST_PLACES = 1000  # to remember: slices of changing sizes would add up
+_MOST_PLACES = 1000  # remembered places: slices of changing sizes would add up
 
 
 class Place(NamedTuple):
     """The place of a view of a parameter."""
 
-    key: object  # of the gatherer whose unit it is: each optimizer of a model has one
+    key: object  # the key of the gatherer whose unit it is: each optimizer of a model has one
     unit: int
-    member: int  # of the unit
+    member: int  # the member's number in the unit
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int  # elements, from the member's first
     is_whole: bool  # it is the parameter as it is
-    updates: int  # that the gatherer had counted
+    updates: int  # the updates that the gatherer had counted
 
 
 class GatheredViews:
@@ -64,9 +64,10 @@ class GatheredViews:
         self._members = members
         views = [(member, tensor) for member, tensor in zip(members, tensors) if member not in copies]
         storages = [(member, storage_address(tensor.untyped_storage())) for member, tensor in views]
-        self._users = [(member, storage, users_of_storage(storage)) for member, storage in storages]  # with these tensors alone
-        self._places: dict[tuple[object, ...], Place] = {}  # that were found before
-        self._casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by member, until the unit is released
+        # Users are counted while only these tensors exist.
+        self._users = [(member, storage, users_of_storage(storage)) for member, storage in storages]
+        self._places: dict[tuple[object, ...], Place] = {}  # places that were found before
+        self._casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # casts by member, until the unit is released
         self.has_copies = bool(copies)
         self.dtype = tensors[0].dtype if tensors else None
         filled = [tensor for _, tensor in views if tensor.numel() > 0]
@@ -133,9 +134,9 @@ class CachedCasts:
     left alone."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[int, torch.Tensor]] = []  # of the open unit: the number of the member, and the cast
+        self._seen: list[tuple[int, torch.Tensor]] = []  # casts of the open unit: the number of the member, and the cast
         self.are_evaluated = False  # the call of the model that began last is in torch.no_grad()
-        self._emptied: dict[int, list[tuple[int, torch.Tensor]]] = {}  # by unit
+        self._emptied: dict[int, list[tuple[int, torch.Tensor]]] = {}  # emptied casts, by unit
 
     def add(self, member: int, cast: torch.Tensor) -> None:
         """Note a cast of a member of the open unit, which may be in the cache. Inside of an operator torch does not tell
@@ -205,31 +206,31 @@ class UnitGather:
 
     def __init__(self, core: _core.Training, units: Sequence[ParameterUnit], options: _core.TrainingOptions, *, warns: bool):
         self.core = core
-        self.key = object()  # of places in these units
+        self.key = object()  # the key of places in these units
         self._gathers_codes = core.gathers_codes
         self._gpu, self._stream = options.gpu, options.stream
         self._warns = warns  # one rank warns of views that outlive their parameter
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
-        self._views: dict[tuple[int, int], GatheredViews] = {}  # by unit and address
+        self._views: dict[tuple[int, int], GatheredViews] = {}  # views by unit and address
         self._copied: dict[
             int, set[UnitParameter]
-        ] = {}  # by unit: members whose views may outlive the time in which it is open
+        ] = {}  # members, by unit, whose views may outlive the time in which it is open
         self._warned: set[UnitParameter] = set()  # members whose views were named in a warning
-        self.members = {id(member.parameter): member for unit in units for member in unit.members}  # by id of the parameter
+        self.members = {id(member.parameter): member for unit in units for member in unit.members}  # members by id of parameter
         self._nothing = {member: nothing_like(member.parameter, member.parameter.device) for member in self.members.values()}
         self._managed: dict[UnitParameter, ManagedParameter] = {}
         self._of_unit: list[list[ManagedParameter]] = []  # each list in the order of the unit's members
         self._nothing_of_unit: list[list[torch.Tensor]] = []
         self.units = units
-        self.updates = 0  # of all parameters that are trained, and writes to any
+        self.updates = 0  # counts updates of all parameters that are trained, and writes to any
         self._updated_at = 0  # `updates` after the last update by a step
         self._written_at: dict[UnitParameter, int] = {}  # `updates` after the last write
         self._begun_full: dict[
             UnitParameter, tuple[int, int]
         ] = {}  # torch's count of writes and the address, when a block began
-        self._full_places: dict[int, UnitParameter] = {}  # by address of the memory that a block of gather() shows
-        self._viewed: set[UnitParameter] = set()  # of whose copies views may be there, since the last release
-        self.now = NO_VIEWS  # the open unit's
+        self._full_places: dict[int, UnitParameter] = {}  # members by address of the memory that a block of gather() shows
+        self._viewed: set[UnitParameter] = set()  # members of which copies may have views, since the last release
+        self.now = NO_VIEWS  # the open unit's views
         self.casts = CachedCasts()
         self.open_unit: int | None = None
         self._is_exact = False  # whether the open unit has the parameters that ranks keep, although gathers are encoded
@@ -398,7 +399,7 @@ class UnitGather:
             return None
         try:
             address = tensor.data_ptr()
-        except RuntimeError:  # of a transform of torch.func, which has no memory of its own
+        except RuntimeError:  # a tensor of a transform of torch.func has no memory of its own
             return None
         place = views.place_of(tensor, address, self.updates) if views.begin <= address < views.end else None
         if place is None:
@@ -479,7 +480,7 @@ class UnitGather:
         for member, values in copies.items():
             if self._managed[member].reshard(self._nothing[member], values.data_ptr()) is not None:
                 written.append(member.name)
-            if self.lifecycle is Lifecycle.LOST:  # inside a block of gather(), which ends now
+            if self.lifecycle is Lifecycle.LOST:  # training was lost inside a block of gather(), which ends now
                 self._managed[member].lose()
         return written
 

@@ -30,10 +30,10 @@ class UnitParameter:
 
     parameter: torch.nn.Parameter
     name: str
-    group: int | None  # of the library's groups, see Groups; None: it is frozen
+    group: int | None  # the number in the library's groups, see Groups; None: it is frozen
     missed: int = 0  # steps of the training that did not update it: before its first one, or without a gradient on all ranks
     counted: bool = True  # whether the norm of all gradients includes it
-    number: int | None = None  # among the optimizer's parameters, in whichever units they are; None: it is not one of them
+    number: int | None = None  # the place among the optimizer's parameters, in all units; None: it is not one of them
     blocks: Sequence[int] = ()  # rows of parts that the rule treats apart; none: it is one
     is_opaque: bool = False  # it is frozen, and another library knows what its bytes mean
     unit: int = 0

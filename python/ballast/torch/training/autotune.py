@@ -52,10 +52,10 @@ class AvailableMachine:
     """The machine that a rank is on. Sizes are in bytes."""
 
     name: str
-    ranks: int  # that share the machine, according to the launcher
-    device: int | None  # for this rank alone; None: its part of the host
-    parameter_bytes: int  # on the host by torch, for the parameters that are about to be partitioned
-    free: int  # of the host
+    ranks: int  # ranks that share the machine, according to the launcher
+    device: int | None  # bytes for this rank alone; None: its part of the host
+    parameter_bytes: int  # bytes that torch holds on the host, for the parameters that are about to be partitioned
+    free: int  # free bytes of the host
     drives: int
     rates: Rates
     products: float  # operations a second: of the GPU, or of all cores
@@ -118,9 +118,9 @@ class PartitionRequest:
 
     group: Group
     rule: Rule
-    members: Sequence[UnitParameter]  # trained
-    has_model: bool  # without a model, parameters stay full
-    units: Callable[[int], list[ParameterUnit]]  # by stage
+    members: Sequence[UnitParameter]  # the trained parameters
+    has_model: bool  # parameters stay full if there is no model
+    units: Callable[[int], list[ParameterUnit]]  # the units of each stage
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Configuration:
     stage: int
     placement: _core.Placement
     needs: Mapping[str, int]  # bytes by tier
-    seconds: float = 0.0  # of the transfers and updates of a step
+    seconds: float = 0.0  # the time of the transfers and updates of a step
 
     def in_words(self) -> str:
         places = {kind: fractions_in(getattr(self.placement, kind)) for kind in KINDS}

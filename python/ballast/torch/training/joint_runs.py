@@ -101,7 +101,7 @@ class JointRun:
     def __init__(self, runs: JointRuns, member: int, resume_at: _core.RunPoint, lost: Lost | None):
         self.runs = runs
         self.lost = lost
-        self.resume_at = resume_at  # where the next partition continues
+        self.resume_at = resume_at  # the point where the next partition continues
         self._member = member
 
     def register(self, training: Committing) -> None:

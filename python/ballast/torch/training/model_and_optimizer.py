@@ -75,7 +75,7 @@ def _refuse(place: str, why: str) -> None:
     )
 
 
-ATTRIBUTE = "ballast_siblings"  # of a model
+ATTRIBUTE = "ballast_siblings"  # the attribute of a model with its Siblings
 
 
 class Siblings:
@@ -83,8 +83,8 @@ class Siblings:
 
     def __init__(self) -> None:
         self.references: list[weakref.ref[ModelAndOptimizer]] = []
-        self.exchanges = _core.ExchangeOrder()  # between GPUs
-        self.agreement: UseAgreement | None = None  # between ranks in stage 3
+        self.exchanges = _core.ExchangeOrder()  # the order of exchanges between GPUs
+        self.agreement: UseAgreement | None = None  # the agreement of ranks in stage 3
 
     def __reduce__(self) -> tuple[type[Siblings], tuple[()]]:
         return Siblings, ()
@@ -108,8 +108,8 @@ class ModelAndOptimizer:
         self._optimizer = weakref.ref(optimizer)
         self._model = None if model is None else weakref.ref(model)
         self._own = OwnParameters(model)
-        self.options = options  # as they were given
-        self.call = call  # of wrap(), the same for the optimizers of a list
+        self.options = options  # the options as they were given
+        self.call = call  # the call of wrap(), the same for the optimizers of a list
         self.sharded_ids: frozenset[int] = frozenset()  # ids of the parameters of which stage 3 keeps shards
 
     @property

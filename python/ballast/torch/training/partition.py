@@ -50,12 +50,12 @@ class StepInputs:
     """The inputs of a step."""
 
     described: Callable[[], dict[str, str]]  # the options of the parameter groups as they are now, the same on all ranks
-    rules: list[Rule]  # by group
+    rules: list[Rule]  # one rule for each group
     max_norm: float
-    custom_step: BoundCustomStep | None  # where no rule of the library makes updates
-    joint_run: JointRun | None  # whose rounds the steps belong to
+    custom_step: BoundCustomStep | None  # None if a rule of the library makes updates
+    joint_run: JointRun | None  # the run whose rounds the steps belong to
     is_alone: Callable[[], bool]  # whether no other optimizer trains the model
-    agreement: UseAgreement | None  # before each use of a unit; None: ranks keep full parameters, or there is one
+    agreement: UseAgreement | None  # ranks agree before each use of a unit; None: ranks keep full parameters, or there is one
     calls_differ: bool  # ranks use different units, also after the first steps
 
 
@@ -95,7 +95,7 @@ class GradientOrder:
         self._order = list(order)
         self._members = list(members)
         self._begin_pass()
-        self.passes = 0  # that have begun
+        self.passes = 0  # passes that have begun
         self.completed: list[int] = []  # units, in the order in which they completed in the first pass
 
     def _begin_pass(self) -> None:
@@ -207,18 +207,18 @@ class Partition(ShardedState):
         self._most_members = max(map(len, self._members_of), default=0)
         self._copies = GradientCopies(units, self._begins)
         self._shards_of_gradients = GradientShards(self.core, self.sharing, self.ranks.size, self.members)
-        self._has_other_parts = ranks.of_model is not None  # of the model, on other ranks
+        self._has_other_parts = ranks.of_model is not None  # other ranks have other parts of the model
         self.gradients = TakenGradients(
             self.ranks, self.members, self._tensor_norms, self._clamp_gradients, self.memory.undo_casts
         )
         self._updates_in_backward = options.update_in_backward
         # Exchanges of several optimizers in backward passes could wait for each other on two ranks.
         self._agrees_on_units = options.update_in_backward and (self.ranks.size == 1 or self._first_inputs.is_alone())
-        self.has_finite_factor = True  # by which gradients were scaled or clipped, in the last step; else it was skipped
+        self.has_finite_factor = True  # the last step's factors of gradients were finite; else it was skipped
         self.before_clipping = 1.0  # the ratio of the norm before clipping to that of the last step
         self.gradients.may_scale = not options.update_in_backward
         self._order_is_learnt = False
-        self._backward = NO_BACKWARD  # in which the last gradient has arrived
+        self._backward = NO_BACKWARD  # the backward pass in which the last gradient has arrived
         self._last_backward = [NO_BACKWARD] * len(units)  # the same, by unit
         self.memory.watch_gathers(weakref.WeakMethod(self._before_gather), weakref.WeakMethod(self._after_call))
         self._reset_step()
@@ -231,7 +231,7 @@ class Partition(ShardedState):
         self._gradient_order = GradientOrder(self._order, [*map(len, self._trained)])
         self.gradients.begin_step()
         self.unused.clear()
-        self._passes: int | None = None  # of all ranks, after they have agreed
+        self._passes: int | None = None  # the passes of all ranks, after they have agreed
         self._prepared: dict[str, str] | None = None  # the options with which the backward pass updates, once it has begun
 
     def require_not_updated(self, what: str) -> None:
@@ -544,7 +544,7 @@ class Partition(ShardedState):
                 self._accept_assignments()
                 self.gradients.require_complete()
                 self.gradients.require_not_added("cannot make a step")
-            has_agreed = self._passes is not None  # for a norm; the user may have written to parameters after that
+            has_agreed = self._passes is not None  # ranks agreed for a norm; the user may have written to parameters since
             if self._agree(count=not discard, ends=ends) == 0:
                 self._reset_step()
                 self.gradients.require_cleared()
@@ -645,7 +645,7 @@ class Partition(ShardedState):
     # --- While something else needs the device ---
 
     def offload(self, parameters: bool) -> None:
-        require_stream(self._gpu, self._stream)  # before writes are taken over
+        require_stream(self._gpu, self._stream)  # the stream is checked before writes are taken over
         self.require_not_updated("cannot offload the optimizer")
         self._discard_cleared_gradients()
         self.accept_writes()

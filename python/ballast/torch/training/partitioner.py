@@ -72,14 +72,14 @@ class Partitioner:
         self._given = given
         self.ranks = ranks
         self.updates = updates
-        self._requested = self.options = options  # with the chosen stage and tiers, from the first partition on
-        self._max_norm, self._calls_differ = options.max_norm, options.tuning.calls_differ  # for each step
+        self._requested = self.options = options  # self.options has the chosen stage and tiers, from the first partition on
+        self._max_norm, self._calls_differ = options.max_norm, options.tuning.calls_differ  # the values for each step
         self.groups = Groups()
-        self.joint_run: JointRun | None = None  # if the run is resumed with those of other optimizers
+        self.joint_run: JointRun | None = None  # the joint run, if the run is resumed with those of other optimizers
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
-        self._grouped: GroupedParameters | None = None  # when the groups of the last partition were last found in the optimizer
+        self._grouped: GroupedParameters | None = None  # the last partition's groups, as they were last found in the optimizer
         self._has_looked_at_options = False  # whether they have the effect that is meant
-        self._may_resume = True  # until the first partition is made
+        self._may_resume = True  # false once the first partition is made
         self.has_resumed = False  # whether the last partition has the state of a run that has made steps
 
     def make(self, state: State, steps_before: int, *, is_loaded: bool) -> Partition:
@@ -253,8 +253,8 @@ class OptimizerState:
     def __init__(self, given: ModelAndOptimizer, updates: Updates):
         self._given = given
         self._updates = updates
-        self.loaded: State | None = None  # for the next partition
-        self.frozen_state: State = {}  # of parameters that are frozen now
+        self.loaded: State | None = None  # state for the next partition
+        self.frozen_state: State = {}  # the state of parameters that are frozen now
         self._unbegun: State | None = None  # state that could not be written to the partition yet
 
     def is_current(self, state: State) -> bool:
@@ -353,7 +353,7 @@ class Shard:
 
     first: int
     count: int
-    values: Mapping[Kind, torch.Tensor]  # in fp32; the bytes of an opaque parameter
+    values: Mapping[Kind, torch.Tensor]  # values in fp32; the bytes of an opaque parameter
 
     @staticmethod
     def read(part: _core.StatePart, kinds: Iterable[Kind], *, is_opaque: bool = False) -> Shard:
@@ -440,7 +440,7 @@ class StateMigration:
         self._names = dict(moments)
         self._owner = owner
         self._is_lost = False
-        self._taken: dict[int, TakenParameter] = {}  # by id of the parameter
+        self._taken: dict[int, TakenParameter] = {}  # taken parameters by id
         if partition is not None:
             self._take(partition)
 

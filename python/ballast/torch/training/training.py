@@ -78,21 +78,21 @@ class Training:
         self.calls = OneThread()
         self.throughput: Throughput | None = None
         self.accumulates_locally = False  # whether gradients are held until more come
-        self.checkpoints: dict[str, set[str]] = {}  # by directory: the folders that this training has saved or loaded
+        self.checkpoints: dict[str, set[str]] = {}  # the folders that this training has saved or loaded, by directory
         self.pending: Pending | None = None  # the last save in the background
         self.snapshot: _core.Snapshot | None = None  # the memory of its copy, for the next one
         self._ranks = ranks
-        self._of_this_step: Partition | None = None  # after the look-up when a step begins
+        self._of_this_step: Partition | None = None  # the look-up when a step begins sets it
         self._deferred = DeferredParameters(weakref.ref(self))  # owns parameters between two partitions
         self._migration = StateMigration()  # shards of a partition that is gone, for the next one
         self._hooks = TrainingHooks(weakref.ref(self))
         self._activations: ModelActivations | None = None
         self._last_step: _core.StepResult | None = None
-        self._last_norm = 0.0  # of its gradients, before clipping
+        self._last_norm = 0.0  # the norm of the last step's gradients, before clipping
         self.skipped = 0  # steps
         self._steps_at_close = 0
         self._process = os.getpid()
-        self._has_looked_for_others = False  # for parameters whose gradients nothing averages
+        self._has_looked_for_others = False  # others are parameters whose gradients nothing averages
 
     # --- The beginning ---
 
@@ -232,7 +232,7 @@ class Training:
                     return current
                 preconditions.require_same_run(self.options.run.name, is_same)
                 preconditions.require_same_in_outer(self.options.outer is not None, is_same)
-                del current  # so that its memory and its drives are free for the next one
+                del current  # its memory and its drives are free for the next one
             return self._make()
 
     def _set_partition_of_step(self, partition: Partition | None) -> None:
@@ -627,7 +627,7 @@ class Training:
         partition = self.current
         if partition is None or not self.partitioner.groups.regroup(partition.members, places):
             if partition is not None:
-                del partition  # so that its memory can be freed
+                del partition  # its memory can be freed then
                 self._take_apart([])
             state: State = {key: {"step": count} for key, count in made.items()}
             partition = self._hand_over(partial(self.partitioner.make, state, steps, is_loaded=False))

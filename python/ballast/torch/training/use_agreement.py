@@ -24,10 +24,10 @@ class Doing(IntEnum):
     """What a rank does next, the most urgent first."""
 
     USE = 0  # gathers a unit
-    END_CALL = 1  # of the model
+    END_CALL = 1  # ends a call of the model
     TAKE = 2  # reduces the gradients of the next unit
     END_BACKWARD = 3
-    STEP = 4  # or discards the gradients of the step
+    STEP = 4  # makes the step, or discards its gradients
 
 
 DETAILS = 1 << 40  # what a rank does is followed by a number below this: the place of the unit
@@ -61,7 +61,7 @@ class UseAgreement:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._joined: list[tuple[weakref.ref[Helper], Group, list[int]]] = []  # and each unit's place in the model
+        self._joined: list[tuple[weakref.ref[Helper], Group, list[int]]] = []  # the list has each unit's place in the model
         self._steps = 0  # made since the last one has joined
         self._is_lasting = False
         self.have_differed = False  # ranks have used different units
@@ -108,7 +108,8 @@ class UseAgreement:
     def take(self, helper: Helper, unit: int) -> None:
         """Return when all ranks reduce the next unit of an optimizer."""
         if self.is_on:
-            self._agree(Doing.TAKE, MOST_PLACES - self._place(helper, unit))  # of several optimizers, first what comes first
+            # The unit that comes first in the backward pass is reduced first, if there are several optimizers.
+            self._agree(Doing.TAKE, MOST_PLACES - self._place(helper, unit))
 
     def see_backward(self, backward: int) -> None:
         """Note that a backward pass runs, or none."""

@@ -135,7 +135,7 @@ class Shard:
         shape = member.parameter.shape
         self.member, self.masters = member, masters
         self._shape, self._group = shape, group
-        self._update = gradients.neg_() if group["maximize"] else gradients  # in place of the gradients
+        self._update = gradients.neg_() if group["maximize"] else gradients  # the update uses the memory of the gradients
         self._window = MatrixWindow(shape, first, len(masters)) if len(shape) > 1 else None
         self._steps = 0.0
 
@@ -155,7 +155,7 @@ class Shard:
         self._steps = float(state["step"])
         weight = self._steps ** self._group["beta2_decay"]
         eps = self._group["eps"][0]
-        eps = torch.finfo(torch.float32).eps if eps is None else eps  # that of the masters, in which updates are made
+        eps = torch.finfo(torch.float32).eps if eps is None else eps  # the epsilon of the masters, in which updates are made
         if self._window is None:
             variance = state["variance"].lerp_(self._update.view(state["variance"].shape).square(), weight).flatten().clone()
         else:
@@ -189,7 +189,7 @@ class Shard:
             state["col_var"] = zeros.new_zeros([*self._shape[:-2], 1, self._shape[-1]])
 
     def _by_row(self, values: torch.Tensor) -> torch.Tensor:
-        return values.view(-1, self._shape[-2])  # by matrix and row
+        return values.view(-1, self._shape[-2])  # the dimensions are matrix and row
 
     def _by_column(self, values: torch.Tensor) -> torch.Tensor:
         return values.view(-1, self._shape[-1])

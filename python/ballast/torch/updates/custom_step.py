@@ -115,7 +115,7 @@ def _saved_set(value: set[Any]) -> Restore:
     return restore
 
 
-HIDDEN = ("grad_scale", "found_inf")  # from a gradient scaler: the library has done its work already
+HIDDEN = ("grad_scale", "found_inf")  # a gradient scaler sets these: the library has done its work already
 
 
 @dataclass
@@ -137,7 +137,7 @@ class CustomStepRunner:
         step: Any = kind.step
         self._step: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
         self._rollback: StepRollback | None = None
-        self._options: dict[int, Callable[[], Any]] = {}  # by group: after the last call in which it had pieces
+        self._options: dict[int, Callable[[], Any]] = {}  # options by group, after the last call in which it had pieces
 
     def run(self, optimizer: torch.optim.Optimizer, pieces: Sequence[Piece], *, is_last: bool) -> None:
         """Update pieces. `is_last` is true in the last call of a training step."""
@@ -228,7 +228,7 @@ def moved(name: str, value: Any, group: Mapping[str, Any], like: torch.Tensor) -
 
 ELEMENTS = 7  # an unusual number, so that another value seldom has that many
 START = 0.5  # the largest element before a trial
-GRADIENTS = (0.1, -0.2)  # of each step, the largest element
+GRADIENTS = (0.1, -0.2)  # the largest element in each step
 LION_GRADIENTS, LION_LR = (*GRADIENTS, 0.0001), 0.01  # the last one points against the momentum
 REMEDY = 'Keep its state in memory, where it may be anything: offload={"state": "host"}, or none.'
 

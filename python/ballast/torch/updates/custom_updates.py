@@ -49,7 +49,7 @@ class CustomUpdates(Updates):
 
     def __init__(self, kind: type[torch.optim.Optimizer]):
         self._step = CustomStepRunner(kind)
-        self._parts: dict[int, torch.nn.Parameter] = {}  # by id of the parameter: its shard in fp32
+        self._parts: dict[int, torch.nn.Parameter] = {}  # the shard in fp32, by id of the parameter
 
     def rule(self, group: Group) -> Rule:
         return _core.External()
@@ -190,13 +190,13 @@ class StoredUpdates(Updates):
     next to the scalars: other values, such as a count of steps."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self._kind = type(optimizer)  # which is another one once it is wrapped
+        self._kind = type(optimizer)  # the optimizer has another class once it is wrapped
         self._step = CustomStepRunner(self._kind)
         self._names: tuple[str, ...] = ()
         self.prepare(optimizer)
         self._begun: set[int] = set()  # ids of parameters that have state
-        self._new: dict[int, tuple[UnitParameter, ScalarState]] = {}  # by id of the parameter, until the training step ends
-        self._may_resume = True  # until the first partition has begun
+        self._new: dict[int, tuple[UnitParameter, ScalarState]] = {}  # state by parameter id, until the training step ends
+        self._may_resume = True  # false once the first partition has begun
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         names = values_of_each_element(optimizer, self._kind)

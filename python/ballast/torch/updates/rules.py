@@ -58,8 +58,8 @@ class RuleUpdates(Updates):
 
     def __init__(self, make_rule: MakeRule):
         self.rule = make_rule
-        self._shown: dict[int, dict[str, LazyState]] = {}  # in optimizer.state, by id of the parameter
-        self._objects: StateObjects | None = None  # when optimizer.state was last found to be as it was shown
+        self._shown: dict[int, dict[str, LazyState]] = {}  # the state in optimizer.state, by id of the parameter
+        self._objects: StateObjects | None = None  # the objects in optimizer.state when it was last found to be as it was shown
         self._given: set[int] = set()  # ids of parameters whose state was loaded
 
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
@@ -246,7 +246,7 @@ def _make(kind: type[Rule], group: Group, *, numbers: Sequence[str] = (), flags:
             raise ValueError(f"{name} is {value!r}, which is {needed}") from error
     for name in flags:
         options[name] = bool(group[name])
-    if kind is not _core.Muon:  # which cannot
+    if kind is not _core.Muon:  # Muon cannot maximize
         options["maximize"] = bool(group.get("maximize", False))
     return kind(**options, **others)
 

@@ -29,8 +29,8 @@ log = logging.getLogger("ballast")
 
 
 Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.Muon | _core.External
-State = dict[int, dict[str, Any]]  # by id of the parameter, with torch's names
-Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parameter: in fp32, of the full parameter
+State = dict[int, dict[str, Any]]  # state by id of the parameter, with torch's names
+Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # moments by id of the parameter: in fp32, of the full parameter
 
 
 class ShardedState:
@@ -134,7 +134,7 @@ class ShardedState:
             if member in self.unused:
                 continue
             begin, count = self.part(member)
-            before = self._begins[tile.unit][member.tensor] - tile.first  # of the parameter's first element, in the tile
+            before = self._begins[tile.unit][member.tensor] - tile.first  # the parameter's first element in the tile
             first, end = max(begin, -before), min(begin + count, tile.count - before)
             if first < end:
                 yield member, before + first, end - first
@@ -272,7 +272,7 @@ def _keeps_copies(options: _core.TrainingOptions, units: Sequence[ParameterUnit]
 
 # --- The state in torch's form ---
 
-PART = "ballast_part"  # in a state_dict(): the rank that it belongs to
+PART = "ballast_part"  # the key in a state_dict() for the rank that it belongs to
 REMEDY = "Call ballast.save() and ballast.load_checkpoint() on all ranks; or save and load a file for each rank."
 
 

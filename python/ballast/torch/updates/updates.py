@@ -15,7 +15,7 @@ from ballast.torch.updates.sharded_state import Rule, ShardedState, State
 
 Group = Mapping[str, Any]  # an entry of param_groups
 MakeRule = Callable[[Group], Rule]
-UNCOUNTED = "momentum_buffer"  # in the state of torch's SGD and Muon, which count no steps: at least one has made it
+UNCOUNTED = "momentum_buffer"  # torch's SGD and Muon have it in their state, and count no steps: at least one has made it
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class StepCall:
     """The tiles of one call of an optimizer's own step. A training step makes several calls where state is on drives."""
 
     tiles: Sequence[_core.TileToUpdate]
-    factor: float  # of the gradients
+    factor: float  # the factor of the gradients
     is_last: bool
 
 
@@ -47,7 +47,7 @@ class Updates:
 
     has_custom_step = True  # the optimizer's own step makes the updates; else a rule of the library
 
-    rule: MakeRule  # that of a group as it is now
+    rule: MakeRule  # the rule of a group as it is now
 
     def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
         """Run the optimizer's own step between the library's sum of gradients and its use of the new parameters."""
