@@ -48,7 +48,8 @@ inline constexpr std::size_t workspace_alignment = 256;
 
 std::unique_ptr<Orthogonalizer> cpu_orthogonalizer(CpuOptions options = {});
 
-// Throws B2101 in builds without CUDA, B2102 if there is no such GPU, and B2103 if cuBLAS cannot be loaded. The caller owns the stream (null: the default stream), which outlives the orthogonalizer.
+// Throws B2101 in builds without CUDA, B2102 if there is no such GPU, and B2103 if cuBLAS cannot be loaded. The caller owns the
+// stream (null: the default stream), which outlives the orthogonalizer.
 std::unique_ptr<Orthogonalizer> cuda_orthogonalizer(StreamHandle stream, int gpu = 0);
 
 }  // namespace ballast::kernels

@@ -8,8 +8,8 @@
 
 namespace ballast::kernels {
 
-// A running mean or sum of squared gradients. The rules divide by the root, and some formats store it, so it is computed once. The value is at least the
-// smallest normal number, so it never becomes subnormal and its root is never zero.
+// A running mean or sum of squared gradients. The rules divide by the root, and some formats store it, so it is computed once.
+// The value is at least the smallest normal number, so it never becomes subnormal and its root is never zero.
 template <class F>
 struct SecondMoment {
   F value;
@@ -22,8 +22,9 @@ struct SecondMoment {
   }
 };
 
-// A running mean of gradients: the first moment of a rule. The difference of the two loses what is small beside the larger one. So it is multiplied by the smaller weight, and added to
-// the value whose weight is larger, as in torch.lerp(): without decay the mean is the gradient, whatever it was before.
+// A running mean of gradients: the first moment of a rule. The difference of the two loses what is small beside the larger one.
+// So it is multiplied by the smaller weight, and added to the value whose weight is larger, as in torch.lerp(): without decay
+// the mean is the gradient, whatever it was before.
 struct RunningMean {
   float decay;            // the weight of the former mean
   float one_minus_decay;  // the weight of the gradient

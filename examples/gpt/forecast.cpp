@@ -1,5 +1,5 @@
-// Measures how fast this machine moves bytes and multiplies matrices, and forecasts the time of a step with the simulator, from those
-// rates and the time of one block's arithmetic.
+// Measures how fast this machine moves bytes and multiplies matrices, and forecasts the time of a step with the simulator, from
+// those rates and the time of one block's arithmetic.
 #include <ballast/comm.h>
 #include <ballast/planner.h>
 

@@ -58,8 +58,8 @@ double seconds_between(EventHandle start, EventHandle stop);
 }  // namespace device
 
 // Selects a GPU while the object lives, and restores the previous one if this process uses it. CUDA makes a context when
-// a GPU is selected, which takes half a gigabyte of its memory, and a new thread's current GPU is 0. Used by one thread. In builds without CUDA
-// nothing is selected.
+// a GPU is selected, which takes half a gigabyte of its memory, and a new thread's current GPU is 0. Used by one thread. In
+// builds without CUDA nothing is selected.
 class CurrentGpu {
  public:
   explicit CurrentGpu(int gpu);
@@ -75,7 +75,8 @@ class CurrentGpu {
   bool restores_ = false;
 };
 
-// A named range of the calling thread's time, which GPU profilers show together with the work that it issues. Ranges of a thread end in the reverse order of their beginnings. Without a profiler they cost almost nothing.
+// A named range of the calling thread's time, which GPU profilers show together with the work that it issues. Ranges of a
+// thread end in the reverse order of their beginnings. Without a profiler they cost almost nothing.
 class ProfilerRange {
  public:
   explicit ProfilerRange(const std::string& name);

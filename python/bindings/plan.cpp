@@ -1,5 +1,5 @@
-// Questions to the planner, a model on a machine, real or imagined, and its answers. (this_machine.cpp has the machine on which this
-// process runs.)
+// Questions to the planner, a model on a machine, real or imagined, and its answers. (this_machine.cpp has the machine on which
+// this process runs.)
 #include <ballast/error.h>
 #include <ballast/optim.h>
 #include <ballast/planner.h>

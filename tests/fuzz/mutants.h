@@ -1,5 +1,5 @@
-// Genuine bytes with a few that are changed, for readers of bytes that a stranger or a damaged file may have chosen. A reader returns
-// for all bytes, and refuses with ballast::Error what it does not accept.
+// Genuine bytes with a few that are changed, for readers of bytes that a stranger or a damaged file may have chosen. A reader
+// returns for all bytes, and refuses with ballast::Error what it does not accept.
 #pragma once
 
 #include <ballast/error.h>

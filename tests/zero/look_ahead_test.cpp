@@ -1,5 +1,5 @@
-// Trainings whose communicators ask which exchange comes next, and hold the engine to its answers: that exchange comes, and sends the
-// bytes that were there when it was announced.
+// Trainings whose communicators ask which exchange comes next, and hold the engine to its answers: that exchange comes, and
+// sends the bytes that were there when it was announced.
 #include "zero/comm/call.h"
 
 #include <atomic>

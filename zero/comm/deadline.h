@@ -16,7 +16,8 @@ namespace ballast {
 // Any thread may call.
 class FirstError {
  public:
-  // `ranks` are those that have died, left, not arrived or lost their connection, if the reason names any. False if an error is set already.
+  // `ranks` are those that have died, left, not arrived or lost their connection, if the reason names any. False if an error is
+  // set already.
   bool set(std::string reason, std::vector<std::size_t> ranks = {});
   bool is_set() const { return set_.load(std::memory_order_acquire); }
   const std::string& reason() const { return reason_; }  // valid once it is set

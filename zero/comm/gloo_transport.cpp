@@ -82,8 +82,8 @@ class NoSignalOfBrokenPipes {
 // The address of Gloo's device, which only says where a process listens, and none does.
 constexpr const char* loopback = "127.0.0.1";
 
-// One end of a connection that is there already. Gloo's own way to connect listens at ports of its own, where it admits any process,
-// and ends this one if a connection is reset at once.
+// One end of a connection that is there already. Gloo's own way to connect listens at ports of its own, where it admits any
+// process, and ends this one if a connection is reset at once.
 class Link : public tcp::Pair {
  public:
   Link(tcp::Context* context, tcp::Device* device, int rank, std::chrono::milliseconds timeout, Descriptor socket)

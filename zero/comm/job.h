@@ -24,8 +24,8 @@
 
 namespace ballast {
 
-// The decisions of the hub: which ranks are connected, the values of keys, the first failure. Pure: a connection is a number, and messages
-// go to a function. Used by one thread.
+// The decisions of the hub: which ranks are connected, the values of keys, the first failure. Pure: a connection is a number,
+// and messages go to a function. Used by one thread.
 class Rendezvous {
  public:
   using Send = std::function<void(std::size_t connection, const Message& message)>;

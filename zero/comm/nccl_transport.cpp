@@ -76,8 +76,8 @@ class NcclWatch {
   NcclWatch(const NcclWatch&) = delete;
   NcclWatch& operator=(const NcclWatch&) = delete;
 
-  // Calls `issue`, which adds work to the stream, and watches both: the call may wait for peers, too. Work is not marked one by one,
-  // because events cost time: the thread marks what there is, a few times a second.
+  // Calls `issue`, which adds work to the stream, and watches both: the call may wait for peers, too. Work is not marked one by
+  // one, because events cost time: the thread marks what there is, a few times a second.
   template <class Issue>
   void watch(Issue&& issue) {
     set_issuing(Clock::now());

@@ -234,8 +234,8 @@ void exchange_together(Transport& transport, const Sent& sent, TakeTogether&& ta
 }
 
 // The communicator over any transport. The backend adds in rank order, so the bits do not depend on the
-// transport. The backend outlives the communicator and all groups that are split from it, which keep `owned` alive. It is called by the
-// thread that calls the communicator.
+// transport. The backend outlives the communicator and all groups that are split from it, which keep `owned` alive. It is
+// called by the thread that calls the communicator.
 std::unique_ptr<Communicator> make_collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend,
                                                std::shared_ptr<void> owned = {});
 

@@ -10,7 +10,8 @@
 
 namespace ballast {
 
-// Makes threads act one after the other, in the order in which their turns were added. Several parties may share it. Each cancels its own turns only.
+// Makes threads act one after the other, in the order in which their turns were added. Several parties may share it. Each
+// cancels its own turns only.
 class Sequencer {
  public:
   class Party {

@@ -12,10 +12,10 @@
 
 namespace ballast {
 
-// Copies between a GPU and any host memory, through a pair of pinned buffers. The host fills or empties one buffer while the other one is on its way. Copies share a buffer, so the host waits
-// once for 16 MiB, however many copies they are. Copies are done in order. The buffers live as long as this object,
-// which lives for one call of the engine, and are not in the training's accounts. If the driver refuses to pin them, the
-// copies are right, but slow. Without a GPU there are no buffers.
+// Copies between a GPU and any host memory, through a pair of pinned buffers. The host fills or empties one buffer while the
+// other one is on its way. Copies share a buffer, so the host waits once for 16 MiB, however many copies they are. Copies are
+// done in order. The buffers live as long as this object, which lives for one call of the engine, and are not in the training's
+// accounts. If the driver refuses to pin them, the copies are right, but slow. Without a GPU there are no buffers.
 //
 // Used by the trainer's thread between steps, when nothing is under way.
 class Staging {
@@ -136,7 +136,8 @@ class HomeMemory {
   const LaneArithmetic& arithmetic_;
 };
 
-// Memory for records between steps: the slots into which a step reads them. Pieces are used in turn: while one is on its way to its drive, the next one is filled.
+// Memory for records between steps: the slots into which a step reads them. Pieces are used in turn: while one is on its way to
+// its drive, the next one is filled.
 class RecordMemory {
  public:
   RecordMemory(std::vector<Piece> pieces, const Slots& slots) : slots_(slots), pieces_(std::move(pieces)) {

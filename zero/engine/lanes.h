@@ -19,7 +19,8 @@ namespace ballast {
 
 bool works_on_device(Lane lane);  // if there is a GPU
 
-// A GPU's streams, one for each lane that works there. Outlives everything that issues work into its streams, such as communicators.
+// A GPU's streams, one for each lane that works there. Outlives everything that issues work into its streams, such as
+// communicators.
 class GpuLanes {
  public:
   explicit GpuLanes(int gpu = 0);  // B2101 or B2102 without a GPU

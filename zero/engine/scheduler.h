@@ -61,8 +61,8 @@ class TrainerStream {
   std::optional<Stream> stream_;
 };
 
-// The trainer's uses of units that have begun and are not over. Used by the trainer's thread. Uses are done in the order in which they began: an operation that waits for one may
-// rely on those before it.
+// The trainer's uses of units that have begun and are not over. Used by the trainer's thread. Uses are done in the order in
+// which they began: an operation that waits for one may rely on those before it.
 class TrainerUses {
  public:
   TrainerUses(const TrainerStream& trainer, StepCounters& counters) : trainer_(trainer), counters_(counters) {}
@@ -91,10 +91,11 @@ class TrainerUses {
   std::size_t first_ = 0;  // number of the oldest, counted from the first step on
 };
 
-// Finds which issued operations the trainer does not hold up any more. An operation is free of the trainer when all uses are over for which it waits, or for which operations wait that it waits for,
-// or operations before it in its lane. From then on it needs nothing but the lanes to end. The order in which exchanges become
-// free depends on the trainer's calls alone, and not on the speed of a rank: it is the same on all ranks, also of several trainings
-// whose trainers are one thread. In that order exchanges take turns, so none waits for one that needs the trainer.
+// Finds which issued operations the trainer does not hold up any more. An operation is free of the trainer when all uses are
+// over for which it waits, or for which operations wait that it waits for, or operations before it in its lane. From then on it
+// needs nothing but the lanes to end. The order in which exchanges become free depends on the trainer's calls alone, and not on
+// the speed of a rank: it is the same on all ranks, also of several trainings whose trainers are one thread. In that order
+// exchanges take turns, so none waits for one that needs the trainer.
 //
 // Used by the trainer's thread.
 class FreedOps {

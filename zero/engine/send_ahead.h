@@ -19,8 +19,8 @@ class LaneQueue {
   void issued(const IssuedOp& op);  // called by the trainer's thread, in order
   void begun(const Op& op);         // called by the lane's thread, like the two below
 
-  // The lane's next exchange between ranks, if all that it waits for has succeeded, and nothing that comes before it in the lane changes
-  // what it sends. Null otherwise.
+  // The lane's next exchange between ranks, if all that it waits for has succeeded, and nothing that comes before it in the
+  // lane changes what it sends. Null otherwise.
   const Op* next_exchange();
 
  private:

@@ -29,9 +29,9 @@ class Uses {
   std::size_t backward_visits(std::size_t unit) const { return backward_[unit]; }
   bool is_last_backward(std::size_t position) const { return last_backward_[trace_[position].unit] == position; }
   std::size_t end_of_chain(std::size_t position) const;  // one past the visit that ends what is held at `position`
-  // One past the visits of the unit at `position` and of the `further` units after it, and at most `end`. A trainer may visit a unit
-  // several times in a row: in backward first for its parameters, and then with its gradients. A unit counts again when the trainer
-  // comes back to it.
+  // One past the visits of the unit at `position` and of the `further` units after it, and at most `end`. A trainer may visit a
+  // unit several times in a row: in backward first for its parameters, and then with its gradients. A unit counts again when
+  // the trainer comes back to it.
   std::size_t end_of_units(std::size_t position, std::size_t further, std::size_t end) const;
   std::vector<std::size_t> by_first_visit() const;  // all units, those never visited last
   bool has_forward() const { return has_forward_; }

@@ -41,8 +41,8 @@ std::size_t longest_chain(const Model& model, const Uses& uses) {
   return longest;
 }
 
-// Returns enough for any unit in the trace with the `prefetch` ones after it, and for units that are held together, whether they are
-// in the trace or not. `unit_bytes`: of each unit's full parameters, aligned; 0 where they stay.
+// Returns enough for any unit in the trace with the `prefetch` ones after it, and for units that are held together, whether
+// they are in the trace or not. `unit_bytes`: of each unit's full parameters, aligned; 0 where they stay.
 std::size_t bytes_to_gather(const Model& model, const Uses& uses, std::size_t prefetch,
                             const std::vector<std::size_t>& unit_bytes) {
   const std::span<const Visit> trace = uses.trace();

@@ -44,8 +44,8 @@ class Resharding {
     }
   }
 
-  // This rank's note. A note may hold what only the rank knows that has written it, so each rank gets those of all. All ranks call it
-  // together.
+  // This rank's note. A note may hold what only the rank knows that has written it, so each rank gets those of all. All ranks
+  // call it together.
   std::vector<std::byte> note() {
     const auto copy_of = [&](std::size_t rank) -> const WholeRun::Copy* {
       for (const auto& copies : run_.copies) {

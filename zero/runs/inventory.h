@@ -91,9 +91,9 @@ struct WholeRun {
 // The newest one, of the commits up to `last`; none if there is none.
 std::optional<WholeRun> find_whole_run(std::span<const SeenRecords> seen, offload::CommitPoint last = last_of_all);
 
-// The newest one, of the commits up to `last`. None if no rank has made a step by then. Else throws B1009 if a shard has no records,
-// or if the shards have no commit in common; B3202 if they may have had one before records were damaged. The error names the run's
-// newest checkpoint.
+// The newest one, of the commits up to `last`. None if no rank has made a step by then. Else throws B1009 if a shard has no
+// records, or if the shards have no commit in common; B3202 if they may have had one before records were damaged. The error
+// names the run's newest checkpoint.
 std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, const std::string& run,
                                          const KnownCheckpoint& checkpoint = {},
                                          offload::CommitPoint last = last_of_all);

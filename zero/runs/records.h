@@ -27,9 +27,9 @@ struct MirrorGroup {
   std::vector<std::size_t> on_host{};  // all ranks whose records this one's host keeps, or on one host may keep
 };
 
-// Chooses on whose drives the records of each rank are mirrored. A pure function of the ranks' hosts, so every rank chooses the same.
-// `hosts` names the host of each rank. On one host, each rank counts as a host of its own: a lost drive is survived, not the host.
-// Throws B1005 for a single rank, and for hosts with different numbers of ranks.
+// Chooses on whose drives the records of each rank are mirrored. A pure function of the ranks' hosts, so every rank chooses the
+// same. `hosts` names the host of each rank. On one host, each rank counts as a host of its own: a lost drive is survived, not
+// the host. Throws B1005 for a single rank, and for hosts with different numbers of ranks.
 MirrorGroup mirror_group_of(std::size_t rank, std::span<const std::string> hosts);
 
 // The records of another rank that this one keeps on its drives, so that a run survives the loss of a host or a drive.
