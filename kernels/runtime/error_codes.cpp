@@ -88,7 +88,8 @@ constexpr std::array codes{
              "Find out why that rank ended: it may have failed, or have had fewer batches than other ranks."},
     CodeInfo{
         Code::peer_late, "peer_late", "Another rank did not arrive within the timeout.",
-        "Find out what that rank does: it is stopped, stuck, or much slower. If ranks wait for each other, look for code that depends on the rank. BALLAST_TIMEOUT sets the seconds."},
+        "Find out what that rank does: it is stopped, stuck, or much slower. If ranks wait for each other, look for code "
+        "that depends on the rank. BALLAST_TIMEOUT sets the seconds."},
     CodeInfo{Code::no_meeting, "no_meeting", "The ranks of a job did not find each other.",
              "Start all ranks with the same world size, address and port, and each job with a port of its own."},
 };
