@@ -23,7 +23,7 @@
 
 namespace ballast::testing {
 
-constexpr unsigned hangs_after_seconds = 120;  // only to end a child that would never end
+constexpr unsigned hangs_after_seconds = 120;  // the limit only ends a child that would never end
 
 // Runs `body` in a child, and returns what it returns or throws. This process may have no other threads at that moment.
 inline std::string in_a_child(const std::function<std::string()>& body) {

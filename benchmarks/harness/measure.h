@@ -10,7 +10,7 @@ namespace ballast::benchmarks {
 
 // A subject to time. `run` owns everything that it needs.
 struct Subject {
-  double work = 0;  // of one run, in the unit of the rate: gigabytes for GB/s
+  double work = 0;  // the work of one run, in the unit of the rate: gigabytes for GB/s
   std::function<void()> run{};
 };
 
@@ -41,7 +41,7 @@ struct Summary {
   double value;          // median rate of the case
   double against_value;  // median rate of the other subject
   double ratio;          // median of the ratios of each round; not the ratio of the medians, which drift apart
-  double spread;         // of those ratios
+  double spread;         // spread of those ratios
 };
 
 // Both have the same number of runs: run i of one was measured in turn with run i of the other.

@@ -25,7 +25,7 @@ struct Measurement {
   std::string against{};          // the subject that it ran in turn with; empty for the limits themselves
   std::optional<double> ratio{};  // how many times faster than `against`: above 1 is better, whatever the unit
   double against_value = 0;
-  double spread = 0;  // of the ratio, relative to it
+  double spread = 0;  // spread of the ratio, relative to it
 };
 
 // Writes a measurement to stdout, as a line of JSON.
@@ -65,7 +65,7 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
 struct Setting {
   const Threads& threads;
   Limits& limits;
-  std::size_t elements;  // of the large cases, which must not fit the caches
+  std::size_t elements;  // elements of the large cases, which must not fit the caches
   Copy copy;             // the fastest on this machine, found at the start of the run
 };
 

@@ -18,7 +18,7 @@ import suite
 import torch
 
 BLOCKS = 16  # each is a unit in stage 3
-PARAMETERS = 12  # of a block, as in a transformer's
+PARAMETERS = 12  # parameters of a block, as in a transformer's
 REPEATS = 10  # uses of each in a forward pass, so that opening a unit counts little
 
 

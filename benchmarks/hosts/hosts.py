@@ -29,9 +29,9 @@ RANK = Path(__file__).with_name("trainings.py")
 class Run(NamedTuple):
     """What a training took."""
 
-    seconds: float  # of a step, on the slowest rank
-    sent_bytes: float  # of a step, on the busiest link
-    losses: list[float]  # of each step, the mean of all ranks
+    seconds: float  # the time of a step on the slowest rank
+    sent_bytes: float  # bytes of a step on the busiest link
+    losses: list[float]  # the loss of each step, the mean of all ranks
 
 
 def run_once(case: Case, network: Network, folder: Path, text: Path) -> Run:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from loss_training import python_sources, rate, spread_over
 from losses import CASES, CONTEXT, LossCase
 
-POINTS = 10  # of a curve, after the beginning
+POINTS = 10  # points of a curve, after the beginning
 WARM_UP = 0.05  # the part of the steps in which the learning rate rises
 
 Point = tuple[int, float, float, int]  # step, loss, seconds and sent bytes until then

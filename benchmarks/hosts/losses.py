@@ -35,9 +35,9 @@ class Size(NamedTuple):
     name: str
     layers: int
     width: int
-    sequences: int  # of a step, of both hosts
+    sequences: int  # sequences of a step, of both hosts together
     learning_rate: float
-    steps: int  # unless the command says otherwise
+    steps: int  # the number, unless the command says otherwise
     held_out: int  # sequences that a point of the curve is the mean loss of
 
 
@@ -58,7 +58,7 @@ SIZES = (
 class LossCase(NamedTuple):
     size: Size
     scheme: Scheme
-    seed: int = 0  # of the first values and of the order of the text
+    seed: int = 0  # the seed of the first values and of the order of the text
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ class LossCase(NamedTuple):
         return f"{size.layers} layers of width {size.width}, fp32, {steps} steps, {batches}, AdamW at {size.learning_rate:g}"
 
 
-SEEDS = 3  # at most
+SEEDS = 3  # the highest number of seeds of a case
 CASES = [LossCase(size, scheme, seed) for seed in range(SEEDS) for size in SIZES for scheme in SCHEMES]
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-DEVICE = "eth0"  # of each host
+DEVICE = "eth0"  # the network device of each host
 RELAY = Path(__file__).with_name("relay.py")
 BURST_BYTES = 256 << 10  # a limit's bucket; above it lie the largest packets, of 64 KiB
-QUEUE_SECONDS = 0.05  # of a link; packets beyond it are dropped
+QUEUE_SECONDS = 0.05  # the queue of a link; packets beyond it are dropped
 PORT = 29500
 TIME_LIMIT = 4 * 3600  # seconds; losses over a slow link take more than an hour
-NEW_MOUNTS, NEW_PROCESSES, NEW_NETWORK = 0x00020000, 0x20000000, 0x40000000  # of unshare(2)
-SIGNAL_AT_PARENTS_END = 1  # of prctl(2)
+NEW_MOUNTS, NEW_PROCESSES, NEW_NETWORK = 0x00020000, 0x20000000, 0x40000000  # flags of unshare(2)
+SIGNAL_AT_PARENTS_END = 1  # an option of prctl(2)
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -47,7 +47,7 @@ class Site(NamedTuple):
     """The hosts of a job, each with the same number of ranks and the same link."""
 
     hosts: int
-    ranks: int  # of a host
+    ranks: int  # the ranks of a host
     link: Link
 
     @property
@@ -91,7 +91,7 @@ def run_isolated(body: Callable[[], None]) -> int:
     run("mount --make-rprivate /")
     run("mount -t proc proc /proc")
     os.makedirs("/run/netns", exist_ok=True)
-    run("mount -t tmpfs tmpfs /run/netns")  # where ip(8) keeps the names of networks
+    run("mount -t tmpfs tmpfs /run/netns")  # ip(8) keeps the names of networks there
     try:
         body()
     except SystemExit as end:

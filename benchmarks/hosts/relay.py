@@ -15,7 +15,7 @@ from collections import deque
 TAP, NO_INFORMATION, WITH_HEADER = 0x0002, 0x1000, 0x4000  # flags of a tap device
 SET_DEVICE, SET_OFFLOAD = 0x400454CA, 0x400454D0  # its ioctls
 OFFLOADS = 0x01 | 0x02 | 0x04  # checksums, TCP segments of IPv4 and IPv6
-HEADER_BYTES = 10  # of the kernel's description of a frame's offloads
+HEADER_BYTES = 10  # the size of the kernel's description of a frame's offloads
 LARGEST = 70_000
 
 

@@ -14,9 +14,9 @@ from systems import ALONE, DDP, FSDP, SMALL, SYSTEMS, WORKLOADS, System, Workloa
 
 HYBRID = "FSDP2, hybrid"
 WAITING = "not overlapped"
-OVERLAPPED = "overlapped"  # by hand, as the plain case does by itself
+OVERLAPPED = "overlapped"  # an option sets this; the plain case does it by itself
 TWICE = "gathered twice"
-ONCE = "gathered once"  # by hand, as the plain case does by itself after some steps
+ONCE = "gathered once"  # an option sets this; the plain case does it by itself after some steps
 FURTHER = "two units ahead"
 INT8 = "codes of 8 bits"
 INT4 = "gradients in codes of 4 bits"
@@ -59,7 +59,7 @@ ENCODED = {
 }
 
 
-SHORT = Workload("30M, fp32", SMALL._replace(context=32, steps=3), dtype="float32")  # for processors that know no bf16
+SHORT = Workload("30M, fp32", SMALL._replace(context=32, steps=3), dtype="float32")  # some processors know no bf16
 
 
 class Case(NamedTuple):

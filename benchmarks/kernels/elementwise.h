@@ -20,7 +20,7 @@ class Place {
 
   virtual kernels::Backend& backend() = 0;
   virtual std::shared_ptr<std::byte> memory(std::size_t bytes) = 0;                // filled with byte_of_values
-  virtual void set(std::byte* memory, unsigned char byte, std::size_t bytes) = 0;  // in the order of the kernels
+  virtual void set(std::byte* memory, unsigned char byte, std::size_t bytes) = 0;  // runs in the order of the kernels
 
   // A subject whose `issue` moves `bytes`, read and written together.
   virtual Subject moving(std::size_t bytes, std::function<void()> issue) const = 0;

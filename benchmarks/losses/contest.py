@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 import suite
 
 SEEDS = (0, 1, 2)
-POINTS = 20  # of a curve of losses
-QUANTILE = 4.303  # of Student's distribution, for a 95 % interval of a mean of three: two degrees of freedom
+POINTS = 20  # points of a curve of losses
+QUANTILE = 4.303  # a quantile of Student's distribution, for a 95 % interval of a mean of three: two degrees of freedom
 
 
 class Difference(NamedTuple):

@@ -56,7 +56,7 @@ class Case(NamedTuple):
         return "-".join((self.task.name, self.variant.state, self.variant.gradients, f"seed-{self.seed}", f"{steps}-steps"))
 
 
-# After 300 steps of training in fp32, the losses of 3e-4 and 1e-3 differ by less than 0.02: the best rate is between them.
+# The losses of 3e-4 and 1e-3 differ by less than 0.02 after 300 steps of training in fp32: the best rate is between them.
 TRAINING = Task("training", "torch's Python sources", part=1, learning_rate=5e-4, warm_up=0.05)
 FINE_TUNING = Task("fine-tuning", "Python's help topics", part=5, learning_rate=3e-4, warm_up=0.05)
 TASKS = (TRAINING, FINE_TUNING)
@@ -64,7 +64,7 @@ TASKS = (TRAINING, FINE_TUNING)
 REFERENCE = Variant("fp32", "fp32")  # state format split has the same bits
 FIRST = (REFERENCE, Variant("compact", "fp32"), Variant("4bit", "fp32"))
 THEN = (Variant("bf16", "fp32"), Variant("fp32", "bf16"), Variant("compact", "bf16"), Variant("4bit", "bf16"))
-VARIANTS = (REFERENCE, THEN[0], *FIRST[1:], *THEN[1:])  # in the order of the table
+VARIANTS = (REFERENCE, THEN[0], *FIRST[1:], *THEN[1:])  # the order of the table
 
 START = Case(TRAINING, REFERENCE, 0)  # fine-tuning begins with its parameters
 

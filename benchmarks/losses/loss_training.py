@@ -28,10 +28,10 @@ from formats import TRAINING, Case, Task
 
 LAYERS, WIDTH, HEADS, CONTEXT = 6, 640, 10, 64
 MICRO_STEPS = 2  # gradients in bf16 are rounded stochastically from the second one on
-SEQUENCES = 64  # that a point of a curve is the mean loss of; the last loss has eight times as many
+SEQUENCES = 64  # a point of a curve is their mean loss; the last loss has eight times as many
 LOWEST_RATE = 0.1  # the learning rate falls to this part of the highest
 HELD_OUT = 10  # each tenth file or topic is for validation
-WEIGHT_DECAY = 0.01  # of all optimizers; AdamW's default, where Muon's would be 0.1
+WEIGHT_DECAY = 0.01  # the decay of all optimizers; AdamW's default, where Muon's would be 0.1
 
 
 class Text(NamedTuple):
@@ -39,7 +39,7 @@ class Text(NamedTuple):
 
     trained: torch.Tensor
     held_out: torch.Tensor
-    digest: str  # of all of it
+    digest: str  # the digest of the whole text
 
 
 def python_sources() -> Text:

@@ -19,7 +19,7 @@
 namespace ballast::benchmarks {
 namespace {
 
-constexpr std::size_t layouts = 4;  // of files; an even number, so that half of them are in each order
+constexpr std::size_t layouts = 4;  // layouts of files; an even number, so that half of them are in each order
 
 double cpu_seconds() {
   struct rusage used {};

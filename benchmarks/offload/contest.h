@@ -42,7 +42,7 @@ struct FioJob {
   std::string direction;  // "read", "write", "rw"
   std::size_t block_bytes = 0;
   std::size_t depth = 0;
-  std::size_t bytes = 0;  // of all files together
+  std::size_t bytes = 0;  // bytes of all files together
 };
 
 bool has_fio();

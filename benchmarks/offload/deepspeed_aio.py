@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 
-TENSORS = 4  # of a tile: parameter, remainder, two moments
+TENSORS = 4  # tensors of a tile: parameter, remainder, two moments
 
 
 def arguments() -> argparse.Namespace:

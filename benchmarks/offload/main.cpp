@@ -29,7 +29,7 @@ struct Options {
 };
 
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
-constexpr std::size_t tiles_of_a_run = 256;  // at least
+constexpr std::size_t tiles_of_a_run = 256;  // the fewest tiles
 constexpr std::size_t largest_tile = std::size_t{16} << 20;
 
 // Moves tiles through the library's queues, as many at once as a queue is deep: files of one size, one in each

@@ -27,7 +27,7 @@ class TensorFiles {
 
   std::size_t tile_bytes() const { return tile_bytes_; }
   void create() const;          // all files, empty
-  std::string options() const;  // for an external program that makes them
+  std::string options() const;  // options of an external program that makes them
 
   // Opens the files of a tile, moves all of them to or from `memory`, and waits.
   void move(offload::IoKind kind, std::size_t tile, std::span<std::byte> memory, offload::IoQueue& queue) const;
@@ -45,7 +45,7 @@ struct UpdateSetting {
   std::size_t state_bytes = 0;
   std::size_t elements_of_tile = 0;
   std::size_t depth = 0;
-  bool ours_is_second = false;  // gives the library's path the second of the two files
+  bool ours_is_second = false;  // the library's path gets the second of the two files
   bool tensor_files = false;    // makes the files that only drained() uses
 };
 
@@ -68,7 +68,7 @@ class OffloadedUpdate {
   void drained();
 
  private:
-  using Payload = std::function<std::span<std::byte>()>;  // waits for a read
+  using Payload = std::function<std::span<std::byte>()>;  // it waits for a read
   struct Mode {
     std::function<Payload(std::size_t tile, std::span<std::byte> slot)> read;
     std::function<offload::Completion(std::size_t tile, std::span<std::byte> slot)> write;

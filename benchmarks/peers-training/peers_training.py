@@ -36,10 +36,10 @@ TOLERANCES = {
 class Run(NamedTuple):
     """The time, memory and losses of a system in one run."""
 
-    seconds: float  # of a step, on the slowest rank
-    resident_bytes: float  # at the peak, of the largest rank
+    seconds: float  # the time of a step on the slowest rank
+    resident_bytes: float  # the peak of the largest rank
     net_bytes: float  # the same, without the memory that is resident after torch is imported
-    losses: list[float]  # of each step, the mean of all ranks
+    losses: list[float]  # the loss of each step, the mean of all ranks
 
 
 def run_once(case: Case, directory: Path, text: Path) -> Run:
@@ -77,7 +77,7 @@ Runs = dict[Case, list[Run]]
 class Measure(NamedTuple):
     """A quantity of a run, by which systems are compared: less is better."""
 
-    suffix: str  # of the case's name
+    suffix: str  # the suffix of the case's name
     unit: str
     of: Callable[[Run], float]
     in_unit: Callable[[float], float]

@@ -108,7 +108,7 @@ class Shape(NamedTuple):
     width: int
     context: int
     sequences: int
-    steps: int  # that are timed
+    steps: int  # the steps that are timed
 
     @property
     def tokens(self) -> int:

@@ -126,9 +126,9 @@ class WithCasts:
 class Case(NamedTuple):
     name: str
     format: str
-    dtype: torch.dtype  # of parameters and gradients
+    dtype: torch.dtype  # the dtype of parameters and gradients
     against: str
-    peer: Callable  # of a parameter and a gradient
+    peer: Callable  # its arguments are a parameter and a gradient
     same_values: bool = True  # the peer computes what we compute, to rounding
 
 

@@ -14,14 +14,14 @@ import suite
 
 RANK = Path(__file__).with_name("rank.py")
 OURS, THEIRS = "Ballast", "torch.distributed.checkpoint"
-MEASURES = {  # by their names in what a rank prints
+MEASURES = {  # the keys are the names in what a rank prints
     "call": "call of a save in the background",
     "step": "first step after that call",
     "total": "from that call until the checkpoint is complete",
     "waits": "save that waits",
     "plain step": "step without a save",
 }
-Seconds = dict[str, dict[str, list[float]]]  # by system and measure, of each round
+Seconds = dict[str, dict[str, list[float]]]  # the seconds of each round, by system and measure
 
 
 def trained(ranks: int, directory: Path, rounds: int, width: int) -> Seconds:

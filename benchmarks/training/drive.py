@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ENGINES = (["--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1"], ["--ioengine=libaio"])
-SETTLING_MILLISECONDS = 500  # not counted
+SETTLING_MILLISECONDS = 500  # this time is not counted
 MILLISECONDS = 2000
 
 
@@ -19,7 +19,7 @@ class Work(NamedTuple):
     read_bytes: int
     written_bytes: int
     record_bytes: int  # read or written at a time
-    records: int  # in flight at once
+    records: int  # records in flight at once
 
     @property
     def bytes(self) -> int:
@@ -31,7 +31,7 @@ class Floor(NamedTuple):
 
     drive_seconds: float
     without_drive_seconds: float
-    overlappable_seconds: float  # of a step without a drive: the part that can overlap with it
+    overlappable_seconds: float  # the part of a step without a drive that can overlap with the drive
 
     @property
     def overlapped_seconds(self) -> float:

@@ -21,7 +21,7 @@ import suite
 
 class Case(NamedTuple):
     name: str
-    options: tuple[str, ...]  # of the trainer
+    options: tuple[str, ...]  # the options of the trainer
     against: str  # the name of another case
     ranks: int = 2
 
@@ -86,12 +86,12 @@ class Run(NamedTuple):
     seconds: float
     tokens_per_second: float
     forecast_seconds: float
-    forward_share: float  # of a step's arithmetic, without updates
-    bytes: dict[str, int]  # by tier: reserved, and activations
-    exposed_seconds: dict[str, float]  # by phase
-    resident_bytes: int  # at the peak, of the largest process
+    forward_share: float  # the share of a step's arithmetic, without updates
+    bytes: dict[str, int]  # the bytes of each tier: reserved, and activations
+    exposed_seconds: dict[str, float]  # the exposed seconds of each phase
+    resident_bytes: int  # the peak of the largest process
     parameters: int
-    work: drive.Work | None  # on the drive
+    work: drive.Work | None  # the work on the drive
     drive_rate: float  # bytes a second of fio with the same work, just after
 
 

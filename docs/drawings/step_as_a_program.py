@@ -20,7 +20,7 @@ SECONDS |= {"update": 1.2, "read": 1.3, "write": 1.3, "commit": 0.8, "use forwar
 SHORT = {"use forward": "forward", "use backward": "backward"}
 
 STEPS = 4  # walked; the last but one is drawn, because steps overlap
-COLOURS = ["#8fb8de", "#a8d5a2", "#f2c28b"]  # by unit
+COLOURS = ["#8fb8de", "#a8d5a2", "#f2c28b"]  # the colour of each unit
 NO_UNIT = "#c9c9d6"
 LEFT, TOP, ROW, SCALE = 84, 34, 40, 19.0
 
@@ -36,7 +36,7 @@ class Op:
     kind: str
     unit: int | None
     tile: int | None
-    waits: list[tuple[bool, int]] = field(default_factory=list)  # whether of the step before, and the operation's number
+    waits: list[tuple[bool, int]] = field(default_factory=list)  # whether the operation is of the step before, and its number
 
 
 def read_program(text: str) -> list[Op]:

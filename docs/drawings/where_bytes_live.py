@@ -11,7 +11,7 @@ from drawing import Drawing
 ADDED_LINE = 'optimizer = ballast.wrap(optimizer, model, stage=3, offload="nvme:/scratch")'
 COLUMNS = {"device": 190, "host": 430, "drive": 670}
 SUBTITLES = {"device": "GPU memory", "host": "host memory", "drive": "NVMe"}
-WIDTH = 210  # of a box
+WIDTH = 210  # the width of a box
 
 
 class Row(NamedTuple):
@@ -19,10 +19,10 @@ class Row(NamedTuple):
     size: str  # bytes of one parameter, over all ranks
     kept: str  # the tier of the shard
     shard: str
-    visits: dict[str, str]  # by tier: bytes that are there for a time
+    visits: dict[str, str]  # bytes that are there for a time; the keys are tiers
 
 
-# Of a training in bf16 with the state format `split`, on GPUs: <ballast/placement.h> has all placements.
+# The rows show a training in bf16 with the state format `split`, on GPUs: <ballast/placement.h> has all placements.
 ROWS = [
     Row("parameters", "2 bytes, bf16", "device", "shard: 2/N bytes", {"device": "full, while its unit runs"}),
     Row("gradients", "4 bytes, fp32 sum", "host", "shard: 4/N bytes", {"device": "full, until they are summed"}),

@@ -4,7 +4,7 @@ import re
 
 import griffe
 
-EXAMPLE = re.compile(r"^( *)>>> .*(?:\n *\S.*)*", re.MULTILINE)  # up to an empty line
+EXAMPLE = re.compile(r"^( *)>>> .*(?:\n *\S.*)*", re.MULTILINE)  # an example ends at an empty line
 
 
 class Doctests(griffe.Extension):

@@ -42,7 +42,7 @@ TEST_CASE("the spread is half the distance of the quartiles relative to the medi
 }
 
 TEST_CASE("the ratio is the median of the rounds' ratios, not the ratio of the medians") {
-  // In some rounds the machine is three times slower for both. In one round a disturbance affects the case alone.
+  // The machine is three times slower for both in some rounds. A disturbance affects the case alone in one round.
   const Runs subject{.work = 2, .seconds = {1, 3, 30, 1, 3}};
   const Runs against{.work = 1, .seconds = {1, 3, 3, 1, 3}};
   const auto summary = summarise(subject, against);

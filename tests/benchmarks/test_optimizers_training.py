@@ -66,11 +66,11 @@ def test_a_stopped_run_continues_with_the_same_losses(
         one_step(run, step)
 
     made: list[int] = []
-    stops = {1, 14}  # before the first checkpoint, and after twelve more steps
+    stops = {1, 14}  # one stop before the first checkpoint, and one after twelve more steps
     one_step = loss_training.Training.step
     monkeypatch.setattr(loss_training.Training, "step", stop)
     folder = tmp_path / "stopped"
-    folder.mkdir()  # as a stop leaves it during the first checkpoint
+    folder.mkdir()  # a stop during the first checkpoint leaves it so
     for _ in stops:
         with pytest.raises(KeyboardInterrupt):
             trained(optimizer, folder)

@@ -80,7 +80,7 @@ Values part_of(std::size_t sender, std::size_t receiver, std::size_t number, std
   return Values::of_rank(7 * sender + 5 * receiver + number, DType::bf16, receiver * count + number);
 }
 
-// In an order in which no two ranks' lists agree: only the order between each two ranks counts.
+// No two ranks' lists agree in their order: only the order between each two ranks counts.
 void exchanges(Communicator& ranks, std::size_t count) {
   const std::size_t size = ranks.size();
   const std::size_t self = ranks.rank();

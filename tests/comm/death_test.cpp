@@ -96,7 +96,7 @@ TEST_CASE("when a rank is stopped, every other rank ends after the timeout and n
 
 // Ranks 1 and 2 would report for whom they wait a minute later than rank 0.
 TEST_CASE("a timeout names the rank at the end of a chain of waits in different groups of processes") {
-  constexpr auto time_of_rank_0 = std::chrono::milliseconds(4000);  // to connect too
+  constexpr auto time_of_rank_0 = std::chrono::milliseconds(4000);  // connecting has this limit too
   for (const ProcessKind& kind : process_kinds()) {
     INFO(kind.name);
     const ProcessGroupRig rig(4, kind.transport, patient);

@@ -204,7 +204,7 @@ TEST_CASE("int4 between hosts sends at most 0.30 of the bytes of bf16 values, an
     const Failures failures = kind.run({4, 2}, patient, [](Communicator& ranks) {
       const SentOf sent = bytes_of_reduction(ranks, eight, four);
       const std::size_t values =
-          3 * group_size;  // of a part; one goes to the other host, and one of each host to a neighbour
+          3 * group_size;  // values of a part; one goes to the other host, and one of each host to a neighbour
       expect(sent.exact.inside == 2 * 2 * values && sent.encoded.inside == 2 * 3 * 132, "bytes inside the host");
       expect(sent.exact.across == 4 * values && sent.encoded.across == 3 * 68, "bytes between hosts");
       expect(3 * 132 <= 0.52 * 2 * values && 3 * 68 <= 0.30 * 2 * values, "the bars");

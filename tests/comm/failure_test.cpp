@@ -33,7 +33,7 @@ void call_for_ever(Communicator& ranks) {
   }
 }
 
-// That of Gloo: the one to the hub is older.
+// Shuts Gloo's connection: the one to the hub is older.
 void shut_newest_connection() {
   for (int descriptor = 1023; descriptor >= 0; --descriptor) {
     sockaddr_in peer{};
@@ -69,7 +69,7 @@ TEST_CASE("after an abort, waiting ranks and all later calls fail with its reaso
 // They cannot because the build has no NCCL, or the machine no GPU, or only one for both ranks.
 TEST_CASE("if processes cannot exchange GPU memory, every process fails with the reason") {
   for (const GroupKind& kind : group_kinds()) {
-    if (kind.name == "threads") continue;  // whose copies a GPU's stream can make
+    if (kind.name == "threads") continue;  // a GPU's stream can make their copies
     INFO(kind.name);
     const Channel channel;
     for (const std::string& failure : kind.run(2, patient, [&](Communicator& ranks) { ranks.split(0, &channel); })) {
@@ -164,7 +164,7 @@ TEST_CASE("errors of a group that was split off name ranks of the job") {
       pair.barrier();
     });
     CHECK_THAT(aborted[2], Contains("rank 3") && Contains("enough"));
-    constexpr auto timeout = std::chrono::milliseconds(4000);  // of connecting too
+    constexpr auto timeout = std::chrono::milliseconds(4000);  // connecting has this limit too
     constexpr auto long_time = 2 * timeout;
     const auto come_late = [&](Communicator& pair, bool is_last) {
       if (is_last) std::this_thread::sleep_for(long_time);
@@ -178,7 +178,7 @@ TEST_CASE("errors of a group that was split off name ranks of the job") {
     });
     CHECK_THAT(different[2] + different[3],
                Contains("makes another call") && (Contains("rank 2") || Contains("rank 3")) && !Contains("rank 1 "));
-    for (const std::size_t of_last : {2u, 1u}) {  // of its second part; its first one has 2 bytes instead of 1
+    for (const std::size_t of_last : {2u, 1u}) {  // bytes of its second part; its first one has 2 bytes instead of 1
       const Failures other_parts = run([&](Communicator& pair, bool is_last) {
         std::byte bytes[4]{}, space[3]{};
         const std::size_t peer = is_last ? 0 : 1;

@@ -154,7 +154,7 @@ TEST_CASE("a process locates its shared pages, and its peer reads their current 
       CHECK(!pages.find({memory, 1}));
       CHECK(looked_at[9] == std::byte{0});  // the pages are gone, though they are still mapped here
     }
-    CHECK(files[0] == files[1]);  // so the descriptor alone would have led to the released memory
+    CHECK(files[0] == files[1]);  // the descriptor alone would have led to the released memory
   }
   CHECK(offload::open_descriptors() == descriptors);
 }

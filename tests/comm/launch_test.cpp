@@ -66,7 +66,7 @@ TEST_CASE("each launcher's variables give the rank, the world size, the host and
       // A process that another launcher started under Slurm has both launchers' variables; those of the other count.
       {with(slurm, open_mpi), "Open MPI", 3, 4, 3, "127.0.0.1", "3912302593"},
       {with(with(slurm, open_mpi), torchrun), "torchrun", 5, 8, 1, "node1", "abc"},
-      // In a batch script, outside of any step, there is one process.
+      // A batch script has one process outside of any step.
       {without(slurm, "SLURM_STEP_ID"), "", 0, 1, 0, "", ""},
       {with(by_hand, {{"BALLAST_JOB", "mine"}}), "RANK", 1, 2, 0, "127.0.0.1", "mine"},
   };

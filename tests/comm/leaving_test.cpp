@@ -83,7 +83,7 @@ TEST_CASE("a rank that leaves because it has failed ends the others with the fir
 
 TEST_CASE("an error states what its rank was doing") {
   for (const GroupKind& kind : group_kinds()) {
-    if (kind.name == "threads") continue;  // which have one error for all
+    if (kind.name == "threads") continue;  // threads have one error for all
     INFO(kind.name);
     const Failures failures = kind.run(2, an_hour, [](Communicator& ranks) {
       ranks.set_activity("is in step 4");
@@ -108,7 +108,7 @@ TEST_CASE("a rank leaves when its communicator is destroyed or an exception ends
       if (ranks.rank() == 0) throw std::runtime_error("no such data set");
       ranks.barrier();
     };
-    CHECK_THAT(kind.run(2, an_hour, throws)[1],  // or what the group of threads is aborted with
+    CHECK_THAT(kind.run(2, an_hour, throws)[1],  // a group of threads may be aborted with the exception's words
                Contains("B3301") && (Contains("rank 0") || Contains("no such data set")));
   }
 }

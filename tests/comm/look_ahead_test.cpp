@@ -33,7 +33,7 @@ struct Turn {
   }
 
   bool gathers;
-  std::size_t count;  // of a rank's part
+  std::size_t count;  // elements of a rank's part
   Values mine, result;
 };
 

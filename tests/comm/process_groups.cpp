@@ -59,7 +59,7 @@ std::string FileStore::get(const std::string& key) {
 }
 
 Processes::Processes(std::size_t size, const std::function<void(std::size_t)>& body) {
-  std::cout.flush();  // or the children would print it again
+  std::cout.flush();  // the children would otherwise print it again
   for (std::size_t rank = 0; rank < size; ++rank) {
     int pipe[2];
     expect(::pipe(pipe) == 0, "no pipe");

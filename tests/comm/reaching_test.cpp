@@ -158,7 +158,7 @@ TEST_CASE("rank 0 warns that any process can join if one of its addresses is not
 TEST_CASE("if rank 0's own name leads to loopback, other hosts reach it, and it warns that any process can join") {
   const std::string outward = outward_address();
   if (outward.empty()) return skip("this machine has no address but loopback");
-  for (const std::string& by_rank_1 : {std::string("127.0.1.1"), outward}) {  // on rank 0's machine, and elsewhere
+  for (const std::string& by_rank_1 : {std::string("127.0.1.1"), outward}) {  // rank 1 is on rank 0's machine, or not
     const std::uint16_t port = unused_port();
     Processes ranks(2, [&](std::size_t rank) {
       host_names()[name_of_rank_0] = {.addresses = {rank == 0 ? "127.0.1.1" : by_rank_1}};
@@ -230,7 +230,7 @@ TEST_CASE("no process connects to itself where nothing listens") {
 
 TEST_CASE("signals do not end an attempt to connect") {
   struct sigaction on_alarm {};
-  on_alarm.sa_handler = [](int) {};  // without SA_RESTART: calls return with EINTR
+  on_alarm.sa_handler = [](int) {};  // SA_RESTART is not set: calls return with EINTR
   struct sigaction before {};
   ::sigaction(SIGALRM, &on_alarm, &before);
   const Descriptor listener = listen_at({"127.0.0.1", 0});
@@ -261,7 +261,7 @@ TEST_CASE("signals do not end an attempt to connect") {
   CHECK(attempt.socket);
 }
 
-// As it does when too many processes call.
+// A rank hangs up when too many processes call.
 TEST_CASE("a rank that another one hangs up on calls it again") {
   const TemporaryDirectory folder;
   Processes ranks(2, [&](std::size_t rank) {

@@ -11,7 +11,7 @@ namespace {
 
 // A rendezvous of three ranks, and the messages that it sent.
 struct Rig {
-  std::string machine = "here";  // of the ranks from 1 on
+  std::string machine = "here";  // the machine of the ranks from 1 on
   std::size_t size = 3;
   Rendezvous rendezvous{"job", size,
                         [this](std::size_t to, const Message& message) { sent.emplace_back(to, message); }};
@@ -140,7 +140,7 @@ TEST_CASE("a rank that says goodbye is not reported as dead") {
   }
   CHECK(rig.rendezvous.all_left());
   CHECK_FALSE(rig.rendezvous.failed());
-  rig.hello(20, 1);  // of the next job, which rank 0 has not begun yet
+  rig.hello(20, 1);  // a rank of the next job, which rank 0 has not begun yet
   CHECK(rig.sent.back() == std::pair<std::size_t, Message>{20, {Kind::later, "", ""}});
 }
 

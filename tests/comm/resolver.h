@@ -14,6 +14,6 @@ struct HostName {
 };
 
 std::map<std::string, HostName>&
-host_names();  // of this process; no other thread may look up while a test changes them
+host_names();  // the names of this process; no other thread may look up while a test changes them
 
 }  // namespace ballast::testing

@@ -59,7 +59,7 @@ TEST_CASE("memory that no rank has made for others is not mapped") {
   CHECK_THROWS_WITH(open(genuine.file(), 100), Contains("B2301") && Contains("belongs to user 1234"));
 }
 
-// As it does for all memory with vm.memfd_noexec.
+// The kernel does so for all memory with vm.memfd_noexec.
 TEST_CASE("memory to which the kernel adds a seal is mapped") {
   constexpr unsigned no_exec_seal = 0x8;  // MFD_NOEXEC_SEAL
   constexpr int ours = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;

@@ -150,7 +150,7 @@ TEST_CASE("300 strangers with half a message, who never read, keep no rank out")
         }) == Failures(2));
   for (Connection& each : strangers) {
     CHECK((answer(each).kind == Kind::goodbye ||
-           answer(each).kind == Kind::goodbye));  // at most a challenge comes before it
+           answer(each).kind == Kind::goodbye));  // no more than a challenge comes before it
   }
 }
 
@@ -209,7 +209,7 @@ TEST_CASE("a process without the secret is refused, and its messages change noth
             CallersHandshake handshake;
             const Message challenge = answer(stranger);
             REQUIRE(challenge.kind == Kind::challenge);
-            stranger.send({.kind = Kind::failed, .value = "stop"});  // before the hello
+            stranger.send({.kind = Kind::failed, .value = "stop"});  // the hello has not been sent yet
             Connection other = call(port);
             other.send(handshake.answer(answer(other), {Kind::hello, "job", line_of_rank(1, 2)}, Secret(words)));
             const Message refused = answer(other);
@@ -227,7 +227,7 @@ TEST_CASE("a hello that another connection has sent is of no use") {
               handshake.answer(answer(genuine), {Kind::hello, "job", line_of_rank(1, 2)}, Secret(of_launcher));
           Connection replay = call(port);
           CHECK(answer(replay).kind == Kind::challenge);
-          replay.send(hello);  // which `genuine` has not sent: as if it were recorded on the way
+          replay.send(hello);  // `genuine` has not sent it: as if it were recorded on the way
           CHECK(answer(replay).kind == Kind::refused);
         }) == Failures(2));
 }

@@ -12,7 +12,7 @@ namespace ballast::testing {
 
 using RankBody = std::function<void(Communicator& ranks)>;
 
-// By rank: its error, or an empty string.
+// Each rank's error, or an empty string.
 using Failures = std::vector<std::string>;
 
 // The ranks of a group, of which some count as one host in the order of sums.

@@ -40,7 +40,7 @@ TEST_CASE("a timeout names the thread at the end of a chain of waits in differen
   const auto last = all.part(last_two);
   std::string failure_of_1;
   std::thread waits_for_2([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // so rank 0 reports first
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // rank 0 then reports first
     try {
       last->publish(0, {});
     } catch (const std::exception& late) {

@@ -26,7 +26,7 @@ from python.wrap.support.programs import run_program  # noqa: E402
 SHOWN_ONLY = {"", "text", "mermaid"}
 COMPILED = {"cpp", "cmake"}  # tests/package compiles the C++ code of the pages
 SECONDS = 120  # limit of a command
-FORKED = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}  # and what follows `python`
+FORKED = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}  # the values are what follows `python`
 COMPARED = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -50,7 +50,7 @@ class Run:
 
     renews: bool
     names: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
-    printed: str = ""  # by the last block
+    printed: str = ""  # the output of the last block
     outputs: list[Output] = field(default_factory=list)
 
     def block(self, block: Block) -> None:
@@ -72,7 +72,7 @@ class Run:
             raise Failed(f'{block.place}: nothing runs {block.language!r} blocks: mark it "<!-- not run: REASON -->"')
 
     def python(self, block: Block) -> str:
-        text = "\n" * (block.line - 1) + block.text  # so that errors name the page's line
+        text = "\n" * (block.line - 1) + block.text  # errors then name the page's line
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(text, str(block.page), "exec"), self.names)
         return printed.getvalue()

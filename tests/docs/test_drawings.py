@@ -74,7 +74,7 @@ def test_the_drawing_of_losses_has_a_curve_for_each_training_in_each_panel(tmp_p
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     module.draw(tmp_path / "rows.jsonl").write(tmp_path / "drawn.svg")
     drawn = (tmp_path / "drawn.svg").read_text()
-    assert drawn.count('stroke-width="2"') == 2 * 3 + 2  # and in the legend
+    assert drawn.count('stroke-width="2"') == 2 * 3 + 2  # the last two are in the legend
     assert "DiLoCo, every 16" in drawn and "3M parameters: 20 steps" in drawn
 
 

@@ -117,7 +117,7 @@ def test_the_reference_has_every_option_with_its_meaning(reference):
     for name, known in (("wrap", "stage"), ("plan", "gpu_memory"), ("Tuning", "verify"), ("Run", "mirror")):
         rows = reference.options_of(name).splitlines()[2:]
         assert any(row.startswith(f"| `{known}` | `") for row in rows)
-        assert not any(row.endswith("|  |") for row in rows)  # without a meaning
+        assert not any(row.endswith("|  |") for row in rows)  # no option lacks its meaning
 
 
 def test_each_generated_part_names_its_source_in_the_repository_only(reference):

@@ -30,7 +30,7 @@ struct Meeting {
   std::vector<Fiber*> waiting{};
 };
 
-// Not inline: a fiber may go on in another thread of the host, and compilers keep the address of a thread's variable.
+// This is not inline: a fiber may continue in another thread, and compilers keep the address of a thread's variable.
 [[gnu::noinline]] void set_thread_index(unsigned index) { threadIdx = {index, 0, 0}; }
 
 // The block that runs now. One runs at a time in the whole process, so that all blocks use the same fibers.

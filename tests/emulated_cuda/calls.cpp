@@ -18,7 +18,7 @@ std::mutex mutex;  // guards the next five variables
 Counts counted;
 std::map<std::thread::id, Counts> counted_by;
 std::size_t calls_until_fault = 0;  // 0: none
-std::string faulty_call;            // whose calls are counted; empty: all
+std::string faulty_call;            // the function whose calls are counted; empty: all
 cudaError_t fault = cudaSuccess;
 
 std::atomic<std::size_t> calls_made = 0;

@@ -18,7 +18,7 @@ namespace {
 
 std::atomic<std::size_t> handles = 0;
 
-struct Matrix {  // by columns
+struct Matrix {  // its elements lie by columns
   void* data;
   cudaDataType type;
   std::ptrdiff_t stride;

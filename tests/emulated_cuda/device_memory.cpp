@@ -11,7 +11,7 @@ namespace emulated {
 namespace {
 
 constexpr std::size_t page = 4096;
-constexpr std::size_t gap = 4096;                       // between allocations: nothing is there
+constexpr std::size_t gap = 4096;                       // the space between allocations: nothing is there
 constexpr std::size_t reserved = std::size_t{1} << 36;  // addresses, not memory
 constexpr int pattern = 0xa5;
 constexpr std::size_t max_pattern_bytes = std::size_t{4} << 20;  // the rest of a large allocation is not populated
@@ -103,7 +103,7 @@ void DeviceMemory::close() {
   if (--accesses_ == 0) protect(PROT_NONE);
 }
 
-// Without a key: one call for all allocations and the gaps between them, because kernels are many.
+// The fallback without a key is one call for all allocations and the gaps between them, because kernels are many.
 void DeviceMemory::protect(int rights) {
   if (allocated_.empty()) return;
   const auto& [last, bytes] = *allocated_.rbegin();

@@ -24,7 +24,7 @@ struct Device {
 
 int gpus();
 cudaError_t use_context(int gpu, const char* call);  // makes it at the first use
-Device& device(int gpu);                             // has a context
+Device& device(int gpu);                             // the GPU has a context
 std::vector<Device*> devices_with_context();
 std::size_t total_memory();
 

@@ -12,12 +12,12 @@
 namespace emulated {
 
 constexpr int max_gpus = 8;
-constexpr std::size_t context_bytes = std::size_t{500} << 20;  // that a context takes of its GPU's memory
+constexpr std::size_t context_bytes = std::size_t{500} << 20;  // bytes of its GPU's memory that a context takes
 
 // The GPUs of this process. Call it before the first call of CUDA.
 struct Machine {
   int gpus = 4;
-  std::size_t memory_bytes = std::size_t{8} << 30;  // of each
+  std::size_t memory_bytes = std::size_t{8} << 30;  // the memory of each GPU
 };
 void set_machine(const Machine& machine);
 
@@ -34,13 +34,13 @@ struct Live {
 };
 Live live();
 
-std::vector<int> gpus_with_context();  // of this process
-void allow_context_only_on(int gpu);   // from now on, another one ends the process
+std::vector<int> gpus_with_context();  // the GPUs that have a context of this process
+void allow_context_only_on(int gpu);   // a context on another one then ends the process
 
 // The calls since the last reset, by name. Kernels count as "kernel", and work of NCCL as "NCCL kernel".
 using Counts = std::map<std::string, std::size_t>;
 Counts counts();
-Counts counts_of_this_thread();  // only those that it made
+Counts counts_of_this_thread();  // the calls that only this thread made
 void reset_counts();
 
 void count(const char* name);  // something that a library does, which is no call of CUDA

@@ -13,7 +13,7 @@ using Catch::Contains;
 
 namespace {
 
-// With features whose calls and kernels a plain training does not make.
+// Features whose calls and kernels a plain training does not make.
 enum class Feature { none, muon, codes, bf16_sums };
 
 Setup setup_of(std::size_t ranks, Feature feature = Feature::none) {
@@ -63,7 +63,7 @@ TEST_CASE("a training in which a call of CUDA fails ends with a clear error, or 
   REQUIRE(calls > 1000);
   std::size_t failed = 0;
   for (const cudaError_t error : {cudaErrorMemoryAllocation, cudaErrorLaunchFailure}) {
-    const std::size_t first = error == cudaErrorLaunchFailure ? 1 : 2;  // so that every call fails in one way
+    const std::size_t first = error == cudaErrorLaunchFailure ? 1 : 2;  // each call fails in one of the two ways
     for (std::size_t call = first; call <= calls; call += 2 * every(47)) {
       CAPTURE(call, cudaGetErrorName(error));
       emulated::fail_call(call, error);
@@ -89,7 +89,7 @@ TEST_CASE("a training with Muon in which a call of cuBLAS fails ends with a clea
   for (const auto& [name, calls] : emulated::counts()) {
     if (!name.starts_with("cublas")) continue;
     for (const bool first : {true, false}) {
-      if (sanitized && !first) continue;  // takes minutes
+      if (sanitized && !first) continue;  // this takes minutes
       CAPTURE(name, first);
       emulated::fail_call_of(name, first ? 1 : calls, first ? cudaErrorMemoryAllocation : cudaErrorLaunchFailure);
       const std::string failure = train_alone(setup, expected);

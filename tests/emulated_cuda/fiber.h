@@ -12,7 +12,7 @@ namespace emulated {
 class Fiber {
  public:
   Fiber();                                     // the thread of the host that makes it
-  explicit Fiber(std::function<void()> body);  // which never returns
+  explicit Fiber(std::function<void()> body);  // the body never returns
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;

@@ -30,10 +30,10 @@ struct Case {
   StateFormat format = StateFormat::four_bit;
   GradientFormat gradient_format = GradientFormat::fp32;
   bool clips = false;
-  TierBytes free{};  // of a rank, without what activations and CUDA take
+  TierBytes free{};  // bytes for a rank, without what activations and CUDA take
 };
 
-// More words than it has, as many as make its tiles of equal size at any scale.
+// The vocabulary has more words than the model's, as many as make its tiles of equal size at any scale.
 constexpr LlamaShape about_llama_70b{llama_70b.layers, llama_70b.width, llama_70b.hidden, llama_70b.key_value_width,
                                      131072};
 
@@ -126,7 +126,7 @@ TierBytes reserved_by(const Training& training) {
   return bytes;
 }
 
-// In files that this process has open, also deleted ones, after what each begins with.
+// The bytes in files that this process has open, also deleted ones, after what each begins with.
 std::size_t bytes_of_records(const std::filesystem::path& folder) {
   std::size_t bytes = 0;
   for (const auto& descriptor : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -207,7 +207,7 @@ TEST_CASE("plans of large models fit their machines, and copies of a 16384th of 
 
 TEST_CASE("copies of a 64th of the size of large models reserve the planned bytes", "[.large]") {
   emulated::set_machine({.gpus = 1, .memory_bytes = 16 * GiB});
-  // Without keys of the processor, each kernel would otherwise change the rights of gigabytes of pages.
+  // Each kernel would otherwise change the rights of gigabytes of pages where the processor has no keys.
   REQUIRE(emulated::use_context(0, "a test") == cudaSuccess);
   const emulated::DeviceMemory::Access always(emulated::device(0).memory);
   for (const Case& each : cases) {

@@ -18,7 +18,7 @@ inline std::string last_words(const std::function<void()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
     ::dup2(pipe[1], 2);
-    std::signal(SIGSEGV, SIG_DFL);  // not the test framework's, nor a sanitizer's
+    std::signal(SIGSEGV, SIG_DFL);  // the test framework's handler and a sanitizer's are removed
     body();
     ::_exit(0);
   }

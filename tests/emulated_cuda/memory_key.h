@@ -16,7 +16,7 @@ class MemoryKey {
   bool exists() const { return number_ >= 0; }  // false: the processor or the kernel has none
   void lock(std::byte* memory, std::size_t bytes) const;
 
-  // By the calling thread, which may take it several times.
+  // The calling thread takes the key. It may take it several times.
   void take() const;
   void give_back() const;
 

@@ -17,7 +17,7 @@ class NcclExchange {
   void run(const std::vector<NcclOp>& ops);  // returns when all bytes are there, or at an abort
 
  private:
-  struct Piece {  // of a message: first its size, then its bytes
+  struct Piece {  // a piece of a message: first its size, then its bytes
     std::byte* data = nullptr;
     std::size_t bytes = 0;
     std::uint64_t size = 0;

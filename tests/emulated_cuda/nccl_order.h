@@ -12,7 +12,7 @@ struct CUstream_st;
 
 namespace emulated {
 
-// For each GPU, the number of its last NCCL work that precedes a point in a stream.
+// The number of each GPU's last NCCL work that precedes a point in a stream.
 using NcclClock = std::array<std::uint64_t, max_gpus>;
 
 inline void advance(NcclClock& clock, const NcclClock& other) {

@@ -18,7 +18,7 @@ constexpr std::size_t page = 4096;
 
 struct Range {
   std::size_t bytes = 0;
-  std::size_t copies = 0;  // under way
+  std::size_t copies = 0;  // copies under way
 };
 
 std::mutex mutex;  // guards the variables below

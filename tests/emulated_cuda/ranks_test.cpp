@@ -136,7 +136,7 @@ TEST_CASE("ranks with a GPU each train with Muon to the same bits at every stage
     const Setup reference{.placement = placement_of_stage(0, 2), .muon = true, .steps = 2, .gpu = gpu};
     const Outcome expected = train_rank(reference, world);
     for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
-      if (sanitized && tier != Tier::host) continue;  // takes minutes
+      if (sanitized && tier != Tier::host) continue;  // this takes minutes
       Setup setup = reference;
       setup.placement = in_stage(tier == Tier::host ? 2 : 3, tier);
       setup.tile_elements = 128;

@@ -116,7 +116,7 @@ std::vector<std::string> hosts_of(std::size_t first, std::size_t step, std::size
   return hosts;
 }
 
-// Of all ranks of a placement.
+// Checks the groups of all ranks of a placement.
 void check_groups(const Placement& placement, std::size_t per_host) {
   const std::size_t of_group = placement.ranks_per_group();
   for (std::size_t rank = 0; rank < placement.ranks(); ++rank) {

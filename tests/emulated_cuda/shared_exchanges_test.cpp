@@ -26,7 +26,7 @@ Trace visits(const Model& model, Phase phase, std::size_t first) {
   return trace;
 }
 
-// In a forward pass the other training uses units while two of the first one are in use, as in a module with parameters of two
+// The other training uses units in a forward pass while two of the first one are in use, as in a module with parameters of two
 // optimizers. Meanwhile the first one waits for memory, and the other one must not wait for its turn after that.
 std::vector<std::byte> train_two(Communicator& world, TrainingOptions options) {
   const Model model = plain_model(5);

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t staged_at_once = std::size_t{16} << 20;  // bytes
 
 struct Cost {
-  std::size_t waits = 0;  // of the host for the GPU
+  std::size_t waits = 0;  // the host's waits for the GPU
   std::size_t slow_copies = 0;
 };
 
@@ -88,7 +88,7 @@ TEST_CASE("the number of waits in a start and in moves does not grow with the nu
   for (const auto& [stage, parameters, state] :
        {PlacementCase{0, all_in(device), all_in(device)}, PlacementCase{0, all_in(device), {0.5, 0.5, 0.0}},
         PlacementCase{3, all_in(device), all_in(host)}, PlacementCase{3, all_in(host), all_in(host)}}) {
-    std::vector<std::vector<std::size_t>> waits;  // by the size of a tile
+    std::vector<std::vector<std::size_t>> waits;  // one entry for each size of a tile
     for (const std::size_t tile_elements : {16384u, 4096u, 1024u}) {
       CAPTURE(stage, parameters.fractions(), state.fractions(), tile_elements);
       Rig rig(plain_model(3, 50'000),
@@ -107,7 +107,7 @@ TEST_CASE("the number of waits in a start and in moves does not grow with the nu
 }
 
 TEST_CASE("more bytes than are staged at once come and go with their bits") {
-  constexpr std::size_t stages = sanitized ? 1 : 2;  // of elements of four bytes
+  constexpr std::size_t stages = sanitized ? 1 : 2;  // each stage has elements of four bytes
   constexpr std::size_t elements = stages * staged_at_once / 4 + 12345;
   const Model model = plain_model(1, elements);
   Rig on_cpu(model, all_on_device, false), on_gpu(model, all_on_device);
@@ -115,7 +115,7 @@ TEST_CASE("more bytes than are staged at once come and go with their bits") {
   on_cpu.training->initialize(source);
   CHECK(cost_of([&] { on_gpu.training->initialize(source); }).slow_copies == 0);
   const std::vector<std::byte> initial = on_cpu.state();
-  CHECK((on_gpu.state() == initial));  // too many to print
+  CHECK((on_gpu.state() == initial));  // the bytes are too many to print
   const auto change = [](const LocalTile& tile) {
     std::vector<float> values(tile.memory.count);
     for (const Moment moment : {Moment::momentum, Moment::variance}) {

@@ -137,7 +137,7 @@ NcclClock known_to_host() {
 }
 
 std::size_t live_streams() {
-  std::vector<std::shared_ptr<CUstream_st>> ended;  // with their threads, which end with the work that they have
+  std::vector<std::shared_ptr<CUstream_st>> ended;  // their threads end with the work that they have
   {
     const std::lock_guard lock(mutex);
     ended.swap(destroyed);

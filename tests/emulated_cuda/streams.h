@@ -26,7 +26,7 @@ class Queue {
 
   void add(Work work);
   bool is_idle();
-  void wait();  // for the work that was added so far
+  void wait();  // returns when the work that was added so far has ended
   void end();   // adds nothing more; returns at once
 
  private:

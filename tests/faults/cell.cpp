@@ -124,7 +124,7 @@ std::string train(const Cell& cell, Communicator& world, Faults& faults) {
 // Returns whether the rank has trained to the end. `meet` returns when all ranks of this process have begun.
 bool run_rank(const Cell& cell, std::size_t rank, const std::function<void()>& meet,
               const std::function<std::string(Faults&)>& body) {
-  std::ofstream log = cell.file(rank, "err");  // before there is a limit
+  std::ofstream log = cell.file(rank, "err");  // no limit is set yet
   meet();
   Faults faults(cell, rank);
   std::string said;

@@ -29,7 +29,8 @@ void require_planted(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error("cannot plant a fault: " + what);
 }
 
-// From now on, these system calls of all threads of this process fail. With flags, only those whose fourth argument they are.
+// These system calls fail from now on in all threads of this process. With flags, only those calls fail whose fourth
+// argument they are.
 void refuse(std::initializer_list<long> calls, int error, int flags = -1) {
   std::vector<sock_filter> code;
   for (const long call : calls) {
@@ -62,7 +63,7 @@ void allow_no_memory() {
   limit(RLIMIT_AS, pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)));
 }
 
-// Not fewer than are open: poll() refuses to wait for more than the limit.
+// The limit is not below the open descriptors: poll() refuses to wait for more than the limit.
 void allow_no_descriptors() {
   const int lowest = ::dup(STDERR_FILENO);
   ::close(lowest);
@@ -113,7 +114,7 @@ void plant(std::string_view fault) {
 
 }  // namespace ballast::testing
 
-// For Python. Returns whether the fault was made.
+// Python calls this. Returns whether the fault was made.
 extern "C" __attribute__((visibility("default"))) int ballast_plant(const char* fault) {
   try {
     ballast::testing::plant(fault);

@@ -108,7 +108,7 @@ TEST_CASE("the gradients of both embedding tables are their slopes") {
   Floats of_tokens(tokens.size()), of_positions(positions.size());
   maths->embed_backward(text, view_of(slope), {view_of(of_tokens), view_of(of_positions)});
   check_gradient(value, positions, of_positions);
-  Floats few(tokens.begin(), tokens.begin() + std::ptrdiff_t(8 * width));  // of the rows that are read, but for one
+  Floats few(tokens.begin(), tokens.begin() + std::ptrdiff_t(8 * width));  // the rows that are read, but for one
   const auto value_of_few = [&] {
     std::copy(few.begin(), few.end(), tokens.begin());
     return value();

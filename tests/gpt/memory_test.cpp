@@ -19,8 +19,8 @@ constexpr const char* model = "--layers 4 --width 1280 --heads 16 --context 64 -
 
 struct Ended {
   int status = 0;
-  std::string errors;  // on stderr
-  std::string steps;   // as JSON
+  std::string errors;  // the text on stderr
+  std::string steps;   // the steps as JSON
 };
 
 Ended run_gpt(const std::string& options) {
@@ -90,7 +90,7 @@ TEST_CASE("a training larger than memory stays within its limit, and is refused 
   const Ended stopped = run_gpt(fmt::format("{} {} --save /dev/null", on_drive, limit));
   CHECK(stopped.status == 2);
   CHECK_THAT(stopped.errors, Catch::Contains("B2001"));
-  CHECK_THAT(stopped.steps, Catch::Contains("\"step\":2"));  // at the end
+  CHECK_THAT(stopped.steps, Catch::Contains("\"step\":2"));  // the failure comes at the end
 }
 
 TEST_CASE("a training can be forecast before it begins") {

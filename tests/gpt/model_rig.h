@@ -19,7 +19,7 @@ inline std::vector<std::uint8_t> some_text(const gpt::Shape& shape, std::size_t 
   return text;
 }
 
-using Values = std::vector<std::vector<Floats>>;  // by unit and tensor
+using Values = std::vector<std::vector<Floats>>;  // the values of each unit's tensors
 
 // Returns values for all parameters that are not zero or one, so that each parameter matters.
 inline Values some_values(const Model& model) {

@@ -67,7 +67,8 @@ void check_product(const Multiply& multiply, std::size_t rows, std::size_t colum
                              std::abs(at(result.matrix, row, column) - expected(product, before.matrix, row, column)));
           }
         }
-        // For values up to 1: the rounding of the result (twice where a sum is rounded first) and of the fp32 sums.
+        // The bound for values up to 1: the rounding of the result (twice where a sum is rounded first) and of the
+        // fp32 sums.
         CHECK(worst <= (to == DType::bf16 ? 0.008 : 1e-6) * std::sqrt(static_cast<double>(steps)) * 2);
       }
     }

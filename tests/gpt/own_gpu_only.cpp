@@ -15,7 +15,7 @@ void check_that_nothing_is_left() {
   std::_Exit(EXIT_FAILURE);
 }
 
-const bool prepared = [] {  // before main()
+const bool prepared = [] {  // this runs before main()
   const Launch launch = launch_from(Environment());
   if (launch.size > 1) emulated::allow_context_only_on(static_cast<int>(launch.local_rank));
   return std::atexit(check_that_nothing_is_left) == 0;

@@ -16,7 +16,7 @@ struct Case {
   Patterns from;
   Patterns into;
   std::vector<Run> runs;
-  std::size_t offset = 0;  // of both arrays, in elements
+  std::size_t offset = 0;  // the offset of both arrays, in elements
 };
 
 Patterns accumulated_on(TestBackend& on, const Case& with) {

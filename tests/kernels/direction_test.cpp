@@ -42,7 +42,7 @@ void check_elements(const UpdateShape& shape, const GroupStep& step) {
   UpdateMemory before(shape);
   UpdateMemory after(shape);
   cpu_backend({.threads = 1})->update(direction_tile(after), std::vector<Run>{{0, shape.count, 0}}, {&step, 1});
-  const TileMemory old_tile = before.tile();  // with a master, which state_of() reads too
+  const TileMemory old_tile = before.tile();  // it has a master, which state_of() reads too
   const TileMemory new_tile = after.tile();
   for (std::size_t i = 0; i < shape.count; ++i) {
     const auto gradient = static_cast<float>(gradient_of(old_tile, i) * double{step.gradient_factor});
@@ -152,7 +152,7 @@ TEST_CASE("a direction without Nesterov's rule is the momentum, rounded") {
   plain_backend().cast({tile.momentum, 300, DType::fp32},
                        {reinterpret_cast<std::byte*>(rounded.data()), 300, DType::bf16});
   for (std::size_t i = 0; i < 300; ++i) {
-    const bool is_flushed = rounded[i] == 0;  // of a direction nothing is flushed
+    const bool is_flushed = rounded[i] == 0;  // no value of a direction is flushed
     CHECK((is_flushed || bf16_value(rounded[i]) == direction_at(tile, i)));
   }
 }

@@ -35,7 +35,7 @@ void fills_of_few(TestBackend& on) {
 void fills_of_many(TestBackend& on) {
   check_fill_of(on, 200'003, 1);
   check_fill_of(on, 1'100'000, 0);  // fp32 goes past the caches
-  check_fill_of(on, 1'100'000, 1);  // and unaligned fp32 does not
+  check_fill_of(on, 1'100'000, 1);  // unaligned fp32 does not
 }
 
 void bytes_are_filled(TestBackend& on) {

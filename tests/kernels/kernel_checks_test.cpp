@@ -35,8 +35,8 @@ TEST_CASE("casts refuse unsupported arguments") {
   CHECK(code_of([&] { on.cast(floats, View{nullptr, 100, DType::bf16}); }) == Code::bad_argument);
   const CopyPiece pieces[] = {{at(0, 10, DType::fp32), at(1024, 10, DType::fp32)}, {floats, at(1024, 99, DType::bf16)}};
   CHECK(code_of([&] { on.copy_pieces(pieces); }) == Code::wrong_size);
-  on.cast(at(0, 100, DType::bf16), at(0, 100, DType::fp16));    // in place, elements of one size
-  on.cast(at(0, 100, DType::bf16), at(200, 100, DType::fp32));  // side by side
+  on.cast(at(0, 100, DType::bf16), at(0, 100, DType::fp16));    // a cast in place, elements of one size
+  on.cast(at(0, 100, DType::bf16), at(200, 100, DType::fp32));  // a cast side by side
   on.cast(View{}, View{});
 }
 

@@ -156,7 +156,7 @@ TEST_CASE("subnormal numbers are zeros in the sums of a product") {
   }
   Product product = with.product();
   product.beta = 0.0f;
-  product.alpha = 0x1p60f;  // so that bf16 shows the last bits of small sums
+  product.alpha = 0x1p60f;  // bf16 then shows the last bits of small sums
   check_everywhere(product, with.to);
 }
 

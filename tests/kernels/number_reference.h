@@ -52,7 +52,7 @@ inline std::uint32_t nearest_pattern(DType dtype, double x) {
     return sign | infinity;
   }
   const int exponent = size == 0 ? 1 - bias : std::max(std::ilogb(size), 1 - bias);
-  const double steps = std::nearbyint(std::ldexp(size, mantissa_bits - exponent));  // of the format at this exponent
+  const double steps = std::nearbyint(std::ldexp(size, mantissa_bits - exponent));  // size in steps at this exponent
   // Count from the first pattern with this exponent. Rounding up to the next power of two gives that power's pattern.
   const auto first = static_cast<std::uint32_t>(exponent + bias - 1) << mantissa_bits;
   const double pattern = first + steps;

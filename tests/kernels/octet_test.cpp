@@ -32,7 +32,7 @@ TEMPLATE_TEST_CASE("an octet is read and written the same way whole and element 
     CHECK(single.at[i] == array.memory[16 + i]);
   }
 
-  Octet wide{};  // only the low bits are stored
+  Octet wide{};  // the high bits are not stored
   for (std::size_t i = 0; i < octet_size; ++i) {
     wide.at[i] = static_cast<std::uint32_t>(0xf1e2d3c4u + 0x01010101u * i);
   }
@@ -59,7 +59,7 @@ TEST_CASE("an octet of 4-bit codes has the first of two in the lower half of a b
     Array<std::uint8_t> written;
     Octet wide = some;
     for (std::uint32_t& code : wide.at) {
-      code |= 0xabcdef50u;  // only the low bits are stored
+      code |= 0xabcdef50u;  // the high bits are not stored
     }
     store_octet<Nibble, false>(written.bytes(), place, wide);
     for (std::size_t i = 0; i < octet_size; ++i) {

@@ -134,7 +134,7 @@ void special_groups(TestBackend& on) {
       std::fill_n(values.begin(), group_size, 0.0f);
       values[group_size + 5] = std::nanf("");
       values[2 * group_size + 127] = -inf;
-      std::fill_n(values.begin() + 3 * group_size, group_size, 0x1.fffffep-120f);  // just too small
+      std::fill_n(values.begin() + 3 * group_size, group_size, 0x1.fffffep-120f);  // the values are just too small
       values[3 * group_size] = 1e-40f;
       std::fill_n(values.begin() + 4 * group_size, group_size, 0x1p-119f);
       const Patterns result = quantize_on(on, fp32_patterns(values), DType::fp32, bits, rounding);
@@ -306,7 +306,7 @@ TEST_CASE("stochastic codes are unbiased") {
   constexpr std::size_t count = 128 * 4'000;
   std::vector<float> values(count, 0.3f);
   for (std::size_t i = 0; i < count; i += group_size) {
-    values[i] = 7.0f;  // so that a step is 1 with 4 bits
+    values[i] = 7.0f;  // a step is then 1 with 4 bits
   }
   const Patterns result = plain_quantize(fp32_patterns(values), DType::fp32, CodeBits::four, stochastic);
   double sum = 0;

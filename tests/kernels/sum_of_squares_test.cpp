@@ -63,7 +63,7 @@ void any_cut_gives_the_same(TestBackend& on) {
   for (const std::size_t groups : {1u, 3u, 100u, 1'000u, 2'000u}) {
     const PlacedValue<ExactSum> sum(on, {});
     const std::size_t step = groups * group_size;
-    for (std::size_t last = (patterns.size() - 1) / step + 1; last > 0; --last) {  // from the back
+    for (std::size_t last = (patterns.size() - 1) / step + 1; last > 0; --last) {  // the last part comes first
       const std::size_t first = (last - 1) * step;
       on.kernels().sum_of_squares(values.view().part(first, std::min(step, patterns.size() - first)), sum.get());
     }

@@ -21,7 +21,7 @@ class TestBackend {
   virtual Backend& kernels() = 0;
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;  // aligned to 64 bytes
   virtual void write(std::byte* to, const void* from, std::size_t bytes) = 0;
-  virtual void read(void* to, const std::byte* from, std::size_t bytes) = 0;  // when all work is done
+  virtual void read(void* to, const std::byte* from, std::size_t bytes) = 0;  // reads when all work is done
 
   // Returns the distance between the cases to run of a sweep: 1, or n where each takes long.
   virtual std::size_t every(std::size_t n) const { return testing::every(n); }
@@ -29,7 +29,7 @@ class TestBackend {
 
 using BackendTest = std::function<void(TestBackend&)>;
 
-void on_every_isa(const BackendTest& test);  // on one thread
+void on_every_isa(const BackendTest& test);  // each runs on one thread
 void on_every_cpu(const BackendTest& test);  // the same on 1, 2, 3 and 7 threads; under a sanitizer on 3
 
 Backend& plain_backend();  // scalar code on one thread, whose bits the others must give
@@ -43,7 +43,7 @@ inline constexpr DType floating_dtypes[] = {DType::fp32, DType::bf16, DType::fp1
 
 // Returns any patterns, including NaN, infinities and subnormals.
 Patterns any_patterns(DType dtype, std::size_t count, std::uint32_t seed);
-Patterns finite_patterns(DType dtype, std::size_t count, std::uint32_t seed);  // from 2^-14 to 1, both signs
+Patterns finite_patterns(DType dtype, std::size_t count, std::uint32_t seed);  // values from 2^-14 to 1, both signs
 bool is_finite(DType dtype, std::uint32_t pattern);
 
 // An array in a backend's memory, `offset` elements after an aligned address. read() also checks that nothing around

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-FORMATS = ["fp32", "split", "bf16", "compact", "4bit"]  # in the order of kernels::StateFormat
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]  # and of DType
+FORMATS = ["fp32", "split", "bf16", "compact", "4bit"]  # the order of kernels::StateFormat
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]  # the order of DType
 MASTER = {"fp32": torch.float32, "split": torch.int16, "bf16": torch.int16, "compact": torch.int8, "4bit": torch.int8}
 MOMENT = {"fp32": torch.float32, "split": torch.float32, "bf16": torch.bfloat16, "compact": torch.uint8, "4bit": torch.uint8}
-ELEMENTS_OF_A_VALUE = {"4bit": 2}  # of MOMENT
+ELEMENTS_OF_A_VALUE = {"4bit": 2}  # elements of a value of MOMENT, where it has more than one
 GROUP = 128
 
 

@@ -175,7 +175,7 @@ TEMPLATE_TEST_CASE("a group of zeros stays zero", "", Compact, FourBit) {
     REQUIRE(now.variance <= 0x1p-125);
     REQUIRE(std::isfinite(now.parameter));
   }
-  // Only decay has moved the parameter, ten times.
+  // Decay alone has moved the parameter, ten times.
   CHECK(state_of(tile, 17, keeps_moments()).parameter == Approx(before.parameter * std::pow(0.999, 10)).epsilon(1e-4));
 }
 

@@ -164,7 +164,7 @@ inline std::vector<Rule> sample_rules() {
                     .step_size = 3e-4f};
   AdamW without_decay = adamw;
   without_decay.decay = 1.0f;
-  without_decay.mean = RunningMean::of(0.3);  // where gradients weigh more
+  without_decay.mean = RunningMean::of(0.3);  // gradients weigh more there
   return {adamw,
           Adam{.l2 = 0.01f, .without_decay = without_decay},
           Sgd{.lr = 0.01f, .l2 = 0.1f},

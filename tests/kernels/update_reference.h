@@ -16,7 +16,7 @@ struct Element {
 struct ExactStep {
   Element value;
   Element size;
-  double doubt = 0;  // of the parameter, if a sign cannot be told
+  double doubt = 0;  // the doubt about the parameter, if a sign cannot be told
 };
 
 double gradient_of(const TileMemory& tile, std::size_t i);
@@ -26,7 +26,7 @@ ExactStep exact_step(const Rule& rule, const Element& old, double gradient);
 double bf16_value(std::uint16_t pattern);
 double fp16_value(std::uint16_t pattern);
 double ulp(double size);         // the distance between floats of this size
-double coarse_ulp(double size);  // between bf16 numbers of this size
+double coarse_ulp(double size);  // the distance between bf16 numbers of this size
 
 // What a code of a format with scales stands for, before it is scaled.
 double momentum_code(StateFormat format, std::uint8_t code);

@@ -13,7 +13,7 @@ using ballast::DType;
 namespace {
 
 constexpr std::size_t elements = 700;
-constexpr std::size_t bad = 300;  // in the third of six groups
+constexpr std::size_t bad = 300;  // an element in the third of six groups
 constexpr std::size_t bad_group = bad / group_size;
 
 const Rule& adamw() {

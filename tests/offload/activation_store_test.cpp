@@ -122,7 +122,7 @@ TEST_CASE("the last bytes are still in buffers, and those saved before them are 
   CHECK(loads_pattern(store, tickets[count - 1], piece_bytes, count - 1));
   store.drop(tickets[count - 1]);
   CHECK(store.counters().read_bytes == 0);
-  do {  // until the write of the dropped piece has ended, and its buffer is free
+  do {  // the loop ends when the write of the dropped piece has ended, and its buffer is free
     CHECK(loads_pattern(store, tickets[count - 2], piece_bytes, count - 2));
   } while (!store.is_in_memory(tickets[count - 1 - buffer_count]));
   CHECK(!store.is_in_memory(tickets[0]));
@@ -152,7 +152,7 @@ TEST_CASE("an activation that is dropped during its write does not damage the on
   store.drop(dropped);
   const Ticket next = save_pattern(store, piece_bytes, 2);
   save_pattern(store, buffer_count * piece_bytes, 3);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2 * milliseconds));  // until the delayed write has ended
+  std::this_thread::sleep_for(std::chrono::milliseconds(2 * milliseconds));  // the delayed write has ended by then
   CHECK(loads_pattern(store, next, piece_bytes, 2));
 }
 
@@ -185,7 +185,7 @@ TEST_CASE("a failed write is an error when its buffer is needed, and a failed re
   const Ticket first = save_pattern(store, piece_bytes, 1);
   CHECK_THROWS_WITH(save_pattern(store, buffer_count * piece_bytes, 2),
                     Contains("B3201") && Contains("Input/output error"));
-  CHECK(loads_pattern(store, first, piece_bytes, 1));  // from its buffer
+  CHECK(loads_pattern(store, first, piece_bytes, 1));  // the piece is still in its buffer
   store.drop(first);
   const Ticket second = save_pattern(store, piece_bytes, 3);
   const Ticket third = save_pattern(store, buffer_count * piece_bytes, 4);

@@ -68,7 +68,7 @@ std::int64_t FaultyCalls::operator()(const IoRequest& request) {
       changed.memory = request.memory.first(std::min<std::size_t>(fault.amount, request.memory.size()));
       return system_call(changed) < 0 ? -EIO : static_cast<std::int64_t>(request.memory.size());
     case Fault::What::flipped_bit: {
-      const std::int64_t answer = system_call(request);  // of a read: the bytes in memory are changed
+      const std::int64_t answer = system_call(request);  // the call is a read: the bytes in memory are changed
       if (answer > 0) request.memory[fault.amount / 8] ^= std::byte{1} << (fault.amount % 8);
       return answer;
     }

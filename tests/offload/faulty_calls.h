@@ -25,7 +25,7 @@ class FaultyCalls {
   void plan(IoKind kind, std::deque<Fault> faults);
   void plan_error(IoKind kind, int error, std::size_t times = 1);
 
-  // From now on a random part of all calls is interrupted, refused, cut short or delayed. A queue has to hide these
+  // A random part of all calls is interrupted, refused, cut short or delayed from now on. A queue has to hide these
   // faults.
   void disturb(unsigned seed);
 
@@ -57,7 +57,7 @@ class FaultyRing {
   // The next submission is accepted, and never answered.
   void lose_next_submission();
 
-  RingEntry entry();  // for a queue that this object outlives
+  RingEntry entry();  // the entry for a queue that this object outlives
 
  private:
   int enter(std::size_t requests, const std::function<int()>& call);
@@ -75,7 +75,7 @@ class ForgetfulDrive {
  public:
   std::int64_t operator()(const IoRequest& request);
 
-  // After `calls` more calls the power is gone, and every call fails.
+  // The power is gone after `calls` more calls, and every later call fails.
   void die_after(std::size_t calls);
 
   // Decides what the drive holds when it comes back: it forgets all unflushed blocks or a random choice of them.

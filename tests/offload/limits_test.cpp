@@ -118,7 +118,7 @@ TEST_CASE("where the kernel has no sparse tables of memory, files are registered
     queue->remember(*file);
     const int descriptor = file->descriptor();
     const int closed = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-    ::dup2(closed, descriptor);  // only the ring's table still has the file
+    ::dup2(closed, descriptor);  // the ring's table alone still has the file
     queue->submit({IoKind::write, &*file, 0, memory.span()}).wait();
     return lines + "written";
   });
@@ -237,7 +237,7 @@ TEST_CASE("a file that the kernel cannot unregister is not taken for another one
     queue->remember(*file);
     forbid(SYS_io_uring_register, EPERM);
     queue->forget(*file);
-    file.emplace(directory.path() / "other", FileOptions{.create = true});  // at the same address
+    file.emplace(directory.path() / "other", FileOptions{.create = true});  // the new file has the same address
     queue->submit({IoKind::write, &*file, 0, memory.span()}).wait();
     return file->bytes() == block_bytes ? "written" : "written to another file";
   });

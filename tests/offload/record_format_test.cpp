@@ -158,7 +158,7 @@ TEST_CASE("a commit is read as it was written, and a torn one is not a commit") 
 TEST_CASE("a commit with a longer note than its block holds is not a commit") {
   const Aligned slot(commit_bytes);
   const auto block = slot.span();
-  constexpr std::uint64_t room = max_note_bytes + label_bytes;  // of versions without a label
+  constexpr std::uint64_t room = max_note_bytes + label_bytes;  // the room of versions without a label
   for (const std::uint64_t forged : {std::uint64_t{max_note_bytes}, room, room + 1, ~std::uint64_t{0}}) {
     write_commit(shape_of_run, {.generation = 4, .label = {1, 2, 3}}, block);
     std::memcpy(block.data() + 56, &forged, sizeof forged);

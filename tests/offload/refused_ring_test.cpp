@@ -60,7 +60,7 @@ class RefusedRing {
     return true;
   }
 
-  std::string lines;  // of the log; read them after the queue has ended
+  std::string lines;  // the lines of the log; read them after the queue has ended
   Log log{[this](Level, std::string_view line) { lines.append(line).append("\n"); }};
   FaultyRing ring;
   TemporaryDirectory directory;
@@ -186,7 +186,7 @@ TEST_CASE("a request ends only when an abandoned ring can no longer touch its me
   rig.queue->submit({IoKind::write, &rig.file, 0, rig.at(1)}).wait();
   rig.ring.refuse(EPERM);
   rig.queue->submit({IoKind::write, &rig.file, 0, rig.at(1)}).wait();
-  CHECK_THROWS_WITH(waits.wait(), Catch::Contains("Illegal seek"));  // from the call that repeats it
+  CHECK_THROWS_WITH(waits.wait(), Catch::Contains("Illegal seek"));  // the call that repeats it fails
   std::byte sent{5};
   std::byte read{};
   REQUIRE(::write(pipe.descriptor(), &sent, 1) == 1);

@@ -20,7 +20,7 @@ WARM_UP, STEPS = 3, 10
 
 @dataclass(frozen=True)
 class Case:
-    options: dict  # of ballast.wrap(); none: plain torch
+    options: dict  # the options of ballast.wrap(); none: plain torch
     is_large: bool = False
 
 
@@ -42,7 +42,7 @@ class Setting:
     sequences: int
     length: int
     device: str
-    gpu: str  # by the planner's name
+    gpu: str  # the planner's name of the GPU
 
     @property
     def tokens(self) -> int:
@@ -55,8 +55,8 @@ class Measured:
 
     step: float
     forward_and_backward: float
-    most_bytes: int  # of the GPU, by torch
-    used_bytes: int  # of the GPU at the end, by all processes and with CUDA's own
+    most_bytes: int  # the most memory of the GPU, as torch counts it
+    used_bytes: int  # memory of the GPU at the end, of all processes and with CUDA's own
     losses: tuple[float, float]
 
 

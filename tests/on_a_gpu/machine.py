@@ -108,7 +108,7 @@ class Machine:
             "CMAKE_BUILD_TYPE": "Release",
             "BALLAST_CUDA": "ON",
             "BALLAST_CUDA_ARCHITECTURES": self.architectures,
-            "CMAKE_CUDA_FLAGS": "-lineinfo",  # for compute-sanitizer; the code is the same
+            "CMAKE_CUDA_FLAGS": "-lineinfo",  # compute-sanitizer needs it; the code is the same
             "BALLAST_INSTALL": "OFF",
             "BALLAST_PYTHON": "OFF",
             "Python_EXECUTABLE": sys.executable,

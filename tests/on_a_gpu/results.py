@@ -23,7 +23,7 @@ class Result:
     seconds: float = 0
     said: list[str] = field(default_factory=list)  # the lines that tell the most
     log: str = ""
-    began: str = ""  # in UTC
+    began: str = ""  # a time in UTC
     commit: str = ""
 
 

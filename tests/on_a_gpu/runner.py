@@ -17,7 +17,7 @@ from on_a_gpu.results import Result, Results
 from on_a_gpu.steps import Step
 
 ALL_PASSED, SOME_FAILED, NO_GPU, NOT_ALL_RUN = 0, 1, 3, 4
-GRACE_S = 5  # between the request to end and the kill
+GRACE_S = 5  # the time between the request to end and the kill
 
 
 class Cut(Exception):
@@ -29,7 +29,7 @@ class Runner:
     machine: Machine
     results: Results
     steps: Sequence[Step]  # all of them, for the page
-    deadline: float = float("inf")  # of time.monotonic()
+    deadline: float = float("inf")  # a time of time.monotonic()
     patience: float = 1  # multiplies the limits of all steps
 
     def run(self, chosen: Sequence[Step], again: bool) -> int:
@@ -37,7 +37,7 @@ class Runner:
         signal.signal(signal.SIGTERM, end_the_run)
         try:
             self._run_all(chosen, again)
-        except Cut:  # between two steps
+        except Cut:  # the cut came between two steps
             pass
         self.results.publish(self.steps)
         return exit_code([self.results.of(step.name) for step in chosen])

@@ -37,8 +37,8 @@ class Step:
     command: tuple[str, ...]
     after: str = ""  # the step that must have passed
     needs_gpu: bool = True
-    program: str = ""  # must be there
-    module: str = ""  # of Python, must be there
+    program: str = ""  # a program that must be there
+    module: str = ""  # a module of Python that must be there
     product: Path | None = None
 
 
@@ -140,7 +140,7 @@ def sanitizers(machine: Machine) -> list[Step]:
         command = (tool, "--tool", name, "--error-exitcode", "9", "--print-limit", "20", program, QUICK, "--durations", "yes")
         return Step(name, about, 120, command, after="build-kernels", program="compute-sanitizer")
 
-    return [  # after the others: they take long
+    return [  # these come last: they take long
         step("memcheck", "kernel tests under compute-sanitizer: memory"),
         step("racecheck", "kernel tests under compute-sanitizer: shared memory"),
     ]

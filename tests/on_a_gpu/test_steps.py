@@ -47,7 +47,7 @@ def test_what_is_built_is_in_the_build():
 
 def test_all_programs_are_built_together_before_their_steps():
     together = {*targets_of(next(step for step in STEPS if step.name == "build-all"))}
-    assert BUILT - together <= {"test_kernels", "_core"}  # without Python's headers there is no target _core
+    assert BUILT - together <= {"test_kernels", "_core"}  # there is no target _core where Python's headers are missing
 
 
 def test_each_folder_with_gpu_tests_is_built_and_chosen_by_one_step():

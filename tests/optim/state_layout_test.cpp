@@ -9,7 +9,7 @@ using optim::StateLayout;
 
 namespace {
 
-// Without padding, and without the scales of groups.
+// Returns the bytes without padding and without the scales of groups.
 double bytes_per_element(StateFormat format, const optim::Rule& rule, DType parameter = DType::bf16) {
   constexpr std::size_t elements = 1024;
   const StateLayout layout({format, parameter, optim::state_names(rule)}, elements);

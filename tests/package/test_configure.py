@@ -85,7 +85,7 @@ def test_a_library_of_nvidia_is_searched_once() -> None:
         ("Linux", "Clang", "13.0.1", "Ballast needs GCC 12, Clang 14, or a newer one; c++ is Clang 13.0.1"),
         ("Linux", "GNU", "12.2.0", None),
         ("Linux", "Clang", "14.0.6", None),
-        ("Linux", "IntelLLVM", "2024.1", None),  # not tried, not refused
+        ("Linux", "IntelLLVM", "2024.1", None),  # this compiler is not tried, and not refused
     ],
 )
 def test_other_systems_and_old_compilers_are_refused(

@@ -39,7 +39,7 @@ void set_to_one(const View& gradient) {
   }
 }
 
-// After one step with gradients of 1, the momentum of every element is 0.1.
+// The momentum of every element is 0.1 after one step with gradients of 1.
 bool has_right_momentum(Training& training) {
   TensorState state(training);
   std::vector<float> momentum(elements);

@@ -70,7 +70,7 @@ TEST_CASE("more memory of the host and added drives never make the chosen step s
   for (const std::size_t ranks : {1u, 2u}) {
     const Question question(ranks);
     for (const double device : {3.0, 6.0, 9.0, 12.0}) {
-      if (sanitized && (ranks > 1 || device != 9.0)) continue;  // takes many times as long
+      if (sanitized && (ranks > 1 || device != 9.0)) continue;  // these take many times as long
       double alone = never;
       double with_drives = never;
       for (double host = 2.0; host <= 18.0; host += 2.0) {
@@ -96,7 +96,7 @@ TEST_CASE("the greatest part that memory holds is found in a few steps") {
     return part;
   };
   check(0.99, 3, [](double part) { return 0.3 + 0.9 * part; });
-  check(0.99, 4, [](double part) { return 0.3 + (part > 0.0 ? 0.05 : 0.0) + 0.9 * part; });  // with slots for transfers
+  check(0.99, 4, [](double part) { return 0.3 + (part > 0.0 ? 0.05 : 0.0) + 0.9 * part; });  // transfers need slots
   check(0.99, 5, [](double part) { return 0.3 + 0.9 * part * part; });
   const double of_units = check(0.9, 12, [](double part) { return 1.8 * std::floor(part * 16) / 16; });
   CHECK(of_units >= 8.0 / 16);

@@ -22,18 +22,18 @@ bool is_in_stream(Lane lane) {
 
 // What is done in a GPU's streams in one step.
 struct Counts {
-  std::size_t operations = 0;  // without the uses, which are the trainer's
-  std::size_t exchanges = 0;   // groups of NCCL's calls, of these
-  std::size_t kernels = 0;     // of these, without NCCL's
-  std::size_t events = 0;      // of these, and of the uses
-  std::size_t updates = 0;     // on the GPU and on the host
+  std::size_t operations = 0;  // all operations but the uses, which are the trainer's
+  std::size_t exchanges = 0;   // groups of NCCL's calls among them
+  std::size_t kernels = 0;     // their kernels, without NCCL's
+  std::size_t events = 0;      // their events, and those of the uses
+  std::size_t updates = 0;     // updates on the GPU and on the host
 };
 
 // How a transport and the engine do their part of an operation.
 struct Means {
-  std::size_t chunk_bytes = std::size_t{64} << 20;  // of each rank, in one exchange: NCCL's with eight ranks
-  bool gathers_straight = true;                     // without a kernel
-  bool sums_together = true;                        // in one kernel for each chunk; otherwise one for each rank
+  std::size_t chunk_bytes = std::size_t{64} << 20;  // bytes of each rank in one exchange: NCCL's with eight ranks
+  bool gathers_straight = true;                     // a gather needs no kernel
+  bool sums_together = true;                        // each chunk has one kernel; otherwise each rank has one
   bool times_all = false;                           // two events an operation, and two for each wait of the trainer
 };
 
@@ -84,7 +84,7 @@ struct Case {
 
   std::size_t units() const { return shape.layers + 3; }
   Counts now() const { return counts(0, {}); }
-  // With the tiles, sums and events of version 0.2.
+  // The counts with the tiles, sums and events of version 0.2.
   Counts before() const {
     return counts(
         std::size_t{256} << 10,

@@ -127,7 +127,7 @@ TEST_CASE("a training has to have the parameters and the rule of a run that it t
   model.units[0].tensors[0].shape = {29, 30};
   CHECK(first_obstacle(*run, model, "AdamW")->other == "parameter weight [29, 30]");
   model = odd_model();
-  model.units[0].tensors[0].name = "another";  // which comes before all others
+  model.units[0].tensors[0].name = "another";  // this name comes before all others
   const auto renamed = first_obstacle(*run, model, "AdamW");
   REQUIRE(renamed.has_value());
   CHECK(renamed->one == "parameter weight [30, 29]");

@@ -84,7 +84,7 @@ TEST_CASE("gathers and reductions take turns on the same links, but not inside o
   machine.gather = machine.reduce = 1e15;
   CHECK(seconds_of_step(of_shared) ==
         Approx(seconds_across(of_shared, OpKind::gather) + seconds_across(of_shared, OpKind::reduce)).epsilon(0.01));
-  machine.gather = 1e9;  // of copies, only the reductions and one gather of a unit pass between hosts
+  machine.gather = 1e9;  // if there are copies, only the reductions and one gather of a unit pass between hosts
   const double across = seconds_across(of_copies, OpKind::gather) + seconds_across(of_copies, OpKind::reduce);
   double inside = 0;
   for (const Op& op : all_of(OpKind::gather, of_copies))

@@ -145,7 +145,7 @@ TEST_CASE("the directions of a unit are collected while the products of the one 
   }
   const std::vector<std::pair<OpKind, std::size_t>> expected{
       {OpKind::collect, 0},       {OpKind::collect, 1},
-      {OpKind::orthogonalize, 0}, {OpKind::orthogonalize, 1},  // after a unit that has no matrices
+      {OpKind::orthogonalize, 0}, {OpKind::orthogonalize, 1},  // unit 2 has no matrices
       {OpKind::collect, 3},       {OpKind::orthogonalize, 3}};
   CHECK(order == expected);
 }

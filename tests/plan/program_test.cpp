@@ -169,7 +169,7 @@ TEST_CASE("the next unit is gathered while one is used, also where a unit is vis
   CHECK(verify(plan.input(), plan.program()).empty());
   const std::vector<Op>& ops = plan.program().ops;
   const auto first =
-      std::ranges::find(ops, OpKind::reduce, &Op::kind);  // of the last unit, at the beginning of backward
+      std::ranges::find(ops, OpKind::reduce, &Op::kind);  // that of the last unit, at the beginning of backward
   for (const std::size_t unit : {1u, 0u}) {
     const auto of = [&](OpKind kind, std::size_t which) {
       return std::find_if(first, ops.end(), [&](const Op& op) { return op.kind == kind && op.unit == which; });

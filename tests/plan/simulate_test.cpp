@@ -115,9 +115,9 @@ TEST_CASE("updates on the drive overlap with the next forward pass") {
   const Simulation step = simulation_of(setup, machine, {0.02, 0.04});
   const double disk = step.busy[at(Lane::disk)];
   CHECK(disk > 0.9);
-  CHECK(step.seconds < disk + 8 * 0.06);  // not one after the other
+  CHECK(step.seconds < disk + 8 * 0.06);  // they do not follow one after the other
   CHECK(step.seconds > disk);
-  CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // and the drive is most of the critical path
+  CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // the drive is most of the critical path
 }
 
 TEST_CASE("parameters on the drive are read as soon as they are written, ahead of pending updates") {
@@ -129,7 +129,7 @@ TEST_CASE("parameters on the drive are read as soon as they are written, ahead o
   const double a_unit = step.busy[at(Lane::disk)] / 8 + step.busy[at(Lane::fetch)] / 16;  // updated, and read again
   CHECK(step.busy[at(Lane::disk)] > 0.9);
   CHECK(step.exposed[at(Phase::forward)] > a_unit);
-  CHECK(step.exposed[at(Phase::forward)] < 3 * a_unit);  // until the first units are updated, not until all are
+  CHECK(step.exposed[at(Phase::forward)] < 3 * a_unit);  // forward waits for updates of the first units, not of all
 }
 
 TEST_CASE("a trainer that waits for updates does so after its compute, and waits for nothing else") {
@@ -177,7 +177,7 @@ TEST_CASE("where all lanes share a CPU, only the drive works in parallel with th
   for (std::size_t lane = 0; lane < lane_count; ++lane)
     all += shared.busy[lane];
   CHECK(shared.seconds ==
-        Approx(all));  // but for agreements nothing leaves the processor idle, and no two use it at once
+        Approx(all));  // agreements alone leave the processor idle, and no two lanes use it at the same time
   CHECK(shared.critical[at(Lane::compute)] + shared.critical[at(Lane::gather)] <= shared.seconds * (1 + 1e-9));
   setup.placement.state = all_in(Tier::nvme);
   machine.read = machine.write = 200e6;
@@ -287,7 +287,7 @@ TEST_CASE("where the host is the device, one budget covers both, and no state is
   const TierBytes needed = needs(tight.ledger, input.machine);
   CHECK(tight.placement.state.nvme > 0.0);
   CHECK(tight.placement.state.host + tight.placement.gradients.host + tight.placement.parameters.host == 0.0);
-  CHECK(bytes_in(tight.ledger, Tier::host) > 0);  // of records on their way
+  CHECK(bytes_in(tight.ledger, Tier::host) > 0);  // records on their way
   CHECK(needed[0] == bytes_in(tight.ledger, Tier::device) + bytes_in(tight.ledger, Tier::host));
   CHECK(needed[1] == 0);
   CHECK(needed[0] <= 24 * gib);

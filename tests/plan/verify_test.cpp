@@ -139,7 +139,7 @@ std::vector<PlanSetup> samples() {
   PlanSetup muon_alone{.model = matrix_model(), .placement = placement_of_stage(0, 1)};
   muon_alone.placement.state = host;
   PlanSetup in_torch = in_backward;
-  in_torch.model = odd_model();  // without what is frozen, which is still there from the step before
+  in_torch.model = odd_model();  // what is frozen is left out: it is still there from the step before
   in_torch.model.units.erase(in_torch.model.units.begin() + 2);
   in_torch.model.units[1].tensors.erase(in_torch.model.units[1].tensors.begin() + 1);
   in_torch.schedule = {.gathered_bytes = SIZE_MAX};

@@ -284,7 +284,7 @@ def read(directory: Path) -> Keys:
         found = find(package / path, name)
         function = found and method_of(found.node, "__init__")
         assert isinstance(function, ast.FunctionDef), f"{path} has no {name}"
-        for argument, default in zip(function.args.args[2:], function.args.defaults):  # after self and the parameters
+        for argument, default in zip(function.args.args[2:], function.args.defaults):  # the first are self and the parameters
             keys.setdefault(f"optimizer.params.{argument.arg}", ast.unparse(default))
     return dict(sorted(keys.items()))
 

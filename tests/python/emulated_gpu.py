@@ -18,7 +18,7 @@ from python.emulated_cases import LIBRARY
 NAME = "emulated"
 PRIVATE_USE_1 = 20  # torch's number of the device type
 ON_CUDA, ON_EXTENSION = 2, 12  # DLPack's numbers of device types
-calls: Any = None  # of LIBRARY
+calls: Any = None  # the functions of LIBRARY
 
 
 @cache  # pytest imports conftest.py under two names

@@ -132,7 +132,7 @@ def test_one_rank_needs_no_store(monkeypatch):
 
 
 def test_a_given_rank_reads_no_environment(monkeypatch):
-    monkeypatch.setenv("RANK", "7")  # without WORLD_SIZE
+    monkeypatch.setenv("RANK", "7")  # WORLD_SIZE is not set
     with ballast.connect(rank=0, size=1) as group:
         assert group.size == 1
     with pytest.raises(ballast.UsageError, match="WORLD_SIZE"):
@@ -186,7 +186,7 @@ def test_a_wait_for_the_store_of_torch_ends_with_the_timeout():
     distributed = pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch").distributed
     begin = time.monotonic()
     connect_without_rank_0(distributed.TCPStore("127.0.0.1", 0, 1, True))
-    assert time.monotonic() - begin < 60  # that of the store itself is five minutes
+    assert time.monotonic() - begin < 60  # the timeout of the store itself is five minutes
 
 
 def test_an_interrupt_of_a_wait_for_the_store_stays_one(tmp_path):

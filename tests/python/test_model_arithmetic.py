@@ -72,7 +72,7 @@ def test_tokens_pass_through_some_of_the_experts(kind):
     assert described.parameters / 1e9 == pytest.approx(billions, abs=0.05)
     assert described.active_parameters / 1e9 == pytest.approx(active, abs=0.05)
     embedding = sizes["vocab_size"] * sizes["hidden_size"]
-    multiplied = described.active_parameters - embedding  # and a few vectors, which multiply nothing
+    multiplied = described.active_parameters - embedding  # a few vectors remain, which multiply nothing
     assert sum(described.flops) / 2 == pytest.approx(multiplied, rel=0.002)
 
 
@@ -93,7 +93,7 @@ def test_adapters_leave_the_model_inside_and_its_frozen_matrices_take_half_of_ba
     described = describe(adapted, dtype="bf16")
     assert (described.activations, described.attention) == (plain.activations, plain.attention)
     assert (described.longest, described.notes) == (plain.longest, plain.notes)
-    adapters = 3 * 2 * (64 + 64)  # of rank 2 in three layers of width 64
+    adapters = 3 * 2 * (64 + 64)  # the adapters have rank 2, in three layers of width 64
     assert described.parameters == plain.parameters + adapters == sum(each.numel() for each in adapted.parameters())
     assert sum(described.flops) - sum(described.frozen_flops) == 2 * adapters
     planned = ballast.plan(adapted, dtype="bf16", gpu="h100", tokens=1024)
@@ -150,7 +150,7 @@ def test_windows_are_those_of_the_configuration():
         used = {"sliding_window": 64, "use_sliding_window": True}
         assert seen(kind, 1024, **used, max_window_layers=1) == [512, 62, 62]
         assert seen(kind, 1024, **used, max_window_layers=0) == [62] * 3
-        assert seen(kind, 1024, **used) == [512] * 3  # from layer 28 on
+        assert seen(kind, 1024, **used) == [512] * 3  # only layers from 28 on have a window
         types = ["sliding_attention", "full_attention", "sliding_attention"]
         assert seen(kind, 1024, **used, layer_types=types) == [62, 512, 62]
 

@@ -307,11 +307,11 @@ def test_state_is_reported_where_its_parameters_take_it():
     plan = ballast.plan("llama-70b", ranks=8, gpu="h100", host_memory="712GiB", reserve="1.5GiB", headroom=0)
     parts = plan.placement["parameters"]
     call = plan.wrap_call()
-    kept = float(re.search(r'"state": \{"device": ([\d.]+), "host"', call)[1])  # of the state of parameters on the device
+    kept = float(re.search(r'"state": \{"device": ([\d.]+), "host"', call)[1])  # the part of the device parameters' state
     expected = kept * parts["device"]  # wrap() takes the state of those on the host there
     assert 0.3 < parts["device"] < 0.5
     assert plan.placement["state"] == pytest.approx({"device": expected, "host": 1 - expected})
-    state = plan.memory["device"]["state"] / (10 * plan.parameters / 8)  # of the format split
+    state = plan.memory["device"]["state"] / (10 * plan.parameters / 8)  # 10 bytes an element: the format split
     assert state == pytest.approx(parts["device"], abs=0.05)
     assert f", state {expected:.0%} on the GPU and {1 - expected:.0%} on the host" in unwrapped(plan)
     assert '"parameters": ' in call
@@ -324,10 +324,10 @@ def test_the_memory_of_reductions_between_gpus_is_counted():
 
     assert "received" not in memory(1)
     assert memory(8)["received"] == 512 << 20 and "host_sums" not in memory(8)
-    part = 128256 * 4096 // 16  # of the embedding
+    part = 128256 * 4096 // 16  # a rank's part of the embedding
     hosts = memory(16, gpus_per_machine=8)
-    assert hosts["received"] == 8 * part * 2  # in bf16, of the ranks of a host
-    assert hosts["host_sums"] == 2 * part * 4  # in fp32, for each host
+    assert hosts["received"] == 8 * part * 2  # the parts of the ranks of a host, in bf16
+    assert hosts["host_sums"] == 2 * part * 4  # one part for each host, in fp32
 
 
 def test_a_front_of_nothing_is_refused():

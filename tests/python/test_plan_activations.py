@@ -76,7 +76,7 @@ def test_a_slow_lane_takes_time():
     slow = plan("host", rates={"download": "5GB/s", "upload": "5GB/s"})
     moved = of_activations(slow)["host"]
     assert slow.seconds > fast.seconds
-    assert slow.seconds >= moved / 5e9  # up and down at the same time, at best
+    assert slow.seconds >= moved / 5e9  # downloads and uploads overlap, at best
     drive = plan("nvme", rates={"read": "5GB/s", "write": "5GB/s"})
     assert drive.seconds >= 2 * moved / 5e9
 

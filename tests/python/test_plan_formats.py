@@ -48,7 +48,7 @@ def test_gradients_in_bf16_take_half_of_the_memory_wherever_they_are(tier):
     elements = 2 * 512 * 512
     assert plans["fp32"].memory[tier]["reduced"] == 4 * elements // 2
     assert plans["bf16"].memory[tier]["reduced"] == 2 * elements // 2
-    assert plans["bf16"].bytes_in("host") < plans["fp32"].bytes_in("host")  # on their way, too
+    assert plans["bf16"].bytes_in("host") < plans["fp32"].bytes_in("host")  # gradients on their way are smaller too
     assert "gradients in bf16" in str(plans["bf16"]) and "gradients in" not in str(plans["fp32"])
     in_fp32 = ballast.plan(SMALL, gradient_format="bf16", dtype="fp32", **machine)
     assert in_fp32.memory[tier]["reduced"] == 4 * elements // 2

@@ -91,7 +91,7 @@ def test_a_link_leads_somewhere(link: str) -> None:
 
 
 def drawing_script(script: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(DRAWINGS)  # for the module that the scripts share
+    monkeypatch.syspath_prepend(DRAWINGS)  # the scripts share a module there
     spec = importlib.util.spec_from_file_location(f"drawing_{script}", DRAWINGS / f"{script}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

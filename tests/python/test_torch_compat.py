@@ -33,7 +33,7 @@ def test_a_recomputation_is_known_by_the_backward_pass_around_it():
     x = torch.ones(3, requires_grad=True)
     x.register_hook(lambda gradient: found.append(compat.is_recomputing()))
     checkpoint(observe, x, use_reentrant=False).sum().backward()
-    assert found == [False, True, False]  # in forward, in the recomputation, and in the hook
+    assert found == [False, True, False]  # forward, the recomputation, and the hook
 
 
 def test_a_function_is_called_when_a_backward_pass_ends():

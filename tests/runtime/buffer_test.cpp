@@ -197,7 +197,7 @@ TEST_CASE("many allocations leak no memory") {
     const Buffer large = allocate(accounts, {.bytes = 6 * mebibyte + 5, .owner = "a"});
     const Buffer small = allocate(accounts, {.kind = MemoryKind::pinned, .bytes = mebibyte + 5, .owner = "b"});
   }
-  CHECK(own_bytes("VmRSS:") < before + 400 * mebibyte);  // of 3,500; sanitizers keep freed strings for a while
+  CHECK(own_bytes("VmRSS:") < before + 400 * mebibyte);  // 3,500 were used; sanitizers keep freed strings for a while
   CHECK(own_bytes("VmSize:") < mapped + 400 * mebibyte);
 }
 

@@ -31,7 +31,7 @@ std::size_t missing_pages(const std::byte* pages, std::size_t bytes) {
   return static_cast<std::size_t>(std::ranges::count_if(is_there, [](unsigned char one) { return (one & 1) == 0; }));
 }
 
-// As std::all_of() would, but fast under sanitizers too.
+// Does what std::all_of() would, and is fast under sanitizers too.
 bool all_zero(std::span<const std::byte> bytes) {
   return bytes[0] == std::byte{0} && std::memcmp(&bytes[0], &bytes[1], bytes.size() - 1) == 0;
 }
@@ -84,7 +84,7 @@ TEST_CASE("pages become resident where the system refuses threads") {
   CHECK(in_child([] {
           constexpr std::size_t bytes = 3 * slice;
           const HostPages pages = unwritten(bytes);
-          const rlimit limit{own_bytes("VmSize:") + 256 * page, RLIM_INFINITY};  // too little for the stack of a thread
+          const rlimit limit{own_bytes("VmSize:") + 256 * page, RLIM_INFINITY};  // the stack of a thread needs more
           setrlimit(RLIMIT_AS, &limit);
           return populate({pages.get(), bytes}, 4).empty() && missing_pages(pages.get(), bytes) == 0 ? 0 : 1;
         }) == 0);

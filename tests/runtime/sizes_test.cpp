@@ -13,7 +13,7 @@ TEST_CASE("sizes are written with four digits at most") {
   CHECK(human_bytes(1024) == "1 KiB");
   CHECK(human_bytes(1536) == "1.5 KiB");
   CHECK(human_bytes(std::size_t{3} << 29) == "1.5 GiB");
-  CHECK(human_bytes((std::size_t{1} << 20) - 1) == "1 MiB");  // not 1024 KiB
+  CHECK(human_bytes((std::size_t{1} << 20) - 1) == "1 MiB");  // 1024 KiB would be wrong
   CHECK(human_bytes((std::size_t{1} << 30) - (std::size_t{1} << 20)) == "1023 MiB");
   CHECK(human_bytes(std::size_t{13} << 40) == "13 TiB");
   CHECK(human_bytes(SIZE_MAX) == "16 EiB");

@@ -16,9 +16,9 @@ from soak.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release")) / "python"
-RESTARTS = 8  # by torchrun, before the soak starts another job
+RESTARTS = 8  # torchrun's restarts before the soak starts another job
 PATIENCE = 120  # seconds in which a job must train again, on a busy machine
-COUNTS = (2, 3, 2, 3, 1)  # of ranks
+COUNTS = (2, 3, 2, 3, 1)  # numbers of ranks
 
 
 class Hangs(Exception):

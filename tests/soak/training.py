@@ -19,7 +19,7 @@ from soak.faults import TIMEOUT
 
 SAVES_EVERY = 20  # steps
 PAUSE = 0.02  # seconds a step, so that an hour of steps can be repeated in minutes
-SAMPLES = 12  # of a step, which one, two and three ranks share evenly
+SAMPLES = 12  # samples of a step, which one, two and three ranks share evenly
 
 
 class Soaked(torch.nn.Module):

@@ -30,7 +30,7 @@ def without_comments_and_strings(text: str) -> str:
 class Literal(NamedTuple):
     begin: int
     end: int
-    text: str  # between the quotes, as it is written
+    text: str  # the text between the quotes, as it is written
 
 
 def strings(text: str) -> Iterator[Literal]:
@@ -107,7 +107,7 @@ def _cpp_functions(text: str) -> list[Function]:
     code = without_comments_and_strings(text)
     code = re.sub(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", lambda m: _spaces(m[0]), code, flags=re.MULTILINE)
     found = []
-    start = at = 0  # of the current declaration; the position of the reader
+    start = at = 0  # `start` is that of the current declaration, `at` the position of the reader
     while (stop := re.compile(r"[;{}]").search(code, at)) is not None:
         start += _ACCESS.match(code[start : stop.start()]).end()
         head, at = code[start : stop.start()], stop.end()

@@ -56,7 +56,7 @@ PLANTED = [
     ("layering", "attic/old.cpp", 1, "int x;\n"),
     ("layering", "optim/adam.cpp", 1, "#include <ballast/training.h>\n"),
     ("layering", "kernels/include/ballast/view.h", 1, "#include <ballast/training.h>\n"),
-    ("layering", "zero/include/ballast/engine.h", 1, "#pragma once\n"),  # is not listed
+    ("layering", "zero/include/ballast/engine.h", 1, "#pragma once\n"),  # the header is not listed
     ("include-path", "zero/engine.cpp", 1, '#include "engine.h"\n'),
     ("include-path", "zero/engine.cpp", 1, "#include <ballast/engine.h>\n"),
     ("include-path", "zero/engine.cpp", 1, '#include "kernels/include/ballast/view.h"\n'),

@@ -71,7 +71,7 @@ TEST_CASE("a run continues on other ranks, in other stages, units and tiles, wit
     change.after.directory = directory.path();
     check_resumes(change.after, before.values);
     CHECK_FALSE(std::filesystem::exists(directory_of(change.after, change.after.ranks)));
-    check_resumes(change.after, before.values);  // in place
+    check_resumes(change.after, before.values);  // the run then resumes in place
     const Ended there = train(change.after, 1);
     change.before.data = 1;
     const Ended back = train(change.before, 0);
@@ -313,7 +313,7 @@ TEST_CASE("a run that fails on one rank while other ranks take it over has the o
   const Ended before = begun(begins, original);
   bool has_failed = true;
   bool has_removed = false;
-  for (std::size_t agreement = 26; has_failed; ++agreement) {  // from a little before the commit
+  for (std::size_t agreement = 26; has_failed; ++agreement) {  // the first failure comes a little before the commit
     CAPTURE(agreement);
     const TemporaryDirectory directory;
     std::filesystem::copy(original.path(), directory.path(), std::filesystem::copy_options::recursive);
@@ -350,7 +350,7 @@ TEST_CASE("each start of a run commits with an incarnation that is higher than a
   replace(elsewhere.path() / "rank 1", directory_of(run, 1));
   std::uint64_t highest = 2;
   CHECK(newest_of(0) == highest);
-  for (const std::size_t ranks : {3u, 2u, 2u, 3u}) {  // in place, and adopted
+  for (const std::size_t ranks : {3u, 2u, 2u, 3u}) {  // the run resumes in place, or other ranks adopt it
     CAPTURE(ranks);
     if (run.ranks == 3) {
       train(run, 1);

@@ -91,7 +91,7 @@ TEST_CASE("custom updates give the bits of the rule that they repeat, in every t
       Trainee rule(world, options, {optim::Sgd{.lr = rate}, optim::Sgd{.lr = rate}});
       Trainee own(world, options, external);
       for (const std::size_t step : {0u, 1u, 2u, 3u, 4u}) {
-        for (std::size_t micro = 0; micro < (step == 2 ? 2 : 1); ++micro) {  // once out of the program's order
+        for (std::size_t micro = 0; micro < (step == 2 ? 2 : 1); ++micro) {  // step 2 leaves the program's order
           rule.trainer.run(rule.training, step), own.trainer.run(own.training, step);
         }
         const bool discard = step == 3;
@@ -173,7 +173,7 @@ TEST_CASE("a custom update knows the tensors of its tiles, their groups and thei
     const auto failures = failures_of_ranks(2, [&](Communicator& world) {
       Trainee own(world, options_of_own_rule(placement, directory.path()), external);
       own.trainer.run(own.training, 0);
-      std::map<std::pair<std::size_t, std::size_t>, std::vector<float>> initial;  // by unit and tensor
+      std::map<std::pair<std::size_t, std::size_t>, std::vector<float>> initial;  // the keys are a unit and a tensor
       const std::vector<Unit>& units = own.training.model().units;
       const auto values_of = [&](std::size_t unit, std::size_t tensor) -> std::vector<float>& {
         std::vector<float>& values = initial[{unit, tensor}];

@@ -138,7 +138,7 @@ TEST_CASE("where the only records of a step are damaged, all ranks resume from t
   check_hosts_resume(run, after, steps_before);
   CHECK_FALSE(offload::is_marked_damaged(records));
   CHECK_THAT(lines, Contains("the only records of step 3 of run \"mine\" are damaged: resumes after step 2 instead"));
-  damage(records);  // both steps that it has
+  damage(records);  // it has both steps
   for (int start = 0; start < 2; ++start)
     CHECK_THAT(train(run, 0).failures[1], Contains("B3202 cannot use a record"));
   CHECK_THAT(lines, Contains("cannot go back: not all ranks have an earlier commit that is intact"));

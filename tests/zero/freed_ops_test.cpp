@@ -46,7 +46,7 @@ TEST_CASE("exchanges take turns in the order in which the trainer frees them") {
   OpStatus& use = one.use();
   OpStatus& held = one.exchange(Lane::gather, {&use});
   const OpStatus& first = other.exchange(Lane::gather);
-  const OpStatus& behind = one.exchange(Lane::gather);  // in the lane of one that is held
+  const OpStatus& behind = one.exchange(Lane::gather);  // a held exchange is before it in its lane
   OpStatus& copy = one.other(Lane::upload, {&held});
   const OpStatus& through = one.exchange(Lane::reduce, {&copy});
   const OpStatus& second = other.exchange(Lane::reduce, {&first});

@@ -31,7 +31,7 @@ inline void check_gpu_trains_as_cpu(Sweep& sweep, std::size_t ranks, const Setup
             placement.gradients.fractions(), placement.state.fractions());
     Setup setup = with;
     setup.placement = placement;
-    setup.gpu = 0;  // of all ranks
+    setup.gpu = 0;  // all ranks use this GPU
     const std::vector<Outcome> outcomes = train(setup);
     check_same(expected, outcomes);
     if (with.uses_by_step.empty() && !with.offloads) check_as_planned(outcomes);
@@ -101,7 +101,7 @@ inline void check_large_tiles_are_read_in_stretches() {
   const auto world = lone_communicator(*backend);
   const Stream stream;
   for (const auto format : {StateFormat::split, StateFormat::compact, StateFormat::four_bit}) {
-    if (sanitized && format != StateFormat::split) continue;  // takes minutes
+    if (sanitized && format != StateFormat::split) continue;  // this takes minutes
     CAPTURE(name(format));
     std::vector<std::vector<float>> moments, parameters;
     for (const bool gpu : {false, true}) {
@@ -136,7 +136,7 @@ inline void check_large_tiles_are_read_in_stretches() {
                        [](bf16 value) { return static_cast<float>(value.bits); });
       });
     }
-    CHECK((moments[0] == moments[1]));  // too many to print
+    CHECK((moments[0] == moments[1]));  // the moments are too many to print
     CHECK((parameters[0] == parameters[1]));
   }
 }

@@ -294,7 +294,7 @@ TEST_CASE("downloads of gradients in bf16 move 2 bytes an element, wherever they
     }
     return bytes;
   };
-  // With gradients on the device, the parameter of each tile is downloaded too, at 2 bytes an element.
+  // The parameter of each tile is downloaded too if gradients are on the device, at 2 bytes an element.
   const std::size_t parameters = downloads(GradientFormat::fp32, Tier::device) - 4 * 3 * 512;
   CHECK(downloads(GradientFormat::bf16, Tier::device) == 2 * 3 * 512 + parameters);
   const std::size_t on_host = downloads(GradientFormat::fp32, Tier::host) - 4 * 3 * 512;

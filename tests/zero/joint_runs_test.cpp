@@ -73,7 +73,7 @@ struct Member {
   std::size_t skipped;
 };
 
-struct Ends {  // by rank
+struct Ends {  // one entry of each vector for each rank
   std::vector<std::string> failures{};
   std::vector<std::vector<std::byte>> parameters{};
   std::vector<std::vector<std::uint64_t>> began_at{};  // steps of each member
@@ -161,13 +161,13 @@ TEST_CASE("runs that are kept together resume the newest round that all of them 
 TEST_CASE("a killed job resumes its runs after the same round, with the bits of one that was not killed") {
   std::mt19937 random(7);
   for (const bool in_backward : {false, true}) {
-    std::map<std::uint64_t, std::vector<std::vector<std::byte>>> expected;  // by rounds
+    std::map<std::uint64_t, std::vector<std::vector<std::byte>>> expected;  // the keys are numbers of rounds
     for (std::size_t attempt = 0; attempt < (sanitized ? 2 : 10); ++attempt) {
       CAPTURE(in_backward, attempt);
       const TemporaryDirectory directory;
       Pair pair{.directory = directory.path(), .in_backward = in_backward};
       train_and_kill(pair, 3 + attempt % 2, std::chrono::microseconds(random() % 2000));
-      train_and_kill(pair, attempt % 4, std::chrono::microseconds(random() % 5000));  // sometimes while it resumes
+      train_and_kill(pair, attempt % 4, std::chrono::microseconds(random() % 5000));  // kills may come while it resumes
       pair.rounds = 8;
       const Ends ends = train(pair);
       CHECK(ends.began_at[0][0] >= 1);

@@ -21,7 +21,7 @@
 
 namespace ballast::testing {
 
-inline constexpr std::size_t steps_before = 3;  // that a run is continued, moved or damaged
+inline constexpr std::size_t steps_before = 3;  // the steps before a run is continued, moved or damaged
 
 inline Model two_layers() {
   return {{{.name = "h",
@@ -69,17 +69,17 @@ class FailingCommunicator final : public ForwardingCommunicator {
 // A training of a run, some steps long.
 struct KeptRun {
   std::filesystem::path directory{};
-  std::filesystem::path second{};  // on another drive
+  std::filesystem::path second{};  // a directory on another drive
   Model model = two_layers();
   std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.02}};
   std::size_t ranks = 2;
   std::vector<std::string>
-      hosts{};  // by rank: the folder that only ranks of this host see; empty: all see the directory
+      hosts{};  // the folder that only ranks of a rank's host see, for each rank; empty: all see the directory
   bool shows_values = false;
   std::size_t killed_at = SIZE_MAX;  // the agreement of the last rank at which the process is killed
   std::size_t fails_at = SIZE_MAX;   // the agreement of the last rank after which it fails
   int progress = -1;                 // descriptor on which rank 0 writes a byte for each step; -1: nowhere
-  std::size_t data = 0;              // which data it trains on
+  std::size_t data = 0;              // the number of the data that it trains on
   TrainingOptions options = {.stage = 3, .state = all_in(Tier::nvme), .tile_elements = 128};
 };
 
@@ -102,13 +102,13 @@ struct TensorValues {
             .count = master.size()};
   }
 };
-using AllValues = std::map<std::string, TensorValues>;  // by tensor
+using AllValues = std::map<std::string, TensorValues>;  // the keys are names of tensors
 
-struct Ended {  // by rank
+struct Ended {  // one entry of each vector for each rank
   std::vector<std::string> failures{};
   std::vector<std::uint64_t> began_at{};  // step
   std::vector<std::vector<std::byte>> parameters{};
-  AllValues values{};  // of trained tensors, of all ranks
+  AllValues values{};  // the values of trained tensors, of all ranks
 };
 
 // Adds the values of this rank's elements.

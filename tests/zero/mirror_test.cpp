@@ -73,7 +73,7 @@ TEST_CASE("a mirrored run continues with the same bits when a host is lost, on w
       check_hosts_resume(on(run, replaced), values);
       lose(run, replaced.back());  // all is mirrored again
       check_hosts_resume(on(run, rest, false), values);
-      run = on(run, replaced, false);  // and the next step is that of a run that lost nothing
+      run = on(run, replaced, false);  // the next step is that of a run that lost nothing
       const AllValues after = begun_values(run, directory, 1);
       KeptRun whole = mirrored_run(hosts, stage);
       CHECK((begun_values(whole, undisturbed, steps_before + 1) == after));
@@ -225,7 +225,8 @@ TEST_CASE("ranks that share a drive are refused where it has space for each of t
   const TemporaryDirectory directory;
   const std::vector<std::filesystem::path> directories{directory.path()};
   const std::uint64_t available = std::filesystem::space(directory.path()).available;
-  const offload::RecordShape shape{.run_id = 1, .tiles = 1, .payload_bytes = available / 10 * 3};  // in two places each
+  // Each payload has two places.
+  const offload::RecordShape shape{.run_id = 1, .tiles = 1, .payload_bytes = available / 10 * 3};
   const auto failures_with = [&](std::size_t ranks, std::size_t ranks_that_write) {
     return failures_of_ranks(ranks, [&](Communicator& world) {
       offload::require_space(shape, directories, 1);
@@ -264,7 +265,7 @@ TEST_CASE("a mirrored run that is killed loses a host at the same moment, and no
   const TemporaryDirectory whole;
   KeptRun undisturbed = mirrored_run({"a", "b", "c"});
   undisturbed.directory = whole.path();
-  std::vector<AllValues> values{train(undisturbed, 0).values};  // by step
+  std::vector<AllValues> values{train(undisturbed, 0).values};  // one entry for each step
   std::mt19937 random(11);
   for (std::size_t attempt = 0; attempt < (sanitized ? 3 : 9); ++attempt) {
     const TemporaryDirectory directory;

@@ -8,7 +8,7 @@
 
 namespace ballast::testing {
 
-using Hosts = std::vector<std::string>;  // of each rank; its first letter is the host, all of it the directory
+using Hosts = std::vector<std::string>;  // a name for each rank; its first letter is the host, all of it the directory
 
 inline KeptRun mirrored_run(const Hosts& hosts, int stage = 3) {
   KeptRun run{.ranks = hosts.size(),

@@ -27,7 +27,7 @@ const Trace recomputed{forward(0),  forward(1), forward(4),  forward(5), backwar
                        backward(4), forward(1), backward(1), forward(0), backward(0)};
 const Trace in_parts{forward(0), forward(5),  backward(5), forward(1),
                      forward(4), backward(4), backward(1), backward(0)};
-// In the declared order until the program has summed gradients and added them to the norm. Then unit 4 gets more of
+// The declared order holds until the program has summed gradients and added them to the norm. Then unit 4 gets more of
 // them, and some units are not used backward.
 const Trace late{forward(0),  forward(1),  forward(2),  forward(3),  forward(4), forward(5),
                  backward(5), backward(4), backward(1), backward(4), backward(0)};
@@ -271,7 +271,7 @@ namespace {
 // Runs two ranks that follow different orders, and returns each rank's error.
 std::vector<std::string> failures_of(int stage, const Trace& first, const Trace& second) {
   return failures_of_ranks(2, [&](Communicator& world) {
-    const Model model = plain_model(3);  // of one size, so that no collective is refused for that
+    const Model model = plain_model(3);  // its units have one size, so that no collective is refused for that
     Training training(model, world, {optim::AdamW{}}, {.stage = stage});
     training.initialize(initial_parameters());
     SyntheticTrainer trainer(model, world.rank());
@@ -301,12 +301,12 @@ TEST_CASE("ranks that go off plan with different uses, or alone, all fail at onc
     }
   }
   const std::vector<std::string> alone = failures_of(3, plain, swapped);
-  CHECK_THAT(alone[0] + alone[1], Contains("makes another call"));  // from the rank that finds it first
+  CHECK_THAT(alone[0] + alone[1], Contains("makes another call"));  // the rank that finds it first says so
   const std::vector<std::string> both = failures_of(3, swapped, otherwise);
   CHECK_THAT(both[0] + both[1], Contains("unit h.1 in forward") && Contains("unit h.0 in forward"));
 }
 
-// With two copies of three shards, the sum that finds the slowest rank has as many integers as a rendezvous of two
+// The sum that finds the slowest rank has as many integers with two copies of three shards as a rendezvous of two
 // ranks.
 TEST_CASE("a rendezvous does not match another call of the same length", "[off-plan]") {
   const std::vector<std::string> failures = failures_of_ranks(6, [](Communicator& world) {

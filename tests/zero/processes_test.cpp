@@ -121,7 +121,7 @@ TEST_CASE("a killed rank ends the others with its name, and all resume from a co
       }
     }
     job.setup.progress = -1;
-    const TrainingJob again(job.setup, kind.transport);  // in the same directory
+    const TrainingJob again(job.setup, kind.transport);  // the directory is the same
     Processes processes(3, [&](std::size_t rank) { again.as_rank(rank); });
     CHECK(processes.failures() == Failures(3));
   }

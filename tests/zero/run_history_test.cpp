@@ -26,7 +26,7 @@ struct Rank {
   std::vector<Slot> slots{};  // the one that is resumed from, or was committed last, is the last
   auto operator<=>(const Rank&) const = default;
 };
-using Drives = std::vector<Rank>;  // of all ranks
+using Drives = std::vector<Rank>;  // one entry for each rank
 
 RankHistory seen_of(const Rank& rank) {
   RankHistory seen{.has_files = rank.has_files};
@@ -99,7 +99,7 @@ class Start {
   std::size_t number_;
   CommitPoint point_{};
   History history_{};
-  std::vector<std::size_t> moves_;  // by rank
+  std::vector<std::size_t> moves_;  // the moves of each rank
   std::size_t resumed_ = 0;
   bool is_one_history_ = true;
 };
@@ -117,7 +117,7 @@ void stop_anywhere(const Start& start, std::size_t commits, std::set<std::vector
   }
 }
 
-// Whether no commit is lost that all ranks had.
+// Returns whether no commit is lost that all ranks had.
 bool resumes_well(const Drives& drives, const Start& start) {
   std::size_t least = SIZE_MAX;
   for (const Rank& rank : drives)

@@ -110,10 +110,10 @@ TEST_CASE("an operation waits for operations of other lanes and of the last step
       {op(OpKind::clear, Lane::host, 0), op(OpKind::clear, Lane::update, 1, {{.op = 0, .is_last_steps = true}})});
   rig.held_unit = 0;
   rig.scheduler.issue_rest();
-  rig.scheduler.begin_step();  // does not wait for the step before
+  rig.scheduler.begin_step();  // this does not wait for the step before
   rig.scheduler.issue_rest();
   rig.scheduler.run().ops[1].begun.wait_for(std::chrono::milliseconds(20));
-  CHECK(rig.done() == std::vector<std::size_t>{1});  // of the first step, which waited for nothing
+  CHECK(rig.done() == std::vector<std::size_t>{1});  // the operation of the first step, which waited for nothing
   rig.release_held();
   rig.scheduler.finish();
   CHECK(rig.done().size() == 4);

@@ -47,9 +47,9 @@ TEST_CASE("a party that cancels its turns waits for none, and holds up no other 
   waits.join();
   CHECK_FALSE(is_in_turn);
   std::jthread follows([&] { CHECK(sequencer.await(other, &turns[2])); });
-  sequencer.done();  // of the turn that had begun
+  sequencer.done();  // the turn that had begun ends
   follows.join();
-  sequencer.add(failed, &turns[1]);  // is ignored
+  sequencer.add(failed, &turns[1]);  // the sequencer ignores it
   sequencer.done();
   sequencer.add(other, &turns[0]);
   CHECK(sequencer.await(other, &turns[0]));

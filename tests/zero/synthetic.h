@@ -101,7 +101,7 @@ inline Trace plain_order(const Model& model) {
 
 class SyntheticTrainer {
  public:
-  // On a GPU it works in `stream`, which is the training's.
+  // The trainer works on a GPU in `stream`, which is the training's.
   SyntheticTrainer(const Model& model, std::size_t rank, const Stream* stream = nullptr)
       : model_(model), rank_(rank), stream_(stream) {}
 
@@ -113,7 +113,7 @@ class SyntheticTrainer {
   // The same in another order of uses. A unit's gradients differ from use to use. Exact uses are not seen.
   std::vector<std::byte> run(Training& training, const Trace& uses, std::size_t micro_step) {
     std::vector<std::byte> seen;
-    std::map<std::size_t, std::size_t> times;  // by unit
+    std::map<std::size_t, std::size_t> times;  // the uses of each unit so far
     for (const Visit& use : uses) {
       if (use.exact) {
         const Lease exact = training.exact_parameters(use.unit);

@@ -151,7 +151,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
 }
 
 std::vector<Outcome> train(const Setup& setup) {
-  std::optional<TemporaryDirectory> directory;  // only if it is needed: a process that is killed leaves it behind
+  std::optional<TemporaryDirectory> directory;  // a killed process leaves it behind, so it is made only if needed
   Setup placed = setup;
   placed.keeps_run = setup.keeps_run || !setup.directory.empty();
   if (placed.directory.empty()) placed.directory = directory.emplace().path();

@@ -13,7 +13,7 @@ namespace ballast::testing {
 struct Setup {
   Placement placement{};
   std::size_t model_times = 1;  // odd_model()'s
-  bool muon = false;            // of matrix_model(), in place of AdamW of odd_model()
+  bool muon = false;            // matrix_model() with Muon, in place of odd_model() with AdamW
   std::size_t tile_elements = 256;
   std::size_t micro_steps = 1;
   Schedule schedule{};
@@ -24,35 +24,35 @@ struct Setup {
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;
   std::size_t steps = 4;
-  Trace trace{};                                   // for which the program is compiled
+  Trace trace{};                                   // the uses for which the program is compiled
   std::vector<std::vector<Trace>> uses_by_step{};  // repeated: the uses of each micro-step; empty: all as declared
-  std::size_t poisoned_step = none;                // whose gradients are not finite on rank 0
+  std::size_t poisoned_step = none;                // the gradients of this step are not finite on rank 0
   std::optional<int> gpu{};                        // the GPU's number
   std::size_t verify = 0;
-  bool offloads = false;  // after each step and some uses that follow it, then reloads
-  // After each step and some uses that follow it, changes the memory for gathered parameters: all, none, all ...
+  bool offloads = false;  // the training is offloaded after each step and some uses that follow it, then reloaded
+  // The memory for gathered parameters changes after each step and some uses that follow it: all, none, all ...
   bool regathers = false;
   int progress = -1;       // a pipe: rank 0 writes a byte after each step
-  bool keeps_run = false;  // if all state is on drives, in `directory`; otherwise records end with the training
-  bool mirrors = false;    // the run, whose ranks then have directories of their own
-  std::filesystem::path directory{};  // of a run that is kept; empty: a temporary one
+  bool keeps_run = false;  // `directory` keeps it if all state is on drives; otherwise records end with the training
+  bool mirrors = false;    // the run is mirrored; its ranks then have directories of their own
+  std::filesystem::path directory{};  // the directory of a run that is kept; empty: a temporary one
 };
 
 struct Outcome {
-  std::vector<std::vector<std::byte>> seen{};  // by micro-step
+  std::vector<std::vector<std::byte>> seen{};  // what each micro-step saw
   std::vector<double> norms{};
-  std::vector<std::size_t> on_demand{};  // by step: 1 if it was served on demand
+  std::vector<std::size_t> on_demand{};  // one entry for each step: 1 if it was served on demand
   std::vector<std::string> reasons{};
-  std::vector<std::byte> parameters{};  // at the end
+  std::vector<std::byte> parameters{};  // the parameters at the end
   std::size_t verified = 0;
   std::uint64_t steps = 0;
   std::uint64_t began_at = 0;
   std::size_t reserved_bytes = 0;
   std::size_t planned_bytes = 0;
-  std::size_t first_planned_bytes = 0;  // by the program at the beginning
+  std::size_t first_planned_bytes = 0;  // the bytes that the program planned at the beginning
   std::array<std::size_t, lane_count> moved_bytes{};
   std::array<std::size_t, lane_count> planned_moves{};
-  std::size_t sent_bytes = 0;  // in steps
+  std::size_t sent_bytes = 0;  // the bytes sent in steps
 };
 
 Outcome train_rank(const Setup& setup, Communicator& world);

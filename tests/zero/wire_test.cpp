@@ -315,7 +315,7 @@ TEST_CASE("a run resumes with another wire format from exact values") {
             .directory = directory.path()};
   run.placement.state = all_in(Tier::nvme);
   train(run);
-  run.wire = {.reduce = int8};  // without gathers in codes, parameters that are used are those that are kept
+  run.wire = {.reduce = int8};  // gathers have no codes: parameters that are used are those that are kept
   const std::vector<Outcome> exact = train(run);
   CHECK(exact[0].began_at == 2);
   run.wire = {.gather = int8};

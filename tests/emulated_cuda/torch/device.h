@@ -32,7 +32,7 @@ class OnGpu {
 // A stream's number in torch is its handle.
 cudaStream_t handle_of(const c10::Stream& stream);
 c10::Stream stream_of(int gpu, cudaStream_t handle);
-cudaStream_t current_stream(int gpu);  // of this thread
+cudaStream_t current_stream(int gpu);  // the current stream of this thread
 cudaStream_t exchange_stream(int gpu, cudaStream_t stream);
 
 // The host's waits for the GPU that torch makes. They are counted apart from Ballast's.

@@ -18,7 +18,7 @@ constexpr int freed = 0xff;  // what freed memory is filled with: a NaN in all f
 
 struct Block {
   int gpu = 0;
-  cudaStream_t stream = nullptr;  // that it was allocated in
+  cudaStream_t stream = nullptr;  // the stream that it was allocated in
   std::size_t bytes = 0;
   std::set<cudaStream_t> used_in{};  // besides
 };

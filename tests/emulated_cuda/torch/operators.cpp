@@ -80,7 +80,7 @@ void copy_on_gpu(const at::Tensor& from, const at::Tensor& to) {
   launch(gpu_of(to), [to = in_kernel(to), from = in_kernel(from)] { copy_in_kernel(to, from); });
 }
 
-// Of an operand or a result of a kernel of the CPU.
+// Copies an operand or a result of a kernel of the CPU.
 void copy_in_fallback(const at::Tensor& from, const at::Tensor& to) {
   if (is_on_gpu(from)) {
     const at::Tensor source = in_kernel(from);
@@ -90,7 +90,7 @@ void copy_in_fallback(const at::Tensor& from, const at::Tensor& to) {
   }
 }
 
-// As torch does on CUDA: what has gaps or another format is converted on the side that has it, and bytes are copied.
+// Copies as torch does on CUDA: what has gaps or another format is converted on its own side, and bytes are copied.
 void copy_to_or_from_host(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const at::Tensor source = from.to(to.scalar_type()).contiguous();
   const at::Tensor target = to.is_contiguous() ? to : at::empty(to.sizes(), to.options());

@@ -22,17 +22,17 @@ if find_spec("accelerate") is None:  # only the ranks import it
     pytest.skip("accelerate is not installed: .ci/bootstrap venv frameworks", allow_module_level=True)
 
 
-ROWS = 8  # of a global batch, in two micro-steps
+ROWS = 8  # rows of a global batch, in two micro-steps
 
 
 @dataclass
 class Outcome:
-    losses: list[float]  # and norms
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # from get_state_dict(), on the main process
-    resumed: list[float] = field(default_factory=list)  # from the second step on
-    exported: dict[str, torch.Tensor] = field(default_factory=dict)  # as safetensors reads it
+    losses: list[float]  # losses and norms
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # the result of get_state_dict() on the main process
+    resumed: list[float] = field(default_factory=list)  # the losses from the second step on
+    exported: dict[str, torch.Tensor] = field(default_factory=dict)  # what safetensors reads
     model: str = ""  # the class of the prepared model
-    files: list[str] = field(default_factory=list)  # of save_state()
+    files: list[str] = field(default_factory=list)  # the files of save_state()
 
 
 class Loop:
@@ -151,7 +151,7 @@ CONFIGURATIONS = [
     ({"stage": 3}, False),
 ]
 WITH_BALLAST = range(1, len(CONFIGURATIONS))
-LAST = slice(-7, None)  # of two steps: two losses and a norm each, and the loss of an evaluation
+LAST = slice(-7, None)  # the figures of two steps: two losses and a norm each, and the loss of an evaluation
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ def test_tensors_come_back_with_their_strides_and_share_their_memory(offload):
     views = [rows.t(), rows[:, 4:8], rows.view(2, 2, 12).permute(2, 0, 1)[1:], rows[::2], rows[:0], rows[1, 3]]
     pack, unpack = offload.hooks
     packed = [pack(view) for view in views]
-    assert offload.counters()["saved_bytes"] == rows.nbytes + 64  # from a multiple of 64 bytes on
+    assert offload.counters()["saved_bytes"] == rows.nbytes + 64  # the saved bytes begin at a multiple of 64 bytes
     restored = [unpack(each) for each in packed]
     for view, back in zip(views, restored):
         assert torch.equal(view, back) and view.stride() == back.stride() and view.dtype == back.dtype

@@ -60,7 +60,7 @@ def test_a_cast_in_the_middle_of_a_step_is_refused_and_changes_nothing(configura
     with pytest.raises(ballast.UsageError, match=REFUSAL) as refused:
         cast(model)
     assert "DistributedDataParallel" not in str(refused.value)
-    model[0].weight = weight  # to("meta") replaces the Parameter
+    model[0].weight = weight  # a cast by to("meta") replaces the Parameter
     for each in (optimizer, undisturbed):
         each.step()
         each.zero_grad()

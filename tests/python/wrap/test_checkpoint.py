@@ -352,7 +352,7 @@ def test_a_process_that_is_stopped_leaves_the_old_checkpoint_or_the_new_one(tmp_
     assert len(gained) > 30
     assert set(gained) == {0, 1}
     if stop is jobs.kill:  # each run then has the same moments; cleanup after an interrupt varies
-        assert gained == sorted(gained)  # from one moment on, the new checkpoint is in place
+        assert gained == sorted(gained)  # the new checkpoint is in place from one moment on
 
 
 def test_a_run_on_drives_resumes_from_the_loaded_checkpoint(tmp_path):

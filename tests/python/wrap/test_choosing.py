@@ -15,7 +15,7 @@ from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Tower, adapted, check_close, check_equal, in_bfloat16, mlp, only_trained
 from python.wrap.support.ranks import run_ranks
 
-TILE = 1024  # so small that buffers of drive transfers take little memory, as in a large model
+TILE = 1024  # buffers of drive transfers then take little memory, as in a large model
 loop = Loop(make_model=partial(Tower, width=128), steps=3)
 
 
@@ -249,7 +249,7 @@ def test_ranks_of_a_machine_share_its_memory():
     assert [each.host_bytes for each in budgets] == [750, 750, 375]
     assert [each.nvme_bytes for each in budgets] == [300, 300, 200]
     assert [each.host_is_device for each in budgets] == [True, True, False]
-    assert [each.products for each in budgets] == [4, 4, 8]  # of the cores, and of a GPU for each rank
+    assert [each.products for each in budgets] == [4, 4, 8]  # the products of the cores, and those of a GPU for each rank
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def test_clipping_reads_one_tensor_and_makes_one(stage, clip):
     parameters = list(model.parameters())
     assert sum(each.grad is not None for each in parameters) > 20
     seen = operators_of(lambda: CLIP[clip](parameters))
-    assert seen["aten::item"] == 1  # waits for a GPU
-    assert seen["aten::unbind"] == 1  # of the one copy to a GPU
+    assert seen["aten::item"] == 1  # it waits for a GPU
+    assert seen["aten::unbind"] == 1  # it splits the one copy to a GPU
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -161,7 +161,7 @@ def head_beside(optimizer_of_body):
     return model, optimizer, torch.optim.SGD(head.parameters(), lr=0.5)
 
 
-@pytest.mark.parametrize("stage", [0, 2])  # in stage 3 every parameter of a model is partitioned
+@pytest.mark.parametrize("stage", [0, 2])  # every parameter of a model is partitioned in stage 3
 @pytest.mark.parametrize("foreach", [False, True])
 def test_torch_clips_and_unscales_its_own_gradients_beside_those_of_a_training(stage, foreach):
     def step(model, *optimizers):
@@ -222,7 +222,7 @@ def test_a_factor_that_is_no_number_skips_the_step(stage, is_plain, factor, capl
     if hook is not None:
         hook.remove()
     model(torch.ones(4, 8)).square().sum().backward()
-    body.step()  # with new gradients
+    body.step()  # its gradients are new
     assert body.steps == 1 and not torch.equal(model[0].weight, before)
 
 

@@ -60,7 +60,7 @@ class Dropping(torch.nn.Module):
 class Training(NamedTuple):
     make: Any  # the optimizer
     passes: int = 1
-    clip: str = ""  # by torch, or by the optimizer
+    clip: str = ""  # the one that clips: torch, or the optimizer
     drops: bool = False  # every fourth step is dropped after its backward passes
     checkpointing: str = "none"
     counts_zeros: bool = False
@@ -97,7 +97,7 @@ def train(rank: int, training: Training, options: dict[str, Any]) -> list[Any]:
             dist.all_reduce(seen_loss := loss.detach().clone())  # ranks end calls of the model together
             seen.append(seen_loss.item())
             loss.backward()
-            dist.all_reduce(seen_loss)  # and backward passes
+            dist.all_reduce(seen_loss)  # ranks end backward passes together too
         if training.clip == "torch":
             seen.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
         elif training.clip:

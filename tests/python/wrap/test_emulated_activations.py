@@ -52,7 +52,7 @@ def test_the_device_holds_what_is_in_flight_only(to, tmp_path):
         with offload:
             loss = layers_of(leaf, 32)
         torch.emulated.empty_cache()
-        assert before - torch.emulated.mem_get_info()[0] <= 8 << 20  # with the first gradient, and what is computed now
+        assert before - torch.emulated.mem_get_info()[0] <= 8 << 20  # the first gradient and what is computed now count
         loss.backward()
         assert torch.equal(leaf.grad, expected)
         leaf.grad = None

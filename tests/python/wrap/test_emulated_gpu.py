@@ -60,7 +60,7 @@ def test_clipping_waits_for_the_gpu_once(stage):
         waits = waits_of(lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
         optimizer.step()
         optimizer.zero_grad()
-        assert waits == {"wait of torch": 1}  # for the factor of all gradients
+        assert waits == {"wait of torch": 1}  # torch waits for the factor of all gradients
 
 
 @pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 3}, {"stage": 3, "update_in_backward": True}], ids=str)

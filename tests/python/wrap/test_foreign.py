@@ -424,6 +424,6 @@ def test_momentum_of_torch_that_counts_no_steps_continues(takes, tmp_path):
     model.load_state_dict(run.model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), **options)
     optimizer = takes(model, optimizer, copy.deepcopy(run.optimizer.state_dict()), tmp_path / "saved.pt")
-    assert optimizer.steps == 1  # at least: SGD keeps no count
+    assert optimizer.steps == 1  # the count is a lower bound: SGD keeps none
     loop.steps = 6
     check_close(loop.train(run.model, run.optimizer, 3), loop.train(model, optimizer, 3))

@@ -16,7 +16,7 @@ from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, mlp
 from python.wrap.support.ranks import run_ranks
 
-Write = Callable[[torch.nn.Module, str], None]  # to the parameter of this name
+Write = Callable[[torch.nn.Module, str], None]  # a function that writes to the parameter of this name
 
 
 def of(model: torch.nn.Module, name: str) -> torch.nn.Parameter:
@@ -392,7 +392,7 @@ def test_in_stage_3_a_checkpoint_has_no_copies(tmp_path):
         ballast.save(tmp_path, run.model, run.optimizer)
 
 
-# In stage 3 each block ends with a write, and the master of a bf16 parameter restarts from the written values.
+# Each block ends with a write in stage 3, and the master of a bf16 parameter restarts from the written values.
 SWAPS = [(stage, torch.float32) for stage in range(4)] + [(stage, BF16) for stage in range(3)]
 
 

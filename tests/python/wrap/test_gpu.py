@@ -184,7 +184,7 @@ def uses_of(training: Training, folder) -> dict[str, Callable[[], object]]:
     }
 
 
-# Below stage 3 these read full parameters, which are ordinary tensors: a caller in another stream has to wait itself.
+# These read full parameters, ordinary tensors, below stage 3: a caller in another stream has to wait itself.
 ON_FULL_PARAMETERS = ("a call of the model", "an evaluation", "the module whose parameters are there", "gather", "export")
 
 
@@ -279,7 +279,7 @@ def test_writes_are_kept_in_the_stream_of_the_training(device, in_another_stream
     torch.nn.init.ones_(training.model.last.weight)
     with in_another_stream():
         block.__exit__(None, None, None)
-    assert seen == ["waits", of_training, "waits"]  # before the values are read, and before memory is reused
+    assert seen == ["waits", of_training, "waits"]  # one wait before the values are read, and one before memory is reused
     with ballast.gather(training.model):
         assert (training.model.last.weight == 1).all()
 

@@ -20,7 +20,7 @@ def run(loop=None, **options):
 
 @pytest.mark.parametrize(("ranks", "micro_steps"), [(1, 4), (2, 1), (2, 3), (3, 3)])
 def test_all_stages_and_tiers_give_the_same_bits(ranks, micro_steps, tmp_path):
-    configurations = [{"stage": 2}]  # in fp32
+    configurations = [{"stage": 2}]  # gradients in fp32
     configurations += [{"stage": stage, "gradient_format": "bf16"} for stage in (0, 1, 2, 3)]
     configurations += [
         {"stage": stage, "offload": where, "gradient_format": "bf16", "tile": 256}

@@ -88,7 +88,7 @@ def test_norms_that_were_known_before_a_step_are_known_after_it():
             seen += norms(training)
             torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.02)
             seen += norms(training)
-            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.005)  # too late for this step, and not for the next
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.005)  # it comes too late, and clips no later step
             training.optimizer.zero_grad()
         return seen
 
@@ -214,7 +214,7 @@ def test_factors_that_are_not_possible_are_refused_at_once(scale):
     check_trains_on(after)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])  # with a rule of the library, and with its own step
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])  # one has a rule of the library, one its own step
 def test_gradients_times_zero_are_zeros(kind):
     def scaled(training):
         training.step()

@@ -66,7 +66,7 @@ def test_averages_in_codes_have_the_same_bits_on_all_hosts(wire, largest_code, m
         assert not torch.equal(first[2], first[0]) and not torch.equal(first[3], first[0])  # other random bits
         assert (first[0] - expected).abs().max() < 20 / largest_code  # values are below 10, and so are averages
         assert (torch.stack(first[1:]).mean(0) - expected).square().mean() < (first[0] - expected).square().mean() / 2
-    blocks = sum(math.ceil(count / 128 / 3) for count in (1 << 16, ELEMENTS - (1 << 16)))  # of each host's part of a chunk
+    blocks = sum(math.ceil(count / 128 / 3) for count in (1 << 16, ELEMENTS - (1 << 16)))  # each host's blocks of a chunk
     assert abs(sent / (4 * blocks * BYTES_OF_GROUP[wire]) - 1) < 0.02  # a part goes to two hosts, twice
 
 
@@ -121,7 +121,7 @@ def test_another_host_may_be_lost_while_hosts_regroup():
         if host == 2:
             return lose(hosts)
         if host == 1:
-            hosts._connect = lambda: pytest.fail("it ends")  # after it has reported
+            hosts._connect = lambda: pytest.fail("it ends")  # host 1 has reported by then
             with pytest.raises(pytest.fail.Exception):
                 regrouped(hosts)
             return None

@@ -114,7 +114,7 @@ CHANGES = {
     "size of text": (entry("size", "16"), "no count"),
     "no chunks": (entry("chunks", None), KEY),
     "no dtype": (dtype("float32"), "no dtype"),
-    # In the file of the tensor:
+    # The cases below change the file of the tensor.
     "another shape": (file_with(torch.zeros(4)), r"\(4,\)"),
     "another dtype": (file_with(torch.zeros(16, dtype=torch.int32)), "torch.int32"),
     "no tensor": (file_with({"a": 1}), "no tensor"),

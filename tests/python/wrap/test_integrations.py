@@ -129,7 +129,7 @@ def test_the_files_of_a_model_are_pushed_to_the_hub(monkeypatch):
     training = trainer(arguments=arguments, ballast_options={"stage": 3})
     training.train()
     training.push_to_hub()
-    assert len(pushed) == 2  # with the checkpoint, and by the call
+    assert len(pushed) == 2  # one with the checkpoint, and one by the call
     assert all({"config.json", "generation_config.json", "model.safetensors"} <= files for files in pushed)
 
 

@@ -155,7 +155,7 @@ def test_runs_without_records_begin_from_the_newest_checkpoint(tmp_path, caplog)
     assert "its records were of step 4, so 2 steps are lost: cannot resume runs together: they have no" in caplog.text
     with (training.folder / "mine-rank-0" / "state.records").open("r+b") as records:
         records.seek(4096)
-        records.write(bytes(32 * 4096))  # both commits
+        records.write(bytes(32 * 4096))  # the bytes cover both commits
     assert training.run(4)[0] == [2, 2]
     assert 'its records were of step 4, so 2 steps are lost: cannot resume run "mine": its ranks have no' in caplog.text
     assert training.run(5)[0] == [4, 4]

@@ -118,7 +118,7 @@ def test_parameters_that_stay_count_in_memory():
     for options, fits in (({}, True), ({"keep_gathered": True}, False)):
         model = gathered_once.blocks()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        offload = {"parameters": "host", "state": "host"}  # without ranks only those are not there all the time
+        offload = {"parameters": "host", "state": "host"}  # only those are not there all the time without ranks
         ballast.wrap(optimizer, model, **keywords(stage=3, offload=offload, memory="36KiB", **options))
         with nullcontext() if fits else pytest.raises(ballast.OutOfMemoryError, match="less of keep_gathered="):
             model(torch.ones(gathered_once.WIDTH))

@@ -56,7 +56,7 @@ class Programs:
         return answer
 
     def end(self):
-        os.killpg(self._server.pid, signal.SIGKILL)  # and its ranks
+        os.killpg(self._server.pid, signal.SIGKILL)  # its ranks end too
         self._server.wait()
 
 

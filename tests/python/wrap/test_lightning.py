@@ -25,7 +25,7 @@ def test_lightning_trains_saves_and_resumes_as_with_its_data_parallelism(tmp_pat
             check_close(rank["plain"], rank[name])
         bf16, bf16_here, fp16, fp16_here = rank["mixed"]
         check_close(bf16[1] + fp16[1], bf16_here[1] + fp16_here[1])
-        steps = len(rank["plain"][0]) // 2  # of one epoch
+        steps = len(rank["plain"][0]) // 2  # the steps of one epoch
         assert rank["resumed"][0] == rank["saved"][0][steps:]
         for name in ("exported", "evaluated", "resumed"):
             parameters = rank[name] if name == "exported" else rank[name][1]

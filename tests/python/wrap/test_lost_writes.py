@@ -135,7 +135,7 @@ def test_a_write_after_an_evaluation_is_refused_where_it_would_be_lost(options):
         model.last.weight.zero_()  # its unit is still open
     with pytest.raises(ballast.UsageError, match=f"B1007 {LOST}(.|\n)*parameter last.weight(.|\n)*ballast.gather"):
         train(model, optimizer)
-    train(model, optimizer)  # without the write
+    train(model, optimizer)  # this step has no write
     with ballast.gather(model):
         assert model.last.weight.any()
 

@@ -158,7 +158,7 @@ def test_torch_resumes_what_was_exported_to_its_format(optimizer, run, tmp_path)
     plain = getattr(torch.optim, optimizer)(saved.groups_of(model), lr=1.0)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    plain.step()  # so that the optimizer has state, which torch reads into
+    plain.step()  # the optimizer then has state, which torch reads into
     own, state = get_state_dict(model, plain)
     partial = dcp.DefaultLoadPlanner(allow_partial_load=True)  # the checkpoint has shared parameters under one name
     dcp.load({"model": own, "optim": state}, checkpoint_id=tmp_path / "of-torch", no_dist=True, planner=partial)

@@ -90,8 +90,8 @@ def test_training_continues_from_written_parameters(tmp_path):
         plain, ours = Loop(steps=2).run(), Loop(steps=2).run(stage=2, offload=offload)
         with torch.no_grad():
             for run in (plain, ours):
-                run.model[0].weight.mul_(0.5)  # in place
-                run.model[2].bias.data = torch.ones(5)  # in other memory
+                run.model[0].weight.mul_(0.5)  # a write in place
+                run.model[2].bias.data = torch.ones(5)  # values in other memory
         loop = Loop(steps=5)
         check_close(loop.train(plain.model, plain.optimizer, 2), loop.train(ours.model, ours.optimizer, 2))
 

@@ -152,7 +152,7 @@ def test_memory_and_metrics_count_the_outer_optimizer(tmp_path):
         assert (metrics["outer/exchanges"], metrics["outer/hosts"]) == (6, 2)
         elements = 480, 149  # the first weight, and all others
         values = 3 * sum(4 * count for count in elements)
-        assert values < of_other["outer/sent_bytes/inside"] < values + 2000  # and what the hosts agree on
+        assert values < of_other["outer/sent_bytes/inside"] < values + 2000  # the rest is what the hosts agree on
         assert values + 4 * sum(elements) < metrics["outer/sent_bytes/inside"]  # the initial values too
         assert metrics["outer/sent_bytes/across"] == 0
         assert metrics["outer/state_bytes"] == sum(8 * count for count in elements)

@@ -14,7 +14,7 @@ FOLDER = f"{Path(ballast.__file__).parent}/"
 
 
 class Walk(NamedTuple):
-    files: dict[str, str]  # with the first function that was called there
+    files: dict[str, str]  # each file with the first function that was called there
     deepest: list[str]  # calls inside of each other
 
 

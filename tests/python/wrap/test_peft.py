@@ -110,7 +110,7 @@ def of_deferred_base(rank: int, folder: str, every: list[tuple[Options, str]]) -
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=64, **sizes)
     torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)  # of rank 0
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)  # the folder is that of rank 0
     torch.distributed.barrier()
     losses = []
     for options, where in every:

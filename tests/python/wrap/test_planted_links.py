@@ -97,7 +97,7 @@ def test_a_user_does_not_save_to_the_folder_of_another(tmp_path, monkeypatch):
     os.chown(tmp_path, ANOTHER_USER, ANOTHER_USER)
     tmp_path.chmod(0o755)
     require_own_folder(tmp_path)  # root may
-    monkeypatch.chdir(tmp_path)  # below folders that only root may enter
+    monkeypatch.chdir(tmp_path)  # only root may enter the folders above it
     os.seteuid(ANOTHER_USER + 1)
     try:
         with pytest.raises(ballast.Error, match=f"B2206.*belongs to user {ANOTHER_USER}"):

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 RANKS = 2
 WIDTH = 20
 BLOCKS = 4
-MODULES = BLOCKS + 2  # with the first and the last layer
+MODULES = BLOCKS + 2  # the first and the last layer count too
 
 
 class Block(torch.nn.Module):
@@ -79,7 +79,7 @@ def interrupt_in_backward(module: torch.nn.Module, inputs: Any, output: torch.Te
 
 
 class Action(NamedTuple):
-    name: str  # of a method of Training
+    name: str  # the name of a method of Training
     module: int = 0
 
 
@@ -88,8 +88,8 @@ class Case(NamedTuple):
 
     features: tuple[str, ...]
     options: dict[str, Any]
-    steps: list[list[Action]]  # with everything that is done until the next step
-    folder: str  # for checkpoints
+    steps: list[list[Action]]  # the actions of each step, with all that is done until the next one
+    folder: str  # a folder for checkpoints
 
 
 OFTEN = ("forward", "backward", "forward", "backward", "forward", "backward")
@@ -166,7 +166,7 @@ class Training:
         self.optimizers: list[Any] = self.plain_optimizers()
         self.losses: list[torch.Tensor] = []
         self.batches = 0
-        self.trains_others = False  # than the last call with gradients did
+        self.trains_others = False  # whether others are trained than at the last call with gradients
         self.seen: list[tuple[str, float]] = []
 
     def plain_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -396,7 +396,7 @@ def run_cases(rank: int, cases: Sequence[Case]) -> list[list[tuple[str, float]]]
 
 FIRST = int(os.environ.get("BALLAST_FIRST_LOOP", "0"))
 LOOPS = int(os.environ.get("BALLAST_LOOPS", "20"))
-TOGETHER = 10  # in one launch of the ranks
+TOGETHER = 10  # loops in one launch of the ranks
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + LOOPS, TOGETHER))

@@ -18,7 +18,7 @@ def check_close(one, other, tolerance=1e-6):
         torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=10 * tolerance)
 
 
-# Under autocast the last bit of a sum can change how an activation is rounded to bfloat16, whose values are 2^-8 apart.
+# The last bit of a sum can change how autocast rounds an activation to bfloat16, whose values are 2^-8 apart.
 @pytest.mark.parametrize(
     ("ranks", "training", "tolerance"),
     [
@@ -69,7 +69,7 @@ def test_ranks_begin_with_the_parameters_of_rank_0():
 
 
 def test_parameters_that_are_used_on_some_ranks_only():
-    # In stage 3 all ranks gather the same units.
+    # All ranks gather the same units in stage 3.
     configurations = [{"stage": 0}, {"stage": 2}, {"stage": 2, "overlap_gathers": True}, {"stage": 3, "units": ("Routed",)}]
     for expected, *all_ours in run_ranks(2, bodies.routed, configurations):
         for ours in all_ours:

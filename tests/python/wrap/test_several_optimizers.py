@@ -95,7 +95,7 @@ def test_two_ranks_train_save_and_resume(tmp_path):
         assert found["extra"] == {"rank": rank} and found["steps"] == [1, 3]
         assert found["longer"] == found["resumed"] == found["reloaded"]
     training = Several(rule_and_own_step)
-    model, optimizers = training.begin(stage=3)  # on one rank, and on drives
+    model, optimizers = training.begin(stage=3)  # the checkpoint is loaded on one rank, and on drives
     ballast.load_checkpoint(tmp_path / "saved", model, optimizers)
     on_drives = training.begin(stage=2, offload={"state": f"nvme:{tmp_path}"})
     ballast.load_checkpoint(tmp_path / "saved", *on_drives)
@@ -299,7 +299,7 @@ def test_a_refused_list_leaves_deferred_parameters_to_the_next_one():
     with pytest.raises(ballast.UsageError, match="in stage 3, and not in stage 2"):
         ballast.wrap(other, model, stage=2)
     other = ballast.wrap(other, model, stage=3)
-    assert "parameters" in one.memory() and is_without_values(model[2].weight)  # until its own optimizer begins
+    assert "parameters" in one.memory() and is_without_values(model[2].weight)  # its values come when its own optimizer begins
     with ballast.gather(model):
         assert all(map(torch.equal, values_of(model), values_of(mlp(500))))
     with pytest.raises(ballast.UsageError, match="ballast.gather"):

@@ -39,7 +39,7 @@ class Model(nn.Module):
         return loss
 
 
-FLOPS = 4 * 64 + 6 * 64 + 6 * 128  # of a token: the frozen matrix, the trained one, the head
+FLOPS = 4 * 64 + 6 * 64 + 6 * 128  # FLOPs of a token: the frozen matrix, the trained one, the head
 
 
 def wrapped(**options: Any) -> tuple[Model, Any]:
@@ -64,7 +64,7 @@ def test_the_norm_in_reports_is_that_before_clipping(stage, clip):
         for returned, reported, shown in seen:
             assert returned == pytest.approx(reported, rel=1e-5)
             assert shown == f"{reported:.4g}"
-            assert reported > 0.01  # and so more than after clipping
+            assert reported > 0.01  # the norm after clipping would be smaller
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -222,7 +222,7 @@ def test_a_page_shows_a_run(run, capsys):
     titles = [each.text for each in html.iter("h2")]
     drawn = ["Loss", "Gradient norm", "Learning rate", "Time of a step", "Waiting", "Memory of a rank"]
     assert titles[:8] == ["Stretches", *drawn, "Ranks"]
-    assert ">disk<" not in page  # without a drive
+    assert ">disk<" not in page  # there is no drive
     stretches, ranks = html.iter("table")
     assert [cell.text for cell in [*stretches.iter("td")][:4:2]] == ["1 to 3", "2"]
     rows = [[cell.text for cell in row.iter("td")] for row in ranks.iter("tr")][1:]
@@ -281,7 +281,7 @@ def test_a_page_names_each_stretch_of_a_resumed_run(tmp_path, capsys):
         ("3 to 5", "1", "2", "here"),
         ("6 to 7", "2", "3", "here, there"),
     ]
-    assert page.count("resumed at 3<") == page.count("resumed at 6<") > 2  # in each drawing over steps
+    assert page.count("resumed at 3<") == page.count("resumed at 6<") > 2  # each drawing over steps has them
 
 
 def test_a_step_records_the_learning_rates(tmp_path):

@@ -30,11 +30,11 @@ class Case:
     """A training with one Trainer. Without `options` it is the plain one."""
 
     kind: str  # "trainer", "sft", "dpo" or "grpo"
-    options: dict[str, Any] | None = None  # of ballast.wrap()
-    deferred: bool = False  # with the reference model
+    options: dict[str, Any] | None = None  # the options of ballast.wrap()
+    deferred: bool = False  # the reference model is deferred too
     has_adapters: bool = False
     plain: int | None = None  # the number of a plain case, from whose checkpoint it resumes too
-    changes: dict[str, Any] = field(default_factory=dict)  # of the Trainer's arguments
+    changes: dict[str, Any] = field(default_factory=dict)  # changes of the Trainer's arguments
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Trained:
 
     logged: list[tuple[str, float]]
     resumed: list[tuple[str, float]] = field(default_factory=list)
-    resumed_plain: list[tuple[str, float]] = field(default_factory=list)  # from the plain training's checkpoint on
+    resumed_plain: list[tuple[str, float]] = field(default_factory=list)  # figures from the plain training's checkpoint on
     has_exported: bool = False
     has_best: bool = False
     model: str = ""  # the class of the model that the Trainer calls
@@ -72,7 +72,7 @@ def arguments(folder: Path, ranks: int, **changes: Any) -> dict[str, Any]:
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 4 // ranks,
         "learning_rate": 1e-2,
-        "adam_epsilon": 1e-3,  # so that clipping changes the update, and rounding errors of small gradients do not
+        "adam_epsilon": 1e-3,  # clipping then changes the update, and rounding errors of small gradients do not
         "max_grad_norm": 0.5,
         "logging_steps": 1,
         "save_steps": 2,
@@ -80,7 +80,7 @@ def arguments(folder: Path, ranks: int, **changes: Any) -> dict[str, Any]:
         "eval_steps": 2,
         "load_best_model_at_end": True,
         "metric_for_best_model": "eval_loss",
-        "greater_is_better": True,  # so that the best model is not the last one
+        "greater_is_better": True,  # the best model is then not the last one
         "report_to": "none",
         "disable_tqdm": True,
     }
@@ -238,7 +238,7 @@ GENERATES = {
     "eval_strategy": "no",
     "num_generations": 2,
     "max_completion_length": 4,
-    "beta": 0.1,  # with a reference model
+    "beta": 0.1,  # a reference model is used
 }
 CASES = [
     Case("trainer"),

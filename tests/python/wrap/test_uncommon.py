@@ -381,7 +381,7 @@ def test_an_option_that_is_no_number_is_named_in_the_step(option, value, said, s
     with pytest.raises(ballast.UsageError, match=message):
         optimizer.step()
     optimizer.param_groups[1][option] = given
-    optimizer.step()  # with the gradients of the refused one
+    optimizer.step()  # the gradients are those of the refused step
     assert optimizer.steps == 2
 
 

@@ -128,7 +128,7 @@ def everywhere(folder, stages=(0, 1, 2, 3), **more):
         *({"stage": stage, "offload": {"state": f"nvme:{folder}"}} for stage in stages),
         {"stage": 3, "offload": f"nvme:{folder}"},
     ]
-    of_one_unit = {"units": ["Branches"]}  # for OneUnit: else each of its layers is a unit
+    of_one_unit = {"units": ["Branches"]}  # OneUnit needs it: else each of its layers is a unit
     return [{**each, **more, **(of_one_unit if each["stage"] == 3 else {})} for each in configurations]
 
 

@@ -199,7 +199,7 @@ def deletes_its_optimizer(rank: int, folder: str) -> tuple[int, int, str]:
 
     def open_files() -> int:
         entries = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-        links = [os.readlink(entry) for entry in entries if os.path.lexists(entry)]  # not that of the listing itself
+        links = [os.readlink(entry) for entry in entries if os.path.lexists(entry)]  # the listing's own entry is gone
         return sum(link.startswith(folder) for link in links)
 
     run = loop_of(rank, make_model=Tower, steps=2).run(stage=3, offload=f"nvme:{folder}")

@@ -93,7 +93,7 @@ def norms_in_reports(rank: int, stage: int, clip: str) -> list[tuple[float, floa
         else:
             loss = loop.loss(model, loop.batch(step))
         scaler.scale(loss).backward()
-        if step == 0:  # before the norm is known, a factor is no clipping
+        if step == 0:  # a factor is no clipping before the norm is known
             for each in model.parameters():
                 each.grad.mul_(0.5)
         scaler.unscale_(optimizer)
@@ -178,7 +178,7 @@ def clips_different_gradients(rank: int, stage: int) -> tuple[str, list[float]]:
     )
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(mean_square(model, torch.full((20,), 0.05))).backward()
-    scaler.unscale_(optimizer)  # which asks whether norms are finite
+    scaler.unscale_(optimizer)  # this asks whether norms are finite
     error = ""
     try:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)

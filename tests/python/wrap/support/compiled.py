@@ -20,7 +20,7 @@ class Case:
     """A training with wrap(). Without options, torch alone trains on all ranks' batches."""
 
     options: dict[str, Any] | None
-    what: str  # is compiled, and when relative to wrap()
+    what: str  # the compiled part, and when it is compiled relative to wrap()
     whole: bool = False  # whether a graph may not be cut
 
     def __str__(self) -> str:

@@ -118,7 +118,7 @@ def digest_of(model: torch.nn.Module) -> str:
 def begins_within_memory(rank: int, origin: str, folder: str) -> tuple[int, str]:
     """Return the memory that it takes until training can begin, and a digest of the parameters at that point."""
     with ballast.deferred():
-        Tall()  # so that torch's lazy imports are not measured
+        Tall()  # torch's lazy imports are then not measured
     before = peak_resident(begin=True)
     if origin == "checkpoint":
         with torch.device("meta"):

@@ -24,7 +24,7 @@ from ballast.checkpoint.kinds import MANIFEST
 from python.wrap.support.saved import Training, other_parameters, same
 
 WORDS = {"mkdir", "open", "fsync", "replace", "write", "unlink", "rmdir", "scandir", "append", "finish", "statvfs"}
-EVERY = {"append": 16, "open": 3, "unlink": 2}  # of these frequent calls, only every n-th is a moment
+EVERY = {"append": 16, "open": 3, "unlink": 2}  # only every n-th of these frequent calls is a moment
 
 
 def stopped_while_saving(rank: int, folder: str, stop: Callable[[], None], waits: bool = True) -> list[int]:

@@ -32,7 +32,7 @@ def lose_this_host(drive: str) -> None:
 
 torch.set_num_threads(1)
 if options.lose is not None and os.environ["WORLD_SIZE"] == "2" and not Path(options.drive, "lost").exists():
-    time.sleep(100)  # until the other agent comes, and torchrun starts all ranks again
+    time.sleep(100)  # the other agent comes meanwhile, and torchrun starts all ranks again
 if options.with_torch:
     torch.distributed.init_process_group("gloo")
 if options.second:

@@ -41,7 +41,7 @@ def train():
         if step == 3 and rank != leaver:
             os.write(ready, b".")
             if moment == "later":
-                os.read(left, 1)  # or the end of its process
+                os.read(left, 1)  # this also returns at the end of the leaver's process
         model(torch.ones(20)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -99,4 +99,4 @@ if how == "thread" and rank == leaver:
 else:
     train()
 if how == "all end" and rank != leaver:
-    os.read(left, 1)  # until one has ended
+    os.read(left, 1)  # this returns when one rank has ended

@@ -18,9 +18,9 @@ from python.wrap.support.frameworks import as_launched
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
-SAMPLES, BATCH = 32, 8  # of all ranks
+SAMPLES, BATCH = 32, 8  # samples of all ranks
 
-Options = dict[str, Any] | None  # of the strategy; None: Lightning's data parallelism
+Options = dict[str, Any] | None  # the options of the strategy; None: Lightning's data parallelism
 
 
 class Module(L.LightningModule):
@@ -187,7 +187,7 @@ def on_another_number_of_ranks(rank: int, folder: str) -> tuple[Outcome, Outcome
     there = evaluated(1, f"{folder}/epoch=1.ckpt", {"stage": 3})
     as_launched(rank)
     resumed = fitted(1, {"stage": 3}, path=f"{folder}/epoch=0.ckpt")
-    loaded = Module()  # instead of load_from_checkpoint(), which reads files only
+    loaded = Module()  # load_from_checkpoint() reads files only
     ballast.load(loaded, f"{folder}/epoch=1.ckpt")
     return there, resumed, outcome(loaded)
 

@@ -44,7 +44,7 @@ class Loop:
     steps: int = 6
     micro_steps: int = 1
     clip: float | None = None
-    autocast: bool = False  # to bfloat16
+    autocast: bool = False  # autocast to bfloat16
     after_step: Callable[[torch.nn.Module, Any], None] = lambda model, optimizer: None
     rank: int = 0
     ranks: int = 1

@@ -25,7 +25,7 @@ from python.wrap.support.keywords import keywords
 from python.wrap.support.loops import Loop, Run, mean_square, mean_square_in_bfloat16, mlp
 
 Trained = tuple[list[float], list[torch.Tensor]]
-Changes = dict[str, Any]  # of the loop
+Changes = dict[str, Any]  # changes of the loop
 
 
 def loop_of(rank: int, **changes: Any) -> Loop:

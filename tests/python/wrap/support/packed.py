@@ -11,7 +11,7 @@ import torch
 from python.wrap.support.keywords import keywords
 from safetensors.torch import load_file
 
-Options = dict[str, Any] | None  # of ballast.wrap(); None: torch alone
+Options = dict[str, Any] | None  # the options of ballast.wrap(); None: torch alone
 
 # bitsandbytes lets torch compile some of its functions on CPUs, again for each shape, which takes seconds.
 without_compiler = torch.compiler.set_stance("force_eager")
@@ -41,7 +41,7 @@ def in_four_bits(width: int, seed: int, **options: Any) -> torch.nn.Module:
 
     torch.manual_seed(seed)
     layer = Linear4bit(width, width, bias=False, compute_dtype=torch.float32, quant_type="nf4", **options)
-    layer.support_avx512bf16_for_cpu = False  # in an evaluation, it would pack the weight in another way, and not an odd one
+    layer.support_avx512bf16_for_cpu = False  # an evaluation would pack the weight in another way, and not an odd one
     return layer
 
 
@@ -118,7 +118,7 @@ def trained(layer: Layer, options: Options) -> dict[str, Any]:
     model = model_of(layer)
     for module in model.modules() if options is None else ():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False  # on some CPUs it rounds in evaluations, and refuses odd shapes
+            module.support_avx512bf16_for_cpu = False  # it rounds in evaluations on some CPUs, and refuses odd shapes
     before = frozen(model)
     optimizer = wrapped(model, options)
     result: dict[str, Any] = {"losses": steps(model, optimizer), "bytes": sum(len(each) for each in before.values())}

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from python.wrap.support.ranks import from_fork_server
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # by torchrun
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # the signals that torchrun handles
 
 
 class Program:
@@ -96,7 +96,7 @@ class Fork:
     def __init__(self, body: Callable[[], Any]):
         self.returncode: int | None = None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, since Python 3.12
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks in a process with threads since 3.12
             self.pid = os.fork()
         if self.pid == 0:
             try:

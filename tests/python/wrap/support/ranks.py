@@ -88,7 +88,7 @@ def _answers(size: int, where: str, call: bytes) -> list[bytes]:
         receiver, sender = context.Pipe(duplex=False)
         ranks.append(context.Process(target=_run, args=(rank, size, where, sender, call), daemon=True))
         ranks[-1].start()
-        sender.close()  # before the next rank is forked, which would hold it open
+        sender.close()  # the next rank, once forked, would hold it open
         receivers.append(receiver)
     answers = [_answer(receiver) for receiver in receivers]
     for each in ranks:

@@ -62,7 +62,7 @@ class Several:
     deferred: bool = False
     width: int = 16
     steps: int = 4
-    change: Callable[[int, torch.nn.Module, Optimizers], None] = lambda step, model, optimizers: None  # before a step
+    change: Callable[[int, torch.nn.Module, Optimizers], None] = lambda step, model, optimizers: None  # a change before a step
     loop: Loop = field(default_factory=Loop)
 
     def begin(self, *, one_by_one: bool = False, **options: Any) -> tuple[torch.nn.Module, Optimizers]:

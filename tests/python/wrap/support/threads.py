@@ -83,7 +83,7 @@ def trained_in_a_fork(rank: int, stage: int) -> int:
     step()
     child = os.fork()
     if child == 0:
-        signal.alarm(100)  # ends a child that waits for threads that it does not have
+        signal.alarm(100)  # the alarm ends a child that waits for threads that it does not have
         try:
             step()
         except ballast.UsageError as error:
