@@ -16,6 +16,7 @@ class Hop(NamedTuple):
     file: str
     decision: str
 
+
 HOPS = (
     Hop("WrappedOptimizer.step", "python/ballast/torch/optimizer.py", "runs the closure; reads the loss scale"),
     Hop("Training.step", "python/ballast/torch/training/training.py", "refuses state that changed since the backward pass"),
@@ -29,6 +30,7 @@ LANGUAGES = (("Python", HOPS[:3]), ("binding", HOPS[3:4]), ("C++", HOPS[4:]))
 ROW = 44
 TOP = 54
 LEFT = 96
+
 
 def draw() -> Drawing:
     """Return the drawing: a row for each call, grouped by language."""
@@ -46,6 +48,7 @@ def draw() -> Drawing:
                 drawing.line(LEFT + 116, top + 30, LEFT + 116, top + ROW)
             row += 1
     return drawing
+
 
 if __name__ == "__main__":
     draw().write(Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("path-of-a-step.svg"))
