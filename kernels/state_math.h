@@ -65,15 +65,16 @@ constexpr auto join8(U parameter, U signed_remainder) {
 
 // --- The codes of moments ---
 //
-// In formats compact and 4bit: of m and of the root of v, rounded stochastically. Each code is a type with the same functions.
+// The codes of m and of the root of v in formats compact and 4bit, rounded stochastically. Each code is a type with the same
+// functions.
 // `largest` is the largest magnitude of a group. It determines the group's scale, which is stored, and the factor that encodes.
 // An encoded value is in the low bits of its lane, below bits that storing cuts off. `nearest` are the "random" bits that round
 // to the nearest code.
 
 // --- Companding ---
 //
-// As in digital telephony (mu-law, mu = 255): a magnitude is scaled to [0, 2), a base is added, and the leading bits of
-// the sum as a float are stored. The exponent counts segments, each twice as coarse as the one before, so small values
+// The codes are those of digital telephony (mu-law, mu = 255): a magnitude is scaled to [0, 2), a base is added, and the leading
+// bits of the sum as a float are stored. The exponent counts segments, each twice as coarse as the one before, so small values
 // keep their relative precision. The base is 1/128 for 8 segments: the sum's exponent then runs from 120 to 127, so its
 // low three bits are enough, and encoding costs an addition and a shift.
 
@@ -147,7 +148,7 @@ struct CompandedRootCode : Companding<SegmentBits, MantissaBits, MantissaBits - 
 
 // --- Roots as small floats ---
 //
-// With few bits the noise of rounding matters: a root moves by a two-thousandth in a step, and its codes are a third apart.
+// The noise of rounding matters with few bits: a root moves by a two-thousandth in a step, and its codes are a third apart.
 // So the scale is a power of two, and the codes are the leading bits of floats: a new scale then moves values from codes
 // to codes, and a root that a step does not change keeps its value exactly. There is no zero.
 
