@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <future>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -49,13 +50,19 @@ void require_threads_once(std::size_t count) {
 }  // namespace
 
 struct Threads::Arena {
+  explicit Arena(int count) : tbb(count) {}
+
   oneapi::tbb::task_arena tbb;
   std::once_flag tried{};
 };
 
-Threads::Threads(int count) : count_(count), arena_(new Arena{oneapi::tbb::task_arena(count)}) {}
-
-Threads::~Threads() = default;
+// They are not destroyed, because a lane may still work when the process ends.
+Threads::Arena& Threads::arena_of(int count) {
+  static std::mutex mutex;
+  static auto& arenas = *new std::map<int, Arena>();
+  const std::lock_guard lock(mutex);
+  return arenas.try_emplace(count, count).first->second;
+}
 
 void Threads::each(std::size_t parts, const std::function<void(std::size_t)>& body) const {
   if (parts <= 1 || count_ == 1) {
@@ -66,12 +73,12 @@ void Threads::each(std::size_t parts, const std::function<void(std::size_t)>& bo
   }
   // TBB's threads start each other, and TBB ends the process if the system refuses one. So this function first starts
   // and ends as many threads itself, which can still throw an error.
-  std::call_once(arena_->tried, [&] {
+  std::call_once(arena_.tried, [&] {
     using oneapi::tbb::global_control;
     const std::size_t most = global_control::active_value(global_control::max_allowed_parallelism);
     require_threads_once(std::min(static_cast<std::size_t>(count_), most) - 1);
   });
-  arena_->tbb.execute([&] { oneapi::tbb::parallel_for(std::size_t{0}, parts, body); });
+  arena_.tbb.execute([&] { oneapi::tbb::parallel_for(std::size_t{0}, parts, body); });
 }
 
 }  // namespace ballast::kernels

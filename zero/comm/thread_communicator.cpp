@@ -15,7 +15,6 @@
 #include <set>
 #include <utility>
 
-#include "kernels/runtime/machine.h"
 #include "zero/comm/transport.h"
 #include "zero/comm/two_level.h"
 
@@ -323,10 +322,9 @@ std::vector<std::unique_ptr<Communicator>> thread_ranks(std::size_t size, std::s
   require(size > 0 && ranks_per_host > 0, Code::bad_argument,
           [] { return Problem{.what = "cannot connect 0 threads", .needed = "at least one rank, on one host"}; });
   const auto group = std::make_shared<ThreadGroup>(size, default_timeout, ranks_per_host);
-  const auto threads = static_cast<int>(std::max<std::size_t>(1, usable_cores() / size));
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (std::size_t rank = 0; rank < size; ++rank) {
-    std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = threads});
+    std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend();  // all share the process's threads
     ranks.push_back(make_collectives(std::make_unique<ThreadTransport>(*group, rank, group), *backend, backend));
   }
   return ranks;
