@@ -15,10 +15,10 @@ namespace emulated {
 namespace {
 
 std::mutex mutex;  // guards the next five variables
-Counts counted;
-std::map<std::thread::id, Counts> counted_by;
-std::size_t calls_until_fault = 0;  // 0: none
-std::string faulty_call;            // the function whose calls are counted; empty: all
+auto& counted = never_destroyed<Counts>();
+auto& counted_by = never_destroyed<std::map<std::thread::id, Counts>>();
+std::size_t calls_until_fault = 0;                   // 0: none
+auto& faulty_call = never_destroyed<std::string>();  // the function whose calls are counted; empty: all
 cudaError_t fault = cudaSuccess;
 
 std::atomic<std::size_t> calls_made = 0;

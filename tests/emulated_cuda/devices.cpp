@@ -19,7 +19,7 @@ std::mutex mutex;  // guards the variables below
 Machine machine;
 int allowed_gpu = -1;  // -1: all
 pid_t owner = 0;       // the process that has contexts
-std::array<std::unique_ptr<Device>, max_gpus> devices;
+auto& devices = never_destroyed<std::array<std::unique_ptr<Device>, max_gpus>>();
 
 }  // namespace
 

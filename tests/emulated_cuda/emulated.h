@@ -14,6 +14,13 @@ namespace emulated {
 constexpr int max_gpus = 8;
 constexpr std::size_t context_bytes = std::size_t{500} << 20;  // bytes of its GPU's memory that a context takes
 
+// An object that lives until the process has ended, like CUDA itself. A program that calls exit() in the middle of a training
+// leaves threads that still use streams, and waits for none of them.
+template <class T>
+T& never_destroyed() {
+  return *new T();
+}
+
 // The GPUs of this process. Call it before the first call of CUDA.
 struct Machine {
   int gpus = 4;

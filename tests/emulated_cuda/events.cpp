@@ -39,7 +39,7 @@ namespace emulated {
 namespace {
 
 std::mutex mutex;  // guards the set
-std::set<CUevent_st*> events;
+auto& events = never_destroyed<std::set<CUevent_st*>>();
 
 CUevent_st& event_of(cudaEvent_t handle) {
   const std::lock_guard lock(mutex);

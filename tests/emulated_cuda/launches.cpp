@@ -18,7 +18,7 @@ namespace emulated {
 namespace {
 
 std::mutex mutex;  // guards the set
-std::set<const void*> loaded;
+auto& loaded = never_destroyed<std::set<const void*>>();
 
 // CUDA loads a kernel when it is first used, and may wait for all work of the GPU meanwhile. If a kernel of NCCL waits
 // for another rank, that rank may wait for this one's kernel.

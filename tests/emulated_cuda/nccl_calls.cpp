@@ -31,7 +31,7 @@ struct Grouped {
 };
 
 std::mutex mutex;  // guards the map
-std::map<ncclComm_t, std::shared_ptr<NcclCommunicator>> communicators;
+auto& communicators = never_destroyed<std::map<ncclComm_t, std::shared_ptr<NcclCommunicator>>>();
 thread_local int depth = 0;
 thread_local std::vector<Grouped> group;
 

@@ -22,7 +22,7 @@ struct Range {
 };
 
 std::mutex mutex;  // guards the variables below
-std::map<const std::byte*, Range> ranges;
+auto& ranges = never_destroyed<std::map<const std::byte*, Range>>();
 std::size_t populated = 0;
 
 // Returns the range that an address lies in, or null.

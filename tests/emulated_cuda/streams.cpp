@@ -13,8 +13,8 @@ namespace emulated {
 namespace {
 
 std::mutex mutex;  // guards the variables below
-std::map<cudaStream_t, std::shared_ptr<CUstream_st>> streams;
-std::vector<std::shared_ptr<CUstream_st>> destroyed;  // those whose work may not have ended
+auto& streams = never_destroyed<std::map<cudaStream_t, std::shared_ptr<CUstream_st>>>();
+auto& destroyed = never_destroyed<std::vector<std::shared_ptr<CUstream_st>>>();  // those whose work may not have ended
 NcclClock host_clock{};
 
 // Destroys what has ended since the last call.
