@@ -21,7 +21,7 @@ import torch.distributed as dist
 from systems import ADAMW, MUON, SYSTEMS, WORKLOADS, System, Workload
 from torch.nn.parallel import DistributedDataParallel
 
-WARM_UP = 3  # steps in which Ballast and DeepSpeed learn the order in which units are used
+WARM_UP = 5  # steps in which Ballast and DeepSpeed learn the order of units, and Ballast finds memory for parameters
 LEARNING_RATE = 3e-4
 
 Parameters = list[torch.nn.Parameter]

@@ -98,6 +98,11 @@ class Model:
     def __init__(self, units: Sequence[Unit]) -> None: ...
     units: Final[list[Unit]]
 
+class Visit:
+    def __init__(self, unit: int, phase: Phase) -> None: ...
+
+def visits(model: Model, unit: int, phase: Phase) -> list[Visit]: ...
+
 class Spread:
     def __init__(self, *, device: float = 0.0, host: float = 0.0, nvme: float = 0.0) -> None: ...
     device: Final[float]
@@ -186,7 +191,7 @@ class _StepOptions:
     gathered_bytes: int
     update_in_backward: bool
     overlap_gathers: bool
-    backward_order: list[int]
+    trace: Sequence[Visit]
 
 class Question(_StepOptions):
     model: Final[Model]

@@ -10,6 +10,7 @@
 
 #include "python/bindings/bindings.h"
 #include "zero/plan/collective_memory.h"
+#include "zero/plan/compile_input.h"
 #include "zero/plan/program.h"
 
 namespace ballast::python {
@@ -77,6 +78,15 @@ void bind_units(py::module_& module) {
            }),
            py::arg("units"))
       .def_readonly("units", &Model::units);
+  py::class_<Visit>(module, "Visit")
+      .def(py::init([](std::size_t unit, Phase phase) {
+             return Visit{unit, phase};
+           }),
+           py::arg("unit"), py::arg("phase"));
+  module.def(
+      "visits", [](const Model& model, std::size_t unit, Phase phase) { return visits_of(model, unit, phase); },
+      py::arg("model"), py::arg("unit"), py::arg("phase"),
+      "The visits of one use of a unit: of the units whose tensors it has tied, and of itself.");
 }
 
 void bind_placement(py::module_& module) {

@@ -234,7 +234,6 @@ void bind_plan(py::module_& module) {
   option("ranks", "of the training", &ChoiceInput::ranks);
   option("micro_steps", "backward passes of a step", &ChoiceInput::micro_steps);
   option("full_records", "records hold parameters too", &ChoiceInput::full_records);
-  bind_backward_order(type, [](Question& question) -> Trace& { return question.asked.trace; });
   type.def(py::init<Model, const Machine&>(), py::arg("model"), py::arg("machine"))
       .def_readonly("model", &Question::model)
       .def("set_optimizer", set_optimizer, py::arg("name"))

@@ -37,26 +37,7 @@ void describe_step_options(const Option& option) {
          &Schedule::update_in_backward);
   option("overlap_gathers", "updates and gathers in the order of the next forward", &Options::schedule,
          &Schedule::overlap_gathers);
-}
-
-// Binds the order of units in backward, where they have no forward leases; empty: the order of declaration.
-template <class Type, class TraceOf>
-void bind_backward_order(Type& type, const TraceOf& trace_of) {
-  using Owner = typename Type::type;
-  type.def_property(
-      "backward_order",
-      [trace_of](Owner& owner) {
-        std::vector<std::size_t> units;
-        for (const Visit& visit : trace_of(owner))
-          units.push_back(visit.unit);
-        return units;
-      },
-      [trace_of](Owner& owner, const std::vector<std::size_t>& units) {
-        Trace& trace = trace_of(owner);
-        trace.clear();
-        for (const std::size_t unit : units)
-          trace.push_back({unit, Phase::backward});
-      });
+  option("trace", "the uses of units in each micro-step; empty: the order of declaration", &Options::trace);
 }
 
 }  // namespace ballast::python

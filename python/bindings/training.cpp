@@ -387,7 +387,6 @@ void bind_options(py::module_& module) {
   option("mirror", "writes each record on a drive of another host's rank too", drives, &RecordOptions::mirror);
   option("begins_again", "where records of the run are missing or damaged", drives, &RecordOptions::begins_again);
   option("resume_at", "the commit from which runs are resumed together", drives, &RecordOptions::resume_at);
-  bind_backward_order(type, [](TrainingOptions& options) -> Trace& { return options.trace; });
   type.def_property(
           "stream", [](const TrainingOptions& options) { return reinterpret_cast<std::uintptr_t>(options.stream); },
           [](TrainingOptions& options, std::uintptr_t stream) {

@@ -67,7 +67,7 @@ def set_training_of_shard(core: Any, units: int) -> None:
     """Set the options of that training, in a question to the planner or for the engine. Stage 3 keeps parameters too where the
     options say, and updates in the backward pass keep no gradients."""
     core.stage, core.format, core.gradient_format = 3, _core.StateFormat.fp32, _core.GradientFormat.fp32
-    core.update_in_backward, core.backward_order = True, [*range(units)]
+    core.update_in_backward, core.trace = True, [_core.Visit(unit, _core.Phase.backward) for unit in range(units)]
 
 
 def fragment_elements(question: _core.Question, placement: _core.Placement, options: DiLoCo, rank: int) -> list[int]:

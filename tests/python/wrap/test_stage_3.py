@@ -41,6 +41,19 @@ def test_ranks_and_tiers_give_the_same_bits(ranks, checkpointing, tmp_path):
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], full[1]))
 
 
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_steps_of_a_model_that_runs_as_declared_follow_the_plan_from_the_first_on(frozen):
+    def make_model():
+        model = torch.nn.Sequential(*(torch.nn.Linear(20, 20) for _ in range(4)))
+        model[:frozen].requires_grad_(False)
+        return model
+
+    on_demand = []
+    note = lambda model, optimizer: on_demand.append(optimizer._ballast._last_step.metrics["on_demand"])
+    Loop(make_model=make_model, steps=3, after_step=note).run(stage=3)
+    assert on_demand == [0, 0, 0]
+
+
 def test_using_a_sharded_parameter_is_refused_with_a_remedy():
     run = Loop(make_model=Tower, steps=1).run(stage=3)
     weight = run.model.blocks[0].up.weight

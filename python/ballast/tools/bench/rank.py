@@ -22,7 +22,7 @@ from ballast.tools.bench.cases import DRIVE, Workload
 from ballast.tools.bench.models import flops_of_token, model_of, vocabulary_of
 from ballast.torch.gpu import current_device, is_gpu, of_torch
 
-WARM_UP = 3  # steps in which systems learn the order of parameters and allocate
+WARM_UP = 5  # steps in which systems learn the order of parameters and allocate
 COMPARED = 5  # the step whose loss is compared with that of other systems
 FEWEST, MOST = 4, 100  # timed steps
 PR_SET_PDEATHSIG = 1

@@ -104,6 +104,24 @@ def backward_order(units: Sequence[ParameterUnit]) -> list[int]:
     return [unit for unit in reversed(range(len(units))) if units[unit].trained]
 
 
+def first_trace(units: Sequence[ParameterUnit], model: _core.Model, stage: int) -> list[_core.Visit]:
+    """Return the order in which torch uses units, as far as their declaration shows it.
+
+    A unit that is used out of order is gathered when it is needed. An order that comes twice in a row replaces this one.
+    """
+    in_backward, in_order = _core.Phase.backward, backward_order(units)
+    if stage < 3:  # torch always sees all parameters, so the forward pass acquires no unit
+        return [_core.Visit(unit, in_backward) for unit in in_order]
+    first, last = min(in_order, default=len(units)), len(units) - 1
+    visits = [visit for unit in range(len(units)) for visit in _core.visits(model, unit, _core.Phase.forward)]
+    for unit in reversed(range(first, len(units))):
+        if first < unit < last:  # the last one is still gathered, and the first one's input has no gradient
+            visits += _core.visits(model, unit, _core.Phase.forward)
+        if units[unit].trained:
+            visits += _core.visits(model, unit, in_backward)
+    return visits
+
+
 class Groups:
     """The library's groups: the entries of param_groups that have parameters of the partition."""
 

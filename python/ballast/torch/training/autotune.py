@@ -38,7 +38,7 @@ from ballast.schema import changed, set_core
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
 from ballast.torch.gpu import free_bytes, name_and_bytes, return_cached_memory
 from ballast.torch.parameters.managed_parameter import is_without_values
-from ballast.torch.parameters.units import ParameterUnit, UnitParameter, backward_order, gpu_of, model_of
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, first_trace, gpu_of, model_of
 from ballast.torch.updates.sharded_state import Rule
 from ballast.wrap_options import WrapOptions
 
@@ -243,8 +243,7 @@ class Search:
             elements = sum(unit.elements for unit in units) // (1 if stage == 0 else ranks)
             question.tile_elements = coarse_tile(elements, tile=question.tile_elements)
         question.full_records = bool(options.run.name)
-        if stage < 3:
-            question.backward_order = backward_order(units)
+        question.trace = first_trace(units, question.model, stage)
         return question
 
     def _given(self, stage: int) -> _core.Placement:

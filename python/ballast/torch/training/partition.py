@@ -193,8 +193,6 @@ class Partition(ShardedState):
     ):
         self._inputs_now = inputs
         self._order = backward_order(units)
-        if options.stage < 3:  # torch always sees all parameters: no unit is acquired in the forward pass
-            options.backward_order = self._order
         self._first_inputs = inputs()
         self._joint_run = self._first_inputs.joint_run
         super().__init__(units, ranks, self._first_inputs.rules, options, make_memory)
