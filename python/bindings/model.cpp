@@ -121,7 +121,7 @@ void bind_placement(py::module_& module) {
           "check", [](const Wire& wire, const Placement& placement) { check(wire, placement); }, py::arg("placement"));
 }
 
-// Binds the rules under torch's names.
+// Binds the rules of <ballast/optim.h>. py::init passes arguments in the order of a struct's members: keep both the same.
 void bind_rules(py::module_& module) {
   using namespace optim;
   py::class_<AdamW>(module, "AdamW")

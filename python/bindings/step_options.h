@@ -37,7 +37,7 @@ void describe_step_options(const Option& option) {
          &Schedule::update_in_backward);
   option("overlap_gathers", "updates and gathers in the order of the next forward", &Options::schedule,
          &Schedule::overlap_gathers);
-  option("trace", "the uses of units in each micro-step; empty: the order of declaration", &Options::trace);
+  option("trace", "the uses of units in each micro-step; empty: that of a C++ trainer", &Options::trace);
 }
 
 }  // namespace ballast::python

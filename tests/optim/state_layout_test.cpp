@@ -21,7 +21,7 @@ double bytes_per_element(StateFormat format, const optim::Rule& rule, DType para
 
 }  // namespace
 
-TEST_CASE("AdamW stores 12, 10, 6 and 3 bytes per element") {
+TEST_CASE("AdamW stores 12, 10, 6, 3 and 2 bytes per element") {
   CHECK(bytes_per_element(StateFormat::fp32, optim::AdamW{}) == 12);
   CHECK(bytes_per_element(StateFormat::split, optim::AdamW{}) == 10);
   CHECK(bytes_per_element(StateFormat::bf16, optim::AdamW{}) == 6);

@@ -121,6 +121,12 @@ def test_each_option_has_a_meaning(kind):
     assert all(option.meaning for option in options_of(kind).values())
 
 
+@pytest.mark.parametrize("kind", [WrapOptions, Options, ballast.Tuning, ballast.Run])
+def test_the_library_has_each_option_that_is_for_it(kind):
+    names = {option.core for option in options_of(kind).values() if option.core}
+    assert names <= {*dir(_core.TrainingOptions), *dir(_core.Question)}
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [

@@ -6,7 +6,10 @@ import shlex
 
 import ballast
 import pytest
+from ballast.options import Options
 from ballast.planning.request import request_plan
+from ballast.planning.suggestions import machines_for, settings_of
+from ballast.schema import options_of
 from ballast.tools.command_line import main
 
 
@@ -53,6 +56,13 @@ def test_suggestions_fit(capsys, asked, expected):
     assert any(" ".join(words).startswith(expected) for words in found), error
     for words in found:
         assert plan(capsys, [*asked.split(), *words]) == (0, "")
+
+
+def test_changes_name_options_that_exist():
+    request = request_plan("llama-8b", ranks=16, stage=2, offload="host", host_memory="1TiB", micro_steps=2)
+    axes = [*settings_of(request), *machines_for(request.options)]
+    names = {name for axis in axes for change in axis for name, _ in change.written}
+    assert len(names) > 5 and names <= set(options_of(Options))
 
 
 @pytest.mark.parametrize("asked", ["llama-405b --ranks 1 --gpu rtx3090", "llama-8b --ranks 8 --gpu a100 --activations 100GiB"])

@@ -121,7 +121,7 @@ void ParameterGathers::ensure_chain_gathered(std::size_t position) {
                    .where = "unit " + context_.input.model.units[context_.trace()[end - 1].unit].name,
                    .needed = human_bytes(chain_bytes(position)),
                    .available = human_bytes(context_.slots.gathered_bytes()),
-                   .remedy = "Give gathered_bytes more, or cut the model into smaller units."};
+                   .remedy = "Give gathered parameters more memory (keep_gathered=), or cut the model into smaller units."};
   });
 }
 

@@ -132,7 +132,7 @@ struct External {
 
 using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad, Muon, External>;
 
-// The descriptions of runs contain it, so it never changes.
+// Returns the rule's name. `names` has the order of the variant. Descriptions of runs contain a name, so it never changes.
 inline std::string_view name(const Rule& rule) {
   constexpr std::array<std::string_view, std::variant_size_v<Rule>> names{
       "AdamW", "Adam", "SGD", "SGD with momentum", "Lion", "Adagrad", "Muon", "of the trainer's own"};

@@ -261,7 +261,7 @@ def require_same_on_hosts(hosts: HostGroup, training: ShardedState) -> None:
                 for host, (_, stage, units) in zip(hosts.members, rows)
             ),
             needed="the same model, stage and units on all hosts",
-            remedy="Set stage= of ballast.wrap() to a number, and units= to the same list.",
+            remedy="Set stage= of ballast.wrap() to a number, and units= of ballast.Tuning() to the same list.",
         )
 
 

@@ -168,13 +168,15 @@ def _refuse_offloaded_activations(request: PlanRequest) -> NoReturn:
 def _refuse_outer(request: PlanRequest, left: Mapping[str, int]) -> NoReturn:
     needed = request.of_outer
     names = {"host_memory": "host", "drive_space": "nvme"}
-    missing = [name for name in request.options.not_given if names[name] in needed]
+    as_flags = request.as_flags
+    missing = [option_name(name, as_flags=as_flags) for name in request.options.not_given if names[name] in needed]
+    place = "--outer every=N,offload=TIER" if as_flags else "DiLoCo(offload=...)"
     problem = _core.Problem(
         what="the outer optimizer alone needs more memory than a rank has",
         where=request.description.name,
         needed=by_tier(needed),
         available=by_tier({tier: left[tier] for tier in needed}) + (f" ({' and '.join(missing)} not given)" if missing else ""),
-        remedy=f"Name another tier for it with its option offload, or more fragments. {remedy(request)}",
+        remedy=f"Give it another tier ({place}), or more fragments. {remedy(request)}",
     )
     fail("memory_budget", problem)
 

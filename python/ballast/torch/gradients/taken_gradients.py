@@ -138,7 +138,7 @@ def refuse_as_updated(what: str, needed: str) -> NoReturn:
     refuse_order(
         f"{what}: parameters have been updated in the backward pass",
         needed=needed,
-        remedy="Leave update_in_backward out of ballast.wrap().",
+        remedy="Leave update_in_backward out of ballast.Tuning().",
     )
 
 

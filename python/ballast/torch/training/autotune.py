@@ -283,9 +283,9 @@ class Search:
         remedies = ["more free memory" if options.memory is None else "more memory="]
         in_bfloat16 = any(member.parameter.dtype == torch.bfloat16 for member in self._request.members)
         if options.tuning.prefetch > 1:
-            remedies.append("prefetch=1")
+            remedies.append("ballast.Tuning(prefetch=1)")
         if options.tuning.keep_gathered:
-            remedies.append("less of keep_gathered=, or none")
+            remedies.append("less of ballast.Tuning(keep_gathered=), or none")
         if options.formats.gradients == "fp32" and in_bfloat16:
             remedies.append('gradient_format="bf16"')
         if options.formats.state != STATE_FORMATS[-1] and in_bfloat16:

@@ -108,7 +108,7 @@ def refuse_parts_of_matrices() -> None:
         "unsupported",
         _core.Problem(
             what="cannot update the matrices of Adafactor part by part: its step needs the sums of a whole matrix first",
-            needed='state on the device or on the host alone, without tile=, memory= and "auto"',
+            needed='state on the device or on the host alone, without ballast.Tuning(tile=), memory= and "auto"',
             remedy='Wrap it with offload={"state": "host"}, or without offload.',
         ),
     )

@@ -195,7 +195,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> Non
             "unsupported",
             _core.Problem(
                 what=f"{what}: its step may need full parameters, and ranks have shards of them",
-                needed="elementwise=True, if its step does the same to each element, whatever the others are",
+                needed="ballast.Tuning(elementwise=True), if its step does the same to each element, whatever the others are",
                 remedy="Its step then runs on this rank's shard of each parameter. Where it takes norms or sums of a full "
                 "parameter, that is wrong: use an optimizer of torch.optim.",
             ),
