@@ -6,7 +6,6 @@ The time is that of the slowest rank.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -118,9 +117,8 @@ def run_rank(rank: int, ranks: int, cases: list[Case], options: argparse.Namespa
         for case in cases:
             if case.path != path:
                 continue
-            for line in measure(case, library, ours, options.rounds):
-                if rank == 0:
-                    print(json.dumps(line), flush=True)
+            rows = measure(case, library, ours, options.rounds)
+            suite.emit(rows if rank == 0 else ())
         ours.close()
     dist.destroy_process_group()
 
@@ -130,7 +128,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=29400, help="the rendezvous of torch's ranks; Ballast uses the next one")
     parser.add_argument("--rounds", type=int, default=9)
-    suite.add_choice(parser)
     return suite.choose(parser, CASES, lambda case: case.name)
 
 

@@ -157,30 +157,31 @@ void EngineStep::take() {
 
 template <class Step>
 Subject steps_of(const Shape& shape, const Setting& setting) {
-  const auto step = std::make_shared<Step>(shape, setting.elements, setting.threads.count());
+  const auto step = std::make_shared<Step>(shape, setting.elements, setting.threads->count());
   return {.work = 1, .run = [step] { step->take(); }};
 }
 
-Case compared_with_arithmetic(const Shape& shape) {
-  return {.name = fmt::format("step of {} units, {}", shape.units, name(shape.format)),
-          .against = "the arithmetic alone",
-          .make = [=](const Setting& setting) { return steps_of<EngineStep>(shape, setting); },
-          .make_against = [=](const Setting& setting, double) { return steps_of<DirectStep>(shape, setting); },
-          .unit = "steps/s"};
-}
-
-Suite engine_suite() {
-  using enum StateFormat;
-  return {.name = "engine",
-          .description = "Steps through the engine, compared with the same arithmetic alone",
-          .most_bytes_of_an_element = 8,
-          .cases = {compared_with_arithmetic({8, split}), compared_with_arithmetic({64, split}),
-                    compared_with_arithmetic({8, fp32})}};
+std::vector<Trial> trials(const Setting& setting) {
+  std::vector<Trial> all;
+  for (const Shape& shape :
+       {Shape{8, StateFormat::split}, Shape{64, StateFormat::split}, Shape{8, StateFormat::fp32}}) {
+    all.push_back({fmt::format("step of {} units, {}", shape.units, name(shape.format)), "the arithmetic alone",
+                   [&setting, shape] {
+                     return Pair{steps_of<EngineStep>(shape, setting), steps_of<DirectStep>(shape, setting)};
+                   },
+                   "steps/s"});
+  }
+  return all;
 }
 
 }  // namespace
 }  // namespace ballast::benchmarks
 
 int main(int argc, char** argv) {
-  return ballast::benchmarks::run_suite(ballast::benchmarks::engine_suite(), argc, argv);
+  return ballast::benchmarks::run_suite(
+      {.name = "engine",
+       .description = "Steps through the engine, compared with the same arithmetic alone",
+       .most_bytes_of_an_element = 8,
+       .trials = ballast::benchmarks::trials},
+      argc, argv);
 }

@@ -11,13 +11,10 @@
 #include <memory>
 
 #include "benchmarks/harness/suite.h"
-#include "benchmarks/kernels/adamw_bytes.h"
 #include "benchmarks/kernels/elementwise.h"
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/stream.h"
-#include "optim/state_layout.h"
-#include "optim/step.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -85,44 +82,22 @@ Subject copy_in_memory(TestedGpu& gpu, std::size_t elements) {
   return gpu.moving(2 * bytes, [=, &gpu] { copy(to.get(), from.get(), bytes, gpu.stream()); });
 }
 
-// bf16 gradients and parameters and the state of one format, updated in tiles of `tile` elements.
-Subject adamw_on(TestedGpu& gpu, StateFormat format, std::size_t elements, std::size_t tile) {
-  const optim::StateLayout layout({.format = format, .parameter = DType::bf16, .names = optim::AdamW::state}, tile);
-  const std::size_t count = elements / tile;
-  const auto gradient = gpu.memory(count * tile * 2), parameter = gpu.memory(count * tile * 2);
-  const auto state = gpu.memory(count * layout.bytes());
-  const kernels::GroupStep group = optim::at(optim::AdamW{}, {.number = 1});
-  const auto bytes = static_cast<std::size_t>(adamw_bytes_of_an_element(format) * static_cast<double>(count * tile));
-  return gpu.moving(bytes, [=, &gpu] {
-    for (std::size_t i = 0; i < count; ++i) {
-      TileMemory memory = layout.tile(state.get() + i * layout.bytes());
-      memory.parameter = parameter.get() + i * tile * 2;
-      memory.gradient = gradient.get() + i * tile * 2;
-      memory.count = tile;
-      memory.first_index = i * tile;
-      const kernels::Run run{.begin = 0, .count = tile, .group = 0};
-      gpu.backend().update(memory, {&run, 1}, {&group, 1});
-    }
-  });
-}
-
 // `elements` is the size of the large arrays, which must not fit the caches. The GPU is there when a case is made.
 std::vector<Trial> kernel_cases(std::shared_ptr<TestedGpu>& gpu, std::size_t elements) {
   std::vector<Trial> all;
-  const auto add = [&](std::string name, const std::function<Subject(TestedGpu&)>& make) {
-    all.push_back({std::move(name), "copy", [=, &gpu] { return Pair{make(*gpu), copy_in_memory(*gpu, elements)}; }});
+  const auto add = [&](std::string name, const std::function<Subject()>& make) {
+    all.push_back({std::move(name), "copy", [=, &gpu] { return Pair{make(), copy_in_memory(*gpu, elements)}; }});
   };
   const std::array tiles = {std::pair{"whole", elements}, std::pair{"tiles of 4 Mi", std::size_t{4} << 20},
                             std::pair{"tiles of 256 Ki", std::size_t{256} << 10}};
   for (const StateFormat format : all_state_formats) {
     for (const auto& [name_of_tile, wanted] : tiles) {
-      const std::size_t tile = std::min(wanted, elements);
       add(fmt::format("adamw {}, {}", name(format), name_of_tile),
-          [=](TestedGpu& gpu) { return adamw_on(gpu, format, elements, tile); });
+          [=, tile = wanted, &gpu] { return adamw(gpu, format, elements, tile); });
     }
   }
   for (const ElementwiseCase& item : elementwise_cases()) {
-    add(item.name, [=, &gpu](TestedGpu&) { return item.make(gpu, elements); });
+    add(item.name, [=, &gpu] { return item.make(gpu, elements); });
   }
   return all;
 }

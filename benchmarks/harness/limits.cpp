@@ -90,7 +90,7 @@ Limits::Limits(std::size_t most_bytes, const Threads& threads) : threads_(&threa
 }
 
 template <class Walk>
-Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) {
+Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) const {
   require(bytes <= 2 * buffers_[0].bytes(), Code::bad_argument, [&] {
     return Problem{.what = "a limit was to move more bytes than its buffers hold",
                    .needed = human_bytes(bytes),
@@ -105,24 +105,24 @@ Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) {
   return {.work = static_cast<double>(count * sizeof(float) * accesses) / 1e9, .run = run};
 }
 
-Subject Limits::copy(Copy copy, std::size_t bytes) {
+Subject Limits::copy(Copy copy, std::size_t bytes) const {
   const CopyFloats function = function_of(copy);
   return walking(bytes, 2, [this, function](std::size_t first, std::size_t count) {
     function(data(0) + first, data(1) + first, count);
   });
 }
 
-Subject Limits::triad(std::size_t bytes) {
+Subject Limits::triad(std::size_t bytes) const {
   return walking(bytes, 3, [this](std::size_t first, std::size_t count) {
     triad_loop(data(0) + first, data(1) + first, data(2) + first, count);
   });
 }
 
-Subject Limits::scale(std::size_t bytes) {
+Subject Limits::scale(std::size_t bytes) const {
   return walking(bytes, 2, [this](std::size_t first, std::size_t count) { scale_loop(data(0) + first, count); });
 }
 
-Subject Limits::read(std::size_t bytes) {
+Subject Limits::read(std::size_t bytes) const {
   return walking(bytes, 1, [this](std::size_t first, std::size_t count) { read_loop(data(0) + first, count); });
 }
 

@@ -38,17 +38,17 @@ class Limits {
  public:
   Limits(std::size_t most_bytes, const Threads& threads);
 
-  Subject copy(Copy kind, std::size_t bytes);
-  Subject triad(std::size_t bytes);  // a = b + s * c
+  Subject copy(Copy kind, std::size_t bytes) const;
+  Subject triad(std::size_t bytes) const;  // a = b + s * c
   // a = s * a: the limit of an update in place. Every written line is also needed, whereas a copy may fetch lines only
   // to overwrite them.
-  Subject scale(std::size_t bytes);
-  Subject read(std::size_t bytes);  // the limit of a sum or a search
+  Subject scale(std::size_t bytes) const;
+  Subject read(std::size_t bytes) const;  // the limit of a sum or a search
 
  private:
   float* data(std::size_t buffer) const { return buffers_[buffer].as<float>().data(); }
   template <class Walk>
-  Subject walking(std::size_t bytes, std::size_t accesses, Walk walk);
+  Subject walking(std::size_t bytes, std::size_t accesses, Walk walk) const;
 
   const Threads* threads_;
   std::vector<Buffer> buffers_;

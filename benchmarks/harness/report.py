@@ -23,7 +23,8 @@ AGAINST_BEGINS = NAME_WIDTH + 18
 
 # A suite's line has the stored fields without machine and commit, and values that only the table shows: against_value, and the
 # spread of the ratio, relative to it. The ratio says how many times faster the case is than `against`, the subject that it ran
-# in turn with: above 1 is better, whatever the unit. Limits have none.
+# in turn with: above 1 is better, whatever the unit. Limits have none. Lines of suites in C++ have the rates of all rounds
+# instead.
 Record = dict[str, Any]
 
 
@@ -31,6 +32,7 @@ def record_of(line: str, place: str) -> Record:
     """Read both kinds of line; fields that a line lacks get their defaults. `place` is named in the error."""
     try:
         record = MISSING | json.loads(line)
+        record = suite.summary(record) if "rates" in record else record
         numbers = [float(record[name]) for name in ("value", "against_value", "spread")]
         if not all(isinstance(record[name], str) for name in ("suite", "case", "unit")) or isinstance(record["value"], str):
             raise TypeError("a field has another type")

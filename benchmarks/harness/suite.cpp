@@ -47,11 +47,9 @@ Copy measure_limits(const std::string& suite, Limits& limits, std::size_t bytes,
   names.push_back("read");
 
   std::vector<double> medians;
-  for (const auto& runs : alternate(subjects, rounds)) {
-    const auto reached = rates(runs);
-    const auto text = std::string(names[medians.size()]);
-    medians.push_back(median(reached));
-    emit({.suite = suite, .name = text, .value = medians.back(), .unit = "GB/s", .spread = spread(reached)});
+  for (const Rates& rates : alternate(subjects, rounds)) {
+    emit(suite, std::string(names[medians.size()]), "GB/s", rates);
+    medians.push_back(median(rates));
   }
   const auto best = std::max_element(medians.begin(), medians.begin() + std::size(all_copies));
   return all_copies[best - medians.begin()];
@@ -70,53 +68,26 @@ std::vector<Trial> chosen(const std::string& suite, const std::vector<Trial>& tr
   return found;
 }
 
-std::vector<Trial> trials_of(const std::vector<Case>& cases, const Setting* setting) {
-  std::vector<Trial> trials;
-  trials.reserve(cases.size());
-  for (const Case& item : cases) {
-    trials.push_back({.name = item.name,
-                      .against = item.against,
-                      .make =
-                          [&item, setting] {
-                            const Subject subject = item.make(*setting);
-                            return Pair{subject, item.make_against(*setting, subject.work)};
-                          },
-                      .unit = item.unit});
-  }
-  return trials;
-}
-
 void run(const Suite& suite, const Options& options) {
-  const std::vector<Trial> unmade = trials_of(suite.cases, nullptr);
-  if (options.choice.list) return run_trials(suite.name, unmade, options.choice);
-  chosen(suite.name, unmade, options.choice.only);  // throws before anything is measured
-  const Threads threads(options.threads);
-  const std::size_t bytes = options.elements * suite.most_bytes_of_an_element;
-  Limits limits(bytes, threads);
-  const Copy copy = measure_limits(suite.name, limits, bytes / 2, options.choice.rounds);
-  const Setting setting{threads, limits, options.elements, copy};
-  run_trials(suite.name, trials_of(suite.cases, &setting), options.choice);
+  Setting setting{.elements = options.elements};
+  const std::vector<Trial> trials = suite.trials(setting);
+  chosen(suite.name, trials, options.choice.only);  // throws before anything is measured
+  if (!options.choice.list) {
+    const std::size_t bytes = options.elements * suite.most_bytes_of_an_element;
+    setting.limits.emplace(bytes, setting.threads.emplace(options.threads));
+    setting.copy = measure_limits(suite.name, *setting.limits, bytes / 2, options.choice.rounds);
+  }
+  run_trials(suite.name, trials, options.choice);
 }
 
 }  // namespace
 
-void emit(const Measurement& measurement) {
-  nlohmann::ordered_json line{{"suite", measurement.suite},
-                              {"case", measurement.name},
-                              {"value", measurement.value},
-                              {"unit", measurement.unit},
-                              {"against", measurement.against},
-                              {"ratio", nullptr},
-                              {"against_value", measurement.against_value},
-                              {"spread", measurement.spread}};
-  if (measurement.ratio) line["ratio"] = *measurement.ratio;
+void emit(const std::string& suite, const std::string& name, const std::string& unit, const Rates& rates,
+          const std::string& against, const Rates& against_rates) {
+  const nlohmann::ordered_json line{{"suite", suite}, {"case", name},       {"unit", unit},
+                                    {"rates", rates}, {"against", against}, {"against_rates", against_rates}};
   fmt::print("{}\n", line.dump());
   std::fflush(stdout);
-}
-
-void emit(const std::string& suite, const std::string& name, const std::string& unit, const std::string& against,
-          const Summary& summary) {
-  emit({suite, name, summary.value, unit, against, summary.ratio, summary.against_value, summary.spread});
 }
 
 void describe(CLI::App& app, Choice& choice) {
@@ -134,8 +105,8 @@ void run_trials(const std::string& suite, const std::vector<Trial>& trials, cons
     }
     const Pair pair = trial.make();
     const Subject subjects[] = {pair.subject, pair.against};
-    const std::vector<Runs> runs = alternate(subjects, choice.rounds);
-    emit(suite, trial.name, trial.unit, trial.against, summarise(runs[0], runs[1]));
+    const std::vector<Rates> rates = alternate(subjects, choice.rounds);
+    emit(suite, trial.name, trial.unit, rates[0], trial.against, rates[1]);
   }
 }
 

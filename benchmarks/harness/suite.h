@@ -16,24 +16,10 @@ class App;
 
 namespace ballast::benchmarks {
 
-// What a suite tells the report about a case.
-struct Measurement {
-  std::string suite{};
-  std::string name{};  // "case" in JSON
-  double value = 0;
-  std::string unit{};
-  std::string against{};          // the subject that it ran in turn with; empty for the limits themselves
-  std::optional<double> ratio{};  // how many times faster than `against`: above 1 is better, whatever the unit
-  double against_value = 0;
-  double spread = 0;  // spread of the ratio, relative to it
-};
-
-// Writes a measurement to stdout, as a line of JSON.
-void emit(const Measurement& measurement);
-
-// The same, of a case whose rounds ran in turn with those of another subject.
-void emit(const std::string& suite, const std::string& name, const std::string& unit, const std::string& against,
-          const Summary& summary);
+// Writes a line of JSON to stdout: what a suite tells the report about a case. `against` names the subject whose rounds ran in turn
+// with those of the case. The limits themselves are compared with nothing.
+void emit(const std::string& suite, const std::string& name, const std::string& unit, const Rates& rates,
+          const std::string& against = "", const Rates& against_rates = {});
 
 // A case, and the subject that it runs in turn with. They are made when their turn comes: only one case holds memory at a time.
 struct Pair {
@@ -61,27 +47,19 @@ void run_trials(const std::string& suite, const std::vector<Trial>& trials, cons
 // for wrong arguments and errors.
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& run);
 
-// What the cases of CPU suites are made of.
+// What the trials of CPU suites are made of. Threads and limits are there when a trial is made.
 struct Setting {
-  const Threads& threads;
-  Limits& limits;
-  std::size_t elements;  // elements of the large cases, which must not fit the caches
-  Copy copy;             // the fastest on this machine, found at the start of the run
-};
-
-struct Case {
-  std::string name;
-  std::string against;
-  std::function<Subject(const Setting&)> make;
-  std::function<Subject(const Setting&, double work)> make_against;  // `work` is that of the case's subject
-  std::string unit = "GB/s";
+  std::size_t elements = 0;  // elements of the large cases, which must not fit the caches
+  std::optional<Threads> threads{};
+  std::optional<Limits> limits{};
+  Copy copy{};  // the fastest on this machine, found at the start of the run
 };
 
 struct Suite {
   std::string name;
   std::string description;
   std::size_t most_bytes_of_an_element;  // moved by one run of any case: sizes the buffers of the limits
-  std::vector<Case> cases;
+  std::function<std::vector<Trial>(const Setting&)> trials;  // they keep the reference
 };
 
 // The `main` of a CPU suite. It measures the limits of the memory first, then its cases.

@@ -8,21 +8,18 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def add_choice(parser: argparse.ArgumentParser) -> None:
+def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[..., str]) -> argparse.Namespace:
+    """Return the options with the chosen cases; with --list, name them and end the program."""
     of_text = "only the cases whose line in --list contains this text; if given several times, any of them"
     parser.add_argument("--only", action="append", metavar="TEXT", help=of_text)
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
-
-
-def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[..., str]) -> argparse.Namespace:
-    """Return the options with the chosen cases; with --list, name them and end the program."""
     options = parser.parse_args()
     options.cases = [case for case in cases if any(text in line(case) for text in options.only or [""])]
     if not options.cases:
@@ -56,8 +53,21 @@ def comparison(ours: list[float], theirs: list[float], value_of: Callable[[float
     }
 
 
-def lines(rows: Sequence[dict]) -> str:
+def summary(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of a suite in C++, which has the rates of all rounds, with their statistics in place of the rates."""
+    ours, theirs = record.pop("rates"), record.pop("against_rates")
+    if not theirs:
+        return record | {"value": statistics.median(ours), "ratio": None}
+    return record | comparison([1 / rate for rate in ours], [1 / rate for rate in theirs], lambda seconds: 1 / seconds)
+
+
+def lines(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def emit(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print rows for the report, at once."""
+    print(lines(rows), end="", flush=True)
 
 
 def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -171,13 +171,12 @@ def rows_of(case: Case, ours: list[float], plain: list[float]) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    suite.add_choice(parser)
     parser.add_argument("--rounds", type=int, default=100, help="steps of each model, after three to warm up (%(default)s)")
     options = suite.choose(parser, CASES, lambda case: case.name)
     torch.set_num_threads(1)
     for event in dict.fromkeys(case.event for case in options.cases):
         stages = [case.stage for case in options.cases if case.event == event]
-        print(suite.lines(measure(event, stages, options.rounds)), end="", flush=True)
+        suite.emit(measure(event, stages, options.rounds))
 
 
 if __name__ == "__main__":

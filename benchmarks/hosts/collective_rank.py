@@ -9,21 +9,8 @@ from collections.abc import Callable
 import network
 import torch
 import torch.distributed as dist
+from collectives import Case, subjects
 from ours import Communicator, Library
-
-
-def subjects(mebibytes: int, ours: Communicator) -> dict[str, Callable]:
-    """Return the calls to time, on bf16 arrays of so many MiB in all."""
-    size = dist.get_world_size()
-    share = mebibytes * (1 << 20) // 2 // size
-    full, part = torch.randn(share * size).bfloat16(), torch.randn(share).bfloat16()
-    into = torch.zeros(share)
-    return {
-        "all_gather": lambda: ours.all_gather(part, full),
-        "all_gather, torch gloo": lambda: dist.all_gather_single(full, part),
-        "reduce_scatter": lambda: ours.reduce_scatter(full, into),
-        "reduce_scatter, torch gloo": lambda: dist.reduce_scatter_single(part, full),
-    }
 
 
 def timed(call: Callable) -> tuple[float, int]:
@@ -38,8 +25,13 @@ def main() -> None:
     library, mebibytes, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    ours = Communicator(Library(library), "fastest")
-    calls = subjects(mebibytes, ours)
+    loaded = Library(library)
+    ours = Communicator(loaded, "fastest")
+    calls = {}
+    for collective in ("all_gather", "reduce_scatter"):
+        case = Case(collective, torch.bfloat16, mebibytes, dist.get_world_size(), "fastest")
+        runs = subjects(case, loaded, ours)
+        calls |= {collective: runs["ballast"], f"{collective}, torch gloo": runs["torch gloo"]}
     taken: dict[str, list[tuple[float, int]]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for name, call in calls.items():

@@ -1,6 +1,5 @@
 """The collectives of Ballast and of torch's Gloo between imitated hosts, relative to the rate of their links."""
 
-import json
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -52,5 +51,4 @@ def compare(cases: list[Case], library: str, rounds: int) -> None:
             program = [str(RANK), library, str(MEBIBYTES), str(rounds)]
             ranks = run_ranks(site, network, program, Path(folder))
         for case in (case for case in cases if case.site == site):
-            for line in records(case, ranks):
-                print(json.dumps(line), flush=True)
+            suite.emit(records(case, ranks))

@@ -8,7 +8,6 @@ those bytes. All should reach DDP's losses: the suite fails if Ballast does not.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -130,7 +129,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of a training with --losses (640 with 3M parameters, 128 with 30M)")
     parser.add_argument("--seeds", type=int, default=1, help=f"trainings of each case of --losses, at most {losses.SEEDS} (1)")
     parser.add_argument("--runs", type=Path, required=True, help="file of the finished trainings of --losses")
-    suite.add_choice(parser)
     cases = {"--collectives": collectives_between.CASES, "--losses": losses.CASES}
     cases = next((of for flag, of in cases.items() if flag in sys.argv), CASES)
     return suite.choose(parser, cases, lambda case: case.name)
@@ -144,8 +142,7 @@ def compare(options: argparse.Namespace) -> None:
     cases = with_references(options.cases)
     runs = measure(cases, options.rounds)
     for case in cases:
-        for line in records(case, runs):
-            print(json.dumps(line), flush=True)
+        suite.emit(records(case, runs))
     print(table(cases, runs), file=sys.stderr)
     others = with_other_losses(cases, runs)
     for case in others:

@@ -148,5 +148,5 @@ def compare(options: Namespace) -> None:
     rows = [finished[key(case.name, case.setting(steps))] for case, steps in wanted]
     for (case, steps), row in zip(wanted, rows, strict=True):
         of_ddp = finished.get(key(case._replace(scheme=DDP).name, case.setting(steps)))
-        print(suite.lines(records(row, of_ddp)), end="", flush=True)
+        suite.emit(records(row, of_ddp))
     print(table(rows), file=sys.stderr)

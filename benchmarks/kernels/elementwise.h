@@ -1,4 +1,4 @@
-// The kernels around the optimizer step, from memory: those that move, sum, check and pack values, on any device.
+// AdamW, and the kernels around the optimizer step, which move, sum, check and pack values. All are from memory, on any device.
 #pragma once
 
 #include <functional>
@@ -25,6 +25,10 @@ class Place {
   // A subject whose `issue` moves `bytes`, read and written together.
   virtual Subject moving(std::size_t bytes, std::function<void()> issue) const = 0;
 };
+
+// AdamW as bf16 training uses it: bf16 gradients in, bf16 parameters out, and the state of one format rewritten, in tiles as the
+// engine updates, each with its state in one stretch of memory.
+Subject adamw(const std::shared_ptr<Place>& place, StateFormat format, std::size_t elements, std::size_t most_of_tile);
 
 struct ElementwiseCase {
   std::string name;

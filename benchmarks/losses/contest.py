@@ -42,17 +42,65 @@ class Difference(NamedTuple):
         return [f"{self.mean:+.4f} ± {self.within:.4f}", self.finding]
 
 
-def difference(losses: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
-    """Return the difference of losses by seed; nothing where one of them lacks a seed."""
-    if len(losses) < len(SEEDS) or len(reference) < len(SEEDS):
-        return None
-    return difference_of([losses[seed] - reference[seed] for seed in SEEDS])
-
-
 def difference_of(pairs: list[float]) -> Difference:
     if not all(map(math.isfinite, pairs)):
         return Difference(math.nan, math.nan)
     return Difference(statistics.fmean(pairs), QUANTILE * statistics.stdev(pairs) / math.sqrt(len(pairs)))
+
+
+class Result(NamedTuple):
+    """The last losses of a contender by seed, and those of the reference. The reference itself is compared with nothing."""
+
+    contender: Any
+    losses: Mapping[int, float]
+    reference: Mapping[int, float] | None
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.losses) == len(SEEDS)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.losses.values())
+
+    @property
+    def spread(self) -> float:
+        return max(self.losses.values()) - min(self.losses.values())
+
+    @property
+    def difference(self) -> Difference | None:
+        """Return nothing for the reference, and where a seed is missing."""
+        if self.reference is None or not self.is_finished or len(self.reference) < len(SEEDS):
+            return None
+        return difference_of([self.losses[seed] - self.reference[seed] for seed in SEEDS])
+
+    @property
+    def compared_cells(self) -> list[str]:
+        return ["", ""] if self.difference is None else self.difference.cells
+
+    def record(self, of_suite: str, case: str, reference: str) -> dict[str, Any]:
+        """Return the line of the mean; a ratio above 1 is a lower loss than that of the reference, which has this name."""
+        line, found = record(of_suite, case, self.mean), self.difference
+        if found is None or self.reference is None:
+            return line
+        theirs = statistics.fmean(self.reference.values())
+        compared = {"against": reference, "against_value": theirs, "ratio": theirs / self.mean, "spread": found.within / theirs}
+        return line | compared
+
+
+def record(of_suite: str, case: str, loss: float) -> dict[str, Any]:
+    return {"suite": of_suite, "case": case, "value": loss, "unit": "loss", "against": "", "ratio": None}
+
+
+def results_of(
+    contenders: Sequence[Any], reference: Any, cases_of: Callable[[Any], Iterable[Any]], finished: Mapping[Any, Any]
+) -> list[Result]:
+    """Return the results of contenders in their order, the unfinished ones included. `finished` has the rows by case."""
+
+    def losses(contender: Any) -> dict[int, float]:
+        return {case.seed: finished[case]["loss"] for case in cases_of(contender) if case in finished}
+
+    return [Result(each, losses(each), None if each == reference else losses(reference)) for each in contenders]
 
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -92,7 +140,6 @@ def parser_of(of_suite: str, description: str | None, steps: int) -> argparse.Ar
     parser = argparse.ArgumentParser(
         prog=of_suite, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    suite.add_choice(parser)
     of_runs = f"the file of the finished runs ({of_suite}.jsonl in the build)"
     parser.add_argument("--runs", type=Path, required=True, help=of_runs)
     parser.add_argument("--steps", type=int, default=steps, help=f"of a training, a multiple of {POINTS}")
@@ -180,59 +227,29 @@ class Contest(NamedTuple):
 
     def show(self, finished: Finished, more: Sequence[dict[str, Any]] = (), text: str = "") -> None:
         """Print the lines of a report, and the table for people."""
-        print(suite.lines([*self.records(finished), *more]), end="", flush=True)
+        suite.emit([*self.records(finished), *more])
         print(f"\n{self.markdown(finished)}{text}", file=sys.stderr)
+
+    def results(self, finished: Finished) -> list[Result]:
+        return results_of(self.contenders, self.reference, lambda name: [Case(name, seed) for seed in SEEDS], finished)
 
     def markdown(self, finished: Finished) -> str:
         seeds = (f"seed {seed}" for seed in SEEDS)
         compared = (f"difference from {self.reference}", "more than chance?")
         columns = [self.differs_in, *seeds, "mean", "highest less lowest", *compared]
-        return markdown(columns, (self._cells(each, finished) for each in self.contenders))
+        return markdown(columns, (self._cells(result) for result in self.results(finished)))
 
-    def _cells(self, contender: str, finished: Finished) -> list[str]:
-        losses = losses_of(contender, finished)
-        of_seeds = [f"{losses[seed]:.4f}" if seed in losses else "unfinished" for seed in SEEDS]
-        if len(losses) < len(SEEDS):
-            return [contender, *of_seeds, "", "", "", ""]
-        of_all = [f"{statistics.fmean(losses.values()):.4f}", f"{spread(losses):.4f}"]
-        found = self._difference(contender, finished)
-        return [contender, *of_seeds, *of_all, *(["", ""] if found is None else found.cells)]
+    def _cells(self, result: Result) -> list[str]:
+        of_seeds = [f"{result.losses[seed]:.4f}" if seed in result.losses else "unfinished" for seed in SEEDS]
+        if not result.is_finished:
+            return [result.contender, *of_seeds, "", "", "", ""]
+        return [result.contender, *of_seeds, f"{result.mean:.4f}", f"{result.spread:.4f}", *result.compared_cells]
 
     def records(self, finished: Finished) -> list[dict[str, Any]]:
         """Return two lines for each contender that has all seeds: the mean of its losses, and their spread."""
-        return [line for contender in self.contenders for line in self._records_of(contender, finished)]
-
-    def _records_of(self, contender: str, finished: Finished) -> list[dict[str, Any]]:
-        losses = losses_of(contender, finished)
-        if len(losses) < len(SEEDS):
-            return []
-        mean = self.record(contender, statistics.fmean(losses.values()))
-        found = self._difference(contender, finished)
-        if found is not None:
-            theirs = statistics.fmean(losses_of(self.reference, finished).values())
-            mean |= compared_with(self.reference, theirs, mean["value"], found)
-        return [mean, self.record(f"{contender}, spread of seeds", spread(losses))]
-
-    def record(self, case: str, value: float) -> dict[str, Any]:
-        return {"suite": self.suite, "case": case, "value": value, "unit": "loss", "against": "", "ratio": None}
-
-    def _difference(self, contender: str, finished: Finished) -> Difference | None:
-        """Return nothing for the reference, and where a seed is missing."""
-        if contender == self.reference:
-            return None
-        return difference(losses_of(contender, finished), losses_of(self.reference, finished))
-
-
-def compared_with(name: str, theirs: float, ours: float, found: Difference) -> dict[str, Any]:
-    """Return the fields of a line that compare a mean loss with that of the reference; a ratio above 1 is a lower loss."""
-    return {"against": name, "against_value": theirs, "ratio": theirs / ours, "spread": found.within / theirs}
-
-
-def losses_of(contender: str, finished: Finished) -> dict[int, float]:
-    """Return the last losses by seed, without seeds that are unfinished."""
-    cases = [Case(contender, seed) for seed in SEEDS]
-    return {case.seed: finished[case]["loss"] for case in cases if case in finished}
-
-
-def spread(losses: dict[int, float]) -> float:
-    return max(losses.values()) - min(losses.values())
+        lines = []
+        for result in self.results(finished):
+            if result.is_finished:
+                lines.append(result.record(self.suite, result.contender, self.reference))
+                lines.append(record(self.suite, f"{result.contender}, spread of seeds", result.spread))
+        return lines

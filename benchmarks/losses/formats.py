@@ -9,7 +9,6 @@ variants that lack a seed have no line. `formats.py --renew PAGE RUNS` replaces 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import contest
 import suite
-from contest import SEEDS, Difference
+from contest import SEEDS, Result
 
 
 class Variant(NamedTuple):
@@ -100,61 +99,29 @@ def refuse_other_settings(finished: Finished, settings: Mapping[str, str]) -> No
         contest.refuse_other_setting(case.name, row["setting"], settings[case.task.name], of_suite="formats")
 
 
-class Result(NamedTuple):
-    """The last losses of a variant by seed. A variant is finished when all seeds are."""
-
-    variant: Variant
-    losses: dict[int, float]
-    reference: dict[int, float]
-
-    @property
-    def is_finished(self) -> bool:
-        return len(self.losses) == len(SEEDS)
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.losses.values())
-
-    @property
-    def difference(self) -> Difference | None:
-        """Return nothing where a seed of this variant or of the reference is missing."""
-        return None if self.variant == REFERENCE else contest.difference(self.losses, self.reference)
-
-    @property
-    def cells(self) -> list[str]:
-        state = "`fp32`, `split`" if self.variant.state == "fp32" else f"`{self.variant.state}`"
-        formats = [state, f"`{self.variant.gradients}`"]
-        if not self.is_finished:
-            return [*formats, f"unfinished: {len(self.losses)} of {len(SEEDS)} seeds", "", "", ""]
-        losses, found = self.losses.values(), self.difference
-        compared = ["", ""] if found is None else found.cells
-        return [*formats, f"{self.mean:.4f}", f"{min(losses):.4f} to {max(losses):.4f}", *compared]
-
-    def record(self, task: Task) -> dict[str, Any]:
-        line = {"suite": "formats", "case": f"{task.name}, {self.variant.name}", "unit": "loss", "value": self.mean}
-        found = self.difference
-        if found is None:
-            return {**line, "against": "", "ratio": None}
-        return {**line, **contest.compared_with(REFERENCE.name, statistics.fmean(self.reference.values()), self.mean, found)}
+def cells(result: Result) -> list[str]:
+    variant, losses = result.contender, result.losses.values()
+    state = "`fp32`, `split`" if variant.state == "fp32" else f"`{variant.state}`"
+    formats = [state, f"`{variant.gradients}`"]
+    if not result.is_finished:
+        return [*formats, f"unfinished: {len(losses)} of {len(SEEDS)} seeds", "", "", ""]
+    return [*formats, f"{result.mean:.4f}", f"{min(losses):.4f} to {max(losses):.4f}", *result.compared_cells]
 
 
 def results_of(task: Task, finished: Finished) -> list[Result]:
     """Return the results of a task in the order of the table, the unfinished ones included."""
-
-    def losses(variant: Variant) -> dict[int, float]:
-        cases = [Case(task, variant, seed) for seed in SEEDS]
-        return {case.seed: finished[case]["loss"] for case in cases if case in finished}
-
-    return [Result(variant, losses(variant), losses(REFERENCE)) for variant in VARIANTS]
+    cases_of = lambda variant: [Case(task, variant, seed) for seed in SEEDS]
+    return contest.results_of(VARIANTS, REFERENCE, cases_of, finished)
 
 
 def records(task: Task, results: list[Result]) -> list[dict[str, Any]]:
     """Return a line for each finished variant."""
-    return [result.record(task) for result in results if result.is_finished]
+    finished = (result for result in results if result.is_finished)
+    return [result.record("formats", f"{task.name}, {result.contender.name}", REFERENCE.name) for result in finished]
 
 
 def markdown(results: list[Result]) -> str:
-    return contest.markdown(COLUMNS, (result.cells for result in results))
+    return contest.markdown(COLUMNS, map(cells, results))
 
 
 def with_tables(page: str, finished: Finished) -> str:
@@ -244,7 +211,7 @@ def main() -> None:
     finished = read(options.runs)
     for task in TASKS:
         results = results_of(task, finished)
-        print(suite.lines(records(task, results)), end="", flush=True)
+        suite.emit(records(task, results))
         print(f"\n{task.name}\n\n{markdown(results)}", file=sys.stderr)
 
 

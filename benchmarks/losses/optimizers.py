@@ -52,7 +52,7 @@ def records_of_curves(finished: Finished) -> list[dict[str, Any]]:
     """Return a line when both have all seeds."""
     gap = largest_gap(finished)
     all_there = all(Case(each, seed) in finished for each in (TORCH_MUON, BALLAST_MUON) for seed in SEEDS)
-    return [CONTEST.record("Muon, difference of curves", gap.size)] if gap is not None and all_there else []
+    return [contest.record(CONTEST.suite, "Muon, difference of curves", gap.size)] if gap is not None and all_there else []
 
 
 def main() -> None:

@@ -1,22 +1,187 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "benchmarks/harness/buffer.h"
 #include "benchmarks/harness/suite.h"
-#include "benchmarks/offload/contest.h"
 #include "benchmarks/offload/update.h"
 #include "kernels/runtime/sizes.h"
 #include "offload/io_queue.h"
 
 namespace ballast::benchmarks {
 namespace {
+
+// --- Contests between contenders that report their own times. External programs can take part, without their time to start: fio,
+// which measures the limit of a drive, and DeepSpeed's async_io ---
+
+struct Sample {
+  double seconds = 0;
+  double cpu_seconds = 0;
+};
+
+struct Contender {
+  std::string name;
+  std::function<Sample()> run;
+};
+
+struct Contest {
+  std::string name;
+  double gigabytes;  // moved by one run of each
+  Contender ours;
+  Contender theirs;
+  bool compares_cpu = false;  // adds a line with the gigabytes that a second of processor time moves
+  // Called three times between rounds. The position of a file on the drive changes its speed by up to a tenth, so this
+  // makes the files anew, and swaps those of the two contenders.
+  std::function<void()> renew{};
+};
+
+constexpr std::size_t layouts = 4;  // layouts of files; an even number, so that half of them are in each order
+
+double cpu_seconds() {
+  struct rusage used {};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
+// Returns the wall-clock time of a run, and the processor time of the whole process.
+Sample timed(const std::function<void()>& run) {
+  const double cpu = cpu_seconds();
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  return {took.count(), cpu_seconds() - cpu};
+}
+
+// Runs both contenders in turn, round by round. Writes one or two lines of JSON to stdout.
+void run_contest(const Contest& contest, std::size_t rounds) {
+  Rates ours, theirs, our_cpu, their_cpu;
+  const std::size_t in_a_row = (rounds + layouts - 1) / layouts + 1;  // one of them to warm up
+  for (std::size_t round = 0; round < layouts * in_a_row; ++round) {
+    if (contest.renew && round > 0 && round % in_a_row == 0) contest.renew();
+    const Sample us = contest.ours.run();
+    const Sample them = contest.theirs.run();
+    if (round % in_a_row == 0) continue;
+    ours.push_back(contest.gigabytes / us.seconds);
+    theirs.push_back(contest.gigabytes / them.seconds);
+    our_cpu.push_back(contest.gigabytes / us.cpu_seconds);
+    their_cpu.push_back(contest.gigabytes / them.cpu_seconds);
+  }
+  emit("offload", contest.name, "GB/s", ours, contest.theirs.name, theirs);
+  if (!contest.compares_cpu) return;
+  emit("offload", contest.name + ", by CPU time", "GB/CPU s", our_cpu, contest.theirs.name, their_cpu);
+}
+
+// Runs a shell command to its end, and returns its standard output.
+std::string output_of(const std::string& command) {
+  struct Close {
+    void operator()(std::FILE* pipe) const { ::pclose(pipe); }
+  };
+  const std::unique_ptr<std::FILE, Close> pipe(::popen(command.c_str(), "r"));
+  std::string text;
+  std::array<char, 4096> part{};
+  while (const std::size_t read = std::fread(part.data(), 1, part.size(), pipe.get())) {
+    text.append(part.data(), read);
+  }
+  return text;
+}
+
+// fio with the same file, block size and depth, and direct I/O.
+struct FioJob {
+  std::vector<std::filesystem::path> files;
+  std::string direction;  // "read", "write", "rw"
+  std::size_t block_bytes = 0;
+  std::size_t depth = 0;
+  std::size_t bytes = 0;  // bytes of all files together
+};
+
+const std::map<std::string, std::string> engines{
+    {"io_uring", "--ioengine=io_uring --fixedbufs=1 --registerfiles=1"},
+    {"libaio", "--ioengine=libaio"},
+    {"threads", "--ioengine=psync --thread=1"},
+};
+
+std::string command(const FioJob& job, const std::string& engine) {
+  std::vector<std::string> names;
+  for (const auto& file : job.files) {
+    names.push_back(file.string());
+  }
+  // Threads have one request each, and share the work: each has its own part of the files.
+  const std::string work = engine == "threads"
+                               ? fmt::format("--numjobs={} --size={} --offset_increment={}", job.depth,
+                                             job.bytes / job.depth, job.bytes / job.depth / job.files.size())
+                               : fmt::format("--iodepth={} --size={}", job.depth, job.bytes);
+  // Huge pages under its buffers too: drives take fewer and longer requests from them.
+  return fmt::format(
+      "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=job --filename={} --rw={} --bs={} {} {} --direct=1 "
+      "--overwrite=1 --scramble_buffers=0 --allow_file_create=0 --fallocate=none --group_reporting --output-format=json 2>/dev/null",
+      fmt::join(names, ":"), job.direction, job.block_bytes, engines.at(engine), work);
+}
+
+bool has_fio() { return std::system("fio --version >/dev/null 2>&1") == 0; }
+
+Sample run_fio(const FioJob& job, const std::string& engine) {
+  const std::string text = output_of(command(job, engine));
+  const auto begin = text.find('{');  // a warning may stand before it
+  require(begin != std::string::npos, Code::internal,
+          [&] { return Problem{.what = "fio failed", .where = command(job, engine)}; });
+  const auto run = nlohmann::json::parse(text.substr(begin))["jobs"][0];
+  double bytes = 0;
+  double seconds = 0;
+  for (const char* direction : {"read", "write"}) {
+    bytes += run[direction]["io_bytes"].get<double>();
+    seconds = std::max(seconds, run[direction]["runtime"].get<double>() * 1e-3);
+  }
+  // fio gives whole milliseconds, and the processor time as a part of them.
+  const double cpu = (run["usr_cpu"].get<double>() + run["sys_cpu"].get<double>()) / 100;
+  const double scale = static_cast<double>(job.bytes) / bytes;
+  const double jobs = engine == "threads" ? static_cast<double>(job.depth) : 1;
+  return {seconds * scale, seconds * cpu * jobs * scale};
+}
+
+// Returns fio's fastest engine for the job on this machine: io_uring with registered buffers and files, libaio, or threads.
+std::string best_engine(const FioJob& job) {
+  std::string best;
+  double least = 0;
+  for (const auto& [engine, options] : engines) {
+    const double seconds = std::min(run_fio(job, engine).seconds, run_fio(job, engine).seconds);
+    if (best.empty() || seconds < least) {
+      best = engine;
+      least = seconds;
+    }
+  }
+  return best;
+}
+
+// DeepSpeed's async_io in its own process, deepspeed_aio.py. `command` starts it, with its options.
+Sample run_deepspeed(const std::string& command) {
+  const std::string text = output_of(command + " 2>/dev/null");
+  require(!text.empty(), Code::internal,
+          [&] { return Problem{.what = "DeepSpeed's async_io could not be measured", .where = command}; });
+  const auto sample = nlohmann::json::parse(text);
+  return {sample["seconds"].get<double>(), sample["cpu_seconds"].get<double>()};
+}
+
+// --- The library's side ---
 
 struct Options {
   std::filesystem::path directory = std::filesystem::current_path();

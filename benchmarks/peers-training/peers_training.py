@@ -162,7 +162,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="a directory on the drive that keeps state (here)")
     parser.add_argument("--rounds", type=int, default=3)
     suite.add_details(parser)
-    suite.add_choice(parser)
     return suite.choose(parser, CASES, lambda case: case.name)
 
 
@@ -175,8 +174,7 @@ def main() -> None:
             for case in cases:
                 runs[case].append(run_once(case, options.directory, Path(folder) / "text"))
     for case in cases:
-        for line in records(case, runs):
-            print(json.dumps(line), flush=True)
+        suite.emit(records(case, runs))
     rows = [details(case, runs) for case in cases]
     print(table(rows), file=sys.stderr)
     rows = [row for row in rows if row["trains"]]

@@ -201,7 +201,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm-up", type=int, default=2)
-    suite.add_choice(parser)
     return suite.choose(parser, CASES, line)
 
 

@@ -119,7 +119,6 @@ def measure(program: str, ranks: int, transport: str) -> dict[str, tuple[float, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", required=True, help="a rank, of rank.cpp")
-    suite.add_choice(parser)
     options = suite.choose(parser, CASES, case_of)
     for case in options.cases:
         for name, (value, unit) in measure(options.program, *case).items():

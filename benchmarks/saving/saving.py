@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="saves of each system, after one to warm up (%(default)s)")
     parser.add_argument("--width", type=int, default=512, help="of the model of 8 blocks (%(default)s: 25M parameters)")
     options = parser.parse_args()
-    print(suite.lines(rows_of(trained(options.ranks, options.directory, options.rounds, options.width))), end="")
+    suite.emit(rows_of(trained(options.ranks, options.directory, options.rounds, options.width)))
 
 
 if __name__ == "__main__":

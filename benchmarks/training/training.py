@@ -210,15 +210,13 @@ def drive_details(case: Case, runs: dict[str, list[Run]]) -> dict:
         drive.floor(run.work, case.ranks, run.drive_rate, other.seconds, share_of(case.overlaps_with, other))
         for run, other in zip(ours, runs[against.name], strict=True)
     ]
+    seconds = ("drive_seconds", "without_drive_seconds", "overlapped_seconds", "overlappable_seconds")
     return {
         **ours[0].work._asdict(),
+        **{name: statistics.median(getattr(floor, name) for floor in floors) for name in seconds},
         "fio_bytes_per_second": statistics.median(run.drive_rate for run in ours),
-        "drive_seconds": statistics.median(floor.drive_seconds for floor in floors),
         "without_drive": against.name,
-        "without_drive_seconds": statistics.median(floor.without_drive_seconds for floor in floors),
-        "overlapped_seconds": statistics.median(floor.overlapped_seconds for floor in floors),
         "overlaps_with": case.overlaps_with,
-        "overlappable_seconds": statistics.median(floor.overlappable_seconds for floor in floors),
         "floor_seconds": statistics.median(floor.seconds for floor in floors),
         "floor_ratio": statistics.median(floor.seconds / run.seconds for floor, run in zip(floors, ours, strict=True)),
     }
@@ -280,7 +278,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=6, help="steps of a run; the first one is not counted")
     parser.add_argument("--rounds", type=int, default=5)
     suite.add_details(parser)
-    suite.add_choice(parser)
     return suite.choose(parser, CASES, lambda case: case.name)
 
 
@@ -293,8 +290,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for case in cases:
             runs[case.name].append(run_once(case, options))
-    for case in cases:
-        print(json.dumps(record(case, runs)), flush=True)
+    suite.emit(record(case, runs) for case in cases)
     rows = [details(case, runs, options) for case in cases]
     print(table(rows), floor_table(rows), sep="\n", file=sys.stderr)
     suite.keep(rows, options)

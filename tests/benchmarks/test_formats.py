@@ -38,8 +38,8 @@ def finished(losses: dict[Variant, list[float]]) -> formats.Finished:
     }
 
 
-def results(losses: dict[Variant, list[float]]) -> dict[Variant, formats.Result]:
-    return {result.variant: result for result in formats.results_of(TRAINING, finished(losses))}
+def results(losses: dict[Variant, list[float]]) -> dict[Variant, contest.Result]:
+    return {result.contender: result for result in formats.results_of(TRAINING, finished(losses))}
 
 
 def line_of(variant: Variant, losses: dict[Variant, list[float]]) -> list[str]:

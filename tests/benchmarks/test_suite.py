@@ -15,7 +15,6 @@ CASES = ["adamw split", "adamw compact", "copy"]
 def choose(monkeypatch: pytest.MonkeyPatch, *options: str) -> argparse.Namespace:
     monkeypatch.setattr("sys.argv", ["suite", *options])
     parser = argparse.ArgumentParser()
-    suite.add_choice(parser)
     return suite.choose(parser, CASES, lambda case: f"{case}, vs. copy")
 
 
@@ -46,6 +45,18 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios_and_above_one_is_better():
     assert fields["value"] == 5.0
     assert fields["against_value"] == 5.0
     assert fields["spread"] == pytest.approx((3.5 - 1.5) / 2 / 2.0)
+
+
+def test_rates_are_compared_round_by_round():
+    """The machine is three times slower for both in some rounds. A disturbance affects the case alone in one round."""
+    rates = {"rates": [2.0, 2 / 3, 2 / 30, 2.0, 2 / 3], "against_rates": [1.0, 1 / 3, 1 / 3, 1.0, 1 / 3]}
+    line = suite.summary({"case": "a", **rates})
+    assert (line["value"], line["against_value"]) == pytest.approx((2 / 3, 1 / 3))
+    assert (line["ratio"], line["spread"]) == pytest.approx((2.0, 0.0))
+    limit = suite.summary({"case": "a", "rates": [9.0, 1.0, 2.0], "against_rates": []})
+    assert limit == {"case": "a", "value": 2.0, "ratio": None}
+    with pytest.raises(ValueError):
+        suite.summary({"rates": [1.0, 2.0], "against_rates": [1.0]})
 
 
 def test_of_one_round_nothing_is_spread():

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "harness"))
+import suite  # noqa: E402
 
 
 def said(line: str) -> str:
     """Return a measurement as text: its value, and relative to its limit."""
-    measured = json.loads(line)
+    measured = suite.summary(json.loads(line))
     value, limit = (f"{rate:,.0f} {measured['unit']}" for rate in (measured["value"], measured["against_value"]))
     return f"== {measured['case']}: {value}, {measured['ratio']:.2f} of {measured['against']} ({limit})"
 

@@ -27,5 +27,5 @@ def test_losses_of_one_tier_are_not_compared(tmp_path):
 
 
 def test_a_rate_is_said_relative_to_its_limit():
-    line = '{"case": "fill fp32", "value": 2890.1, "unit": "GB/s", "against": "copy", "ratio": 1.033, "against_value": 2798}'
+    line = '{"case": "fill fp32", "unit": "GB/s", "rates": [2890.1], "against": "copy", "against_rates": [2798]}'
     assert said(line) == "== fill fp32: 2,890 GB/s, 1.03 of copy (2,798 GB/s)"
