@@ -14,7 +14,6 @@
 #include "examples/gpt/run.h"
 #include "kernels/backend.h"
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/host_pages.h"
 #include "offload/record_store.h"
 #include "optim/step.h"
 #include "zero/plan/compile.h"
@@ -22,15 +21,6 @@
 
 namespace ballast::gpt {
 namespace {
-
-struct RateOptions {
-  std::size_t unit_elements = std::size_t{4} << 20;
-  std::size_t tile_elements = std::size_t{256} << 10;
-  StateFormat format = StateFormat::split;
-  int threads = 0;                                   // threads of this rank's updates
-  std::vector<std::filesystem::path> directories{};  // directories of the drives; empty: drives are not measured
-  std::size_t drive_bytes = std::size_t{256} << 20;  // the most bytes of a rank's records there
-};
 
 constexpr std::size_t rounds = 7;
 constexpr std::size_t slots = 8;  // records in flight, as in the engine
@@ -49,18 +39,22 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 // result is the same on all ranks: the rates of the slowest.
 class Rates {
  public:
-  Rates(Communicator& world, const RateOptions& options)
+  Rates(Communicator& world, const TrainingOptions& options, const UnitLayout& block)
       : world_(world),
         options_(options),
         backend_(kernels::cpu_backend({.threads = options.threads})),
-        plan_({.units = {{.name = "unit", .tensors = {{"weight", {options.unit_elements}}}}}},
-              {.tile_elements = options.tile_elements, .format = options.format, .names = optim::AdamW::state}) {}
+        elements_(block.elements()),
+        plan_({.units = {{.name = "unit", .tensors = {{"weight", {elements_}}}}}},
+              {.tile_elements = std::max(block.tile_elements, block.device_elements),
+               .format = options.format,
+               .names = optim::AdamW::state}) {}
 
-  Machine measure() {
+  // Moves at most so many bytes of a rank's records on drives; with 0, drives are not measured.
+  Machine measure(std::size_t drive_bytes) {
     Machine machine{.shares_cores = true};
     machine.collective_latency = slowest([&] { gather(byte_size(DType::bf16)); });
     const double others = static_cast<double>(world_.size() - 1) / static_cast<double>(world_.size());
-    const std::size_t unit_bytes = options_.unit_elements * byte_size(DType::bf16);
+    const std::size_t unit_bytes = elements_ * byte_size(DType::bf16);
     const double moved = others * static_cast<double>(unit_bytes);
     // Nothing moves with one rank, and any rate will do.
     const auto rate = [&](double seconds) {
@@ -70,7 +64,7 @@ class Rates {
     machine.reduce = rate(slowest([&] { reduce(unit_bytes); }));
     machine.upload = machine.download = rate_of_copies();
     machine.host_memory = machine.device_memory = rate_of_updates();
-    if (!options_.directories.empty()) measure_drives(machine);
+    if (drive_bytes > 0) measure_drives(machine, drive_bytes);
     return machine;
   }
 
@@ -120,23 +114,21 @@ class Rates {
   }
 
   double rate_of_copies() {
-    memory_of(2 * copied_bytes);
-    return static_cast<double>(copied_bytes) /
-           slowest([&] { std::memcpy(buffer_.get() + copied_bytes, buffer_.get(), copied_bytes); });
+    std::byte* const from = own(2 * copied_bytes);
+    return static_cast<double>(copied_bytes) / slowest([&] { std::memcpy(from + copied_bytes, from, copied_bytes); });
   }
 
   // Updates all tiles of a unit. Counts bytes as the simulator does.
   double rate_of_updates() {
     const std::size_t state_bytes = plan_.blocks().of(0).state;
     const std::vector<Range>& ranges = plan_.layout().units[0].tiles;
-    memory_of(options_.unit_elements * (byte_size(DType::bf16) + sizeof(float)) + ranges.size() * state_bytes);
-    std::byte* const parameters = buffer_.get() + ranges.size() * state_bytes;
-    std::byte* const gradients = parameters + options_.unit_elements * byte_size(DType::bf16);
+    std::byte* const states = own(elements_ * (byte_size(DType::bf16) + sizeof(float)) + ranges.size() * state_bytes);
+    std::byte* const parameters = states + ranges.size() * state_bytes;
+    std::byte* const gradients = parameters + elements_ * byte_size(DType::bf16);
     std::size_t bytes = 0;
     std::vector<TileMemory> tiles;
     for (const Range& range : ranges) {
-      TileMemory& tile =
-          tiles.emplace_back(plan_.blocks().state(0, 0).tile(buffer_.get() + tiles.size() * state_bytes));
+      TileMemory& tile = tiles.emplace_back(plan_.blocks().state(0, 0).tile(states + tiles.size() * state_bytes));
       tile.parameter = parameters + range.first * byte_size(DType::bf16);
       tile.gradient = gradients + range.first * sizeof(float);
       tile.gradient_dtype = DType::fp32;
@@ -153,20 +145,20 @@ class Rates {
            });
   }
 
-  void measure_drives(Machine& machine) {
+  void measure_drives(Machine& machine, std::size_t drive_bytes) {
     const std::size_t record = plan_.blocks().records().record;
-    const std::size_t tiles = std::max(slots, std::min(options_.drive_bytes, quarter_of_free_space()) / record);
+    const std::size_t tiles = std::max(slots, std::min(drive_bytes, quarter_of_free_space()) / record);
     world_.barrier();  // all ranks have read the free space before one takes some of it
-    memory_of(slots * record);
+    std::byte* const memory = own(slots * record);
     std::minstd_rand noise;  // some drives compress zeros
-    std::ranges::generate(std::span(reinterpret_cast<std::uint32_t*>(buffer_.get()), buffer_bytes_ / 4), noise);
+    std::ranges::generate(std::span(reinterpret_cast<std::uint32_t*>(memory), slots * record / 4), noise);
     std::vector<std::unique_ptr<offload::IoQueue>> queues;
     std::vector<offload::Drive> drives;
-    for (const std::filesystem::path& directory : options_.directories) {
+    for (const std::filesystem::path& directory : options_.drives.directories) {
       drives.push_back({directory, queues.emplace_back(offload::open_queue({.depth = 16})).get()});
     }
     auto store = offload::RecordStore::scratch(plan_.blocks().shape(tiles), drives);
-    const auto slot = [&](std::size_t tile) { return std::span(buffer_.get() + tile % slots * record, record); };
+    const auto slot = [&](std::size_t tile) { return std::span(memory + tile % slots * record, record); };
     const auto bytes = static_cast<double>(tiles * record);
     const double reading = slowest_mean(seconds_of_reading, [&] {
       std::vector<offload::PendingRead> reads(slots);
@@ -187,7 +179,7 @@ class Rates {
   // Returns a quarter of a rank's share of the free space, because records have two places.
   std::size_t quarter_of_free_space() const {
     std::uintmax_t bytes = 0;
-    for (const std::filesystem::path& directory : options_.directories) {
+    for (const std::filesystem::path& directory : options_.drives.directories) {
       bytes += std::filesystem::space(directory).available;
     }
     return static_cast<std::size_t>(bytes / 4 / world_.size());
@@ -213,31 +205,28 @@ class Rates {
   }
 
   // If ranks share memory, the engine keeps exchanged bytes there.
-  std::byte* exchanged(std::size_t bytes) {
-    if (exchanged_.bytes() < bytes) {
-      const BufferRequest request{.bytes = bytes, .owner = "exchanged", .allocator = world_.shared_memory()};
-      exchanged_ = allocate(accounts_, request);
-    }
-    return exchanged_.data();
-  }
+  std::byte* exchanged(std::size_t bytes) { return grown(exchanged_, bytes, world_.shared_memory()); }
+  std::byte* own(std::size_t bytes) { return grown(buffer_, bytes, nullptr); }
 
-  void memory_of(std::size_t bytes) {
-    if (buffer_bytes_ >= bytes) return;
-    buffer_.reset();  // old and new memory together may not fit
-    buffer_ = map_host_pages(bytes, "the rates");
-    buffer_bytes_ = bytes;
+  std::byte* grown(Buffer& buffer, std::size_t bytes, Allocator* allocator) {
+    if (buffer.bytes() < bytes) {
+      buffer = {};  // old and new memory together may not fit
+      buffer = allocate(accounts_, {.bytes = bytes, .owner = "the rates", .allocator = allocator});
+    }
+    return buffer.data();
   }
 
   Communicator& world_;
-  const RateOptions& options_;
+  const TrainingOptions& options_;
   std::unique_ptr<kernels::Backend> backend_;
+  std::size_t elements_;  // of the unit that is measured
   CompiledPlan plan_;
-  HostPages buffer_;
-  std::size_t buffer_bytes_ = 0;
   MemoryAccounts accounts_;
+  Buffer buffer_;
   Buffer exchanged_;
 };
 
+constexpr std::size_t least_drive_bytes = std::size_t{256} << 20;
 constexpr std::size_t most_drive_bytes = std::size_t{2} << 30;
 
 // Measures a GPT of one block, on this rank alone and without optimizer state: this needs little memory, and has the
@@ -281,18 +270,15 @@ constexpr double long_enough = 0.2;  // seconds of one size
 
 double fastest_square(Maths& maths, const View& memory, std::size_t edge) {
   const auto square = [&](std::size_t number) { return matrix(memory.part(number * edge * edge, edge * edge), edge); };
-  const auto readable = [&](std::size_t number) {
-    return matrix(ConstView(memory).part(number * edge * edge, edge * edge), edge);
-  };
-  const Product product{.a = readable(0), .b = readable(1), .to = square(2)};
+  const Product product{.a = readable(square(0)), .b = readable(square(1)), .to = square(2)};
   maths.multiply(product);  // the first one warms up
   maths.finish();
   double best = 0;
   for (double total = 0; total < long_enough;) {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     maths.multiply(product);
     maths.finish();
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double seconds = seconds_since(begin);
     best = std::max(best, product.operations() / seconds);
     total += seconds;
   }
@@ -306,15 +292,10 @@ Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& wor
           [] { return Problem{.what = "cannot forecast a training on a GPU", .needed = "a training on CPUs"}; });
   const CompiledPlan& compiled = plan.compiled();
   const UnitLayout& block = compiled.layout().units[options.shape.blocks_begin()];
-  RateOptions rates{.unit_elements = block.elements(),
-                    .tile_elements = std::max(block.tile_elements, block.device_elements),
-                    .format = options.training.format,
-                    .threads = options.training.threads};
-  if (compiled.tiles_on_drive() > 0) rates.directories = options.training.drives.directories;
   // Many drives are fast for some seconds only, so a step that moves more is measured longer.
   const std::size_t on_drives = compiled.tiles_on_drive() * compiled.blocks().records().record;
-  rates.drive_bytes = std::clamp(on_drives / 8, rates.drive_bytes, most_drive_bytes);
-  const Machine machine = Rates(world, rates).measure();
+  const std::size_t drive_bytes = on_drives == 0 ? 0 : std::clamp(on_drives / 8, least_drive_bytes, most_drive_bytes);
+  const Machine machine = Rates(world, options.training, block).measure(drive_bytes);
   const std::vector<UnitWork> work = work_of_units(options, world, maths);
   return {machine, simulate({compiled.program(), plan.placement(), machine, work, options.waits_for_updates}),
           forward_share(work)};

@@ -1,58 +1,12 @@
 #include "examples/gpt/multiply.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <vector>
 
-#include "examples/gpt/number.h"
 #include "examples/gpt/rows.h"
 
 namespace ballast::gpt {
 namespace {
-
-// A block of the result whose sums stay in registers: 12 of 16 with AVX2. Products and sums are rounded separately, so
-// that every instruction set gives the same bits.
-constexpr std::size_t block_rows = 6;
-constexpr std::size_t block_columns = 16;
-using Lanes [[gnu::vector_size(block_columns * sizeof(float))]] = float;
-using Sums = std::array<std::array<float, block_columns>, block_rows>;
-
-// `a` holds block_rows values for each step of the sum, `b` holds block_columns.
-BALLAST_FOR_EACH_ISA void sum_block(const float* a, const float* b, std::size_t steps, Sums& sums) {
-  Lanes now[block_rows] = {};
-  for (std::size_t step = 0; step < steps; ++step, a += block_rows, b += block_columns) {
-    Lanes row_of_b;
-    std::memcpy(&row_of_b, b, sizeof(row_of_b));
-    for (std::size_t row = 0; row < block_rows; ++row) {
-      now[row] += a[row] * row_of_b;
-    }
-  }
-  std::memcpy(&sums, now, sizeof(now));
-}
-
-// Interleaves `width` rows, so that each step of the sum reads consecutive values; pads with zeros.
-void pack(const ConstMatrix& from, std::size_t first, std::size_t width, float* to) {
-  const std::size_t count = std::min(width, from.rows - first);
-  std::fill_n(to, width * from.columns, 0.0f);
-  for (std::size_t i = 0; i < count; ++i) {
-    for (std::size_t step = 0; step < from.columns; ++step) {
-      to[step * width + i] = number(from.memory, (first + i) * from.row_step() + step * from.column_step());
-    }
-  }
-}
-
-void store(const Sums& sums, const Product& product, std::size_t first_row, std::size_t first_column) {
-  const Matrix& to = product.to;
-  for (std::size_t row = 0; row < std::min(block_rows, to.rows - first_row); ++row) {
-    for (std::size_t column = 0; column < std::min(block_columns, to.columns - first_column); ++column) {
-      const std::size_t at = (first_row + row) * to.row_step() + (first_column + column) * to.column_step();
-      float value = sums[row][column];
-      if (product.bias.count() > 0) value += number(product.bias, first_column + column);
-      set_number(to.memory, at, product.add ? value + number(to.memory, at) : value);
-    }
-  }
-}
 
 using Floats = std::vector<float>;
 
@@ -80,28 +34,33 @@ class Widened {
   Floats values_;
 };
 
+// Returns the values of a matrix of fp32 without gaps, row after row.
+Floats by_rows(const ConstMatrix& from) {
+  const auto values = from.memory.as<float>();
+  if (!from.transposed) return {values.begin(), values.end()};
+  Floats turned(values.size());
+  for (std::size_t row = 0; row < from.rows; ++row) {
+    for (std::size_t column = 0; column < from.columns; ++column) {
+      turned[row * from.columns + column] = values[column * from.rows + row];
+    }
+  }
+  return turned;
+}
+
 }  // namespace
 
 void multiply_portable(const Product& product) {
-  const std::size_t steps = product.a.columns;
-  const ConstMatrix columns_of_b = transposed(product.b);
-  const std::size_t row_blocks = (product.a.rows + block_rows - 1) / block_rows;
-  std::vector<float> a(row_blocks * block_rows * steps);
-  std::vector<float> b(block_columns * steps);
-  for (std::size_t block = 0; block < row_blocks; ++block) {
-    pack(product.a, block * block_rows, block_rows, a.data() + block * block_rows * steps);
-  }
-  for (std::size_t column = 0; column < product.to.columns; column += block_columns) {
-    pack(columns_of_b, column, block_columns, b.data());
-    for (std::size_t block = 0; block < row_blocks; ++block) {
-      Sums sums;
-      sum_block(a.data() + block * block_rows * steps, b.data(), steps, sums);
-      store(sums, product, block * block_rows, column);
+  multiply_widened(product, [](const Product& piece) {
+    const std::size_t columns = piece.to.columns, depth = piece.a.columns;
+    const Floats a = by_rows(piece.a), b = by_rows(piece.b);
+    for (std::size_t row = 0; row < piece.to.rows; ++row) {
+      const rows::Row sums = piece.to.memory.as<float>().subspan(row * columns, columns);
+      rows::add_product(sums, rows::ConstRow(a).subspan(row * depth, depth), b);
     }
-  }
+  });
 }
 
-void multiply_widened(const Product& product, const Multiplier& multiply) {
+void multiply_widened(const Product& product, const std::function<void(const Product&)>& multiply) {
   const Matrix& to = product.to;
   Floats result(to.rows * to.columns), bias(to.columns);
   for (std::size_t first = 0; first < product.a.columns; first += depth_at_once) {

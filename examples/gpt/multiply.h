@@ -2,6 +2,7 @@
 // shape, not on threads or earlier products.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -22,11 +23,11 @@ class Multiplier {
   std::unique_ptr<Parts> parts_;
 };
 
-// A product in plain C++, blocked for caches: for machines without a matrix library, and for products that the library does not
-// support.
+// A product in plain C++: for machines without a matrix library, and for products that the library does not support.
 void multiply_portable(const Product& product);
 
-// A product of bf16 factors with fp32 arithmetic: for processors without bf16 arithmetic.
-void multiply_widened(const Product& product, const Multiplier& multiply);
+// A product in fp32 arithmetic, for processors without bf16 arithmetic. `multiply` gets factors in fp32 without gaps, and adds to
+// the result of the piece before, or to zeros.
+void multiply_widened(const Product& product, const std::function<void(const Product&)>& multiply);
 
 }  // namespace ballast::gpt

@@ -140,7 +140,7 @@ void Multiplier::operator()(const Product& product) const {
   if (omp_set_num_threads != nullptr) omp_set_num_threads(1);  // sets it for the calling thread only
   const std::optional<Compiled>& compiled = parts_->of(product);
   if (!compiled) {
-    return product.a.dtype() == DType::fp32 ? multiply_portable(product) : multiply_widened(product, *this);
+    return product.a.dtype() == DType::fp32 ? multiply_portable(product) : multiply_widened(product, std::cref(*this));
   }
   const auto at = [&](const memory::desc& description, const std::byte* data) {
     return memory(description, parts_->engine, const_cast<std::byte*>(data));

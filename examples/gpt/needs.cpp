@@ -20,10 +20,6 @@ namespace {
 constexpr std::size_t resident_of_libraries = std::size_t{8} << 20;
 constexpr std::size_t space_of_libraries = std::size_t{192} << 20;
 
-bool may_resume(const RecordOptions& drives) {
-  return !drives.run.empty();  // its files may exist already
-}
-
 }  // namespace
 
 DriveWork drive_work_of(const CompiledPlan& plan) {
@@ -71,9 +67,10 @@ void require_enough(const Needs& needs, const RunOptions& options, const Plan& p
                        "raise --memory-limit; or lower --batch, --context, --tile, --staging or --prefetch; or keep "
                        "parameters, gradients and state on drives, and update in backward"};
   });
-  if (needs.on_drives == 0 || may_resume(options.training.drives)) return;
+  const RecordOptions& drives = options.training.drives;
+  if (needs.on_drives == 0 || !drives.run.empty()) return;  // the files of a run may exist already
   const CompiledPlan& compiled = plan.compiled();
-  offload::require_space(compiled.blocks().shape(compiled.tiles_on_drive()), options.training.drives.directories,
+  offload::require_space(compiled.blocks().shape(compiled.tiles_on_drive()), drives.directories,
                          options.memory.ranks_here);
 }
 

@@ -58,137 +58,112 @@ CLI::Option* add_choice(CLI::App& app, const std::string& option, Value& to, con
 }
 
 void describe_model(CLI::App& app, RunOptions& run) {
+  app.option_defaults()->group("Model");
   const std::map<std::string, DType> formats{{"bf16", DType::bf16}, {"fp32", DType::fp32}};
   Shape& shape = run.shape;
-  app.add_option("--layers", shape.layers, "Blocks")->capture_default_str()->group("Model");
-  app.add_option("--width", shape.width, "Width of the residual stream")->capture_default_str()->group("Model");
-  app.add_option("--heads", shape.heads, "Attention heads")->capture_default_str()->group("Model");
-  app.add_option("--context", shape.context, "Bytes in a sequence")->capture_default_str()->group("Model");
-  app.add_flag("!--untied", shape.tied, "Give the head its own weight instead of the embedding's")->group("Model");
-  add_choice(app, "--dtype", shape.dtype, formats, "Format of parameters and activations: bf16 (default) or fp32")
-      ->group("Model");
+  app.add_option("--layers", shape.layers, "Blocks")->capture_default_str();
+  app.add_option("--width", shape.width, "Width of the residual stream")->capture_default_str();
+  app.add_option("--heads", shape.heads, "Attention heads")->capture_default_str();
+  app.add_option("--context", shape.context, "Bytes in a sequence")->capture_default_str();
+  app.add_flag("!--untied", shape.tied, "Give the head its own weight instead of the embedding's");
+  add_choice(app, "--dtype", shape.dtype, formats, "Format of parameters and activations: bf16 (default) or fp32");
 }
 
 void describe_steps(CLI::App& app, RunOptions& run) {
+  app.option_defaults()->group("Steps");
   app.add_option("--text", run.text, "Files to learn from, as bytes (default: made-up sentences)")
       ->take_all()
-      ->check(CLI::ExistingFile)
-      ->group("Steps");
+      ->check(CLI::ExistingFile);
   app.add_option("--steps", run.steps, "Total number of steps, including those before a restart")
-      ->capture_default_str()
-      ->group("Steps");
+      ->capture_default_str();
   app.add_option("--batch", run.batch, "Sequences in a micro-step of each rank")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
-      ->group("Steps");
+      ->check(CLI::PositiveNumber);
   app.add_option("--micro-steps", run.training.micro_steps, "Backward passes in a step")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
-      ->group("Steps");
-  app.add_option("--lr", run.lr, "Learning rate of AdamW")->capture_default_str()->group("Steps");
-  app.add_option("--weight-decay", run.weight_decay, "Weight decay of matrices and tables")
-      ->capture_default_str()
-      ->group("Steps");
-  app.add_option("--max-norm", run.training.max_norm, "Clip gradients to this norm")->group("Steps");
-  app.add_option("--seed", run.seed, "Seed of the initial values and of the sequences")
-      ->capture_default_str()
-      ->group("Steps");
+      ->check(CLI::PositiveNumber);
+  app.add_option("--lr", run.lr, "Learning rate of AdamW")->capture_default_str();
+  app.add_option("--weight-decay", run.weight_decay, "Weight decay of matrices and tables")->capture_default_str();
+  app.add_option("--max-norm", run.training.max_norm, "Clip gradients to this norm");
+  app.add_option("--seed", run.seed, "Seed of the initial values and of the sequences")->capture_default_str();
 }
 
 void describe_placement(CLI::App& app, TrainingOptions& training) {
-  const std::map<std::string, StateFormat> formats{{"fp32", StateFormat::fp32},
-                                                   {"split", StateFormat::split},
-                                                   {"bf16", StateFormat::bf16},
-                                                   {"compact", StateFormat::compact},
-                                                   {"4bit", StateFormat::four_bit}};
+  app.option_defaults()->group("Memory");
+  std::map<std::string, StateFormat> formats;
+  for (const StateFormat format : all_state_formats) {
+    formats.emplace(name(format), format);
+  }
   const std::map<std::string, GradientFormat> gradient_formats{{"fp32", GradientFormat::fp32},
                                                                {"bf16", GradientFormat::bf16}};
   const auto spread = [&](const char* option, Spread& to, const char* text) {
     app.add_option_function<std::string>(
            option, [&to](const std::string& tier) { to = spread_from(tier); }, text)
-        ->type_name("TIER")
-        ->group("Memory");
+        ->type_name("TIER");
   };
-  app.add_option("--stage", training.stage, "ZeRO stage, 0 to 3")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 3))
-      ->group("Memory");
+  app.add_option("--stage", training.stage, "ZeRO stage, 0 to 3")->capture_default_str()->check(CLI::Range(0, 3));
   spread("--parameters", training.parameters, "Tier of the parameters: device, host, nvme, or device=0.3,host=0.7");
   spread("--gradients", training.gradients, "Tier of the reduced gradients");
   spread("--state", training.state, "Tier of the optimizer state");
   add_choice(app, "--state-format", training.format, formats,
-             "Format of the optimizer state: fp32, split (default), bf16, compact or 4bit")
-      ->group("Memory");
+             "Format of the optimizer state: fp32, split (default), bf16, compact or 4bit");
   add_choice(app, "--gradient-format", training.gradient_format, gradient_formats,
-             "Format of the reduced gradients of bf16 parameters: fp32 (default) or bf16")
-      ->group("Memory");
+             "Format of the reduced gradients of bf16 parameters: fp32 (default) or bf16");
   app.add_option("--drive", training.drives.directories, "A directory on a drive for the nvme tier; can be repeated")
       ->take_all()
-      ->check(CLI::ExistingDirectory)
-      ->group("Memory");
+      ->check(CLI::ExistingDirectory);
   app.add_option("--run", training.drives.run,
-                 "Name of the run; an existing run of this name resumes after its last step")
-      ->group("Memory");
-  app.add_flag("--mirror", training.drives.mirror, "Keep the run's records on a drive of another rank too")
-      ->group("Memory");
+                 "Name of the run; an existing run of this name resumes after its last step");
+  app.add_flag("--mirror", training.drives.mirror, "Keep the run's records on a drive of another rank too");
 }
 
 void describe_schedule(CLI::App& app, RunOptions& run) {
+  app.option_defaults()->group("Schedule");
   TrainingOptions& training = run.training;
-  app.add_option("--prefetch", training.schedule.prefetch, "Units to gather ahead")
-      ->capture_default_str()
-      ->group("Schedule");
+  app.add_option("--prefetch", training.schedule.prefetch, "Units to gather ahead")->capture_default_str();
   app.add_option("--tile", training.tile_elements,
                  "Elements to update, read and write at a time; 0: the library chooses")
       ->capture_default_str()
       ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::PositiveNumber)
-      ->group("Schedule");
+      ->check(CLI::PositiveNumber);
   app.add_option("--staging", training.schedule.staging_slots, "Tiles in flight from and to drives")
-      ->capture_default_str()
-      ->group("Schedule");
+      ->capture_default_str();
   app.add_flag("--update-in-backward", training.schedule.update_in_backward,
-               "Update a unit as soon as its gradients are reduced")
-      ->group("Schedule");
-  app.add_flag("--wait-for-updates", run.waits_for_updates, "Wait for the updates of a step before the next one begins")
-      ->group("Schedule");
+               "Update a unit as soon as its gradients are reduced");
+  app.add_flag("--wait-for-updates", run.waits_for_updates,
+               "Wait for the updates of a step before the next one begins");
 }
 
 void describe_machine(CLI::App& app, ProgramOptions& options) {
+  app.option_defaults()->group("Machine");
   app.add_option("--ranks", options.ranks, "Ranks, as threads of this process (not with a launcher)")
       ->capture_default_str()
-      ->check(CLI::Range(1, 64))
-      ->group("Machine");
+      ->check(CLI::Range(1, 64));
   app.add_option("--threads", options.threads, "CPU threads of each rank (default: its share of the cores)")
-      ->check(CLI::Range(1, 1024))
-      ->group("Machine");
+      ->check(CLI::Range(1, 1024));
   app.add_option("--gpu", options.run.training.gpu,
                  "Compute on this GPU; with a launcher, on the GPU of the local rank")
       ->expected(0, 1)
-      ->default_str("0")
-      ->group("Machine");
+      ->default_str("0");
   MemoryOptions& memory = options.run.memory;
   app.add_option_function<std::string>(
          "--memory-limit", [&memory](const std::string& bytes) { memory.limit = parse_bytes(bytes); },
          "Memory of this process, such as 4GiB: a run that needs more is refused, and the kernel enforces it")
       ->type_name("BYTES")
-      ->excludes("--gpu")
-      ->group("Machine");
+      ->excludes("--gpu");
 }
 
 void describe_output(CLI::App& app, ProgramOptions& options) {
+  app.option_defaults()->group("Output");
   app.add_flag("--forecast", options.run.forecasts,
-               "Measure this machine first, and forecast the time of a step (CPUs)")
-      ->group("Output");
+               "Measure this machine first, and forecast the time of a step (CPUs)");
   app.add_flag("!--no-matrix-rate", options.run.measures_rate,
-               "Begin without measuring the rate of matrix products, which the use of the machine is compared with")
-      ->group("Output");
+               "Begin without measuring the rate of matrix products, which the use of the machine is compared with");
   app.add_option("--losses", options.losses,
-                 "Write losses and norms with all their bits, and a hash of the final parameters")
-      ->group("Output");
-  app.add_option("--json", options.json, "Write a line of JSON for each step")->group("Output");
-  app.add_option("--timeline", options.timeline, "Write what ran when on rank 0, for ui.perfetto.dev")->group("Output");
-  app.add_option("--save", options.save, "Write the final parameters, in fp32, one after the other")->group("Output");
+                 "Write losses and norms with all their bits, and a hash of the final parameters");
+  app.add_option("--json", options.json, "Write a line of JSON for each step");
+  app.add_option("--timeline", options.timeline, "Write what ran when on rank 0, for ui.perfetto.dev");
+  app.add_option("--save", options.save, "Write the final parameters, in fp32, one after the other");
 }
 
 }  // namespace

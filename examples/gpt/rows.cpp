@@ -8,6 +8,14 @@
 #include "examples/gpt/layer_math.h"
 #include "examples/gpt/number.h"
 
+// Compiles a function for several instruction sets. The best one that the processor has is called.
+// ThreadSanitizer would instrument the code that chooses one, which the loader runs before the sanitizer begins.
+#ifdef __SANITIZE_THREAD__
+#define BALLAST_FOR_EACH_ISA
+#else
+#define BALLAST_FOR_EACH_ISA [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]]
+#endif
+
 namespace ballast::gpt::rows {
 namespace {
 
@@ -75,96 +83,37 @@ template <class Term>
 
 [[gnu::always_inline]] inline float gelu_gate(float x) { return 1.0f / (1.0f + exponential(gelu_exponent(x))); }
 
-// The loops, each compiled for several instruction sets.
-
-BALLAST_FOR_EACH_ISA void widen(const bf16* from, float* to, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
+BALLAST_FOR_EACH_ISA void widen(const bf16* from, Row to) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
     to[i] = std::bit_cast<float>(std::uint32_t{from[i].bits} << 16);
   }
 }
 
-BALLAST_FOR_EACH_ISA void narrow(const float* from, bf16* to, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
+BALLAST_FOR_EACH_ISA void narrow(ConstRow from, bf16* to) {
+  for (std::size_t i = 0; i < from.size(); ++i) {
     to[i].bits = static_cast<std::uint16_t>(kernels::to_bf16(from[i]));
   }
 }
 
-BALLAST_FOR_EACH_ISA void add_narrow(const float* more, bf16* to, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
+BALLAST_FOR_EACH_ISA void add_narrow(ConstRow more, bf16* to) {
+  for (std::size_t i = 0; i < more.size(); ++i) {
     const float sum = std::bit_cast<float>(std::uint32_t{to[i].bits} << 16) + more[i];
     to[i].bits = static_cast<std::uint16_t>(kernels::to_bf16(sum));
   }
 }
 
-BALLAST_FOR_EACH_ISA void add_loop(const float* more, float* to, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    to[i] += more[i];
-  }
-}
-
-BALLAST_FOR_EACH_ISA void gelu_loop(const float* x, float* to, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    to[i] = x[i] * gelu_gate(x[i]);
-  }
-}
-
-BALLAST_FOR_EACH_ISA void gelu_backward_loop(const float* x, float* gradient, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    gradient[i] *= gelu_slope(x[i], gelu_gate(x[i]));
-  }
-}
-
-BALLAST_FOR_EACH_ISA Moments moments_loop(const float* x, std::size_t count) {
-  const auto divisor = static_cast<float>(count);
-  const float mean = sum(count, [=](std::size_t i) { return x[i]; }) / divisor;
-  const float squares = sum(count, [=](std::size_t i) { return (x[i] - mean) * (x[i] - mean); });
-  return {mean, 1.0f / std::sqrt(squares / divisor + norm_epsilon)};
-}
-
-BALLAST_FOR_EACH_ISA void normalise_loop(const Normalised& row, const float* bias, float* to) {
-  const auto [mean, per_deviation] = row.moments;
-  const float* const x = row.x.data();
-  const float* const weight = row.weight.data();
-  for (std::size_t i = 0; i < row.x.size(); ++i) {
-    to[i] = (x[i] - mean) * per_deviation * weight[i] + bias[i];
-  }
-}
-
-BALLAST_FOR_EACH_ISA void normalise_backward_loop(const Normalised& row, const float* dy, float* dx, float* dw) {
-  const float mean = row.moments.mean;
-  const float per_deviation = row.moments.per_deviation;
-  const float* const x = row.x.data();
-  const float* const weight = row.weight.data();
-  const std::size_t count = row.x.size();
-  const auto normal = [=](std::size_t i) { return (x[i] - mean) * per_deviation; };
-  const auto divisor = static_cast<float>(count);
-  const float share = sum(count, [=](std::size_t i) { return dy[i] * weight[i]; }) / divisor;
-  const float along = sum(count, [=](std::size_t i) { return dy[i] * weight[i] * normal(i); }) / divisor;
-  for (std::size_t i = 0; i < count; ++i) {
-    dx[i] += per_deviation * (dy[i] * weight[i] - share - normal(i) * along);
-    dw[i] += dy[i] * normal(i);
-  }
-}
-
 // Replaces values by the exponentials of their distance from the largest, and returns their sum.
-BALLAST_FOR_EACH_ISA float exponentiate_loop(float* x, std::size_t count, float scale) {
-  const float most = largest(x, count);
-  for (std::size_t i = 0; i < count; ++i) {
+BALLAST_FOR_EACH_ISA float exponentiate(Row x, float scale) {
+  const float most = largest(x.data(), x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
     x[i] = exponential(scale * (x[i] - most));
   }
-  return sum(count, [=](std::size_t i) { return x[i]; });
+  return sum(x.size(), [=](std::size_t i) { return x[i]; });
 }
 
-BALLAST_FOR_EACH_ISA void scale_loop(float* x, std::size_t count, float factor) {
-  for (std::size_t i = 0; i < count; ++i) {
+BALLAST_FOR_EACH_ISA void multiply_by(Row x, float factor) {
+  for (std::size_t i = 0; i < x.size(); ++i) {
     x[i] *= factor;
-  }
-}
-
-BALLAST_FOR_EACH_ISA void softmax_backward_loop(const float* p, float* gradient, std::size_t count, float scale) {
-  const float along = sum(count, [=](std::size_t i) { return p[i] * gradient[i]; });
-  for (std::size_t i = 0; i < count; ++i) {
-    gradient[i] = scale * p[i] * (gradient[i] - along);
   }
 }
 
@@ -174,7 +123,7 @@ void read(const ConstView& from, std::size_t first, Row to) {
   if (from.dtype() == DType::fp32) {
     std::copy_n(from.as<float>().data() + first, to.size(), to.data());
   } else {
-    widen(from.as<bf16>().data() + first, to.data(), to.size());
+    widen(from.as<bf16>().data() + first, to);
   }
 }
 
@@ -182,45 +131,94 @@ void write(ConstRow from, const View& to, std::size_t first) {
   if (to.dtype() == DType::fp32) {
     std::copy_n(from.data(), from.size(), to.as<float>().data() + first);
   } else {
-    narrow(from.data(), to.as<bf16>().data() + first, from.size());
+    narrow(from, to.as<bf16>().data() + first);
   }
 }
 
 void add_to(const View& to, std::size_t first, ConstRow more) {
   if (to.dtype() == DType::fp32) {
-    add_loop(more.data(), to.as<float>().data() + first, more.size());
+    add(to.as<float>().subspan(first, more.size()), more);
   } else {
-    add_narrow(more.data(), to.as<bf16>().data() + first, more.size());
+    add_narrow(more, to.as<bf16>().data() + first);
   }
 }
 
-void add(Row to, ConstRow more) { add_loop(more.data(), to.data(), to.size()); }
+BALLAST_FOR_EACH_ISA void add(Row to, ConstRow more) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    to[i] += more[i];
+  }
+}
 
-void gelu(ConstRow x, Row to) { gelu_loop(x.data(), to.data(), to.size()); }
+BALLAST_FOR_EACH_ISA void add_product(Row to, ConstRow factors, ConstRow rows) {
+  for (std::size_t step = 0; step < factors.size(); ++step) {
+    const float factor = factors[step];
+    const float* const row = rows.data() + step * to.size();
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      to[i] += factor * row[i];
+    }
+  }
+}
 
-void gelu_backward(ConstRow x, Row gradient) { gelu_backward_loop(x.data(), gradient.data(), gradient.size()); }
+BALLAST_FOR_EACH_ISA void gelu(ConstRow x, Row to) {
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    to[i] = x[i] * gelu_gate(x[i]);
+  }
+}
 
-Moments moments(ConstRow x) { return moments_loop(x.data(), x.size()); }
+BALLAST_FOR_EACH_ISA void gelu_backward(ConstRow x, Row gradient) {
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    gradient[i] *= gelu_slope(x[i], gelu_gate(x[i]));
+  }
+}
 
-void normalise(const Normalised& row, ConstRow bias, Row to) { normalise_loop(row, bias.data(), to.data()); }
+BALLAST_FOR_EACH_ISA Moments moments(ConstRow x) {
+  const auto divisor = static_cast<float>(x.size());
+  const float mean = sum(x.size(), [=](std::size_t i) { return x[i]; }) / divisor;
+  const float squares = sum(x.size(), [=](std::size_t i) { return (x[i] - mean) * (x[i] - mean); });
+  return {mean, 1.0f / std::sqrt(squares / divisor + norm_epsilon)};
+}
 
-void normalise_backward(const Normalised& row, ConstRow gradient, Row x_gradient, Row weight_gradient) {
-  normalise_backward_loop(row, gradient.data(), x_gradient.data(), weight_gradient.data());
+// The values that a loop reads are copied: what it writes could overwrite them otherwise, for all that the compiler knows.
+BALLAST_FOR_EACH_ISA void normalise(const Normalised& row, ConstRow bias, Row to) {
+  const auto [x, found, weight] = row;
+  const auto [mean, per_deviation] = found;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    to[i] = (x[i] - mean) * per_deviation * weight[i] + bias[i];
+  }
+}
+
+BALLAST_FOR_EACH_ISA void normalise_backward(const Normalised& row, ConstRow gradient, Row x_gradient,
+                                             Row weight_gradient) {
+  const ConstRow x = row.x, weight = row.weight;
+  const float mean = row.moments.mean;
+  const float per_deviation = row.moments.per_deviation;
+  const auto slope = [=](std::size_t i) { return gradient[i] * weight[i]; };
+  const auto normal = [=](std::size_t i) { return (x[i] - mean) * per_deviation; };
+  const auto divisor = static_cast<float>(x.size());
+  const float share = sum(x.size(), slope) / divisor;
+  const float along = sum(x.size(), [=](std::size_t i) { return slope(i) * normal(i); }) / divisor;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x_gradient[i] += per_deviation * (slope(i) - share - normal(i) * along);
+    weight_gradient[i] += gradient[i] * normal(i);
+  }
 }
 
 void softmax(Row x, float scale) {
-  const float total = exponentiate_loop(x.data(), x.size(), scale);
-  scale_loop(x.data(), x.size(), 1.0f / total);
+  const float total = exponentiate(x, scale);
+  multiply_by(x, 1.0f / total);
 }
 
-void softmax_backward(ConstRow softmax, float scale, Row gradient) {
-  softmax_backward_loop(softmax.data(), gradient.data(), gradient.size(), scale);
+BALLAST_FOR_EACH_ISA void softmax_backward(ConstRow softmax, float scale, Row gradient) {
+  const float along = sum(softmax.size(), [=](std::size_t i) { return softmax[i] * gradient[i]; });
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    gradient[i] = scale * softmax[i] * (gradient[i] - along);
+  }
 }
 
 float cross_entropy(Row x, std::size_t target, float scale) {
   const float of_target = x[target] - *std::ranges::max_element(x);
-  const float total = exponentiate_loop(x.data(), x.size(), 1.0f);
-  scale_loop(x.data(), x.size(), scale / total);
+  const float total = exponentiate(x, 1.0f);
+  multiply_by(x, scale / total);
   x[target] -= scale;
   return std::log(total) - of_target;
 }

@@ -7,14 +7,6 @@
 #include <cstddef>
 #include <span>
 
-// Compiles a function for several instruction sets. The best one that the processor has is called.
-// ThreadSanitizer would instrument the code that chooses one, which the loader runs before the sanitizer begins.
-#ifdef __SANITIZE_THREAD__
-#define BALLAST_FOR_EACH_ISA
-#else
-#define BALLAST_FOR_EACH_ISA [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]]
-#endif
-
 namespace ballast::gpt::rows {
 
 using Row = std::span<float>;
@@ -27,6 +19,10 @@ void write(ConstRow from, const View& to, std::size_t first);
 void add_to(const View& to, std::size_t first, ConstRow more);  // sums in fp32 and rounds once
 
 void add(Row to, ConstRow more);
+
+// Adds the product of the factors, one for each row, and the rows, which lie one after the other. The factors come in their order,
+// and products and sums are rounded separately.
+void add_product(Row to, ConstRow factors, ConstRow rows);
 
 void gelu(ConstRow x, Row to);
 void gelu_backward(ConstRow x, Row gradient);  // gradient *= gelu'(x)

@@ -29,29 +29,6 @@ std::vector<optim::Rule> rules_of(const RunOptions& options) {
   return {adamw, without_decay};
 }
 
-// Names the sequences of a draw: the same key always draws the same ones, also after a restart.
-struct Draw {
-  std::uint64_t seed = 0;
-  std::uint64_t step = 0;
-  std::uint64_t micro_step = 0;
-  std::uint64_t rank = 0;
-};
-
-// The text to learn from: any files, as bytes.
-class Text {
- public:
-  explicit Text(
-      const std::vector<std::filesystem::path>& files);  // one after the other; without files: made-up sentences
-
-  std::size_t bytes() const { return bytes_.size(); }
-
-  // Returns `count` sequences of `length` bytes from random places of the text.
-  std::vector<std::uint8_t> draw(const Draw& which, std::size_t count, std::size_t length) const;
-
- private:
-  std::vector<std::uint8_t> bytes_;
-};
-
 // Returns words in a somewhat predictable order, so that the loss falls.
 std::vector<std::uint8_t> made_up() {
   constexpr std::string_view words[] = {"a ship", "the sea", "takes on", "drops", "ballast", "in a storm", "at night"};
@@ -64,30 +41,35 @@ std::vector<std::uint8_t> made_up() {
   return bytes;
 }
 
-Text::Text(const std::vector<std::filesystem::path>& files) {
+// Returns the text to learn from: files as bytes, one after the other, or made-up sentences.
+std::vector<std::uint8_t> text_of(const std::vector<std::filesystem::path>& files) {
+  if (files.empty()) return made_up();
+  std::vector<std::uint8_t> bytes;
   for (const std::filesystem::path& path : files) {
     std::ifstream file(path, std::ios::binary);
     require(file.good(), Code::bad_argument, [&] {
       return Problem{.what = fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)),
                      .needed = "a file that this user can read"};
     });
-    bytes_.insert(bytes_.end(), std::istreambuf_iterator<char>(file), {});
+    bytes.insert(bytes.end(), std::istreambuf_iterator<char>(file), {});
   }
-  if (files.empty()) bytes_ = made_up();
+  return bytes;
 }
 
-std::vector<std::uint8_t> Text::draw(const Draw& which, std::size_t count, std::size_t length) const {
-  require(length <= bytes_.size(), Code::bad_argument, [&] {
+// Returns `count` sequences of `length` bytes from random places of the text. The same key always draws the same ones, also after a
+// restart.
+std::vector<std::uint8_t> draw(std::span<const std::uint8_t> text, std::uint64_t key, std::size_t count,
+                               std::size_t length) {
+  require(length <= text.size(), Code::bad_argument, [&] {
     return Problem{.what = "cannot train: the text is shorter than a sequence",
                    .needed = fmt::format("{} bytes", length),
-                   .available = fmt::format("{} bytes", bytes_.size()),
+                   .available = fmt::format("{} bytes", text.size()),
                    .remedy = "name more files, or choose a shorter context"};
   });
   std::vector<std::uint8_t> drawn;
   for (std::uint64_t i = 0; i < count; ++i) {
-    const std::uint64_t number = noise({which.seed, which.step, which.micro_step, which.rank, i});
-    const auto begin = bytes_.begin() + static_cast<std::ptrdiff_t>(number % (bytes_.size() - length + 1));
-    drawn.insert(drawn.end(), begin, begin + static_cast<std::ptrdiff_t>(length));
+    const auto sequence = text.subspan(more_noise(key, i) % (text.size() - length + 1), length);
+    drawn.insert(drawn.end(), sequence.begin(), sequence.end());
   }
   return drawn;
 }
@@ -95,9 +77,9 @@ std::vector<std::uint8_t> Text::draw(const Draw& which, std::size_t count, std::
 class Run {
  public:
   Run(const RunOptions& options, Communicator& world, Maths& maths, Observer& observer)
-      : options_(options), world_(world), maths_(maths), observer_(observer), text_(options.text) {
+      : options_(options), world_(world), maths_(maths), observer_(observer), text_(text_of(options.text)) {
     check(options.shape);
-    text_.draw({}, 1, options.shape.context + 1);  // throws if the text is too short
+    draw(text_, 0, 1, options.shape.context + 1);  // throws if the text is too short
     begin();
     training_.emplace(model_of(options.shape), world, rules_of(options), options.training);
     model_.emplace(options.shape, options.batch, maths, accounts_);
@@ -134,7 +116,7 @@ class Run {
                     rules_of(options_), options_.training);
     Start start{.ranks = world_.size(),
                 .parameters = parameters_of(plan.model()),
-                .text_bytes = text_.bytes(),
+                .text_bytes = text_.size(),
                 .library = maths_.library(),
                 .ledger = plan.ledger(),
                 .needs = needs_of(options_, plan),
@@ -154,8 +136,8 @@ class Run {
     const double begin = now();
     double loss = 0;
     for (std::uint64_t micro = 0; micro < options_.training.micro_steps; ++micro) {
-      const Draw which{options_.seed, number, micro, world_.rank()};
-      loss += model_->run(*training_, text_.draw(which, options_.batch, options_.shape.context + 1));
+      const std::uint64_t key = noise({options_.seed, number, micro, world_.rank()});
+      loss += model_->run(*training_, draw(text_, key, options_.batch, options_.shape.context + 1));
     }
     const double computed = now() - begin;
     const StepResult result = training_->step();
@@ -217,7 +199,7 @@ class Run {
   Communicator& world_;
   Maths& maths_;
   Observer& observer_;
-  Text text_;
+  std::vector<std::uint8_t> text_;
   MemoryAccounts accounts_;
   std::optional<Training> training_{};
   std::optional<Gpt> model_{};
