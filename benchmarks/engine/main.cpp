@@ -4,12 +4,13 @@
 
 #include <fmt/format.h>
 
-#include "benchmarks/harness/buffer.h"
+#include <array>
+#include <memory>
+#include <optional>
+#include <vector>
+
 #include "benchmarks/harness/suite.h"
-#include "kernels/backend.h"
-#include "kernels/random_math.h"
-#include "optim/step.h"
-#include "zero/plan/compile.h"
+#include "benchmarks/kernels/elementwise.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -28,137 +29,56 @@ Model model_of(const Shape& shape, std::size_t elements) {
   return model;
 }
 
-// Plans `elements` parameters in all, on one rank that keeps everything in its memory.
-CompiledPlan plan_of(const Shape& shape, std::size_t elements) {
-  return CompiledPlan(model_of(shape, elements),
-                      {.format = shape.format, .names = optim::AdamW::state, .rule = "AdamW"});
-}
-
 // The arithmetic of a step on as much memory as the engine takes, without it: one kernel after the other, the least possible time.
-class DirectStep {
- public:
-  DirectStep(const Shape& shape, std::size_t elements, int threads);
-
-  // Clears the gradients of each unit, the last one first, casts them to fp32 and adds their squares. Then updates each
-  // tile.
-  void take();
-
- private:
-  struct UnitMemory {
-    Buffer parameters;
-    Buffer reduced;  // gradients in fp32
-    Buffer state;
-    std::vector<TileMemory> tiles{};
-  };
-
-  void add_unit(const CompiledPlan& plan, std::size_t unit);
-  void sum(const UnitMemory& unit, const View& gradients, kernels::ExactSum& squares);
-  void update(UnitMemory& unit, const kernels::GroupStep& group);
-
-  std::unique_ptr<kernels::Backend> backend_;
-  std::vector<UnitMemory> units_;
-  std::vector<Buffer> gradients_;  // used in turn
-  std::uint64_t steps_ = 0;
-};
-
-DirectStep::DirectStep(const Shape& shape, std::size_t elements, int threads)
-    : backend_(kernels::cpu_backend({.threads = threads})) {
-  const CompiledPlan plan = plan_of(shape, elements);
+// It clears the gradients of each unit, the last one first, casts them to fp32 and adds their squares. Then it updates each unit.
+Subject arithmetic_alone(const Shape& shape, const Setting& setting) {
+  const auto place = cpu_place(setting.threads->count());
+  const std::size_t count = setting.elements / shape.units;
+  const std::array used_in_turn{place->memory(count * sizeof(bf16)), place->memory(count * sizeof(bf16))};
+  std::vector<View> all_reduced;
+  std::vector<Subject> updates;
   for (std::size_t unit = 0; unit < shape.units; ++unit) {
-    add_unit(plan, unit);
+    const Gradients reduced{place->memory(count * sizeof(float)), DType::fp32};
+    all_reduced.emplace_back(reduced.memory.get(), count, DType::fp32);
+    updates.push_back(adamw(place, shape.format, count, count, reduced));  // keeps the memory
   }
-  for (int buffer = 0; buffer < 2; ++buffer) {
-    gradients_.emplace_back(units_.front().parameters.bytes());
-  }
-}
-
-void DirectStep::add_unit(const CompiledPlan& plan, std::size_t number) {
-  const UnitLayout& layout = plan.layout().units[number];
-  const std::size_t count = layout.trained.count();
-  const std::size_t state_bytes = plan.blocks().state_bytes_on_device(number);
-  units_.push_back({.parameters = Buffer(count * sizeof(bf16)),
-                    .reduced = Buffer(count * sizeof(float)),
-                    .state = Buffer(layout.tiles.size() * state_bytes)});
-  UnitMemory& unit = units_.back();
-  backend_->fill(View(unit.parameters.as<bf16>()), 1.0f);
-  for (const Range& range : layout.tiles) {
-    auto tile = plan.blocks().state(number, 0).tile(unit.state.data() + unit.tiles.size() * state_bytes);
-    tile.parameter = unit.parameters.data() + range.first * sizeof(bf16);
-    tile.gradient = unit.reduced.data() + range.first * sizeof(float);
-    tile.gradient_dtype = DType::fp32;
-    tile.count = range.count;
-    tile.first_index = range.first;
-    if (tile.format == StateFormat::fp32) {
-      backend_->fill(View(tile.master, tile.count, DType::fp32), 1.0f);
-    }
-    unit.tiles.push_back(tile);
-  }
-}
-
-void DirectStep::take() {
-  kernels::ExactSum squares;
-  for (std::size_t unit = units_.size(); unit-- > 0;) {
-    sum(units_[unit], View(gradients_[unit % gradients_.size()].as<bf16>()), squares);
-  }
-  const optim::Decision decision = optim::decide({.sum_of_squares = kernels::value(squares)}, optim::no_clipping);
-  ++steps_;
-  const kernels::GroupStep group =
-      optim::at(optim::AdamW{}, {.number = steps_, .gradient_factor = decision.gradient_factor});
-  for (UnitMemory& unit : units_) {
-    update(unit, group);
-  }
-}
-
-void DirectStep::sum(const UnitMemory& unit, const View& gradients, kernels::ExactSum& squares) {
-  const View reduced(unit.reduced.as<float>());
-  backend_->fill(gradients, 0.0f);
-  backend_->cast(gradients, reduced);
-  backend_->sum_of_squares(reduced, &squares);
-}
-
-void DirectStep::update(UnitMemory& unit, const kernels::GroupStep& group) {
-  for (TileMemory& tile : unit.tiles) {
-    tile.rounding_stream = kernels::rounding_stream(0, 0, steps_);
-    const kernels::Run run{.begin = 0, .count = tile.count, .group = 0};
-    backend_->update(tile, {&run, 1}, {&group, 1});
-  }
+  return {.work = 1, .run = [=] {
+            kernels::ExactSum squares;
+            for (std::size_t unit = all_reduced.size(); unit-- > 0;) {
+              const View gradients(used_in_turn[unit % 2].get(), count, DType::bf16);
+              place->backend().fill(gradients, 0.0f);
+              place->backend().cast(gradients, all_reduced[unit]);
+              place->backend().sum_of_squares(all_reduced[unit], &squares);
+            }
+            for (const Subject& update : updates) {
+              update.run();
+            }
+          }};
 }
 
 // A step through the engine, by a trainer that does nothing with its leases.
-class EngineStep {
- public:
-  EngineStep(const Shape& shape, std::size_t elements, int threads);
-
-  void take();  // forward, backward and step, until all work is done
-
- private:
-  std::unique_ptr<Communicator> world_ = single_rank();
-  Training training_;
-};
-
-EngineStep::EngineStep(const Shape& shape, std::size_t elements, int threads)
-    : training_(model_of(shape, elements), *world_, {optim::AdamW{}},
-                {.stage = 0, .format = shape.format, .threads = threads}) {
-  training_.initialize(
-      [&](std::size_t, std::size_t, Range, const View& to) { kernels::cpu_backend({.threads = 1})->fill(to, 1.0f); });
-}
-
-void EngineStep::take() {
-  const std::size_t units = training_.model().units.size();
-  for (std::size_t unit = 0; unit < units; ++unit) {
-    training_.forward(unit);
-  }
-  for (std::size_t unit = units; unit-- > 0;) {
-    training_.backward(unit);
-  }
-  training_.step();
-  training_.finish();
-}
-
-template <class Step>
-Subject steps_of(const Shape& shape, const Setting& setting) {
-  const auto step = std::make_shared<Step>(shape, setting.elements, setting.threads->count());
-  return {.work = 1, .run = [step] { step->take(); }};
+Subject step_of_engine(const Shape& shape, const Setting& setting) {
+  struct Parts {
+    std::unique_ptr<Communicator> world = single_rank();
+    std::optional<Training> training{};
+  };
+  const auto parts = std::make_shared<Parts>();
+  const TrainingOptions options{.stage = 0, .format = shape.format, .threads = setting.threads->count()};
+  Training& training = parts->training.emplace(model_of(shape, setting.elements), *parts->world,
+                                               std::vector<optim::Rule>{optim::AdamW{}}, options);
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  training.initialize([&](std::size_t, std::size_t, Range, const View& to) { backend->fill(to, 1.0f); });
+  return {.work = 1, .run = [parts, units = shape.units] {
+            Training& training = *parts->training;
+            for (std::size_t unit = 0; unit < units; ++unit) {
+              training.forward(unit);
+            }
+            for (std::size_t unit = units; unit-- > 0;) {
+              training.backward(unit);
+            }
+            training.step();
+            training.finish();
+          }};
 }
 
 std::vector<Trial> trials(const Setting& setting) {
@@ -167,7 +87,7 @@ std::vector<Trial> trials(const Setting& setting) {
        {Shape{8, StateFormat::split}, Shape{64, StateFormat::split}, Shape{8, StateFormat::fp32}}) {
     all.push_back({fmt::format("step of {} units, {}", shape.units, name(shape.format)), "the arithmetic alone",
                    [&setting, shape] {
-                     return Pair{steps_of<EngineStep>(shape, setting), steps_of<DirectStep>(shape, setting)};
+                     return Pair{step_of_engine(shape, setting), arithmetic_alone(shape, setting)};
                    },
                    "steps/s"});
   }

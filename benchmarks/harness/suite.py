@@ -40,6 +40,19 @@ def start_ranks(
     return [start_rank(command(rank), rank, ranks, port, **options(rank)) for rank in range(ranks)]
 
 
+def run_ranks(what: str, ranks: int, command: Callable[[int], Sequence], folder: Path) -> list[Any]:
+    """Return what ranks with one thread each print as JSON; some may print nothing. If one fails, end the program with the end
+    of its log."""
+    logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
+    own = {"env": {"OMP_NUM_THREADS": "1"}, "stdout": subprocess.PIPE, "text": True}
+    running = start_ranks(ranks, command, lambda rank: {**own, "stderr": logs[rank].open("w")})
+    said = [rank.communicate()[0] for rank in running]
+    for number, rank in enumerate(running):
+        if rank.returncode != 0:
+            raise SystemExit(f"{what}: rank {number} failed:\n{logs[number].read_text()[-4000:]}")
+    return [json.loads(text) for text in said if text]
+
+
 def comparison(ours: list[float], theirs: list[float], value_of: Callable[[float], float]) -> dict:
     """Return the seconds of rounds that ran in turn as fields of a line; `value_of` turns seconds into the case's unit."""
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -28,31 +27,12 @@ Trial versus_limit(const Setting& setting, std::string name, const std::string& 
           }};
 }
 
-class Cpu : public Place {
- public:
-  explicit Cpu(int threads) : backend_(kernels::cpu_backend({.threads = threads})) {}
-
-  kernels::Backend& backend() override { return *backend_; }
-  std::shared_ptr<std::byte> memory(std::size_t bytes) override {
-    const auto made = std::make_shared<Buffer>(bytes);
-    std::memset(made->data(), byte_of_values, bytes);
-    return {made, made->data()};
-  }
-  void set(std::byte* memory, unsigned char byte, std::size_t bytes) override { std::memset(memory, byte, bytes); }
-  Subject moving(std::size_t bytes, std::function<void()> issue) const override {
-    return {.work = static_cast<double>(bytes) / 1e9, .run = std::move(issue)};
-  }
-
- private:
-  std::unique_ptr<kernels::Backend> backend_;
-};
-
 constexpr std::size_t cached_elements = 8 * 1024;  // 16 bytes each at most: an eighth of a common second-level cache
 
 // The same arithmetic on as many elements, but each thread stays in its cache: the rate if memory cost nothing.
 Subject adamw_from_cache(StateFormat format, const Setting& setting) {
   const auto threads = static_cast<std::size_t>(setting.threads->count());
-  const auto one_thread = std::make_shared<Cpu>(1);
+  const auto one_thread = cpu_place(1);
   std::vector<Subject> subjects;
   for (std::size_t thread = 0; thread < threads; ++thread) {
     subjects.push_back(adamw(one_thread, format, cached_elements, cached_elements));
@@ -75,7 +55,7 @@ void optimizer_steps(const Setting& setting, std::vector<Trial>& all) {
       all.push_back(versus_limit(setting, fmt::format("adamw {}, {}", name(format), what), limit, make));
     };
     const auto from_memory = [&setting, format](std::size_t elements, std::size_t most_of_tile) {
-      return adamw(std::make_shared<Cpu>(setting.threads->count()), format, elements, most_of_tile);
+      return adamw(cpu_place(setting.threads->count()), format, elements, most_of_tile);
     };
     const auto whole = [=, &setting] { return from_memory(setting.elements, setting.elements); };
     add("whole", "copy", whole);
@@ -92,7 +72,7 @@ void optimizer_steps(const Setting& setting, std::vector<Trial>& all) {
 void elementwise(const Setting& setting, std::vector<Trial>& all) {
   for (const ElementwiseCase& item : elementwise_cases()) {
     all.push_back(versus_limit(setting, item.name, item.against, [&setting, make = item.make] {
-      return make(std::make_shared<Cpu>(setting.threads->count()), setting.elements);
+      return make(cpu_place(setting.threads->count()), setting.elements);
     }));
   }
 }

@@ -1,9 +1,32 @@
 #include "benchmarks/kernels/elementwise.h"
 
+#include <cstring>
+
+#include "benchmarks/harness/buffer.h"
+
 namespace ballast::benchmarks {
 namespace {
 
 using kernels::CodeBits;
+
+class Cpu : public Place {
+ public:
+  explicit Cpu(int threads) : backend_(kernels::cpu_backend({.threads = threads})) {}
+
+  kernels::Backend& backend() override { return *backend_; }
+  std::shared_ptr<std::byte> memory(std::size_t bytes) override {
+    const auto made = std::make_shared<Buffer>(bytes);
+    std::memset(made->data(), byte_of_values, bytes);
+    return {made, made->data()};
+  }
+  void set(std::byte* memory, unsigned char byte, std::size_t bytes) override { std::memset(memory, byte, bytes); }
+  Subject moving(std::size_t bytes, std::function<void()> issue) const override {
+    return {.work = static_cast<double>(bytes) / 1e9, .run = std::move(issue)};
+  }
+
+ private:
+  std::unique_ptr<kernels::Backend> backend_;
+};
 
 struct Bench {
   kernels::Backend& backend() const { return place->backend(); }
@@ -94,6 +117,8 @@ Subject dequantize(const Bench& on, CodeBits bits, DType to) {
 }
 
 }  // namespace
+
+std::shared_ptr<Place> cpu_place(int threads) { return std::make_shared<Cpu>(threads); }
 
 std::vector<ElementwiseCase> elementwise_cases() {
   using enum DType;

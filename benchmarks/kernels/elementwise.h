@@ -26,9 +26,18 @@ class Place {
   virtual Subject moving(std::size_t bytes, std::function<void()> issue) const = 0;
 };
 
-// AdamW as bf16 training uses it: bf16 gradients in, bf16 parameters out, and the state of one format rewritten, in tiles as the
-// engine updates, each with its state in one stretch of memory.
-Subject adamw(const std::shared_ptr<Place>& place, StateFormat format, std::size_t elements, std::size_t most_of_tile);
+std::shared_ptr<Place> cpu_place(int threads);
+
+// Without memory, the subject has its own.
+struct Gradients {
+  std::shared_ptr<std::byte> memory{};
+  DType dtype = DType::bf16;
+};
+
+// AdamW as bf16 training uses it: gradients in, bf16 parameters out, and the state of one format rewritten, in tiles as the engine
+// updates, each with its state in one stretch of memory.
+Subject adamw(const std::shared_ptr<Place>& place, StateFormat format, std::size_t elements, std::size_t most_of_tile,
+              Gradients gradients = {});
 
 struct ElementwiseCase {
   std::string name;

@@ -6,10 +6,8 @@ that it is compared with. All should reach the same losses: the suite names a pe
 """
 
 import argparse
-import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -44,22 +42,8 @@ class Run(NamedTuple):
 
 def run_once(case: Case, directory: Path, text: Path) -> Run:
     with tempfile.TemporaryDirectory(prefix="ballast-peers-", dir=directory) as folder:
-        running = suite.start_ranks(
-            case.workload.ranks,
-            lambda rank: [sys.executable, RANK, case.system.name, case.workload.name, folder, text],
-            lambda rank: {
-                "env": {"OMP_NUM_THREADS": "1"},
-                "stdout": subprocess.PIPE,
-                "stderr": (Path(folder) / f"rank{rank}.log").open("w"),
-                "text": True,
-            },
-        )
-        said = [rank.communicate()[0] for rank in running]
-        for number, rank in enumerate(running):
-            if rank.returncode != 0:
-                log = (Path(folder) / f"rank{number}.log").read_text()
-                raise SystemExit(f"peers-training: rank {number} of '{case.name}' failed:\n{log[-4000:]}")
-    return summary([json.loads(line) for line in said])
+        command = [sys.executable, RANK, case.system.name, case.workload.name, folder, text]
+        return summary(suite.run_ranks(f"peers-training: {case.name}", case.workload.ranks, lambda rank: command, Path(folder)))
 
 
 def summary(ranks: list[dict]) -> Run:

@@ -4,8 +4,6 @@ Two ranks train one GPT with Ballast in stage 3, and one with FSDP2, in the same
 parameter, in fp32. They save in turn, round after round. Times are those of the slowest rank."""
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -26,20 +24,9 @@ Seconds = dict[str, dict[str, list[float]]]  # the seconds of each round, by sys
 
 def trained(ranks: int, directory: Path, rounds: int, width: int) -> Seconds:
     with tempfile.TemporaryDirectory(prefix="ballast-saving-", dir=directory) as folder:
-        running = suite.start_ranks(
-            ranks,
-            lambda rank: [sys.executable, RANK, folder, str(rounds), str(width)],
-            lambda rank: {
-                "env": {"OMP_NUM_THREADS": "1"},
-                "stdout": subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                "text": True,
-            },
-        )
-        said = running[0].communicate()[0]
-        if any(rank.wait() != 0 for rank in running):
-            sys.exit("saving: a rank failed")
-    found: Seconds = json.loads(said)
-    return found
+        command = [sys.executable, RANK, folder, str(rounds), str(width)]
+        [found] = suite.run_ranks("saving", ranks, lambda rank: command, Path(folder))
+        return found
 
 
 def rows_of(seconds: Seconds) -> list[dict]:
