@@ -2,7 +2,6 @@
 #pragma once
 
 #include "zero/plan/compile.h"
-#include "zero/plan/compiler_parts.h"
 #include "zero/plan/verify.h"
 
 namespace ballast::testing {

@@ -8,7 +8,10 @@
 #include <deque>
 #include <utility>
 
-#include "zero/plan/compiler_parts.h"
+#include "zero/plan/gradient_sums.h"
+#include "zero/plan/parameter_gathers.h"
+#include "zero/plan/record_stream.h"
+#include "zero/plan/unit_updates.h"
 
 namespace ballast {
 namespace {
@@ -52,7 +55,7 @@ class StepCompiler {
 
   // Prepares what every step expects: gathers the first units, reads kept records.
   void enter() {
-    context_.slots.rings.restart();
+    context_.slots.restart_rings();
     updated_.assign(context_.units(), true);
     for (std::size_t unit = 0; unit < context_.units(); ++unit) {
       gather_kept(unit);
@@ -63,7 +66,7 @@ class StepCompiler {
   }
 
   void begin_step() {
-    context_.slots.rings.restart();
+    context_.slots.restart_rings();
     gradients_.begin_step();
     context_.agreement.clear();
     records_.begin_step();
