@@ -28,18 +28,15 @@ struct Rank {
 };
 using Drives = std::vector<Rank>;  // one entry for each rank
 
-RankHistory seen_of(const Rank& rank) {
-  RankHistory seen{.has_files = rank.has_files};
-  for (auto slot = rank.slots.rbegin(); slot != rank.slots.rend(); ++slot) {
-    seen.commits.push_back({slot->point, slot->history.size() - 1});  // the first commit is step 0
+std::vector<SeenRecords> seen_of(const Drives& drives) {
+  std::vector<SeenRecords> ranks;
+  for (std::size_t rank = 0; rank < drives.size(); ++rank) {
+    SeenRecords& seen = ranks.emplace_back(SeenRecords{.seen_by = rank, .files = {.rank = rank}});
+    if (drives[rank].has_files) seen.run_id = 7;
+    const std::vector<Rank::Slot>& slots = drives[rank].slots;
+    for (auto slot = slots.rbegin(); slot != slots.rend(); ++slot)
+      seen.commits.push_back({slot->point, slot->history.size() - 1});  // the first commit is step 0
   }
-  return seen;
-}
-
-std::vector<RankHistory> seen_of(const Drives& drives) {
-  std::vector<RankHistory> ranks;
-  for (const Rank& rank : drives)
-    ranks.push_back(seen_of(rank));
   return ranks;
 }
 
@@ -166,37 +163,38 @@ TEST_CASE("ranks resume one history and lose at most one commit after 2,000 star
 }
 
 TEST_CASE("ranks resume from the newest common commit, in a new incarnation") {
-  const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 6}, 6}, {{1, 5}, 5}}},
-                                       {.has_files = true, .run_id = 7, .commits = {{{2, 6}, 6}, {{1, 5}, 5}}}};
+  const std::vector<SeenRecords> ranks{{.run_id = 7, .commits = {{{1, 6}, 6}, {{1, 5}, 5}}},
+                                       {.run_id = 7, .commits = {{{2, 6}, 6}, {{1, 5}, 5}}}};
   CHECK(common_point(ranks, "mine") == CommitPoint{1, 5});
   CHECK(next_incarnation(ranks) == 3);
-  CHECK(run_id_of(ranks, "mine") == 7u);
+  CHECK(known_run_id(ranks) == 7);
 }
 
 TEST_CASE("commits of the same number and different steps are not common") {
-  const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 6}, 6}}},
-                                       {.has_files = true, .run_id = 7, .commits = {{{1, 6}, 5}}}};
+  const std::vector<SeenRecords> ranks{{.run_id = 7, .commits = {{{1, 6}, 6}}},
+                                       {.files = {.rank = 1}, .run_id = 7, .commits = {{{1, 6}, 5}}}};
   CHECK_THROWS_WITH(common_point(ranks, "mine"), Contains("B1009") &&
                                                      Contains("rank 0 has step 6 (commit 6 of incarnation 1)") &&
                                                      Contains("rank 1 has step 5 (commit 6 of incarnation 1)"));
 }
 
 TEST_CASE("a run in which no rank has made a step begins anew, in the existing files") {
-  const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 1}, 0}}},
-                                       {.has_files = false}};
+  const std::vector<SeenRecords> ranks{{.run_id = 7, .commits = {{{1, 1}, 0}}}, {}};
   CHECK_FALSE(common_point(ranks, "mine").has_value());
-  CHECK(run_id_of(ranks, "mine") == 7u);
+  CHECK(known_run_id(ranks) == 7);
   CHECK(next_incarnation(ranks) == 2);
-  CHECK_FALSE(run_id_of(std::vector<RankHistory>(2), "mine").has_value());
+  CHECK(known_run_id(std::vector<SeenRecords>(2)) == 0);
 }
 
 TEST_CASE("damage is not reported as another run, and a long list of ranks is shortened") {
-  std::vector<RankHistory> ranks(40, {.has_files = true, .run_id = 7, .commits = {{{1, 6}, 6}}});
+  std::vector<SeenRecords> ranks(40, {.run_id = 7, .commits = {{{1, 6}, 6}}});
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    ranks[rank].files.rank = rank;
   ranks[3].commits = {};
   CHECK_THROWS_WITH(common_point(ranks, "mine"),
-                    Contains("B1009") && Contains("rank 3 has no commit;") && Contains("and 24 more ranks"));
+                    Contains("B1009") && Contains("rank 3 has no commit;") && Contains("and 24 more"));
   ranks[3].commits = {{{1, 6}, 6}};
   ranks[3].drop({1, 6});
   CHECK_THROWS_WITH(common_point(ranks, "mine"),
-                    Contains("B3202") && Contains("rank 3 has no commit, and one whose records are damaged"));
+                    Contains("B3202") && Contains("rank 3 has no commit, and records that are damaged"));
 }

@@ -2,6 +2,7 @@
 #include "zero/runs/inventory.h"
 
 #include <catch2/catch.hpp>
+#include <thread>
 
 using namespace ballast;
 using Catch::Contains;
@@ -31,18 +32,33 @@ SeenRecords seen(std::size_t seen_by, std::size_t rank, std::size_t ranks, std::
 }  // namespace
 
 TEST_CASE("what a rank sees is told to others as it is") {
-  std::vector<SeenRecords> all{seen(3, 0, 2, 0, {{1, 5, 4}, {1, 4, 3}}), seen(3, 1, 2, 9, {})};
+  std::vector<SeenRecords> all{seen(1, 0, 2, 0, {{1, 5, 4}, {1, 4, 3}}), seen(1, 1, 2, 9, {})};
   all[1].lacks_records = true;
   all[1].placement.parameter_replicas = 2;
   all[0].is_described = false;
-  const auto read = seen_from(to_text(all), 3);
+  all[0].commits[0].label = {7, 8, 9};
+  const auto ranks = thread_ranks(2);
+  std::thread other([&] { seen_by_all(*ranks[1], all); });
+  const auto read = seen_by_all(*ranks[0], {});
+  other.join();
   REQUIRE(read.size() == 2);
-  CHECK(to_text(read) == to_text(all));
-  CHECK(read[1].seen_by == 3);
-  CHECK(read[0].commits.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(read[i].seen_by == 1);
+    CHECK(read[i].files == all[i].files);
+    CHECK(read[i].run_id == 7);
+    CHECK(read[i].digest == 102);
+    CHECK(read[i].is_described == (i == 1));
+    CHECK(read[i].is_of_model == all[i].is_of_model);
+    CHECK(read[i].lacks_records == (i == 1));
+    CHECK(read[i].placement == all[i].placement);
+  }
+  REQUIRE(read[0].commits.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(read[0].commits[i].point == all[0].commits[i].point);
+    CHECK(read[0].commits[i].step == all[0].commits[i].step);
+    CHECK(read[0].commits[i].label == all[0].commits[i].label);
+  }
   CHECK(read[1].commits.empty());
-  CHECK(read[1].placement.parameter_replicas == 2);
-  CHECK(read[1].lacks_records);
 }
 
 TEST_CASE("the newest step that all ranks of a run have counts") {
@@ -112,5 +128,5 @@ TEST_CASE("records of two runs are told apart") {
   std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{}}), seen(1, 1, 2, 0, {{}})};
   CHECK_NOTHROW(require_one_run(all, "mine"));
   all[1].run_id = 8;
-  CHECK_THROWS_WITH(require_one_run(all, "mine"), Contains("rank 1, which rank 1 finds, are of run 0x8"));
+  CHECK_THROWS_WITH(require_one_run(all, "mine"), Contains("rank 1 has run 0x8"));
 }

@@ -225,7 +225,7 @@ class RunAdoption {
 
   bool all_in_place(RecordFiles& opened) {
     std::vector<std::int64_t> made_in(world_.size());  // plus 2; 0: nothing; 1: elsewhere
-    RankHistory history;
+    SeenRecords history{.seen_by = own_.rank(), .files = {.rank = own_.rank()}};
     on_all_ranks(world_, [&] {
       std::vector<RecordFiles> here;  // its own, and those of ranks that this job does not have
       std::ranges::copy_if(files_, std::back_inserter(here), [&](const RecordFiles& files) {
@@ -233,7 +233,7 @@ class RunAdoption {
       });
       const auto own = here.size() == 1 && here[0].rank == own_.rank() ? openable(here[0]) : std::nullopt;
       const bool is_own = own.has_value();
-      if (own) history = history_of(own);
+      if (own) history = seen_records(here[0], own_.rank(), *own);
       // Mirrors of ranks whose records are in place do not count; but a rank of which there is nothing else has lost its own.
       made_in[own_.rank()] = files_.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
       opened.made_in = is_own ? here[0].made_in : 0;
@@ -244,7 +244,7 @@ class RunAdoption {
     const auto is_in_place = [&](std::int64_t each) { return each != 1 && each == made_in[0]; };
     if (!std::ranges::all_of(made_in, is_in_place)) return false;
     // A rank's own records may be too old, where their mirror is not.
-    return !are_apart(histories_of_all(world_, history), last_);
+    return !are_apart(seen_by_all(world_, {&history, 1}), last_);
   }
 
   // Nothing where another copy may be whole, such as a mirror, or the records are those of another stage, format or tiles.

@@ -6,12 +6,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <bit>
 #include <map>
 #include <set>
 #include <sstream>
 #include <tuple>
 
+#include "zero/comm/on_all_ranks.h"
 #include "zero/plan/layout.h"
 
 namespace ballast {
@@ -43,28 +43,17 @@ std::string text_of(const Commits& commits) {
   return texts.empty() ? "no commit" : fmt::format("{}", fmt::join(texts, " and "));
 }
 
-std::string text_of(std::span<const RankHistory> ranks) {
-  std::vector<std::string> lines;
-  for (std::size_t rank = 0; rank < std::min(ranks.size(), most_ranks_listed); ++rank) {
-    lines.push_back(fmt::format("rank {} has {}{}", rank, text_of(ranks[rank].commits),
-                                ranks[rank].lacks_records ? ", and one whose records are damaged" : ""));
-  }
-  if (ranks.size() > most_ranks_listed)
-    lines.push_back(fmt::format("and {} more ranks", ranks.size() - most_ranks_listed));
-  return fmt::format("{}", fmt::join(lines, "; "));
-}
-
-std::optional<offload::CommitPoint> newest_common(std::span<const RankHistory> ranks, offload::CommitPoint last) {
+std::optional<offload::CommitPoint> newest_common(Seen ranks, offload::CommitPoint last) {
   for (const auto& commit : ranks.front().commits) {
     if (commit.point <= last &&
-        std::ranges::all_of(ranks, [&](const RankHistory& rank) { return has(rank.commits, commit); }))
+        std::ranges::all_of(ranks, [&](const SeenRecords& rank) { return has(rank.commits, commit); }))
       return commit.point;
   }
   return {};
 }
 
-bool have_begun(std::span<const RankHistory> ranks, offload::CommitPoint last) {
-  return std::ranges::any_of(ranks, [&](const RankHistory& rank) {
+bool have_begun(Seen ranks, offload::CommitPoint last) {
+  return std::ranges::any_of(ranks, [&](const SeenRecords& rank) {
     return std::ranges::any_of(rank.commits,
                                [&](const auto& commit) { return commit.point <= last && commit.step > 0; });
   });
@@ -151,10 +140,24 @@ std::vector<std::string> ranks_without(Seen members) {
 }
 
 std::string texts_of(Seen members) {
-  std::set<std::string> texts;  // ranks that share a drive see the same
-  for (const SeenRecords& records : members)
-    texts.insert(text_of(records));
-  return joined({texts.begin(), texts.end()});
+  std::vector<std::string> texts;
+  for (const SeenRecords& records : members) {
+    std::string text = text_of(records);
+    const bool is_new = std::ranges::find(texts, text) == texts.end();  // ranks that share a drive see the same
+    if (is_new) texts.push_back(std::move(text));
+  }
+  return joined(std::move(texts));
+}
+
+[[noreturn]] void fail_without_common(Seen members, const std::string& run, const std::string& load) {
+  const bool is_damaged = std::ranges::any_of(members, &SeenRecords::lacks_records);
+  fail(
+      is_damaged ? Code::bad_record : Code::run_mismatch,
+      {.what = fmt::format("cannot resume run \"{}\": its ranks have no commit in common", run),
+       .available = texts_of(members),
+       .remedy = fmt::format("Give every rank its own directories of one moment, {} in a run of another name, or begin "
+                             "such a run. Nothing was changed.",
+                             load)});
 }
 
 // `members` are those with the newest commit.
@@ -183,97 +186,18 @@ std::string texts_of(Seen members) {
                           "these; else {} in a run of another name. Nothing was changed.",
                           load)});
   }
-  const bool is_damaged = std::ranges::any_of(members, &SeenRecords::lacks_records);
-  fail(
-      is_damaged ? Code::bad_record : Code::run_mismatch,
-      {.what = fmt::format("cannot resume run \"{}\": its ranks have no commit in common", run),
-       .available = texts_of(members),
-       .remedy = fmt::format("Give every rank its own directories of one moment, {} in a run of another name, or begin "
-                             "such a run. Nothing was changed.",
-                             load)});
+  fail_without_common(members, run, load);
 }
 
 }  // namespace
 
-void RankHistory::drop(offload::CommitPoint point) {
-  std::erase_if(commits, [&](const auto& commit) { return commit.point == point; });
-  lacks_records = true;
-}
-
-RankHistory history_of(const std::optional<offload::FoundRecords>& found) {
-  if (!found) return {};
-  return {.has_files = true, .run_id = found->shape.run_id, .commits = filled(found->commits)};
-}
-
-std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory& mine) {
-  constexpr std::size_t most_commits = 2;
-  constexpr std::size_t words = 4 + 3 * most_commits;
-  std::vector<std::int64_t> words_of_ranks(words * world.size());
-  auto word = words_of_ranks.begin() + static_cast<std::ptrdiff_t>(words * world.rank());
-  *word++ = mine.has_files ? 1 : 0;
-  *word++ = std::bit_cast<std::int64_t>(mine.run_id);
-  *word++ = mine.lacks_records ? 1 : 0;
-  *word++ = static_cast<std::int64_t>(mine.commits.size());
-  for (const auto& [point, step, label] : mine.commits) {
-    for (const std::uint64_t each : {point.incarnation, point.number, step})
-      *word++ = static_cast<std::int64_t>(each);
-  }
-  world.all_reduce(words_of_ranks);
-  std::vector<RankHistory> ranks;
-  const auto number = [&](std::size_t at) { return static_cast<std::uint64_t>(words_of_ranks[at]); };
-  for (std::size_t at = 0; at < words_of_ranks.size(); at += words) {
-    RankHistory& rank = ranks.emplace_back(RankHistory{
-        .has_files = words_of_ranks[at] != 0, .run_id = number(at + 1), .lacks_records = words_of_ranks[at + 2] != 0});
-    for (std::size_t commit = 0; commit < std::min<std::uint64_t>(number(at + 3), most_commits); ++commit) {
-      const std::size_t begin = at + 4 + 3 * commit;
-      rank.commits.push_back({.point = {number(begin), number(begin + 1)}, .step = number(begin + 2)});
-    }
-  }
-  return ranks;
-}
-
-std::optional<std::uint64_t> run_id_of(std::span<const RankHistory> ranks, const std::string& run) {
-  const auto first = std::ranges::find_if(ranks, &RankHistory::has_files);
-  if (first == ranks.end()) return {};
-  const auto other = std::ranges::find_if(
-      first, ranks.end(), [&](const RankHistory& rank) { return rank.has_files && rank.run_id != first->run_id; });
-  require(other == ranks.end(), Code::run_mismatch, [&] {
-    return Problem{
-        .what = fmt::format("cannot resume run \"{}\": its directories belong to different runs", run),
-        .where = fmt::format("rank {} has run {:#x}, rank {} has run {:#x}", first - ranks.begin(), first->run_id,
-                             other - ranks.begin(), other->run_id),
-        .remedy = "Give every rank its own directories of one run, or give the run another name. Nothing was changed."};
-  });
-  return first->run_id;
-}
-
-std::uint64_t next_incarnation(std::span<const RankHistory> ranks) {
-  std::uint64_t newest = 0;
-  for (const RankHistory& rank : ranks) {
-    for (const auto& commit : rank.commits)
-      newest = std::max(newest, commit.point.incarnation);
-  }
-  return newest + 1;
-}
-
-std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run,
-                                                 offload::CommitPoint last) {
+std::optional<offload::CommitPoint> common_point(Seen ranks, const std::string& run, offload::CommitPoint last) {
   if (const auto newest = newest_common(ranks, last)) return newest;
-  const bool is_damaged = std::ranges::any_of(ranks, &RankHistory::lacks_records);
-  require(!have_begun(ranks, last), is_damaged ? Code::bad_record : Code::run_mismatch, [&] {
-    return Problem{
-        .what = fmt::format("cannot resume run \"{}\": its ranks have no commit in common", run),
-        .available = text_of(ranks),
-        .remedy =
-            "Give every rank its own directories of one moment, load a checkpoint in a run of another name, or "
-            "begin such a run. Nothing was changed."};
-  });
+  if (have_begun(ranks, last)) fail_without_common(ranks, run, "load a checkpoint");
   return {};
 }
 
-bool are_apart(std::span<const RankHistory> ranks, offload::CommitPoint last) {
-  return !newest_common(ranks, last) && have_begun(ranks, last);
-}
+bool are_apart(Seen ranks, offload::CommitPoint last) { return !newest_common(ranks, last) && have_begun(ranks, last); }
 
 SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const offload::FoundRecords& found) {
   return {.seen_by = seen_by,
@@ -286,6 +210,11 @@ SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const of
 
 bool SeenRecords::has(offload::CommitPoint point) const {
   return std::ranges::any_of(commits, [&](const Commit& commit) { return commit.point == point; });
+}
+
+void SeenRecords::drop(offload::CommitPoint point) {
+  std::erase_if(commits, [&](const Commit& commit) { return commit.point == point; });
+  lacks_records = true;
 }
 
 const WholeRun::Copy& WholeRun::nearest(std::size_t shard, std::size_t reader) const {
@@ -320,9 +249,7 @@ std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run, cons
 
 void drop(std::vector<SeenRecords>& seen, const RecordFiles& files, std::size_t seen_by, offload::CommitPoint point) {
   for (SeenRecords& each : seen) {
-    if (each.files != files || each.seen_by != seen_by) continue;
-    std::erase_if(each.commits, [&](const Commit& commit) { return commit.point == point; });
-    each.lacks_records = true;
+    if (each.files == files && each.seen_by == seen_by) each.drop(point);
   }
 }
 
@@ -349,8 +276,9 @@ void require_one_run(Seen seen, const std::string& run) {
   });
   require(other == seen.end(), Code::run_mismatch, [&] {
     const auto text = [](const SeenRecords& each) {
-      return fmt::format("the records of rank {}, which rank {} finds, are of run {:#x}", each.files.rank, each.seen_by,
-                         each.run_id);
+      const bool is_own = each.files.rank == each.seen_by;
+      return fmt::format("rank {} has run {:#x}{}", each.files.rank, each.run_id,
+                         is_own ? "" : fmt::format(", as rank {} finds", each.seen_by));
     };
     return Problem{
         .what = fmt::format("cannot resume run \"{}\": its directories belong to different runs", run),
@@ -359,10 +287,9 @@ void require_one_run(Seen seen, const std::string& run) {
   });
 }
 
-// One line for each, of numbers.
-std::string to_text(Seen seen) {
-  std::string text;
-  for (const SeenRecords& each : seen) {
+std::vector<SeenRecords> seen_by_all(Communicator& world, Seen mine) {
+  std::string text;  // one line for each, of numbers
+  for (const SeenRecords& each : mine) {
     const Placement& placement = each.placement;
     text += fmt::format("{} {} {:d} {} {} {:d} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in,
                         each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.is_described,
@@ -372,23 +299,22 @@ std::string to_text(Seen seen) {
       text += fmt::format(" {} {} {} {}", point.incarnation, point.number, step, fmt::join(label, " "));
     text += '\n';
   }
-  return text;
-}
-
-std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by) {
-  std::vector<SeenRecords> seen;
-  std::istringstream numbers(text);
-  SeenRecords each{.seen_by = seen_by};
-  std::size_t commits = 0;
-  while (numbers >> each.files.rank >> each.files.made_in >> each.files.is_mirror >> each.run_id >> each.digest >>
-         each.lacks_records >> each.is_described >> each.is_of_model >> each.placement.shards >>
-         each.placement.replicas >> each.placement.parameter_replicas >> commits) {
-    each.commits.resize(commits);
-    for (auto& [point, step, label] : each.commits)
-      numbers >> point.incarnation >> point.number >> step >> label[0] >> label[1] >> label[2];
-    seen.push_back(each);
+  const std::vector<std::string> texts = texts_of_all(world, text);
+  std::vector<SeenRecords> all;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    std::istringstream numbers(texts[rank]);
+    SeenRecords each{.seen_by = rank};
+    std::size_t commits = 0;
+    while (numbers >> each.files.rank >> each.files.made_in >> each.files.is_mirror >> each.run_id >> each.digest >>
+           each.lacks_records >> each.is_described >> each.is_of_model >> each.placement.shards >>
+           each.placement.replicas >> each.placement.parameter_replicas >> commits) {
+      each.commits.resize(commits);
+      for (auto& [point, step, label] : each.commits)
+        numbers >> point.incarnation >> point.number >> step >> label[0] >> label[1] >> label[2];
+      all.push_back(each);
+    }
   }
-  return seen;
+  return all;
 }
 
 }  // namespace ballast

@@ -14,38 +14,6 @@
 
 namespace ballast {
 
-// The state of a run on the drives of a rank that finds its own records, which is the usual case.
-struct RankHistory {
-  bool has_files = false;
-  std::uint64_t run_id = 0;
-  std::vector<offload::FoundRecords::Found> commits{};  // commits of the run: two at most, the newest first
-  bool lacks_records = false;  // true if a commit was dropped because records were missing or damaged
-
-  void drop(offload::CommitPoint point);  // called because its records are missing or damaged
-};
-
-RankHistory history_of(const std::optional<offload::FoundRecords>& found);
-
-// Returns the history of every rank, by rank, without labels. All ranks call it together.
-std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory& mine);
-
-// The id of the run that all files belong to; none if no rank has files. B1009 if they belong to several runs.
-std::optional<std::uint64_t> run_id_of(std::span<const RankHistory> ranks, const std::string& run);
-
-// Returns a number greater than that of every commit on any rank, so that commits of this start are not taken for those
-// of another one.
-std::uint64_t next_incarnation(std::span<const RankHistory> ranks);
-
-// The newest commit that every rank has: ranks do not commit at the same moment, and may be stopped in between. None if the run
-// has not begun: files may exist without content, but no rank has made a step. B1009 if ranks have made steps, but have no
-// commit in common; B3202 if they had one before records were lost.
-// Commits after `last` do not count.
-std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run,
-                                                 offload::CommitPoint last = last_of_all);
-
-// Whether common_point() would throw: ranks have made steps, and have no commit in common.
-bool are_apart(std::span<const RankHistory> ranks, offload::CommitPoint last = last_of_all);
-
 // One rank's records of a run, as a rank of this job sees them, wherever they are. Ranks that share a drive see the same records.
 struct SeenRecords {
   std::size_t seen_by = 0;   // rank of this job
@@ -56,17 +24,28 @@ struct SeenRecords {
   bool is_described = false;
   bool is_of_model = false;  // has the same parameters and rule as this training, as it says
   Placement placement{};
-  std::vector<offload::FoundRecords::Found> commits{};  // two at most
+  std::vector<offload::FoundRecords::Found> commits{};  // two at most, the newest first
   bool lacks_records = false;                           // commits or records are missing or damaged
 
   bool has(offload::CommitPoint point) const;
+  void drop(offload::CommitPoint point);  // called because records of the commit are missing or damaged
 };
 
 // The records in files that were found, without what their description says.
 SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const offload::FoundRecords& found);
 
-std::string to_text(std::span<const SeenRecords> seen);
-std::vector<SeenRecords> seen_from(const std::string& text, std::size_t seen_by);
+// Returns what all ranks see. All ranks call it together, each with what it sees itself.
+std::vector<SeenRecords> seen_by_all(Communicator& world, std::span<const SeenRecords> mine);
+
+// The newest commit that every rank has in its own records, of which there is one entry for each rank: ranks do not commit at the
+// same moment, and may be stopped in between. None if the run has not begun: files may exist without content, but no rank has made
+// a step. B1009 if ranks have made steps, but have no commit in common; B3202 if they had one before records were lost. Commits
+// after `last` do not count.
+std::optional<offload::CommitPoint> common_point(std::span<const SeenRecords> ranks, const std::string& run,
+                                                 offload::CommitPoint last = last_of_all);
+
+// Whether common_point() would throw: ranks have made steps, and have no commit in common.
+bool are_apart(std::span<const SeenRecords> ranks, offload::CommitPoint last = last_of_all);
 
 // The records of the ranks that trained together, at one commit.
 struct WholeRun {
@@ -98,13 +77,13 @@ std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, cons
                                          const KnownCheckpoint& checkpoint = {},
                                          offload::CommitPoint last = last_of_all);
 
-// Forgets a commit of one rank's records, because some of them are missing or damaged.
+// Forgets a commit of one rank's records.
 void drop(std::vector<SeenRecords>& seen, const RecordFiles& files, std::size_t seen_by, offload::CommitPoint point);
 
 // The id of the run; 0 if no files can be read.
 std::uint64_t known_run_id(std::span<const SeenRecords> seen);
 
-// Greater than that of every commit that is seen, and of all files.
+// Greater than that of every commit that is seen, and of all files: commits of this start are not taken for those of another one.
 std::uint64_t next_incarnation(std::span<const SeenRecords> seen);
 
 // Throws B1009 if the records belong to several runs.

@@ -177,21 +177,26 @@ void Records::open_run(OwnRun run, Communicator& world) {
   const RecordFiles& files = settled.files;
   lost_ = settled.lost;
   run.files.name = files.name();
-  RankHistory mine;
-  on_all_ranks(world, [&] { mine = look(run); });
-  const std::vector<RankHistory> ranks = histories_of_all(world, mine);
-  const auto known_id = run_id_of(ranks, run.name());
+  SeenRecords mine{.seen_by = run.rank(), .files = files};
+  on_all_ranks(world, [&] {
+    if (const auto found = offload::RecordStore::look(drives_, run.files))
+      mine = seen_records(files, run.rank(), *found);
+  });
+  const bool has_files = mine.run_id != 0;
+  const std::vector<SeenRecords> ranks = seen_by_all(world, {&mine, 1});
+  require_one_run(ranks, run.name());
+  const std::uint64_t known_id = known_run_id(ranks);
   common_point(ranks, run.name(), settled.last);  // throws before anything is written
-  run.shape.run_id = known_id ? *known_id : drawn_by_first(world);
+  run.shape.run_id = known_id != 0 ? known_id : drawn_by_first(world);
   const std::size_t stores = options.mirror ? 2 : 1;  // its own records, and those that it mirrors
-  require_joint_space(world, run.shape, options.directories, mine.has_files ? 0 : stores);
+  require_joint_space(world, run.shape, options.directories, has_files ? 0 : stores);
   // There was no other copy of files that are marked as damaged: if they are, a read will fail and mark them again. But where
   // the run goes back to an earlier commit, the damaged one stays until a step overwrites it.
   const bool goes_back = settled.last != run.last();
   on_all_ranks(world, [&] {
-    if (!mine.has_files && !lost_) warn_of_traces(run);
+    if (!has_files && !lost_) warn_of_traces(run);
     if (!goes_back) remove_damage_marks(run);
-    open_or_create(run, files, mine.has_files);
+    open_or_create(run, files, has_files);
   });
   const auto point = go_to_common_point(run, mine, settled.last, world);
   found_ = point.has_value();
@@ -211,12 +216,6 @@ void Records::open_run(OwnRun run, Communicator& world) {
              : fmt::format("begins run \"{}\" ({:#x}), incarnation {}", run.name(), run.shape.run_id, incarnation));
 }
 
-// Returns the history of the run on this rank's drives, whose records are this training's.
-RankHistory Records::look(const OwnRun& run) const {
-  const auto found = offload::RecordStore::look(drives_, run.files);
-  return found ? history_of(found) : RankHistory{};
-}
-
 // Writes the description first: files without one would be refused without a reason.
 void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files) {
   const std::filesystem::path description = run.description_file(files);
@@ -228,10 +227,10 @@ void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool h
 }
 
 // A commit can exist without all of its records, so this takes the newest one whose records no rank lacks.
-std::optional<offload::CommitPoint> Records::go_to_common_point(const OwnRun& run, RankHistory mine,
+std::optional<offload::CommitPoint> Records::go_to_common_point(const OwnRun& run, SeenRecords mine,
                                                                 offload::CommitPoint last, Communicator& world) {
   while (true) {
-    const auto point = common_point(histories_of_all(world, mine), run.name(), last);
+    const auto point = common_point(seen_by_all(world, {&mine, 1}), run.name(), last);
     if (last == run.last()) require_chosen(run, point);
     if (!point) return {};
     const bool is_here = store_->go_to(*point);

@@ -91,9 +91,8 @@ class Records {
   void make_scratch(offload::RecordShape shape, Communicator& world, const offload::StoreOptions& files,
                     std::optional<offload::RecordStore>& into);
   void open_run(OwnRun run, Communicator& world);
-  RankHistory look(const OwnRun& run) const;
   void open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files);
-  std::optional<offload::CommitPoint> go_to_common_point(const OwnRun& run, RankHistory mine, offload::CommitPoint last,
+  std::optional<offload::CommitPoint> go_to_common_point(const OwnRun& run, SeenRecords mine, offload::CommitPoint last,
                                                          Communicator& world);
 
   std::vector<offload::RunDirectory> kept_;

@@ -2,15 +2,23 @@
 #pragma once
 
 #include <ballast/comm.h>
+#include <ballast/error.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/runtime/host_pages.h"
+#include "zero/comm/on_all_ranks.h"
+#include "zero/engine/record_lane.h"
+#include "zero/plan/description.h"
 #include "zero/runs/inventory.h"
 
 namespace ballast {
@@ -24,32 +32,170 @@ class RunSearch {
 
   // What one of this rank's files holds; nothing if it cannot be read, or is a mirror of another run. Throws B1009 if they are of a
   // run that is resumed together with others, and the training resumes it alone.
-  std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const;
+  std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const {
+    try {
+      return read_head(files);
+    } catch (const Error& error) {
+      const bool is_of_another_run = files.is_mirror && error.code() == Code::run_mismatch;
+      if (!is_of_another_run && !is_damage(error)) throw;
+      if (options_.log != nullptr) options_.log->warning(error.what());
+      return {};
+    }
+  }
+
   // The same, but throws B3202 if it cannot be read.
-  std::optional<offload::FoundRecords> read_head(const RecordFiles& files) const;
+  std::optional<offload::FoundRecords> read_head(const RecordFiles& files) const {
+    auto found = offload::RecordStore::look(drives(files), store_options(files, options_));
+    require(!found || found->shape.rank == files.rank, Code::run_mismatch, [&] {
+      return Problem{.what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", options_.run,
+                                         found->shape.rank),
+                     .where = directory_of(files).string(),
+                     .needed = fmt::format("that of rank {}", files.rank),
+                     .remedy = "Give every rank its own directories. Nothing was changed."};
+    });
+    if (found) require_joint(*found);
+    return found;
+  }
+
   // Whether this rank's files have a commit with the heads of all its records.
-  bool has_commit(const RecordFiles& files, offload::CommitPoint point) const;
+  bool has_commit(const RecordFiles& files, offload::CommitPoint point) const {
+    try {
+      const auto found = found_in(files);
+      return found && holds(files, *found, point);
+    } catch (const Error& error) {
+      if (!is_damage(error)) throw;
+      if (options_.log != nullptr) options_.log->warning(error.what());
+      return false;
+    }
+  }
+
   // Throws B3201 if a drive of this rank's files cannot read them. That may pass, so they are not lost.
-  void require_readable_drives(std::span<const RecordFiles> files) const;
+  void require_readable_drives(std::span<const RecordFiles> files) const {
+    for (const RecordFiles& each : files) {
+      try {
+        const auto found = read_head(each);
+        if (!found) continue;
+        for (const auto& commit : found->commits)
+          holds(each, *found, commit.point);
+      } catch (const Error& error) {
+        if (error.code() == Code::file_call) throw;
+      }
+    }
+  }
+
   // Whether an earlier read of this rank's files has failed.
   bool is_marked_damaged(const RecordFiles& files) const {
     return are_marked_damaged(drives(files), store_options(files, options_));
   }
+
   // No lines if they are missing, damaged or of other records.
-  std::vector<std::string> description_of(const RecordFiles& files, std::uint64_t digest) const;
+  std::vector<std::string> description_of(const RecordFiles& files, std::uint64_t digest) const {
+    const auto lines = read_run_description(directory_of(files) / files.description_name());
+    return digest_of(lines) == digest ? lines : std::vector<std::string>{};
+  }
 
   // All ranks call these together, each with the files that it sees. The first one throws B1009 if they belong to several runs, and
   // leaves out commits that lack records.
-  std::vector<SeenRecords> find_all(std::span<const RecordFiles> files) const;
-  KnownCheckpoint newest_checkpoint(std::span<const RecordFiles> files) const;
+  std::vector<SeenRecords> find_all(std::span<const RecordFiles> files) const {
+    std::vector<SeenRecords> mine;
+    on_all_ranks(world_, [&] {
+      for (const RecordFiles& each : files) {
+        const SeenRecords seen = seen_in(each);
+        if (!each.is_mirror || seen.run_id != 0) mine.push_back(seen);
+      }
+    });
+    std::vector<SeenRecords> all = seen_by_all(world_, mine);
+    require_one_run(all, options_.run);
+    return all;
+  }
+
+  // Every rank that has saved one knows it, and some of them may be lost.
+  KnownCheckpoint newest_checkpoint(std::span<const RecordFiles> files) const {
+    std::string mine;
+    on_all_ranks(world_, [&] {
+      for (const RecordFiles& each : files) {
+        const KnownCheckpoint found = newest_checkpoint_of(directory_of(each));
+        if (!found.path.empty()) mine += fmt::format("{} {}\n", found.step, found.path);
+      }
+    });
+    KnownCheckpoint newest;
+    for (const std::string& text : texts_of_all(world_, mine)) {
+      for (const std::string& line : lines_of(text)) {
+        const std::size_t space = line.find(' ');
+        const std::uint64_t step = std::stoull(line);
+        if (newest.path.empty() || step > newest.step) newest = {step, line.substr(space + 1)};
+      }
+    }
+    return newest;
+  }
+
   // Drops the commit from `seen` for the files in `damaged`, which each rank passes for its own drives. Returns whether any rank
   // passed one.
-  bool forget(std::vector<SeenRecords>& seen, offload::CommitPoint point, std::span<const RecordFiles> damaged) const;
+  bool forget(std::vector<SeenRecords>& seen, offload::CommitPoint point, std::span<const RecordFiles> damaged) const {
+    std::string mine;
+    for (const RecordFiles& files : damaged)
+      mine += fmt::format("{} {} {:d}\n", files.rank, files.made_in, files.is_mirror);
+    const std::vector<std::string> texts = texts_of_all(world_, mine);
+    bool is_any = false;
+    for (std::size_t seer = 0; seer < texts.size(); ++seer) {
+      RecordFiles files;
+      for (std::istringstream text(texts[seer]); text >> files.rank >> files.made_in >> files.is_mirror;) {
+        is_any = true;
+        drop(seen, files, seer, point);
+      }
+    }
+    return is_any;
+  }
 
  private:
-  void require_joint(const offload::FoundRecords& found) const;
-  bool holds(const RecordFiles& files, const offload::FoundRecords& found, offload::CommitPoint point) const;
-  SeenRecords seen_in(const RecordFiles& files) const;
+  // Alone it would be resumed from steps that the others may not have.
+  void require_joint(const offload::FoundRecords& found) const {
+    const auto joint =
+        std::ranges::find_if(found.commits, [](const auto& each) { return round_of(each.label).exists(); });
+    require(own_ == nullptr || options_.resume_at || joint == found.commits.end(), Code::run_mismatch, [&] {
+      return Problem{.what = fmt::format("cannot resume run \"{}\" alone: it is one of {} that are resumed together",
+                                         options_.run, round_of(joint->label).members),
+                     .remedy = "Resume all of them together; or give the run another name. Nothing was changed."};
+    });
+  }
+
+  bool holds(const RecordFiles& files, const offload::FoundRecords& found, offload::CommitPoint point) const {
+    if (std::ranges::find(found.commits, point, &offload::FoundRecords::Found::point) == found.commits.end())
+      return false;
+    offload::StoreOptions unchanged = store_options(files, options_);
+    unchanged.file.writable = false;
+    if (const auto missing = missing_file(drives(files), unchanged)) {
+      if (options_.log != nullptr) {
+        options_.log->warning(
+            fmt::format("the records of rank {} do not count: {} is missing", files.rank, missing->string()));
+      }
+      return false;
+    }
+    return offload::RecordStore::open(found.shape, drives(files), unchanged).go_to(point);
+  }
+
+  SeenRecords seen_in(const RecordFiles& files) const {
+    const auto found = found_in(files);
+    if (!found) return {.seen_by = world_.rank(), .files = files, .lacks_records = true};
+    SeenRecords seen = seen_records(files, world_.rank(), *found);
+    bool lacks_step = false;  // nothing is lost before the first one
+    std::erase_if(seen.commits, [&](const auto& each) {
+      const bool is_lacking = !has_commit(files, each.point);
+      lacks_step = lacks_step || (is_lacking && each.step > 0);
+      return is_lacking;
+    });
+    if (lacks_step || is_marked_damaged(files)) seen.lacks_records = true;
+    if (own_ != nullptr && seen.digest == own_->shape.content_digest) {
+      seen.is_described = seen.is_of_model = true;
+      seen.placement = own_->plan.placement();
+    } else if (const auto described = read_description(description_of(files, seen.digest))) {
+      seen.is_described = true;
+      seen.placement = described->placement;
+      seen.is_of_model = own_ != nullptr && !first_obstacle(*described, own_->plan.model(), own_->plan.rule());
+    }
+    return seen;
+  }
+
   std::vector<offload::Drive> drives(const RecordFiles& files) const { return drives_of(files, options_, queues_); }
   std::filesystem::path directory_of(const RecordFiles& files) const {
     return files.directory(options_.directories.front(), options_.run);
@@ -70,17 +216,59 @@ class EarlierRecords {
 
   // Whether a copy, which this rank sees, has the heads of all records; are_intact() reads all of their bytes, too.
   bool are_there(const WholeRun::Copy& copy) { return opened(copy) != nullptr; }
-  bool are_intact(const WholeRun::Copy& copy);
+
+  bool are_intact(const WholeRun::Copy& copy) {
+    try {
+      for (std::size_t record = 0; record < shape_.tiles; ++record)
+        read(copy, record);
+    } catch (const Error& error) {
+      if (!is_damage(error)) throw;
+      if (own_.options.log != nullptr) own_.options.log->warning(error.what());
+      return false;
+    }
+    return true;
+  }
+
   std::span<const std::byte> note_of(const WholeRun::Copy& copy) { return store_of(copy).note(); }
+
   // A record's payload, until the next call.
-  std::span<std::byte> read(const WholeRun::Copy& copy, std::size_t record);
+  std::span<std::byte> read(const WholeRun::Copy& copy, std::size_t record) {
+    offload::RecordStore& store = store_of(copy);
+    const std::pair wanted(name_of(copy), record);
+    if (in_memory_ == wanted) return payload_;
+    if (!memory_) memory_ = map_host_pages(store.record_bytes(), "a record that is taken over");
+    in_memory_ = {{SIZE_MAX, false}, 0};  // invalid until the record is there
+    payload_ = store.read(record, {memory_.get(), store.record_bytes()}).payload();
+    in_memory_ = wanted;
+    return payload_;
+  }
 
  private:
   using Name = std::pair<std::size_t, bool>;  // rank, and whether it is its mirror
   static Name name_of(const WholeRun::Copy& copy) { return {copy.rank, copy.is_mirror}; }
 
-  offload::RecordStore* opened(const WholeRun::Copy& copy);
-  offload::RecordStore& store_of(const WholeRun::Copy& copy);
+  offload::RecordStore* opened(const WholeRun::Copy& copy) {
+    const auto [found, is_new] = stores_.try_emplace(name_of(copy));
+    if (is_new) {
+      const RecordFiles files = run_.files_of(copy);
+      offload::RecordShape shape = shape_;
+      shape.rank = static_cast<std::uint32_t>(copy.rank);
+      offload::StoreOptions unchanged = own_.files_of(files);
+      unchanged.file.writable = false;
+      offload::RecordStore store = offload::RecordStore::open(shape, own_.drives(files), unchanged);
+      if (store.go_to(run_.point)) found->second.emplace(std::move(store));
+    }
+    return found->second ? &*found->second : nullptr;
+  }
+
+  offload::RecordStore& store_of(const WholeRun::Copy& copy) {
+    offload::RecordStore* const store = opened(copy);
+    require(store != nullptr, Code::bad_record, [&] {
+      return Problem{.what = "cannot take over records: some of them are missing or damaged",
+                     .where = run_.files_of(copy).directory(own_.options.directories.front(), own_.name())};
+    });
+    return *store;
+  }
 
   const OwnRun& own_;
   const WholeRun& run_;
