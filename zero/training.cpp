@@ -167,282 +167,252 @@ std::shared_ptr<ExchangeOrder> make_exchange_order() { return std::make_shared<E
 // program's order, is served on demand to its end: with the same bits, but without prefetching. An order that comes twice in a
 // row becomes the program of the following steps.
 struct Training::Impl {
-  Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked);
-  Impl(Impl&&) = delete;
-  ~Impl();
+  Impl(Model model, Communicator& all, std::vector<optim::Rule> rules, const TrainingOptions& asked)
+      : options(with_tiles_of_run(asked, all)),
+        groups(std::move(rules)),
+        world(all),
+        planned(std::move(model), {all.rank(), all.size(), all.ranks_per_host()}, groups, options) {
+    scheduler.follow_program(running.program().ops);
+    if (gpu != nullptr || options.allocator != nullptr) state.clear_device_memory();
+  }
 
-  void require_usable() const;
-  void require_between_steps(std::string_view what) const;
-  void require_not_begun() const;
-  void require_unit(std::size_t unit) const;
-  void require_acquirable(std::size_t unit, Phase phase) const;
-  Lease acquire(std::size_t unit, Phase phase, bool exact = false);
-  Lease::Memory memory_of(const Op& use) const;
-  void begin();
+  Impl(Impl&&) = delete;
+
+  // Lanes end before the objects that they use. Open uses cannot end any more, so operations that wait for them fail.
+  ~Impl() {
+    lives.reset();
+    scheduler.abandon_uses();
+    try {
+      if (off_plan.has_gradients()) mesh.abort("its training was ended in the middle of a step");
+    } catch (const std::exception&) {
+    }
+    threads.stop();
+    if (drives) drives->finish();  // a late read would write to memory of a slot that is freed
+    if (gpu == nullptr) return;
+    try {  // no work may use the slots when they are freed
+      gpu->finish();
+      trainer.synchronize();
+    } catch (const Error&) {
+    }
+  }
+
+  void require_usable() const {
+    failure.check();
+    require(has_begun, Code::out_of_order, [] {
+      return Problem{.what = "cannot use the training: it has no parameters yet",
+                     .needed = "start(), initialize() or resume() first"};
+    });
+    require(!is_offloaded, Code::out_of_order, [] {
+      return Problem{.what = "cannot use the training: it is offloaded from its device", .needed = "reload() first"};
+    });
+  }
+
+  void require_between_steps(std::string_view what) const {
+    require_usable();
+    const bool is_in_step = scheduler.uses().oldest() != nullptr || off_plan.has_gradients() || agreement.is_prepared();
+    require(!is_in_step, Code::out_of_order, [&] {
+      return Problem{.what = fmt::format("cannot {}: it is in the middle of a step", what),
+                     .needed = "step() after each backward pass, and the end of all leases"};
+    });
+  }
+
+  void require_not_begun() const {
+    require(!has_begun, Code::out_of_order, [] {
+      return Problem{.what = "cannot begin the training: it has begun",
+                     .needed = "start(), initialize() or resume() once, and change_state() after that"};
+    });
+  }
+
+  void require_unit(std::size_t unit) const {
+    const std::vector<Unit>& units = plan.model().units;
+    require(unit < units.size(), Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("there is no unit {}", unit),
+                     .needed = fmt::format("a unit below {}", units.size())};
+    });
+  }
+
+  void require_acquirable(std::size_t unit, Phase phase) const {
+    require_unit(unit);
+    require_usable();
+    const bool sums_once = plan.input().placement.reduction == Reduction::boundary;
+    require(!norm_is_known || phase != Phase::backward || !sums_once, Code::out_of_order, [] {
+      return Problem{.what = "cannot add gradients: groups of ranks have summed theirs for the norm",
+                     .needed = "norms and clipping after the last backward pass of a step, or Reduction::each",
+                     .remedy = "Make the step first, or discard its gradients."};
+    });
+  }
+
+  Lease acquire(std::size_t unit, Phase phase, bool exact = false) {
+    require_acquirable(unit, phase);
+    const Trace chain = visits_of(plan.model(), unit, phase, exact);
+    scheduler.issue_up_to_trainer();
+    if (!scheduler.uses_next(chain)) off_plan.serve(chain);
+    const std::size_t first = scheduler.uses().next_number();
+    std::vector<Lease::Memory> memory;
+    while (memory.size() < chain.size()) {
+      memory.push_back(memory_of(scheduler.begin_use()));
+    }
+    off_plan.remember(chain);
+    const std::size_t end = first + memory.size();
+    return Lease(std::move(memory), lives, [this, first, end] {
+      for (std::size_t use = first; use < end; ++use)
+        scheduler.end_use(use);
+    });
+  }
+
+  Lease::Memory memory_of(const Op& use) const {
+    const Unit& unit = plan.model().units[use.unit];
+    return {.unit = &unit,
+            .layout = &plan.layout().units[use.unit],
+            .parameters = slots.view(use.from, unit.dtype),
+            .backward = use.phase == Phase::backward,
+            .gradients = use.to.exists() ? slots.view(use.to, unit.dtype) : View{}};
+  }
+
+  void begin() {
+    scheduler.run_entry(running.program().entry, true);
+    has_begun = true;
+    number_step();
+  }
+
   void number_step() { scheduler.run().step = agreement.steps() + 1; }
-  void before_write(RunWrite write) const;
-  StepOptions completed(StepOptions step) const;
-  void prepare(const StepOptions& step);
-  void prepare_backward();
-  void complete_gradients(std::optional<std::size_t> micro_steps);  // those of the backward passes so far
-  void reach_agreement();
+
+  void before_write(RunWrite write) const {
+    if (options.drives.before_write && drives && drives->keeps_run()) options.drives.before_write(write);
+  }
+
+  // Returns the options with the training's own where they leave something out.
+  StepOptions completed(StepOptions step) const {
+    if (step.groups.empty()) step.groups = groups;
+    if (!step.max_norm) step.max_norm = options.max_norm;
+    return step;
+  }
+
+  // Throws before anything changes: a rank that stopped after the agreement would leave the others a step ahead.
+  void prepare(const StepOptions& step) {
+    require_usable();
+    agreement.check(step);
+    if (step.update) require_custom_update(plan, check != nullptr);
+    before_write(RunWrite::step);
+    agreement.prepare(step);
+    if (options.schedule.update_in_backward) scheduler.run().numbers = agreement.numbers_before_norm();
+  }
+
+  // Where updates are made in the backward pass, it begins with their options.
+  void prepare_backward() {
+    if (options.schedule.update_in_backward && !agreement.is_prepared()) prepare(completed({}));
+  }
+
+  // Completes the gradients of the backward passes so far.
+  void complete_gradients(std::optional<std::size_t> micro_steps) {
+    require_usable();
+    require(!options.schedule.update_in_backward, Code::out_of_order, [] {
+      return Problem{.what = "cannot compute the norm: parameters are updated before it is known",
+                     .needed = "updates after the backward pass"};
+    });
+    agreement.check_accumulated(off_plan.visited(), micro_steps);
+    reach_agreement();
+    norm_is_known = true;
+    scheduler.wait_for_issued();
+  }
+
+  void reach_agreement() {
+    require(scheduler.uses().oldest() == nullptr, Code::out_of_order, [] {
+      return Problem{.what = "cannot step: a lease of a unit has not ended", .needed = "the end of all leases"};
+    });
+    scheduler.issue_up_to_trainer();
+    if (!scheduler.is_at_agreement()) off_plan.serve_step();
+    trainer.synchronize();
+  }
+
   std::size_t device_bytes() const { return running.memory()[static_cast<std::size_t>(Tier::device)]; }
-  JointRound round_of_change() const;
-  const Timeline& kept_timeline() const;
+
+  // A change that belongs to no round of its own is one of the last round's state.
+  JointRound round_of_change() const { return round.exists() || !drives ? round : drives->round(); }
+
+  const Timeline& kept_timeline() const {
+    require(timeline != nullptr, Code::bad_argument, [] {
+      return Problem{.what = "cannot read the timeline: this training keeps none", .needed = "keeps_timeline"};
+    });
+    return *timeline;
+  }
 
   TrainingOptions options;
   std::vector<optim::Rule> groups;
+  Communicator& world;
   Plan planned;
   const CompiledPlan& plan = planned.compiled();
-  std::unique_ptr<kernels::Backend> backend;  // the CPU's, called by several lanes at once
+  // The CPU's, called by several lanes at once.
+  std::unique_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = options.threads});
   MemoryAccounts accounts;
-  std::unique_ptr<Timeline> timeline;  // null: none is kept
-  std::unique_ptr<Records> records;    // null: no tile is on a drive
-  std::unique_ptr<GpuLanes> gpu;       // its memory is the device tier; null: the host's
-  Mesh mesh;
-  std::size_t rank;
+  // Null: none is kept.
+  std::unique_ptr<Timeline> timeline = options.keeps_timeline ? std::make_unique<Timeline>() : nullptr;
+  // Null: no tile is on a drive.
+  std::unique_ptr<Records> records =
+      plan.uses_drives() ? std::make_unique<Records>(plan, world, options.drives) : nullptr;
+  // Its memory is the device tier; null: the host's.
+  std::unique_ptr<GpuLanes> gpu = options.gpu ? std::make_unique<GpuLanes>(*options.gpu) : nullptr;
+  Mesh mesh = mesh_of(world, plan, gpu.get(), options);
 
   std::shared_ptr<const bool> lives = std::make_shared<const bool>(true);  // leases see when it expires
-  RunningProgram running;
-  Slots slots;
-  TrainerStream trainer;
-  LaneArithmetic arithmetic;
-  std::unique_ptr<RecordMirror> mirror;            // null: records are not mirrored
-  std::unique_ptr<const RecordLane> drives;        // null: no tile is on a drive
-  std::unique_ptr<CorruptionCheck> check;          // null: no update is checked
-  std::unique_ptr<const MatrixExecutor> matrices;  // null: the rule is of elements
-  ExchangeTurns exchanges;                         // exchanges between GPUs
-  FirstFailure failure;
-  StepCounters counters;
-  TensorSums tensor_sums;
-  Agreement agreement;
-  std::unique_ptr<SendAhead> ahead;  // null: exchanges are those of a GPU
-  OpExecutor executor;
-  LaneThreads threads;
-  Scheduler scheduler;
-  OffPlan off_plan;
-  HomeMemory homes;
-  LocalState state;
+  RunningProgram running{plan};
+  Slots slots{running.program(), accounts, device_memory(options, mesh),
+              records ? records->queues() : std::vector<offload::IoQueue*>{}};
+  TrainerStream trainer{*backend, gpu.get(), options.stream};
+  LaneArithmetic arithmetic{plan, slots, *backend, gpu.get()};
+  // Null: records are not mirrored.
+  std::unique_ptr<RecordMirror> mirror = make_mirror(records.get(), plan.program(), slots);
+  std::unique_ptr<const RecordLane> drives =
+      records ? std::make_unique<const RecordLane>(plan, slots, records->stores(), mirror.get()) : nullptr;
+  // Null: no update is checked.
+  std::unique_ptr<CorruptionCheck> check = make_check(plan, options.verify, mesh.rank());
+  // Null: the rule is of elements.
+  std::unique_ptr<const MatrixExecutor> matrices =
+      plan.input().needs_matrices()
+          ? std::make_unique<const MatrixExecutor>(plan, mesh, slots, gpu.get(), options.threads)
+          : nullptr;
+  ExchangeTurns exchanges{options.exchanges, mesh.ranks()};  // exchanges between GPUs
+  FirstFailure failure{plan.model(), mesh, exchanges};
+  StepCounters counters{plan.placement(), timeline.get(), trainer.stream()};
+  TensorSums tensor_sums{plan, arithmetic, accounts, options.gpu};
+  Agreement agreement{plan, mesh, arithmetic, tensor_sums, options.sums_micro_steps};
+  // Null: exchanges are those of a GPU.
+  std::unique_ptr<SendAhead> ahead = gpu == nullptr ? std::make_unique<SendAhead>(plan, slots, mesh) : nullptr;
+  OpExecutor executor{{.plan = plan,
+                       .mesh = mesh,
+                       .slots = slots,
+                       .arithmetic = arithmetic,
+                       .agreement = agreement,
+                       .counters = counters,
+                       .failure = failure,
+                       .exchanges = exchanges,
+                       .records = drives.get(),
+                       .check = check.get(),
+                       .matrices = matrices.get(),
+                       .ahead = ahead.get()}};
+  LaneThreads threads{gpu.get()};
+  Scheduler scheduler{{.threads = threads,
+                       .trainer = trainer,
+                       .exchanges = exchanges,
+                       .counters = counters,
+                       .failure = failure,
+                       .gpu = gpu.get(),
+                       .execute = [this](const IssuedOp& issued) { executor.run(issued); },
+                       .ahead = ahead.get()}};
+  OffPlan off_plan{{.running = running, .slots = slots, .scheduler = scheduler, .counters = counters}};
+  HomeMemory homes{running, slots, arithmetic};
+  LocalState state{{.running = running,
+                    .slots = slots,
+                    .arithmetic = arithmetic,
+                    .homes = homes,
+                    .mesh = mesh,
+                    .records = drives.get()}};
   std::vector<std::byte> note;
   JointRound round{};
   bool has_begun = false;
   bool is_offloaded = false;
   bool norm_is_known = false;  // whether this step's norm is known
 };
-
-Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked)
-    : options(with_tiles_of_run(asked, world)),
-      groups(std::move(rules)),
-      planned(std::move(model), {world.rank(), world.size(), world.ranks_per_host()}, groups, options),
-      backend(kernels::cpu_backend({.threads = options.threads})),
-      timeline(options.keeps_timeline ? std::make_unique<Timeline>() : nullptr),
-      records(plan.uses_drives() ? std::make_unique<Records>(plan, world, options.drives) : nullptr),
-      gpu(options.gpu ? std::make_unique<GpuLanes>(*options.gpu) : nullptr),
-      mesh(mesh_of(world, plan, gpu.get(), options)),
-      rank(world.rank()),
-      running(plan),
-      slots(running.program(), accounts, device_memory(options, mesh),
-            records ? records->queues() : std::vector<offload::IoQueue*>{}),
-      trainer(*backend, gpu.get(), options.stream),
-      arithmetic(plan, slots, *backend, gpu.get()),
-      mirror(make_mirror(records.get(), plan.program(), slots)),
-      drives(records ? std::make_unique<const RecordLane>(plan, slots, records->stores(), mirror.get()) : nullptr),
-      check(make_check(plan, options.verify, mesh.rank())),
-      matrices(plan.input().needs_matrices()
-                   ? std::make_unique<const MatrixExecutor>(plan, mesh, slots, gpu.get(), options.threads)
-                   : nullptr),
-      exchanges(options.exchanges, mesh.ranks()),
-      failure(plan.model(), mesh, exchanges),
-      counters(plan.placement(), timeline.get(), trainer.stream()),
-      tensor_sums(plan, arithmetic, accounts, options.gpu),
-      agreement(plan, mesh, arithmetic, tensor_sums, options.sums_micro_steps),
-      ahead(gpu == nullptr ? std::make_unique<SendAhead>(plan, slots, mesh) : nullptr),
-      executor({.plan = plan,
-                .mesh = mesh,
-                .slots = slots,
-                .arithmetic = arithmetic,
-                .agreement = agreement,
-                .counters = counters,
-                .failure = failure,
-                .exchanges = exchanges,
-                .records = drives.get(),
-                .check = check.get(),
-                .matrices = matrices.get(),
-                .ahead = ahead.get()}),
-      threads(gpu.get()),
-      scheduler({.threads = threads,
-                 .trainer = trainer,
-                 .exchanges = exchanges,
-                 .counters = counters,
-                 .failure = failure,
-                 .gpu = gpu.get(),
-                 .execute = [this](const IssuedOp& issued) { executor.run(issued); },
-                 .ahead = ahead.get()}),
-      off_plan({.running = running, .slots = slots, .scheduler = scheduler, .counters = counters}),
-      homes(running, slots, arithmetic),
-      state({.running = running,
-             .slots = slots,
-             .arithmetic = arithmetic,
-             .homes = homes,
-             .mesh = mesh,
-             .records = drives.get()}) {
-  scheduler.follow_program(running.program().ops);
-  if (gpu != nullptr || options.allocator != nullptr) state.clear_device_memory();
-}
-
-// Lanes end before the objects that they use. Open uses cannot end any more, so operations that wait for them fail.
-Training::Impl::~Impl() {
-  lives.reset();
-  scheduler.abandon_uses();
-  try {
-    if (off_plan.has_gradients()) mesh.abort("its training was ended in the middle of a step");
-  } catch (const std::exception&) {
-  }
-  threads.stop();
-  if (drives) drives->finish();  // a late read would write to memory of a slot that is freed
-  if (gpu == nullptr) return;
-  try {  // no work may use the slots when they are freed
-    gpu->finish();
-    trainer.synchronize();
-  } catch (const Error&) {
-  }
-}
-
-void Training::Impl::require_usable() const {
-  failure.check();
-  require(has_begun, Code::out_of_order, [] {
-    return Problem{.what = "cannot use the training: it has no parameters yet",
-                   .needed = "start(), initialize() or resume() first"};
-  });
-  require(!is_offloaded, Code::out_of_order, [] {
-    return Problem{.what = "cannot use the training: it is offloaded from its device", .needed = "reload() first"};
-  });
-}
-
-void Training::Impl::require_between_steps(std::string_view what) const {
-  require_usable();
-  const bool is_in_step = scheduler.uses().oldest() != nullptr || off_plan.has_gradients() || agreement.is_prepared();
-  require(!is_in_step, Code::out_of_order, [&] {
-    return Problem{.what = fmt::format("cannot {}: it is in the middle of a step", what),
-                   .needed = "step() after each backward pass, and the end of all leases"};
-  });
-}
-
-void Training::Impl::require_not_begun() const {
-  require(!has_begun, Code::out_of_order, [] {
-    return Problem{.what = "cannot begin the training: it has begun",
-                   .needed = "start(), initialize() or resume() once, and change_state() after that"};
-  });
-}
-
-void Training::Impl::require_unit(std::size_t unit) const {
-  const std::vector<Unit>& units = plan.model().units;
-  require(unit < units.size(), Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("there is no unit {}", unit),
-                   .needed = fmt::format("a unit below {}", units.size())};
-  });
-}
-
-void Training::Impl::require_acquirable(std::size_t unit, Phase phase) const {
-  require_unit(unit);
-  require_usable();
-  const bool sums_once = plan.input().placement.reduction == Reduction::boundary;
-  require(!norm_is_known || phase != Phase::backward || !sums_once, Code::out_of_order, [] {
-    return Problem{.what = "cannot add gradients: groups of ranks have summed theirs for the norm",
-                   .needed = "norms and clipping after the last backward pass of a step, or Reduction::each",
-                   .remedy = "Make the step first, or discard its gradients."};
-  });
-}
-
-Lease Training::Impl::acquire(std::size_t unit, Phase phase, bool exact) {
-  require_acquirable(unit, phase);
-  const Trace chain = visits_of(plan.model(), unit, phase, exact);
-  scheduler.issue_up_to_trainer();
-  if (!scheduler.uses_next(chain)) off_plan.serve(chain);
-  const std::size_t first = scheduler.uses().next_number();
-  std::vector<Lease::Memory> memory;
-  while (memory.size() < chain.size()) {
-    memory.push_back(memory_of(scheduler.begin_use()));
-  }
-  off_plan.remember(chain);
-  const std::size_t end = first + memory.size();
-  return Lease(std::move(memory), lives, [this, first, end] {
-    for (std::size_t use = first; use < end; ++use)
-      scheduler.end_use(use);
-  });
-}
-
-Lease::Memory Training::Impl::memory_of(const Op& use) const {
-  const Unit& unit = plan.model().units[use.unit];
-  return {.unit = &unit,
-          .layout = &plan.layout().units[use.unit],
-          .parameters = slots.view(use.from, unit.dtype),
-          .backward = use.phase == Phase::backward,
-          .gradients = use.to.exists() ? slots.view(use.to, unit.dtype) : View{}};
-}
-
-void Training::Impl::begin() {
-  scheduler.run_entry(running.program().entry, true);
-  has_begun = true;
-  number_step();
-}
-
-void Training::Impl::before_write(RunWrite write) const {
-  if (options.drives.before_write && drives && drives->keeps_run()) options.drives.before_write(write);
-}
-
-// The training's own where the options leave something out.
-StepOptions Training::Impl::completed(StepOptions step) const {
-  if (step.groups.empty()) step.groups = groups;
-  if (!step.max_norm) step.max_norm = options.max_norm;
-  return step;
-}
-
-// Throws before anything changes: a rank that stopped after the agreement would leave the others a step ahead.
-void Training::Impl::prepare(const StepOptions& step) {
-  require_usable();
-  agreement.check(step);
-  if (step.update) require_custom_update(plan, check != nullptr);
-  before_write(RunWrite::step);
-  agreement.prepare(step);
-  if (options.schedule.update_in_backward) scheduler.run().numbers = agreement.numbers_before_norm();
-}
-
-// Where updates are made in the backward pass, it begins with their options.
-void Training::Impl::prepare_backward() {
-  if (options.schedule.update_in_backward && !agreement.is_prepared()) prepare(completed({}));
-}
-
-void Training::Impl::reach_agreement() {
-  require(scheduler.uses().oldest() == nullptr, Code::out_of_order, [] {
-    return Problem{.what = "cannot step: a lease of a unit has not ended", .needed = "the end of all leases"};
-  });
-  scheduler.issue_up_to_trainer();
-  if (!scheduler.is_at_agreement()) off_plan.serve_step();
-  trainer.synchronize();
-}
-
-void Training::Impl::complete_gradients(std::optional<std::size_t> micro_steps) {
-  require_usable();
-  require(!options.schedule.update_in_backward, Code::out_of_order, [] {
-    return Problem{.what = "cannot compute the norm: parameters are updated before it is known",
-                   .needed = "updates after the backward pass"};
-  });
-  agreement.check_accumulated(off_plan.visited(), micro_steps);
-  reach_agreement();
-  norm_is_known = true;
-  scheduler.wait_for_issued();
-}
-
-// A change that belongs to no round of its own is one of the last round's state.
-JointRound Training::Impl::round_of_change() const { return round.exists() || !drives ? round : drives->round(); }
-
-const Timeline& Training::Impl::kept_timeline() const {
-  require(timeline != nullptr, Code::bad_argument, [] {
-    return Problem{.what = "cannot read the timeline: this training keeps none", .needed = "keeps_timeline"};
-  });
-  return *timeline;
-}
 
 Training::Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options)
     : impl_(std::make_unique<Impl>(std::move(model), world, std::move(groups), options)) {}
@@ -681,6 +651,8 @@ Metrics Training::metrics() const {
 std::string Training::unpinned_because() const { return impl_->slots.unpinned_because(); }
 
 std::vector<UnitWork> Training::unit_work() const { return impl_->kept_timeline().work(model().units.size()); }
-std::string Training::chrome_trace() const { return impl_->kept_timeline().to_chrome_trace(model(), impl_->rank); }
+std::string Training::chrome_trace() const {
+  return impl_->kept_timeline().to_chrome_trace(model(), impl_->mesh.rank());
+}
 
 }  // namespace ballast

@@ -1,11 +1,15 @@
 // Access from host memory to parameters and state between steps, wherever they lie.
 #pragma once
 
+#include <ballast/error.h>
+
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <vector>
 
+#include "kernels/runtime/sizes.h"
 #include "offload/completion.h"
 #include "zero/engine/arithmetic.h"
 #include "zero/engine/slots.h"
@@ -21,19 +25,62 @@ namespace ballast {
 class Staging {
  public:
   // `most_bytes` are those of all copies together. The arithmetic outlives this.
-  Staging(const LaneArithmetic& arithmetic, std::size_t most_bytes);
+  Staging(const LaneArithmetic& arithmetic, std::size_t most_bytes)
+      : device_(arithmetic.copies()),
+        cpu_(arithmetic.of(Lane::host).context().backend()),
+        half_bytes_(std::clamp(round_up(most_bytes / 2, alignment), alignment, most_half_bytes)) {}
+
   Staging(Staging&&) = delete;
 
-  void reserve();  // throws B2001 if there is too little memory; else the first copy does
+  void reserve() {  // throws B2001 if there is too little memory; else the first copy does
+    if (device_.stream() == nullptr || buffer_.bytes() > 0) return;
+    const int gpu = device_.stream()->gpu();
+    buffer_ =
+        allocate(accounts_, {.kind = MemoryKind::pinned, .bytes = 2 * half_bytes_, .owner = "staging", .gpu = gpu});
+    for (std::size_t i = 0; i < halves_.size(); ++i) {
+      halves_[i].memory = buffer_.data() + i * half_bytes_;
+      halves_[i].copied.emplace(gpu);
+    }
+  }
 
   // Writes the bytes from the given one on, which are not clear.
   using Writer = std::function<void(std::size_t first, std::span<std::byte> bytes)>;
 
-  void upload(std::byte* to, const std::byte* from, std::size_t bytes);    // `from` may be changed when this returns
-  void upload(std::span<std::byte> to, const Writer& writer);              // calls `writer` once or more, in order
-  void download(std::byte* to, const std::byte* from, std::size_t bytes);  // `to` is written when finish() returns
+  void upload(std::byte* to, const std::byte* from, std::size_t bytes) {  // `from` may be changed when this returns
+    if (device_.stream() == nullptr) return device_.copy(to, from, bytes);
+    upload({to, bytes},
+           [&](std::size_t first, std::span<std::byte> part) { copy_on_host(part.data(), from + first, part.size()); });
+  }
+
+  // Calls `writer` once or more, in order.
+  void upload(std::span<std::byte> to, const Writer& writer) {
+    if (device_.stream() == nullptr && !to.empty()) return writer(0, to);
+    for (std::size_t first = 0; first < to.size();) {
+      const std::span<std::byte> part = room_for(to.size() - first);
+      writer(first, part);
+      device_.copy(to.data() + first, part.data(), part.size());
+      first += part.size();
+    }
+  }
+
+  // `to` is written when finish() returns.
+  void download(std::byte* to, const std::byte* from, std::size_t bytes) {
+    if (device_.stream() == nullptr) return device_.copy(to, from, bytes);
+    for (std::size_t first = 0; first < bytes;) {
+      const std::span<std::byte> part = room_for(bytes - first);
+      device_.copy(part.data(), from + first, part.size());
+      halves_[current_].arrivals.push_back({.to = to + first, .from = part.data(), .bytes = part.size()});
+      first += part.size();
+    }
+  }
+
   void zero(std::byte* memory, std::size_t bytes) { device_.zero(memory, bytes); }
-  void finish();  // waits for all copies
+
+  void finish() {  // waits for all copies
+    if (buffer_.bytes() == 0) return device_.finish();
+    turn();
+    turn();
+  }
 
  private:
   struct Arrival {
@@ -48,10 +95,39 @@ class Staging {
     std::vector<Arrival> arrivals{};
   };
 
-  std::span<std::byte> room_for(std::size_t most);
-  void turn();
-  void settle(Half& half);
-  void copy_on_host(std::byte* to, const std::byte* from, std::size_t bytes);
+  // Returns memory of the current half, or of the other one if it is full.
+  std::span<std::byte> room_for(std::size_t most) {
+    reserve();
+    if (halves_[current_].used == half_bytes_) turn();
+    Half& half = halves_[current_];
+    const std::span<std::byte> room(half.memory + half.used, std::min(most, half_bytes_ - half.used));
+    half.used += round_up(room.size(), alignment);
+    return room;
+  }
+
+  void turn() {
+    halves_[current_].copied->record(*device_.stream());
+    current_ = 1 - current_;
+    settle(halves_[current_]);
+  }
+
+  // Waits for the copies of a half, and brings what has arrived in it to its place.
+  void settle(Half& half) {
+    half.copied->synchronize();
+    for (const Arrival& arrival : half.arrivals) {
+      copy_on_host(arrival.to, arrival.from, arrival.bytes);
+    }
+    half.arrivals.clear();
+    half.used = 0;
+  }
+
+  void copy_on_host(std::byte* to, const std::byte* from, std::size_t bytes) {
+    cpu_.cast(ConstView(from, bytes, DType::u8), View(to, bytes, DType::u8));
+  }
+
+  static constexpr std::size_t most_half_bytes = std::size_t{16}
+                                                 << 20;  // the bus is at its speed; pinned in milliseconds
+  static constexpr std::size_t alignment = 64;           // alignment of each copy: whole elements of all formats
 
   ExecContext device_;
   kernels::Backend& cpu_;
@@ -74,7 +150,10 @@ class HomeMemory {
   // Host memory in which a piece is made: the piece itself, or temporary memory if it lies nowhere.
   class Draft {
    public:
-    Draft(const HomeMemory& homes, const Piece& piece, std::size_t bytes);
+    Draft(const HomeMemory& homes, const Piece& piece, std::size_t bytes)
+        : elsewhere_(piece.exists() ? 0 : bytes),
+          bytes_(elsewhere_.empty() ? std::span(homes.slots_.data(piece), bytes) : std::span(elsewhere_)) {}
+
     Draft(Draft&&) = delete;
     std::span<std::byte> bytes() const { return bytes_; }
 
@@ -86,7 +165,14 @@ class HomeMemory {
   // A piece to be read or changed in host memory: itself, or a copy of it if it lies on a GPU.
   class OnHost {
    public:
-    OnHost(const HomeMemory& homes, const Piece& piece, Staging& staging);
+    OnHost(const HomeMemory& homes, const Piece& piece, Staging& staging)
+        : copy_(homes.slots_.on_gpu(piece) ? piece.bytes : 0),
+          data_(copy_.empty() ? homes.slots_.data(piece) : copy_.data()) {
+      if (copy_.empty()) return;
+      staging.download(data_, homes.slots_.data(piece), piece.bytes);
+      staging.finish();
+    }
+
     OnHost(OnHost&&) = delete;
     std::byte* data() const { return data_; }
     bool is_copy() const { return !copy_.empty(); }
@@ -100,10 +186,35 @@ class HomeMemory {
   // lies on a GPU. A copy of a whole tile could be as large as the shard.
   class StateOnHost {
    public:
-    StateOnHost(const HomeMemory& homes, const Home& stretch, Staging& staging);
+    StateOnHost(const HomeMemory& homes, const Home& stretch, Staging& staging)
+        : staging_(staging),
+          state_(homes.slots_.data(stretch.state)),
+          fields_(homes.layout_of(stretch).fields_of(homes.range_in_tile(stretch).first, stretch.range.count)),
+          copy_layout_(homes.layout_of(stretch).layout_of(stretch.range.count)) {
+      if (homes.slots_.on_gpu(stretch.state)) {
+        copy_.resize(copy_layout_.bytes());
+        memory_ = copy_layout_.tile(copy_.data());
+        for (std::size_t i = 0; i < fields_.size(); ++i) {
+          staging.download(copy_.data() + copy_layout_.fields()[i].offset, state_ + fields_[i].offset,
+                           fields_[i].bytes);
+        }
+        staging.finish();
+      } else {
+        memory_ = kernels::part(homes.layout_of(stretch).tile(state_), homes.range_in_tile(stretch).first,
+                                stretch.range.count);
+      }
+      memory_.count = stretch.range.count;
+      memory_.first_index = stretch.range.first;
+    }
+
     StateOnHost(StateOnHost&&) = delete;
     const TileMemory& memory() const { return memory_; }  // the parameter is left out
-    void put_back();                                      // where it was copied from
+
+    void put_back() {  // where it was copied from
+      for (std::size_t i = 0; i < fields_.size() && !copy_.empty(); ++i) {
+        staging_.upload(state_ + fields_[i].offset, copy_.data() + copy_layout_.fields()[i].offset, fields_[i].bytes);
+      }
+    }
 
    private:
     Staging& staging_;
@@ -115,18 +226,80 @@ class HomeMemory {
   };
 
   // The stretches of a tile in memory, in order. Each is a home whose state is still the tile's.
-  std::vector<Home> stretches_of(const Home& tile) const;
+  std::vector<Home> stretches_of(const Home& tile) const {
+    const std::size_t width = byte_size(dtype_of(tile));
+    std::vector<Home> stretches;
+    constexpr std::size_t stretch_elements = std::size_t{1} << 20;  // of whole groups
+    for (const Range& range : cut({0, tile.range.count}, stretch_elements)) {
+      Home& stretch = stretches.emplace_back(tile);
+      stretch.range = {tile.range.first + range.first, range.count};
+      if (tile.parameters.exists()) stretch.parameters = tile.parameters.part(range.first * width, range.count * width);
+    }
+    return stretches;
+  }
 
-  void put(const Piece& to, const std::byte* from, Staging& staging) const;  // `from` may be changed when this returns
-  void read(const ConstView& view, std::byte* into) const;                   // also a GPU's memory, into the host's
+  // `from` may be changed when this returns.
+  void put(const Piece& to, const std::byte* from, Staging& staging) const {
+    std::byte* const into = slots_.data(to);
+    slots_.on_gpu(to) ? staging.upload(into, from, to.bytes) : void(std::memcpy(into, from, to.bytes));
+  }
 
-  Piece parameters_of(const Home& tile) const;  // a tile's own parameters, or a part of the unit's
-  void keep_parameters(const Home& tile, const std::byte* from, Staging& staging) const;  // everywhere but in records
-  View full_parameters(std::size_t unit) const;  // where the program keeps all of the unit, as it is laid out
+  // Reads memory of the training, on a GPU too, into the host's.
+  void read(const ConstView& view, std::byte* into) const {
+    if (view.data() == into) return;
+    const ExecContext& context = arithmetic_.copies();
+    context.copy(into, view.data(), view.bytes());
+    context.finish();
+  }
+
+  // Returns a tile's own parameters. If its state lies on the device, they are a part of those that the unit keeps there.
+  Piece parameters_of(const Home& tile) const {
+    if (tile.parameters.exists()) return tile.parameters;
+    const std::size_t width = byte_size(dtype_of(tile));
+    for (const Home& kept : running_.program().homes) {
+      if (kept.unit != tile.unit || kept.tile != none || intersection(kept.range, tile.range) != tile.range) continue;
+      return kept.parameters.part((tile.range.first - kept.range.first) * width, tile.range.count * width);
+    }
+    fail(Code::internal, {.what = "cannot find the parameter of a tile"});
+  }
+
+  // Writes a tile's parameters to all memory that keeps them. Its record is left out.
+  void keep_parameters(const Home& tile, const std::byte* from, Staging& staging) const {
+    const std::size_t width = byte_size(dtype_of(tile));
+    for (const Home& kept : running_.program().homes) {
+      const Range common = intersection(kept.range, tile.range);
+      if (kept.unit != tile.unit || !kept.parameters.exists() || common.count == 0) continue;
+      const Piece to = kept.parameters.part((common.first - kept.range.first) * width, common.count * width);
+      const std::byte* const values = from + (common.first - tile.range.first) * width;
+      if (slots_.data(to) != values) put(to, values, staging);
+    }
+  }
+
+  // The memory in which the program keeps all of a unit, as it is laid out.
+  View full_parameters(std::size_t unit) const {
+    const CompiledPlan& plan = running_.plan();
+    const std::vector<Home>& homes = running_.program().homes;
+    const auto whole = std::ranges::find_if(homes, [&](const Home& home) {
+      return home.unit == unit && home.tile == none && home.range.count == plan.layout().units[unit].elements();
+    });
+    require(whole != homes.end(), Code::bad_argument, [&] {
+      return Problem{.what = "cannot view full parameters: they are gathered on demand",
+                     .where = "unit " + plan.model().units[unit].name,
+                     .needed = "a lease of the unit, or a stage below 3"};
+    });
+    return slots_.view(whole->parameters, plan.model().units[unit].dtype);
+  }
 
  private:
   DType dtype_of(const Home& home) const { return running_.plan().model().units[home.unit].dtype; }
-  Range range_in_tile(const Home& stretch) const;
+
+  Range range_in_tile(const Home& stretch) const {
+    const CompiledPlan& plan = running_.plan();
+    const UnitLayout& layout = plan.layout().units[stretch.unit];
+    const std::size_t shard = layout.trained.shard_range(plan.input().rank_in_shard_group).first;
+    return {stretch.range.first - shard - layout.tiles[stretch.tile].first, stretch.range.count};
+  }
+
   const optim::StateLayout& layout_of(const Home& tile) const {
     return running_.plan().blocks().state(tile.unit, tile.tile);
   }
@@ -145,6 +318,7 @@ class RecordMemory {
             [] { return Problem{.what = "a program with records has no memory for any"}; });
     written_.resize(pieces_.size());
   }
+
   RecordMemory(RecordMemory&&) = delete;
   ~RecordMemory() {  // no request may use the slots any more
     offload::InFlight under_way;
@@ -180,9 +354,16 @@ class RecordsMemory {
  public:
   RecordsMemory(const RunningProgram& running, const Slots& slots) {
     const CompiledPlan& plan = running.plan();
-    if (plan.tiles_on_drive() > 0) trained_.emplace(read_into(running.program()), slots);
+    const RecordSizes& sizes = plan.blocks().records();
+    const auto pieces = [&](SlotRole role, std::size_t bytes) {
+      return pieces_of(running.program().slots, role, bytes);
+    };
+    if (plan.tiles_on_drive() > 0) {
+      const std::vector<Piece> staging = pieces(SlotRole::staging, sizes.record);
+      trained_.emplace(staging.empty() ? pieces(SlotRole::kept, sizes.record) : staging, slots);
+    }
     if (plan.frozen_on_drive() > 0) {
-      frozen_.emplace(first_regions(running.program(), plan.blocks().records().parameter_record()), slots);
+      frozen_.emplace(pieces(SlotRole::first_regions, sizes.parameter_record()), slots);
     }
   }
 
@@ -195,21 +376,11 @@ class RecordsMemory {
   }
 
  private:
-  static std::vector<Piece> read_into(const Program& program) {
+  static std::vector<Piece> pieces_of(const std::vector<Slot>& slots, SlotRole role, std::size_t bytes) {
     std::vector<Piece> pieces;
-    for (const std::vector<Op>* ops : {&program.entry, &program.ops}) {
-      for (const Op& op : *ops) {
-        if (op.kind == OpKind::read && std::ranges::find(pieces, op.to) == pieces.end()) pieces.push_back(op.to);
-      }
-    }
-    return pieces;
-  }
-
-  static std::vector<Piece> first_regions(const Program& program, std::size_t bytes) {
-    std::vector<Piece> pieces;
-    const auto slot = std::ranges::find(program.slots, SlotRole::first_regions, &Slot::role);
-    if (slot == program.slots.end()) return pieces;
-    const auto number = static_cast<std::size_t>(slot - program.slots.begin());
+    const auto slot = std::ranges::find(slots, role, &Slot::role);
+    if (slot == slots.end()) return pieces;
+    const auto number = static_cast<std::size_t>(slot - slots.begin());
     for (std::size_t begin = 0; begin + bytes <= slot->bytes; begin += bytes)
       pieces.push_back({number, begin, bytes});
     return pieces;
