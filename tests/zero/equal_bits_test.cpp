@@ -112,6 +112,20 @@ TEST_CASE("offloading between steps does not change a bit") {
   }
 }
 
+TEST_CASE("looking at the state between steps does not change a bit") {
+  Placement placement = placement_of_stage(3, 2);
+  placement.state = all_in(Tier::nvme);
+  const std::vector<Outcome> expected = train({.placement = placement});
+  for (const std::size_t kept_records : {std::size_t{2}, SIZE_MAX}) {
+    for (const bool update_in_backward : {false, true}) {
+      CAPTURE(kept_records, update_in_backward);
+      check_same(expected, train({.placement = placement,
+                                  .schedule = {.kept_records = kept_records, .update_in_backward = update_in_backward},
+                                  .looks = true}));
+    }
+  }
+}
+
 TEST_CASE("other memory for gathered parameters between steps does not change a bit") {
   for (const std::size_t ranks : {1u, 2u}) {
     const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks), .micro_steps = 2});

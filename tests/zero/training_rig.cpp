@@ -130,6 +130,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
                                   : training.step({.loss_scale = setup.loss_scale, .micro_steps = micro_steps});
     if (world.rank() == 0 && setup.progress >= 0 && ::write(setup.progress, "s", 1) != 1) return outcome;
     if (setup.offloads) offload_and_reload(training, stream);
+    if (setup.looks) training.visit_state([](const LocalTile&) {});
     if (setup.regathers) keep_gathered(training, training.steps() % 2 == 1 ? SIZE_MAX : 0);
     outcome.norms.push_back(result.norm);
     outcome.on_demand.push_back(result.metrics.on_demand);

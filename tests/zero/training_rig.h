@@ -32,6 +32,7 @@ struct Setup {
   bool offloads = false;  // the training is offloaded after each step and some uses that follow it, then reloaded
   // The memory for gathered parameters changes after each step and some uses that follow it: all, none, all ...
   bool regathers = false;
+  bool looks = false;      // the state is visited after each step
   int progress = -1;       // a pipe: rank 0 writes a byte after each step
   bool keeps_run = false;  // `directory` keeps it if all state is on drives; otherwise records end with the training
   bool mirrors = false;    // the run is mirrored; its ranks then have directories of their own

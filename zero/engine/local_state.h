@@ -99,7 +99,15 @@ class LocalState {
     return tiles;
   }
 
-  void look(const TileVisitor& visit, const TileFilter& which) const { visit_tiles(visit, false, which); }
+  // Where a program keeps all records in memory, they lend it for the visit, and are read again.
+  void look(const TileVisitor& visit, const TileFilter& which) const {
+    visit_tiles(visit, false, which);
+    const Program& program = parts_.running.program();
+    if (std::ranges::find(program.slots, SlotRole::staging, &Slot::role) != program.slots.end()) return;
+    for (const Op& op : program.entry) {
+      if (op.kind == OpKind::read) parts_.records->read(op).check();
+    }
+  }
 
   // Tiles on drives are written, and committed after `agree` as the state that `committed` returns then: `agree` may set it.
   // All ranks of a run change its state together; if one fails, none changes its records: it throws its own error, the
