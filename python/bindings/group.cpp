@@ -50,11 +50,16 @@ OpenGroups& open_groups() {
 
 }  // namespace
 
-OpenGroup::OpenGroup() : backend_(kernels::cpu_backend()), process_(::getpid()) {}
+void OpenGroup::begin(std::unique_ptr<Communicator> communicator) {
+  communicator_ = std::move(communicator);
+  const std::lock_guard lock(open_groups().mutex);
+  open_groups().groups.insert(this);
+}
 
-bool OpenGroup::is_of_this_process() const { return process_ == ::getpid(); }
-
-void OpenGroup::begin(std::unique_ptr<Communicator> communicator) { communicator_ = std::move(communicator); }
+OpenGroup::~OpenGroup() {
+  const std::lock_guard lock(open_groups().mutex);
+  open_groups().groups.erase(this);
+}
 
 void OpenGroup::count_steps(std::uint64_t steps) {
   steps_ = steps;
@@ -74,16 +79,6 @@ LeaveReason OpenGroup::farewell_of_process(int exit_code) const {
   const int code = exit_code & 0xFF;  // other processes see only this byte
   if (code == 0) return {.words = "it ended" + after_steps()};
   return {.words = fmt::format("it ended with exit code {}{}", code, after_steps()), .has_failed = true};
-}
-
-void remember(OpenGroup& group) {
-  const std::lock_guard lock(open_groups().mutex);
-  open_groups().groups.insert(&group);
-}
-
-void forget(OpenGroup& group) {
-  const std::lock_guard lock(open_groups().mutex);
-  open_groups().groups.erase(&group);
 }
 
 namespace {
@@ -183,7 +178,6 @@ Group::Group(const Rendezvous& where) : open_(std::make_unique<OpenGroup>()) {
   open_->begin(ballast::connect(options, {.backend = open_->backend(), .accounts = open_->accounts()}));
   rank_ = open_->communicator().rank();
   size_ = open_->communicator().size();
-  remember(*open_);
   if (!is_told(where)) ++meetings;  // only success counts: a rank that failed may try again
 }
 
@@ -196,48 +190,6 @@ Communicator& Group::communicator() const {
                    .remedy = "Use the group in the process that has connected."};
   });
   return open_->communicator();
-}
-
-void Group::barrier() const {
-  Communicator& group = communicator();
-  const OneThread::Working working(thread_);
-  group.barrier();
-}
-
-std::vector<std::int64_t> Group::all_reduce(std::vector<std::int64_t> values) const {
-  Communicator& group = communicator();
-  const OneThread::Working working(thread_);
-  group.all_reduce(values);
-  return values;
-}
-
-void Group::sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format, SumPlace place) const {
-  Communicator& group = communicator();
-  const OneThread::Working working(thread_);
-  const ConstView values(reinterpret_cast<const std::byte*>(mine), count, DType::fp32);
-  const View sum(reinterpret_cast<std::byte*>(into), count, DType::fp32);
-  if (format == WireFormat::exact) return group.all_reduce(values, sum);
-  const kernels::CodeBits bits = format == WireFormat::int8 ? kernels::CodeBits::eight : kernels::CodeBits::four;
-  std::vector<std::byte> codes(kernels::encoded_all_reduce_bytes(count, group.size(), bits, bits));
-  const Encoding encoding{.values = bits,
-                          .sums = bits,
-                          .stream = kernels::rounding_stream(kernels::seed_of_outer, place.number, place.step),
-                          .memory = View(codes.data(), codes.size(), DType::u8)};
-  group.all_reduce(values, sum, encoding);
-}
-
-SentBytes Group::sent() const { return open_ == nullptr ? SentBytes{} : open_->communicator().sent(); }
-
-std::vector<std::string> Group::texts(const std::string& mine) const {
-  Communicator& group = communicator();
-  const OneThread::Working working(thread_);
-  return texts_of_all(group, mine);
-}
-
-void Group::broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const {
-  Communicator& group = communicator();
-  const OneThread::Working working(thread_);
-  group.broadcast(View(reinterpret_cast<std::byte*>(address), bytes, DType::u8), root);
 }
 
 void Group::abort(const std::string& reason) const {
@@ -260,7 +212,6 @@ void Group::leave(const std::optional<LeaveReason>& leave_reason) {
 void Group::free() {
   if (open_ == nullptr) return;
   const py::gil_scoped_release released;
-  forget(*open_);
   open_.reset();
 }
 
@@ -281,6 +232,63 @@ void Group::close() {
   free();
 }
 
+namespace {
+
+void bind_collectives(py::class_<Group>& type) {
+  type.def("barrier", [](const Group& self) { self.working([](Communicator& group) { group.barrier(); }); })
+      .def(
+          "all_reduce",
+          [](const Group& self, std::vector<std::int64_t> values) {
+            self.working([&](Communicator& group) { group.all_reduce(values); });
+            return values;
+          },
+          py::arg("values"))
+      .def(
+          "sum",
+          [](const Group& self, std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format,
+             std::uint64_t step, std::uint64_t number) {
+            const ConstView values(reinterpret_cast<const std::byte*>(mine), count, DType::fp32);
+            const View sum(reinterpret_cast<std::byte*>(into), count, DType::fp32);
+            self.working([&](Communicator& group) {
+              if (format == WireFormat::exact) return group.all_reduce(values, sum);
+              const auto bits = format == WireFormat::int8 ? kernels::CodeBits::eight : kernels::CodeBits::four;
+              std::vector<std::byte> codes(kernels::encoded_all_reduce_bytes(count, group.size(), bits, bits));
+              const Encoding encoding{.values = bits,
+                                      .sums = bits,
+                                      .stream = kernels::rounding_stream(kernels::seed_of_outer, number, step),
+                                      .memory = View(codes.data(), codes.size(), DType::u8)};
+              group.all_reduce(values, sum, encoding);
+            });
+          },
+          py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"), py::arg("format") = WireFormat::exact,
+          py::arg("step") = 0, py::arg("number") = 0,
+          "Add fp32 in host memory over the ranks. In codes, the values are rounded by random bits that step and number name: "
+          "equal on all ranks, and others for each sum.")
+      .def_property_readonly("sent_bytes",
+                             [](const Group& group) {
+                               const SentBytes sent = group.sent();
+                               return std::pair(sent.inside, sent.across);
+                             })
+      .def(
+          "from_all",
+          [](const Group& self, const std::string& mine) {
+            std::vector<py::bytes> all;
+            for (const std::string& text : self.working([&](Communicator& group) { return texts_of_all(group, mine); }))
+              all.emplace_back(text);
+            return all;
+          },
+          py::arg("mine"))
+      .def(
+          "broadcast",
+          [](const Group& self, std::uintptr_t address, std::size_t bytes, std::size_t root) {
+            const View memory(reinterpret_cast<std::byte*>(address), bytes, DType::u8);
+            self.working([&](Communicator& group) { group.broadcast(memory, root); });
+          },
+          py::kw_only(), py::arg("address"), py::arg("bytes"), py::arg("root"));
+}
+
+}  // namespace
+
 void bind_group(py::module_& module) {
   module.def(
       "launched_rank", [] { return launch_from(Environment()).rank; },
@@ -293,35 +301,11 @@ void bind_group(py::module_& module) {
            py::arg("timeout"));
   module.def(
       "begin_exit", [] { exit_has_begun = true; }, "From now on groups are left by the end of the process.");
-  py::class_<Group>(module, "Group")
-      .def(py::init<const Rendezvous&>(), py::arg("where"))
+  py::class_<Group> group(module, "Group");
+  bind_collectives(group);
+  group.def(py::init<const Rendezvous&>(), py::arg("where"))
       .def_property_readonly("rank", &Group::rank)
       .def_property_readonly("size", &Group::size)
-      .def("barrier", &Group::barrier)
-      .def("all_reduce", &Group::all_reduce, py::arg("values"))
-      .def(
-          "sum",
-          [](const Group& group, std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format,
-             std::uint64_t step, std::uint64_t number) {
-            group.sum(mine, into, count, format, {step, number});
-          },
-          py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"), py::arg("format") = WireFormat::exact,
-          py::arg("step") = 0, py::arg("number") = 0)
-      .def_property_readonly("sent_bytes",
-                             [](const Group& group) {
-                               const SentBytes sent = group.sent();
-                               return std::pair(sent.inside, sent.across);
-                             })
-      .def(
-          "from_all",
-          [](const Group& group, const py::bytes& mine) {
-            std::vector<py::bytes> all;
-            for (const std::string& text : group.texts(mine))
-              all.emplace_back(text);
-            return all;
-          },
-          py::arg("mine"))
-      .def("broadcast", &Group::broadcast, py::kw_only(), py::arg("address"), py::arg("bytes"), py::arg("root"))
       .def("abort", &Group::abort, py::arg("reason"))
       .def_property_readonly("failed_ranks", &Group::failed_ranks)
       .def("leave",

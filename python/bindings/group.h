@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -38,10 +39,11 @@ class OneThread {
  public:
   explicit OneThread(const char* what) : what_(what) {}
 
-  // The thread may call again inside of its call, as a callback does.
-  class Call {
+  // A call that works or waits, and lets Python's other threads run meanwhile. The thread may call again inside of its call, as a
+  // callback does.
+  class Working {
    public:
-    explicit Call(const OneThread& of) : of_(of), is_inner_(of.caller_ == std::this_thread::get_id()) {
+    explicit Working(const OneThread& of) : of_(of), is_inner_(of.caller_ == std::this_thread::get_id()) {
       of.require_this_process();
       std::thread::id none;
       require(
@@ -51,25 +53,18 @@ class OneThread {
                 .needed = "calls of one thread at a time",
                 .remedy = "Make all calls of an optimizer and its model from one thread, or hold a lock around them."};
           });
+      released_.emplace();
     }
-    ~Call() {
+    ~Working() {
+      released_.reset();
       if (!is_inner_) of_.caller_ = std::thread::id();
     }
-    Call(const Call&) = delete;
+    Working(const Working&) = delete;
 
    private:
     const OneThread& of_;
     bool is_inner_;
-  };
-
-  // A call that works or waits, and lets Python's other threads run meanwhile.
-  class Working {
-   public:
-    explicit Working(const OneThread& of) : call_(of) {}
-
-   private:
-    Call call_;
-    py::gil_scoped_release released_{};
+    std::optional<py::gil_scoped_release> released_{};
   };
 
  private:
@@ -86,15 +81,18 @@ class OneThread {
 };
 
 // A communicator with its backend and accounts. When the process ends, it says goodbye to the ranks of the groups that it has not
-// left. Any thread may call.
+// left. A child of fork() does not: it is no rank. Any thread may call.
 class OpenGroup {
  public:
-  OpenGroup();
+  OpenGroup() : backend_(kernels::cpu_backend()), process_(::getpid()) {}
+  ~OpenGroup();
+  OpenGroup(const OpenGroup&) = delete;
   kernels::Backend& backend() { return *backend_; }
   MemoryAccounts& accounts() { return accounts_; }
   Log& warnings() { return warnings_; }  // writes to stderr: threads that log must not wait for Python's lock
   Communicator& communicator() { return *communicator_; }
-  bool is_of_this_process() const;  // false in a child that was forked from the group's process
+  // False in a child that was forked from the group's process.
+  bool is_of_this_process() const { return process_ == ::getpid(); }
 
   void begin(std::unique_ptr<Communicator> communicator);
   void count_steps(std::uint64_t steps);  // those made so far, by the optimizer whose group this is
@@ -115,11 +113,6 @@ class OpenGroup {
   std::atomic<std::uint64_t> steps_ = no_optimizer;
 };
 
-// remember() lets the process say goodbye when it ends, unless it left before. A child of fork() does not: it is no
-// rank.
-void remember(OpenGroup& group);
-void forget(OpenGroup& group);
-
 struct Rendezvous {
   py::object store;
   std::optional<std::size_t> rank;
@@ -127,12 +120,6 @@ struct Rendezvous {
   std::string host;  // the host of rank 0, as the others reach it
   std::string job;
   std::optional<double> timeout;  // seconds
-};
-
-// Names a sum whose values are rounded: equal on all ranks, and another one for each sum.
-struct SumPlace {
-  std::uint64_t step = 0;
-  std::uint64_t number = 0;  // the number of the sum in the step
 };
 
 // A communicator. Calls that wait for other ranks let Python's other threads run. A child of fork() has no group: there
@@ -148,13 +135,16 @@ class Group {
   std::size_t rank() const { return rank_; }
   std::size_t size() const { return size_; }
   Communicator& communicator() const;
-  void barrier() const;
-  std::vector<std::int64_t> all_reduce(std::vector<std::int64_t> values) const;
-  // Adds fp32 in host memory over the ranks. In codes, the values are rounded by random bits of `place`.
-  void sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format, SumPlace place) const;
-  SentBytes sent() const;
-  std::vector<std::string> texts(const std::string& mine) const;                      // each rank's text, of any length
-  void broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const;  // broadcasts host memory
+
+  // Calls `work` with the communicator, which waits for other ranks: one thread at a time, and without Python's lock.
+  template <class Work>
+  auto working(const Work& work) const {
+    Communicator& group = communicator();
+    const OneThread::Working working(thread_);
+    return work(group);
+  }
+
+  SentBytes sent() const { return open_ == nullptr ? SentBytes{} : open_->communicator().sent(); }
   void abort(const std::string& reason) const;
   std::vector<std::size_t> failed_ranks() const;  // works after leave() too
   void count_steps(std::uint64_t steps) const { open_->count_steps(steps); }

@@ -30,80 +30,64 @@ struct TimelineEntry {
   double end = 0;
 };
 
-// A ChoiceInput with the objects that it refers to.
-struct Question {
-  Question(Model of, const Machine& machine)
-      : model(std::move(of)), asked{.model = model, .machine = machine, .work = {}} {}
-  Question(const Question&) = delete;  // `asked` refers to this one
+const ChoiceInput& complete(const ChoiceInput& question) {
+  require(question.work.size() == question.model.units.size(), Code::wrong_size,
+          [] { return Problem{.what = "the work of each unit is needed", .needed = "one entry for each unit"}; });
+  return question;
+}
 
-  const Model model;
-  std::vector<UnitWork> work{};  // one entry for each unit
-  ChoiceInput asked;
+CompiledPlan compiled(const ChoiceInput& question, const Placement& placement, std::size_t rank) {
+  return CompiledPlan(question.model, options_of(question, placement, rank));
+}
 
-  const ChoiceInput& input() const {
-    require(work.size() == model.units.size(), Code::wrong_size,
-            [] { return Problem{.what = "the work of each unit is needed", .needed = "one entry for each unit"}; });
-    return asked;
-  }
-
-  Choice price_of(const Placement& placement) const { return price(input(), placement); }
-  Choice best() const { return choose(input()); }
-  std::vector<Placement> placements() const { return pure_placements(input()); }
-  Ledger memory(const Placement& placement) const { return memory_of(input(), placement); }
-  TierBytes needs_of(const Placement& placement) const { return needs(memory(placement), asked.machine); }
-
-  // The elements of each tensor whose state a rank keeps, by unit; none of frozen tensors.
-  std::vector<std::vector<std::size_t>> kept_elements(const Placement& placement, std::size_t rank) const {
-    const Layout layout = lay_out(model, placement, asked.tile_elements);
-    std::vector<std::vector<std::size_t>> kept;
-    for (std::size_t i = 0; i < model.units.size(); ++i) {
-      const Section& trained = layout.units[i].trained;
-      auto& of_unit = kept.emplace_back(model.units[i].tensors.size());
-      for (const TensorPart& part :
-           tensors_in(model.units[i], layout.units[i], trained, rank % placement.shards, {0, trained.shard})) {
-        of_unit[part.tensor] = part.range.count;
-      }
-    }
-    return kept;
-  }
-
-  std::string program(const Placement& placement, std::size_t rank) const {
-    std::string text = to_text(compiled(input(), placement, rank).program());
-    if (asked.other_optimizer) text += "\n" + to_text(compiled(*asked.other_optimizer, placement, rank).program());
-    return text;
-  }
-
-  // The step of others comes after this one.
-  std::vector<TimelineEntry> timeline(const Placement& placement) const {
-    ChoiceInput alone = input();
-    const auto other = std::exchange(alone.other_optimizer, nullptr);
-    std::vector<TimelineEntry> entries;
-    append_timeline(alone, placement, 0, entries);
-    if (other) append_timeline(*other, placement, price(alone, placement).simulation.seconds, entries);
-    return entries;
-  }
-
- private:
-  static CompiledPlan compiled(const ChoiceInput& asked, const Placement& placement, std::size_t rank) {
-    return CompiledPlan(asked.model, options_of(asked, placement, rank));
-  }
-
-  static void append_timeline(const ChoiceInput& asked, const Placement& placement, double begin,
-                              std::vector<TimelineEntry>& entries) {
-    const CompiledPlan plan = compiled(asked, placement, 0);
-    const Program simulated = with_activations(plan.program(), asked.work, asked.activations);
-    for (const SimulatedOp& ran : timeline_of({simulated, placement, asked.machine, asked.work})) {
-      const Op& op = simulated.ops[ran.op];
-      entries.push_back({.lane = op.lane,
-                         .phase = op.phase,
-                         .kind = std::string(name(op.kind)),
-                         .unit = op.unit == none ? "" : asked.model.units[op.unit].name,
-                         .of_earlier_step = ran.is_earlier_steps,
-                         .begin = begin + ran.begin,
-                         .end = begin + ran.end});
+// The elements of each tensor whose state a rank keeps, by unit; none of frozen tensors.
+std::vector<std::vector<std::size_t>> kept_elements(const ChoiceInput& question, const Placement& placement,
+                                                    std::size_t rank) {
+  const std::vector<Unit>& units = question.model.units;
+  const Layout layout = lay_out(question.model, placement, question.tile_elements);
+  std::vector<std::vector<std::size_t>> kept;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const Section& trained = layout.units[i].trained;
+    auto& of_unit = kept.emplace_back(units[i].tensors.size());
+    for (const TensorPart& part :
+         tensors_in(units[i], layout.units[i], trained, rank % placement.shards, {0, trained.shard})) {
+      of_unit[part.tensor] = part.range.count;
     }
   }
-};
+  return kept;
+}
+
+std::string program(const ChoiceInput& question, const Placement& placement, std::size_t rank) {
+  std::string text = to_text(compiled(question, placement, rank).program());
+  if (question.other_optimizer) text += "\n" + to_text(compiled(*question.other_optimizer, placement, rank).program());
+  return text;
+}
+
+void append_timeline(const ChoiceInput& question, const Placement& placement, double begin,
+                     std::vector<TimelineEntry>& entries) {
+  const CompiledPlan plan = compiled(question, placement, 0);
+  const Program simulated = with_activations(plan.program(), question.work, question.activations);
+  for (const SimulatedOp& ran : timeline_of({simulated, placement, question.machine, question.work})) {
+    const Op& op = simulated.ops[ran.op];
+    entries.push_back({.lane = op.lane,
+                       .phase = op.phase,
+                       .kind = std::string(name(op.kind)),
+                       .unit = op.unit == none ? "" : question.model.units[op.unit].name,
+                       .of_earlier_step = ran.is_earlier_steps,
+                       .begin = begin + ran.begin,
+                       .end = begin + ran.end});
+  }
+}
+
+// The step of others comes after this one.
+std::vector<TimelineEntry> timeline(const ChoiceInput& question, const Placement& placement) {
+  ChoiceInput alone = question;
+  const auto other = std::exchange(alone.other_optimizer, nullptr);
+  std::vector<TimelineEntry> entries;
+  append_timeline(alone, placement, 0, entries);
+  if (other) append_timeline(*other, placement, price(alone, placement).simulation.seconds, entries);
+  return entries;
+}
 
 template <class Rule>
 constexpr std::pair<const char*, optim::StateNames> row(const char* name) {
@@ -131,38 +115,42 @@ optim::StateNames state_of(const std::string& name) {
   return found->second;
 }
 
-void set_optimizer(Question& question, const std::string& name) {
-  question.asked.names = state_of(name);
-  question.asked.orthogonalization_steps.reset();
-  if (name == "muon") question.asked.orthogonalization_steps = optim::orthogonalization_steps(optim::Muon{});
+void set_optimizer(ChoiceInput& question, const std::string& name) {
+  question.names = state_of(name);
+  question.orthogonalization_steps.reset();
+  if (name == "muon") question.orthogonalization_steps = optim::orthogonalization_steps(optim::Muon{});
 }
 
-void set_rule(Question& question, const optim::Rule& rule) {
-  question.asked.names = optim::state_names(rule);
-  question.asked.orthogonalization_steps = optim::orthogonalization_steps(rule);
+void set_rule(ChoiceInput& question, const optim::Rule& rule) {
+  question.names = optim::state_names(rule);
+  question.orthogonalization_steps = optim::orthogonalization_steps(rule);
 }
 
 using Seconds = std::vector<std::pair<double, double>>;  // forward and backward of each unit
 
-void set_work(Question& question, const Seconds& seconds) {
+void set_work(ChoiceInput& question, const Seconds& seconds) {
   question.work.clear();
   for (const auto& [forward, backward] : seconds) {
     question.work.push_back({forward, backward});
   }
-  question.asked.work = question.work;
 }
 
-void set_other(Question& question, const std::shared_ptr<Question>& other) {
-  question.asked.other_optimizer = std::shared_ptr<const ChoiceInput>(other, &other->input());
-}
-
-void set_activations(Question& question, Tier tier, const std::vector<std::size_t>& bytes) {
+void set_activations(ChoiceInput& question, Tier tier, const std::vector<std::size_t>& bytes) {
   require(bytes.size() == question.work.size(), Code::wrong_size,
           [] { return Problem{.what = "the activations of each unit are needed", .needed = "set_work() before"}; });
-  question.asked.activations = tier;
+  question.activations = tier;
   for (std::size_t unit = 0; unit < bytes.size(); ++unit) {
     question.work[unit].offloaded_bytes = bytes[unit];
   }
+}
+
+// Binds a question to the planner.
+template <class Answer, class... Arguments>
+auto answering(Answer (*answer)(const ChoiceInput&, Arguments...)) {
+  return [answer](const ChoiceInput& question, Arguments... arguments) {
+    const py::gil_scoped_release released;
+    return answer(complete(question), arguments...);
+  };
 }
 
 template <std::size_t tier>
@@ -228,39 +216,43 @@ void bind_plan(py::module_& module) {
   bind_machine(module);
   bind_answers(module);
   module.def("optimizers", optimizer_names, "The update rules, by name.");
-  py::class_<Question, std::shared_ptr<Question>> type(module, "Question");
-  const auto option = binder(type, &Question::asked);
+  py::class_<ChoiceInput, std::shared_ptr<ChoiceInput>> type(module, "Question");
+  const auto option = binder(type);
   describe_step_options<ChoiceInput>(option);
   option("ranks", "of the training", &ChoiceInput::ranks);
   option("micro_steps", "backward passes of a step", &ChoiceInput::micro_steps);
   option("full_records", "records hold parameters too", &ChoiceInput::full_records);
-  type.def(py::init<Model, const Machine&>(), py::arg("model"), py::arg("machine"))
-      .def_readonly("model", &Question::model)
+  type.def(py::init([](Model model, const Machine& machine) {
+             return ChoiceInput{.model = std::move(model), .machine = machine, .work = {}};
+           }),
+           py::arg("model"), py::arg("machine"))
+      .def_readonly("model", &ChoiceInput::model)
       .def("set_optimizer", set_optimizer, py::arg("name"))
       .def("set_rule", set_rule, py::arg("rule"), "Instead of an optimizer's name.")
       .def("set_work", set_work, py::arg("seconds"), "Forward and backward of each unit.")
-      .def("set_other", set_other, py::arg("other"),
-           "The question about parameters that another optimizer has, whose step comes after this one.")
+      .def(
+          "set_other",
+          [](ChoiceInput& question, const std::shared_ptr<ChoiceInput>& other) {
+            complete(*other);
+            question.other_optimizer = other;
+          },
+          py::arg("other"),
+          "The question about parameters that another optimizer has, whose step comes after this one.")
       .def("set_activations", set_activations, py::arg("tier"), py::arg("bytes"),
            "Of each unit, that leave the device after forward and return for backward.")
-      .def("choose", &Question::best, Released())
-      .def("price", &Question::price_of, py::arg("placement"), Released())
-      .def("placements", &Question::placements, Released())
-      .def("memory", &Question::memory, py::arg("placement"), Released())
+      .def("choose", answering(&choose))
+      .def("price", answering(&price), py::arg("placement"))
+      .def("placements", answering(&pure_placements))
+      .def("memory", answering(&memory_of), py::arg("placement"))
       .def(
           "needs",
-          [](const Question& self, const Placement& placement) {
-            TierBytes bytes{};
-            {
-              const py::gil_scoped_release released;
-              bytes = self.needs_of(placement);
-            }
-            return by_name<Tier>(bytes);
+          [](const ChoiceInput& question, const Placement& placement) {
+            return by_name<Tier>(needs(answering(&memory_of)(question, placement), question.machine));
           },
           py::arg("placement"), "Return the bytes that it needs, by tier.")
-      .def("kept_elements", &Question::kept_elements, py::arg("placement"), py::kw_only(), py::arg("rank"), Released())
-      .def("program", &Question::program, py::arg("placement"), py::kw_only(), py::arg("rank") = 0, Released())
-      .def("timeline", &Question::timeline, py::arg("placement"), Released(),
+      .def("kept_elements", &kept_elements, py::arg("placement"), py::kw_only(), py::arg("rank"), Released())
+      .def("program", answering(&program), py::arg("placement"), py::kw_only(), py::arg("rank") = 0)
+      .def("timeline", answering(&timeline), py::arg("placement"),
            "Return the operations of the simulated step, with their times.");
 }
 

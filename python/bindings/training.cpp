@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <type_traits>
 
 #include "python/bindings/group.h"
 #include "python/bindings/step_options.h"
@@ -36,20 +37,10 @@ struct TileToUpdate {
   Memory masters{};           // fp32 values
   std::vector<Memory> own{};  // values, in fp32
 };
-using CustomStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor, bool is_last)>;
 
-struct StepRequest {
-  std::vector<optim::Rule> rules{};
-  std::vector<std::uint64_t> missed{};
-  double max_norm = optim::no_clipping;
-  double loss_scale = 1.0;
-  bool discard = false;
-  CustomStep custom_step{};  // acquires Python's lock itself
-};
+using AgreeInPython = std::function<void(bool failed)>;  // acquires Python's lock itself
 
-using AgreeOnMemoryInPython = std::function<void(bool failed)>;  // acquires Python's lock itself
-
-AgreeOnMemory agree_in_python(const AgreeOnMemoryInPython& agree) {
+AgreeOnMemory agree_in_python(const AgreeInPython& agree) {
   return [&agree](const std::exception_ptr& failure) {
     agree(failure != nullptr);
     if (failure) std::rethrow_exception(failure);
@@ -60,13 +51,6 @@ AgreeOnMemory agree_in_python(const AgreeOnMemoryInPython& agree) {
 // it trains in, and releases Python's lock while it works or waits. It decides nothing.
 class TrainingBinding {
  public:
-  // Writes a range of a tensor's parameters to an address in host memory; false: they stay as they are.
-  using Fill = std::function<bool(std::size_t unit, std::size_t tensor, std::size_t first, std::size_t count,
-                                  std::uintptr_t into)>;
-  // The address of a moment of a full tensor, in fp32; 0: it stays as it is.
-  using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, Moment moment)>;
-  using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // ranges of a tensor's elements: first, count
-
   // `norm_group` may be None.
   TrainingBinding(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
                   TrainingOptions options)
@@ -81,67 +65,27 @@ class TrainingBinding {
     training_ = std::make_unique<Training>(std::move(model), world, std::move(rules), options);
   }
 
-  // Calls `work` with the training, which works or waits: one thread at a time, and without Python's lock.
+  // Calls `work` with the training, which works or waits: one thread at a time, and without Python's lock. Callbacks acquire it
+  // themselves.
   template <class Work>
   auto working(const Work& work) {
     const OneThread::Working working(thread_);
     return work(*training_);
   }
-  Training& training() const { return *training_; }  // any thread may call what only reads
 
-  // Returns the lines since the last call.
-  std::vector<std::pair<Level, std::string>> take_log() {
+  Training& training() const { return *training_; }  // any thread may call what only reads
+  const std::optional<int>& gpu() const { return gpu_; }
+
+  // Returns the lines since the last call, with the numbers of Python's levels.
+  std::vector<std::pair<int, std::string>> take_log() {
     const std::lock_guard lock(log_mutex_);
     return std::exchange(lines_, {});
   }
 
-  const std::optional<LostRun>& lost() const { return training_->lost(); }
-
-  // `fill` takes Python's lock itself.
-  void start(const Fill& fill) {
+  // Acquires memory of one unit at a time, until it is released.
+  const Lease& acquire(Lease (Training::*memory)(std::size_t unit), std::size_t unit) {
     const OneThread::Working working(thread_);
-    training_->start([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
-      fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
-    });
-    count_steps();
-  }
-
-  void set_note(const std::string& note) { training_->set_note(std::as_bytes(std::span(note))); }
-
-  std::string note() const {
-    const std::vector<std::byte>& note = training_->note();
-    return {reinterpret_cast<const char*>(note.data()), note.size()};
-  }
-
-  std::vector<std::size_t> tensor_begins(std::size_t unit) const {
-    return training_->plan().compiled().layout().units.at(unit).tensor_begin;
-  }
-
-  Memory full_parameters(std::size_t unit) {
-    const View whole = training_->full_parameters(unit);
-    return {whole.data(), whole.bytes(), gpu_, {}};
-  }
-
-  // One unit at a time, until it is released.
-  Memory acquire_parameters(std::size_t unit) {
-    const OneThread::Working working(thread_);
-    return acquire(training_->forward(unit));
-  }
-
-  // Gathers exact ones even if gathers are encoded.
-  Memory acquire_exact_parameters(std::size_t unit) {
-    const OneThread::Working working(thread_);
-    return acquire(training_->exact_parameters(unit));
-  }
-
-  // If false, acquire_parameters() gathers exact ones.
-  bool gathers_codes() const { return training_->plan().compiled().input().gathers_codes(); }
-
-  Memory acquire_gradients(std::size_t unit) {
-    const OneThread::Working working(thread_);
-    lease_.emplace(training_->backward(unit));
-    const View acquired = lease_->gradients();
-    return {acquired.data(), acquired.bytes(), gpu_, {}};
+    return lease_.emplace((training_.get()->*memory)(unit));
   }
 
   void release() {
@@ -149,36 +93,11 @@ class TrainingBinding {
     lease_.reset();
   }
 
-  // Calls with the unit, the tensor and a part of its gradients, and acquires Python's lock itself.
-  using ShowGradients = std::function<void(std::size_t, std::size_t, Memory gradients, DType dtype)>;
-  void visit_gradients(const ShowGradients& visit) {
-    const OneThread::Working working(thread_);
-    training_->visit_gradients([&](std::size_t unit, std::size_t tensor, const View& gradients, bool on_gpu) {
-      visit(unit, tensor, {gradients.data(), gradients.bytes(), on_gpu ? gpu_ : std::nullopt, {}}, gradients.dtype());
-    });
-  }
-
   // Rethrows what Python raises in the optimizer's own step, once; later calls can only report it.
-  StepResult step(const StepRequest& request) {
+  StepResult step(const StepOptions& options, const std::exception_ptr& raised) {
     const OneThread::Working working(thread_);
-    std::exception_ptr raised;
-    const auto custom_step = [&](const TilesToUpdate& turn) {
-      try {
-        request.custom_step(shown(turn.tiles), turn.gradient_factor, turn.is_last);
-      } catch (const std::exception& error) {
-        raised = std::current_exception();
-        fail(Code::bad_argument, {.what = std::string("the optimizer's own step has failed: ") + error.what(),
-                                  .needed = "a step() that raises nothing"});
-      }
-    };
     try {
-      StepResult result =
-          training_->step({.groups = request.rules,
-                           .max_norm = request.max_norm,
-                           .loss_scale = request.loss_scale,
-                           .discard = request.discard,
-                           .missed = request.missed,
-                           .update = request.custom_step ? TrainerUpdate(custom_step) : TrainerUpdate()});
+      StepResult result = training_->step(options);
       count_steps();
       return result;
     } catch (const Error&) {
@@ -194,112 +113,31 @@ class TrainingBinding {
     return result;
   }
 
-  void offload(bool parameters, const AgreeOnMemoryInPython& agree) {
-    const OneThread::Working working(thread_);
-    training_->offload(parameters, agree_in_python(agree));
-  }
+  // Writes a range of a tensor's parameters to an address in host memory; false: they stay as they are.
+  using Fill = std::function<bool(std::size_t unit, std::size_t tensor, std::size_t first, std::size_t count,
+                                  std::uintptr_t into)>;
 
-  void reload(const AgreeOnMemoryInPython& agree) {
+  void start(const Fill& fill) {
     const OneThread::Working working(thread_);
-    training_->reload(agree_in_python(agree));
-  }
-
-  void keep_gathered(std::size_t bytes, const AgreeOnMemoryInPython& agree) {
-    const OneThread::Working working(thread_);
-    training_->keep_gathered(bytes, agree_in_python(agree));
-  }
-  std::size_t gathered_bytes() const { return training_->gathered_bytes(); }
-
-  // These calls come between steps: see TensorState. Callbacks acquire Python's lock themselves.
-  Parts parts(std::size_t unit, std::size_t tensor) const {
-    Parts parts;
-    for (const Range& range : state().local_ranges(unit, tensor)) {
-      parts.emplace_back(range.first, range.count);
-    }
-    return parts;
-  }
-
-  void read_moment(std::size_t unit, std::size_t tensor, Moment moment, std::uintptr_t into) {
-    const OneThread::Working working(thread_);
-    state().read_moment(unit, tensor, moment, reinterpret_cast<float*>(into));
-  }
-
-  void write_moments(const MomentAddress& address) {
-    const OneThread::Working working(thread_);
-    state().write_moments([&](std::size_t unit, std::size_t tensor, Moment moment) {
-      return reinterpret_cast<const float*>(address(unit, tensor, moment));
+    training_->start([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+      fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
     });
-  }
-
-  void write_parameters(const Fill& fill) {
-    const OneThread::Working working(thread_);
-    state().write_parameters([&](std::size_t unit, std::size_t tensor, Range range, std::byte* into) {
-      return fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
-    });
-  }
-
-  void set_steps(std::uint64_t steps) {
-    training_->set_steps(steps);
     count_steps();
-  }
-
-  std::string ledger(const std::pair<Tier, std::size_t>& own_state) const {
-    Ledger ledger = training_->ledger();
-    if (own_state.second > 0) ledger.push_back({own_state.first, "own state", own_state.second});
-    return to_text(ledger);
-  }
-
-  std::string chrome_trace() {
-    working([](Training& training) { training.finish(); });
-    return training_->chrome_trace();
-  }
-
- private:
-  Memory acquire(Lease lease) {
-    lease_.emplace(std::move(lease));
-    const ConstView acquired = lease_->parameters();
-    return {const_cast<std::byte*>(acquired.data()),
-            acquired.bytes(),
-            gpu_,
-            {}};  // torch has no tensors that can only be read
-  }
-
-  TensorState state() const { return TensorState(*training_); }
-  std::vector<TileToUpdate> shown(std::span<const SummedTile> tiles) const {
-    std::vector<TileToUpdate> shown;
-    shown.reserve(tiles.size());
-    const auto memory = [&](const View& view, bool on_gpu) {
-      return Memory{view.data(), view.bytes(), on_gpu ? gpu_ : std::nullopt, {}};
-    };
-    for (const SummedTile& tile : tiles) {
-      TileToUpdate& shown_tile =
-          shown.emplace_back(TileToUpdate{.unit = tile.unit,
-                                          .first = tile.range.first,
-                                          .gradients = memory(tile.gradients, tile.gradients_on_gpu),
-                                          .gradient_dtype = tile.gradients.dtype(),
-                                          .count = tile.range.count,
-                                          .masters = memory(tile.masters, tile.masters_on_gpu)});
-      for (std::size_t number = 0; number < tile.own.count; ++number) {
-        const View values(reinterpret_cast<std::byte*>(tile.own.array(number)), tile.range.count, DType::fp32);
-        shown_tile.own.push_back(memory(values, tile.masters_on_gpu));
-      }
-    }
-    return shown;
   }
 
   // Tells the groups, whose errors name the step of this rank.
   void count_steps() const {
-    for (const Group* group : groups_) {
+    for (const Group* group : groups_)
       group->count_steps(training_->steps());
-    }
   }
 
+ private:
   // Lines stay here until Python takes them, because threads that log must not wait for Python's lock.
   std::mutex log_mutex_;
-  std::vector<std::pair<Level, std::string>> lines_;
+  std::vector<std::pair<int, std::string>> lines_;
   Log log_{[this](Level level, std::string_view line) {
     const std::lock_guard lock(log_mutex_);
-    lines_.emplace_back(level, line);
+    lines_.emplace_back(10 * (static_cast<int>(level) + 1), line);
   }};
   OneThread thread_{
       "the training"};  // calls of the library's threads are exempt: wait_for_commit(), committed(), parts()
@@ -416,55 +254,71 @@ void bind_result(py::module_& module) {
       .def_property_readonly("straggler", [](const StepResult& result) { return dict_of(result.straggler); });
 }
 
-// Binds a function of the training, or of its state by tensor, as it is. See TrainingBinding::working().
-template <class Result, class... Arguments>
-auto working(Result (Training::*method)(Arguments...)) {
+// Returns the training, or its state by tensor.
+template <class Object>
+decltype(auto) as(Training& training) {
+  if constexpr (std::is_same_v<Object, Training>) {
+    return (training);
+  } else {
+    return Object(training);
+  }
+}
+
+// Binds a function as it is, or a lambda that gets the training first. See TrainingBinding::working().
+template <class Object, class Result, class... Arguments>
+auto working(Result (Object::*method)(Arguments...)) {
   return [method](TrainingBinding& self, Arguments... arguments) {
-    return self.working([&](Training& training) { return (training.*method)(arguments...); });
+    return self.working([&](Training& training) { return (as<Object>(training).*method)(arguments...); });
   };
 }
-template <class... Arguments>
-auto working(void (TensorState::*method)(Arguments...)) {
-  return [method](TrainingBinding& self, Arguments... arguments) {
-    self.working([&](Training& training) { (TensorState(training).*method)(arguments...); });
+template <class Work, class Result, class... Arguments>
+auto working(const Work& work, Result (Work::*)(Training&, Arguments...) const) {
+  return [work](TrainingBinding& self, Arguments... arguments) {
+    return self.working([&](Training& training) { return work(training, arguments...); });
   };
+}
+template <class Work>
+auto working(const Work& work) {
+  return working(work, &Work::operator());
 }
 
 // Binds a function that only reads, and does not wait.
-template <class Result, class... Arguments>
-auto reading(Result (Training::*method)(Arguments...) const) {
-  return
-      [method](const TrainingBinding& self, Arguments... arguments) { return (self.training().*method)(arguments...); };
-}
-template <class Result, class... Arguments>
-auto reading(Result (TensorState::*method)(Arguments...) const) {
+template <class Object, class Result, class... Arguments>
+auto reading(Result (Object::*method)(Arguments...) const) {
   return [method](const TrainingBinding& self, Arguments... arguments) {
-    return (TensorState(self.training()).*method)(arguments...);
+    return (as<Object>(self.training()).*method)(arguments...);
   };
 }
 
-// Returns memory that keeps the training alive.
-template <auto method>
-Memory memory_of(const py::object& training, std::size_t unit) {
-  Memory memory = (training.cast<TrainingBinding&>().*method)(unit);
-  memory.owner = training;
-  return memory;
+// Returns memory that keeps the training alive. torch has no tensors that can only be read.
+Memory memory_of(const py::object& training, const ConstView& view, bool on_gpu = true) {
+  const std::optional<int>& gpu = training.cast<TrainingBinding&>().gpu();
+  return {const_cast<std::byte*>(view.data()), view.bytes(), on_gpu ? gpu : std::nullopt, training};
 }
 
-// Returns a callback whose tiles keep the training alive.
-CustomStep custom_step_of(const py::object& training, const py::object& custom_step) {
-  if (custom_step.is_none()) return {};
-  return [&](const std::vector<TileToUpdate>& tiles, float gradient_factor, bool is_last) {
-    const py::gil_scoped_acquire lock;
-    py::list shown;
-    for (TileToUpdate tile : tiles) {
-      tile.gradients.owner = tile.masters.owner = training;
-      for (Memory& values : tile.own)
-        values.owner = training;
-      shown.append(std::move(tile));
+// Binds a function that acquires parameters.
+auto acquiring(Lease (Training::*method)(std::size_t unit)) {
+  return [method](const py::object& self, std::size_t unit) {
+    return memory_of(self, self.cast<TrainingBinding&>().acquire(method, unit).parameters());
+  };
+}
+
+py::list shown(const py::object& training, std::span<const SummedTile> tiles) {
+  py::list shown;
+  for (const SummedTile& tile : tiles) {
+    TileToUpdate shown_tile{.unit = tile.unit,
+                            .first = tile.range.first,
+                            .gradients = memory_of(training, tile.gradients, tile.gradients_on_gpu),
+                            .gradient_dtype = tile.gradients.dtype(),
+                            .count = tile.range.count,
+                            .masters = memory_of(training, tile.masters, tile.masters_on_gpu)};
+    for (std::size_t number = 0; number < tile.own.count; ++number) {
+      const View values(reinterpret_cast<std::byte*>(tile.own.array(number)), tile.range.count, DType::fp32);
+      shown_tile.own.push_back(memory_of(training, values, tile.masters_on_gpu));
     }
-    custom_step(shown, gradient_factor, is_last);
-  };
+    shown.append(std::move(shown_tile));
+  }
+  return shown;
 }
 
 void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
@@ -476,111 +330,188 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
       .def_readonly("count", &TileToUpdate::count)
       .def_readonly("masters", &TileToUpdate::masters)
       .def_readonly("own", &TileToUpdate::own);
-  training.def(
-      "step",
-      [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed,
-         double max_norm, double loss_scale, bool discard, const py::object& custom_step) {
-        return self.cast<TrainingBinding&>().step(
-            {rules, missed, max_norm, loss_scale, discard, custom_step_of(self, custom_step)});
-      },
-      py::kw_only(), py::arg("rules"), py::arg("missed"), py::arg("max_norm"), py::arg("loss_scale"),
-      py::arg("discard"), py::arg("custom_step") = py::none());
+  training
+      .def(
+          "step",
+          [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed,
+             double max_norm, double loss_scale, bool discard, const py::object& custom_step) {
+            std::exception_ptr raised;
+            const auto update = [&](const TilesToUpdate& turn) {
+              const py::gil_scoped_acquire lock;
+              try {
+                custom_step(shown(self, turn.tiles), turn.gradient_factor, turn.is_last);
+              } catch (const std::exception& error) {
+                raised = std::current_exception();
+                fail(Code::bad_argument, {.what = std::string("the optimizer's own step has failed: ") + error.what(),
+                                          .needed = "a step() that raises nothing"});
+              }
+            };
+            return self.cast<TrainingBinding&>().step(
+                {.groups = rules,
+                 .max_norm = max_norm,
+                 .loss_scale = loss_scale,
+                 .discard = discard,
+                 .missed = missed,
+                 .update = custom_step.is_none() ? TrainerUpdate() : TrainerUpdate(update)},
+                raised);
+          },
+          py::kw_only(), py::arg("rules"), py::arg("missed"), py::arg("max_norm"), py::arg("loss_scale"),
+          py::arg("discard"), py::arg("custom_step") = py::none())
+      .def("step_prepared", &TrainingBinding::step_prepared)
+      .def("prepare",
+           working(
+               [](Training& training, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed) {
+                 training.prepare({.groups = rules, .missed = missed});
+               }),
+           py::kw_only(), py::arg("rules"), py::arg("missed"))
+      .def("leave_out", working(&Training::leave_out), py::arg("unit"), py::arg("tensor"));
 }
 
 void bind_gradients(py::class_<TrainingBinding>& training) {
   training
       .def(
-          "prepare",
-          [](TrainingBinding& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed) {
-            self.working([&](Training& training) { training.prepare({.groups = rules, .missed = missed}); });
+          "acquire_gradients",
+          [](const py::object& self, std::size_t unit) {
+            return memory_of(self, self.cast<TrainingBinding&>().acquire(&Training::backward, unit).gradients());
           },
-          py::kw_only(), py::arg("rules"), py::arg("missed"))
-      .def("leave_out", working(&Training::leave_out), py::arg("unit"), py::arg("tensor"))
-      .def(
-          "gradient_norm",
-          [](TrainingBinding& self, double loss_scale) {
-            return self.working([&](Training& training) { return training.gradient_norm(loss_scale); });
-          },
-          py::kw_only(), py::arg("loss_scale"))
-      .def(
-          "tensor_norms",
-          [](TrainingBinding& self, double loss_scale) {
-            return self.working([&](Training& training) { return training.tensor_norms(loss_scale); });
-          },
-          py::kw_only(), py::arg("loss_scale"))
+          py::arg("unit"))
+      .def("gradient_norm",
+           working([](Training& training, double loss_scale) { return training.gradient_norm(loss_scale); }),
+           py::kw_only(), py::arg("loss_scale"))
+      .def("tensor_norms",
+           working([](Training& training, double loss_scale) { return training.tensor_norms(loss_scale); }),
+           py::kw_only(), py::arg("loss_scale"))
       .def(
           "visit_gradients",
           [](const py::object& self, const py::function& visit) {
-            const auto show = [&](std::size_t unit, std::size_t tensor, Memory gradients, DType dtype) {
+            const auto show = [&](std::size_t unit, std::size_t tensor, const View& gradients, bool on_gpu) {
               const py::gil_scoped_acquire lock;
-              gradients.owner = self;
-              visit(unit, tensor, std::move(gradients), dtype);
+              visit(unit, tensor, memory_of(self, gradients, on_gpu), gradients.dtype());
             };
-            self.cast<TrainingBinding&>().visit_gradients(show);
+            self.cast<TrainingBinding&>().working([&](Training& training) { training.visit_gradients(show); });
           },
           py::arg("visit"));
-}
-
-// Returns lines with the numbers of Python's levels.
-std::vector<std::pair<int, std::string>> take_log(TrainingBinding& training) {
-  std::vector<std::pair<int, std::string>> lines;
-  for (auto& [level, line] : training.take_log()) {
-    lines.emplace_back(10 * (static_cast<int>(level) + 1), std::move(line));
-  }
-  return lines;
 }
 
 void bind_life(py::class_<TrainingBinding>& training) {
   training
       .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, TrainingOptions>(), py::kw_only(),
            py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"), py::arg("options"))
-      .def("take_log", take_log)
+      .def("take_log", &TrainingBinding::take_log)
       .def_property_readonly("found", reading(&Training::found),
                              "A run to resume: start() then requests frozen parameters only.")
       .def_property_readonly(
           "lost",
-          [](const TrainingBinding& training) {
-            const auto& lost = training.lost();
+          [](const TrainingBinding& self) {
+            const auto& lost = self.training().lost();
             return lost ? std::optional(std::pair(lost->reason, lost->step)) : std::nullopt;
           },
           "The reason why a run has begun again, and the newest step that it had; None if it has not.")
       .def("start", &TrainingBinding::start, py::arg("fill"))
       .def_property_readonly("steps", reading(&Training::steps))
-      .def(
-          "set_note", [](TrainingBinding& training, const py::bytes& note) { training.set_note(note); },
-          py::arg("note"))
-      .def("note", [](const TrainingBinding& training) { return py::bytes(training.note()); })
-      .def("tensor_begins", &TrainingBinding::tensor_begins, py::arg("unit"))
-      .def("full_parameters", memory_of<&TrainingBinding::full_parameters>, py::arg("unit"))
-      .def("acquire_parameters", memory_of<&TrainingBinding::acquire_parameters>, py::arg("unit"))
-      .def("acquire_exact_parameters", memory_of<&TrainingBinding::acquire_exact_parameters>, py::arg("unit"))
-      .def_property_readonly("gathers_codes", &TrainingBinding::gathers_codes)
-      .def("acquire_gradients", memory_of<&TrainingBinding::acquire_gradients>, py::arg("unit"))
-      .def("release", &TrainingBinding::release)
-      .def("step_prepared", &TrainingBinding::step_prepared)
       .def("wait_for_parameters", working(&Training::wait_for_parameters), py::arg("unit"))
       .def(
           "wait_for_commit", [](TrainingBinding& self) { self.training().wait_for_commit(); }, Released())
       .def("finish", working(&Training::finish))
-      .def("offload", &TrainingBinding::offload, py::kw_only(), py::arg("parameters"), py::arg("agree"))
-      .def("reload", &TrainingBinding::reload, py::kw_only(), py::arg("agree"))
-      .def("keep_gathered", &TrainingBinding::keep_gathered, py::arg("bytes"), py::kw_only(), py::arg("agree"))
-      .def_property_readonly("gathered_bytes", &TrainingBinding::gathered_bytes);
+      .def("offload", working([](Training& training, bool parameters, const AgreeInPython& agree) {
+             training.offload(parameters, agree_in_python(agree));
+           }),
+           py::kw_only(), py::arg("parameters"), py::arg("agree"))
+      .def("reload",
+           working([](Training& training, const AgreeInPython& agree) { training.reload(agree_in_python(agree)); }),
+           py::kw_only(), py::arg("agree"))
+      .def("keep_gathered", working([](Training& training, std::size_t bytes, const AgreeInPython& agree) {
+             training.keep_gathered(bytes, agree_in_python(agree));
+           }),
+           py::arg("bytes"), py::kw_only(), py::arg("agree"))
+      .def_property_readonly("gathered_bytes", reading(&Training::gathered_bytes));
 }
 
-void bind_state(py::class_<TrainingBinding>& training) {
-  training.def("parts", &TrainingBinding::parts, py::arg("unit"), py::arg("tensor"))
-      .def("read_moment", &TrainingBinding::read_moment, py::arg("unit"), py::arg("tensor"), py::arg("moment"),
-           py::kw_only(), py::arg("into"))
-      .def("write_moments", &TrainingBinding::write_moments, py::arg("address_of"))
+void bind_parameters(py::class_<TrainingBinding>& training) {
+  training
+      .def(
+          "tensor_begins",
+          [](const TrainingBinding& self, std::size_t unit) {
+            return self.training().plan().compiled().layout().units.at(unit).tensor_begin;
+          },
+          py::arg("unit"))
+      .def(
+          "full_parameters",
+          [](const py::object& self, std::size_t unit) {
+            return memory_of(self, self.cast<TrainingBinding&>().training().full_parameters(unit));
+          },
+          py::arg("unit"))
+      .def("acquire_parameters", acquiring(&Training::forward), py::arg("unit"))
+      .def("acquire_exact_parameters", acquiring(&Training::exact_parameters), py::arg("unit"),
+           "Gather exact ones even if gathers are encoded.")
+      .def_property_readonly(
+          "gathers_codes",
+          [](const TrainingBinding& self) { return self.training().plan().compiled().input().gathers_codes(); },
+          "If false, acquire_parameters() gathers exact ones.")
+      .def("release", &TrainingBinding::release)
       .def("take_full_parameters", working(&TensorState::take_full_parameters), py::arg("written"))
       .def("parameters_changed", working(&Training::parameters_changed))
-      .def("write_parameters", &TrainingBinding::write_parameters, py::arg("fill"))
+      .def("write_parameters", working([](Training& training, const TrainingBinding::Fill& fill) {
+             TensorState(training).write_parameters(
+                 [&](std::size_t unit, std::size_t tensor, Range range, std::byte* into) {
+                   return fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
+                 });
+           }),
+           py::arg("fill"));
+}
+
+// The address of a moment of a full tensor, in fp32; 0: it stays as it is.
+using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, Moment moment)>;
+
+// These calls come between steps: see TensorState.
+void bind_state(py::class_<TrainingBinding>& training) {
+  training
+      .def(
+          "parts",
+          [](const TrainingBinding& self, std::size_t unit, std::size_t tensor) {
+            std::vector<std::pair<std::size_t, std::size_t>> parts;  // ranges of the tensor's elements: first, count
+            for (const Range& range : TensorState(self.training()).local_ranges(unit, tensor))
+              parts.emplace_back(range.first, range.count);
+            return parts;
+          },
+          py::arg("unit"), py::arg("tensor"))
+      .def("read_moment",
+           working([](Training& training, std::size_t unit, std::size_t tensor, Moment moment, std::uintptr_t into) {
+             TensorState(training).read_moment(unit, tensor, moment, reinterpret_cast<float*>(into));
+           }),
+           py::arg("unit"), py::arg("tensor"), py::arg("moment"), py::kw_only(), py::arg("into"))
+      .def("write_moments", working([](Training& training, const MomentAddress& address) {
+             TensorState(training).write_moments([&](std::size_t unit, std::size_t tensor, Moment moment) {
+               return reinterpret_cast<const float*>(address(unit, tensor, moment));
+             });
+           }),
+           py::arg("address_of"))
       .def("kind", reading(&TensorState::chunk_kind), py::arg("unit"))
       .def("local_shards", reading(&TensorState::parts))
       .def("visit_shards", working(&TensorState::visit), py::arg("visit"))
-      .def("change_shards", working(&TensorState::change), py::arg("change"), py::arg("agree"))
-      .def("set_steps", &TrainingBinding::set_steps, py::arg("steps"))
+      .def("change_shards", working(&TensorState::change), py::arg("change"), py::arg("agree"));
+}
+
+void bind_commits(py::class_<TrainingBinding>& training) {
+  training
+      .def(
+          "set_steps",
+          [](TrainingBinding& self, std::uint64_t steps) {
+            self.working([&](Training& training) { training.set_steps(steps); });
+            self.count_steps();
+          },
+          py::arg("steps"))
+      .def(
+          "set_note",
+          [](const TrainingBinding& self, const std::string& note) {
+            self.training().set_note(std::as_bytes(std::span(note)));
+          },
+          py::arg("note"))
+      .def("note",
+           [](const TrainingBinding& self) {
+             const std::vector<std::byte>& note = self.training().note();
+             return py::bytes(reinterpret_cast<const char*>(note.data()), note.size());
+           })
       .def_property_readonly(
           "committed",
           py::cpp_function([](const TrainingBinding& self) { return self.training().committed(); }, Released()))
@@ -588,8 +519,18 @@ void bind_state(py::class_<TrainingBinding>& training) {
           "set_round", [](TrainingBinding& self, const JointRound& round) { self.training().set_round(round); },
           py::arg("round"))
       .def_property_readonly("unpinned_because", reading(&Training::unpinned_because))
-      .def("ledger", &TrainingBinding::ledger, py::arg("own_state"))
-      .def("chrome_trace", &TrainingBinding::chrome_trace);
+      .def(
+          "ledger",
+          [](const TrainingBinding& self, const std::pair<Tier, std::size_t>& own_state) {
+            Ledger ledger = self.training().ledger();
+            if (own_state.second > 0) ledger.push_back({own_state.first, "own state", own_state.second});
+            return to_text(ledger);
+          },
+          py::arg("own_state"))
+      .def("chrome_trace", [](TrainingBinding& self) {
+        self.working([](Training& training) { training.finish(); });
+        return self.training().chrome_trace();
+      });
 }
 
 std::vector<RunCommit> commits_of(const Group& group, const std::vector<std::string>& directories,
@@ -631,9 +572,11 @@ void bind_training(py::module_& module) {
   moments.finalize();
   py::class_<TrainingBinding> training(module, "Training");
   bind_life(training);
+  bind_parameters(training);
   bind_gradients(training);
   bind_step(module, training);
   bind_state(training);
+  bind_commits(training);
 }
 
 }  // namespace ballast::python

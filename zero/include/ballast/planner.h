@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -78,11 +77,11 @@ struct Simulation {
   Simulation& operator+=(const Simulation& next);  // a step that is made after this one
 };
 
-// The question to the planner. What it refers to outlives it.
+// The question to the planner.
 struct ChoiceInput {
-  const Model& model;
+  Model model;
   Machine machine;
-  std::span<const UnitWork> work;  // one for each unit
+  std::vector<UnitWork> work;  // one for each unit
   std::size_t ranks = 1;
   std::optional<int> stage{};          // none: it is chosen too
   std::size_t parameter_replicas = 1;  // several need stage 3, and parameters on the device
