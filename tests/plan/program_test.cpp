@@ -369,7 +369,7 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
   CompileInput with_its_memory = replaced.input();
   with_its_memory.gathered_bytes = 1000;
   CHECK_THAT(message([&] { compile(with_its_memory); }),
-             Contains("B2004") && Contains("unit h.0") && Contains("gathered_bytes"));
+             Contains("B2004") && Contains("unit h.0") && Contains("keep_gathered="));
   CHECK_THROWS_WITH(make_layout(plain_model(1), 0, 128), Contains("at least one shard"));
   CHECK_THROWS_WITH(make_layout(plain_model(1), 1, 100), Contains("a multiple of 128"));
   CHECK_THROWS_WITH(placement_of_stage(4, 2), Contains("stage 4"));
