@@ -16,11 +16,12 @@ from ballast import _core
 NEXT_LINE = "\n" + 13 * " "  # below the value of a field of an error
 
 
-def fail(name: str, problem: _core.Problem) -> NoReturn:
+def fail(name: str, what: str, *, where: str = "", needed: str = "", available: str = "", remedy: str = "") -> NoReturn:
     """Raise the error of this name. kernels/runtime/ERRORS.md lists the names."""
     caller = sys._getframe(1)
     while Path(caller.f_code.co_filename) == Path(__file__) and caller.f_back is not None:
         caller = caller.f_back
+    problem = _core.Problem(what=what, where=where, needed=needed, available=available, remedy=remedy)
     _core.fail(name=name, problem=problem, file=Path(caller.f_code.co_filename).name, line=caller.f_lineno)
 
 
@@ -32,8 +33,12 @@ def refuse(what: str, *, where: str = "", needed: str = "", available: str = "",
     ballast.errors.UsageError: B1001 cannot measure: torch is not installed
     ...
     """
-    problem = _core.Problem(what=what, where=where, needed=needed, available=available, remedy=remedy)
-    fail("bad_argument", problem)
+    fail("bad_argument", what, where=where, needed=needed, available=available, remedy=remedy)
+
+
+def refuse_unsupported(what: str, *, where: str = "", needed: str = "", available: str = "", remedy: str = "") -> NoReturn:
+    """Raise B1005."""
+    fail("unsupported", what, where=where, needed=needed, available=available, remedy=remedy)
 
 
 def refuse_value(name: str, value: object, needed: str, *, why: str = "the value is not valid", where: str = "") -> NoReturn:
@@ -49,13 +54,13 @@ def refuse_value(name: str, value: object, needed: str, *, why: str = "the value
 
 def refuse_order(what: str, *, where: str = "", needed: str, remedy: str = "") -> NoReturn:
     """Raise B1007: the call is not possible now, but may be later."""
-    fail("out_of_order", _core.Problem(what=what, where=where, needed=needed, remedy=remedy))
+    fail("out_of_order", what, where=where, needed=needed, remedy=remedy)
 
 
 def fail_of_system(error: OSError) -> NoReturn:
     """Raise B2202 for a full drive, or B3201 for another error of the system."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    fail("drive_full" if full else "file_call", _core.Problem(what=str(error.strerror), where=str(error.filename or "")))
+    fail("drive_full" if full else "file_call", str(error.strerror), where=str(error.filename or ""))
 
 
 def one_of(kind: str, word: str, known: Iterable[str], *, or_else: str = "", remedy: str = "") -> str:

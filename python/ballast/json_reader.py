@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ballast import _core
 from ballast.checks import fail, fail_of_system
 
 MOST_BYTES = 256 << 20  # the largest JSON file, which becomes about ten times as much in memory
@@ -56,14 +55,14 @@ def read_json(path: Path) -> Any:
 
 def fail_malformed(where: str, why: str, *, needed: str = "", available: str = "") -> NoReturn:
     """Raise B3202 for a file whose content breaks the rules of its format."""
-    problem = _core.Problem(
-        what=f"cannot use a file: {why}",
+    fail(
+        "bad_record",
+        f"cannot use a file: {why}",
         where=where,
         needed=needed,
         available=available,
         remedy="It is damaged, or made by another program. Get it again from its source, or use an earlier one.",
     )
-    fail("bad_record", problem)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
-from ballast import _core
 from ballast.checks import fail, refuse
 
 ROOT = 0
@@ -80,7 +79,7 @@ def require_own_folder(folder: Path) -> None:
 
 
 def fail_foreign(path: Path, why: str) -> NoReturn:
-    fail("foreign_file", _core.Problem(what=f"cannot write there: {why}", where=str(path)))
+    fail("foreign_file", f"cannot write there: {why}", where=str(path))
 
 
 def output_path(option: str, given: str, suffix: str) -> Path:
@@ -104,4 +103,4 @@ def write_output(path: Path, text: str) -> None:
     try:
         write_new(target, text.encode())
     except OSError as error:
-        fail("file_call", _core.Problem(what=f"cannot write {path}: {error.strerror}", where=str(target)))
+        fail("file_call", f"cannot write {path}: {error.strerror}", where=str(target))

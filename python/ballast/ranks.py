@@ -201,7 +201,7 @@ class Agreement:
             self._raise()
         if failed:
             what, where = f"{self._what} failed on other ranks", f"rank {', '.join(map(str, failed))}"
-            fail("peer_failed", _core.Problem(what=what, where=where))
+            fail("peer_failed", what, where=where)
 
     def _raise(self) -> NoReturn:
         """Raise the error, and forget it: the error keeps this frame alive, so a reference back would form a cycle. The
@@ -284,11 +284,11 @@ def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
     def agree(failed: bool) -> None:
         ranks = failed_ranks(group, failed)
         if ranks and not failed:
-            problem = _core.Problem(
-                what=f"cannot complete {what}: other ranks have no memory for it, so it is not done here either",
+            fail(
+                "peer_failed",
+                f"cannot complete {what}: other ranks have no memory for it, so it is not done here either",
                 where=f"rank {', '.join(map(str, ranks))}",
                 remedy="Free memory there, and call it again on all ranks.",
             )
-            fail("peer_failed", problem)
 
     return agree

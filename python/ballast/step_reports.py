@@ -174,7 +174,7 @@ class StepLog:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        fail("file_call", _core.Problem(what=f"cannot record steps in {self._path}: {error.strerror}", where=str(self._path)))
+        fail("file_call", f"cannot record steps in {self._path}: {error.strerror}", where=str(self._path))
 
 
 def ends_inside_a_line(path: Path) -> bool:

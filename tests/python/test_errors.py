@@ -10,10 +10,6 @@ from ballast import _core, checks
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def problem(**parts: str) -> _core.Problem:
-    return _core.Problem(what="it went wrong", **parts)
-
-
 @pytest.mark.parametrize(
     ("name", "code", "ours", "pythons"),
     [
@@ -27,7 +23,7 @@ def problem(**parts: str) -> _core.Problem:
 )
 def test_a_code_has_its_type(name, code, ours, pythons):
     with pytest.raises(ballast.Error) as raised:
-        checks.fail(name, problem())
+        checks.fail(name, "it went wrong")
     assert type(raised.value) is ours
     assert isinstance(raised.value, pythons)
     assert raised.value.code == code
@@ -36,13 +32,13 @@ def test_a_code_has_its_type(name, code, ours, pythons):
 
 def test_a_drive_that_is_full_is_no_memory_error():
     with pytest.raises(ballast.ResourceError) as raised:
-        checks.fail("drive_full", problem())
+        checks.fail("drive_full", "it went wrong")
     assert not isinstance(raised.value, MemoryError)
 
 
 def test_the_parts_are_attributes():
     with pytest.raises(ballast.Error) as raised:
-        checks.fail("host_memory", problem(where="unit h.3", needed="2 GiB", available="1 GiB", remedy="Wait."))
+        checks.fail("host_memory", "it went wrong", where="unit h.3", needed="2 GiB", available="1 GiB", remedy="Wait.")
     error = raised.value
     assert (error.what_happened, error.where) == ("it went wrong", "unit h.3")
     assert (error.needed, error.available, error.remedy) == ("2 GiB", "1 GiB", "Wait.")
@@ -51,7 +47,7 @@ def test_the_parts_are_attributes():
 
 def test_an_error_without_a_remedy_has_that_of_its_code():
     with pytest.raises(ballast.Error) as raised:
-        checks.fail("drive_full", problem())
+        checks.fail("drive_full", "it went wrong")
     assert raised.value.remedy in {row[3] for row in _core.error_codes() if row[1] == "drive_full"}
 
 
@@ -60,7 +56,7 @@ def test_every_documented_code_can_be_raised():
     assert [(code, name) for code, name, *_ in _core.error_codes()] == documented
     for code, name in documented:
         with pytest.raises(ballast.Error) as raised:
-            checks.fail(name, problem())
+            checks.fail(name, "it went wrong")
         assert raised.value.code == code
 
 

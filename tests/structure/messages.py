@@ -35,14 +35,12 @@ def _python_without_help(text: str) -> Iterator[int]:
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
-        made = node
-        if node.func.id == "fail" and len(node.args) == 2 and isinstance(node.args[0], ast.Constant):
-            if node.args[0].value not in WITHOUT_REMEDY or not isinstance(node.args[1], ast.Call):
+        if node.func.id == "fail":
+            if not isinstance(node.args[0], ast.Constant) or node.args[0].value not in WITHOUT_REMEDY:
                 continue
-            made = node.args[1]
-        elif node.func.id != "refuse":
+        elif node.func.id not in ("refuse", "refuse_unsupported"):
             continue
-        if not {"needed", "remedy", None} & {keyword.arg for keyword in made.keywords}:
+        if not {"needed", "remedy", None} & {keyword.arg for keyword in node.keywords}:
             yield node.lineno
 
 

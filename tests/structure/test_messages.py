@@ -40,9 +40,10 @@ HELP = {
         "refuse('no tile', needed='a tile')": [],
         "refuse('no tile', remedy='Make a tile.')": [],
         "refuse('no tile', **more)": [],
-        "fail('out_of_order', Problem(what='no tile'))": [1],
-        "fail('out_of_order', Problem(what='no tile', needed='a tile'))": [],
-        "fail('drive_full', Problem(what='no tile'))": [],  # its code has a remedy
+        "refuse_unsupported('no tile')": [1],
+        "fail('out_of_order', 'no tile')": [1],
+        "fail('out_of_order', 'no tile', needed='a tile')": [],
+        "fail('drive_full', 'no tile')": [],  # its code has a remedy
         "field.refuse('a tile')": [],  # says what is needed
     },
     "x.cpp": {

@@ -120,13 +120,11 @@ def require_same_history(directory: Path, known: Collection[str], ours: Collecti
     if known and there and there["folder"] not in ours:
         fail(
             "directory_in_use",
-            _core.Problem(
-                what=f"cannot save: another job has saved step {there['step']} here since this training saved or loaded",
-                where=str(directory),
-                needed="one job that saves to a directory",
-                remedy="Stop the other job, or save to another directory. To resume from the checkpoint that is there, load "
-                "it; to replace it, remove it first.",
-            ),
+            f"cannot save: another job has saved step {there['step']} here since this training saved or loaded",
+            where=str(directory),
+            needed="one job that saves to a directory",
+            remedy="Stop the other job, or save to another directory. To resume from the checkpoint that is there, load "
+            "it; to replace it, remove it first.",
         )
 
 
@@ -136,13 +134,11 @@ def require_space(directory: Path, needed: int) -> None:
     if needed > available:
         fail(
             "drive_full",
-            _core.Problem(
-                what="cannot save a checkpoint: it does not fit on the drive",
-                where=str(directory),
-                needed=human_size(needed),
-                available=human_size(available),
-                remedy="Free space, or save to another drive. An existing checkpoint stays as it is.",
-            ),
+            "cannot save a checkpoint: it does not fit on the drive",
+            where=str(directory),
+            needed=human_size(needed),
+            available=human_size(available),
+            remedy="Free space, or save to another drive. An existing checkpoint stays as it is.",
         )
 
 

@@ -93,12 +93,10 @@ def sorted_pieces(name: str, elements: int, pieces: Sequence[Piece]) -> list[Pie
             return ordered
     fail(
         "bad_record",
-        _core.Problem(
-            what="the checkpoint does not hold each element once",
-            where=f"{name}, element {end}",
-            needed=f"{elements} elements",
-            available=f"{sum(piece.count for piece in pieces)} elements in {len(pieces)} pieces",
-        ),
+        "the checkpoint does not hold each element once",
+        where=f"{name}, element {end}",
+        needed=f"{elements} elements",
+        available=f"{sum(piece.count for piece in pieces)} elements in {len(pieces)} pieces",
     )
 
 
@@ -252,7 +250,7 @@ def require_sealed(content: bytes, seal: str, path: Path) -> None:
 
 
 def _fail_changed(where: str) -> NoReturn:
-    fail("bad_record", _core.Problem(what="a file of the checkpoint is not what was written", where=where))
+    fail("bad_record", "a file of the checkpoint is not what was written", where=where)
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:
@@ -328,11 +326,9 @@ def folder_in(directory: Path) -> str | None:
 def fail_replaced(directory: Path) -> NoReturn:
     fail(
         "directory_in_use",
-        _core.Problem(
-            what=f"cannot read a checkpoint: another job has replaced it {READS} times meanwhile",
-            where=str(directory),
-            remedy="Read it when jobs save less often, or read a copy.",
-        ),
+        f"cannot read a checkpoint: another job has replaced it {READS} times meanwhile",
+        where=str(directory),
+        remedy="Read it when jobs save less often, or read a copy.",
     )
 
 
@@ -359,11 +355,9 @@ def _require_folder(directory: Path, folder: str) -> None:
     if not (directory / folder).is_dir():
         fail(
             "file_call",
-            _core.Problem(
-                what=f"cannot read a checkpoint: the folder {folder}, which its {MANIFEST} names, is not there",
-                where=str(directory),
-                remedy=f"Copy or move a checkpoint with all its files: {MANIFEST} and that folder.",
-            ),
+            f"cannot read a checkpoint: the folder {folder}, which its {MANIFEST} names, is not there",
+            where=str(directory),
+            remedy=f"Copy or move a checkpoint with all its files: {MANIFEST} and that folder.",
         )
 
 
@@ -387,7 +381,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def fail_file(path: Path, error: OSError) -> NoReturn:
-    fail("file_call", _core.Problem(what=f"cannot read a file of a checkpoint: {error.strerror}", where=str(path)))
+    fail("file_call", f"cannot read a file of a checkpoint: {error.strerror}", where=str(path))
 
 
 def data_files(directory: str | Path, checkpoint: Checkpoint) -> list[str]:
@@ -400,11 +394,9 @@ def require_known_format(content: Json) -> None:
     if found > VERSION:
         fail(
             "newer_format",
-            _core.Problem(
-                what=f"cannot read a checkpoint of format {found}: Ballast {content.get('written_by', '').text()} wrote it",
-                where=content.file,
-                needed=f"format {VERSION}",
-            ),
+            f"cannot read a checkpoint of format {found}: Ballast {content.get('written_by', '').text()} wrote it",
+            where=content.file,
+            needed=f"format {VERSION}",
         )
 
 

@@ -639,11 +639,9 @@ def require_memory(group: Group, needed: int) -> None:
         if total > available:
             fail(
                 "host_memory",
-                _core.Problem(
-                    what="cannot save with wait=False: the host has too little memory for a copy of the state",
-                    where=f"{machine}, rank {', '.join(map(str, ranks))}",
-                    needed=human_size(total),
-                    available=human_size(available),
-                    remedy="Save with wait=True, which needs no copy. An existing checkpoint stays as it is.",
-                ),
+                "cannot save with wait=False: the host has too little memory for a copy of the state",
+                where=f"{machine}, rank {', '.join(map(str, ranks))}",
+                needed=human_size(total),
+                available=human_size(available),
+                remedy="Save with wait=True, which needs no copy. An existing checkpoint stays as it is.",
             )

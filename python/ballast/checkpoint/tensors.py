@@ -218,7 +218,7 @@ def _fail_naming_the_tensor(error: Error, piece: Piece, name: str) -> NoReturn:
     if error.code != "B3202":
         raise error
     where = f"{error.where}: {name}, elements {piece.first} to {piece.end}"
-    fail("bad_record", _core.Problem(what=error.what_happened, where=where))
+    fail("bad_record", error.what_happened, where=where)
 
 
 class Target(Protocol):

@@ -17,7 +17,6 @@ from typing import IO, Any, NoReturn
 
 import torch
 
-from ballast import _core
 from ballast._torch_compat import tree_map
 from ballast.checkpoint.manifest import fail_file
 from ballast.checks import fail, is_number, refuse
@@ -128,7 +127,7 @@ def fail_unreadable(path: Path, why: str) -> NoReturn:
     found = REASON.search(why)
     reason = (found[1] or found[2]) if found else why.strip().partition("\n")[0]
     reason = NO_ZIP if "mmap can only be used" in reason else reason
-    fail("bad_record", _core.Problem(what=f"cannot unpickle a file of a checkpoint: {reason}", where=str(path)))
+    fail("bad_record", f"cannot unpickle a file of a checkpoint: {reason}", where=str(path))
 
 
 class FileTensor(StoredTensor):

@@ -235,13 +235,11 @@ def require_same(tensor: torch.Tensor, stored: StoredTensor, name: str) -> None:
     if tensor.dtype != stored.dtype:
         fail(
             "wrong_dtype",
-            _core.Problem(
-                what="cannot load a tensor: it has another format in the files than in the model",
-                where=where,
-                needed=str(tensor.dtype),
-                available=str(stored.dtype),
-                remedy=f"Construct the model in {stored.dtype}, or convert the files.",
-            ),
+            "cannot load a tensor: it has another format in the files than in the model",
+            where=where,
+            needed=str(tensor.dtype),
+            available=str(stored.dtype),
+            remedy=f"Construct the model in {stored.dtype}, or convert the files.",
         )
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from ballast import _core
 from ballast.api import gather, load_checkpoint, save, wrap
 from ballast.checks import fail, refuse
 from ballast.integrations import is_deferred, read_options, require_framework
@@ -183,11 +182,9 @@ class BallastStrategy(DDPStrategy):
         if not state:
             fail(
                 "bad_record",
-                _core.Problem(
-                    what="cannot resume: the checkpoint has no state of the optimizer",
-                    needed="one that was saved during fit()",
-                    remedy="To begin with its weights, load them into the module before fit().",
-                ),
+                "cannot resume: the checkpoint has no state of the optimizer",
+                needed="one that was saved during fit()",
+                remedy="To begin with its weights, load them into the module before fit().",
             )
         self._wrapped.load_state_dict(state)
 

@@ -128,20 +128,16 @@ def agree_on_survivors(
     except RuntimeError as failure:  # torch's store raises it
         fail(
             "peer_failed",
-            _core.Problem(
-                what=f"cannot continue without the lost host: the store of torch.distributed is gone ({failure})",
-                needed="the process that keeps the store: rank 0's, or torchrun's on the first host",
-                remedy="Start all hosts again from the last checkpoint.",
-            ),
+            f"cannot continue without the lost host: the store of torch.distributed is gone ({failure})",
+            needed="the process that keeps the store: rank 0's, or torchrun's on the first host",
+            remedy="Start all hosts again from the last checkpoint.",
         )
     if own.host not in survivors:
         fail(
             "peer_failed",
-            _core.Problem(
-                what=f"cannot continue to train on {own.describe(own.host)}: the other hosts have left it out",
-                where=", ".join(own.describe(host) for host in survivors),
-                remedy="Raise the timeout of DiLoCo if hosts differ in speed.",
-            ),
+            f"cannot continue to train on {own.describe(own.host)}: the other hosts have left it out",
+            where=", ".join(own.describe(host) for host in survivors),
+            remedy="Raise the timeout of DiLoCo if hosts differ in speed.",
         )
     return survivors
 
@@ -268,7 +264,7 @@ class HostGroup:
             # Only the first one is a rank of this group: others are in the words with which it left.
             what = re.sub(rf"\brank {rank}\b( \([^)]*\))?", f"{self.own.describe_peer(host)},", what, count=1)
         parts = {part: getattr(error, part) for part in ("where", "needed", "available", "remedy")}
-        fail(OF_PEERS[error.code], _core.Problem(what=what, **parts))
+        fail(OF_PEERS[error.code], what, **parts)
 
     def _failed_hosts(self) -> list[int]:
         return [self.members[rank] for rank in self.group._core.failed_ranks]

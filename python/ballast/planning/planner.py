@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
-from ballast import _core
 from ballast.checks import NEXT_LINE, fail
 from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
@@ -141,28 +140,28 @@ def _require_room(request: PlanRequest) -> None:
 
 def _refuse_activations(request: PlanRequest) -> NoReturn:
     options = request.options
-    problem = _core.Problem(
-        what=f"activations alone are more than a {'rank' if options.is_on_cpu else 'GPU'}'s memory",
+    fail(
+        "device_memory",
+        f"activations alone are more than a {'rank' if options.is_on_cpu else 'GPU'}'s memory",
         where=request.description.name,
         needed=f"{human_size(request.activations['device'])} {_tokens(options)}, "
         f"{human_size(options.reserved)} reserved, {human_size(options.left_free['device'])} left free",
         available=human_size(options.hardware.memory),
         remedy=remedy(request),
     )
-    fail("device_memory", problem)
 
 
 def _refuse_offloaded_activations(request: PlanRequest) -> NoReturn:
     has = request.options.room
     away = {tier: size for tier, size in request.activations.items() if tier != "device"}
-    problem = _core.Problem(
-        what="activations alone are more than a rank may keep there",
+    fail(
+        "memory_budget",
+        "activations alone are more than a rank may keep there",
         where=request.description.name,
         needed=f"{by_tier(away)} {_tokens(request.options)}",
         available=by_tier({tier: has[tier] for tier in away}),
         remedy=remedy(request),
     )
-    fail("memory_budget", problem)
 
 
 def _refuse_outer(request: PlanRequest, left: Mapping[str, int]) -> NoReturn:
@@ -171,14 +170,14 @@ def _refuse_outer(request: PlanRequest, left: Mapping[str, int]) -> NoReturn:
     as_flags = request.as_flags
     missing = [option_name(name, as_flags=as_flags) for name in request.options.not_given if names[name] in needed]
     place = "--outer every=N,offload=TIER" if as_flags else "DiLoCo(offload=...)"
-    problem = _core.Problem(
-        what="the outer optimizer alone needs more memory than a rank has",
+    fail(
+        "memory_budget",
+        "the outer optimizer alone needs more memory than a rank has",
         where=request.description.name,
         needed=by_tier(needed),
         available=by_tier({tier: left[tier] for tier in needed}) + (f" ({' and '.join(missing)} not given)" if missing else ""),
         remedy=f"Give it another tier ({place}), or more fragments. {remedy(request)}",
     )
-    fail("memory_budget", problem)
 
 
 def _tokens(options: Options) -> str:
@@ -206,11 +205,11 @@ def _refuse(request: PlanRequest) -> NoReturn:
             request.exact.choose()
         except OutOfMemoryError as error:
             what, needed = "no placement fits", f"{error.needed}, in the one that lacks the least"
-    problem = _core.Problem(
-        what=what,
+    fail(
+        "memory_budget",
+        what,
         where=_reserved(request),
         needed=needed,
         available=by_tier(vars(request.budget)),
         remedy=remedy(request),
     )
-    fail("memory_budget", problem)

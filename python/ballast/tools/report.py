@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ballast import _core
 from ballast.checks import fail, is_number, refuse
 from ballast.new_files import output_path, write_output
 from ballast.sizes import human_size, human_time
@@ -167,11 +166,9 @@ def _require_known(number: object, path: Path) -> None:
     if not isinstance(number, int) or not 0 <= number <= FORMAT:
         fail(
             "newer_format",
-            _core.Problem(
-                what=f"cannot read {path}: a newer Ballast has written it",
-                needed=f"format {FORMAT}",
-                available=f"format {number}",
-            ),
+            f"cannot read {path}: a newer Ballast has written it",
+            needed=f"format {FORMAT}",
+            available=f"format {number}",
         )
 
 

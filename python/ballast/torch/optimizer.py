@@ -13,9 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch.optim import Optimizer
 
-from ballast import _core
 from ballast._torch_compat import count_step, leave_uncounted, without_torch_function
-from ballast.checks import fail, refuse
+from ballast.checks import refuse, refuse_unsupported
 from ballast.torch.gradients.taken_gradients import TakenGradient
 from ballast.torch.training.metrics import read_throughput
 from ballast.torch.training.model_and_optimizer import require_own
@@ -236,13 +235,10 @@ class WrappedOptimizer(Optimizer):
 
 
 def _refuse_copy(what: str) -> NoReturn:
-    fail(
-        "unsupported",
-        _core.Problem(
-            what=f"cannot {what} a wrapped optimizer: Ballast keeps its state",
-            needed="its state_dict()",
-            remedy="Copy the model, make an optimizer for the copy, wrap that, and load the state_dict() into it.",
-        ),
+    refuse_unsupported(
+        f"cannot {what} a wrapped optimizer: Ballast keeps its state",
+        needed="its state_dict()",
+        remedy="Copy the model, make an optimizer for the copy, wrap that, and load the state_dict() into it.",
     )
 
 

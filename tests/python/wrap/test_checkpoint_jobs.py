@@ -80,19 +80,15 @@ def test_a_failed_save_is_not_taken_for_another_job(fails, tmp_path, monkeypatch
     save(tmp_path, training(1))
     mine = training(2)
     with monkeypatch.context() as there:
-        there.setattr(f"ballast.checkpoint.saving.{fails}", lambda *args: checks.fail("drive_full", problem()))
+        there.setattr(f"ballast.checkpoint.saving.{fails}", lambda *args: checks.fail("drive_full", "it is full"))
         assert "B2202" in error_of(lambda: save(tmp_path, mine))
     mine.train(2, 1)
     save(tmp_path, mine)
     assert manifest.read(tmp_path).step == 3
 
 
-def problem():
-    return ballast._core.Problem(what="it is full")
-
-
 def no_locks(**options):
-    checks.fail("no_file_locks", ballast._core.Problem(what="cannot lock the directory: No locks available"))
+    checks.fail("no_file_locks", "cannot lock the directory: No locks available")
 
 
 @pytest.mark.parametrize("moment", jobs.MOMENTS)

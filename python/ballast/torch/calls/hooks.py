@@ -18,9 +18,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from ballast import _core
 from ballast._torch_compat import active_data_parallel, compiler_of_calls, gradient_hooks_of
-from ballast.checks import fail, refuse_order
+from ballast.checks import refuse_order, refuse_unsupported
 from ballast.ranks import Group, begin_exit
 from ballast.torch.module_hook import Nothing
 
@@ -116,7 +115,7 @@ def late_hook_of(parameter: torch.Tensor) -> str:
 
 def refuse_late_hook(what: str, name: str) -> NoReturn:
     needed = "a register_hook(), which gets the gradient itself, or the same hook registered before ballast.wrap()"
-    fail("unsupported", _core.Problem(what=what, where=f"parameter {name}", needed=needed))
+    refuse_unsupported(what, where=f"parameter {name}", needed=needed)
 
 
 # --- Hooks of modules ---

@@ -169,7 +169,7 @@ class ShardedParameters(ParameterMemory):
             return True
         if not has_failed:
             what = "cannot keep writes of a block of ballast.gather(): the block failed on other ranks"
-            fail("peer_failed", _core.Problem(what=what, where=f"rank {', '.join(map(str, failed))}"))
+            fail("peer_failed", what, where=f"rank {', '.join(map(str, failed))}")
         return False
 
     def _keep_writes(self, snapshots: Mapping[UnitParameter, Snapshot], slots: Slots) -> None:

@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 
 from ballast import _core
-from ballast.checks import fail
+from ballast.checks import refuse_unsupported
 from ballast.ranks import Group, least_and_most, numbers_of_all_ranks
 from ballast.torch.gpu import tensor_on, wait_for_current_streams
 from ballast.torch.memory import TORCH_DTYPES, tensor_of
@@ -130,14 +130,11 @@ class GradientFactors:
 def _possible(factor: float, where: str) -> float:
     """Return the factor. It may be NaN, from the norm of gradients that are not finite."""
     if factor < 0.0 or factor == math.inf:
-        fail(
-            "unsupported",
-            _core.Problem(
-                what=f"cannot scale a gradient by {factor}",
-                where=where,
-                needed="a finite factor that is not negative",
-                remedy="To go up the gradient, negate the loss, or give the optimizer maximize=True.",
-            ),
+        refuse_unsupported(
+            f"cannot scale a gradient by {factor}",
+            where=where,
+            needed="a finite factor that is not negative",
+            remedy="To go up the gradient, negate the loss, or give the optimizer maximize=True.",
         )
     return factor
 
@@ -145,7 +142,7 @@ def _possible(factor: float, where: str) -> float:
 def refuse_different(what: str, *, where: str, needed: str, available: str = "") -> NoReturn:
     """Refuse to clip or scale gradients of which ranks would use different factors."""
     remedy = "Use optimizer.clip_grad_norm_(max_norm), which counts all ranks' gradients, or max_grad_norm= of ballast.wrap()."
-    fail("unsupported", _core.Problem(what=what, where=where, needed=needed, available=available, remedy=remedy))
+    refuse_unsupported(what, where=where, needed=needed, available=available, remedy=remedy)
 
 
 Visitor = Callable[[int, torch.Tensor], None]  # gets a member and its gradients, or a part of them

@@ -28,7 +28,7 @@ from ballast._torch_compat import (
     make_wrapper_tensor,
     without_torch_function,
 )
-from ballast.checks import fail, refuse_order
+from ballast.checks import refuse_order, refuse_unsupported
 from ballast.ranks import Group
 from ballast.torch.calls.hooks import late_hook_of, refuse_late_hook
 from ballast.torch.gradients.gradient_sums import FactorReader, GradientFactors, NormTensors, refuse_different
@@ -104,16 +104,12 @@ def refuse_to_compute(func: Any, args: Sequence[Any]) -> NoReturn:
 
 def refuse_graph(gradient: TakenGradient) -> NoReturn:
     """Refuse the sum of two passes that autograd makes with a graph, as a new tensor."""
-    fail(
-        "unsupported",
-        _core.Problem(
-            what="cannot add gradients in a backward pass with create_graph=True: those of an earlier pass are partitioned "
-            "over ranks",
-            where=f"parameter {gradient.taker.name_of(gradient.member)}",
-            needed="at most one such pass in a step, before the other passes",
-            remedy="For a penalty on gradients call torch.autograd.grad(loss, inputs, create_graph=True), which adds nothing "
-            "to parameter.grad.",
-        ),
+    refuse_unsupported(
+        "cannot add gradients in a backward pass with create_graph=True: those of an earlier pass are partitioned over ranks",
+        where=f"parameter {gradient.taker.name_of(gradient.member)}",
+        needed="at most one such pass in a step, before the other passes",
+        remedy="For a penalty on gradients call torch.autograd.grad(loss, inputs, create_graph=True), which adds nothing "
+        "to parameter.grad.",
     )
 
 
@@ -121,15 +117,12 @@ def refuse_use(what: str, gradient: TakenGradient) -> NoReturn:
     name, hook = gradient.taker.name_of(gradient.member), gradient.taker.late_hook_of(gradient.member)
     if hook and is_in_backward():
         refuse_late_hook(f"{what} when the hook {hook} is called", name)
-    fail(
-        "unsupported",
-        _core.Problem(
-            what=what,
-            where=f"parameter {name}",
-            needed="norms, clipping, or scaling",
-            remedy="Look at gradients, and change them, in a hook of the parameter (register_hook()), before they are taken. "
-            "If this is DistributedDataParallel: leave it out, or name the model, wrap(optimizer, model).",
-        ),
+    refuse_unsupported(
+        what,
+        where=f"parameter {name}",
+        needed="norms, clipping, or scaling",
+        remedy="Look at gradients, and change them, in a hook of the parameter (register_hook()), before they are taken. "
+        "If this is DistributedDataParallel: leave it out, or name the model, wrap(optimizer, model).",
     )
 
 

@@ -19,9 +19,8 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from ballast import _core
 from ballast._torch_compat import is_alias, make_wrapper_tensor, without_any_torch_function, without_torch_function
-from ballast.checks import fail, refuse, refuse_order
+from ballast.checks import fail, refuse, refuse_order, refuse_unsupported
 from ballast.ranks import Group
 from ballast.torch.gpu import GPU
 from ballast.torch.memory import DTYPES
@@ -81,11 +80,11 @@ def require_transition(before: ParameterState, after: ParameterState) -> None:
 
 def _refuse(before: ParameterState, after: ParameterState) -> NoReturn:
     possible = ", ".join(state.name for state in ParameterState if state in TRANSITIONS[before])
-    problem = _core.Problem(
-        what=f"cannot change a parameter from {before.name} to {after.name}: there is no such transition",
+    fail(
+        "internal",
+        f"cannot change a parameter from {before.name} to {after.name}: there is no such transition",
         needed=f"{before.name} to {possible}" if possible else f"nothing: {before.name} is the end",
     )
-    fail("internal", problem)
 
 
 # Each call of a module needs these two, of each of its parameters, so nothing looks them up or calls a function for them.
@@ -373,14 +372,14 @@ CASTS = {"to", "type", "half", "bfloat16", "float", "double", "cpu", GPU}  # met
 def refuse_cast(what: str, name: str, *, code: str = "unsupported", to_look: str = "", available: str = "") -> NoReturn:
     """Raise the error. `to_look` says how to get a copy in another format."""
     needed = "a model that is cast and moved before ballast.wrap(), or before its first step"
-    problem = _core.Problem(
-        what=what,
+    fail(
+        code,
+        what,
         where=f"parameter {name}",
         needed=f"{needed}; to look at a copy: {to_look}" if to_look else needed,
         available=available,
         remedy="To cast a model that was trained: optimizer.close(), cast the model, and wrap a new optimizer.",
     )
-    fail(code, problem)
 
 
 def require_no_cast(use: str, name: str, *, why: str) -> None:
@@ -396,13 +395,12 @@ def require_same_kind(name: str, *, kept: torch.Tensor, found: torch.Tensor) -> 
         what = f"cannot continue: the model was cast or moved from {kept.dtype} on {kept.device} after training began"
         refuse_cast(what, name, available=f"{found.dtype} on {found.device}")
     if kept.shape != found.shape:
-        problem = _core.Problem(
-            what="cannot continue: a parameter changed its shape after training began",
+        refuse_unsupported(
+            "cannot continue: a parameter changed its shape after training began",
             where=f"parameter {name}",
             needed=f"shape {tuple(kept.shape)}, or a new parameter in the model and in param_groups",
             available=f"shape {tuple(found.shape)}",
         )
-        fail("unsupported", problem)
 
 
 # Functions of a parameter that do not need its values.

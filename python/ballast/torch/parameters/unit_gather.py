@@ -534,8 +534,7 @@ def name_different_uses(met: BaseException) -> None:
         "model, as with experts that have no tokens on some ranks, or layers that each rank drops at random: "
         "ballast.Tuning(calls_differ=True)."
     )
-    problem = _core.Problem(what=met.what_happened, where=met.where, needed=met.needed, available=met.available, remedy=remedy)
     try:
-        fail(names[met.code], problem)
+        fail(names[met.code], met.what_happened, where=met.where, needed=met.needed, available=met.available, remedy=remedy)
     except UsageError as named:
         raise named from None  # one error is enough to see

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import refuse, refuse_unsupported
 from ballast.torch.gpu import GPU, gpu_of_tensors
 from ballast.torch.memory import BYTES, DTYPES, tensor_of
 from ballast.torch.parameters.managed_parameter import has_foreign_class, is_opaque, kind_of
@@ -222,14 +222,11 @@ def require_known(parameter: torch.Tensor, name: str, *, trained: bool = True) -
     elif has_foreign_class(parameter) and (trained or not _has_own_memory(parameter, kind)):
         problem = f"it is a {kind.__name__}"
     if problem:
-        fail(
-            "unsupported",
-            _core.Problem(
-                what=f"cannot partition a parameter: {problem}",
-                where=f"parameter {name}",
-                needed="a dense torch.nn.Parameter of float32, bfloat16 or float16, on a CPU or a GPU",
-                remedy=_remedy_for(kind, parameter.dtype, trained=trained),
-            ),
+        refuse_unsupported(
+            f"cannot partition a parameter: {problem}",
+            where=f"parameter {name}",
+            needed="a dense torch.nn.Parameter of float32, bfloat16 or float16, on a CPU or a GPU",
+            remedy=_remedy_for(kind, parameter.dtype, trained=trained),
         )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import storage_address, users_of_storage
-from ballast.checks import fail, refuse, refuse_order
+from ballast.checks import refuse, refuse_order, refuse_unsupported
 from ballast.ranks import Agreement, Group, from_all_ranks
 from ballast.torch.memory import bytes_at
 from ballast.torch.parameters.managed_parameter import require_same_kind
@@ -144,12 +144,9 @@ class Slots:
                 module._parameters[name] = parameter
                 assigned.append(path)
         if assigned:
-            fail(
-                "unsupported",
-                _core.Problem(
-                    what="cannot keep a new Parameter that was assigned inside ballast.gather()",
-                    where=f"parameter {', '.join(assigned)}",
-                    needed="new values in the parameter that is there, which the optimizer trains",
-                    remedy="Write with torch.no_grad(): parameter.copy_(values); or load_state_dict() without assign=True.",
-                ),
+            refuse_unsupported(
+                "cannot keep a new Parameter that was assigned inside ballast.gather()",
+                where=f"parameter {', '.join(assigned)}",
+                needed="new values in the parameter that is there, which the optimizer trains",
+                remedy="Write with torch.no_grad(): parameter.copy_(values); or load_state_dict() without assign=True.",
             )

@@ -296,14 +296,14 @@ class Search:
             remedies.append("ballast.wrap(optimizer, model), which lets stage 3 be chosen")
         if not options.directories:
             remedies.append('a drive, with offload="auto:DIRECTORY"')
-        problem = _core.Problem(
-            what=f"cannot begin to train: {'every plan' if options.chooses else 'this plan'} needs more memory than a rank has",
+        fail(
+            "memory_budget",
+            f"cannot begin to train: {'every plan' if options.chooses else 'this plan'} needs more memory than a rank has",
             where=configuration.in_words() + (", which lacks the least" if options.chooses else ""),
             needed=by_tier({tier: configuration.needs[tier] for tier in self._has}),
             available=by_tier(self._has),
             remedy="Any of these may do: " + "; ".join([*remedies, "more ranks"]) + ".",
         )
-        fail("memory_budget", problem)
 
 
 def _added(needs: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

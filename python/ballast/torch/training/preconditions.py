@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from ballast import _core
 from ballast._torch_compat import without_torch_function
-from ballast.checks import fail, refuse, refuse_order
+from ballast.checks import refuse, refuse_order, refuse_unsupported
 from ballast.formats import AUTO, Formats, that_need_bf16
 from ballast.ranks import Group, from_all_ranks, words_of_all_ranks
 from ballast.tiers import fractions_by_tier
@@ -233,13 +232,12 @@ def require_own_memory(members: Iterable[UnitParameter], model: torch.nn.Module 
         pair = _with_a_common_element(group)
         if pair is not None and any(id(each) in mine for _, each in pair):
             names = " and ".join(name for name, _ in pair)
-            problem = _core.Problem(
-                what="cannot partition parameters that share memory: each gets memory of its own, so they would come apart",
+            refuse_unsupported(
+                "cannot partition parameters that share memory: each gets memory of its own, so they would come apart",
                 where=f"parameters {names}",
                 needed="one Parameter in both places: module.weight = other.weight, without .data",
                 remedy="To begin with the same values only, copy them: module.weight.data = other.weight.data.clone().",
             )
-            fail("unsupported", problem)
 
 
 def _has_memory(parameter: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import fail
+from ballast.checks import refuse_unsupported
 from ballast.ranks import Group
 from ballast.torch.gpu import wait_for_current_streams
 from ballast.torch.parameters.units import UnitParameter
@@ -104,13 +104,10 @@ class AdafactorUpdates(CustomUpdates):
 
 
 def refuse_parts_of_matrices() -> None:
-    fail(
-        "unsupported",
-        _core.Problem(
-            what="cannot update the matrices of Adafactor part by part: its step needs the sums of a whole matrix first",
-            needed='state on the device or on the host alone, without ballast.Tuning(tile=), memory= and "auto"',
-            remedy='Wrap it with offload={"state": "host"}, or without offload.',
-        ),
+    refuse_unsupported(
+        "cannot update the matrices of Adafactor part by part: its step needs the sums of a whole matrix first",
+        needed='state on the device or on the host alone, without ballast.Tuning(tile=), memory= and "auto"',
+        remedy='Wrap it with offload={"state": "host"}, or without offload.',
     )
 
 

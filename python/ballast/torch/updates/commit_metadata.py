@@ -152,10 +152,8 @@ def require_kept(kept: str, metadata: bytes) -> None:
     if kept_by(metadata) != kept:
         fail(
             "run_mismatch",
-            _core.Problem(
-                what=f"cannot resume the run: it keeps {kept_by(metadata)}, but this training keeps {kept}",
-                remedy="Resume with the optimizer that began the run; or give the run another name. Nothing was changed.",
-            ),
+            f"cannot resume the run: it keeps {kept_by(metadata)}, but this training keeps {kept}",
+            remedy="Resume with the optimizer that began the run; or give the run another name. Nothing was changed.",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import refuse, refuse_unsupported
 from ballast.errors import Error
 from ballast.torch.parameters.units import UnitParameter
 
@@ -323,12 +323,8 @@ def _values(factor: float) -> torch.Tensor:
 
 
 def _refuse(kind: type[torch.optim.Optimizer], why: str) -> NoReturn:
-    fail(
-        "unsupported",
-        _core.Problem(
-            what=f"the library cannot keep the state of {kind.__module__}.{kind.__qualname__}: {why}",
-            needed=f"at most {_core.MAX_CUSTOM_VALUES} values of each element, of torch.float32, "
-            "which its first two steps make",
-            remedy=REMEDY,
-        ),
+    refuse_unsupported(
+        f"the library cannot keep the state of {kind.__module__}.{kind.__qualname__}: {why}",
+        needed=f"at most {_core.MAX_CUSTOM_VALUES} values of each element, of torch.float32, which its first two steps make",
+        remedy=REMEDY,
     )

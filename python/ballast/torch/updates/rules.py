@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from ballast import _core
-from ballast.checks import fail, is_number, refuse
+from ballast.checks import is_number, refuse, refuse_unsupported
 from ballast.errors import Error
 from ballast.torch.parameters.units import UnitParameter
 from ballast.torch.updates.adafactor import AdafactorUpdates, refuse_parts_of_matrices
@@ -182,23 +182,17 @@ def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> Non
     reason = next((NEEDS_FULL_PARAMETERS[base.__name__] for base in kind.__mro__ if base.__name__ in NEEDS_FULL_PARAMETERS), "")
     what = f"cannot wrap the optimizer {kind.__module__}.{kind.__qualname__}"
     if reason:
-        fail(
-            "unsupported",
-            _core.Problem(
-                what=f"{what}: {reason}",
-                needed="one whose step does the same to each element, such as AdamW: ranks have shards of parameters",
-                remedy="Of those that need more, torch.optim.Adafactor and torch.optim.Muon themselves are wrapped.",
-            ),
+        refuse_unsupported(
+            f"{what}: {reason}",
+            needed="one whose step does the same to each element, such as AdamW: ranks have shards of parameters",
+            remedy="Of those that need more, torch.optim.Adafactor and torch.optim.Muon themselves are wrapped.",
         )
     if kind not in ELEMENTWISE and not declared:
-        fail(
-            "unsupported",
-            _core.Problem(
-                what=f"{what}: its step may need full parameters, and ranks have shards of them",
-                needed="ballast.Tuning(elementwise=True), if its step does the same to each element, whatever the others are",
-                remedy="Its step then runs on this rank's shard of each parameter. Where it takes norms or sums of a full "
-                "parameter, that is wrong: use an optimizer of torch.optim.",
-            ),
+        refuse_unsupported(
+            f"{what}: its step may need full parameters, and ranks have shards of them",
+            needed="ballast.Tuning(elementwise=True), if its step does the same to each element, whatever the others are",
+            remedy="Its step then runs on this rank's shard of each parameter. Where it takes norms or sums of a full "
+            "parameter, that is wrong: use an optimizer of torch.optim.",
         )
 
 
@@ -264,15 +258,12 @@ def _adam(group: Group) -> Rule:
 
 def _sgd(group: Group) -> Rule:
     if group["momentum"] != 0:
-        fail(
-            "unsupported",
-            _core.Problem(
-                what="cannot turn momentum on after ballast.wrap(): the state of an SGD without momentum has no room for it",
-                where=f"momentum={group['momentum']}",
-                needed="an SGD that has momentum in one of its groups when it is wrapped",
-                remedy="Give SGD its momentum before ballast.wrap(), also the one that load_state_dict() brings, and make "
-                "schedulers that set one before it, too.",
-            ),
+        refuse_unsupported(
+            "cannot turn momentum on after ballast.wrap(): the state of an SGD without momentum has no room for it",
+            where=f"momentum={group['momentum']}",
+            needed="an SGD that has momentum in one of its groups when it is wrapped",
+            remedy="Give SGD its momentum before ballast.wrap(), also the one that load_state_dict() brings, and make "
+            "schedulers that set one before it, too.",
         )
     return _make(_core.Sgd, group)
 
@@ -411,14 +402,11 @@ def rules_of(groups: Iterable[tuple[int, Group]], rule_of: MakeRule, *, use: str
 def _refuse_kinds(first: int, rule: Rule, other: int, its_rule: Rule) -> NoReturn:
     """Refuse groups that need different rules: of torch's optimizers, only those of Adam may."""
     names = [f"param_groups[{place}]" for place in (first, other)]
-    fail(
-        "unsupported",
-        _core.Problem(
-            what="cannot update parameter groups by different rules: one has another decoupled_weight_decay than the other",
-            where=f"{names[0]}, updated as {type(rule).__name__}, and {names[1]}, updated as {type(its_rule).__name__}",
-            needed="the same decoupled_weight_decay in all groups of an optimizer",
-            remedy="Make an optimizer of each, and wrap both in one call: ballast.wrap([one, other], model).",
-        ),
+    refuse_unsupported(
+        "cannot update parameter groups by different rules: one has another decoupled_weight_decay than the other",
+        where=f"{names[0]}, updated as {type(rule).__name__}, and {names[1]}, updated as {type(its_rule).__name__}",
+        needed="the same decoupled_weight_decay in all groups of an optimizer",
+        remedy="Make an optimizer of each, and wrap both in one call: ballast.wrap([one, other], model).",
     )
 
 

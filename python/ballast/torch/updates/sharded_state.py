@@ -14,7 +14,7 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import COPY_AS, make_wrapper_tensor, tree_map, without_torch_function, writes_to_arguments
-from ballast.checks import fail, refuse
+from ballast.checks import refuse, refuse_unsupported
 from ballast.ranks import Group, agree_on_memory
 from ballast.torch.gpu import in_stream, require_stream, return_cached_memory
 from ballast.torch.memory import keep_freed_memory, resident_bytes, return_freed_memory
@@ -310,13 +310,10 @@ class LazyState(torch.Tensor):
             lazy: Any = args[0]
             return LazyState(lazy.shape, lazy.place, lazy.read_now, (kwargs or {})["device"])
         if writes_to_arguments(func) and isinstance(args[0], LazyState):
-            fail(
-                "unsupported",
-                _core.Problem(
-                    what=f"cannot change the optimizer's state with {func}: it would change a copy",
-                    where=args[0].place,
-                    needed="optimizer.load_state_dict()",
-                ),
+            refuse_unsupported(
+                f"cannot change the optimizer's state with {func}: it would change a copy",
+                where=args[0].place,
+                needed="optimizer.load_state_dict()",
             )
         plain = lambda each: each.read_there() if isinstance(each, LazyState) else each
         return func(*tree_map(plain, tuple(args)), **tree_map(plain, kwargs or {}))
@@ -380,13 +377,10 @@ def require_local_shard(state_dict: Mapping[str, Any], group: Group) -> None:
     part = state_dict.get(PART)
     if part is None or not state_dict["state"] or part == {"rank": group.rank, "ranks": group.size}:
         return
-    fail(
-        "unsupported",
-        _core.Problem(
-            what=f"rank {group.rank} of {group.size} cannot load the state_dict() of rank {part['rank']} of {part['ranks']}",
-            needed="its own: each rank keeps a shard of the state",
-            remedy=REMEDY,
-        ),
+    refuse_unsupported(
+        f"rank {group.rank} of {group.size} cannot load the state_dict() of rank {part['rank']} of {part['ranks']}",
+        needed="its own: each rank keeps a shard of the state",
+        remedy=REMEDY,
     )
 
 
