@@ -275,8 +275,8 @@ def count_step(optimizer: torch.optim.Optimizer) -> None:
 def replaced_step(optimizer: torch.optim.Optimizer) -> Any:
     """Return the step() that a caller has put into the place of that of the optimizer's class; None if there is none. That of a
     learning rate scheduler does the same as the one of the class, and counts calls."""
-    step, of_class = vars(optimizer).get("step"), type(optimizer).step
-    does_the_same = of_class in (getattr(step, "__func__", None), getattr(step, "__wrapped__", None))
+    step, class_step = vars(optimizer).get("step"), type(optimizer).step
+    does_the_same = class_step in (getattr(step, "__func__", None), getattr(step, "__wrapped__", None))
     return None if does_the_same else step
 
 

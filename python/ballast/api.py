@@ -142,10 +142,10 @@ def _training_of(
         undoing.callback(ranks.leave)
         if outer is not None:
             undoing.callback(outer.close)
-        options = with_copies_of(ranks.of_data, options)
-        options = options.with_overlap(may_overlap=model is not None and ranks.of_data.size > 1)
+        options = with_copies_of(ranks.data_group, options)
+        options = options.with_overlap(may_overlap=model is not None and ranks.data_group.size > 1)
         if checkpoint := options.run.checkpoint:
-            checkpoint = newest_checkpoint(ranks.of_data, checkpoint, model)
+            checkpoint = newest_checkpoint(ranks.data_group, checkpoint, model)
             options = changed(options, run=changed(options.run, checkpoint=checkpoint))
         training = Training(ModelAndOptimizer(optimizer, model, options, call), ranks, updates, options, outer)
         undoing.pop_all()  # the training leaves the ranks from now on

@@ -235,8 +235,8 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
         """Bytes of a rank that the plan leaves free, by tier: activations are estimated, and allocators leave gaps. Of a small
         host the system takes all."""
         host = 0 if self.is_on_cpu else (self.host_memory or 0) // self.ranks_of_machine
-        of_host = min(headroom_of(host, self.headroom), host - self.host_reserve)
-        return {"device": headroom_of(self.hardware.memory, self.headroom), "host": of_host}
+        host_free = min(headroom_of(host, self.headroom), host - self.host_reserve)
+        return {"device": headroom_of(self.hardware.memory, self.headroom), "host": host_free}
 
     @property
     def reserved(self) -> int:

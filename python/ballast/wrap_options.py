@@ -232,7 +232,7 @@ class WrapOptions(StepOptions):
     def chooses_formats(self) -> bool:
         return len(self.state_formats) > 1 or len(self.gradient_format) > 1
 
-    def of_each_format(self) -> list[WrapOptions]:
+    def by_format(self) -> list[WrapOptions]:
         """Return options for each pair of formats that are allowed, the most exact ones first."""
         return [self.with_formats(pair) for pair in each_pair(self.state_formats, self.gradient_format)]
 

@@ -239,7 +239,7 @@ class LoadingPart:
     def _cuts(self, member: UnitParameter, part: _core.StatePart) -> Iterator[tuple[Cut, int | None]]:
         """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
         of the value."""
-        name, (first, count) = self._name(member.parameter), member.of_parameter(part.first, part.count)
+        name, (first, count) = self._name(member.parameter), member.parameter_range(part.first, part.count)
         for cut in cover(self._tensors[name].pieces, first, count):
             yield cut, None
         for number, entry in [] if part.frozen else self._custom.stored(name):

@@ -550,7 +550,7 @@ class SavingPart:
         sizes = []
         for part in self._local:
             member = self.partition.member_of(part)
-            _, count = member.of_parameter(part.first, part.count)
+            _, count = member.parameter_range(part.first, part.count)
             sizes.append(self.entries[self._name_of(member.parameter)].chunk_bytes(count))
         return sizes
 
@@ -561,7 +561,7 @@ class SavingPart:
         def look(part: _core.StatePart) -> None:
             if (part.unit, part.tensor, part.first) in mine:
                 member = self.partition.member_of(part)
-                visit(part, self._name_of(member.parameter), member.of_parameter(part.first, part.count))
+                visit(part, self._name_of(member.parameter), member.parameter_range(part.first, part.count))
 
         self.partition.visit_shards(look)
 

@@ -131,9 +131,9 @@ def state_in(directory: Path, checkpoint: Checkpoint) -> dict[str, dict[str, Sto
         parameter, colon, key = name.rpartition(": ")
         if entry.role == "trained":
             kept = {"momentum": entry.momentum, "variance": entry.variance}
-            for kind, of_torch in moments.get(name, {}).items():
+            for kind, torch_name in moments.get(name, {}).items():
                 if kept[kind]:
-                    found.setdefault(name, {})[of_torch] = MomentTensor(kind, name, entry, files, latest)
+                    found.setdefault(name, {})[torch_name] = MomentTensor(kind, name, entry, files, latest)
         elif colon and not entry.is_parameter() and entry.role != "buffer":
             found.setdefault(parameter, {})[key] = CheckpointTensor(name, entry, files, latest)
     return found

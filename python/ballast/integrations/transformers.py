@@ -190,8 +190,8 @@ def from_pretrained(kind: Any, name: str | os.PathLike[str], **options: Any) -> 
         )
     folder = name
     if not os.path.isdir(name):
-        of_hub = {each: options[each] for each in HUB_OPTIONS if each in options}
-        folder = snapshot_download(str(name), allow_patterns=["*.safetensors", "*.json"], **of_hub)
+        hub_options = {each: options[each] for each in HUB_OPTIONS if each in options}
+        folder = snapshot_download(str(name), allow_patterns=["*.safetensors", "*.json"], **hub_options)
     folder = Path(folder, options.get("subfolder", ""))
     create = getattr(kind, "from_config", None) or kind._from_config
     with torch.random.fork_rng(devices=[]), deferred():  # from_pretrained() of transformers draws no random numbers either

@@ -147,8 +147,8 @@ def _qwen3(layers: int, hidden: int, heads: int, intermediate: int) -> Config:
     return _decoder("qwen3", "Qwen3ForCausalLM", sizes, 151936, head_dim=128, tie_word_embeddings=hidden < 4096)
 
 
-def _qwen3_moe(layers: int, hidden: int, heads: int, intermediate: int, of_expert: int) -> Config:
-    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": of_expert}
+def _qwen3_moe(layers: int, hidden: int, heads: int, intermediate: int, expert_width: int) -> Config:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": expert_width}
     sizes = (layers, hidden, heads, 4, intermediate)
     return _decoder("qwen3_moe", "Qwen3MoeForCausalLM", sizes, 151936, head_dim=128, tie_word_embeddings=False, **experts)
 

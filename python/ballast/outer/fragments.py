@@ -58,9 +58,8 @@ Bytes = dict[str, int]  # keys: tiers
 def model_of_shard(name: str, elements: int) -> _core.Model:
     """Return the model that the outer optimizer trains for one fragment: this rank's shard of it, cut into pieces."""
     sizes = [min(PIECE, elements - begin) for begin in range(0, elements, PIECE)]
-    pieces = {f"{name}, piece {number}": size for number, size in enumerate(sizes)}
-    tensors = {piece: [_core.Tensor(piece, [size])] for piece, size in pieces.items()}
-    return _core.Model([_core.Unit(piece, dtype=_core.DType.fp32, tensors=of_piece) for piece, of_piece in tensors.items()])
+    units = [(f"{name}, piece {number}", size) for number, size in enumerate(sizes)]
+    return _core.Model([_core.Unit(each, dtype=_core.DType.fp32, tensors=[_core.Tensor(each, [size])]) for each, size in units])
 
 
 def set_training_of_shard(core: Any, units: int) -> None:
@@ -89,8 +88,8 @@ def _kept_of_fragments(question: _core.Question, placement: _core.Placement, opt
     kept = question.kept_elements(placement, rank=rank)
     tensors = [
         (tensor, elements)
-        for unit, of_unit in zip(question.model.units, kept)
-        for tensor, elements in zip(unit.tensors, of_unit)
+        for unit, unit_elements in zip(question.model.units, kept)
+        for tensor, elements in zip(unit.tensors, unit_elements)
         if not tensor.frozen
     ]
     tensors.sort(key=lambda each: -1 if each[0].number is None else each[0].number)

@@ -70,12 +70,12 @@ def host_ranks(machines: Sequence[str], names: Sequence[str], hosts: int | None)
     >>> [(each.host, each.rank) for each in host_ranks(["a"] * 4, ["first"] * 4, 2)]
     [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
-    of_hosts = _machine_hosts(machines, names) if hosts is None else _consecutive(len(machines), hosts)
-    host_names = tuple(names[of_host[0]] for of_host in of_hosts)
+    ranks_by_host = _machine_hosts(machines, names) if hosts is None else _consecutive(len(machines), hosts)
+    host_names = tuple(names[host_members[0]] for host_members in ranks_by_host)
     made = {
-        member: HostRank(host, host_names, rank, len(of_host), tuple(each[rank] for each in of_hosts))
-        for host, of_host in enumerate(of_hosts)
-        for rank, member in enumerate(of_host)
+        member: HostRank(host, host_names, rank, len(host_members), tuple(each[rank] for each in ranks_by_host))
+        for host, host_members in enumerate(ranks_by_host)
+        for rank, member in enumerate(host_members)
     }
     return [made[rank] for rank in range(len(machines))]
 
@@ -88,17 +88,17 @@ def _consecutive(ranks: int, hosts: int) -> list[range]:
 
 
 def _machine_hosts(machines: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-    of_machine: dict[str, list[int]] = {}
+    by_machine: dict[str, list[int]] = {}
     for rank, machine in enumerate(machines):
-        of_machine.setdefault(machine, []).append(rank)
-    of_hosts = list(of_machine.values())
-    if len({len(ranks) for ranks in of_hosts}) > 1:
+        by_machine.setdefault(machine, []).append(rank)
+    ranks_by_host = list(by_machine.values())
+    if len({len(ranks) for ranks in ranks_by_host}) > 1:
         refuse(
             "cannot train with outer=: the hosts have different numbers of ranks",
-            where=", ".join(f"{names[ranks[0]]}: {len(ranks)}" for ranks in of_hosts),
+            where=", ".join(f"{names[ranks[0]]}: {len(ranks)}" for ranks in ranks_by_host),
             needed="as many ranks on each host; or hosts=, a number of hosts with as many consecutive ranks each",
         )
-    return of_hosts
+    return ranks_by_host
 
 
 # --- The hosts that are left ---
@@ -312,10 +312,10 @@ def connect_hosts(ranks: Sequence[int] | None, outer: DiLoCo, timeout: float | N
     """Connect with these ranks, or with all of the job. The first result has the ranks of this host, which share
     the state and average gradients in each step; they wait for each other for `timeout`."""
     with group_of(ranks, timeout) as everyone:
-        of_all = from_all_ranks(everyone, (_core.machine_name(), socket.gethostname(), outer.shared()))
-        require_same_options([options for _, _, options in of_all])
+        by_rank = from_all_ranks(everyone, (_core.machine_name(), socket.gethostname(), outer.shared()))
+        require_same_options([options for _, _, options in by_rank])
         rank = everyone.rank
-    own = host_ranks([machine for machine, _, _ in of_all], [name for _, name, _ in of_all], outer.hosts)[rank]
+    own = host_ranks([machine for machine, _, _ in by_rank], [name for _, name, _ in by_rank], outer.hosts)[rank]
     if rank == 0:
         log_hosts(own, outer)
     if len(own.names) == 1:
@@ -354,12 +354,12 @@ def _connect_host(own: HostRank, store: Any, job: str, timeout: float | None) ->
     return connect(store=store, rank=own.rank, size=own.ranks, host=own_address(), job=job, timeout=timeout)
 
 
-def require_same_options(of_all: Sequence[Mapping[str, str]]) -> None:
-    for rank, theirs in enumerate(of_all):
+def require_same_options(by_rank: Sequence[Mapping[str, str]]) -> None:
+    for rank, theirs in enumerate(by_rank):
         for name, value in theirs.items():
-            if value != of_all[0][name]:
+            if value != by_rank[0][name]:
                 refuse(
                     f"cannot train: rank {rank} has another {name} of DiLoCo than rank 0",
-                    where=f"{name} is {value} on rank {rank}, and {of_all[0][name]} on rank 0",
+                    where=f"{name} is {value} on rank {rank}, and {by_rank[0][name]} on rank 0",
                     needed="the same options on all ranks",
                 )

@@ -332,8 +332,8 @@ class OuterOptimizer:
 
     def _draw_identity(self, training: ShardedState) -> None:
         is_first = self.hosts.rank == 0 and training.ranks.rank == 0
-        of_first_host = self.hosts.rows([secrets.randbits(IDENTITY_BITS) if is_first else 0])[0]
-        [identity] = training.ranks.all_reduce(of_first_host)  # the others have 0
+        first_words = self.hosts.rows([secrets.randbits(IDENTITY_BITS) if is_first else 0])[0]
+        [identity] = training.ranks.all_reduce(first_words)  # the others have 0
         self.identity = f"{identity:016x}"
 
     def begin_to_load(self, training: ShardedState, identity: str) -> None:

@@ -109,8 +109,8 @@ class DiLoCo:
         """Return the options that are the same on all ranks, by name. Each rank has its own directory on a drive."""
         names = ("every", "nesterov", "fragments", "wire", "tier", "hosts", "survive_lost_hosts")
         numbers = ("lr", "momentum", "timeout")  # 1 and 1.0 are the same
-        of_names = {name: str(getattr(self, name)) for name in names}
-        return of_names | {name: str(float(getattr(self, name))) for name in numbers}
+        named = {name: str(getattr(self, name)) for name in names}
+        return named | {name: str(float(getattr(self, name))) for name in numbers}
 
 
 def hosts_of(outer: DiLoCo | None, ranks: int, ranks_of_machine: int) -> int:

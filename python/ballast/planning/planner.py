@@ -78,7 +78,7 @@ def pareto_front(model: ModelLike, **options: Any) -> list[Plan]:
 
 def best(request: PlanRequest) -> Plan:
     _require_room(request)
-    requests = request.of_each_format()
+    requests = request.by_format()
     found = [plan for each in requests if (plan := fastest_plan(each)) is not None]
     if not found:
         _refuse(requests[-1])
@@ -104,7 +104,7 @@ def searched(request: PlanRequest, *, also: Plan | None = None, fitting: bool = 
     _require_room(request)
     plans = [
         each.plan(each.coarse.price(placement), ledger=ledger)
-        for each in request.of_each_format()
+        for each in request.by_format()
         for placement, ledger in ledgers_of(each)
         if not fitting or fits(each, ledger, placement)
     ]
@@ -165,7 +165,7 @@ def _refuse_offloaded_activations(request: PlanRequest) -> NoReturn:
 
 
 def _refuse_outer(request: PlanRequest, left: Mapping[str, int]) -> NoReturn:
-    needed = request.of_outer
+    needed = request.outer_bytes
     names = {"host_memory": "host", "drive_space": "nvme"}
     as_flags = request.as_flags
     missing = [option_name(name, as_flags=as_flags) for name in request.options.not_given if names[name] in needed]
@@ -189,11 +189,11 @@ def _reserved(request: PlanRequest) -> str:
     reserved = human_size(request.activations["device"] + request.options.reserved)
     whose = "of each rank are reserved for activations, Python and torch" if request.options.is_on_cpu else RESERVED_ON_GPU
     on_host = request.options.host_reserve
-    of_host = f",{NEXT_LINE}and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""
+    host_words = f",{NEXT_LINE}and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""
     option = option_name("headroom", as_flags=request.as_flags)
     headroom = 100 * request.options.headroom
     free = f";{NEXT_LINE}{headroom:g}% of the memory is left free ({option})" if headroom else ""
-    return f"{request.description.name}; {reserved} {whose}{of_host}{free}"
+    return f"{request.description.name}; {reserved} {whose}{host_words}{free}"
 
 
 def _refuse(request: PlanRequest) -> NoReturn:

@@ -239,14 +239,14 @@ class PlanRequest:
     description: Description
     budget: Budget  # bytes of a rank that are left for the plan
     activations: Mapping[str, int]  # bytes by tier, with those in flight
-    of_outer: Mapping[str, int]  # bytes by tier of the outer optimizer, at the stage or else at stage 3
+    outer_bytes: Mapping[str, int]  # bytes by tier of the outer optimizer, at the stage or else at stage 3
     has_room: bool  # whether the activations and the outer optimizer fit
     exact: _core.Question  # has the engine's tiles
     coarse: _core.Question  # has larger tiles where there are many, which is quicker to simulate
     as_flags: bool = False  # advice names flags of the command line, and not keywords
     offers_kept: bool = False  # the caller has not said how activations are treated
 
-    def of_each_format(self) -> list[PlanRequest]:
+    def by_format(self) -> list[PlanRequest]:
         """Return a request for each pair of formats that are allowed, the most exact ones first."""
         options = self.options
         pairs = each_pair(options.state_formats, options.gradient_format)
@@ -305,11 +305,8 @@ class PlanRequest:
     def _budget(self) -> dict[str, int]:
         """Return all that a rank has: for the plan, for activations, reserved and left free."""
         reserved = {"device": self.options.reserved, "host": self.options.host_reserve}
-        free = self.options.left_free
-        return {
-            tier: size + self.activations.get(tier, 0) + self.of_outer.get(tier, 0) + reserved.get(tier, 0) + free.get(tier, 0)
-            for tier, size in vars(self.budget).items()
-        }
+        parts = (vars(self.budget), self.activations, self.outer_bytes, reserved, self.options.left_free)
+        return {tier: sum(part.get(tier, 0) for part in parts) for tier in vars(self.budget)}
 
     def _exchange(self, placement: _core.Placement) -> dict[str, float]:
         """Return the seconds of a step in which a rank waits for what hosts exchange, by the name of this phase."""
@@ -411,14 +408,14 @@ def request_of(options: Options, description: Description) -> PlanRequest:
     exact = question_of(description, options, budget)
     stage = 3 if options.stage is None else options.stage
     outer = outer_memory(exact, options, _core.placement_of_stage(stage, options.ranks_of_host))
-    of_outer = {tier: sum(owners.values()) for tier, owners in outer.items()}
-    has_room = has_room and has_room_for(of_outer, left)
-    if of_outer and has_room:
-        budget = Budget(**{tier: max(0, size - of_outer.get(tier, 0)) for tier, size in vars(budget).items()})
+    outer_bytes = {tier: sum(owners.values()) for tier, owners in outer.items()}
+    has_room = has_room and has_room_for(outer_bytes, left)
+    if outer_bytes and has_room:
+        budget = Budget(**{tier: max(0, size - outer_bytes.get(tier, 0)) for tier, size in vars(budget).items()})
         exact = question_of(description, options, budget)
     tile = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks_of_host))
     coarse = question_of(description, options, budget, tile=tile)
-    return PlanRequest(options, description, budget, activations, of_outer, has_room, exact, coarse)
+    return PlanRequest(options, description, budget, activations, outer_bytes, has_room, exact, coarse)
 
 
 def left_of(options: Options, activations: Mapping[str, int]) -> dict[str, int]:
@@ -450,7 +447,7 @@ def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _
     for entry in ledger:
         needs[tier_in(request.options, entry.tier)] += entry.bytes
     for tier, owners in outer_memory(request.exact, request.options, placement).items():
-        needs[tier] += sum(owners.values()) - request.of_outer[tier]
+        needs[tier] += sum(owners.values()) - request.outer_bytes[tier]
     return has_room_for(needs, vars(request.budget))
 
 

@@ -297,10 +297,10 @@ class Plan:
     def _rates(self) -> list[str]:
         """Return the rates of a GPU, and those of a machine, each as the caller may give it."""
         each = "GPU" if self.rank_device == "GPU" else "rank"
-        of_machine = {name: rate for name, rate in self.assumed.items() if name in SHARED_RATES}
+        machine_rates = {name: rate for name, rate in self.assumed.items() if name in SHARED_RATES}
         others = (*SHARED_RATES, "flops", *(("peers",) if self.ranks == 1 else ()))
-        of_rank = {name: rate for name, rate in self.assumed.items() if name not in others}
-        return [f"GB/s of a {each}: {_gigas(of_rank)}", f"GB/s of a machine: {_gigas(of_machine)}"]
+        rank_rates = {name: rate for name, rate in self.assumed.items() if name not in others}
+        return [f"GB/s of a {each}: {_gigas(rank_rates)}", f"GB/s of a machine: {_gigas(machine_rates)}"]
 
     def _cost_lines(self) -> list[str]:
         lines = []

@@ -125,11 +125,11 @@ def _read(rank: int, path: Path) -> RankLog:
     return RankLog(rank, stretches, steps)
 
 
-def _without_repeats(log: RankLog, of_run: Sequence[Stretch]) -> RankLog:
+def _without_repeats(log: RankLog, run_stretches: Sequence[Stretch]) -> RankLog:
     """Leave out steps of a rank that a stretch of the run without this rank made again."""
     own = {stretch.first for stretch in log.stretches}
-    ends = [*(stretch.first for stretch in of_run[1:]), math.inf]
-    others = [(stretch.first, end) for stretch, end in zip(of_run, ends) if own and stretch.first not in own]
+    ends = [*(stretch.first for stretch in run_stretches[1:]), math.inf]
+    others = [(stretch.first, end) for stretch, end in zip(run_stretches, ends) if own and stretch.first not in own]
     steps = [step for step in log.steps if not any(first <= step["step"] < end for first, end in others)]
     return RankLog(log.rank, log.stretches, steps)
 

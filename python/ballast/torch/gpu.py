@@ -15,7 +15,7 @@ GPU = "cuda"  # torch's type of the devices that the library works on, and the m
 is_on_gpu = torch.Tensor.is_cuda.__get__
 
 
-def of_torch() -> Any:
+def gpu_module() -> Any:
     """Return torch's module of streams and memory of these devices."""
     return torch.get_device_module(GPU)
 
@@ -39,16 +39,16 @@ def device_at(gpu: int | None) -> torch.device:
 
 def current_device() -> torch.device:
     """Return the GPU that this process works on; the CPU if torch can use none."""
-    return device_at(int(of_torch().current_device()) if of_torch().is_available() else None)
+    return device_at(int(gpu_module().current_device()) if gpu_module().is_available() else None)
 
 
 def default_generator(device: torch.device) -> torch.Generator:
     """Return torch's random numbers for this device."""
     if not is_gpu(device):
         return torch.default_generator
-    index = of_torch().current_device() if device.index is None else device.index
-    of_gpu: torch.Generator = of_torch().default_generators[index]
-    return of_gpu
+    index = gpu_module().current_device() if device.index is None else device.index
+    generator: torch.Generator = gpu_module().default_generators[index]
+    return generator
 
 
 # --- Streams ---
@@ -58,9 +58,9 @@ def stream_on(gpu: int | None) -> int:
     """Return the handle of torch's current stream, in which training begins; 0 without a GPU."""
     if gpu is None:
         return 0
-    if of_torch().current_device() != gpu:
+    if gpu_module().current_device() != gpu:
         refuse(
-            f"cannot train on {device_at(gpu)}: this process works on {device_at(of_torch().current_device())}",
+            f"cannot train on {device_at(gpu)}: this process works on {device_at(gpu_module().current_device())}",
             needed="one GPU for both",
             remedy=f"torch.{GPU}.set_device({gpu}), at the beginning of the program",
         )
@@ -69,17 +69,17 @@ def stream_on(gpu: int | None) -> int:
 
 def current_stream(gpu: int | None) -> int:
     """Return the handle of torch's current stream; 0 without a GPU."""
-    return 0 if gpu is None else int(of_torch().current_stream(gpu).cuda_stream)
+    return 0 if gpu is None else int(gpu_module().current_stream(gpu).cuda_stream)
 
 
 def is_capturing(gpu: int | None) -> bool:
     """Return whether work in torch's current stream becomes part of a CUDA graph."""
-    return gpu is not None and bool(of_torch().is_current_stream_capturing())
+    return gpu is not None and bool(gpu_module().is_current_stream_capturing())
 
 
 def require_stream(gpu: int | None, stream: int) -> None:
     """Refuse another current stream: Ballast orders its work on parameters and gradients with this one only."""
-    if gpu is not None and (current_stream(gpu) != stream or of_torch().current_device() != gpu):
+    if gpu is not None and (current_stream(gpu) != stream or gpu_module().current_device() != gpu):
         refuse_order(
             "cannot use the model in this CUDA stream: its training began in another CUDA stream, or on another GPU",
             needed=f"one stream for all steps and evaluations: all of them inside of `with torch.{GPU}.stream(...)`, or none",
@@ -93,7 +93,7 @@ def in_stream(gpu: int | None, stream: int) -> Iterator[None]:
     if current_stream(gpu) == stream:
         yield
         return
-    torch_gpu = of_torch()
+    torch_gpu = gpu_module()
     torch_gpu.synchronize(gpu)
     ours = torch_gpu.ExternalStream(stream, device=gpu) if stream else torch_gpu.default_stream(gpu)
     with torch_gpu.stream(ours):
@@ -104,7 +104,7 @@ def in_stream(gpu: int | None, stream: int) -> Iterator[None]:
 def wait_for_current_streams(tensors: Sequence[torch.Tensor]) -> None:
     """Wait for torch's current stream on each GPU that these tensors are on."""
     for device in {tensor.device for tensor in tensors if is_gpu(tensor.device)}:
-        of_torch().current_stream(device).synchronize()
+        gpu_module().current_stream(device).synchronize()
 
 
 # --- Memory ---
@@ -118,16 +118,16 @@ def tensor_on(device: torch.device, values: Sequence[float], dtype: torch.dtype)
 
 
 def free_bytes(gpu: int) -> int:
-    return int(of_torch().mem_get_info(gpu)[0])
+    return int(gpu_module().mem_get_info(gpu)[0])
 
 
 def name_and_bytes(gpu: int) -> tuple[str, int]:
     """Return the name of this GPU, and the size of its memory."""
-    found = of_torch().get_device_properties(gpu)
+    found = gpu_module().get_device_properties(gpu)
     return found.name, found.total_memory
 
 
 def return_cached_memory(gpu: int | None) -> None:
     """Return the memory that torch caches for its next tensors to the GPU: the library needs it."""
     if gpu is not None:
-        of_torch().empty_cache()
+        gpu_module().empty_cache()

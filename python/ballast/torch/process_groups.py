@@ -32,20 +32,20 @@ OTHER_PARTS = ("tensor", "tp", "model", "mp", "pipeline", "pp", "expert", "ep")
 class ProcessGroups:
     """The groups in which this rank trains."""
 
-    of_data: Group  # ranks that share the state, and average gradients
-    of_model: Group | None  # ranks with other parts of the same model: the norm includes theirs
-    repeated: frozenset[int]  # ids of parameters that all ranks of `of_model` have
+    data_group: Group  # ranks that share the state, and average gradients
+    model_group: Group | None  # ranks with other parts of the same model: the norm includes theirs
+    repeated: frozenset[int]  # ids of parameters that all ranks of `model_group` have
 
     def counts(self, parameter: torch.Tensor) -> bool:
         """Return whether the norm includes this rank's values of the parameter. Of a replicated parameter, it includes
         only those of the first rank."""
-        return self.of_model is None or self.of_model.rank == 0 or id(parameter) not in self.repeated
+        return self.model_group is None or self.model_group.rank == 0 or id(parameter) not in self.repeated
 
     def leave(self) -> None:
         """Tell the other ranks that this one has left."""
-        self.of_data.leave()
-        if self.of_model is not None:
-            self.of_model.leave()
+        self.data_group.leave()
+        if self.model_group is not None:
+            self.model_group.leave()
 
 
 def connect_groups(options: WrapOptions) -> ProcessGroups:
@@ -54,8 +54,8 @@ def connect_groups(options: WrapOptions) -> ProcessGroups:
     timeout, repeated = options.tuning.timeout, frozenset(id(parameter) for parameter in options.tuning.replicated)
     if parts is None and repeated:
         refuse("cannot use replicated parameters without the ranks that have them", needed="mesh=, with parts of the model")
-    of_data = group_of(data, timeout)
-    return ProcessGroups(of_data, None if parts is None else group_of(parts, timeout), repeated)
+    data_group = group_of(data, timeout)
+    return ProcessGroups(data_group, None if parts is None else group_of(parts, timeout), repeated)
 
 
 def ranks_of(mesh: Any) -> tuple[list[int] | None, list[int] | None]:
@@ -131,8 +131,8 @@ def _master() -> str:
     """Return the host that all ranks reach. init_process_group() may have got it as init_method="tcp://...", too."""
     distributed = torch.distributed
     is_initialized = distributed.is_available() and distributed.is_initialized()
-    of_store = host_of_store(default_store()) if is_initialized else ""
-    return of_store or os.environ.get("MASTER_ADDR", "")
+    store_host = host_of_store(default_store()) if is_initialized else ""
+    return store_host or os.environ.get("MASTER_ADDR", "")
 
 
 def _address_towards(host: str) -> str:

@@ -143,7 +143,7 @@ class Streams:
     def __init__(self, patch):
         self.current, self.waits = 0, 0
         patch.setattr(gpu, "current_stream", lambda _: self.current)
-        patch.setattr(gpu, "of_torch", lambda: self)
+        patch.setattr(gpu, "gpu_module", lambda: self)
 
     def synchronize(self, _: object) -> None:
         self.waits += 1
@@ -163,8 +163,8 @@ class Streams:
 
 @pytest.fixture
 def in_another_stream(device):
-    of_torch = torch.get_device_module(device)
-    return lambda: of_torch.stream(of_torch.Stream())
+    gpu_module = torch.get_device_module(device)
+    return lambda: gpu_module.stream(gpu_module.Stream())
 
 
 def uses_of(training: Training, folder) -> dict[str, Callable[[], object]]:
@@ -268,12 +268,12 @@ def test_a_parameter_that_a_running_module_uses_in_another_stream_is_refused(dev
 
 @on_gpus
 def test_writes_are_kept_in_the_stream_of_the_training(device, in_another_stream, monkeypatch):
-    training, seen, of_torch = Training(device, stage=3), [], torch.get_device_module(device)
+    training, seen, gpu_module = Training(device, stage=3), [], torch.get_device_module(device)
     of_training = gpu.current_stream(0)
     training.step()
-    keep, synchronize = sharded_parameters.agree_on_writes, of_torch.synchronize
+    keep, synchronize = sharded_parameters.agree_on_writes, gpu_module.synchronize
     monkeypatch.setattr(sharded_parameters, "agree_on_writes", lambda *args: seen.append(gpu.current_stream(0)) or keep(*args))
-    monkeypatch.setattr(of_torch, "synchronize", lambda *args: seen.append("waits") or synchronize(*args))
+    monkeypatch.setattr(gpu_module, "synchronize", lambda *args: seen.append("waits") or synchronize(*args))
     block = ballast.gather(training.model)
     block.__enter__()
     torch.nn.init.ones_(training.model.last.weight)
@@ -313,7 +313,7 @@ class TorchWithGpus:
 
 def test_a_model_on_a_gpu_that_the_process_does_not_work_on_is_refused(monkeypatch):
     torch_with_gpus = TorchWithGpus(device=0, handle=7)
-    monkeypatch.setattr(gpu, "of_torch", lambda: torch_with_gpus)
+    monkeypatch.setattr(gpu, "gpu_module", lambda: torch_with_gpus)
     with pytest.raises(ballast.UsageError, match=r"torch.cuda.set_device\(1\)"):
         stream_on(1)
     torch_with_gpus.device = 1

@@ -78,7 +78,7 @@ def test_an_interrupt_while_parameters_are_shown_leaves_none_of_them(monkeypatch
     model, optimizer = make(3)
     before = [each.detach().clone() for each in model.parameters()]
     gather = optimizer._ballast.partition_now().memory._gather
-    [last, *_] = gather._of_unit[gather.member_of(model.blocks[0].up.weight).unit][::-1]
+    [last, *_] = gather._unit_managed[gather.member_of(model.blocks[0].up.weight).unit][::-1]
 
     def interrupted(_: torch.Tensor) -> None:
         raise KeyboardInterrupt

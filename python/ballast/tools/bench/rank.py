@@ -20,7 +20,7 @@ from torch import nn
 from ballast.models.modules import parts_of
 from ballast.tools.bench.cases import DRIVE, Workload
 from ballast.tools.bench.models import flops_of_token, model_of, vocabulary_of
-from ballast.torch.gpu import current_device, is_gpu, of_torch
+from ballast.torch.gpu import current_device, gpu_module, is_gpu
 
 WARM_UP = 5  # steps in which systems learn the order of parameters and allocate
 COMPARED = 5  # the step whose loss is compared with that of other systems
@@ -153,7 +153,7 @@ def main(file: str) -> None:
         os.sched_setaffinity(0, task["cores"][rank])
         torch.set_num_threads(len(task["cores"][rank]))
     if task["on_gpu"]:
-        of_torch().set_device(int(os.environ["LOCAL_RANK"]))
+        gpu_module().set_device(int(os.environ["LOCAL_RANK"]))
     of, device = Workload(**task["workload"]), current_device()
     imported = _reset_peak()
     dist.init_process_group("nccl" if task["on_gpu"] else "gloo")
@@ -163,7 +163,7 @@ def main(file: str) -> None:
     trainer = SYSTEMS[task["system"]](model, of, task["directory"], **task["options"])
     took = _measure(trainer, of, device)
     if is_gpu(device):  # Ballast's memory of a GPU is its own, and not torch's
-        peak = of_torch().max_memory_allocated() + int(took["figures"].get("memory_bytes/device", 0))
+        peak = gpu_module().max_memory_allocated() + int(took["figures"].get("memory_bytes/device", 0))
     else:
         peak = _status("VmHWM") - imported
     memory = {"peak_bytes": peak, "host_bytes": max(0, _status("VmHWM") - imported)}
@@ -187,7 +187,7 @@ def _measure(trainer: Trainer, of: Workload, device: torch.device) -> dict[str, 
         begin = time.perf_counter()
         losses.append(trainer.train(batches[len(losses) % COMPARED]))
         if is_gpu(device):
-            of_torch().synchronize()
+            gpu_module().synchronize()
         seconds.append(time.perf_counter() - begin)
         figures.append(trainer.figures())
         if len(seconds) == WARM_UP:

@@ -17,7 +17,7 @@ from ballast.sizes import human_parameters, human_size
 from ballast.tools.bench.cases import ALONE, DDP, Case, Run, Setting, run_case, workload
 from ballast.tools.bench.models import scaled
 from ballast.tools.markup import Drawing, Panel, Point, draw_panels
-from ballast.torch.gpu import name_and_bytes, of_torch
+from ballast.torch.gpu import gpu_module, name_and_bytes
 
 TOLERANCES = {"bf16": 0.1, "fp32": 0.02}  # how far the loss of one step may differ: systems sum and round in other orders
 LANES = {"upload": ("upload",), "download": ("download",), "device_memory": ("update",)}
@@ -97,8 +97,8 @@ class Report:
         for row in self.rows:
             mark = "*" if row.busy else " "
             lines.append(f"{mark} {row.name:<{width}}" + (f"  {row.failure}" if row.failure else self._cells(row, ddp, away)))
-        of_gpu = "peak of torch's allocator and of Ballast on the GPU"
-        what = "peak of a rank without its imports" if self.device == "cpu" else of_gpu
+        gpu_words = "peak of torch's allocator and of Ballast on the GPU"
+        what = "peak of a rank without its imports" if self.device == "cpu" else gpu_words
         lines += ["", f"memory: {what}, of the largest rank"]
         lines += [f"{ALONE}: forward and backward, without optimizer and communication: the limit of the speed"]
         if self.busy:
@@ -182,7 +182,7 @@ def _rate(figures: Sequence[Mapping[str, float]], *lanes: str) -> float | None:
 
 
 def setting_for(*, ranks: int | None, dtype: str | None, quick: bool, directory: Path) -> Setting:
-    gpus = of_torch().device_count() if of_torch().is_available() else 0
+    gpus = gpu_module().device_count() if gpu_module().is_available() else 0
     if gpus and ranks is not None and ranks > gpus:
         refuse(f"cannot start {ranks} ranks: there are {gpus} GPUs", needed=f"at most {gpus} ranks")
     of = workload(on_gpu=gpus > 0, quick=quick, dtype=dtype)

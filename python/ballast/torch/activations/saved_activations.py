@@ -21,7 +21,7 @@ from ballast.checks import refuse
 from ballast.tiers import ActivationOptions, require_away_from
 from ballast.torch.activations.activation_tier import Activation, ActivationTier
 from ballast.torch.calls.hooks import ModuleHook
-from ballast.torch.gpu import is_gpu, of_torch
+from ballast.torch.gpu import gpu_module, is_gpu
 from ballast.torch.memory import map_tensors_separately
 from ballast.torch.parameters.managed_parameter import is_on_meta
 
@@ -124,7 +124,7 @@ class SavedActivations:
         if device not in self._tiers:
             on_gpu = is_gpu(device)
             is_away = on_gpu or self._options.tier != "host"
-            if not is_away and not of_torch().is_available():
+            if not is_away and not gpu_module().is_available():
                 require_away_from(self._options, on_gpu=False)
             on_device = is_away and (on_gpu or device.type == "cpu")
             self._tiers[device] = ActivationTier(self._options, device.index if on_gpu else None) if on_device else None

@@ -196,8 +196,8 @@ class TrainingHooks:
         self.on_gradients: dict[int, Any] = {}  # hooks by id of the parameter
         self._on_model: ModuleHook | None = None  # the hook on the model; None while calls are not watched
         self._unsynced: UnsyncedDataParallel | None = None
-        self._of_model: list[Any] = []
-        self._of_modules: list[Any] = []
+        self._model_hooks: list[Any] = []
+        self._module_hooks: list[Any] = []
         # atexit runs while Python is still complete: destructors that use torch fail later.
         self._at_exit = atexit.register(partial(_close_alone, training))
 
@@ -209,19 +209,19 @@ class TrainingHooks:
 
     # --- Calls ---
 
-    def watch_calls(self, model: torch.nn.Module | None, *, of_modules: bool) -> None:
+    def watch_calls(self, model: torch.nn.Module | None, *, with_modules: bool) -> None:
         """Hook calls of the model, and in stage 3 of its modules with parameters of their own, until these are partitioned: a
         user may call methods of the model instead of the model."""
         self._on_model = ModuleHook(self._before_forward)
         if model is not None:
             self._unsynced = UnsyncedDataParallel(model)
-            self._of_model = [self._unsynced, model.register_forward_pre_hook(self._on_model)]
-            if of_modules:
+            self._model_hooks = [self._unsynced, model.register_forward_pre_hook(self._on_model)]
+            if with_modules:
                 self.watch_modules(model)
 
     def watch_modules(self, model: torch.nn.Module) -> None:
         hook = ModuleHook(self.on_module_call)
-        self._of_modules = [
+        self._module_hooks = [
             module.register_forward_pre_hook(hook)
             for module in model.modules()
             if module is not model and any(True for _ in module.parameters(recurse=False))
@@ -251,16 +251,16 @@ class TrainingHooks:
 
     def remove_from_modules(self) -> None:
         """Remove the hooks of the modules, and keep those of the model."""
-        while self._of_modules:
-            self._of_modules.pop().remove()
+        while self._module_hooks:
+            self._module_hooks.pop().remove()
 
     def remove(self) -> None:
         atexit.unregister(self._at_exit)
         while self.on_gradients:
             self.on_gradients.popitem()[1].remove()
         self.remove_from_modules()
-        while self._of_model:
-            self._of_model.pop().remove()
+        while self._model_hooks:
+            self._model_hooks.pop().remove()
         self._on_model = self._unsynced = None
 
 

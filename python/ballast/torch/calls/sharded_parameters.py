@@ -184,7 +184,7 @@ class ShardedParameters(ParameterMemory):
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             values = kept.get((unit, tensor))
             if values is not None:
-                first, count = gather.units[unit].members[tensor].of_parameter(first, count)
+                first, count = gather.units[unit].members[tensor].parameter_range(first, count)
                 tensor_at(into, count, values.dtype).copy_(values[first : first + count])
             return values is not None
 
@@ -207,7 +207,7 @@ class ShardedParameters(ParameterMemory):
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             found = stored.get((unit, tensor))
             if found is not None:
-                found.read(*self._gather.units[unit].members[tensor].of_parameter(first, count), into)
+                found.read(*self._gather.units[unit].members[tensor].parameter_range(first, count), into)
             return found is not None
 
         self._core.write_parameters(fill)
@@ -358,10 +358,10 @@ class SavedTensors:
 
     def beginning_with(self, unit: int | None) -> Callable[[torch.nn.Module], None]:
         """Return the function that begins a call of a module with this unit."""
-        gather, of_threads = self._gather, self._calls
+        gather, thread_calls = self._gather, self._calls
 
         def begin(module: torch.nn.Module) -> None:
-            calls = of_threads.have_pushed
+            calls = thread_calls.have_pushed
             if not calls:
                 self._begin_in_thread()
             if gather.on_call_between_steps is not None:
@@ -443,8 +443,8 @@ class SavedTensors:
                 tensor = tensor.clone()  # other values will be in this memory
             elif gather.full and (in_full := gather.place_in_full(tensor)) is not None:
                 return in_full
-            elif views.has_copies and (of_copy := views.place_of(tensor, address, gather.updates)) is not None:
-                return of_copy
+            elif views.has_copies and (in_copy := views.place_of(tensor, address, gather.updates)) is not None:
+                return in_copy
             elif tensor.dtype is not views.dtype and (in_cast := cast_place(tensor)) is not None:
                 if in_cast.unit == gather.open_unit:
                     gather.casts.add(in_cast.member, base_of(tensor))

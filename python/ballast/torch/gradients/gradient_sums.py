@@ -69,11 +69,11 @@ class GradientFactors:
         self._members = members
         self._by_member: dict[int, float] = {}
         self._scaling: dict[int, float] = {}  # factors by member, without those that clip
-        self._of_all = 1.0  # clips gradients, also those that only other ranks have
+        self._common_factor = 1.0  # clips gradients, also those that only other ranks have
         self.are_one = True  # no gradient was scaled or clipped
 
     def clip_all(self, factor: float) -> None:
-        self._of_all *= _possible(factor, "all parameters")
+        self._common_factor *= _possible(factor, "all parameters")
         self.are_one = False
 
     def scale(self, member: int, factor: float, *, clips: bool) -> None:
@@ -87,7 +87,7 @@ class GradientFactors:
         return self._by_member.get(member, 1.0)
 
     def total_of(self, member: int) -> float:
-        return self._of_all * self.of(member)
+        return self._common_factor * self.of(member)
 
     def agreed(self, taken: Collection[int], scale: Callable[[Mapping[int, float]], None]) -> float:
         """Return the one factor of all gradients, or NaN if one is not finite on any rank. If some have other factors than
@@ -98,9 +98,9 @@ class GradientFactors:
         if not all(map(math.isfinite, factors)):
             return math.nan  # the caller may have clipped by the norm of other gradients too, such as another optimizer's
         if len(factors) > 1:
-            scale(self._of_members(taken, factors))
+            scale(self._member_factors(taken, factors))
             self._by_member, self._scaling, factors = {}, {}, []
-        return max(LEAST, self._of_all * (factors[0] if factors else 1.0))
+        return max(LEAST, self._common_factor * (factors[0] if factors else 1.0))
 
     def before_clipping(self, taken: Collection[int], agreed: float) -> float:
         """Return the ratio of the norm before clipping to the norm after it. `agreed` is the finite factor of all gradients,
@@ -113,18 +113,18 @@ class GradientFactors:
         before = math.hypot(*(norms[member] * self._scaling.get(member, 1.0) for member in factors))
         return before, math.hypot(*(norms[member] * factor for member, factor in factors.items()))
 
-    def _of_members(self, taken: Collection[int], factors: Sequence[float]) -> dict[int, float]:
+    def _member_factors(self, taken: Collection[int], factors: Sequence[float]) -> dict[int, float]:
         """Return the factor of each member whose gradient the ranks have. Refuse factors that are not the same on all ranks."""
         mine = [self.of(member) if member in taken else LACKING for member in range(len(self._members))]
-        of_ranks = numbers_of_all_ranks(self._group, mine)
-        if differing := [number for number, each in enumerate(of_ranks) if len({*each}) > 1]:
+        by_rank = numbers_of_all_ranks(self._group, mine)
+        if differing := [number for number, each in enumerate(by_rank) if len({*each}) > 1]:
             refuse_different(
                 "cannot make a step: ranks have scaled or clipped gradients by different factors",
                 where=f"parameter {self._members[differing[0]].name}, among others",
                 needed="the same factor of a parameter's gradient on all ranks, which have gradients of the same parameters",
                 available=", ".join(map(str, factors)),
             )
-        return {number: each[0] for number, each in enumerate(of_ranks) if each[0] != LACKING}
+        return {number: each[0] for number, each in enumerate(by_rank) if each[0] != LACKING}
 
 
 def _possible(factor: float, where: str) -> float:
@@ -219,8 +219,8 @@ class GradientShards:
             mine[member] = found if math.isnan(found) else max(mine[member], found)
 
         self.visit(look)
-        of_ranks = [[each] for each in mine] if self._sharing is None else numbers_of_all_ranks(self._sharing, mine)
-        return [math.nan if any(map(math.isnan, each)) else max(each) for each in of_ranks]
+        by_rank = [[each] for each in mine] if self._sharing is None else numbers_of_all_ranks(self._sharing, mine)
+        return [math.nan if any(map(math.isnan, each)) else max(each) for each in by_rank]
 
 
 def _power(values: torch.Tensor, order: float) -> torch.Tensor:

@@ -223,8 +223,8 @@ def _clamp_each(gradients: Sequence[torch.Tensor], least: Any, most: Any) -> Non
             gradient.last_norm = None
         else:
             members.setdefault(gradient.taker, []).append(gradient.member)
-    for taker, of_taker in members.items():
-        taker.clamp(of_taker, float(least), float(most))
+    for taker, taken_members in members.items():
+        taker.clamp(taken_members, float(least), float(most))
 
 
 def _zero(gradient: TakenGradient) -> TakenGradient:
@@ -248,8 +248,8 @@ def _unscale(gradients: Sequence[torch.Tensor], found_inf: torch.Tensor, inverse
     for gradient in taken:
         if gradient.spent:
             refuse_norm("whether gradients are finite", f"parameter {gradient.taker.name_of(gradient.member)}")
-    of_takers = [taker.all_finite() for taker in dict.fromkeys(gradient.taker for gradient in taken)]
-    if not all(of_takers):
+    are_finite = [taker.all_finite() for taker in dict.fromkeys(gradient.taker for gradient in taken)]
+    if not all(are_finite):
         found_inf.fill_(1.0)
     for gradient in taken:
         gradient.taker.scale(gradient.member, inverse_scale, unscales=True)
@@ -446,16 +446,16 @@ class TakenGradients:
 
     def require_complete(self) -> None:
         """Refuse a sum that a hook has added to a gradient after it was taken."""
-        for gradient in self._of_taken():
+        for gradient in self._taken_objects():
             if gradient.next is not None:
                 refuse_use("cannot make a step: a hook added to a gradient after it was taken", gradient)
 
     def spend(self) -> None:
         """Note that a step has used the gradients. Their norms stay known where they are."""
-        for gradient in self._of_taken():
+        for gradient in self._taken_objects():
             gradient.spend(self.norm_of(gradient.member) if 2.0 in self._norms else None)
 
-    def _of_taken(self) -> list[TakenGradient]:
+    def _taken_objects(self) -> list[TakenGradient]:
         """Return the objects in the places of gradients that were taken, unless a caller has replaced them."""
         with without_torch_function():
             gradients = [self._members[number].parameter.grad for number in self.taken]

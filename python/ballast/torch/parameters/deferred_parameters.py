@@ -265,8 +265,8 @@ def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parame
 
 
 def _all_of(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    of_model = [] if model is None else [*model.parameters()]
-    return list({id(parameter): parameter for parameter in (*of_model, *trained)}.values())
+    model_parameters = [] if model is None else [*model.parameters()]
+    return list({id(parameter): parameter for parameter in (*model_parameters, *trained)}.values())
 
 
 def refuse_to_begin(name: str) -> NoReturn:

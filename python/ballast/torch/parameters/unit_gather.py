@@ -219,7 +219,7 @@ class UnitGather:
         self.members = {id(member.parameter): member for unit in units for member in unit.members}  # members by id of parameter
         self._nothing = {member: nothing_like(member.parameter, member.parameter.device) for member in self.members.values()}
         self._managed: dict[UnitParameter, ManagedParameter] = {}
-        self._of_unit: list[list[ManagedParameter]] = []  # each list in the order of the unit's members
+        self._unit_managed: list[list[ManagedParameter]] = []  # each list in the order of the unit's members
         self._nothing_of_unit: list[list[torch.Tensor]] = []
         self.units = units
         self.updates = 0  # counts updates of all parameters that are trained, and writes to any
@@ -246,7 +246,7 @@ class UnitGather:
             parameter = member.parameter
             self._managed[member] = managed(parameter) or ManagedParameter(parameter, ParameterState.SHARDED)
             self._managed[member].shard(owner, member.unit, nothing)
-        self._of_unit = [[self._managed[member] for member in unit.members] for unit in self.units]
+        self._unit_managed = [[self._managed[member] for member in unit.members] for unit in self.units]
         self._nothing_of_unit = [[self._nothing[member] for member in unit.members] for unit in self.units]
 
     def member_of(self, parameter: torch.Tensor) -> UnitParameter:
@@ -289,7 +289,7 @@ class UnitGather:
                 with torch.inference_mode(False):
                     self.now = self.now.with_copies(self._copied[unit])
             self.open_unit, self._is_exact = unit, exact
-            for each, view in zip(self._of_unit[unit], self.now.tensors):
+            for each, view in zip(self._unit_managed[unit], self.now.tensors):
                 each.gather(view)
             self.casts.fill(unit, self.now.tensors)
         except BaseException as error:
@@ -300,7 +300,7 @@ class UnitGather:
     def _abandon_opening(self) -> None:
         """Release the unit that was not opened to the end, if the core has acquired it."""
         if (unit := self.open_unit) is not None:  # torch sees some of its parameters
-            for each, nothing in zip(self._of_unit[unit], self._nothing_of_unit[unit]):
+            for each, nothing in zip(self._unit_managed[unit], self._nothing_of_unit[unit]):
                 if each.state is ParameterState.GATHERED:
                     each.reshard(nothing, 0)
             self.casts.empty(unit)
@@ -379,7 +379,7 @@ class UnitGather:
             return written
         unit = self.open_unit
         changed = []
-        for each, nothing, address in zip(self._of_unit[unit], self._nothing_of_unit[unit], self.now.addresses):
+        for each, nothing, address in zip(self._unit_managed[unit], self._nothing_of_unit[unit], self.now.addresses):
             if (values := each.reshard(nothing, address)) is not None:
                 changed.append((each, values))
         if changed:
@@ -422,7 +422,7 @@ class UnitGather:
         names = []
         for each, values in changed:
             assert self.open_unit is not None
-            number = self._of_unit[self.open_unit].index(each)
+            number = self._unit_managed[self.open_unit].index(each)
             view = self.now.tensors[number]
             if values.data_ptr() == view.data_ptr() or not torch.equal(view.to(values), values):
                 names.append(self.units[self.open_unit].members[number].name)

@@ -54,7 +54,7 @@ class UnitParameter:
         """The elements of the unit that the parameter has."""
         return int(self.parameter.numel()) * self.width
 
-    def of_parameter(self, first: int, count: int) -> tuple[int, int]:
+    def parameter_range(self, first: int, count: int) -> tuple[int, int]:
         """Return a range of elements of the unit as one of the parameter. Shards begin and end between its elements."""
         return first // self.width, count // self.width
 

@@ -146,7 +146,7 @@ def settled(options: WrapOptions, request: PartitionRequest) -> WrapOptions:
     if not options.chooses and options.memory is None:
         return options
     machine = budget_of_all_ranks(request.group, options, request.members)
-    searches = [Search(each, request, machine) for each in options.of_each_format()]
+    searches = [Search(each, request, machine) for each in options.by_format()]
     fitting = [search for search in searches if search.fastest is not None]
     if not fitting:
         searches[-1].refuse()
@@ -200,31 +200,31 @@ class Search:
         units = self._request.units(stage)
         exact = self._question(stage, units)
         placement = self._given(stage)
-        of_outer = self._of_outer(exact, placement)
+        outer_bytes = self._outer_bytes(exact, placement)
         if not self._options.chooses_tiers:
-            given = Configuration(stage, placement, _added(exact.needs(placement), of_outer))
+            given = Configuration(stage, placement, _added(exact.needs(placement), outer_bytes))
             is_compared = self._options.chooses and self._fits(given)
             return replace(given, seconds=exact.price(placement).simulation.seconds) if is_compared else given
-        left = {tier: max(0, size - of_outer.get(tier, 0)) for tier, size in {"host": 0, **self._has}.items()}
-        exact, coarse = (self._question(stage, units, coarse=coarse, taken=of_outer) for coarse in (False, True))
+        left = {tier: max(0, size - outer_bytes.get(tier, 0)) for tier, size in {"host": 0, **self._has}.items()}
+        exact, coarse = (self._question(stage, units, coarse=coarse, taken=outer_bytes) for coarse in (False, True))
         try:
             choice = fastest(exact, coarse, left)
         except OutOfMemoryError:
-            needs = {placement: _added(exact.needs(placement), of_outer) for placement in exact.placements()}
+            needs = {placement: _added(exact.needs(placement), outer_bytes) for placement in exact.placements()}
             return min((Configuration(stage, *each) for each in needs.items()), key=self._shortage)
-        needed = _added(exact.needs(choice.placement), of_outer)
+        needed = _added(exact.needs(choice.placement), outer_bytes)
         return Configuration(stage, choice.placement, needed, choice.simulation.seconds)
 
-    def _of_outer(self, question: _core.Question, placement: _core.Placement) -> Bytes:
+    def _outer_bytes(self, question: _core.Question, placement: _core.Placement) -> Bytes:
         """Return the bytes of the outer optimizer by tier. Where the host is the device, all of them are there."""
         outer = self._options.outer
         if outer is None:
             return {}
-        of_outer = outer_state(question, placement, outer)
-        of_outer["host"] = of_outer.get("host", 0) + exchange_bytes(question, placement, outer)
+        outer_bytes = outer_state(question, placement, outer)
+        outer_bytes["host"] = outer_bytes.get("host", 0) + exchange_bytes(question, placement, outer)
         if self._machine.host_is_device:
-            of_outer["device"] = of_outer.get("device", 0) + of_outer.pop("host")
-        return of_outer
+            outer_bytes["device"] = outer_bytes.get("device", 0) + outer_bytes.pop("host")
+        return outer_bytes
 
     def _question(
         self, stage: int, units: list[ParameterUnit], *, coarse: bool = False, taken: Mapping[str, int] | None = None

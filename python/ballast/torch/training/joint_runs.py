@@ -190,7 +190,7 @@ def _chosen(group: Group, options: Sequence[WrapOptions], names: list[str]) -> t
     except Error as error:
         if error.code not in RUNS_ARE_LOST or not options[0].run.checkpoint:
             raise
-        steps = [commit.step for of_run in commits for commit in of_run]
+        steps = [commit.step for run_commits in commits for commit in run_commits]
         return None, Lost(error.what_happened, max(steps, default=None))
     finally:
         failure = None  # its traceback refers to this frame

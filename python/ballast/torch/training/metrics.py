@@ -30,31 +30,31 @@ OWN_SECONDS: dict[str, Literal["seconds", "median", "least"]] = {"slowest": "sec
 
 def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
     """Return the figures. `custom_state` is the tier and the bytes of state outside the library's memory."""
-    of_step = step.metrics
+    step_metrics = step.metrics
     figures = {
         "step": float(step.step),
         "grad_norm": step.norm,
         "skipped": float(step.skipped),
         "skipped_steps": float(skipped_so_far),
-        "seconds": of_step["seconds"],
-        "verified_tiles": float(of_step["verified"]),
+        "seconds": step_metrics["seconds"],
+        "verified_tiles": float(step_metrics["verified"]),
     }
-    if of_step["timed"]:
-        figures["exposed_seconds"] = sum(of_step["exposed"].values())
-        figures |= {f"exposed_seconds/{phase}": seconds for phase, seconds in of_step["exposed"].items()}
-        figures |= {f"stall_seconds/{lane}": seconds for lane, seconds in of_step["stalls"].items() if seconds > 0}
+    if step_metrics["timed"]:
+        figures["exposed_seconds"] = sum(step_metrics["exposed"].values())
+        figures |= {f"exposed_seconds/{phase}": seconds for phase, seconds in step_metrics["exposed"].items()}
+        figures |= {f"stall_seconds/{lane}": seconds for lane, seconds in step_metrics["stalls"].items() if seconds > 0}
     if (found := step.straggler) is not None:
         figures["slowest_rank"] = float(found["slowest"])
         figures |= {f"own_seconds/{name}": found[key] for name, key in OWN_SECONDS.items()}
     own_tier, own_bytes = custom_state
-    for tier, count in of_step["memory"].items():
+    for tier, count in step_metrics["memory"].items():
         figures[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))
-    figures["sent_bytes/inside"] = float(of_step["sent_inside"])
-    figures["sent_bytes/across"] = float(of_step["sent_across"])
-    for lane, busy in of_step["busy"].items():
+    figures["sent_bytes/inside"] = float(step_metrics["sent_inside"])
+    figures["sent_bytes/across"] = float(step_metrics["sent_across"])
+    for lane, busy in step_metrics["busy"].items():
         if busy > 0:
-            figures[f"bytes/{lane}"] = float(of_step["bytes"][lane])
-            figures[f"gb_per_second/{lane}"] = of_step["bytes"][lane] / busy / 1e9
+            figures[f"bytes/{lane}"] = float(step_metrics["bytes"][lane])
+            figures[f"gb_per_second/{lane}"] = step_metrics["bytes"][lane] / busy / 1e9
     return figures
 
 

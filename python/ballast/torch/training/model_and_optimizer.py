@@ -27,11 +27,11 @@ class OwnParameters:
     in these places."""
 
     def __init__(self, model: torch.nn.Module | None):
-        self._of_place: dict[str, weakref.ref[torch.Tensor]] = {}
+        self._by_place: dict[str, weakref.ref[torch.Tensor]] = {}
         self._remember(model)
 
     def _remember(self, model: torch.nn.Module | None) -> None:
-        self._of_place = {place: weakref.ref(each) for _, _, place, each in _places(model)}
+        self._by_place = {place: weakref.ref(each) for _, _, place, each in _places(model)}
 
     @contextmanager
     def in_their_places(self, model: torch.nn.Module | None, is_trained: Callable[[torch.Tensor], bool]) -> Iterator[None]:
@@ -42,7 +42,7 @@ class OwnParameters:
         replaced: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
         try:
             for module, name, place, each in places:
-                known = self._of_place.get(place)
+                known = self._by_place.get(place)
                 own = None if known is None else known()
                 if not isinstance(each, torch.nn.Parameter):
                     if own is None:
@@ -208,12 +208,12 @@ class ModelAndOptimizer:
     def keeps(self) -> Callable[[torch.Tensor], bool]:
         """Return the function that says whether a parameter of the model is this optimizer's to keep: its own ones are. Those
         that no optimizer has are kept by the one that was wrapped first."""
-        own, of_others, is_first = {id(parameter) for _, parameter in self.parameters()}, self.ids_of_siblings(), self.is_first
+        own, other_ids, is_first = {id(parameter) for _, parameter in self.parameters()}, self.ids_of_siblings(), self.is_first
 
         def keep(parameter: torch.Tensor) -> bool:
             if id(parameter) in own:
                 return True
-            return is_first and id(parameter) not in of_others and receiver_of(parameter) is None
+            return is_first and id(parameter) not in other_ids and receiver_of(parameter) is None
 
         return keep
 
@@ -249,9 +249,9 @@ def require_shareable(given: ModelAndOptimizer, training: CallReceiver) -> None:
 
 def require_own(what: str, given: ModelAndOptimizer, training: CallReceiver, mine: Collection[torch.nn.Parameter]) -> None:
     """Refuse parameters that another optimizer has, or keeps."""
-    of_siblings = given.ids_of_siblings()
+    sibling_ids = given.ids_of_siblings()
     for parameter in mine:
-        if id(parameter) in of_siblings or receiver_of(parameter) not in (None, training):
+        if id(parameter) in sibling_ids or receiver_of(parameter) not in (None, training):
             refuse(
                 f"{what}: another wrapped optimizer trains its parameters",
                 where=f"parameter {given.names()[id(parameter)]}",
@@ -299,9 +299,9 @@ def _require_joint_runs(what: str, given: ModelAndOptimizer, sibling: ModelAndOp
 def _require_no_other_model(what: str, given: ModelAndOptimizer, training: CallReceiver) -> None:
     """Refuse an optimizer that trains a part of this model, or a model that this one is a part of, if one of them is in stage
     3, which gathers whole models."""
-    of_siblings, model = given.ids_of_siblings(), given.model
+    sibling_ids, model = given.ids_of_siblings(), given.model
     for name, parameter in () if model is None else named_parameters(model):
-        other = None if id(parameter) in of_siblings else receiver_of(parameter)
+        other = None if id(parameter) in sibling_ids else receiver_of(parameter)
         if other not in (None, training) and 3 in (training.stage, other.stage):
             refuse(
                 f"{what}: another wrapped optimizer trains its model, as a part of another one",

@@ -205,7 +205,7 @@ class Partition(ShardedState):
         self._most_members = max(map(len, self._members_of), default=0)
         self._copies = GradientCopies(units, self._begins)
         self._shards_of_gradients = GradientShards(self.core, self.sharing, self.ranks.size, self.members)
-        self._has_other_parts = ranks.of_model is not None  # other ranks have other parts of the model
+        self._has_other_parts = ranks.model_group is not None  # other ranks have other parts of the model
         self.gradients = TakenGradients(
             self.ranks, self.members, self._tensor_norms, self._clamp_gradients, self.memory.undo_casts
         )
@@ -495,10 +495,10 @@ class Partition(ShardedState):
         options = self._first_inputs.described() if count and self.ranks.size > 1 else {}
         described = zlib.crc32(str(options).encode())
         mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.digests()]
-        passes, written, are_discarded, of_options, *taken = words_of_all_ranks(self.ranks, mine)
+        passes, written, are_discarded, option_digests, *taken = words_of_all_ranks(self.ranks, mine)
         if len({*are_discarded}) > 1:
             require_same_end(are_discarded)
-        if len({*of_options}) > 1:
+        if len({*option_digests}) > 1:
             require_same(self.ranks, options)
         if count:
             self.gradients.compare_ranks(*taken)
@@ -610,8 +610,8 @@ class Partition(ShardedState):
         now = self._first_inputs.described()
         for name, before in prepared.items():
             if now.get(name) != before:
-                option, _, of_group = name.partition(" ")
-                what = f"cannot use {option}={now.get(name)} {of_group}"
+                option, _, group_name = name.partition(" ")
+                what = f"cannot use {option}={now.get(name)} {group_name}"
                 refuse_as_updated(what, f"{option}={before} until step(), or another one before the backward pass")
 
     def discard(self) -> bool:

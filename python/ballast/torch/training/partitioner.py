@@ -86,8 +86,8 @@ class Partitioner:
         """Partition the parameters that are trained now. The count of steps continues that of the state, or
         `steps_before`; in a run that is resumed, that of the run."""
         self.updates.prepare(self._given.optimizer)
-        require_same(self.ranks.of_data, described(self._given.optimizer, self._requested))
-        require_same_parameters(self.ranks.of_data, [*describe(self._given.trained(), self._given.names())])
+        require_same(self.ranks.data_group, described(self._given.optimizer, self._requested))
+        require_same_parameters(self.ranks.data_group, [*describe(self._given.trained(), self._given.names())])
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
         members = self._members(made, steps)
@@ -95,7 +95,7 @@ class Partitioner:
         self._requested = self._requested.with_formats(self.options.formats)  # a training keeps its formats
         units = self.units(members, self.options.stage)
         require_own_memory((member for unit in units for member in unit.members), self._given.model)
-        warn_of_layout(self.ranks.of_data.rank, (member for unit in units for member in unit.members))
+        warn_of_layout(self.ranks.data_group.rank, (member for unit in units for member in unit.members))
         self._look_at_options(members, units)
         if (model := self._given.model) is not None:
             partitioned = (member.parameter for unit in units for member in unit.members)
@@ -123,13 +123,13 @@ class Partitioner:
 
     def _make_memory(self, options: _core.TrainingOptions, core: _core.Training, units: list[ParameterUnit]) -> ParameterMemory:
         if not self.options.keeps_full_parameters:
-            memory = ShardedParameters(self._given.required_model, self.ranks.of_data, options, core, units)
+            memory = ShardedParameters(self._given.required_model, self.ranks.data_group, options, core, units)
             if self.options.tuning.keep_gathered is None:
-                memory.gathered_memory = gathered_memory_for(core, self.ranks.of_data, self.options.memory, options.gpu)
+                memory.gathered_memory = gathered_memory_for(core, self.ranks.data_group, self.options.memory, options.gpu)
             return memory
         overlaps = options.overlap_gathers
         gathers = OverlappedGathers(self._given.required_model, options, core, units) if overlaps else None
-        return FullParameters(self.ranks.of_data, core, units, gathers)
+        return FullParameters(self.ranks.data_group, core, units, gathers)
 
     def _members(self, made: dict[int, int], steps: int) -> list[UnitParameter]:
         names = self._given.names()
@@ -158,17 +158,19 @@ class Partitioner:
         [rule] = rules_of([(0, self._given.optimizer.param_groups[0])], self.updates.rule)
         requested = without_gpu(self._requested) if self._gpu(members) is None else self._requested
         has_model = self._given.model is not None
-        return settled(requested, PartitionRequest(self.ranks.of_data, rule, members, has_model, partial(self.units, members)))
+        return settled(
+            requested, PartitionRequest(self.ranks.data_group, rule, members, has_model, partial(self.units, members))
+        )
 
     def _look_at_options(self, members: list[UnitParameter], units: list[ParameterUnit]) -> None:
         if not members or self._has_looked_at_options:
             return
         self._has_looked_at_options = True
-        warn_of_formats(self.ranks.of_data.rank, self.options.formats, members)
+        warn_of_formats(self.ranks.data_group.rank, self.options.formats, members)
         offload = self._requested.tier_without_kinds
         is_away = offload is not None and (tier_of(offload) == "nvme" or self._gpu(members) is not None)
         if offload is not None and is_away and self.options.stage == 3:
-            warn_of_frozen(self.ranks.of_data.rank, offload, chain.from_iterable(unit.members for unit in units))
+            warn_of_frozen(self.ranks.data_group.rank, offload, chain.from_iterable(unit.members for unit in units))
 
     def _gpu(self, members: list[UnitParameter]) -> int | None:
         """Return the GPU of the parameters that are trained, or of the optimizer's if none is."""
@@ -189,7 +191,9 @@ class Partitioner:
             custom_step=self._bound_custom_step if self.updates.has_custom_step else None,
             joint_run=self.joint_run,
             is_alone=self._is_alone,
-            agreement=None if self.options.keeps_full_parameters or self.ranks.of_data.size == 1 else self._given.agreement(),
+            agreement=None
+            if self.options.keeps_full_parameters or self.ranks.data_group.size == 1
+            else self._given.agreement(),
             calls_differ=self._calls_differ,
         )
 

@@ -46,14 +46,14 @@ def require_parameters_of(model: torch.nn.Module | None, mine: Collection[torch.
 
 def require_initialized(model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Refuse parameters and buffers of lazy modules that have not been called yet."""
-    of_model = [] if model is None else [*named_parameters(model), *named_buffers(model)]
-    of_optimizers = [
+    model_tensors = [] if model is None else [*named_parameters(model), *named_buffers(model)]
+    optimizer_tensors = [
         (f"{each} of param_groups[{number}]", parameter)
         for optimizer in optimizers
         for number, group in enumerate(optimizer.param_groups)
         for each, parameter in enumerate(group["params"])
     ]
-    if lazy := [name for name, each in (*of_model, *of_optimizers) if torch.nn.parameter.is_lazy(each)]:
+    if lazy := [name for name, each in (*model_tensors, *optimizer_tensors) if torch.nn.parameter.is_lazy(each)]:
         refuse(
             "cannot wrap the optimizer: a lazy module has no values yet",
             where=f"parameter {lazy[0]}",
@@ -79,8 +79,8 @@ def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: It
     """
     if group.size == 1:
         return
-    of_model = [] if model is None else [*model.parameters(), *model.buffers()]
-    known = {id(each): each for each in [*mine, *of_model]}
+    model_tensors = [] if model is None else [*model.parameters(), *model.buffers()]
+    known = {id(each): each for each in [*mine, *model_tensors]}
     there = [each for each in known.values() if not (is_without_values(each) or is_on_meta(each))]
     names = {} if model is None else {id(each): name for name, each in named_parameters(model)}
     foreign = [UnitParameter(each, names[id(each)], None) for each in there if id(each) in names and has_foreign_class(each)]

@@ -82,7 +82,7 @@ class Training:
         self.pending: Pending | None = None  # the last save in the background
         self.snapshot: _core.Snapshot | None = None  # the memory of its copy, for the next one
         self._ranks = ranks
-        self._of_this_step: Partition | None = None  # the look-up when a step begins sets it
+        self._step_partition: Partition | None = None  # the look-up when a step begins sets it
         self._deferred = DeferredParameters(weakref.ref(self))  # owns parameters between two partitions
         self._migration = StateMigration()  # shards of a partition that is gone, for the next one
         self._hooks = TrainingHooks(weakref.ref(self))
@@ -112,7 +112,7 @@ class Training:
         if (activations := self.options.activations) is not None:
             self._activations = offload_activations_of(model, mine, activations)  # below the hooks of stage 3
         lacks_values, are_full = self._lacks_values(), self.options.keeps_full_parameters
-        self._hooks.watch_calls(model, of_modules=lacks_values or not are_full)
+        self._hooks.watch_calls(model, with_modules=lacks_values or not are_full)
         if self.outer is not None and self.group.rank == 0:
             preconditions.begin_with_same_values(self.outer.hosts.group, model, mine)
         if are_full and not lacks_values:
@@ -122,8 +122,8 @@ class Training:
     def _require_same_parameters(self) -> None:
         """Compare parameters and buffers over ranks, which exchange them in this order."""
         model = self.given.model
-        of_model = () if model is None else preconditions.describe_model(model)
-        mine = [*preconditions.describe(self.given.parameters(), self.names()), *of_model]
+        described_model = () if model is None else preconditions.describe_model(model)
+        mine = [*preconditions.describe(self.given.parameters(), self.names()), *described_model]
         preconditions.require_same_parameters(self.group, mine)
         if self.outer is not None and self.group.rank == 0:
             preconditions.require_same_parameters(self.outer.hosts.group, mine)
@@ -151,11 +151,11 @@ class Training:
 
     @property
     def group(self) -> Group:
-        return self._ranks.of_data
+        return self._ranks.data_group
 
     @property
     def has_norm_group(self) -> bool:
-        return self._ranks.of_model is not None
+        return self._ranks.model_group is not None
 
     @property
     def ranks_of_all_hosts(self) -> int:
@@ -217,8 +217,8 @@ class Training:
     def partition_now(self) -> Partition:
         """Return the partition without beginning a step: parameters can still be frozen and thawed."""
         self._require_there()
-        if self._of_this_step is not None:
-            return self._of_this_step
+        if self._step_partition is not None:
+            return self._step_partition
         with torch.inference_mode(False):  # an evaluation may begin with it, and training follows
             trained = self.given.trained()
             self._hook(trained)
@@ -238,7 +238,7 @@ class Training:
     def _set_partition_of_step(self, partition: Partition | None) -> None:
         """Set the partition of the step that has begun. If none has, a module that is called begins the next one: a user may
         call methods of the model instead of the model."""
-        self._of_this_step = partition
+        self._step_partition = partition
         if self.current is not None:
             self.current.memory.tell_of_calls(self._hooks.on_module_call if partition is None else None)
 
@@ -251,7 +251,7 @@ class Training:
 
     def _require_unchanged(self) -> None:
         """Refuse to make a step with other parameters, groups or state than those with which it began."""
-        if (partition := self._of_this_step) is None:
+        if (partition := self._step_partition) is None:
             return
         changed = "optimizer.state" if self.updates.changed_state(self.optimizer, partition) is not None else ""
         if not self.partitioner.has_groups(partition):
@@ -319,7 +319,7 @@ class Training:
         self._hooks.remove_from_modules()
         if self.options.keeps_full_parameters:
             self._hooks.leave_graphs_whole()
-        self._set_partition_of_step(self._of_this_step)
+        self._set_partition_of_step(self._step_partition)
         self._migration = StateMigration()
         return self.current
 
@@ -340,7 +340,7 @@ class Training:
     def _drop(self, together: bool = True, gathers: bool = True) -> None:
         assert self.current is not None
         self.current.release(together or self.group.size == 1, gathers)
-        self.current = self._of_this_step = None
+        self.current = self._step_partition = None
         self.state.forget_partition()
 
     # --- Called by hooks ---
@@ -350,7 +350,7 @@ class Training:
         if not self.calls.try_begin():
             refuse_other_thread("backward()", self.calls.running)
         try:
-            partition = self._of_this_step or self.partition()
+            partition = self._step_partition or self.partition()
             if not partition.arrived(parameter, hold=self.accumulates_locally):
                 self._leave_or_refuse(parameter)
         finally:
@@ -371,7 +371,7 @@ class Training:
                 self._require_there()
                 self.current.require_not_updated("cannot call the model")
                 return
-            if self._of_this_step is not None and not self._of_this_step.has_begun:
+            if self._step_partition is not None and not self._step_partition.has_begun:
                 self._set_partition_of_step(None)  # the calls before brought no gradients, as in an evaluation
             known = None if self.current is None else weakref.ref(self.current)  # the partition may go, and its memory
             partition = self.partition() if begins_step else self.partition_now()
@@ -529,8 +529,8 @@ class Training:
         return figures if self.outer is None else figures | self.outer.figures()
 
     def ledger(self) -> str:
-        of_outer = "" if self.outer is None else self.outer.ledger()
-        return self.partition_now().core.ledger(self._custom_state()) + of_outer
+        outer_ledger = "" if self.outer is None else self.outer.ledger()
+        return self.partition_now().core.ledger(self._custom_state()) + outer_ledger
 
     def _custom_state(self) -> tuple[_core.Tier, int]:
         """Return the tier and the bytes of state outside the library's memory."""

@@ -50,25 +50,25 @@ class MatrixWindow:
     def elements_in(self, window: torch.Tensor) -> torch.Tensor:
         return window.reshape(-1)[self._before :][: self._count]
 
-    def rows_in(self, of_rows: torch.Tensor) -> torch.Tensor:
+    def rows_in(self, row_values: torch.Tensor) -> torch.Tensor:
         """Return the window's part of values by matrix and row."""
-        return of_rows[self._blocks] if self._is_stack else of_rows[:, self._blocks]
+        return row_values[self._blocks] if self._is_stack else row_values[:, self._blocks]
 
-    def matrices_in(self, of_matrices: torch.Tensor) -> torch.Tensor:
+    def matrices_in(self, matrix_values: torch.Tensor) -> torch.Tensor:
         """Return the window's part of values of which the first dimension is the matrix."""
-        return of_matrices[self._blocks] if self._is_stack else of_matrices
+        return matrix_values[self._blocks] if self._is_stack else matrix_values
 
 
 class RankSums:
     """The sums of all parameters lie in one tensor on the host, which takes one collective."""
 
     def __init__(self, sizes: Mapping[UnitParameter, Sequence[int]]):
-        self._sizes = [size for of_member in sizes.values() for size in of_member]
+        self._sizes = [size for member_sizes in sizes.values() for size in member_sizes]
         self._first = {}
         tensors = 0
-        for member, of_member in sizes.items():
-            self._first[member] = slice(tensors, tensors + len(of_member))
-            tensors += len(of_member)
+        for member, member_sizes in sizes.items():
+            self._first[member] = slice(tensors, tensors + len(member_sizes))
+            tensors += len(member_sizes)
         self._total = torch.zeros(sum(self._sizes), dtype=torch.float32, device="cpu")
 
     def of(self, member: UnitParameter) -> Sequence[torch.Tensor]:

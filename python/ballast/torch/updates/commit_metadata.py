@@ -143,8 +143,10 @@ def join_scalars(kept: str, all_metadata: Sequence[bytes], places: Sequence[int]
         return b""
     for metadata in all_metadata:
         require_kept(kept, metadata)
-    of_all: list[ScalarState] = [next(filter(None, of_ranks), {}) for of_ranks in zip(*map(decode_scalars, all_metadata))]
-    return encode_scalars(kept, [of_all[place] for place in places])
+    all_scalars: list[ScalarState] = [
+        next(filter(None, rank_scalars), {}) for rank_scalars in zip(*map(decode_scalars, all_metadata))
+    ]
+    return encode_scalars(kept, [all_scalars[place] for place in places])
 
 
 def require_kept(kept: str, metadata: bytes) -> None:

@@ -96,10 +96,10 @@ class CustomUpdates(Updates):
 
     def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         mine = [(shards.part(member), to_host(optimizer.state.get(member.parameter, {}))) for member in shards.members]
-        of_all = from_all_ranks(shards.ranks, mine)
+        all_states = from_all_ranks(shards.ranks, mine)
         state = {}
         for number, member in enumerate(shards.members):
-            if values := full_state(member, [of_rank[number] for of_rank in of_all], self.whole_values):
+            if values := full_state(member, [states[number] for states in all_states], self.whole_values):
                 state[id(member.parameter)] = values
         return state
 
@@ -141,21 +141,21 @@ def to_host(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def full_state(
-    member: UnitParameter, of_ranks: Sequence[tuple[Part, dict[str, Any]]], whole_values: frozenset[str]
+    member: UnitParameter, rank_states: Sequence[tuple[Part, dict[str, Any]]], whole_values: frozenset[str]
 ) -> dict[str, Any]:
     """Return the full state of a parameter. Values by element are joined from all shards; others are the first rank's."""
-    of_ranks = [(part, values) for part, values in of_ranks if values]
-    if not of_ranks:
+    rank_states = [(part, values) for part, values in rank_states if values]
+    if not rank_states:
         return {}
     state = {}
-    for name, value in of_ranks[0][1].items():
+    for name, value in rank_states[0][1].items():
         by_element = name not in whole_values and all(
             isinstance(values.get(name), torch.Tensor) and values[name].shape == shape_of(member, part[1])
-            for part, values in of_ranks
+            for part, values in rank_states
         )
         if by_element:
             full = torch.zeros(member.parameter.numel(), dtype=value.dtype, device="cpu")
-            for (first, count), values in of_ranks:
+            for (first, count), values in rank_states:
                 full[first : first + count] = values[name].view(-1)
             value = full.view(member.parameter.shape)
         state[name] = value
@@ -274,8 +274,8 @@ class StoredUpdates(Updates):
 
     def keep_metadata(self, shards: ShardedState, state: State) -> None:
         if shards.keeps_run and not self._resumes(shards):
-            of_members = [_without_values(self._names, member, state) for member in shards.members]
-            shards.core.set_note(encode_scalars(self._kept, of_members))
+            scalars = [_without_values(self._names, member, state) for member in shards.members]
+            shards.core.set_note(encode_scalars(self._kept, scalars))
 
     def _resumes(self, shards: ShardedState) -> bool:
         return self._may_resume and shards.core.found and bool(shards.core.note())
@@ -324,9 +324,9 @@ class StoredUpdates(Updates):
 
     def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
         """Return the scalars. A rank has those of parameters of which it has elements, and may get others."""
-        of_all = from_all_ranks(shards.ranks, [self._scalars(optimizer, member) for member in shards.members])
-        found = zip(shards.members, zip(*of_all))
-        return {id(member.parameter): next(filter(None, of_ranks), {}) for member, of_ranks in found}
+        all_states = from_all_ranks(shards.ranks, [self._scalars(optimizer, member) for member in shards.members])
+        found = zip(shards.members, zip(*all_states))
+        return {id(member.parameter): next(filter(None, rank_states), {}) for member, rank_states in found}
 
     def forget_partition(self) -> None:
         self._begun, self._new = set(), {}

@@ -45,7 +45,7 @@ class ShardedState:
         make_memory: Callable[[_core.Training, list[ParameterUnit]], ParameterMemory],
     ):
         self.units = units
-        self.ranks = ranks.of_data
+        self.ranks = ranks.data_group
         self.all_members = [member for unit in units for member in unit.members]
         self.members = [member for unit in units for member in unit.trained]
         self._index = {id(member.parameter): number for number, member in enumerate(self.members)}
@@ -57,8 +57,8 @@ class ShardedState:
         options.trace = first_trace(units, model, options.stage)
         self.core = _core.Training(
             model=model,
-            group=ranks.of_data._core,
-            norm_group=None if ranks.of_model is None else ranks.of_model._core,
+            group=ranks.data_group._core,
+            norm_group=None if ranks.model_group is None else ranks.model_group._core,
             rules=rules,
             options=options,
         )
@@ -94,7 +94,7 @@ class ShardedState:
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             self._free(unit)
             member = self.units[unit].members[tensor]
-            values.read(member.parameter, *member.of_parameter(first, count), into)
+            values.read(member.parameter, *member.parameter_range(first, count), into)
             return True
 
         self.core.start(fill)
@@ -456,10 +456,10 @@ def full_moment(shards: ShardedState, member: UnitParameter, value: torch.Tensor
     return full
 
 
-def refuse_size(member: UnitParameter, value: torch.Tensor, of_shard: int) -> NoReturn:
+def refuse_size(member: UnitParameter, value: torch.Tensor, shard_elements: int) -> NoReturn:
     """Refuse a value by element that has neither the parameter's shape nor as many elements as this rank's shard."""
     refuse(
         f"cannot load state of {value.numel()} elements: the parameter has another size",
         where=f"parameter {member.name}",
-        needed=f"{tuple(member.parameter.shape)}, or this rank's shard of {of_shard} elements",
+        needed=f"{tuple(member.parameter.shape)}, or this rank's shard of {shard_elements} elements",
     )
