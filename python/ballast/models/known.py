@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ballast.checks import NEXT_LINE, one_of, refuse
+from ballast.json_reader import parse
 
 Config = Mapping[str, Any]
 PUBLISHERS = ("deepseek-ai", "google", "meta-llama", "microsoft", "mistralai", "openai", "openai-community", "qwen")
@@ -42,8 +43,8 @@ def read_model(location: str) -> Mapping[str, Any]:
     if not path.exists():
         _refuse_missing(location, path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as problem:
+        found = parse(path.read_bytes())
+    except ValueError as problem:
         refuse(f"{path} is not JSON", where=str(problem), needed="a config.json of transformers")
     if not isinstance(found, dict):
         refuse(f"{path} has no model: it is no JSON object", needed=FORMS)
@@ -100,12 +101,13 @@ def _gpt2(layers: int, width: int, heads: int) -> Config:
     }
 
 
-def _decoder(kind: str, architecture: str, sizes: tuple[int, int, int, int, int], vocabulary: int, **more: Any) -> Config:
-    """Return the configuration of a decoder. `sizes` are layers, hidden size, heads, key-value heads and the MLP's width."""
+def _decoder(kind: str, *sizes: int, vocabulary: int, **more: Any) -> Config:
+    """Return the configuration of a decoder of this model_type. `sizes` are layers, hidden size, heads, key-value heads and the
+    MLP's width."""
     layers, hidden, heads, key_value_heads, intermediate = sizes
     return {
         "model_type": kind,
-        "architectures": [architecture],
+        "architectures": [f"{CLASSES[kind]}ForCausalLM"],
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
@@ -116,64 +118,24 @@ def _decoder(kind: str, architecture: str, sizes: tuple[int, int, int, int, int]
     }
 
 
-def _llama(layers: int, hidden: int, heads: int, intermediate: int, *, tied: bool = False) -> Config:
-    sizes = (layers, hidden, heads, 8, intermediate)
-    return _decoder("llama", "LlamaForCausalLM", sizes, 128256, tie_word_embeddings=tied)
-
-
-def _older_llama(layers: int, hidden: int, heads: int, key_value_heads: int, intermediate: int) -> Config:
-    return _decoder("llama", "LlamaForCausalLM", (layers, hidden, heads, key_value_heads, intermediate), 32000)
-
-
-def _mistral(layers: int, hidden: int, intermediate: int, vocabulary: int) -> Config:
-    sizes = (layers, hidden, 32, 8, intermediate)
-    return _decoder("mistral", "MistralForCausalLM", sizes, vocabulary, head_dim=128, sliding_window=None)
-
-
-def _mixtral(layers: int, hidden: int, heads: int, intermediate: int) -> Config:
-    experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
-    return _decoder("mixtral", "MixtralForCausalLM", (layers, hidden, heads, 8, intermediate), 32000, **experts)
-
-
-def _qwen2(layers: int, hidden: int, heads: int, key_value_heads: int, intermediate: int) -> Config:
-    """Return the configuration of a Qwen2.5. The small ones share the embedding with the head."""
-    sizes = (layers, hidden, heads, key_value_heads, intermediate)
-    tied = hidden < 3584
-    return _decoder("qwen2", "Qwen2ForCausalLM", sizes, 151936 if tied else 152064, tie_word_embeddings=tied)
-
-
-def _qwen3(layers: int, hidden: int, heads: int, intermediate: int) -> Config:
-    sizes = (layers, hidden, heads, 8, intermediate)
-    return _decoder("qwen3", "Qwen3ForCausalLM", sizes, 151936, head_dim=128, tie_word_embeddings=hidden < 4096)
-
-
-def _qwen3_moe(layers: int, hidden: int, heads: int, intermediate: int, expert_width: int) -> Config:
-    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": expert_width}
-    sizes = (layers, hidden, heads, 4, intermediate)
-    return _decoder("qwen3_moe", "Qwen3MoeForCausalLM", sizes, 151936, head_dim=128, tie_word_embeddings=False, **experts)
-
-
-def _gpt_oss(layers: int, experts: int) -> Config:
-    more = {"head_dim": 64, "num_local_experts": experts, "num_experts_per_tok": 4}
-    return _decoder("gpt_oss", "GptOssForCausalLM", (layers, 2880, 64, 8, 2880), 201088, tie_word_embeddings=False, **more)
-
-
-def _gemma2(layers: int, hidden: int, heads: int, intermediate: int, head: int) -> Config:
-    sizes = (layers, hidden, heads, heads // 2, intermediate)
-    return _decoder("gemma2", "Gemma2ForCausalLM", sizes, 256000, head_dim=head)
-
-
-def _phi3(layers: int, hidden: int, heads: int, key_value_heads: int, intermediate: int, vocabulary: int) -> Config:
-    sizes = (layers, hidden, heads, key_value_heads, intermediate)
-    padding = {"pad_token_id": 0, "tie_word_embeddings": False}  # the class has no valid one for all of these vocabularies
-    return _decoder("phi3", "Phi3ForCausalLM", sizes, vocabulary, **padding)
-
-
+CLASSES = {"llama": "Llama", "mistral": "Mistral", "mixtral": "Mixtral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}
+CLASSES |= {"qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss", "phi3": "Phi3", "deepseek_v3": "DeepseekV3"}
+UNTIED = {"tie_word_embeddings": False}  # the embedding is not the head
+TIED = {"tie_word_embeddings": True}
+_llama = partial(_decoder, "llama", vocabulary=128256)
+_older_llama = partial(_decoder, "llama", vocabulary=32000)
+_mistral = partial(_decoder, "mistral", head_dim=128, sliding_window=None)
+_mixtral = partial(_decoder, "mixtral", vocabulary=32000, num_local_experts=8, num_experts_per_tok=2)
+_qwen2 = partial(_decoder, "qwen2")
+_qwen3 = partial(_decoder, "qwen3", vocabulary=151936, head_dim=128)
+_qwen3_moe = partial(_decoder, "qwen3_moe", vocabulary=151936, head_dim=128, num_experts=128, num_experts_per_tok=8, **UNTIED)
+_gpt_oss = partial(_decoder, "gpt_oss", vocabulary=201088, head_dim=64, num_experts_per_tok=4, **UNTIED)
+_gemma2 = partial(_decoder, "gemma2", vocabulary=256000)
+_phi3 = partial(_decoder, "phi3", pad_token_id=0, **UNTIED)  # no default padding is valid for all of these vocabularies
 DEEPSEEK_V3 = _decoder(
     "deepseek_v3",
-    "DeepseekV3ForCausalLM",
-    (61, 7168, 128, 128, 18432),
-    129280,
+    *(61, 7168, 128, 128, 18432),
+    vocabulary=129280,
     q_lora_rank=1536,
     kv_lora_rank=512,
     qk_nope_head_dim=128,
@@ -190,41 +152,41 @@ KNOWN: Mapping[str, Config] = {
     "gpt2-medium": _gpt2(24, 1024, 16),
     "gpt2-large": _gpt2(36, 1280, 20),
     "gpt2-xl": _gpt2(48, 1600, 25),
-    **dict.fromkeys(("llama-8b", "llama-3-8b", "llama-3.1-8b"), _llama(32, 4096, 32, 14336)),
-    **dict.fromkeys(("llama-70b", "llama-3-70b", "llama-3.1-70b", "llama-3.3-70b"), _llama(80, 8192, 64, 28672)),
-    **dict.fromkeys(("llama-405b", "llama-3.1-405b"), _llama(126, 16384, 128, 53248)),
-    "llama-3.2-1b": _llama(16, 2048, 32, 8192, tied=True),
-    "llama-3.2-3b": _llama(28, 3072, 24, 8192, tied=True),
+    **dict.fromkeys(("llama-8b", "llama-3-8b", "llama-3.1-8b"), _llama(32, 4096, 32, 8, 14336, **UNTIED)),
+    **dict.fromkeys(("llama-70b", "llama-3-70b", "llama-3.1-70b", "llama-3.3-70b"), _llama(80, 8192, 64, 8, 28672, **UNTIED)),
+    **dict.fromkeys(("llama-405b", "llama-3.1-405b"), _llama(126, 16384, 128, 8, 53248, **UNTIED)),
+    "llama-3.2-1b": _llama(16, 2048, 32, 8, 8192, **TIED),
+    "llama-3.2-3b": _llama(28, 3072, 24, 8, 8192, **TIED),
     "llama-2-7b": _older_llama(32, 4096, 32, 32, 11008),
     "llama-2-13b": _older_llama(40, 5120, 40, 40, 13824),
     "llama-2-70b": _older_llama(80, 8192, 64, 8, 28672),
     "tinyllama-1.1b": _older_llama(22, 2048, 32, 4, 5632),
-    "mistral-7b": _mistral(32, 4096, 14336, 32000),
-    "mistral-nemo-12b": _mistral(40, 5120, 14336, 131072),
-    "mistral-small-24b": _mistral(40, 5120, 32768, 131072),
-    "mixtral-8x7b": _mixtral(32, 4096, 32, 14336),
-    "mixtral-8x22b": _mixtral(56, 6144, 48, 16384),
-    "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864),
-    "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960),
-    "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008),
-    "qwen2.5-7b": _qwen2(28, 3584, 28, 4, 18944),
-    "qwen2.5-14b": _qwen2(48, 5120, 40, 8, 13824),
-    "qwen2.5-32b": _qwen2(64, 5120, 40, 8, 27648),
-    "qwen2.5-72b": _qwen2(80, 8192, 64, 8, 29568),
-    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072),
-    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144),
-    "qwen3-4b": _qwen3(36, 2560, 32, 9728),
-    "qwen3-8b": _qwen3(36, 4096, 32, 12288),
-    "qwen3-14b": _qwen3(40, 5120, 40, 17408),
-    "qwen3-32b": _qwen3(64, 5120, 64, 25600),
-    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 6144, 768),
-    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 12288, 1536),
-    "gpt-oss-20b": _gpt_oss(24, 32),
-    "gpt-oss-120b": _gpt_oss(36, 128),
+    "mistral-7b": _mistral(32, 4096, 32, 8, 14336, vocabulary=32000),
+    "mistral-nemo-12b": _mistral(40, 5120, 32, 8, 14336, vocabulary=131072),
+    "mistral-small-24b": _mistral(40, 5120, 32, 8, 32768, vocabulary=131072),
+    "mixtral-8x7b": _mixtral(32, 4096, 32, 8, 14336),
+    "mixtral-8x22b": _mixtral(56, 6144, 48, 8, 16384),
+    "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, vocabulary=151936, **TIED),
+    "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, vocabulary=151936, **TIED),
+    "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008, vocabulary=151936, **TIED),
+    "qwen2.5-7b": _qwen2(28, 3584, 28, 4, 18944, vocabulary=152064, **UNTIED),
+    "qwen2.5-14b": _qwen2(48, 5120, 40, 8, 13824, vocabulary=152064, **UNTIED),
+    "qwen2.5-32b": _qwen2(64, 5120, 40, 8, 27648, vocabulary=152064, **UNTIED),
+    "qwen2.5-72b": _qwen2(80, 8192, 64, 8, 29568, vocabulary=152064, **UNTIED),
+    "qwen3-0.6b": _qwen3(28, 1024, 16, 8, 3072, **TIED),
+    "qwen3-1.7b": _qwen3(28, 2048, 16, 8, 6144, **TIED),
+    "qwen3-4b": _qwen3(36, 2560, 32, 8, 9728, **TIED),
+    "qwen3-8b": _qwen3(36, 4096, 32, 8, 12288, **UNTIED),
+    "qwen3-14b": _qwen3(40, 5120, 40, 8, 17408, **UNTIED),
+    "qwen3-32b": _qwen3(64, 5120, 64, 8, 25600, **UNTIED),
+    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 4, 6144, moe_intermediate_size=768),
+    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 4, 12288, moe_intermediate_size=1536),
+    "gpt-oss-20b": _gpt_oss(24, 2880, 64, 8, 2880, num_local_experts=32),
+    "gpt-oss-120b": _gpt_oss(36, 2880, 64, 8, 2880, num_local_experts=128),
     "deepseek-v3": DEEPSEEK_V3,
-    "gemma-2-2b": _gemma2(26, 2304, 8, 9216, 256),
-    "gemma-2-9b": _gemma2(42, 3584, 16, 14336, 256),
-    "gemma-2-27b": _gemma2(46, 4608, 32, 36864, 128),
-    "phi-3-mini": _phi3(32, 3072, 32, 32, 8192, 32064),
-    "phi-4": _phi3(40, 5120, 40, 10, 17920, 100352),
+    "gemma-2-2b": _gemma2(26, 2304, 8, 4, 9216, head_dim=256),
+    "gemma-2-9b": _gemma2(42, 3584, 16, 8, 14336, head_dim=256),
+    "gemma-2-27b": _gemma2(46, 4608, 32, 16, 36864, head_dim=128),
+    "phi-3-mini": _phi3(32, 3072, 32, 32, 8192, vocabulary=32064),
+    "phi-4": _phi3(40, 5120, 40, 10, 17920, vocabulary=100352),
 }
