@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ballast.checks import is_number, refuse
+from ballast.json_reader import parse
 from ballast.schema import options_of
 from ballast.wrap_options import Tuning, WrapOptions
 
@@ -159,17 +160,9 @@ def import_deepspeed(config: Mapping[str, Any] | str | os.PathLike[str]) -> Impo
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = sorted({key for key in keys if keys.count(key) > 1})
-            what = f"cannot import {path.name}: it has {', '.join(twice)} more than once"
-            refuse(what, where=str(path), needed="each key once")
-        return found
-
     try:
-        found = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:  # a refusal is a ValueError too
+        found = parse(path.read_bytes())
+    except (OSError, ValueError) as error:
         refuse(f"cannot import {path.name}: {error}", where=str(path), needed="a file of DeepSpeed's configuration, in JSON")
     if not isinstance(found, dict):
         refuse(f"cannot import {path.name}: it holds no JSON object", where=str(path), needed="an object with DeepSpeed's keys")
