@@ -20,10 +20,9 @@ from ballast.outer.options import outer_from_text
 from ballast.planning.hardware import GPUS, Rates
 from ballast.planning.planner import best, searched, unbeaten
 from ballast.planning.request import PlanRequest, request_plan
-from ballast.planning.result import Plan, differences, wrapped
+from ballast.planning.result import Plan, wrapped
 from ballast.schema import option_name, options_of, signature_of
-from ballast.sizes import human_amount, human_size, human_time
-from ballast.tools.plan_page import draw_front, page
+from ballast.tools.plan_page import draw_front, front_rows, page
 
 EXAMPLE = """\
 examples:
@@ -138,14 +137,14 @@ def _rate(word: str) -> tuple[str, str]:
 def table(plans: list[Plan], plan: Plan) -> str:
     """Return a table of memory and time, with one plan on each line. It has the tiers that one of the plans uses."""
     tiers = [tier for tier in plan.memory if any(each.bytes_in(tier) for each in plans)]
-    heads = {"device": plan.rank_device, "host": "host", "nvme": "drives"}
-    cost = [f"{'cost/Mtok':>9}"] if plan.price is not None else []
-    columns = [*(f"{heads[tier]:>9}" for tier in tiers), f"{'step':>9}", f"{'tokens/s':>9}", *cost]
-    lines = ["time for memory (fastest first; * is the plan above)", "  ".join([" ", *columns, "placement"])]
-    for each, how in zip(plans, differences(plans), strict=True):
-        sizes = [f"{human_size(each.bytes_in(tier)) if each.bytes_in(tier) else '-':>9}" for tier in tiers]
-        cost = [f"{human_amount(each.cost_per_million_tokens):>9}"] if each.cost_per_million_tokens is not None else []
-        columns = [*sizes, f"{human_time(each.seconds):>9}", f"{each.tokens_per_second:>9,.0f}", *cost]
-        before = "  ".join(["*" if each is plan else " ", *columns, ""])
+    names = {"device": plan.rank_device, "host": "host", "nvme": "drives"}
+    heads = [*(names[tier] for tier in tiers), "step", "tokens/s", *(["cost/Mtok"] if plan.price is not None else [])]
+    lines = ["time for memory (fastest first; * is the plan above)", "  ".join([" ", *map(_column, heads), "placement"])]
+    for each, (*cells, how) in zip(plans, front_rows(plans, tiers)):
+        before = "  ".join(["*" if each is plan else " ", *map(_column, cells), ""])
         lines += wrapped("as above" if each is plan else how, first=before, indent=" " * len(before))
     return "\n".join(lines)
+
+
+def _column(cell: str) -> str:
+    return f"{cell:>9}"

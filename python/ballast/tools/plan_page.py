@@ -313,13 +313,19 @@ def _figures(plan: Plan) -> str:
 
 
 def _table(front: Sequence[Plan], chosen: Plan) -> str:
-    heads = [chosen.rank_device, "host", "drives", "step", "tokens/s"]
-    heads += ["cost per million tokens"] if chosen.price is not None else []
-    lines = []
-    for plan, how in zip(front, differences(front), strict=True):
-        sizes = [human_size(plan.bytes_in(tier)) if plan.bytes_in(tier) else "-" for tier in plan.memory]
-        cost = plan.cost_per_million_tokens
-        amount = [human_amount(cost)] if cost is not None else []
-        lines.append([*sizes, human_time(plan.seconds), f"{plan.tokens_per_second:,.0f}", *amount, how])
+    cost = ["cost per million tokens"] if chosen.price is not None else []
+    heads = [chosen.rank_device, "host", "drives", "step", "tokens/s", *cost, "placement"]
     number = next(number for number, plan in enumerate(front) if plan is chosen)
-    return table([*heads, "placement"], lines, chosen=number)
+    return table(heads, front_rows(front, [*chosen.memory]), chosen=number)
+
+
+def front_rows(front: Sequence[Plan], tiers: Sequence[str]) -> list[list[str]]:
+    """Return the cells of a table with one plan on each line: memory in these tiers, time, cost if there is a price, and what
+    differs between the plans."""
+    rows = []
+    for plan, how in zip(front, differences(front), strict=True):
+        sizes = [human_size(plan.bytes_in(tier)) if plan.bytes_in(tier) else "-" for tier in tiers]
+        cost = plan.cost_per_million_tokens
+        amount = [] if cost is None else [human_amount(cost)]
+        rows.append([*sizes, human_time(plan.seconds), f"{plan.tokens_per_second:,.0f}", *amount, how])
+    return rows
