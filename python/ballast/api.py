@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     from ballast.torch.activations.saved_activations import SavedActivations
-    from ballast.torch.calls.hooks import CallReceiver
 
 Keywords = ParamSpec("Keywords")
 
@@ -428,7 +427,8 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
     ...     layer.weight.shape
     torch.Size([1, 2])
     """
-    from ballast.torch.parameters.managed_parameter import by_owner
+    from ballast.torch.calls.hooks import receiver_of
+    from ballast.torch.parameters.managed_parameter import by_owner, grouped, owner_of
 
     wanted = _parameters_of(what)
     for owner, _ in by_owner(wanted):
@@ -436,22 +436,9 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
     with ExitStack() as stack:
         for owner, parameters in by_owner(wanted):
             stack.enter_context(owner.gathered(parameters))
-        for training, parameters in _grouped_by_training(wanted):
+        for training, parameters in grouped(wanted, lambda each: receiver_of(each) if owner_of(each) is None else None):
             stack.enter_context(training.gathered(parameters))
         yield
-
-
-def _grouped_by_training(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[CallReceiver, list[torch.nn.Parameter]]]:
-    """Group the trained parameters whose values torch has by their training."""
-    from ballast.torch.calls.hooks import receiver_of
-    from ballast.torch.parameters.managed_parameter import owner_of
-
-    found: dict[int, tuple[CallReceiver, list[torch.nn.Parameter]]] = {}
-    for parameter in parameters:
-        training = receiver_of(parameter) if owner_of(parameter) is None else None
-        if training is not None:
-            found.setdefault(id(training), (training, []))[1].append(parameter)
-    return list(found.values())
 
 
 def _parameters_of(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -150,7 +150,7 @@ class MachineOptions:
     optimizer: Option[str, str] = Option(
         "adamw",
         '"adamw", or another optimizer that the library knows; with "muon", AdamW has all but matrices of blocks',
-        lambda given: read_word("optimizer", given, _core.optimizers()),
+        lambda given: one_of("optimizer", str(given).lower(), _core.optimizers()),
         metavar="NAME",
     )
     dtype: Option[str | None, str | None] = Option(
@@ -328,15 +328,6 @@ def read_headroom(value: object) -> float:
     if isinstance(value, bool) or not 0 <= fraction < 1:
         refuse_value("headroom", value, 'a fraction of the memory from 0 on, below 1, such as 0.05 or "5%"')
     return fraction
-
-
-def read_word(kind: str, word: object, known: Iterable[str]) -> str:
-    """Return the word in lower case, if it is known.
-
-    >>> read_word("GPU", "H100", GPUS)
-    'h100'
-    """
-    return one_of(kind, str(word).lower(), known)
 
 
 NOT_IN_TABLE = "For another one leave out gpu (--gpu), and give gpu_memory, flops and rates (--gpu-memory, --flops, --rate)."

@@ -10,7 +10,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
@@ -262,16 +262,28 @@ def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
     return memory
 
 
+def require_same(by_rank: Sequence[Mapping[str, str]]) -> None:
+    """Refuse options, by name, of which a rank has another value than rank 0. All ranks raise the same error."""
+    first, *others = by_rank
+    for rank, theirs in enumerate(others, start=1):
+        for name in [*first, *theirs]:
+            here, there = first.get(name, "nothing"), theirs.get(name, "nothing")
+            if here != there:
+                refuse(
+                    f"cannot train: rank {rank} has another {name} than rank 0",
+                    where=f"{name} is {there} on rank {rank}, and {here} on rank 0",
+                    needed="the same optimizer and the same options on all ranks",
+                )
+
+
 def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
     """Return the least and the greatest number of all ranks. Return one number if they are equal, none if no rank has
     one, and NaN if one is not finite. All ranks call it together."""
-    words = [0] * (3 * group.size)  # three words a rank: whether it has numbers, and the bits of its least and its greatest
+    ends = [0.0, 0.0, 0.0]  # whether this rank has numbers, its least and its greatest
     if mine:
-        ends = (min(mine), max(mine)) if all(map(math.isfinite, mine)) else (math.nan, math.nan)
-        words[group.rank :: group.size] = [1, *struct.unpack("qq", struct.pack("dd", *ends))]
-    words = group.all_reduce(words)
-    there = [words[rank :: group.size][1:] for rank in range(group.size) if words[rank]]
-    numbers = {number for bits in there for number in struct.unpack("dd", struct.pack("qq", *bits))}
+        ends = [1.0, min(mine), max(mine)] if all(map(math.isfinite, mine)) else [1.0, math.nan, math.nan]
+    there, *by_rank = numbers_of_all_ranks(group, ends)
+    numbers = {number for each in by_rank for has, number in zip(there, each) if has}
     if any(map(math.isnan, numbers)):
         return [math.nan]
     return sorted({min(numbers), max(numbers)}) if numbers else []

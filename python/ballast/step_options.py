@@ -35,16 +35,13 @@ def read_replicas(given: object) -> Replicas:
     >>> read_replicas(None), read_replicas("host"), read_replicas("4")
     (1, 'host', 4)
     """
-    copies: Replicas
     if given is None:
-        copies = 1
-    elif given == OF_HOSTS:
-        copies = OF_HOSTS
-    elif str(given).isdecimal() and not isinstance(given, bool) and int(str(given)) > 0:  # text on a command line
-        copies = int(str(given))
-    else:
-        refuse_value("replicas", given, '"host", or a number of copies of the parameters; or None')
-    return copies
+        return 1
+    if given == OF_HOSTS:
+        return OF_HOSTS
+    if str(given).isdecimal() and not isinstance(given, bool) and int(str(given)) > 0:  # text on a command line
+        return int(str(given))
+    refuse_value("replicas", given, '"host", or a number of copies of the parameters; or None')
 
 
 def copies_on(machines: Sequence[Any], replicas: Replicas) -> int:

@@ -47,10 +47,11 @@ class StepLine:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, every: int = 1):
-        from ballast.torch.last_step import rank_in_job, require_wrapped
+        from ballast.torch.last_step import require_wrapped
+        from ballast.torch.process_groups import rank_in_job
 
         self._optimizer = require_wrapped(optimizer, "show the steps")
-        self._prints = rank_in_job(self._optimizer) == 0
+        self._prints = rank_in_job() == 0
         self._every = read_count("every", every, needed="a number of steps: a whole number from 1 on")
         self._has_printed = False
 
@@ -140,10 +141,11 @@ class StepLog:
     """
 
     def __init__(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer):
-        from ballast.torch.last_step import rank_in_job, require_wrapped
+        from ballast.torch.last_step import require_wrapped
+        from ballast.torch.process_groups import rank_in_job
 
         self._optimizer = require_wrapped(optimizer, "record the steps")
-        self._path = Path(folder) / name_of(rank_in_job(self._optimizer))
+        self._path = Path(folder) / name_of(rank_in_job())
         self._is_described = False
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

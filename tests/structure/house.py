@@ -69,7 +69,7 @@ PYTHON_LAYERS = {
         *("outer", "outer.options", "outer.fragments"),
     ],
     "torch": [
-        *("_torch_compat", "torch", "torch.gpu", "torch.module_hook", "torch.calls.hooks", "torch.process_groups"),
+        *("_torch_compat", "torch", "torch.gpu", "torch.calls.hooks", "torch.process_groups"),
     ],
     "parameters": ["torch.memory", "torch.parameters", "torch.parameters.*"],
     "calls": ["torch.calls", "torch.calls.*"],

@@ -119,7 +119,7 @@ def outer_tensors(access: Training, partition: Partition, names: Mapping[int, st
         for key, span in fragment.spans.items():
             for kind in (COPY, MOMENTUM) if outer.options.momentum > 0 else (COPY,):
                 name = moment_name(names[key], kind)
-                lazy = LazyState((span.count,), name, partial(reader.read, fragment, kind, span))
+                lazy = LazyState.of((span.count,), name, partial(reader.read, fragment, kind, span))
                 steps, shape = fragment.exchanged_at, shapes[key]
                 yield TorchTensor(name, OUTER, lazy, Writers.each, steps=steps, begin=span.first, full_shape=shape)
 

@@ -8,7 +8,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from ballast.checks import fail, refuse
 from ballast.errors import Error, FailureError
 from ballast.formats import EXACT
 from ballast.outer.options import DiLoCo, refuse_division
-from ballast.ranks import Group, connect, from_all_ranks
+from ballast.ranks import Group, connect, from_all_ranks, require_same, words_of_all_ranks
 from ballast.torch.process_groups import ProcessGroups, broadcast, group_of, name_of, own_address
 
 log = logging.getLogger("ballast")
@@ -200,11 +200,9 @@ class HostGroup:
 
     def rows(self, mine: Sequence[int]) -> list[list[int]]:
         """Return the integers that each host gives, by rank in the group. All hosts give as many."""
-        words = [0] * (self.size * len(mine))
-        words[self.rank * len(mine) : (self.rank + 1) * len(mine)] = mine
         with self._naming_hosts():
-            words = self.group.all_reduce(words)
-        return [words[first : first + len(mine)] for first in range(0, len(words), len(mine))]
+            words = words_of_all_ranks(self.group, mine)
+        return [[*row] for row in zip(*words)]
 
     def average(self, values: torch.Tensor, *, fragment: int, step: int) -> torch.Tensor:
         """Return the average of the hosts' values of a fragment after a step, in fp32, with the same bits on all of them.
@@ -313,7 +311,7 @@ def connect_hosts(ranks: Sequence[int] | None, outer: DiLoCo, timeout: float | N
     the state and average gradients in each step; they wait for each other for `timeout`."""
     with group_of(ranks, timeout) as everyone:
         by_rank = from_all_ranks(everyone, (_core.machine_name(), socket.gethostname(), outer.shared()))
-        require_same_options([options for _, _, options in by_rank])
+        require_same([{f"{name} of DiLoCo": value for name, value in options.items()} for _, _, options in by_rank])
         rank = everyone.rank
     own = host_ranks([machine for machine, _, _ in by_rank], [name for _, name, _ in by_rank], outer.hosts)[rank]
     if rank == 0:
@@ -352,14 +350,3 @@ def _connect_host(own: HostRank, store: Any, job: str, timeout: float | None) ->
     if own.ranks == 1:
         return connect(rank=0, size=1, timeout=timeout)
     return connect(store=store, rank=own.rank, size=own.ranks, host=own_address(), job=job, timeout=timeout)
-
-
-def require_same_options(by_rank: Sequence[Mapping[str, str]]) -> None:
-    for rank, theirs in enumerate(by_rank):
-        for name, value in theirs.items():
-            if value != by_rank[0][name]:
-                refuse(
-                    f"cannot train: rank {rank} has another {name} of DiLoCo than rank 0",
-                    where=f"{name} is {value} on rank {rank}, and {by_rank[0][name]} on rank 0",
-                    needed="the same options on all ranks",
-                )

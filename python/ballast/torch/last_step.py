@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ballast.checks import refuse, refuse_order
 from ballast.torch.optimizer import WrappedOptimizer
@@ -28,13 +27,6 @@ def figures_of(optimizer: WrappedOptimizer, what: str) -> dict[str, float]:
     if not figures:
         refuse_order(f"cannot {what}: the optimizer has made none yet", needed="a call after step()")
     return figures
-
-
-def rank_in_job(optimizer: WrappedOptimizer) -> int:
-    """Return this rank's number among all ranks of the job, which may train several parts of a model."""
-    if dist.is_available() and dist.is_initialized():
-        return int(dist.get_rank())
-    return optimizer._ballast.group.rank
 
 
 def loss_value(loss: Any) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,7 +66,7 @@ class WrappedOptimizer(Optimizer):
         self._ballast.require_open("call clip_grad_norm_()")
         if math.isnan(max_norm):
             refuse(f"cannot clip gradients to a norm of {max_norm}", needed="a norm that is not negative")
-        if not norm_type >= 0.0 or (norm_type != 2.0 and self._ballast.has_norm_group):
+        if not norm_type >= 0.0 or (norm_type != 2.0 and self._ballast.ranks.model_group is not None):
             needed = "2.0 with parts of the model in mesh=, else a number that is not negative"
             refuse(f"cannot compute a norm of order {norm_type} of all gradients", needed=needed)
         with self._ballast.calls.call("clip_grad_norm_()"):
@@ -76,11 +76,17 @@ class WrappedOptimizer(Optimizer):
             self._ballast.partition().gradients.clip_all(coefficient)
         return torch.tensor(norm, dtype=torch.float32, device="cpu")
 
-    def no_sync(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
         """Sum gradients of backward passes inside this `with` block on this rank, in their own format. They are reduced
         with those of the first pass after the block, or with the step. This needs memory for all gradients,
         unsharded."""
-        return self._ballast.holding()
+        training = self._ballast
+        before, training.accumulates_locally = training.accumulates_locally, True
+        try:
+            yield
+        finally:
+            training.accumulates_locally = before
 
     def on_any_rank(self, happened: bool) -> bool:
         """Return whether something happened on any rank. All ranks call it together, between steps."""

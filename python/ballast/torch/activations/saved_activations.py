@@ -1,13 +1,18 @@
-"""Hooks of autograd that move the tensors that it saves for backward to another tier, in each call of a model."""
+"""Hooks of autograd that move the tensors that it saves for backward to another tier, in each call of a model, and the memory
+of these activations there, from their save until their last use."""
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
 
+from ballast import _core
 from ballast._torch_compat import (
     SavedTensorHooks,
     WeakStorage,
@@ -17,15 +22,127 @@ from ballast._torch_compat import (
     storage_address,
     top_saved_tensor_hooks,
 )
-from ballast.checks import refuse
 from ballast.tiers import ActivationOptions, require_away_from
-from ballast.torch.activations.activation_tier import Activation, ActivationTier
 from ballast.torch.calls.hooks import ModuleHook
-from ballast.torch.gpu import gpu_module, is_gpu
+from ballast.torch.gpu import current_stream, device_at, gpu_module, is_gpu
 from ballast.torch.memory import map_tensors_separately
 from ballast.torch.parameters.managed_parameter import is_on_meta
+from ballast.torch.parameters.units import required
 
 ALIGNMENT = 64  # the alignment of torch's memory: restored tensors begin as far from a multiple of this as the saved ones
+
+
+class Activation:
+    """Memory that was saved. Its space is free when nothing refers to this object."""
+
+    __slots__ = ("__weakref__", "bytes", "storage", "ticket", "tier")
+
+    def __init__(self, tier: ActivationTier, ticket: int, count: int, storage: object):
+        self.tier = tier
+        self.ticket = ticket
+        self.bytes = count
+        self.storage = storage  # a weak reference to the original, which keeps others from having its address
+
+    def __del__(self) -> None:
+        self.tier.drop(self.ticket)
+
+
+@dataclass
+class Loaded:
+    """A copy on the device."""
+
+    memory: torch.Tensor
+    arrived: _core.Completion
+    is_used: bool = False
+
+
+class ActivationTier:
+    """Keeps what save() takes until it is dropped.
+
+    On a GPU, memory that is saved stays alive until its copy has ended, and what was saved before is loaded ahead: each up to
+    `in_flight` bytes, or one activation. On a CPU the library copies at once, and reads ahead into buffers of that size."""
+
+    def __init__(self, options: ActivationOptions, gpu: int | None):
+        self._core = _core.ActivationStore(directory=options.directory, memory_bytes=options.in_flight, gpu=gpu)
+        self._gpu = gpu
+        self._in_flight = options.in_flight
+        self._process = os.getpid()
+        self._bytes: dict[int, int] = {}  # bytes by ticket, in the order of saving
+        self._copying: deque[tuple[_core.Completion, torch.Tensor]] = deque()  # memory that is being saved
+        self._loaded: dict[int, Loaded] = {}  # copies by ticket, in the order of loading
+
+    def counters(self) -> list[tuple[str, float]]:
+        return [(name, float(str(value))) for name, value in self._core.counters().items()]
+
+    def save(self, memory: torch.Tensor, storage: object) -> Activation:
+        """Save the bytes of a tensor in one dimension."""
+        self._wait_for_copies(self._in_flight - memory.nbytes)
+        ticket, copied = self._core.save(memory.data_ptr(), memory.nbytes, current_stream(self._gpu))
+        if self._gpu is not None:
+            self._copying.append((copied, memory))
+        self._bytes[ticket] = memory.nbytes
+        return Activation(self, ticket, memory.nbytes, storage)
+
+    def memory_of(self, activation: Activation) -> torch.Tensor:
+        """Return a copy on the device, which other uses of the same activation share."""
+        self._wait_for_copies(self._in_flight)
+        loaded = self._loaded.get(activation.ticket) or self._load(activation.ticket)
+        loaded.is_used = True
+        if self._gpu is not None:
+            loaded.arrived.order(current_stream(self._gpu), self._gpu)
+            self._load_ahead(activation.ticket)
+        return loaded.memory
+
+    def drop(self, ticket: int) -> None:
+        if os.getpid() != self._process:  # a fork shares the file, and has no threads
+            return
+        loaded = self._loaded.pop(ticket, None)
+        if loaded is not None and not loaded.is_used:
+            loaded.arrived.wait()  # nothing in torch's stream waits for it
+        del self._bytes[ticket]
+        self._core.drop(ticket)
+
+    def _load(self, ticket: int) -> Loaded:
+        count = self._bytes[ticket]
+        self._forget_used(self._in_flight - count)
+        memory = torch.empty(count, dtype=torch.uint8, device=device_at(self._gpu))
+        arrived = self._core.load(ticket, memory.data_ptr(), count, current_stream(self._gpu))
+        loaded = self._loaded[ticket] = Loaded(memory, arrived)
+        return loaded
+
+    def _load_ahead(self, ticket: int) -> None:
+        """Prefetch the activations saved before this one that are in host memory: the backward pass needs them next."""
+        ahead = sum(loaded.memory.nbytes for loaded in list(self._loaded.values()) if not loaded.is_used)
+        for before in list(reversed(self._bytes)):
+            if before >= ticket or before in self._loaded:
+                continue
+            ahead += self._bytes[before]
+            if ahead > max(self._in_flight, self._bytes[before]) or not self._core.is_in_memory(before):
+                return
+            self._load(before)
+
+    def _forget_used(self, most: int) -> None:
+        """Free copies that were used, the oldest first, until all copies have this many bytes at most. A retained graph, or
+        another operator that saved the same memory, loads them again."""
+        loaded = list(self._loaded.items())
+        count = sum(each.memory.nbytes for _, each in loaded)
+        for ticket, each in loaded:
+            if count <= most:
+                return
+            if each.is_used:
+                del self._loaded[ticket]
+                count -= each.memory.nbytes
+
+    def _wait_for_copies(self, most: int) -> None:
+        """Free memory whose copy has ended, and wait until at most this many bytes are being copied."""
+        count = sum(memory.nbytes for _, memory in self._copying)
+        while self._copying and (count > most or self._copying[0][0].is_done()):
+            copied, memory = self._copying.popleft()
+            copied.wait()
+            count -= memory.nbytes
+
+
+# --- The hooks ---
 
 
 class Kept(NamedTuple):
@@ -182,7 +299,7 @@ class ModelActivations:
             model.register_forward_hook(ModuleHook(self._end_call), always_call=True),
         ]
         self._before: dict[str, float] = {}  # the counters at the end of the last step
-        self._figures: dict[str, float] = {}
+        self.figures: dict[str, float] = {}  # those of the last step
 
     def _begin_call(self, _: torch.nn.Module) -> None:
         pushes = torch.is_grad_enabled() and top_saved_tensor_hooks() is None
@@ -201,17 +318,13 @@ class ModelActivations:
             self._end_call()
         self._saved.set_allocator()
         now = self._saved.counters()
-        self._figures = {
+        self.figures = {
             f"activation_bytes/{name.removesuffix('_bytes')}": value - (0.0 if name in _NOW else self._before.get(name, 0.0))
             for name, value in now.items()
             if name.endswith("_bytes")
         }
-        self._figures["activation_seconds"] = now.get("waited_seconds", 0.0) - self._before.get("waited_seconds", 0.0)
+        self.figures["activation_seconds"] = now.get("waited_seconds", 0.0) - self._before.get("waited_seconds", 0.0)
         self._before = now
-
-    def figures(self) -> dict[str, float]:
-        """Return figures of the last step."""
-        return self._figures
 
     def remove(self) -> None:
         for hook in self._hooks:
@@ -222,8 +335,7 @@ def offload_activations_of(
     model: torch.nn.Module | None, parameters: Sequence[torch.Tensor], options: ActivationOptions
 ) -> ModelActivations:
     """Offload the activations of the model that has these parameters."""
-    if model is None:
-        refuse("cannot offload activations without a model", needed="ballast.wrap(optimizer, model, activations=...)")
+    model = required(model, "offload activations without a model", "activations=...")
     devices = {each.device for each in parameters if not is_on_meta(each)}
     require_away_from(options, on_gpu=not devices or any(is_gpu(device) for device in devices))
     return ModelActivations(model, options)

@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ballast._torch_compat import active_data_parallel, compiler_of_calls, gradient_hooks_of
 from ballast.checks import refuse_order, refuse_unsupported
 from ballast.ranks import Group, begin_exit
-from ballast.torch.module_hook import Nothing
 
 # --- One thread at a time ---
 
@@ -119,6 +118,13 @@ def refuse_late_hook(what: str, name: str) -> NoReturn:
 
 
 # --- Hooks of modules ---
+
+
+class Nothing:
+    """What pickles of models have in the place of hooks: it does nothing when a module is called."""
+
+    def __call__(self, *_: Any) -> None:
+        pass
 
 
 class ModuleHook:

@@ -454,27 +454,24 @@ class SavedTensors:
             return tensor if outer is None else outer[0](tensor)
 
         def unpack(saved: Any) -> torch.Tensor:
-            if type(saved) is Place and saved.key is gather.key:
-                unit, number = saved.unit, saved.member
-                gather.open(unit)
-                if saved.updates != gather.updates or unit in gather.full:
-                    gather.require_unchanged(unit, number, saved.updates)
-                values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
-                if not saved.is_whole:
-                    values = values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
-                if torch.is_grad_enabled() and not _knows(top_saved_tensor_hooks(), gather.key):
-                    return values.clone()  # backward makes a graph, and saves this outside of calls, without these hooks
-                return values
-            if type(saved) is CastPlace and saved.key is gather.key:
-                unit, number = saved.unit, saved.member
-                gather.open(unit)
-                if saved.updates != gather.updates or unit in gather.full:
-                    gather.require_unchanged(unit, number, saved.updates)
+            kind = type(saved)
+            if (kind is not Place and kind is not CastPlace) or saved.key is not gather.key:
+                there: torch.Tensor = saved if outer is None else outer[1](saved)
+                return there
+            unit, number = saved.unit, saved.member
+            gather.open(unit)
+            if saved.updates != gather.updates or unit in gather.full:
+                gather.require_unchanged(unit, number, saved.updates)
+            if kind is CastPlace:
                 is_full = unit in gather.full
                 cast = gather.full_values(unit, number).to(saved.dtype) if is_full else gather.now.cast_of(number, saved.dtype)
                 return cast.as_strided(saved.size, saved.stride, saved.offset)
-            there: torch.Tensor = saved if outer is None else outer[1](saved)
-            return there
+            values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
+            if not saved.is_whole:
+                values = values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
+            if torch.is_grad_enabled() and not _knows(top_saved_tensor_hooks(), gather.key):
+                return values.clone()  # backward makes a graph, and saves this outside of calls, without these hooks
+            return values
 
         setattr(pack, _KEYS, (gather.key, *(() if outer is None else getattr(outer[0], _KEYS, ()))))
         return pack, unpack

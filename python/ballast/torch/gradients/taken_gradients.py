@@ -50,19 +50,12 @@ class TakenGradient(torch.Tensor):
     last_norm: float | None  # the norm of a spent gradient, if the step knew it
 
     @staticmethod
-    def __new__(
-        cls, parameter: torch.Tensor, taker: TakenGradients, member: int, fresh: torch.Tensor | None = None
-    ) -> TakenGradient:
-        made: Any = make_wrapper_tensor(cls, parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        gradient: TakenGradient = made
-        gradient.taker = taker
-        gradient.member = member
-        gradient.fresh = gradient.next = None
-        gradient.spent, gradient.last_norm = False, None
-        return gradient
-
-    def __init__(self, parameter: torch.Tensor, taker: TakenGradients, member: int):
-        pass
+    def of(parameter: torch.Tensor, taker: TakenGradients, member: int) -> TakenGradient:
+        made = make_wrapper_tensor(TakenGradient, parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        assert isinstance(made, TakenGradient)
+        made.taker, made.member = taker, member
+        made.fresh, made.next, made.spent, made.last_norm = None, None, False, None
+        return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"TakenGradient({self.taker.name_of(self.member)}, shape={tuple(self.shape)})"
@@ -98,19 +91,15 @@ def refuse_to_compute(func: Any, args: Sequence[Any]) -> NoReturn:
     flat = (each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,)))
     taken = next(each for each in flat if isinstance(each, TakenGradient))
     if func is aten.add.Tensor and is_in_backward() and torch.is_grad_enabled():
-        refuse_graph(taken)
+        refuse_unsupported(  # autograd makes the sum of two passes with a graph, as a new tensor
+            "cannot add gradients in a backward pass with create_graph=True: those of an earlier pass are partitioned over "
+            "ranks",
+            where=f"parameter {taken.taker.name_of(taken.member)}",
+            needed="at most one such pass in a step, before the other passes",
+            remedy="For a penalty on gradients call torch.autograd.grad(loss, inputs, create_graph=True), which adds nothing "
+            "to parameter.grad.",
+        )
     refuse_use(f"cannot compute {func} of a gradient: it is partitioned over ranks", taken)
-
-
-def refuse_graph(gradient: TakenGradient) -> NoReturn:
-    """Refuse the sum of two passes that autograd makes with a graph, as a new tensor."""
-    refuse_unsupported(
-        "cannot add gradients in a backward pass with create_graph=True: those of an earlier pass are partitioned over ranks",
-        where=f"parameter {gradient.taker.name_of(gradient.member)}",
-        needed="at most one such pass in a step, before the other passes",
-        remedy="For a penalty on gradients call torch.autograd.grad(loss, inputs, create_graph=True), which adds nothing "
-        "to parameter.grad.",
-    )
 
 
 def refuse_use(what: str, gradient: TakenGradient) -> NoReturn:
@@ -179,17 +168,7 @@ def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> T
     return gradient
 
 
-def _mul(gradient: TakenGradient, factor: Any) -> TakenGradient:
-    _scale(gradient, factor, divides=False)
-    return gradient
-
-
-def _div(gradient: TakenGradient, divisor: Any) -> TakenGradient:
-    _scale(gradient, divisor, divides=True)
-    return gradient
-
-
-def _scale(gradient: TakenGradient, factor: Any, *, divides: bool) -> None:
+def _scale(gradient: TakenGradient, factor: Any, *, divides: bool = False) -> TakenGradient:
     """Scale the gradient in the step that it belongs to. A spent one has nothing but a norm, which is forgotten."""
     if isinstance(factor, torch.Tensor) and factor.numel() != 1:
         refuse_to_compute("elementwise products", [gradient])
@@ -197,6 +176,7 @@ def _scale(gradient: TakenGradient, factor: Any, *, divides: bool) -> None:
         gradient.taker.scale(gradient.member, factor, divides=divides)
     elif float(factor) != 1.0:
         gradient.last_norm = None
+    return gradient
 
 
 def _foreach_mul(gradients: Sequence[torch.Tensor], factors: Any) -> None:
@@ -259,10 +239,8 @@ def _unscale(gradients: Sequence[torch.Tensor], found_inf: torch.Tensor, inverse
 
 ANSWERS: dict[Any, Callable[..., Any]] = {
     aten.add_.Tensor: _add,
-    aten.mul_.Tensor: _mul,
-    aten.mul_.Scalar: _mul,
-    aten.div_.Tensor: _div,
-    aten.div_.Scalar: _div,
+    **dict.fromkeys((aten.mul_.Tensor, aten.mul_.Scalar), _scale),
+    **dict.fromkeys((aten.div_.Tensor, aten.div_.Scalar), partial(_scale, divides=True)),
     aten.clamp_.default: _clamp,
     aten.clamp_min_.default: _clamp,
     aten.clamp_max_.default: lambda gradient, most: _clamp(gradient, None, most),
@@ -339,7 +317,7 @@ class TakenGradients:
         self._members = members
         self._read_norms = weakref.WeakMethod(read_norms)  # a method of the partition, which owns this object
         self._clamp = weakref.WeakMethod(clamp)
-        self._undo_casts = undo_casts
+        self.undo_casts = undo_casts
         self._made: list[TakenGradient | None] = [None] * len(members)  # objects of earlier steps
         self.zeros: set[int] = set()  # members with a gradient of zeros, from zero_grad(set_to_none=False)
         self.may_scale = True  # false after parameters have been updated with them in the backward pass
@@ -388,7 +366,7 @@ class TakenGradients:
         """Return the object of an earlier step, or a new one if a caller has kept that or the parameter was cast."""
         made = self._made[member]
         if made is None or getrefcount(made) > _references_of_an_item() or made.dtype != parameter.dtype:
-            made = self._made[member] = TakenGradient(parameter, self, member)
+            made = self._made[member] = TakenGradient.of(parameter, self, member)
         made.fresh, made.next, made.spent = gradient, None, False
         return made
 
@@ -610,9 +588,6 @@ class TakenGradients:
         """Make a gradient zero, which counts as one in later steps."""
         self._members[member].parameter.grad = None
         self.zeros.add(member)
-
-    def undo_casts(self) -> None:
-        self._undo_casts()
 
 
 @cache

@@ -30,8 +30,6 @@ from ballast.torch.parameters.managed_parameter import (
     ParameterOwner,
     ParameterState,
     Placeholder,
-    Recorded,
-    Unknown,
     is_on_meta,
     managed,
     nothing_like,
@@ -40,7 +38,7 @@ from ballast.torch.parameters.managed_parameter import (
     require_no_cast,
 )
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.parameters.units import named_buffers, named_parameters
+from ballast.torch.parameters.units import named_buffers, named_parameters, required
 
 
 class TrainingStarter(Protocol):
@@ -121,7 +119,7 @@ def begin_with_file(parameter: torch.nn.Parameter, stored: StoredTensor) -> None
     if found is None:
         defer_values(parameter, values)
     else:
-        found.begin_with(Recorded(values))
+        found.begin_with(values)
 
 
 class OwnedDeferred(Placeholder):
@@ -132,8 +130,8 @@ class OwnedDeferred(Placeholder):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         found = managed(args[0]) if args and type(args[0]) is cls else None
-        if found is not None and isinstance(found.initial, Recorded):
-            name, recorded = func.__name__, found.initial.tensor
+        if found is not None and (recorded := found.initial) is not None:
+            name = func.__name__
             if name in CASTS:
                 cast = followed(func, (recorded, *args[1:]), kwargs or {})
                 return args[0] if cast is recorded else cast
@@ -148,7 +146,7 @@ class OwnedDeferred(Placeholder):
 def _own(found: ManagedParameter, values: torch.Tensor) -> None:
     """Begin with the values of a deferred tensor, in its format and on its device."""
     parameter = found.parameter
-    found.begin_with(Recorded(values))
+    found.begin_with(values)
     with without_torch_function():
         parameter.__class__ = torch.nn.Parameter
         parameter.data = nothing_like(values, device_of(values))
@@ -239,8 +237,7 @@ def defer(
     deferred = {id(parameter): parameter for parameter in known if is_on_meta(parameter)}
     if not deferred:
         return
-    if model is None:
-        refuse("cannot wrap parameters on the meta device without a model", needed="ballast.wrap(optimizer, model)")
+    model = required(model, "wrap parameters on the meta device without a model")
     if group.size > 1:
         agree_on_recordings(group, [*deferred.values(), *(each for each in model.buffers() if is_on_meta(each))])
     make_buffers(model)
@@ -256,11 +253,11 @@ def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parame
         if found is None or found.owner is not owner:
             continue
         initial = found.initial
-        meta = torch.empty_like(parameter, device="meta") if isinstance(initial, Unknown) else initial.tensor
+        meta = torch.empty_like(parameter, device="meta") if initial is None else initial
         found.release()
         with without_torch_function():
             swap_tensors_in_place(parameter, torch.nn.Parameter(meta.detach(), parameter.requires_grad))
-        if isinstance(initial, Recorded):
+        if initial is not None:
             defer_values(parameter, meta)
 
 
@@ -284,8 +281,7 @@ def _leave_meta_device(parameter: torch.nn.Parameter, owner: DeferredParameters)
     parameter.__class__ = torch.nn.Parameter
     swap_tensors_in_place(parameter, torch.nn.Parameter(nothing_like(parameter, device), parameter.requires_grad))
     is_recorded = history_of(meta) is not None
-    initial = Recorded(meta) if is_recorded else Unknown()
-    ManagedParameter(parameter, ParameterState.DEFERRED, initial=initial).defer(owner)
+    ManagedParameter(parameter, ParameterState.DEFERRED, initial=meta if is_recorded else None).defer(owner)
     if is_recorded:
         parameter.__class__ = OwnedDeferred
 
@@ -352,8 +348,7 @@ class InitialValueReader:
         """Write elements to this address in host memory."""
         found = managed(parameter)
         initial = None if found is None else found.initial
-        stored = stored_of(initial.tensor) if isinstance(initial, Recorded) else None
-        if stored is not None:
+        if initial is not None and (stored := stored_of(initial)) is not None:
             stored.read(first, count, into)
             return
         if is_pending(parameter):
@@ -362,7 +357,7 @@ class InitialValueReader:
         if self._parameter is not parameter:
             self._values = torch.empty(0, device="cpu")  # free the last one before the next is made
             return_freed_memory()
-            there = plain(parameter) if not isinstance(initial, Recorded) else values_of(initial.tensor)
+            there = plain(parameter) if initial is None else values_of(initial)
             self._values = there.reshape(-1)
             self._parameter = parameter
         tensor_at(into, count, parameter.dtype).copy_(self._values[first : first + count])

@@ -10,12 +10,11 @@ DEFERRED ── materialise ──> SHARDED <── gather, reshard ──> GATH
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from enum import Enum
 from inspect import signature
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 
@@ -25,6 +24,8 @@ from ballast.ranks import Group
 from ballast.torch.gpu import GPU
 from ballast.torch.memory import DTYPES
 from ballast.torch.parameters.stored_tensors import StoredTensor
+
+Key = TypeVar("Key")
 
 
 class ParameterState(Enum):
@@ -43,28 +44,17 @@ class ParameterState(Enum):
 
 
 TRANSITIONS: Mapping[ParameterState, frozenset[ParameterState]] = {
-    ParameterState.DEFERRED: frozenset(
-        {ParameterState.PENDING, ParameterState.SHARDED, ParameterState.FULL, ParameterState.RELEASED}
-    ),
-    ParameterState.PENDING: frozenset(  # DEFERRED: other values are read instead, or nothing brings them any more
-        {ParameterState.DEFERRED, ParameterState.SHARDED, ParameterState.FULL, ParameterState.RELEASED}
-    ),
-    ParameterState.SHARDED: frozenset(  # PENDING: the next partition gets the shard
-        {
-            ParameterState.GATHERED,
-            ParameterState.OFFLOADED,
-            ParameterState.PENDING,
-            ParameterState.RELEASED,
-            ParameterState.LOST,
-        }
-    ),
-    # LOST: an optimizer may be deleted inside a gather() block.
-    ParameterState.GATHERED: frozenset({ParameterState.SHARDED, ParameterState.LOST}),
-    ParameterState.FULL: frozenset({ParameterState.OFFLOADED, ParameterState.RELEASED}),
-    ParameterState.OFFLOADED: frozenset({ParameterState.SHARDED, ParameterState.FULL, ParameterState.LOST}),
-    ParameterState.RELEASED: frozenset(),
-    # If a partition could not be made, the migration still has the values, or a checkpoint brings others.
-    ParameterState.LOST: frozenset({ParameterState.PENDING}),
+    ParameterState[before]: frozenset(ParameterState[after] for after in following.split())
+    for before, following in {
+        "DEFERRED": "PENDING SHARDED FULL RELEASED",
+        "PENDING": "DEFERRED SHARDED FULL RELEASED",  # DEFERRED: other values are read instead, or nothing brings them any more
+        "SHARDED": "GATHERED OFFLOADED PENDING RELEASED LOST",  # PENDING: the next partition gets the shard
+        "GATHERED": "SHARDED LOST",  # LOST: an optimizer may be deleted inside a gather() block
+        "FULL": "OFFLOADED RELEASED",
+        "OFFLOADED": "SHARDED FULL LOST",
+        "RELEASED": "",
+        "LOST": "PENDING",  # the migration still has the values if no partition could be made, or a checkpoint brings others
+    }.items()
 }
 
 
@@ -131,21 +121,6 @@ class ParameterOwner(Protocol):
         """Take values from files. All ranks do this together."""
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """Initial values that recorded operations of torch make, or read from files."""
-
-    tensor: torch.Tensor  # a tensor on the meta device
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """There are no initial values yet."""
-
-
-InitialValues = Recorded | Unknown
-
-
 class ManagedParameter:
     """The attribute that Ballast sets on a torch parameter.
 
@@ -159,7 +134,7 @@ class ManagedParameter:
         state: ParameterState,
         *,
         owner: ParameterOwner | None = None,
-        initial: InitialValues = Unknown(),
+        initial: torch.Tensor | None = None,
     ):
         self._parameter = weakref.ref(parameter)  # the parameter owns this object
         self.kind = kind_of(parameter)
@@ -167,7 +142,7 @@ class ManagedParameter:
         self._gathered_kind = gathered_opaque(self.kind) if self.is_opaque else self.kind
         self._state = state
         self.owner = owner  # none: the model is not wrapped yet, or torch has the values
-        self.initial = initial  # the initial values while it is DEFERRED
+        self.initial = initial  # while it is DEFERRED, the tensor on the meta device whose recorded operations make its values
         self.unit: int | None = None  # the unit while it is SHARDED or GATHERED: parameters of one unit are gathered together
         self._version = 0  # torch's count of writes, when the parameter was SHARDED last
         if state is not ParameterState.FULL:
@@ -203,8 +178,7 @@ class ManagedParameter:
     @property
     def lacks_values(self) -> bool:
         """Whether training cannot begin with it: nothing brings its values, and there are none to begin with."""
-        is_unknown = isinstance(self.initial, Unknown)
-        return self.owner is not None and self._state is ParameterState.DEFERRED and is_unknown
+        return self.owner is not None and self._state is ParameterState.DEFERRED and self.initial is None
 
     # --- Before training ---
 
@@ -214,8 +188,8 @@ class ManagedParameter:
         self.owner = owner
         self.parameter.__class__ = Placeholder
 
-    def begin_with(self, initial: InitialValues) -> None:
-        """Begin with these values, instead of others."""
+    def begin_with(self, initial: torch.Tensor | None) -> None:
+        """Begin with these values, instead of others. There are none yet if it is None."""
         self._enter(ParameterState.DEFERRED)
         self.initial = initial
 
@@ -232,7 +206,7 @@ class ManagedParameter:
 
     def drop(self) -> None:
         """Become DEFERRED without initial values: nothing brings them any more."""
-        self.begin_with(Unknown())
+        self.begin_with(None)
 
     # --- In training ---
 
@@ -313,7 +287,7 @@ class ManagedParameter:
         self._state = state
 
     def _take_from_torch(self, owner: ParameterOwner, nothing: torch.Tensor) -> None:
-        parameter, self.owner, self.initial = self.parameter, owner, Unknown()
+        parameter, self.owner, self.initial = self.parameter, owner, None
         parameter.__class__ = _PLAIN
         self._version = parameter._version
         parameter.data = nothing
@@ -321,7 +295,7 @@ class ManagedParameter:
         parameter.__class__ = Placeholder
 
     def _return_to_torch(self, values: torch.Tensor | None) -> None:
-        parameter, self.owner, self.initial = self.parameter, None, Unknown()
+        parameter, self.owner, self.initial = self.parameter, None, None
         parameter.__class__ = self.kind
         vars(parameter).pop(ATTRIBUTE, None)
         if values is not None:
@@ -342,11 +316,17 @@ def owner_of(parameter: Any) -> ParameterOwner | None:
 
 def by_owner(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[ParameterOwner, list[torch.nn.Parameter]]]:
     """Group the parameters that have an owner by it."""
-    found: dict[int, tuple[ParameterOwner, list[torch.nn.Parameter]]] = {}
+    return grouped(parameters, owner_of)
+
+
+def grouped(
+    parameters: Iterable[torch.nn.Parameter], key: Callable[[torch.nn.Parameter], Key | None]
+) -> list[tuple[Key, list[torch.nn.Parameter]]]:
+    """Group the parameters that have a key by this object."""
+    found: dict[int, tuple[Key, list[torch.nn.Parameter]]] = {}
     for parameter in parameters:
-        owner = owner_of(parameter)
-        if owner is not None:
-            found.setdefault(id(owner), (owner, []))[1].append(parameter)
+        if (its_key := key(parameter)) is not None:
+            found.setdefault(id(its_key), (its_key, []))[1].append(parameter)
     return list(found.values())
 
 
@@ -405,23 +385,9 @@ def require_same_kind(name: str, *, kept: torch.Tensor, found: torch.Tensor) -> 
 
 # Functions of a parameter that do not need its values.
 _HARMLESS = {
-    "__get__",
-    "__set__",
-    "__hash__",
-    "__len__",
-    "size",
-    "dim",
-    "numel",
-    "nelement",
-    "stride",
-    "is_floating_point",
-    "is_complex",
-    "is_contiguous",
-    "element_size",
-    "requires_grad_",
-    "register_hook",
-    "register_post_accumulate_grad_hook",
-    "_has_compatible_shallow_copy_type",
+    *("__get__", "__set__", "__hash__", "__len__", "size", "dim", "numel", "nelement", "stride", "element_size"),
+    *("is_floating_point", "is_complex", "is_contiguous", "requires_grad_", "_has_compatible_shallow_copy_type"),
+    *("register_hook", "register_post_accumulate_grad_hook"),
 }
 
 # Functions that need the graph, and no values of the parameters in it.

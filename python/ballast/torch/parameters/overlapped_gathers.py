@@ -49,17 +49,6 @@ class AwaitedParameter(torch.nn.Parameter):
         return func(*args, **options)
 
 
-def make_awaited(parameter: torch.nn.Parameter, wait: Callable[[], None]) -> None:
-    """Let the next use of the parameter's values call `wait`, which calls make_ordinary()."""
-    vars(parameter)["ballast_wait"] = wait
-    parameter.__class__ = AwaitedParameter
-
-
-def make_ordinary(parameter: torch.nn.Parameter, kind: type[torch.nn.Parameter]) -> None:
-    parameter.__class__ = kind
-    del vars(parameter)["ballast_wait"]
-
-
 class OverlappedGathers:
     """Lets uses of parameters wait when a step returns: those of a unit are awaited until the first use of one.
 
@@ -96,8 +85,9 @@ class OverlappedGathers:
         for unit, parameters in enumerate(self._parameters):
             if unit not in self._awaited:
                 self._awaited[unit] = [type(each) for each in parameters]
-                for each in parameters:
-                    make_awaited(each, partial(self.wait_for, unit))
+                for each in parameters:  # the next use of one waits for all, which are ordinary again after that
+                    vars(each)["ballast_wait"] = partial(self.wait_for, unit)
+                    each.__class__ = AwaitedParameter
 
     def finish(self) -> None:
         """Wait for all parameters."""
@@ -140,7 +130,8 @@ class OverlappedGathers:
 
     def _make_ordinary(self, unit: int) -> None:
         for parameter, kind in zip(self._parameters[unit], self._awaited.pop(unit)):
-            make_ordinary(parameter, kind)
+            parameter.__class__ = kind
+            del vars(parameter)["ballast_wait"]
 
     def _units_of(self, module: torch.nn.Module, *, recurse: bool) -> list[int]:
         """Return the units of the module's parameters."""

@@ -27,7 +27,7 @@ from ballast.torch.parameters.managed_parameter import (
     plain,
 )
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, views_in
-from ballast.torch.parameters.writes import refuse_lost_writes
+from ballast.torch.parameters.writes import refuse_lost_writes, users_of
 
 log = logging.getLogger("ballast")
 
@@ -161,7 +161,7 @@ class CachedCasts:
         while seen:
             member, cast = seen.pop()
             is_only_cached = references_to(cast) == 2 and _references_in_python(cast) == _references_of_a_variable()
-            if is_only_cached and _users_of_storage(cast) == _users_of_own_storage():
+            if is_only_cached and users_of(cast) == _users_of_own_storage():
                 cast.untyped_storage().resize_(0)
                 self._emptied.setdefault(unit, []).append((member, cast))
 
@@ -174,10 +174,6 @@ class CachedCasts:
 
 def _references_in_python(tensor: torch.Tensor) -> int:
     return getrefcount(tensor)
-
-
-def _users_of_storage(tensor: torch.Tensor) -> int:
-    return users_of_storage(storage_address(tensor.untyped_storage()))
 
 
 # Versions of Python and torch count differently, so these are measured.
@@ -194,7 +190,7 @@ def _references_of_a_variable() -> int:
 @cache
 def _users_of_own_storage() -> int:
     """Return the users of a storage that only one tensor has."""
-    return _users_of_storage(torch.zeros(1, device="cpu"))
+    return users_of(torch.zeros(1, device="cpu"))
 
 
 class UnitGather:
@@ -212,9 +208,7 @@ class UnitGather:
         self._warns = warns  # one rank warns of views that outlive their parameter
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], GatheredViews] = {}  # views by unit and address
-        self._copied: dict[
-            int, set[UnitParameter]
-        ] = {}  # members, by unit, whose views may outlive the time in which it is open
+        self._copied: dict[int, set[UnitParameter]] = {}  # by unit, members whose views may outlive its opening
         self._warned: set[UnitParameter] = set()  # members whose views were named in a warning
         self.members = {id(member.parameter): member for unit in units for member in unit.members}  # members by id of parameter
         self._nothing = {member: nothing_like(member.parameter, member.parameter.device) for member in self.members.values()}
@@ -225,9 +219,7 @@ class UnitGather:
         self.updates = 0  # counts updates of all parameters that are trained, and writes to any
         self._updated_at = 0  # `updates` after the last update by a step
         self._written_at: dict[UnitParameter, int] = {}  # `updates` after the last write
-        self._begun_full: dict[
-            UnitParameter, tuple[int, int]
-        ] = {}  # torch's count of writes and the address, when a block began
+        self._begun_full: dict[UnitParameter, tuple[int, int]] = {}  # the count of writes and the address when a block began
         self._full_places: dict[int, UnitParameter] = {}  # members by address of the memory that a block of gather() shows
         self._viewed: set[UnitParameter] = set()  # members of which copies may have views, since the last release
         self.now = NO_VIEWS  # the open unit's views

@@ -387,6 +387,21 @@ def named_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield unwrapped_name(name), buffer
 
 
+def required(model: torch.nn.Module | None, what: str, option: str = "") -> torch.nn.Module:
+    """Return the model. Refuse to do `what` without it."""
+    if model is None:
+        refuse(f"cannot {what}", needed=f"ballast.wrap(optimizer, model{', ' if option else ''}{option})")
+    return model
+
+
+def places_in(model: torch.nn.Module | None) -> Iterator[tuple[torch.nn.Module, str, str, torch.Tensor]]:
+    """Yield each module with the name of a parameter in it, the name in the model, and the tensor that is there."""
+    for path, module in () if model is None else model.named_modules():
+        for name, each in module._parameters.items():
+            if each is not None:
+                yield module, name, f"{path}.{name}" if path else name, each
+
+
 def names_in_model(saved: Collection[str], known: Container[str]) -> dict[str, str]:
     """Return the model's own name of each saved tensor. They differ if it was saved from inside a wrapper.
 

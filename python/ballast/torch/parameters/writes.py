@@ -13,7 +13,7 @@ from ballast.checks import refuse, refuse_order, refuse_unsupported
 from ballast.ranks import Agreement, Group, from_all_ranks
 from ballast.torch.memory import bytes_at
 from ballast.torch.parameters.managed_parameter import require_same_kind
-from ballast.torch.parameters.units import UnitParameter
+from ballast.torch.parameters.units import UnitParameter, places_in
 
 _CHUNK = 4 << 20  # bytes of a GPU's memory that are summed together; as int64 they take eight times as many
 REFUSED = "cannot keep a write to a parameter"
@@ -127,18 +127,12 @@ class Slots:
 
     def __init__(self, model: torch.nn.Module | None, parameters: Iterable[torch.nn.Parameter]):
         wanted = {id(parameter) for parameter in parameters}
-        modules = [] if model is None else [*model.named_modules()]
-        self._slots = [
-            (f"{prefix}.{name}" if prefix else name, module, name, parameter)
-            for prefix, module in modules
-            for name, parameter in module._parameters.items()
-            if id(parameter) in wanted
-        ]
+        self._slots = [slot for slot in places_in(model) if id(slot[3]) in wanted]
 
     def require_unchanged(self) -> None:
         """Refuse a parameter that was assigned to a slot, and put the original back."""
         assigned = []
-        for path, module, name, parameter in self._slots:
+        for module, name, path, parameter in self._slots:
             now = module._parameters.get(name)
             if now is not None and now is not parameter:
                 module._parameters[name] = parameter

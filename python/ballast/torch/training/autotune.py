@@ -154,7 +154,7 @@ def settled(options: WrapOptions, request: PartitionRequest) -> WrapOptions:
         return options
     chosen = preferred(fitting, Search.seconds)
     if request.group.rank == 0:
-        formats = f"; {chosen.formats_in_words()}" if options.chooses_formats else ""
+        formats = f"; {chosen.settled().formats.in_words()}" if options.chooses_formats else ""
         log.info("%s%s", chosen.in_words(), formats)
     return chosen.settled()
 
@@ -260,9 +260,6 @@ class Search:
     def _shortage(self, configuration: Configuration) -> int:
         """Return how many bytes the tiers lack in total."""
         return sum(max(0, configuration.needs[tier] - size) for tier, size in self._has.items())
-
-    def formats_in_words(self) -> str:
-        return self._options.formats.in_words()
 
     def in_words(self) -> str:
         """Return the reason for the choice."""

@@ -7,7 +7,7 @@ import secrets
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ballast import _core
 from ballast.checks import refuse_order
@@ -17,6 +17,7 @@ from ballast.wrap_options import WrapOptions
 
 ALONE = _core.JointRound()
 RUNS_ARE_LOST = ("B1009", "B3202")  # records are missing, or they are damaged
+Lost = tuple[str, int | None]  # why runs begin again, and the newest step that is known of them
 
 
 class Committing(Protocol):
@@ -24,13 +25,6 @@ class Committing(Protocol):
 
     def wait_for_commit(self) -> None: ...
     def set_round(self, joint_round: _core.JointRound) -> None: ...
-
-
-class Lost(NamedTuple):
-    """Why runs begin again, and the newest step that is known of them."""
-
-    reason: str
-    step: int | None
 
 
 class JointRuns:
@@ -43,18 +37,15 @@ class JointRuns:
         self.current = self._next()
         self.stepped: set[int] = set()  # members
         self.closed: set[int] = set()
-        self._trainings: dict[int, weakref.ref[Committing]] = {}
+        self.registered: dict[int, weakref.ref[Committing]] = {}
 
     def _next(self) -> _core.JointRound:
         self._rounds += 1
         return _core.JointRound(self._start, self._rounds, len(self.names))
 
-    def register(self, member: int, training: Committing) -> None:
-        self._trainings[member] = weakref.ref(training)
-
     def trainings(self, *, except_for: int | None = None) -> Iterator[Committing]:
         """Yield the trainings that still exist."""
-        for member, reference in self._trainings.items():
+        for member, reference in self.registered.items():
             if member != except_for and (training := reference()) is not None:
                 yield training
 
@@ -105,7 +96,7 @@ class JointRun:
         self._member = member
 
     def register(self, training: Committing) -> None:
-        self.runs.register(self._member, training)
+        self.runs.registered[self._member] = weakref.ref(training)
 
     def close(self) -> None:
         self.runs.closed.add(self._member)
@@ -191,6 +182,6 @@ def _chosen(group: Group, options: Sequence[WrapOptions], names: list[str]) -> t
         if error.code not in RUNS_ARE_LOST or not options[0].run.checkpoint:
             raise
         steps = [commit.step for run_commits in commits for commit in run_commits]
-        return None, Lost(error.what_happened, max(steps, default=None))
+        return None, (error.what_happened, max(steps, default=None))
     finally:
         failure = None  # its traceback refers to this frame

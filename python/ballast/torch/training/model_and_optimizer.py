@@ -17,7 +17,7 @@ from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.errors import UsageError
 from ballast.torch.calls.hooks import CallReceiver, receiver_of
-from ballast.torch.parameters.units import named_parameters, names_of, unwrapped
+from ballast.torch.parameters.units import named_parameters, names_of, places_in, required, unwrapped
 from ballast.torch.training.use_agreement import UseAgreement
 from ballast.wrap_options import WrapOptions
 
@@ -31,13 +31,13 @@ class OwnParameters:
         self._remember(model)
 
     def _remember(self, model: torch.nn.Module | None) -> None:
-        self._by_place = {place: weakref.ref(each) for _, _, place, each in _places(model)}
+        self._by_place = {place: weakref.ref(each) for _, _, place, each in places_in(model)}
 
     @contextmanager
     def in_their_places(self, model: torch.nn.Module | None, is_trained: Callable[[torch.Tensor], bool]) -> Iterator[None]:
         """Put the model's own parameters into their places, and the replacements back at the end of the block. Refuse a new
         Parameter, which stays, in the place of one that the optimizer still trains."""
-        places = [*_places(model)]
+        places = [*places_in(model)]
         there = {id(each) for _, _, _, each in places}
         replaced: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
         try:
@@ -56,14 +56,6 @@ class OwnParameters:
         finally:
             for module, name, each in replaced:
                 module._parameters[name] = each
-
-
-def _places(model: torch.nn.Module | None) -> Iterator[tuple[torch.nn.Module, str, str, torch.Tensor]]:
-    """Yield each module with the name of a parameter in it, the name in the model, and the tensor that is there."""
-    for path, module in () if model is None else model.named_modules():
-        for name, each in module._parameters.items():
-            if each is not None:
-                yield module, name, f"{path}.{name}" if path else name, each
 
 
 def _refuse(place: str, why: str) -> None:
@@ -129,10 +121,7 @@ class ModelAndOptimizer:
 
     @property
     def required_model(self) -> torch.nn.Module:
-        model = self.model
-        if model is None:
-            refuse("cannot train in stage 3 without a model", needed="ballast.wrap(optimizer, model, stage=3)")
-        return model
+        return required(self.model, "train in stage 3 without a model", "stage=3")
 
     def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
         """Yield each parameter after the number of its group."""
@@ -231,20 +220,18 @@ def require_shareable(given: ModelAndOptimizer, training: CallReceiver) -> None:
     """Refuse to wrap an optimizer with parameters that another one has, or with another optimizer of the model that it cannot
     train with."""
     what = "cannot wrap the optimizer"
-
-    def require() -> None:
-        for sibling in given.siblings():
-            _require_same_kind(what, given.options, sibling.options)
-            _require_joint_runs(what, given, sibling)
-        require_own(what, given, training, [parameter for _, parameter in given.parameters()])
-        _require_no_other_model(what, given, training)
-
-    try:
-        require()
-        return
-    except UsageError:
+    for is_last in (False, True):
+        try:
+            for sibling in given.siblings():
+                _require_same_kind(what, given.options, sibling.options)
+                _require_joint_runs(what, given, sibling)
+            require_own(what, given, training, [parameter for _, parameter in given.parameters()])
+            _require_no_other_model(what, given, training)
+            return
+        except UsageError:
+            if is_last:
+                raise
         gc.collect()  # a cycle of references may be all that keeps the other one
-    require()
 
 
 def require_own(what: str, given: ModelAndOptimizer, training: CallReceiver, mine: Collection[torch.nn.Parameter]) -> None:

@@ -18,7 +18,7 @@ from ballast import _core
 from ballast._torch_compat import NO_BACKWARD, current_backward, has_gradient_in_backward, without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError, UsageError
-from ballast.ranks import words_of_all_ranks
+from ballast.ranks import from_all_ranks, require_same, words_of_all_ranks
 from ballast.torch.gpu import in_stream, require_stream
 from ballast.torch.gradients.gradient_sums import GradientShards, refuse_different
 from ballast.torch.gradients.taken_gradients import (
@@ -34,27 +34,26 @@ from ballast.torch.parameters.unit_gather import name_different_uses
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, backward_order, unit_names
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training.joint_runs import ALONE, JointRun
-from ballast.torch.training.preconditions import require_same, require_same_end
+from ballast.torch.training.preconditions import require_same_end
 from ballast.torch.training.use_agreement import UseAgreement
 from ballast.torch.updates.commit_metadata import encode_missed_steps
 from ballast.torch.updates.sharded_state import Rule, ShardedState
+from ballast.torch.updates.updates import Tiles
 
 log = logging.getLogger("ballast")
 
 
-BoundCustomStep = Callable[[ShardedState, Sequence[_core.TileToUpdate], float, bool], None]
-
-
 @dataclass(frozen=True)
 class StepInputs:
-    """The inputs of a step."""
+    """What the steps of a partition take from its optimizer, whose groups may change from step to step."""
 
     described: Callable[[], dict[str, str]]  # the options of the parameter groups as they are now, the same on all ranks
-    rules: list[Rule]  # one rule for each group
+    rules: Callable[[], list[Rule]]  # one rule for each group, as it is now
     max_norm: float
-    custom_step: BoundCustomStep | None  # None if a rule of the library makes updates
+    # Makes the updates of tiles, with the factor of gradients, and whether it is the last call of a step. None: a rule does.
+    custom_step: Callable[[ShardedState, Tiles, float, bool], None] | None
     joint_run: JointRun | None  # the run whose rounds the steps belong to
-    is_alone: Callable[[], bool]  # whether no other optimizer trains the model
+    is_alone: bool  # no other optimizer trains the model
     agreement: UseAgreement | None  # ranks agree before each use of a unit; None: ranks keep full parameters, or there is one
     calls_differ: bool  # ranks use different units, also after the first steps
 
@@ -187,15 +186,13 @@ class Partition(ShardedState):
         self,
         units: list[ParameterUnit],
         ranks: ProcessGroups,
-        inputs: Callable[[], StepInputs],
+        inputs: StepInputs,
         options: _core.TrainingOptions,
         make_memory: Callable[[_core.Training, list[ParameterUnit]], ParameterMemory],
     ):
-        self._inputs_now = inputs
+        self._inputs, self._rules = inputs, inputs.rules()
         self._order = backward_order(units)
-        self._first_inputs = inputs()
-        self._joint_run = self._first_inputs.joint_run
-        super().__init__(units, ranks, self._first_inputs.rules, options, make_memory)
+        super().__init__(units, ranks, self._rules, options, make_memory)
         self._trained = [unit.trained for unit in units]
         in_unit = [number for trained in self._trained for number in range(len(trained))]
         self._places = [(member.unit, number) for member, number in zip(self.members, in_unit)]
@@ -211,7 +208,7 @@ class Partition(ShardedState):
         )
         self._updates_in_backward = options.update_in_backward
         # Exchanges of several optimizers in backward passes could wait for each other on two ranks.
-        self._agrees_on_units = options.update_in_backward and (self.ranks.size == 1 or self._first_inputs.is_alone())
+        self._agrees_on_units = options.update_in_backward and (self.ranks.size == 1 or inputs.is_alone)
         self.has_finite_factor = True  # the last step's factors of gradients were finite; else it was skipped
         self.before_clipping = 1.0  # the ratio of the norm before clipping to that of the last step
         self.gradients.may_scale = not options.update_in_backward
@@ -220,10 +217,10 @@ class Partition(ShardedState):
         self._last_backward = [NO_BACKWARD] * len(units)  # the same, by unit
         self.memory.watch_gathers(weakref.WeakMethod(self._before_gather), weakref.WeakMethod(self._after_call))
         self._reset_step()
-        self._agreement = self._first_inputs.agreement
+        self._joint_run, self._agreement = inputs.joint_run, inputs.agreement
         if self._agreement is not None:
             first = [unit.members[0].parameter for unit in units]
-            self._agreement.join(self, self.ranks, first, lasts=self._first_inputs.calls_differ)
+            self._agreement.join(self, self.ranks, first, lasts=inputs.calls_differ)
 
     def _reset_step(self) -> None:
         self._gradient_order = GradientOrder(self._order, [*map(len, self._trained)])
@@ -372,9 +369,8 @@ class Partition(ShardedState):
             self.memory.require_not_gathered("cannot update parameters in the backward pass")
             if self._joint_run is not None:
                 self._joint_run.require_turn()
-            now = self._inputs_now()
-            self.core.prepare(rules=now.rules, missed=self._missed())
-            self._prepared = now.described()
+            self.core.prepare(rules=self._inputs.rules(), missed=self._missed())
+            self._prepared = self._inputs.described()
         try:  # an interrupt may arrive when the core has acquired the unit
             memory = self._acquire_gradients(unit)
             self._leave_out(unused)
@@ -492,14 +488,14 @@ class Partition(ShardedState):
         if self._agrees_on_units:
             self._take_for_others()
         writes = self.writes(with_casts=count)  # a step that is discarded would undo them
-        options = self._first_inputs.described() if count and self.ranks.size > 1 else {}
+        options = self._inputs.described() if count and self.ranks.size > 1 else {}
         described = zlib.crc32(str(options).encode())
         mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.digests()]
         passes, written, are_discarded, option_digests, *taken = words_of_all_ranks(self.ranks, mine)
         if len({*are_discarded}) > 1:
             require_same_end(are_discarded)
         if len({*option_digests}) > 1:
-            require_same(self.ranks, options)
+            require_same(from_all_ranks(self.ranks, options))
         if count:
             self.gradients.compare_ranks(*taken)
         if any(written):
@@ -569,7 +565,7 @@ class Partition(ShardedState):
 
     def _keep_counts(self) -> None:
         """Keep the missed steps with the commit of the step. An optimizer's own step keeps its counts itself."""
-        if self.keeps_run and self._first_inputs.custom_step is None:
+        if self.keeps_run and self._inputs.custom_step is None:
             self.core.set_note(encode_missed_steps(self.members, self.unused, self.steps + 1))
 
     @contextmanager
@@ -588,17 +584,18 @@ class Partition(ShardedState):
             self.move_shards(lambda part: None)
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
-        now = self._first_inputs if discard else self._inputs_now()  # the optimizer may be gone
+        rules = self._rules if discard else self._inputs.rules()  # the optimizer may be gone
+        custom_step = self._inputs.custom_step
         factor = 1.0 if discard else self.gradients.factor(self._scale_gradients)
         self.has_finite_factor = not math.isnan(factor)
         self.before_clipping = 1.0 if math.isnan(factor) else self.gradients.before_clipping(factor)
         return self.core.step(
-            rules=now.rules,
+            rules=rules,
             missed=self._missed(),
-            max_norm=now.max_norm,
+            max_norm=self._inputs.max_norm,
             loss_scale=loss_scale / factor if self.has_finite_factor else loss_scale,
             discard=discard or not self.has_finite_factor,
-            custom_step=None if now.custom_step is None else partial(now.custom_step, self),
+            custom_step=None if custom_step is None else partial(custom_step, self),
         )
 
     def _require_as_prepared(self, prepared: dict[str, str], loss_scale: float, discard: bool) -> None:
@@ -607,7 +604,7 @@ class Partition(ShardedState):
             refuse_as_updated("cannot discard gradients", "a step after each backward pass")
         if loss_scale != 1.0:
             refuse_as_updated(f"cannot use gradients that were scaled by {loss_scale}", "a loss that is not scaled")
-        now = self._first_inputs.described()
+        now = self._inputs.described()
         for name, before in prepared.items():
             if now.get(name) != before:
                 option, _, group_name = name.partition(" ")

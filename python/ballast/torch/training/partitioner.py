@@ -18,6 +18,7 @@ import torch
 from ballast import _core
 from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse_order
+from ballast.ranks import from_all_ranks, require_same
 from ballast.tiers import tier_of
 from ballast.torch.calls.sharded_parameters import ShardedParameters
 from ballast.torch.gpu import gpu_of_tensors, stream_on
@@ -53,15 +54,14 @@ from ballast.torch.training.preconditions import (
     described,
     described_groups,
     require_own_memory,
-    require_same,
     require_same_parameters,
     warn_of_formats,
     warn_of_frozen,
     warn_of_layout,
 )
 from ballast.torch.updates.rules import blocks_of, rules_of
-from ballast.torch.updates.sharded_state import ShardedState, State, is_current_state, read_of
-from ballast.torch.updates.updates import StepCall, Updates, steps_in
+from ballast.torch.updates.sharded_state import Rule, ShardedState, State, read_of
+from ballast.torch.updates.updates import Tiles, Updates, steps_in
 from ballast.wrap_options import WrapOptions, without_gpu
 
 
@@ -73,7 +73,6 @@ class Partitioner:
         self.ranks = ranks
         self.updates = updates
         self._requested = self.options = options  # self.options has the chosen stage and tiers, from the first partition on
-        self._max_norm, self._calls_differ = options.max_norm, options.tuning.calls_differ  # the values for each step
         self.groups = Groups()
         self.joint_run: JointRun | None = None  # the joint run, if the run is resumed with those of other optimizers
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
@@ -86,7 +85,7 @@ class Partitioner:
         """Partition the parameters that are trained now. The count of steps continues that of the state, or
         `steps_before`; in a run that is resumed, that of the run."""
         self.updates.prepare(self._given.optimizer)
-        require_same(self.ranks.data_group, described(self._given.optimizer, self._requested))
+        require_same(from_all_ranks(self.ranks.data_group, described(self._given.optimizer, self._requested)))
         require_same_parameters(self.ranks.data_group, [*describe(self._given.trained(), self._given.names())])
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
@@ -107,7 +106,7 @@ class Partitioner:
         if self.joint_run is not None:
             self.joint_run.set_options(options)
         self.outside, self._grouped = outside_of(units, members), None
-        partition = Partition(units, self.ranks, self.step_inputs, options, partial(self._make_memory, options))
+        partition = Partition(units, self.ranks, self._step_inputs(), options, partial(self._make_memory, options))
         with ExitStack() as undoing:
             undoing.callback(partition.release, together=False)
             self.has_resumed = self._may_resume and partition.core.found and partition.steps > 0
@@ -181,32 +180,27 @@ class Partitioner:
             return units_of_model(self._given.required_model, members, self.options.tuning.units, self._given.shards())
         return units_of(members)
 
-    def step_inputs(self) -> StepInputs:
-        """Return the inputs of the next step, from the optimizer's groups as they are now."""
-        groups = self._given.optimizer.param_groups
+    def _step_inputs(self) -> StepInputs:
+        # Methods that look the optimizer up at each call: a reference to it would keep it alive.
+        gathers = not self.options.keeps_full_parameters and self.ranks.data_group.size > 1
         return StepInputs(
-            described=self._described_groups,
-            rules=rules_of([(place, groups[place]) for place in self.groups.places], self.updates.rule),
-            max_norm=self._max_norm,
-            custom_step=self._bound_custom_step if self.updates.has_custom_step else None,
+            described=lambda: described_groups(self._given.optimizer),
+            rules=self.rules,
+            max_norm=self.options.max_norm,
+            custom_step=self._custom_step if self.updates.has_custom_step else None,
             joint_run=self.joint_run,
-            is_alone=self._is_alone,
-            agreement=None
-            if self.options.keeps_full_parameters or self.ranks.data_group.size == 1
-            else self._given.agreement(),
-            calls_differ=self._calls_differ,
+            is_alone=not self._given.siblings(),
+            agreement=self._given.agreement() if gathers else None,
+            calls_differ=self.options.tuning.calls_differ,
         )
 
-    def _is_alone(self) -> bool:
-        return not self._given.siblings()
+    def rules(self) -> list[Rule]:
+        """Return the rule of each of the library's groups, as the optimizer's groups are now."""
+        groups = self._given.optimizer.param_groups
+        return rules_of([(place, groups[place]) for place in self.groups.places], self.updates.rule)
 
-    def _described_groups(self) -> dict[str, str]:
-        return described_groups(self._given.optimizer)  # looked up at each call: a reference would keep it alive
-
-    def _bound_custom_step(
-        self, shards: ShardedState, tiles: Sequence[_core.TileToUpdate], factor: float, is_last: bool
-    ) -> None:
-        self.updates.custom_step(self._given.optimizer, shards, StepCall(tiles, factor, is_last))
+    def _custom_step(self, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool) -> None:
+        self.updates.custom_step(self._given.optimizer, shards, tiles, factor, is_last)
 
     def trains_exactly(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
         """Return whether the partition has the parameters that are trained, and no others."""
@@ -260,10 +254,6 @@ class OptimizerState:
         self.loaded: State | None = None  # state for the next partition
         self.frozen_state: State = {}  # the state of parameters that are frozen now
         self._unbegun: State | None = None  # state that could not be written to the partition yet
-
-    def is_current(self, state: State) -> bool:
-        """Return whether the state was read from here, so that loading it changes nothing."""
-        return is_current_state(state, self._given.optimizer.state)
 
     def load(self, state: State) -> None:
         """Keep state for the partition of the next step: full state, or this rank's shard."""
@@ -326,12 +316,6 @@ class OptimizerState:
     def forget(self) -> None:
         """Forget loaded state: a checkpoint brings other state."""
         self.loaded = self._unbegun = None
-
-    def begin_empty(self, partition: Partition, frozen_state: State) -> None:
-        """Begin with zeros, which a checkpoint replaces."""
-        self.frozen_state = frozen_state
-        self.show(frozen_state)
-        self._updates.begin(self._given.optimizer, partition, {})
 
     def show(self, state: State) -> None:
         optimizer = self._given.optimizer

@@ -62,15 +62,6 @@ def require_initialized(model: torch.nn.Module | None, optimizers: Iterable[torc
         )
 
 
-def require_model_of_calls(model: torch.nn.Module | None) -> None:
-    """Refuse to overlap gathers without a model, on whose calls they depend."""
-    if model is None:
-        refuse(
-            "cannot overlap gathers without a model: each module waits for its parameters before it runs",
-            needed="ballast.wrap(optimizer, model, tuning=ballast.Tuning(overlap_gathers=True))",
-        )
-
-
 def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
     """Copy rank 0's parameters and buffers to all ranks, trained or not. All ranks call it together.
 
@@ -199,24 +190,16 @@ def refuse_half_loaded() -> NoReturn:
     )
 
 
-def require_same_in_outer(has_outer: bool, is_same: bool) -> None:
-    """Refuse other parameters than those of which the outer optimizer has a copy."""
-    if has_outer and not is_same:
-        refuse_order(
-            "cannot train other parameters: the outer optimizer began with others",
-            needed="the same ones, frozen and thawed as they were",
-            remedy="Call ballast.save() before they change; wrap() a new optimizer; and load_checkpoint().",
-        )
-
-
-def require_same_run(run: str, is_same: bool) -> None:
-    """Refuse other parameters in a run with a name: its files hold those that were trained when it began."""
-    if run and not is_same:
-        refuse_order(
-            f'cannot train other parameters in the run "{run}": it began with others',
-            needed="the same ones, frozen and thawed as they were",
-            remedy="Call ballast.save() before they change; wrap() with another run= or none; and load_checkpoint().",
-        )
+def refuse_other_parameters(options: WrapOptions) -> None:
+    """Refuse other parameters than those with which a run, whose files hold them, or an outer optimizer, which has a copy of
+    them, began."""
+    needed, remedy = "the same ones, frozen and thawed as they were", "Call ballast.save() before they change; wrap()"
+    if name := options.run.name:
+        what = f'cannot train other parameters in the run "{name}": it began with others'
+        refuse_order(what, needed=needed, remedy=f"{remedy} with another run= or none; and load_checkpoint().")
+    if options.outer is not None:
+        what = "cannot train other parameters: the outer optimizer began with others"
+        refuse_order(what, needed=needed, remedy=f"{remedy} a new optimizer; and load_checkpoint().")
 
 
 Named = tuple[str, torch.Tensor]
@@ -324,22 +307,6 @@ def describe_model(model: torch.nn.Module) -> Iterator[str]:
 def _kind_of(tensor: torch.Tensor) -> str:
     values = ", without values" if is_on_meta(tensor) or is_without_values(tensor) else ""
     return f"{tensor.dtype} of shape {list(tensor.shape)}{values}"
-
-
-def require_same(group: Group, mine: dict[str, str]) -> None:
-    """Compare options by name. All ranks call it together, and raise the same error if one has another value."""
-    if group.size == 1:
-        return
-    first, *others = from_all_ranks(group, mine)
-    for rank, theirs in enumerate(others, start=1):
-        for name in [*first, *theirs]:
-            here, there = first.get(name, "nothing"), theirs.get(name, "nothing")
-            if here != there:
-                refuse(
-                    f"cannot train: rank {rank} has another {name} than rank 0",
-                    where=f"{name} is {there} on rank {rank}, and {here} on rank 0",
-                    needed="the same optimizer and the same options on all ranks",
-                )
 
 
 def require_same_end(are_discarded: Sequence[int]) -> None:

@@ -27,7 +27,7 @@ from ballast.torch.parameters.deferred_parameters import (
     make_unpartitioned,
 )
 from ballast.torch.parameters.managed_parameter import Lifecycle, is_without_values
-from ballast.torch.parameters.units import refuse_outside, require_known
+from ballast.torch.parameters.units import refuse_outside, require_known, required
 from ballast.torch.parameters.writes import Slots
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training import preconditions
@@ -37,7 +37,7 @@ from ballast.torch.training.model_and_optimizer import ModelAndOptimizer, requir
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.partitioner import OptimizerState, Partitioner, StateMigration
 from ballast.torch.updates.rules import options_to_set
-from ballast.torch.updates.sharded_state import State, begun_in
+from ballast.torch.updates.sharded_state import State, begun_in, is_current_state
 from ballast.torch.updates.updates import Updates, merged
 from ballast.wrap_options import WrapOptions
 
@@ -81,7 +81,7 @@ class Training:
         self.checkpoints: dict[str, set[str]] = {}  # the folders that this training has saved or loaded, by directory
         self.pending: Pending | None = None  # the last save in the background
         self.snapshot: _core.Snapshot | None = None  # the memory of its copy, for the next one
-        self._ranks = ranks
+        self.ranks = ranks
         self._step_partition: Partition | None = None  # the look-up when a step begins sets it
         self._deferred = DeferredParameters(weakref.ref(self))  # owns parameters between two partitions
         self._migration = StateMigration()  # shards of a partition that is gone, for the next one
@@ -101,7 +101,8 @@ class Training:
         given = self.given
         model = given.required_model if self.stage == 3 else given.model
         if self.options.tuning.overlap_gathers:
-            preconditions.require_model_of_calls(model)
+            why = "each module waits for its parameters before it runs"
+            required(model, f"overlap gathers without a model: {why}", "tuning=ballast.Tuning(overlap_gathers=True)")
         mine = [each for _, each in given.parameters()]
         preconditions.require_parameters_of(model, mine)
         require_shareable(given, self)
@@ -151,11 +152,7 @@ class Training:
 
     @property
     def group(self) -> Group:
-        return self._ranks.data_group
-
-    @property
-    def has_norm_group(self) -> bool:
-        return self._ranks.model_group is not None
+        return self.ranks.data_group
 
     @property
     def ranks_of_all_hosts(self) -> int:
@@ -199,7 +196,7 @@ class Training:
 
     def _hook(self, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> None:
         unwatched = [each for _, each in trained if id(each) not in self._hooks.on_gradients]
-        names = self.names() if unwatched else {}  # most calls find nothing new
+        names = self.given.names() if unwatched else {}  # most calls find nothing new
         for each in unwatched:
             require_known(each, names[id(each)])
             self._hooks.watch(each)
@@ -230,8 +227,8 @@ class Training:
                 is_same = self.partitioner.trains_exactly(current, trained)
                 if is_same and self.state.loaded is None and self.partitioner.has_groups(current):
                     return current
-                preconditions.require_same_run(self.options.run.name, is_same)
-                preconditions.require_same_in_outer(self.options.outer is not None, is_same)
+                if not is_same:
+                    preconditions.refuse_other_parameters(self.options)
                 del current  # its memory and its drives are free for the next one
             return self._make()
 
@@ -413,14 +410,6 @@ class Training:
 
     # --- Steps ---
 
-    @contextmanager
-    def holding(self) -> Iterator[None]:
-        before, self.accumulates_locally = self.accumulates_locally, True
-        try:
-            yield
-        finally:
-            self.accumulates_locally = before
-
     def step(self, loss_scale: float, found_inf: bool) -> None:
         with self.calls.call("step()"):
             self._require_unchanged()
@@ -525,7 +514,7 @@ class Training:
             used = [each for _, each in self.parameters()] if model is None else used_parameters(model)
             figures |= self.throughput.figures(last.metrics["seconds"], self.ranks_of_all_hosts, used)
         if self._activations is not None:
-            figures |= self._activations.figures()
+            figures |= self._activations.figures
         return figures if self.outer is None else figures | self.outer.figures()
 
     def ledger(self) -> str:
@@ -559,7 +548,7 @@ class Training:
     def _is_loaded(self, state: State) -> bool:
         if not state:
             return self.state.loaded is None and (self.current is None or self.state.is_unbegun(self.current))
-        return self.state.is_current(state)
+        return is_current_state(state, self.optimizer.state)
 
     def options_to_set(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the options of the groups as a checkpoint brings them. Raise B1001 where the optimizer cannot use them."""
@@ -635,7 +624,7 @@ class Training:
             for member in partition.members:
                 member.missed = steps - made.get(id(member.parameter), 0)
             self.updates.keep_metadata(partition, {})
-        self.state.begin_empty(partition, frozen_state)
+        self.state.begin(partition, frozen_state)  # with zeros of those that are trained, which the caller replaces
         return partition
 
     def finish_loading(self) -> None:
@@ -666,7 +655,7 @@ class Training:
         finally:
             if self.outer is not None:
                 self.outer.close()
-            self._ranks.leave()
+            self.ranks.leave()
 
     def _end_partition(self, together: bool) -> None:
         returns_values = together or self.group.size == 1

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
@@ -41,11 +41,6 @@ class Helper(Protocol):
     def gather_for_others(self, unit: int, exact: bool) -> None: ...
     def take_for_others(self) -> None: ...
     def take_arrived(self) -> None: ...
-
-
-class _Unit(NamedTuple):
-    helper: Helper
-    number: int
 
 
 class UseAgreement:
@@ -156,10 +151,10 @@ class UseAgreement:
 
     def _help(self, doing: int, detail: int) -> None:
         if doing == Doing.USE:
-            unit = self._unit(detail // 2)
-            unit.helper.gather_for_others(unit.number, bool(detail % 2))
+            helper, unit = self._unit(detail // 2)
+            helper.gather_for_others(unit, bool(detail % 2))
         elif doing == Doing.TAKE:
-            self._unit(MOST_PLACES - detail).helper.take_for_others()
+            self._unit(MOST_PLACES - detail)[0].take_for_others()
 
     @property
     def _group(self) -> Group:
@@ -168,12 +163,12 @@ class UseAgreement:
     def _place(self, helper: Helper, unit: int) -> int:
         return next(places[unit] for each, _, places in self._joined if each() is helper)
 
-    def _unit(self, order: int) -> _Unit:
+    def _unit(self, order: int) -> tuple[Helper, int]:
         place = order if order < MOST_PLACES else 2 * MOST_PLACES - order
         helper, places = next((helper, places) for helper, _, places in self._joined if place in places)
         live = helper()
         assert live is not None  # an optimizer leaves before it ends
-        return _Unit(live, places.index(place))
+        return live, places.index(place)
 
     def _note_difference(self, first: int, all_ranks: list[int]) -> None:
         """Agree in all later steps too."""

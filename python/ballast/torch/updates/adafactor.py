@@ -17,7 +17,7 @@ from ballast.torch.process_groups import sum_in_fp32
 from ballast.torch.updates.custom_step import group_of
 from ballast.torch.updates.custom_updates import CustomUpdates, move_state_to
 from ballast.torch.updates.sharded_state import ShardedState
-from ballast.torch.updates.updates import StepCall, elements_in
+from ballast.torch.updates.updates import Tiles, elements_in
 
 
 class MatrixWindow:
@@ -86,8 +86,10 @@ class AdafactorUpdates(CustomUpdates):
 
     whole_values = frozenset({"row_var", "col_var"})
 
-    def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
-        mine = [shard for tile in call.tiles for shard in shards_in(tile, optimizer, shards, call.factor)]
+    def custom_step(
+        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool
+    ) -> None:
+        mine = [shard for tile in tiles for shard in shards_in(tile, optimizer, shards, factor)]
         sums = RankSums({member: [1, *rows_and_columns(member.parameter.shape)] for member in shards.members})
         for shard in mine:
             shard.add_squares(*sums.of(shard.member))

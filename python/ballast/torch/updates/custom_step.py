@@ -61,14 +61,17 @@ def _saved(value: Any) -> Restore:
     if isinstance(value, torch.Tensor):
         return (lambda: value) if value.requires_grad else _saved_tensor(value)
     if isinstance(value, (list, deque)):
-        return _saved_items(value)
-    if isinstance(value, dict):
-        return _saved_dict(value)
-    if isinstance(value, set):
-        return _saved_set(value)
-    if type(value) is tuple:
         items = [_saved(item) for item in value]
-        return lambda: tuple(restore() for restore in items)
+        return _refilled(value, lambda: value.extend(restore() for restore in items))
+    if isinstance(value, dict):
+        entries = {key: _saved(item) for key, item in value.items()}
+        return _refilled(value, lambda: value.update({key: restore() for key, restore in entries.items()}))
+    if isinstance(value, set):
+        members = set(value)
+        return _refilled(value, lambda: value.update(members))
+    if type(value) is tuple:
+        parts = [_saved(item) for item in value]
+        return lambda: tuple(restore() for restore in parts)
     return lambda: value
 
 
@@ -82,35 +85,13 @@ def _saved_tensor(tensor: torch.Tensor) -> Restore:
     return restore
 
 
-def _saved_items(value: list[Any] | deque[Any]) -> Restore:
-    items = [_saved(item) for item in value]
+def _refilled(container: Any, fill: Callable[[], None]) -> Restore:
+    """Return a function that empties a container, fills it again and returns it."""
 
     def restore() -> Any:
-        value.clear()
-        value.extend(restore_item() for restore_item in items)
-        return value
-
-    return restore
-
-
-def _saved_dict(value: dict[Any, Any]) -> Restore:
-    items = {key: _saved(item) for key, item in value.items()}
-
-    def restore() -> Any:
-        value.clear()
-        value.update({key: restore_item() for key, restore_item in items.items()})
-        return value
-
-    return restore
-
-
-def _saved_set(value: set[Any]) -> Restore:
-    members = set(value)
-
-    def restore() -> Any:
-        value.clear()
-        value.update(members)
-        return value
+        container.clear()
+        fill()
+        return container
 
     return restore
 

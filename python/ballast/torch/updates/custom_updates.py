@@ -38,7 +38,7 @@ from ballast.torch.updates.sharded_state import (
     moments_in,
     refuse_size,
 )
-from ballast.torch.updates.updates import Group, StepCall, Updates, elements_in
+from ballast.torch.updates.updates import Group, Tiles, Updates, elements_in
 
 Part = tuple[int, int]  # a range of a parameter's elements: first, count
 
@@ -54,17 +54,19 @@ class CustomUpdates(Updates):
     def rule(self, group: Group) -> Rule:
         return _core.External()
 
-    def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
+    def custom_step(
+        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool
+    ) -> None:
         """Run the step between the library's sum of gradients and its use of the new parameters. A tile is a shard of a
         unit, as `for_custom_step()` has it."""
         pieces = []
-        for tile in call.tiles:
-            for member, _, masters, gradients in elements_in(tile, shards, call.factor):
+        for tile in tiles:
+            for member, _, masters, gradients in elements_in(tile, shards, factor):
                 shape = shape_of(member, len(masters))
                 part = self._part(optimizer, member, masters.view(shape))
                 part.grad = gradients.view(shape)
                 pieces.append(Piece(member.parameter, part, optimizer.state.get(member.parameter, {})))
-        self._step.run(optimizer, pieces, is_last=call.is_last)
+        self._step.run(optimizer, pieces, is_last=is_last)
         for piece in pieces:
             if piece.state:
                 optimizer.state[piece.parameter] = piece.state
@@ -210,14 +212,16 @@ class StoredUpdates(Updates):
 
     # --- A step ---
 
-    def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
+    def custom_step(
+        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool
+    ) -> None:
         """Update tiles between the library's sum of gradients and its use of the new parameters."""
-        pieces = [piece for tile in call.tiles for piece in self._pieces(optimizer, shards, tile, call.factor)]
-        self._step.run(optimizer, pieces, is_last=call.is_last)
+        pieces = [piece for tile in tiles for piece in self._pieces(optimizer, shards, tile, factor)]
+        self._step.run(optimizer, pieces, is_last=is_last)
         for piece in pieces:
             self._new[id(piece.parameter)] = piece.member, piece.take_back()
         wait_for_current_streams([piece.masters for piece in pieces])  # the library continues in streams of its own
-        if call.is_last:
+        if is_last:
             for member, scalars in self._new.values():
                 self._show(optimizer, shards, member, scalars)
             self._new = {}

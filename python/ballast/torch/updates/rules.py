@@ -74,7 +74,7 @@ class RuleUpdates(Updates):
         self._given = {id(each.parameter) for each in shards.members if has_state_at_once or state.get(id(each.parameter))}
         for member in shards.members:
             self._shown[id(member.parameter)] = {
-                "step": LazyState((), f"{member.name}, step", partial(steps_of, shards, member)),
+                "step": LazyState.of((), f"{member.name}, step", partial(steps_of, shards, member)),
                 **{name: lazy_moment(shards, member, moment, name) for moment, name in names},
             }
             optimizer.state[member.parameter] = {**self._shown[id(member.parameter)]}
@@ -394,20 +394,17 @@ def rules_of(groups: Iterable[tuple[int, Group]], rule_of: MakeRule, *, use: str
         places.append(place)
         rules.append(rule)
     for place, rule in zip(places, rules):
-        if type(rule) is not type(rules[0]):
-            _refuse_kinds(places[0], rules[0], place, rule)
+        if type(rule) is not type(rules[0]):  # of torch's optimizers, only the groups of Adam may need different rules
+            updated = [
+                f"param_groups[{at}], updated as {type(its).__name__}" for at, its in ((places[0], rules[0]), (place, rule))
+            ]
+            refuse_unsupported(
+                "cannot update parameter groups by different rules: one has another decoupled_weight_decay than the other",
+                where=", and ".join(updated),
+                needed="the same decoupled_weight_decay in all groups of an optimizer",
+                remedy="Make an optimizer of each, and wrap both in one call: ballast.wrap([one, other], model).",
+            )
     return rules
-
-
-def _refuse_kinds(first: int, rule: Rule, other: int, its_rule: Rule) -> NoReturn:
-    """Refuse groups that need different rules: of torch's optimizers, only those of Adam may."""
-    names = [f"param_groups[{place}]" for place in (first, other)]
-    refuse_unsupported(
-        "cannot update parameter groups by different rules: one has another decoupled_weight_decay than the other",
-        where=f"{names[0]}, updated as {type(rule).__name__}, and {names[1]}, updated as {type(its_rule).__name__}",
-        needed="the same decoupled_weight_decay in all groups of an optimizer",
-        remedy="Make an optimizer of each, and wrap both in one call: ballast.wrap([one, other], model).",
-    )
 
 
 def _refuse(where: str, value: Any, needed: str) -> NoReturn:

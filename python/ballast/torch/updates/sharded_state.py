@@ -285,17 +285,11 @@ class LazyState(torch.Tensor):
     place: str
 
     @staticmethod
-    def __new__(
-        cls, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor], device: torch.device | None = None
-    ) -> LazyState:
-        moment: Any = make_wrapper_tensor(cls, shape, dtype=torch.float32, device=device or torch.device("cpu"))
-        moment.read_now = read
-        moment.place = name
-        lazy: LazyState = moment
-        return lazy
-
-    def __init__(self, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor], device: torch.device | None = None):
-        pass
+    def of(shape: Sequence[int], name: str, read: Callable[[], torch.Tensor], device: torch.device | None = None) -> LazyState:
+        made = make_wrapper_tensor(LazyState, shape, dtype=torch.float32, device=device or torch.device("cpu"))
+        assert isinstance(made, LazyState)
+        made.read_now, made.place = read, name
+        return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"LazyState({self.place}, {self.read_now()!r})"
@@ -308,7 +302,7 @@ class LazyState(torch.Tensor):
             return args[0]
         if func is COPY_AS and _only_moves(kwargs or {}):
             lazy: Any = args[0]
-            return LazyState(lazy.shape, lazy.place, lazy.read_now, (kwargs or {})["device"])
+            return LazyState.of(lazy.shape, lazy.place, lazy.read_now, (kwargs or {})["device"])
         if writes_to_arguments(func) and isinstance(args[0], LazyState):
             refuse_unsupported(
                 f"cannot change the optimizer's state with {func}: it would change a copy",
@@ -339,13 +333,10 @@ def is_current_state(loaded: Mapping[int, dict[str, Any]], now: Mapping[torch.Te
     Accelerate loads the optimizer's own state_dict() after it has moved it to the optimizer's device.
     """
     return bool(now) and all(
-        id(parameter) not in loaded or _are_same(values, loaded[id(parameter)]) for parameter, values in now.items()
+        (other := loaded.get(id(parameter))) is None
+        or (values.keys() == other.keys() and all(reads_same(value, other[name]) for name, value in values.items()))
+        for parameter, values in now.items()
     )
-
-
-def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether both are lazy and read the same state."""
-    return one.keys() == other.keys() and all(reads_same(value, other[name]) for name, value in one.items())
 
 
 def reads_same(one: Any, other: Any) -> bool:
@@ -355,11 +346,10 @@ def reads_same(one: Any, other: Any) -> bool:
 
 def read_of(state: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """Return the state as it is now."""
-    return {key: {name: _now(value) for name, value in values.items()} for key, values in state.items()}
-
-
-def _now(value: Any) -> Any:
-    return value.read_there() if isinstance(value, LazyState) else value
+    return {
+        key: {name: value.read_there() if isinstance(value, LazyState) else value for name, value in values.items()}
+        for key, values in state.items()
+    }
 
 
 def warn_of_local_shard(group: Group) -> None:
@@ -429,7 +419,7 @@ def lazy_moment(shards: ShardedState, member: UnitParameter, moment: _core.Momen
         return full if is_full else full.view(-1)[first : first + count].clone()
 
     shape = tuple(member.parameter.shape) if is_full else (count,)
-    return LazyState(shape, f"{member.name}, {name}", read)
+    return LazyState.of(shape, f"{member.name}, {name}", read)
 
 
 def begun_in(state: State, moments: State) -> State:

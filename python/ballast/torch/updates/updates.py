@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,16 +14,8 @@ from ballast.torch.updates.sharded_state import Rule, ShardedState, State
 
 Group = Mapping[str, Any]  # an entry of param_groups
 MakeRule = Callable[[Group], Rule]
+Tiles = Sequence[_core.TileToUpdate]
 UNCOUNTED = "momentum_buffer"  # torch's SGD and Muon have it in their state, and count no steps: at least one has made it
-
-
-@dataclass(frozen=True)
-class StepCall:
-    """The tiles of one call of an optimizer's own step. A training step makes several calls where state is on drives."""
-
-    tiles: Sequence[_core.TileToUpdate]
-    factor: float  # the factor of the gradients
-    is_last: bool
 
 
 def elements_in(
@@ -49,8 +40,11 @@ class Updates:
 
     rule: MakeRule  # the rule of a group as it is now
 
-    def custom_step(self, optimizer: torch.optim.Optimizer, shards: ShardedState, call: StepCall) -> None:
-        """Run the optimizer's own step between the library's sum of gradients and its use of the new parameters."""
+    def custom_step(
+        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool
+    ) -> None:
+        """Run the optimizer's own step between the library's sum of gradients, of which it uses those times `factor`, and its
+        use of the new parameters. A training step makes several calls where state is on drives."""
         raise NotImplementedError
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
