@@ -215,14 +215,8 @@ def _gpt2(config: Config) -> Transformer:
     inner = _optional(config, "n_inner", None) or 4 * width
     _divided(width, _number(config, "n_head"))
     block = {
-        "attn.c_attn.weight": [width, 3 * width],
-        "attn.c_attn.bias": [3 * width],
-        "attn.c_proj.weight": [width, width],
-        "attn.c_proj.bias": [width],
-        "mlp.c_fc.weight": [width, inner],
-        "mlp.c_fc.bias": [inner],
-        "mlp.c_proj.weight": [inner, width],
-        "mlp.c_proj.bias": [width],
+        **_linear("attn", {"c_attn": [width, 3 * width], "c_proj": [width, width]}, bias=True, outputs=1),
+        **_linear("mlp", {"c_fc": [width, inner], "c_proj": [inner, width]}, bias=True, outputs=1),
         **_layer_norms("ln_1", "ln_2", width=width),
     }
     return _layer_norm_decoder(
@@ -290,13 +284,14 @@ EXACT: Mapping[str, Exact] = {
 }
 
 
-def _linear(module: str, weights: Shapes, *, bias: bool) -> Shapes:
-    """Return the shapes of torch.nn.Linear modules, whose bias has one element for each row of the weight."""
+def _linear(module: str, weights: Shapes, *, bias: bool, outputs: int = 0) -> Shapes:
+    """Return the shapes of linear modules. The bias has the length of the weight's dimension `outputs`: the first one in
+    torch.nn.Linear, and the second one in GPT-2."""
     shapes: Shapes = {}
     for name, weight in weights.items():
         shapes[f"{module}.{name}.weight"] = weight
         if bias:
-            shapes[f"{module}.{name}.bias"] = weight[:1]
+            shapes[f"{module}.{name}.bias"] = [weight[outputs]]
     return shapes
 
 

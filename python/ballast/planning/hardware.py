@@ -220,20 +220,11 @@ def rates_of_cpus(cores: int) -> Rates:
     return Rates(peers=5e9, upload=10e9, download=10e9, device_memory=memory, host_memory=memory)
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The bytes that one rank may use of each tier."""
-
-    device: int
-    host: int
-    nvme: int
-
-
-def machine(budget: Budget, rates: Rates, *, ranks: int, ranks_of_machine: int) -> _core.Machine:
-    """Return the machine as one rank sees it: with its part of the resources that the ranks of a machine share. Its copies from
-    and to the host are no faster than its part of the host's memory."""
+def machine(budget: Mapping[str, int], rates: Rates, *, ranks: int, ranks_of_machine: int) -> _core.Machine:
+    """Return the machine as one rank sees it, which may use these bytes of each tier: with its part of the resources that the
+    ranks of a machine share. Its copies from and to the host are no faster than its part of the host's memory."""
     made = _core.Machine()
-    made.device_bytes, made.host_bytes, made.nvme_bytes = budget.device, budget.host, budget.nvme
+    made.device_bytes, made.host_bytes, made.nvme_bytes = (budget[tier] for tier in ("device", "host", "nvme"))
     made.gather = made.reduce = rates.peers
     made.across = rates.network
     made.ranks_per_host = ranks_of_machine if ranks > ranks_of_machine else 0

@@ -210,6 +210,6 @@ def _refuse(request: PlanRequest) -> NoReturn:
         what,
         where=_reserved(request),
         needed=needed,
-        available=by_tier(vars(request.budget)),
+        available=by_tier(request.budget),
         remedy=remedy(request),
     )

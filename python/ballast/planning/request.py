@@ -15,7 +15,7 @@ from ballast.models import ModelLike, describe
 from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description, Divided, divide, is_block
 from ballast.options import Options, TreatedActivations
 from ballast.outer.fragments import exchange_bytes, outer_state, sent_bytes
-from ballast.planning.hardware import Budget, machine, notes_of
+from ballast.planning.hardware import machine, notes_of
 from ballast.planning.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_CPU, RESERVED_ON_HOST, Plan
 from ballast.schema import changed, option_name, options_of_stage_3, require_stage_3, set_core
 from ballast.sizes import human_amount, human_size, parse_size
@@ -81,7 +81,7 @@ def by_tier(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{tier} {human_size(size)}" for tier, size in sizes.items())
 
 
-def question_of(description: Description, options: Options, budget: Budget, *, tile: int = 0) -> _core.Question:
+def question_of(description: Description, options: Options, budget: Mapping[str, int], *, tile: int = 0) -> _core.Question:
     """Return the question, with at most this many elements in a tile (0: as the library chooses). With Muon, it is that of the
     matrices, and AdamW has the other parameters in a step that comes after theirs."""
     divided = _divided(description) if options.optimizer == MUON else None
@@ -102,7 +102,7 @@ def question_of(description: Description, options: Options, budget: Budget, *, t
     return question
 
 
-def _question(model: _core.Model, options: Options, budget: Budget, tile: int) -> _core.Question:
+def _question(model: _core.Model, options: Options, budget: Mapping[str, int], tile: int) -> _core.Question:
     question = _core.Question(model, machine_of(options, budget))
     set_core(question, options)
     question.ranks, question.tile_elements, question.wire = options.ranks_of_host, tile, options.sent.for_core()
@@ -222,7 +222,7 @@ def _unit_bytes(description: Description, size: int) -> list[int]:
     return [int(size * weight / total) for weight in weights]
 
 
-def machine_of(options: Options, budget: Budget) -> _core.Machine:
+def machine_of(options: Options, budget: Mapping[str, int]) -> _core.Machine:
     made = machine(budget, options.all_rates, ranks=options.ranks_of_host, ranks_of_machine=options.ranks_of_machine)
     made.products = options.reach
     if options.is_on_cpu:
@@ -237,7 +237,7 @@ class PlanRequest:
 
     options: Options
     description: Description
-    budget: Budget  # bytes of a rank that are left for the plan
+    budget: Mapping[str, int]  # bytes of a rank that are left for the plan, by tier
     activations: Mapping[str, int]  # bytes by tier, with those in flight
     outer_bytes: Mapping[str, int]  # bytes by tier of the outer optimizer, at the stage or else at stage 3
     has_room: bool  # whether the activations and the outer optimizer fit
@@ -305,8 +305,8 @@ class PlanRequest:
     def _budget(self) -> dict[str, int]:
         """Return all that a rank has: for the plan, for activations, reserved and left free."""
         reserved = {"device": self.options.reserved, "host": self.options.host_reserve}
-        parts = (vars(self.budget), self.activations, self.outer_bytes, reserved, self.options.left_free)
-        return {tier: sum(part.get(tier, 0) for part in parts) for tier in vars(self.budget)}
+        parts = (self.budget, self.activations, self.outer_bytes, reserved, self.options.left_free)
+        return {tier: sum(part.get(tier, 0) for part in parts) for tier in self.budget}
 
     def _exchange(self, placement: _core.Placement) -> dict[str, float]:
         """Return the seconds of a step in which a rank waits for what hosts exchange, by the name of this phase."""
@@ -404,14 +404,14 @@ def request_of(options: Options, description: Description) -> PlanRequest:
     left = left_of(options, activations)
     has_room = left["device"] > 0 and min(left.values()) >= 0
     host, drives = (0, 0) if options.offload == "none" else (left["host"], left["nvme"])
-    budget = Budget(device=max(0, left["device"]), host=max(0, host), nvme=max(0, drives))
+    budget = {"device": max(0, left["device"]), "host": max(0, host), "nvme": max(0, drives)}
     exact = question_of(description, options, budget)
     stage = 3 if options.stage is None else options.stage
     outer = outer_memory(exact, options, _core.placement_of_stage(stage, options.ranks_of_host))
     outer_bytes = {tier: sum(owners.values()) for tier, owners in outer.items()}
     has_room = has_room and has_room_for(outer_bytes, left)
     if outer_bytes and has_room:
-        budget = Budget(**{tier: max(0, size - outer_bytes.get(tier, 0)) for tier, size in vars(budget).items()})
+        budget = {tier: max(0, size - outer_bytes.get(tier, 0)) for tier, size in budget.items()}
         exact = question_of(description, options, budget)
     tile = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks_of_host))
     coarse = question_of(description, options, budget, tile=tile)
@@ -448,7 +448,7 @@ def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _
         needs[tier_in(request.options, entry.tier)] += entry.bytes
     for tier, owners in outer_memory(request.exact, request.options, placement).items():
         needs[tier] += sum(owners.values()) - request.outer_bytes[tier]
-    return has_room_for(needs, vars(request.budget))
+    return has_room_for(needs, request.budget)
 
 
 def _rates(options: Options) -> dict[str, float]:
@@ -493,7 +493,7 @@ def candidates(request: PlanRequest) -> list[_core.Placement]:
 def _resumable_placements(request: PlanRequest) -> list[_core.Placement]:
     """Return all placements of a run that resumes, whose state is all on drives. A machine without drives has them, too: the
     error then names the missing space."""
-    with_drives = replace(request.budget, nvme=max(1, request.budget.nvme))
+    with_drives = {**request.budget, "nvme": max(1, request.budget["nvme"])}
     placements = question_of(request.description, request.options, with_drives).placements()
     return [placement for placement in placements if placement.state.nvme == 1.0]
 
@@ -513,7 +513,7 @@ def fastest_plan(request: PlanRequest) -> Plan | None:
         return min(in_stages, key=lambda plan: plan.seconds, default=None)
     if options.divides_state:
         try:
-            return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))
+            return request.plan(fastest(request.exact, request.coarse, request.budget))
         except OutOfMemoryError:
             return None
     question = request.coarse if options.chooses_tiers else request.exact

@@ -275,7 +275,7 @@ def _has_placement(request: PlanRequest) -> bool:
     state among tiers."""
     if not request.has_room:
         return False
-    if any(has_room_for(request.coarse.needs(placement), vars(request.budget)) for placement in candidates(request)):
+    if any(has_room_for(request.coarse.needs(placement), request.budget) for placement in candidates(request)):
         return True
     with suppress(OutOfMemoryError):
         return request.options.divides_state and request.coarse.choose() is not None

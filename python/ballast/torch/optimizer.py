@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ballast._torch_compat import count_step, leave_uncounted, without_torch_function
 from ballast.checks import refuse, refuse_unsupported
+from ballast.torch.calls.hooks import Call
 from ballast.torch.gradients.taken_gradients import TakenGradient
 from ballast.torch.training.metrics import read_throughput
 from ballast.torch.training.model_and_optimizer import require_own
@@ -69,7 +70,7 @@ class WrappedOptimizer(Optimizer):
         if not norm_type >= 0.0 or (norm_type != 2.0 and self._ballast.ranks.model_group is not None):
             needed = "2.0 with parts of the model in mesh=, else a number that is not negative"
             refuse(f"cannot compute a norm of order {norm_type} of all gradients", needed=needed)
-        with self._ballast.calls.call("clip_grad_norm_()"):
+        with Call(self._ballast.calls, "clip_grad_norm_()"):
             norm = 0.0 if self._ballast.has_trained_nothing else self._ballast.partition().gradient_norm(float(norm_type))
         coefficient = min(1.0, max_norm / (norm + 1e-6))
         if coefficient < 1.0 and math.isfinite(coefficient):

@@ -34,13 +34,9 @@ class OneThread:
         self.end = lock.release
         self.running: Call | None = None
 
-    def call(self, what: str) -> Call:
-        """Make a call inside the block."""
-        return Call(self, what)
-
 
 class Call:
-    """A block. Generators of contextlib take longer than what a call of a small model does."""
+    """A block in which a thread makes a call. Generators of contextlib take longer than what a call of a small model does."""
 
     def __init__(self, calls: OneThread, what: str):
         self._calls, self._what = calls, what

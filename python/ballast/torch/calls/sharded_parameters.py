@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -37,7 +37,7 @@ from ballast.ranks import Group, failed_ranks
 from ballast.torch.calls.hooks import ModuleHook, refuse_other_thread
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.gathered_memory import GatheredMemory
-from ballast.torch.parameters.managed_parameter import Lifecycle, kind_of, plain, require_no_cast
+from ballast.torch.parameters.managed_parameter import Lifecycle, kind_of, plain, refuse_access, require_no_cast
 from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.parameters.unit_gather import Place, UnitGather
@@ -103,11 +103,7 @@ class ShardedParameters(ParameterMemory):
         is_refused = not (again or recomputes or self._saved.is_in_call)
         if is_refused and not all(self._gather.is_gathered(member) for member in members):
             require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
-            refuse_order(
-                "cannot use a parameter: its values are partitioned over ranks",
-                where=f"parameter {members[0].name}",
-                needed="with ballast.gather(model): ...",
-            )
+            refuse_access(members[0].name, "its values are partitioned over ranks", "with ballast.gather(model): ...")
         units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._gather.full))
         copied = copied and all(is_small(parameter) for parameter in parameters)
         copies_all = recomputes or copied
@@ -427,7 +423,7 @@ class SavedTensors:
         """Return hooks that pass other tensors on to the outer hooks, such as those of activation checkpointing."""
         gather, members = self._gather, self._gather.members
 
-        def cast_place(tensor: torch.Tensor) -> CastPlace | None:
+        def cast_place(tensor: torch.Tensor) -> Place | None:
             place = place_in_cast(tensor, members, gather.key, gather.updates)
             return None if place is None or place.unit in gather.full else place  # a block may write to full parameters
 
@@ -454,17 +450,16 @@ class SavedTensors:
             return tensor if outer is None else outer[0](tensor)
 
         def unpack(saved: Any) -> torch.Tensor:
-            kind = type(saved)
-            if (kind is not Place and kind is not CastPlace) or saved.key is not gather.key:
+            if type(saved) is not Place or saved.key is not gather.key:
                 there: torch.Tensor = saved if outer is None else outer[1](saved)
                 return there
             unit, number = saved.unit, saved.member
             gather.open(unit)
             if saved.updates != gather.updates or unit in gather.full:
                 gather.require_unchanged(unit, number, saved.updates)
-            if kind is CastPlace:
+            if saved.cast is not None:
                 is_full = unit in gather.full
-                cast = gather.full_values(unit, number).to(saved.dtype) if is_full else gather.now.cast_of(number, saved.dtype)
+                cast = gather.full_values(unit, number).to(saved.cast) if is_full else gather.now.cast_of(number, saved.cast)
                 return cast.as_strided(saved.size, saved.stride, saved.offset)
             values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
             if not saved.is_whole:
@@ -488,20 +483,7 @@ _VIEWS_OF_ALL = {
 _MOST_VIEWS = 8  # views of a view; a parameter is at the end of a short chain
 
 
-class CastPlace(NamedTuple):
-    """The place of a view in a cast of a parameter."""
-
-    key: object  # the key of the gatherer whose unit it is
-    unit: int
-    member: int  # the member's number in the unit
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int  # elements, from the cast's first
-    updates: int  # the updates that the gatherer had counted
-
-
-def place_in_cast(tensor: torch.Tensor, members: Mapping[int, UnitParameter], key: object, updates: int) -> CastPlace | None:
+def place_in_cast(tensor: torch.Tensor, members: Mapping[int, UnitParameter], key: object, updates: int) -> Place | None:
     """Return the place of a tensor that is a cast of one of these parameters (by id), or a view of such a cast; None if it
     is not known to be one. `key` is that of the parameters' gatherer, which has counted this many `updates`.
 
@@ -515,9 +497,8 @@ def place_in_cast(tensor: torch.Tensor, members: Mapping[int, UnitParameter], ke
     member = members.get(id(parameter))
     if member is None or parameter is None or not _has_all(cast, parameter):
         return None
-    return CastPlace(
-        key, member.unit, member.tensor, cast.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), updates
-    )
+    size, offset = tuple(tensor.shape), tensor.storage_offset()
+    return Place(key, member.unit, member.tensor, size, tensor.stride(), offset, False, cast.dtype, updates)
 
 
 def _source_of(node: Any) -> torch.Tensor | None:

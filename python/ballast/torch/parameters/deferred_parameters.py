@@ -35,6 +35,7 @@ from ballast.torch.parameters.managed_parameter import (
     nothing_like,
     owner_of,
     plain,
+    refuse_access,
     require_no_cast,
 )
 from ballast.torch.parameters.stored_tensors import StoredTensor
@@ -94,11 +95,7 @@ class DeferredParameters:
     ) -> NoReturn:
         name = self._live().names()[id(parameters[0])]
         require_no_cast(operation, name, why="its values are made when training begins")
-        refuse_order(
-            "cannot use a parameter: it has no values yet",
-            where=f"parameter {name}",
-            needed="a call of the model, or with ballast.gather(model): ...",
-        )
+        refuse_access(name, "it has no values yet", "a call of the model, or with ballast.gather(model): ...")
 
     def begin(self) -> None:
         """Make or read the values, and partition them with all others. All ranks do this together."""
@@ -158,17 +155,11 @@ def suspend(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
     (managed(parameter) or ManagedParameter(parameter, ParameterState.PENDING)).suspend(owner)
 
 
-def suspend_and_drop(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
-    """Take a parameter out of its partition, and lose its values."""
-    suspend(parameter, owner)
-    drop(parameter)
-
-
 def drop(parameter: torch.nn.Parameter) -> None:
     """Make a PENDING parameter DEFERRED: nothing brings its values any more."""
     found = managed(parameter)
     assert found is not None
-    found.drop()
+    found.begin_with(None)
 
 
 def drop_pending(model: torch.nn.Module, owner: DeferredParameters) -> None:

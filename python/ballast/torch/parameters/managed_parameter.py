@@ -204,10 +204,6 @@ class ManagedParameter:
         self._enter(ParameterState.PENDING)
         self._take_from_torch(owner, nothing_like(self.parameter, self.parameter.device))
 
-    def drop(self) -> None:
-        """Become DEFERRED without initial values: nothing brings them any more."""
-        self.begin_with(None)
-
     # --- In training ---
 
     def fill(self, values: torch.Tensor) -> None:
@@ -360,6 +356,11 @@ def refuse_cast(what: str, name: str, *, code: str = "unsupported", to_look: str
         available=available,
         remedy="To cast a model that was trained: optimizer.close(), cast the model, and wrap a new optimizer.",
     )
+
+
+def refuse_access(name: str, why: str, needed: str) -> NoReturn:
+    """Refuse the use of a parameter whose values are elsewhere."""
+    refuse_order(f"cannot use a parameter: {why}", where=f"parameter {name}", needed=needed)
 
 
 def require_no_cast(use: str, name: str, *, why: str) -> None:

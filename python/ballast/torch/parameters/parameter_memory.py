@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 from ballast import _core
-from ballast.checks import refuse, refuse_order
+from ballast.checks import refuse
 from ballast.errors import FailureError
 from ballast.ranks import Group
 from ballast.torch.parameters.managed_parameter import (
@@ -21,6 +21,7 @@ from ballast.torch.parameters.managed_parameter import (
     ManagedParameter,
     ParameterState,
     managed,
+    refuse_access,
     require_no_cast,
     require_same_kind,
 )
@@ -136,16 +137,10 @@ class OffloadedParameters:
 
     def _refuse(self, name: str) -> NoReturn:
         if self.lifecycle is Lifecycle.LOST:
-            refuse_order(
-                "cannot use a parameter: its optimizer has gone while it was off the device",
-                where=f"parameter {name}",
-                needed="optimizer.close() on all ranks, before it is deleted",
-            )
-        refuse_order(
-            "cannot use a parameter: its training is off the device",
-            where=f"parameter {name}",
-            needed="optimizer.reload(), on all ranks; or optimizer.offload(parameters=False) before",
-        )
+            why = "its optimizer has gone while it was off the device"
+            refuse_access(name, why, "optimizer.close() on all ranks, before it is deleted")
+        needed = "optimizer.reload(), on all ranks; or optimizer.offload(parameters=False) before"
+        refuse_access(name, "its training is off the device", needed)
 
 
 class FullParameters(ParameterMemory):

@@ -52,9 +52,7 @@ class StoredTensor(ABC):
         return values
 
     def read_all(self) -> torch.Tensor:
-        values = torch.empty(self.shape, dtype=self.dtype, device="cpu")
-        self.read(0, values.numel(), values.data_ptr())
-        return values
+        return self.read_part(0, self.elements).view(self.shape)
 
 
 class CastTensor(StoredTensor):

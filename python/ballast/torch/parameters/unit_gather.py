@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from sys import getrefcount
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -25,6 +25,7 @@ from ballast.torch.parameters.managed_parameter import (
     managed,
     nothing_like,
     plain,
+    refuse_access,
 )
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, views_in
 from ballast.torch.parameters.writes import refuse_lost_writes, users_of
@@ -35,15 +36,16 @@ _MOST_PLACES = 1000  # remembered places: slices of changing sizes would add up
 
 
 class Place(NamedTuple):
-    """The place of a view of a parameter."""
+    """The place of a view of a parameter, or of a cast of it."""
 
     key: object  # the key of the gatherer whose unit it is: each optimizer of a model has one
     unit: int
     member: int  # the member's number in the unit
     size: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int  # elements, from the member's first
+    offset: int  # elements, from the first of the member or of its cast
     is_whole: bool  # it is the parameter as it is
+    cast: torch.dtype | None  # it is a view of the parameter's cast to this format
     updates: int  # the updates that the gatherer had counted
 
 
@@ -67,7 +69,7 @@ class GatheredViews:
         # Users are counted while only these tensors exist.
         self._users = [(member, storage, users_of_storage(storage)) for member, storage in storages]
         self._places: dict[tuple[object, ...], Place] = {}  # places that were found before
-        self._casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # casts by member, until the unit is released
+        self.casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # casts by member, until the unit is released
         self.has_copies = bool(copies)
         self.dtype = tensors[0].dtype if tensors else None
         filled = [tensor for _, tensor in views if tensor.numel() > 0]
@@ -100,18 +102,16 @@ class GatheredViews:
             if 0 <= offset < view.nbytes and tensor.dtype == view.dtype:
                 size, stride = tuple(tensor.shape), tensor.stride()
                 is_whole = offset == 0 and (size, stride) == (tuple(view.shape), view.stride())
-                return Place(self._key, member.unit, number, size, stride, offset // view.element_size(), is_whole, updates)
+                offset //= view.element_size()
+                return Place(self._key, member.unit, number, size, stride, offset, is_whole, None, updates)
         return None
 
     def cast_of(self, member: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a cast of a member. It is made once while the unit is open."""
-        cast = self._casts.get((member, dtype))
+        cast = self.casts.get((member, dtype))
         if cast is None:
-            cast = self._casts[member, dtype] = self.tensors[member].to(dtype)
+            cast = self.casts[member, dtype] = self.tensors[member].to(dtype)
         return cast
-
-    def forget_casts(self) -> None:
-        self._casts.clear()
 
     def warn_of_views(self, warned: set[UnitParameter]) -> None:
         """Warn of views that outlive the release of their parameter: they show the values of other units from then on.
@@ -309,17 +309,11 @@ class UnitGather:
 
     def require_there(self, member: UnitParameter) -> None:
         if self.lifecycle is Lifecycle.LOST:
-            refuse_order(
-                "cannot use a parameter: its optimizer is gone, and its values were partitioned over ranks",
-                where=f"parameter {member.name}",
-                needed="optimizer.close() on all ranks, before it is deleted",
-            )
+            why = "its optimizer is gone, and its values were partitioned over ranks"
+            refuse_access(member.name, why, "optimizer.close() on all ranks, before it is deleted")
         if self.lifecycle is Lifecycle.CLOSED:
-            refuse_order(
-                "cannot continue a backward pass: its parameters were partitioned anew or released",
-                where=f"parameter {member.name}",
-                needed="a forward pass after the optimizer was closed, or its state loaded",
-            )
+            needed = "a forward pass after the optimizer was closed, or its state loaded"
+            refuse_backward(member, "partitioned anew or released", needed)
 
     def count_update(self) -> None:
         """Count the update of the last step."""
@@ -345,17 +339,11 @@ class UnitGather:
         `since`. A step changes no frozen ones."""
         member = self.units[unit].members[number]
         if member.group is not None and since < self._updated_at:
-            refuse_order(
-                "cannot continue a backward pass: its parameters were updated after its forward pass",
-                where=f"parameter {member.name}",
-                needed="all backward passes through a graph before step(), or another forward pass after it",
-            )
+            needed = "all backward passes through a graph before step(), or another forward pass after it"
+            refuse_backward(member, "updated after its forward pass", needed)
         if self._is_written_now(member) or since < self._written_at.get(member, 0):
-            refuse_order(
-                "cannot continue a backward pass: its parameters were written to after its forward pass",
-                where=f"parameter {member.name}",
-                needed="all backward passes through a graph before the write, or another forward pass after it",
-            )
+            needed = "all backward passes through a graph before the write, or another forward pass after it"
+            refuse_backward(member, "written to after its forward pass", needed)
 
     def release_unit(self) -> None:
         """Release the open unit, if there is one. Refuse writes to its parameters, because ranks keep none of them."""
@@ -378,7 +366,7 @@ class UnitGather:
             written += self._written(changed)
         if self._warns:
             self.now.warn_of_views(self._warned)
-        self.now.forget_casts()
+        self.now.casts.clear()
         self.casts.empty(unit)
         self.core.release()
         self.open_unit, self.now = None, NO_VIEWS
@@ -464,7 +452,7 @@ class UnitGather:
             self._begun_full[member] = whole._version, whole.data_ptr()
         size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset() - whole.storage_offset()
         is_whole = offset == 0 and (size, stride) == (tuple(whole.shape), whole.stride())
-        return Place(self.key, member.unit, member.tensor, size, stride, offset, is_whole, self.updates)
+        return Place(self.key, member.unit, member.tensor, size, stride, offset, is_whole, None, self.updates)
 
     def reshard(self, copies: Mapping[UnitParameter, torch.Tensor]) -> list[str]:
         """Shard the parameters that torch sees these copies of, and return the names of those that were written to."""
@@ -513,6 +501,11 @@ class UnitGather:
         self.casts.forget()
         self._views, self.now = {}, NO_VIEWS
         del self.core
+
+
+def refuse_backward(member: UnitParameter, changed: str, needed: str) -> NoReturn:
+    what = f"cannot continue a backward pass: its parameters were {changed}"
+    refuse_order(what, where=f"parameter {member.name}", needed=needed)
 
 
 def name_different_uses(met: BaseException) -> None:

@@ -21,7 +21,6 @@ from ballast.formats import STATE_FORMATS, preferred
 from ballast.outer.fragments import Bytes, exchange_bytes, outer_state
 from ballast.planning.hardware import (
     RATES,
-    Budget,
     Rates,
     available_memory,
     gpu_like,
@@ -100,7 +99,7 @@ def _machine(of: AvailableMachine, machines: Sequence[AvailableMachine]) -> _cor
     host = int(USED_FRACTION * of.free) // sharing
     # Torch's memory is freed piece by piece.
     device = min(host + of.parameter_bytes, of.free) if of.device is None else of.device
-    budget = Budget(device, host, of.drives // sharing)
+    budget = {"device": device, "host": host, "nvme": of.drives // sharing}
     made = machine(budget, of.rates, ranks=len(machines), ranks_of_machine=sharing)
     made.products = of.products if of.on_gpu else of.products / sharing
     if not of.on_gpu:

@@ -25,10 +25,10 @@ from ballast.torch.gpu import gpu_of_tensors, stream_on
 from ballast.torch.memory import BYTES, return_freed_memory
 from ballast.torch.parameters.deferred_parameters import (
     DeferredParameters,
+    drop,
     is_pending,
     make_unpartitioned,
     suspend,
-    suspend_and_drop,
 )
 from ballast.torch.parameters.gathered_memory import gathered_memory_for
 from ballast.torch.parameters.managed_parameter import is_without_values, managed
@@ -534,7 +534,8 @@ class StateMigration:
         if self._owner is not None:
             left = [taken.parameter for taken in self._taken.values() if is_without_values(taken.parameter)]
             for parameter in partitioned + left:
-                suspend_and_drop(parameter, self._owner)
+                suspend(parameter, self._owner)
+                drop(parameter)
 
     def return_to_torch(self) -> None:
         """Return the rest of the parameters to torch's memory, if they are not there already."""

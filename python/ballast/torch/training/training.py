@@ -17,7 +17,7 @@ from ballast.checks import refuse_order
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.ranks import Group
 from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
-from ballast.torch.calls.hooks import OneThread, TrainingHooks, refuse_other_thread
+from ballast.torch.calls.hooks import Call, OneThread, TrainingHooks, refuse_other_thread
 from ballast.torch.gradients.taken_gradients import TakenGradient
 from ballast.torch.parameters.deferred_parameters import (
     DeferredParameters,
@@ -363,7 +363,7 @@ class Training:
             if lacks_values and not self._waits_for_trained:
                 make_unpartitioned(self.given.required_model, (), self.given.keeps())
             return
-        with self.calls.call("the model"):
+        with Call(self.calls, "the model"):
             if not begins_step and self.current is not None:  # it has the values, whatever is trained next
                 self._require_there()
                 self.current.require_not_updated("cannot call the model")
@@ -411,7 +411,7 @@ class Training:
     # --- Steps ---
 
     def step(self, loss_scale: float, found_inf: bool) -> None:
-        with self.calls.call("step()"):
+        with Call(self.calls, "step()"):
             self._require_unchanged()
             if (run := self.partitioner.joint_run) is not None:
                 run.require_others()
@@ -445,7 +445,7 @@ class Training:
 
     def discard(self, *, forget_zeros: bool) -> None:
         """Discard the gradients since the last step."""
-        with self.calls.call("zero_grad()"):
+        with Call(self.calls, "zero_grad()"):
             if (partition := self.current) is None:
                 return
             if partition.discard():
