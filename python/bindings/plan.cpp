@@ -243,11 +243,11 @@ void bind_plan(py::module_& module) {
       .def("choose", answering(&choose))
       .def("price", answering(&price), py::arg("placement"))
       .def("placements", answering(&pure_placements))
-      .def("memory", answering(&memory_of), py::arg("placement"))
+      .def("memory", answering(&ballast::memory_of), py::arg("placement"))
       .def(
           "needs",
           [](const ChoiceInput& question, const Placement& placement) {
-            return by_name<Tier>(needs(answering(&memory_of)(question, placement), question.machine));
+            return by_name<Tier>(needs(answering(&ballast::memory_of)(question, placement), question.machine));
           },
           py::arg("placement"), "Return the bytes that it needs, by tier.")
       .def("kept_elements", &kept_elements, py::arg("placement"), py::kw_only(), py::arg("rank"), Released())
