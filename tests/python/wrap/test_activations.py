@@ -1,20 +1,38 @@
 """Tests of activations that are offloaded to a drive: gradients, what is offloaded, and when its space is free."""
 
+from __future__ import annotations
+
 import gc
 import os
 import resource
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import ballast
 import pytest
 import torch
 from ballast._torch_compat import top_saved_tensor_hooks
-from python.wrap.support.activations import SMALL, file_of, losses_of_a_tower, offloading_everything, tower_loop
+from python.wrap.support.bodies import SMALL, offloading_everything, tower_loop
 from python.wrap.support.loops import check_equal, mlp
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.resident import peak_resident
 from torch.nn import functional
+
+
+def losses_of_a_tower(rank: int, options: dict[str, Any]) -> tuple[list[float], list[torch.Tensor], dict[str, float]]:
+    """Train a tower on this rank. Return its losses, its parameters and its figures."""
+    with offloading_everything():
+        run = tower_loop(rank=rank, ranks=2).run(**options)
+    with ballast.gather(run.model):
+        return run.losses, [each.tolist() for each in run.parameters], run.optimizer.metrics()
+
+
+def file_of(directory: Path) -> Path:
+    """Return a path of the nameless file that this process has open there."""
+    [found] = [each for each in Path("/proc/self/fd").iterdir() if str(each.resolve()).startswith(f"{directory}/")]
+    return found
 
 
 @pytest.fixture

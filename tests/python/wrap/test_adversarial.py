@@ -7,7 +7,7 @@ from typing import Any
 import ballast
 import pytest
 import torch
-from python.wrap.support.keywords import keywords
+from python.wrap.support.loops import keywords
 from python.wrap.support.ranks import run_ranks
 from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
 

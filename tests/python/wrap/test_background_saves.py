@@ -17,11 +17,11 @@ import torch
 from ballast import DiLoCo
 from ballast.checkpoint import manifest
 from ballast.checkpoint.folder import RankFiles
-from python.wrap.support import jobs, saved
-from python.wrap.support.adafactors import Shapes
-from python.wrap.support.jobs import WRITTEN_BY, error_of, held_back
+from python.wrap.support import saved
 from python.wrap.support.loops import Loop
+from python.wrap.support.models import Shapes
 from python.wrap.support.ranks import run_ranks
+from python.wrap.support.saved import WRITTEN_BY, error_of, held_back, kill, stopped_while_saving
 from python.wrap.support.several import Several, rule_and_own_step
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -305,7 +305,7 @@ def test_the_end_of_a_process_waits_for_its_save(tmp_path):
 
 
 def test_a_process_that_is_killed_in_the_middle_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
-    [gained] = run_ranks(1, jobs.stopped_while_saving, str(tmp_path / "here"), jobs.kill, False)
+    [gained] = run_ranks(1, stopped_while_saving, str(tmp_path / "here"), kill, False)
     assert len(gained) > 6
     assert set(gained) == {0, 1} and gained == sorted(gained)
 

@@ -3,8 +3,7 @@
 import ballast
 import pytest
 import torch
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Tower, mean_square, mlp
+from python.wrap.support.loops import Tower, keywords, mean_square, mlp
 
 CONFIGURATIONS = [{"stage": 0}, {"stage": 1}, {"stage": 2, "offload": "host"}, {"stage": 3}, {"stage": 3, "offload": "host"}]
 every_configuration = pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)

@@ -1,16 +1,116 @@
 """Tests of checkpoints: values do not depend on the ranks, stages and tiers that save and load them."""
 
+from __future__ import annotations
+
 import io
 import json
+import resource
+from pathlib import Path
+from typing import Any
 
 import ballast
 import pytest
 import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.kinds import MANIFEST
-from python.wrap.support import jobs, saved
+from python.wrap.support import saved
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.saved import Training, same, values_in
+from python.wrap.support.saved import (
+    STEPS,
+    Buffered,
+    Configuration,
+    Training,
+    Values,
+    kill,
+    other_parameters,
+    same,
+    stopped_while_saving,
+    values_in,
+)
+
+
+def interrupt() -> None:
+    """Raise what Ctrl-C raises. Python still cleans up after it."""
+    raise KeyboardInterrupt
+
+
+def load_and_save(rank: int, pairs: list[tuple[str, str, Configuration]]) -> list[tuple[Values, int, Any, list[float]]]:
+    """Load each checkpoint with the given options, save it in another directory, thaw a block and train two more steps."""
+    seen = []
+    for source, target, configuration in pairs:
+        torch.manual_seed(1)  # other parameters than those that were saved
+        training = Training(configuration, other_parameters(Buffered()))
+        training.model.blocks[3].requires_grad_(False)
+        extra = ballast.load_checkpoint(source, training.model, training.optimizer)
+        everything, steps = training.everything(), training.optimizer.steps
+        ballast.save(target, training.model, training.optimizer, extra=extra)
+        training.model.blocks[3].requires_grad_(True)
+        losses = training.train(STEPS, 2)
+        seen.append((everything, steps, extra, losses))
+    return seen
+
+
+def interrupted(rank: int, folder: str, configurations: list[Configuration]) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the losses after a save, of the training that continues and of another one that loads the checkpoint."""
+    straight, again = [], []
+    for number, configuration in enumerate(configurations):
+        one = Training(configuration)
+        one.train(0, 2)
+        ballast.save(f"{folder}/{number}", one.model, one.optimizer)
+        straight.append(one.train(2, 3))
+        other = Training(configuration, other_parameters(Buffered()))
+        ballast.load_checkpoint(f"{folder}/{number}", other.model, other.optimizer)
+        again.append(other.train(2, 3))
+    return straight, again
+
+
+def one_rank_cannot_write(rank: int, folder: str) -> tuple[str, int, bool]:
+    """Return the error, the step of the checkpoint that is there afterwards, and whether the training is unaffected."""
+    training, other = Training({"stage": 2}), Training({"stage": 2})
+    training.train(0, 1), other.train(0, 1)
+    ballast.save(folder, training.model, training.optimizer)
+    training.train(1, 1), other.train(1, 1)
+    said = ""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limit[1]))
+    try:
+        ballast.save(folder, training.model, training.optimizer)
+    except ballast.Error as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    return said, manifest.read(folder).step, training.train(2, 1) == other.train(2, 1)
+
+
+def one_rank_has_state_that_cannot_be_saved(rank: int, folder: str) -> str:
+    training = Training({"stage": 2, "optimizer": "NAdam", "timeout": 30})
+    training.train(0, 1)
+    if rank == 1:
+        next(iter(training.optimizer.state.values()))["phase"] = None
+    try:
+        ballast.save(folder, training.model, training.optimizer)
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+def one_rank_reads_a_flipped_bit(rank: int, folder: str) -> str:
+    training = Training({"stage": 3, "offload": f"nvme:{folder}"})
+    training.train(0, 1)
+    ballast.save(f"{folder}/saved", training.model, training.optimizer)
+    if rank == 0:
+        piece = manifest.read(f"{folder}/saved").tensors["blocks.0.up.weight"].pieces[0]
+        [path] = Path(folder, "saved").rglob(f"rank-{piece.file:05}.data")
+        content = bytearray(path.read_bytes())
+        content[piece.offset] ^= 1
+        path.write_bytes(content)
+    training.optimizer._ballast.group.barrier()
+    try:
+        ballast.load_checkpoint(f"{folder}/saved", training.model, training.optimizer)
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
 
 RANKS = (1, 2, 3)
 BF16 = {"dtype": torch.bfloat16}
@@ -57,7 +157,7 @@ def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(ki
             (str(tmp_path / f"by-{by}" / str(one)), str(tmp_path / f"to-{to}" / f"{by}-{one}"), configurations[other])
             for by, one, other in pairs
         ]
-        answers = run_ranks(to, saved.load_and_save, paths)
+        answers = run_ranks(to, load_and_save, paths)
         losses_of = {}
         for number, (by, one, other) in enumerate(pairs):
             for rank, (everything, steps, extra, losses) in enumerate(answer[number] for answer in answers):
@@ -73,7 +173,7 @@ def test_a_resumed_training_continues_as_if_it_had_not_stopped(ranks, tmp_path):
     kinds = ({}, BF16, *({**BF16, "state_format": format} for format in ("bf16", "compact", "4bit")))
     for number, kind in enumerate(kinds):
         configurations = everywhere(tmp_path, **kind)[(number + ranks) % 2 :: 2]
-        for losses, again in run_ranks(ranks, saved.interrupted, str(tmp_path / str(kind)), configurations):
+        for losses, again in run_ranks(ranks, interrupted, str(tmp_path / str(kind)), configurations):
             assert losses == again
 
 
@@ -91,13 +191,13 @@ def test_state_of_an_optimizers_own_step_is_resharded(optimizer, kind, tmp_path)
             (str(tmp_path / f"by-{by}" / str(one)), str(tmp_path / f"to-{to}" / f"{by}-{one}"), configurations[other])
             for by, one, other in pairs
         ]
-        answers = run_ranks(to, saved.load_and_save, paths)
+        answers = run_ranks(to, load_and_save, paths)
         for number, (by, one, other) in enumerate(pairs):
             for everything, steps, _, _ in (answer[number] for answer in answers):
                 assert same(everything, parameters[by][one]), (by, one, to, other)
                 assert steps == 4
             assert same(values_in(paths[number][1]), there[by, one]), (by, one, to, other)
-    for losses, again in run_ranks(2, saved.interrupted, str(tmp_path / "interrupted"), configurations):
+    for losses, again in run_ranks(2, interrupted, str(tmp_path / "interrupted"), configurations):
         assert losses == again
 
 
@@ -105,7 +205,7 @@ def test_state_of_an_optimizers_own_step_is_resharded(optimizer, kind, tmp_path)
 @pytest.mark.parametrize("by", ["fp32", "split", "bf16", "compact", "4bit"])
 def test_another_state_format_rounds_the_state(by, to, tmp_path):
     [parameters] = saved.train_and_save(0, str(tmp_path), [{**BF16, "stage": 2, "state_format": by}])
-    [(everything, *_)] = saved.load_and_save(
+    [(everything, *_)] = load_and_save(
         0, [(f"{tmp_path}/0", f"{tmp_path}/1", {**BF16, "stage": 3, "state_format": to})]
     )
     assert same(parameters, everything)
@@ -121,7 +221,7 @@ def test_another_state_format_rounds_the_state(by, to, tmp_path):
 
 def test_a_model_of_another_number_format_gets_the_masters(tmp_path):
     saved.train_and_save(0, str(tmp_path), [{**BF16, "stage": 2}])
-    saved.load_and_save(0, [(f"{tmp_path}/0", f"{tmp_path}/1", {"stage": 3})])
+    load_and_save(0, [(f"{tmp_path}/0", f"{tmp_path}/1", {"stage": 3})])
     before, after = values_in(tmp_path / "0"), values_in(tmp_path / "1")
     assert all(torch.equal(before[name].float(), after[name].float()) for name in before)
 
@@ -274,7 +374,7 @@ def test_state_that_cannot_be_saved_is_refused_with_its_name(value, tmp_path):
 
 
 def test_a_rank_whose_state_cannot_be_saved_fails_on_all_ranks(tmp_path):
-    first, second = run_ranks(2, saved.one_rank_has_state_that_cannot_be_saved, str(tmp_path))
+    first, second = run_ranks(2, one_rank_has_state_that_cannot_be_saved, str(tmp_path))
     assert "B3301" in first and "rank 1" in first
     assert "B1001" in second and "NoneType" in second
 
@@ -313,7 +413,7 @@ def test_a_full_drive_is_found_before_anything_is_written(tmp_path, monkeypatch)
 
 
 def test_a_rank_that_cannot_write_is_named_and_the_checkpoint_before_stays(tmp_path):
-    first, second = run_ranks(2, saved.one_rank_cannot_write, str(tmp_path))
+    first, second = run_ranks(2, one_rank_cannot_write, str(tmp_path))
     assert "B3301" in first[0] and "rank 1" in first[0]
     assert "B2202" in second[0] and "ulimit -f" in second[0]
     assert first[1] == second[1] == 1  # the earlier checkpoint is still there
@@ -321,7 +421,7 @@ def test_a_rank_that_cannot_write_is_named_and_the_checkpoint_before_stays(tmp_p
 
 
 def test_a_rank_that_cannot_read_is_named_and_no_rank_continues_alone(tmp_path):
-    said = run_ranks(2, saved.one_rank_reads_a_flipped_bit, str(tmp_path))
+    said = run_ranks(2, one_rank_reads_a_flipped_bit, str(tmp_path))
     assert any("B3202" in text for text in said)
     assert all(text.startswith(("B3202", "B3301")) for text in said)
 
@@ -346,12 +446,12 @@ def test_a_manifest_can_be_read_by_people(tmp_path):
         manifest.read(tmp_path / "0")
 
 
-@pytest.mark.parametrize("stop", [jobs.kill, jobs.interrupt])
+@pytest.mark.parametrize("stop", [kill, interrupt])
 def test_a_process_that_is_stopped_leaves_the_old_checkpoint_or_the_new_one(tmp_path, stop):
-    [gained] = run_ranks(1, jobs.stopped_while_saving, str(tmp_path / "here"), stop)
+    [gained] = run_ranks(1, stopped_while_saving, str(tmp_path / "here"), stop)
     assert len(gained) > 30
     assert set(gained) == {0, 1}
-    if stop is jobs.kill:  # each run then has the same moments; cleanup after an interrupt varies
+    if stop is kill:  # each run then has the same moments; cleanup after an interrupt varies
         assert gained == sorted(gained)  # the new checkpoint is in place from one moment on
 
 

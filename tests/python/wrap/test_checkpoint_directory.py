@@ -9,7 +9,7 @@ import pytest
 from ballast.checkpoint import conversion, manifest
 from ballast.checkpoint.folder import CheckpointDirectory
 from ballast.checkpoint.kinds import MANIFEST
-from python.wrap.support.jobs import save, training
+from python.wrap.support.saved import save, training
 
 
 def fail_for_manifests(monkeypatch):

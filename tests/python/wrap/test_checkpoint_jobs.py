@@ -1,23 +1,158 @@
 """Tests of two jobs with one directory: neither destroys the other's last checkpoint, and readers find a complete one."""
 
+from __future__ import annotations
+
 import json
+import os
 import shutil
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+from unittest import mock
 
 import ballast
 import pytest
 from ballast import checks
 from ballast.checkpoint import manifest
+from ballast.checkpoint.kinds import MANIFEST
 from ballast.tools.command_line import main
-from python.wrap.support import jobs
-from python.wrap.support.jobs import error_of, load, once, replace, save, training
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.saved import same
+from python.wrap.support.saved import Training, error_of, same, save, training
+
+# The moments at which a save can be overtaken: it has made its folder, written its files, or replaced the manifest.
+MOMENTS = {
+    "its folder is made": ("ballast.checkpoint.saving.require_shared", False),
+    "its files are written": ("ballast.checkpoint.folder.os.replace", False),
+    "its manifest is there": ("ballast.checkpoint.folder.os.replace", True),
+}
 
 
-@pytest.mark.parametrize("moment", jobs.MOMENTS)
+def load(directory: str | Path, made: Training) -> None:
+    ballast.load_checkpoint(directory, made.model, made.optimizer)
+
+
+def once(name: str, also: Callable[[], Any], after: bool = False) -> Any:
+    """Return a patch of a function that calls `also` in its first call."""
+    real, calls = resolve_name(name), []
+
+    def patched(*args: Any, **options: Any) -> Any:
+        calls.append(name)
+        is_first = len(calls) == 1
+        if is_first and not after:
+            also()
+        answer = real(*args, **options)
+        if is_first and after:
+            also()
+        return answer
+
+    return mock.patch(name, patched)
+
+
+def replace(directory: Path, by: Path) -> None:
+    """Replace the checkpoint of a directory by that of another one, as another job's save does."""
+    old, new = folder_in(directory), folder_in(by)
+    shutil.copytree(by / new, directory / new)
+    shutil.copy(by / MANIFEST, directory / "next")
+    os.replace(directory / "next", directory / MANIFEST)
+    shutil.rmtree(directory / old)
+
+
+def folder_in(directory: Path) -> str:
+    return str(json.loads((directory / MANIFEST).read_bytes())["content"]["folder"])
+
+
+def while_another_job_is_killed(rank: int, folder: str) -> tuple[str, int, str, int]:
+    """Return the error of a save while another process saves, that process, the error of a save after it is killed, and the
+    step of the checkpoint at the end."""
+    mine = training(2)
+    arrived, tell = os.pipe()
+
+    def stop() -> None:
+        os.write(tell, b"!")
+        signal.pause()
+
+    def other() -> None:
+        with once("ballast.checkpoint.folder.os.replace", stop):
+            save(folder, training(1))
+
+    child = os.fork()
+    if child == 0:
+        try:
+            other()
+        finally:
+            os._exit(1)
+    os.read(arrived, 1)
+    first = error_of(lambda: save(folder, mine))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    second = error_of(lambda: save(folder, mine))
+    return first, child, second, manifest.read(folder).step
+
+
+def while_the_directory_is_locked(rank: int, folder: str) -> tuple[str, int, str, bool]:
+    """Return the error of a save, the process that holds the lock, the error of a save after it is released, and whether the
+    training is unaffected by the failed save."""
+    mine, other = Training({"stage": 2, "timeout": 60}), Training({"stage": 2, "timeout": 60})
+    mine.train(0, 1), other.train(0, 1)
+    save(folder, mine)
+    group = mine.optimizer._ballast.group
+    group.barrier()  # rank 0 unlocks the directory after the others have returned
+    lock = ballast._core.DirectoryLock(directory=folder) if rank == 1 else None
+    [holder] = group.all_reduce([os.getpid() * (rank == 1)])
+    first = error_of(lambda: save(folder, mine))
+    if lock is not None:
+        lock.release()
+    group.barrier()
+    is_same = mine.train(1, 2) == other.train(1, 2)
+    return first, holder, error_of(lambda: save(folder, mine)), is_same
+
+
+def while_it_is_replaced(rank: int, folder: str, moment: str, after: bool) -> tuple[int, bool]:
+    """Load while rank 1 replaces the checkpoint. Return the step that was loaded, and whether the values are the new ones."""
+    here, there = Path(folder, "here"), Path(folder, "there")
+    save(here, training(1))
+    save(there, training(2))
+    load(there, expected := training())
+    mine = training()
+    with once(moment, lambda: replace(here, there), after) if rank == 1 else nullcontext():
+        load(here, mine)
+    return mine.optimizer.steps, same(mine.everything(), expected.everything())
+
+
+def reads_while_another_job_saves(rank: int, folder: str) -> int:
+    """Return how often this process loads until another one has saved 24 times. Each load has to succeed."""
+
+    def other() -> None:
+        saver = training(1)
+        for step in range(1, 25):
+            saver.train(step, 1)
+            save(folder, saver)
+
+    save(folder, training(1))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            other()
+            code = 0
+        finally:
+            os._exit(code)
+    loads = 0
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        load(folder, training())
+        loads += 1
+    load(folder, last := training())
+    assert last.optimizer.steps == 25
+    return loads
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_job_that_saves_while_another_does_is_refused_and_both_continue(moment, tmp_path):
     one, other, said = training(1), training(2), []
-    place, after = jobs.MOMENTS[moment]
+    place, after = MOMENTS[moment]
     with once(place, lambda: said.append(error_of(lambda: save(tmp_path, other))), after):
         save(tmp_path, one)
     load(tmp_path, again := training())
@@ -29,13 +164,13 @@ def test_a_job_that_saves_while_another_does_is_refused_and_both_continue(moment
 
 
 def test_a_lock_ends_with_its_process(tmp_path):
-    [(first, child, second, step)] = run_ranks(1, jobs.while_another_job_is_killed, str(tmp_path / "here"))
+    [(first, child, second, step)] = run_ranks(1, while_another_job_is_killed, str(tmp_path / "here"))
     assert "B2204" in first and f"in use by process {child} on " in first and "since 20" in first
     assert (second, step) == ("", 2)
 
 
 def test_all_ranks_name_the_holder_of_the_directory(tmp_path):
-    for first, holder, second, is_same in run_ranks(2, jobs.while_the_directory_is_locked, str(tmp_path)):
+    for first, holder, second, is_same in run_ranks(2, while_the_directory_is_locked, str(tmp_path)):
         assert "B2204" in first and f"in use by process {holder} on " in first and str(tmp_path) in first
         assert second == "" and is_same
 
@@ -91,14 +226,14 @@ def no_locks(**options):
     checks.fail("no_file_locks", "cannot lock the directory: No locks available")
 
 
-@pytest.mark.parametrize("moment", jobs.MOMENTS)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_without_locks_a_warning_appears_and_no_job_removes_files_of_another(moment, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("ballast._core.DirectoryLock", no_locks)
     old, one, other = training(1), training(2), training(3)
     save(tmp_path, old)
     left = tmp_path / "step-7-0123abcd"
     left.mkdir()
-    place, after = jobs.MOMENTS[moment]
+    place, after = MOMENTS[moment]
     with once(place, lambda: save(tmp_path, other), after):
         save(tmp_path, one)
     load(tmp_path, training())
@@ -140,7 +275,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_loaded_anew(moment,
 
 @pytest.mark.parametrize("moment", READS)
 def test_all_ranks_load_the_same_checkpoint(moment, tmp_path):
-    assert run_ranks(2, jobs.while_it_is_replaced, str(tmp_path), *READS[moment]) == [(2, True)] * 2
+    assert run_ranks(2, while_it_is_replaced, str(tmp_path), *READS[moment]) == [(2, True)] * 2
 
 
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
@@ -177,6 +312,6 @@ def test_a_checkpoint_that_is_always_replaced_is_given_up(read, two, monkeypatch
 
 
 def test_loads_succeed_while_another_job_saves(tmp_path, record_property):
-    [loads] = run_ranks(1, jobs.reads_while_another_job_saves, str(tmp_path))
+    [loads] = run_ranks(1, reads_while_another_job_saves, str(tmp_path))
     record_property("loads", loads)
     assert loads > 0

@@ -1,5 +1,7 @@
 """Tests of checkpoints of models that differ, have no memory, are compiled, or are wrapped by other modules."""
 
+from __future__ import annotations
+
 from functools import partial
 
 import ballast
@@ -7,10 +9,21 @@ import pytest
 import torch
 from ballast.checkpoint import manifest
 from python.wrap.support import saved
-from python.wrap.support.constructed import Tall
 from python.wrap.support.loops import Loop, Tower, mlp
+from python.wrap.support.models import Tall
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.saved import Training, same
+from python.wrap.support.saved import Training, Values, same
+
+
+def saves_in_data_parallelism(rank: int, folder: str, stage: int) -> Values:
+    """Train and save a DDP module around the model, as Accelerate and Trainer do."""
+    training = Training({"stage": stage})
+    around = torch.nn.parallel.DistributedDataParallel(training.model)
+    training.loop.steps = 2
+    training.loop.train(around, training.optimizer)
+    ballast.save(f"{folder}/saved", around, training.optimizer)
+    ballast.export(around, f"{folder}/model.safetensors")
+    return training.everything()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +112,7 @@ def compiled(model):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_names_are_the_same_in_data_parallelism_and_without(stage, tmp_path):
-    expected, _ = run_ranks(2, saved.saves_in_data_parallelism, str(tmp_path), stage)
+    expected, _ = run_ranks(2, saves_in_data_parallelism, str(tmp_path), stage)
     alone = Training({"stage": 2})
     ballast.load_checkpoint(tmp_path / "saved", alone.model, alone.optimizer)
     assert same(alone.everything(), expected)

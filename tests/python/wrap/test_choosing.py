@@ -1,19 +1,68 @@
 """Tests of stages and tiers that Ballast chooses, and of memory budgets."""
 
+from __future__ import annotations
+
 import logging
 import re
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import ballast
 import pytest
 import torch
 from ballast.planning.hardware import rates_of_cpus
+from ballast.torch.training import autotune
 from ballast.torch.training.autotune import AvailableMachine, _machine
-from python.wrap.support import bodies
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower, adapted, check_close, check_equal, in_bfloat16, mlp, only_trained
+from python.wrap.support.bodies import loop_of
+from python.wrap.support.loops import (
+    Loop,
+    Tower,
+    adapted,
+    check_close,
+    check_equal,
+    in_bfloat16,
+    keywords,
+    mlp,
+    only_trained,
+)
 from python.wrap.support.ranks import run_ranks
+
+
+def bytes_kept_by(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    """Return the bytes that the optimizer keeps in memory and on the drive."""
+    metrics = optimizer.metrics()
+    return int(metrics["memory_bytes/device"] + metrics["memory_bytes/host"]), int(metrics["memory_bytes/nvme"])
+
+
+def chooses(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return for each request the chosen plan, its bytes, the forecast and the results. "memory" may have a value per rank."""
+    answers = []
+    for configuration in configurations:
+        memory = configuration.get("memory")
+        options = {**configuration, "memory": memory[rank]} if isinstance(memory, tuple) else configuration
+        run = loop_of(rank, make_model=partial(Tower, width=128), steps=3).run(**options)
+        training = run.optimizer._ballast
+        found = training.options
+        kept, needs = bytes_kept_by(run.optimizer), forecast_of(training)
+        with ballast.gather(run.model):
+            answers.append(({"stage": found.stage, "offload": found.offload}, kept, needs, run.losses, run.parameters))
+        run.optimizer.close()
+    return answers
+
+
+def forecast_of(training: Any) -> tuple[int, int]:
+    """Return the bytes in memory and on the drive that the planner forecasts for a training."""
+    needs = search_of(training).fastest.needs
+    return needs["device"] + needs["host"], needs["nvme"]
+
+
+def search_of(training: Any) -> autotune.Search:
+    members, rule = training.partition().members, training.partitioner.rules()[0]
+    request = autotune.PartitionRequest(training.group, rule, members, True, partial(training.partitioner.units, members))
+    machine = autotune.budget_of_all_ranks(training.group, training.options, members)
+    return autotune.Search(training.options, request, machine)
+
 
 TILE = 1024  # buffers of drive transfers then take little memory, as in a large model
 loop = Loop(make_model=partial(Tower, width=128), steps=3)
@@ -54,12 +103,12 @@ def test_the_forecast_has_the_products_of_muon(caplog):
 def test_with_less_memory_ranks_share_more_and_then_use_the_drive(tmp_path):
     drive = f"auto:{tmp_path}"
     by_hand = [{"stage": 2}, {"stage": 3}, {"stage": 3, "offload": {"state": f"nvme:{tmp_path}"}}]
-    [answers, _] = run_ranks(2, bodies.chooses, [{**configuration, "tile": TILE} for configuration in by_hand])
+    [answers, _] = run_ranks(2, chooses, [{**configuration, "tile": TILE} for configuration in by_hand])
     device_only, shared, on_drive = (kept[0] for _, kept, *_ in answers)
     assert device_only > shared > on_drive
     auto = {"stage": "auto", "offload": drive, "tile": TILE}
     configurations = [{**auto, "memory": memory} for memory in (1 << 30, shared, (shared + on_drive) // 2, (1 << 30, shared))]
-    answers, others = run_ranks(2, bodies.chooses, configurations)
+    answers, others = run_ranks(2, chooses, configurations)
     plenty, less, least, poorest = (chosen for chosen, *_ in answers)
     assert [chosen for chosen, *_ in others] == [plenty, less, least, poorest]
     assert plenty["stage"] < 3
@@ -79,14 +128,14 @@ def test_a_chosen_plan_trains_to_the_bits_of_the_same_plan_by_hand(tmp_path):
     found = chosen.optimizer._ballast.options
     assert found.offload["state"].keys() == {"device", f"nvme:{tmp_path}"}
     by_hand = loop.run(stage=found.stage, offload=found.offload, tile=TILE)
-    assert bodies.bytes_kept_by(by_hand.optimizer) == bodies.bytes_kept_by(chosen.optimizer)
+    assert bytes_kept_by(by_hand.optimizer) == bytes_kept_by(chosen.optimizer)
     with ballast.gather(chosen.model), ballast.gather(by_hand.model):
         check_equal(chosen, by_hand)
 
 
 def bytes_on_device(state_format, gradient_format):
     run = in_bfloat16(steps=1).run(stage=2, state_format=state_format, gradient_format=gradient_format)
-    return bodies.bytes_kept_by(run.optimizer)[0]
+    return bytes_kept_by(run.optimizer)[0]
 
 
 def test_the_most_exact_formats_that_fit_are_chosen(caplog):
@@ -99,7 +148,7 @@ def test_the_most_exact_formats_that_fit_are_chosen(caplog):
         run = in_bfloat16(steps=1).run(stage=2, memory=needed[allowed], state_format="auto", gradient_format="auto")
         formats = run.optimizer._ballast.options.formats
         assert (formats.state, formats.gradients) == fitting[0]
-        assert bodies.bytes_kept_by(run.optimizer)[0] == needed[fitting[0]]
+        assert bytes_kept_by(run.optimizer)[0] == needed[fitting[0]]
         assert f"; {formats.in_words()}" in caplog.records[0].getMessage()
 
 
@@ -126,7 +175,7 @@ def test_the_forecast_is_the_reserved_memory_to_the_byte(stage, tmp_path):
     drive = f"nvme:{tmp_path}"
     places = [None, "host", drive, {"state": {"device": 0.5, drive: 0.5}}]
     places += [{"parameters": drive, "state": drive, "gradients": "host"}] if stage == 3 else []
-    for answers in run_ranks(2, bodies.chooses, [{"stage": stage, "offload": place} for place in places]):
+    for answers in run_ranks(2, chooses, [{"stage": stage, "offload": place} for place in places]):
         for _, kept, needs, *_ in answers:
             assert kept == needs
 
@@ -135,13 +184,13 @@ def test_the_forecast_is_the_reserved_memory_to_the_byte(stage, tmp_path):
 @pytest.mark.parametrize("state_format", ["split", "compact", "4bit"])
 def test_the_same_with_frozen_parameters_of_another_format(stage, state_format):
     run = Loop(make_model=adapted, make_optimizer=only_trained, steps=1).run(stage=stage, state_format=state_format)
-    assert bodies.bytes_kept_by(run.optimizer) == bodies.forecast_of(run.optimizer._ballast)
+    assert bytes_kept_by(run.optimizer) == forecast_of(run.optimizer._ballast)
 
 
 def test_the_forecast_below_stage_3_is_a_backward_pass_and_a_step():
     run = loop.run(stage=2)
     training = run.optimizer._ballast
-    search = bodies.search_of(training)
+    search = search_of(training)
     units = training.partitioner.units(list(training.partition().members), 2)
     program = search._question(2, units).program(search.fastest.placement)
     assert "use backward" in program and "use forward" not in program
@@ -149,7 +198,7 @@ def test_the_forecast_below_stage_3_is_a_backward_pass_and_a_step():
 
 @pytest.mark.parametrize("configuration", [{"stage": 2}, {"stage": 3, "update_in_backward": True}], ids=str)
 def test_a_requested_training_fits_its_memory_and_not_a_byte_less(configuration):
-    needed = bodies.bytes_kept_by(loop.run(**configuration).optimizer)[0]
+    needed = bytes_kept_by(loop.run(**configuration).optimizer)[0]
     loop.run(**configuration, memory=needed)
     with pytest.raises(ballast.OutOfMemoryError, match=f"B2004(.|\n)*stage {configuration['stage']}") as raised:
         loop.run(**configuration, memory=needed - 1)
@@ -186,7 +235,7 @@ def test_a_layer_that_is_thawed_and_does_not_fit_takes_no_state_with_it(stage):
         few.train(model, optimizer)
         return few, model, optimizer
 
-    needed = bodies.bytes_kept_by(trained(None)[2])[0]
+    needed = bytes_kept_by(trained(None)[2])[0]
     few, model, optimizer = trained(needed)
     model[0].requires_grad_(True)
     with pytest.raises(ballast.OutOfMemoryError):
@@ -228,7 +277,7 @@ def test_options_that_need_stage_3_choose_it(options, stage):
 def test_state_is_spread_over_tiers(tmp_path):
     run = loop.run(stage=3, tile=TILE, offload={"state": {"device": 0.25, f"nvme:{tmp_path}": 0.75}})
     plain, on_drive = loop.run(stage=3, tile=TILE), loop.run(stage=3, tile=TILE, offload={"state": f"nvme:{tmp_path}"})
-    near, far = (bodies.bytes_kept_by(each.optimizer)[1] for each in (run, on_drive))
+    near, far = (bytes_kept_by(each.optimizer)[1] for each in (run, on_drive))
     assert 0.6 * far < near < 0.9 * far
     with ballast.gather(run.model), ballast.gather(plain.model):
         check_equal(run, plain)

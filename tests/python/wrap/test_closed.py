@@ -3,8 +3,7 @@
 import ballast
 import pytest
 import torch
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Tower, mean_square, mlp
+from python.wrap.support.loops import Tower, keywords, mean_square, mlp
 
 CONFIGURATIONS = [
     {"stage": 0},

@@ -7,8 +7,7 @@ import weakref
 import ballast
 import pytest
 import torch
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import mean_square, mlp
+from python.wrap.support.loops import keywords, mean_square, mlp
 
 CONFIGURATIONS = [
     {"stage": 0},

@@ -1,6 +1,8 @@
 """Tests of trainings that come from other programs: `ballast.load_checkpoint()` resumes them, and so does what `ballast
 convert` makes of them, with the same bits."""
 
+from __future__ import annotations
+
 import json
 import logging
 import re
@@ -12,12 +14,63 @@ from ballast.checkpoint.foreign import source_of
 from ballast.checkpoint.manifest import problems_of
 from ballast.tools.command_line import main
 from python.wrap.support import others, saved
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Run
+from python.wrap.support.loops import Loop, Run, keywords
+from python.wrap.support.others import as_zero, classes, optimizer_state, save_in_parts
 from python.wrap.support.resident import peak_resident
 from python.wrap.test_foreign import as_universal
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, get_state_dict
+
+
+def as_zero_1(folder, run):
+    as_zero(folder, run, stage=1, ranks=3)
+
+
+def as_older_zero_2(folder, run):
+    as_zero(folder, run, paddings=False)
+
+
+def as_zero_3(folder, run):
+    as_zero(folder, run, stage=3, ranks=3)
+
+
+def as_accelerate(folder, run):
+    """Write the folders of Accelerate's FSDP plugin."""
+    dcp.save({"model": get_model_state_dict(run.model)}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
+    state = get_optimizer_state_dict(run.model, run.optimizer)
+    dcp.save({"optimizer": state}, checkpoint_id=folder / "optimizer_0", no_dist=True)
+
+
+def as_torch_dict(folder, run, named=True):
+    """Write one file with the model inside of DistributedDataParallel and its optimizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = {f"module.{name}": each for name, each in run.model.state_dict().items()}
+    torch.save({"model": model, "optimizer": optimizer_state(run, named), "epoch": 2}, folder / "last.pt")
+
+
+def as_zero_0(folder, run, named=True):
+    """Write a checkpoint of DeepSpeed's engine without ZeRO, in fp32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"module": run.model.state_dict(), "optimizer": optimizer_state(run, named), "global_steps": 3}
+    torch.save(content, folder / "mp_rank_00_model_states.pt")
+
+
+def as_lightning(folder, run, named=True):
+    """Write a .ckpt, with an object of the script and the state of a callback."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with classes("of_a_script.Settings") as (settings,):
+        content = {"state_dict": run.model.state_dict(), "optimizer_states": [optimizer_state(run, named)]}
+        content |= {"hyper_parameters": {"settings": settings()}, "callbacks": {"best": {"score": torch.tensor(0.5)}}}
+        torch.save(content, folder / "last.ckpt")
+
+
+def as_safetensors(folder, run):
+    """Write the folder of Accelerate without FSDP. Shared parameters have one name; pytorch_model.bin has other weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = dict(run.model.named_parameters()).keys() | {name for name, _ in run.model.named_buffers()}
+    save_in_parts(folder, {name: each for name, each in run.model.state_dict().items() if name in kept}, 1)
+    torch.save({"position": torch.zeros(16)}, folder / "pytorch_model.bin")
+    torch.save(optimizer_state(run, True), folder / "optimizer.bin")
 
 
 def as_distributed(folder, run):
@@ -27,17 +80,17 @@ def as_distributed(folder, run):
 
 # Each writer, and the place in its folder that a user names.
 KINDS = {
-    "zero 1": (others.as_zero_1, ""),
+    "zero 1": (as_zero_1, ""),
     "zero 2": (others.as_zero, "global_step3"),
-    "older zero 2": (others.as_older_zero_2, ""),
-    "zero 3": (others.as_zero_3, ""),
+    "older zero 2": (as_older_zero_2, ""),
+    "zero 3": (as_zero_3, ""),
     "universal": (as_universal, ""),
     "distributed": (as_distributed, ""),
-    "accelerate": (others.as_accelerate, ""),
-    "torch.save": (others.as_torch_dict, "last.pt"),
-    "lightning": (others.as_lightning, "last.ckpt"),
+    "accelerate": (as_accelerate, ""),
+    "torch.save": (as_torch_dict, "last.pt"),
+    "lightning": (as_lightning, "last.ckpt"),
     "transformers": (others.as_transformers, ""),
-    "safetensors": (others.as_safetensors, ""),
+    "safetensors": (as_safetensors, ""),
 }
 
 
@@ -128,7 +181,7 @@ def test_the_weights_alone_are_read(kind, run, places, tmp_path):
         assert saved.same(exported.state_dict(), run.model.state_dict())
 
 
-BY_NUMBER = [others.as_torch_dict, others.as_lightning, others.as_transformers, others.as_zero_0]
+BY_NUMBER = [as_torch_dict, as_lightning, others.as_transformers, as_zero_0]
 
 
 @pytest.mark.parametrize("writes", BY_NUMBER)

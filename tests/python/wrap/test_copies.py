@@ -9,8 +9,7 @@ from typing import Any
 import ballast
 import pytest
 import torch
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import mlp
+from python.wrap.support.loops import keywords, mlp
 from python.wrap.support.ranks import run_ranks
 
 

@@ -1,19 +1,60 @@
 """Tests of optimizers that run their own step on each rank's shard, as the library has no rule for them."""
 
+from __future__ import annotations
+
 import copy
 import gc
 import math
 import weakref
+from typing import Any
 
 import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
 from python.wrap.support.custom_optimizers import KINDS, UserOptimizer
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, check_close, mlp
+from python.wrap.support.loops import Loop, check_close, keywords, mean_square, mlp
 from python.wrap.support.ranks import run_ranks
 from python.wrap.test_one_rank import in_bfloat16
+
+
+def saved_state_of_custom_optimizer(rank: int, stage: int) -> tuple[dict[str, Any], list[float], list[float]]:
+    """Return this rank's state after three steps, the losses of three more, and those of another training that loads it."""
+    loop = bodies.loop_of(rank, make_optimizer=torch.optim.RMSprop, steps=3)
+    run = loop.run(stage=stage)
+    saved = copy.deepcopy(run.optimizer.state_dict())
+    with ballast.gather(run.model):
+        parameters = {name: value.clone() for name, value in run.model.state_dict().items()}
+    longer = bodies.loop_of(rank, steps=6)
+    on = longer.train(run.model, run.optimizer, 3).losses
+    model = mlp()
+    model.load_state_dict(parameters)
+    optimizer = ballast.wrap(torch.optim.RMSprop(model.parameters(), lr=1e-2), model, stage=stage)
+    optimizer.load_state_dict(saved)
+    return saved["state"], on, longer.train(model, optimizer, 3).losses
+
+
+def own_step_fails(rank: int) -> list[str]:
+    """Return the errors of two steps. The optimizer's own step fails on rank 1."""
+
+    class Failing(UserOptimizer):
+        def step(self, closure: Any = None) -> None:
+            if rank == 1:
+                raise ZeroDivisionError("no more batches")
+            super().step()
+
+    model = mlp()
+    optimizer = ballast.wrap(Failing(model.parameters()), model, tuning=ballast.Tuning(elementwise=True, timeout=20))
+    said = []
+    for _ in range(2):
+        try:
+            mean_square(model, torch.ones(20)).backward()
+            optimizer.step()
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+        optimizer.param_groups[0]["params"][0].shape  # a parameter can be read after the error
+    return said
+
 
 STAGES = [{"stage": stage} for stage in (0, 1, 2, 3)]
 CONFIGURATIONS = STAGES + [
@@ -195,7 +236,7 @@ def test_an_optimizer_that_has_trained_continues_when_wrapped():
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_state_dict_holds_a_ranks_shard_and_resumes(stage):
-    answers = run_ranks(2, bodies.saved_state_of_custom_optimizer, stage)
+    answers = run_ranks(2, saved_state_of_custom_optimizer, stage)
     kept = [sum(values["square_avg"].numel() for values in state.values()) for state, _, _ in answers]
     assert all(0 < count < 20 * 24 + 24 + 24 * 5 + 5 for count in kept)
     assert sum(kept) == 20 * 24 + 24 + 24 * 5 + 5
@@ -237,7 +278,7 @@ def test_memory_counts_the_optimizers_own_state(offload, tier):
 
 
 def test_a_step_that_fails_says_so_and_ends_the_training_on_all_ranks():
-    others, failed = run_ranks(2, bodies.own_step_fails)
+    others, failed = run_ranks(2, own_step_fails)
     assert failed[0] == "ZeroDivisionError: no more batches"
     assert failed[1].startswith("UsageError: B1001 the optimizer's own step has failed: ZeroDivisionError")
     assert any("B3301" in said and "no more batches" in said for said in others)

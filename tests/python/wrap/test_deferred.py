@@ -1,5 +1,7 @@
 """Tests of deferred models: their initial values have the same bits as those of models made at once."""
 
+from __future__ import annotations
+
 import copy
 import gc
 import pickle
@@ -8,11 +10,80 @@ import ballast
 import pytest
 import torch
 from ballast.torch.parameters.deferred_init import history_of, stored_of
-from python.wrap.support import constructed
-from python.wrap.support.constructed import Tall, Zoo
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower, check_equal
+from python.wrap.support.loops import Loop, Tower, check_equal, keywords
+from python.wrap.support.models import Tall
 from python.wrap.support.ranks import run_ranks
+from torch import nn
+
+
+class Positions(nn.Module):
+    """A module with two computed buffers, one of which is in checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.zeros(200, 64)
+        place = torch.arange(200).float()[:, None]
+        pace = torch.exp(torch.arange(0, 64, 2) * -0.1)
+        table[:, 0::2] = torch.sin(place * pace)
+        table[:, 1::2] = torch.cos(place * pace)
+        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("mask", torch.tril(torch.ones(64, 64)).view(1, 1, 64, 64))
+
+
+class Zoo(nn.Module):
+    """A model with every kind of initialization that we know models to use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = Positions()
+        self.own = nn.Parameter(torch.randn(50, 50) * 0.02)
+        self.small = nn.Linear(4, 4)
+        self.orthogonal = nn.Linear(60, 60)
+        nn.init.orthogonal_(self.orthogonal.weight)
+        self.truncated = nn.Linear(60, 60)
+        nn.init.trunc_normal_(self.truncated.weight, std=1.5)  # redraws the values that lie outside
+        self.sparse = nn.Linear(60, 60)
+        nn.init.sparse_(self.sparse.weight, 0.3)
+        self.embedding = nn.Embedding(100, 30, padding_idx=3)
+        self.recurrent = nn.LSTM(50, 40)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128), 2)  # copies its layer
+        self.convolution = nn.Conv2d(20, 30, 3)
+        self.half = nn.Linear(60, 60).to(torch.bfloat16)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(60, 60))
+        self.tied = nn.Linear(60, 60)
+        self.tied.weight = self.orthogonal.weight
+        with torch.no_grad():
+            self.convolution.weight.mul_(2).add_(self.convolution.weight.flip(0))
+        for name, parameter in self.named_parameters():
+            if name.endswith("out_proj.weight"):
+                nn.init.normal_(parameter, std=0.02 / 8**0.5)
+        self.chances = torch.linspace(0, 1, 5).tolist()
+
+
+def constructs_with_its_own_seed(rank: int) -> list[list[torch.Tensor]]:
+    """Return the initial parameters in stages 2 and 3, where each rank has set its own seed."""
+    made = []
+    for stage in (2, 3):
+        torch.manual_seed(rank)
+        with ballast.deferred():
+            model = Tall()
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+        with ballast.gather(model):
+            made.append([parameter.detach().clone() for parameter in model.parameters()])
+        optimizer.close()
+    return made
+
+
+def constructs_differently(rank: int) -> str:
+    with ballast.deferred():
+        model = Tall()
+        if rank == 1:
+            torch.nn.init.ones_(model.blocks[0].weight), torch.nn.init.normal_(model.blocks[0].weight)
+    try:
+        ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+    except ballast.Error as error:
+        return str(error)
+    return ""
 
 
 def at_once_and_deferred(make, seed=1):
@@ -57,13 +128,13 @@ def test_a_deferred_model_trains_as_a_plain_one(stage):
 
 def test_all_ranks_make_the_values_of_rank_0():
     plain, _, _, _ = at_once_and_deferred(Tall, seed=0)
-    for stages in run_ranks(2, constructed.constructs_with_its_own_seed):
+    for stages in run_ranks(2, constructs_with_its_own_seed):
         for made in stages:
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain.parameters(), made))
 
 
 def test_ranks_that_construct_different_models_are_refused():
-    for said in run_ranks(2, constructed.constructs_differently):
+    for said in run_ranks(2, constructs_differently):
         assert "different ways" in said
 
 

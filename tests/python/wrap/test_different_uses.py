@@ -11,8 +11,8 @@ import ballast
 import pytest
 import torch
 import torch.distributed as dist
-from python.wrap.support.keywords import keywords
-from python.wrap.support.options import Heard
+from python.wrap.support.bodies import Heard
+from python.wrap.support.loops import keywords
 from python.wrap.support.ranks import run_ranks
 from torch.utils.checkpoint import checkpoint
 

@@ -9,8 +9,7 @@ import weakref
 import ballast
 import pytest
 import torch
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, check_close, mlp
+from python.wrap.support.loops import Loop, check_close, keywords, mlp
 from torch.utils.checkpoint import checkpoint
 
 

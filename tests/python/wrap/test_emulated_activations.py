@@ -3,7 +3,7 @@
 import ballast
 import pytest
 import torch
-from python.wrap.support.activations import SMALL, offloading_everything, tower_loop
+from python.wrap.support.bodies import SMALL, offloading_everything, tower_loop
 from python.wrap.support.loops import check_equal
 
 pytestmark = pytest.mark.emulated

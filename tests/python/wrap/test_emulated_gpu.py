@@ -9,8 +9,7 @@ import torch
 from python.conftest import PACKAGE
 from python.wrap.support import frozen_base
 from python.wrap.support.emulated_ranks import Trained, train_on_gpu, train_several_on_gpu
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower, check_equal, mean_square, mean_square_in_bfloat16, mlp_in_bfloat16
+from python.wrap.support.loops import Loop, Tower, check_equal, keywords, mean_square, mean_square_in_bfloat16, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
 
 pytestmark = pytest.mark.emulated

@@ -1,15 +1,62 @@
 """Tests of ballast.export(): the safetensors package and transformers read its files."""
 
+from __future__ import annotations
+
 import json
 import os
+import resource
+from pathlib import Path
 
 import ballast
 import pytest
 import torch
+import torch.distributed as dist
 from ballast.safetensors_format import DTYPES, Item, files_for
-from python.wrap.support import bodies, parallel, saved
-from python.wrap.support.loops import Loop, Tower
+from python.wrap.support import saved
+from python.wrap.support.bodies import loop_of
+from python.wrap.support.loops import Loop, Tower, mean_square
+from python.wrap.support.models import Half, batch_of_half, mesh_of_halves
 from python.wrap.support.ranks import run_ranks
+
+
+def exports(rank: int, path: str, stage: int) -> dict[str, torch.Tensor]:
+    run = loop_of(rank, make_model=Tower, steps=2).run(stage=stage)
+    ballast.export(run.model, path)
+    with ballast.gather(run.model):
+        return {name: value.clone() for name, value in run.model.state_dict().items() if name != "head.weight"}
+
+
+def exports_to_a_full_drive(rank: int, path: str, stage: int) -> str:
+    """Return the error of an export in which rank 0 cannot write."""
+    run = loop_of(rank, make_model=Tower, steps=1).run(stage=stage)
+    if rank == 0:
+        Path(path).write_text("before")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        ballast.export(run.model, path)
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+def exports_halves(rank: int, folder: str, stage: int) -> tuple[bool, dict[str, torch.Tensor]]:
+    """Return whether this half's file exists when export() returns, and the values that belong in it."""
+    half = rank % 2
+    data = [dist.new_group([0, 2]), dist.new_group([1, 3])][half]
+    parts = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    model = Half(half, parts)
+    optimizer = ballast.wrap(
+        torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage, mesh=mesh_of_halves(data, parts)
+    )
+    mean_square(model, batch_of_half(0, rank // 2)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    path = Path(folder) / f"half-{half}.safetensors"
+    ballast.export(model, path)
+    is_there = path.exists()
+    with ballast.gather(model):
+        return is_there, {name: value.clone() for name, value in model.state_dict().items()}
+
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed: .ci/bootstrap venv")
 read = safetensors.load_file
@@ -50,21 +97,21 @@ def test_safetensors_reads_an_export(stage, most, dtype, tmp_path):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_ranks_export_together(stage, tmp_path):
-    [expected, _] = run_ranks(2, bodies.exports, str(tmp_path / "model.safetensors"), stage)
+    [expected, _] = run_ranks(2, exports, str(tmp_path / "model.safetensors"), stage)
     assert saved.same(read(tmp_path / "model.safetensors"), expected)
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_each_part_of_a_model_is_exported_by_the_ranks_that_have_it(stage, tmp_path):
-    for rank, (is_there, expected) in enumerate(run_ranks(4, parallel.exports_halves, str(tmp_path), stage)):
+    for rank, (is_there, expected) in enumerate(run_ranks(4, exports_halves, str(tmp_path), stage)):
         assert is_there
         assert saved.same(read(tmp_path / f"half-{rank % 2}.safetensors"), expected)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_rank_that_cannot_write_leaves_the_file_that_was_there(stage, tmp_path):
-    first, second = run_ranks(2, bodies.exports_to_a_full_drive, str(tmp_path / "model.safetensors"), stage)
+    first, second = run_ranks(2, exports_to_a_full_drive, str(tmp_path / "model.safetensors"), stage)
     assert "B3201" in first and "B3301" in second
     assert os.listdir(tmp_path) == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == b"before"

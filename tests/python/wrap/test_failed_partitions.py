@@ -8,7 +8,7 @@ from ballast.torch.training import partitioner
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.partitioner import StateMigration
 from ballast.torch.updates.rules import RuleUpdates
-from python.wrap.support.partitions import evaluated, freeze_a_layer, step
+from python.wrap.support.bodies import evaluated, freeze_a_layer, step_on_ones
 
 
 def fail_once(monkeypatch, owner, name):
@@ -50,8 +50,8 @@ def test_a_plan_that_cannot_be_made_loses_nothing(stage, failure, monkeypatch):
 
     (ours, closed), (undisturbed, other) = trained(True), trained(False)
     for _ in range(2):
-        step(undisturbed, other)
-        step(ours, closed)
+        step_on_ones(undisturbed, other)
+        step_on_ones(ours, closed)
     assert len(ours[0]._forward_pre_hooks) == len(undisturbed[0]._forward_pre_hooks)
     assert closed.steps == 3
     for optimizer in (closed, other):
@@ -68,11 +68,11 @@ def test_moments_that_could_not_be_written_are_written_later(stage, monkeypatch)
     def trained(fails):
         model, optimizer = evaluated(stage=stage)
         freeze_a_layer(model, optimizer)
-        step(model, optimizer)
+        step_on_ones(model, optimizer)
         model[0].requires_grad_(True)
         if fails:
             fail(monkeypatch, model, Partition, "write_moments")
-        step(model, optimizer)
+        step_on_ones(model, optimizer)
         assert optimizer.state[model[0].bias]["step"] == 2
         return model
 
@@ -89,7 +89,7 @@ def test_state_that_does_not_fit_is_refused_until_other_state_is_loaded():
         with pytest.raises(ballast.UsageError, match="B1001 cannot load state of 7 elements(.|\n)*0.bias"):
             model(torch.ones(20))
     optimizer.load_state_dict({**bad, "state": good})
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 1
 
 
@@ -107,7 +107,7 @@ def test_values_loaded_after_a_failure_are_trained_with_the_previous_state(stage
         if fails:
             fail(monkeypatch, model)
         ballast.load(model, tmp_path / "other.safetensors")
-        step(model, optimizer)
+        step_on_ones(model, optimizer)
         assert optimizer.steps == 2
         return model
 
@@ -143,7 +143,7 @@ def test_missing_values_are_not_trained_with(tmp_path):
     with pytest.raises(ballast.UsageError, match="B1007 cannot begin to train(.|\n)*no values"):
         model(torch.ones(20))
     ballast.load_checkpoint(tmp_path, model, optimizer)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 2
 
 
@@ -157,10 +157,10 @@ def test_lost_values_are_not_trained_with(lost_in, monkeypatch, tmp_path):
         with pytest.raises(ballast.UsageError, match="B1007(.|\n)*lost on the way(.|\n)*load_checkpoint"):
             model(torch.ones(20))
     ballast.load_checkpoint(tmp_path, model, optimizer)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     unfailing, other = evaluated()
     freeze_a_layer(unfailing, other)
-    step(unfailing, other)
+    step_on_ones(unfailing, other)
     assert len(model[0]._forward_pre_hooks) == len(unfailing[0]._forward_pre_hooks)
     assert same(model, unfailing)
 
@@ -172,5 +172,5 @@ def test_an_evaluation_in_inference_mode_leaves_trainable_parameters(monkeypatch
     with torch.inference_mode(), ballast.gather(model):
         model[0].weight.sum()
     model[0].requires_grad_(True)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 2

@@ -1,5 +1,7 @@
 """Tests of checkpoints of other programs: they are read, or refused with a remedy."""
 
+from __future__ import annotations
+
 import copy
 import logging
 import sys
@@ -11,12 +13,41 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import saved
-from python.wrap.support.constructed import Tall
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower, check_close, mlp
+from python.wrap.support.loops import Loop, Tower, check_close, keywords, mlp
+from python.wrap.support.models import Tall
 from python.wrap.support.ranks import run_ranks
+from python.wrap.support.saved import Values, other_parameters
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+
+def loads_foreign(rank: int, folder: str) -> Values:
+    """Load a checkpoint of another program in stage 3."""
+    model = other_parameters(Tower())
+    model.unused.requires_grad_(False)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+    ballast.load_checkpoint(folder, model, optimizer)
+    with ballast.gather(model):
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def saves_with_fsdp2(rank: int, folder: str) -> Values:
+    """Train with FSDP2 and save each rank's shards with torch.distributed.checkpoint."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(3):
+        model(torch.full((2, 5), 0.5 * step + rank)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    own, state = get_state_dict(model, optimizer)
+    dcp.save({"model": own, "optim": state}, checkpoint_id=folder)
+    return {name: value.full_tensor() for name, value in own.items()}
 
 
 def trained_by_torch():
@@ -144,7 +175,7 @@ def test_objects_that_deepspeed_saves_with_a_parameter_are_ignored(tmp_path):
 
 
 def test_a_checkpoint_of_fsdp2_ranks_is_read(tmp_path):
-    expected, _ = run_ranks(2, saved.saves_with_fsdp2, str(tmp_path))
+    expected, _ = run_ranks(2, saves_with_fsdp2, str(tmp_path))
     model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
     ballast.load_checkpoint(tmp_path, model, optimizer)
@@ -156,7 +187,7 @@ def test_ranks_load_their_shards(tmp_path):
     run, _ = trained_by_torch()
     run.model.unused.requires_grad_(False)
     as_distributed(tmp_path, run)
-    for everything in run_ranks(2, saved.loads_foreign, str(tmp_path)):
+    for everything in run_ranks(2, loads_foreign, str(tmp_path)):
         expected = run.model.state_dict()
         assert all(torch.equal(value, expected[name]) for name, value in everything.items())
 

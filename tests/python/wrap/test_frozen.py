@@ -1,14 +1,60 @@
 """Tests of parameters that are not trained in every step, and of those with one element or none."""
 
+from __future__ import annotations
+
+import os
 from contextlib import nullcontext
+from pathlib import Path
 
 import ballast
 import pytest
 import torch
 from python.wrap.support import frozen_base
+from python.wrap.support.bodies import evaluated, freeze_a_layer, step_on_ones
+from python.wrap.support.frozen_base import model_of, moved, train, values_of
 from python.wrap.support.loops import mean_square_in_bfloat16, mlp, mlp_in_bfloat16
-from python.wrap.support.partitions import evaluated, freeze_a_layer, step
 from python.wrap.support.ranks import run_ranks
+
+
+def bytes_of_files(folder):
+    """Return the bytes on the drive of the files there that this process has open; those of scratch have no name."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        if os.path.exists(entry) and os.readlink(entry).startswith(f"{folder}/"):
+            found += os.stat(entry).st_blocks * 512
+    return found
+
+
+def in_each_tier(rank, folder, tile):
+    results = {}
+    for tier in ("device", "host", "nvme"):
+        model = model_of()
+        optimizer = frozen_base.wrapped(model, offload=moved(tier, folder), tile=tile)
+        losses = train(model, optimizer, rank)
+        metrics = optimizer.metrics()
+        kept = {each: int(metrics[f"memory_bytes/{each}"]) for each in ("device", "host", "nvme")}
+        results[tier] = (losses, values_of(model), kept, bytes_of_files(folder))
+        optimizer.close()
+        assert all(torch.equal(one, other) for one, other in zip(model.parameters(), results[tier][1]))
+    return results
+
+
+def resumes(rank, folder):
+    """Return the losses and values of a training, and those of one that is resumed in the middle."""
+    options = {"offload": moved("nvme", folder), "tile": 4096}
+    plain = model_of()
+    optimizer = frozen_base.wrapped(plain, **options)
+    expected = train(plain, optimizer, rank, steps=4)
+    optimizer.close()
+    losses = []
+    for first in (0, 2):
+        model = model_of()
+        optimizer = frozen_base.wrapped(model, run="adapters", **options)
+        losses += train(model, optimizer, rank, first, steps=2)
+        assert optimizer.steps == first + 2
+        values = values_of(model)
+        optimizer.close()
+    return expected, list(plain.parameters()), losses, values
 
 
 def wrapped(model, stage):
@@ -152,7 +198,7 @@ def test_parameters_frozen_after_an_evaluation_with_gradients_keep_their_values(
     with ballast.gather(model):
         before = model[0].weight.detach().clone()
     freeze_a_layer(model, optimizer)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     with ballast.gather(model):
         assert torch.equal(model[0].weight, before)
 
@@ -169,7 +215,7 @@ def test_a_model_is_evaluated_inside_of_gather_after_a_layer_was_frozen_or_thawe
             if begins_inside:
                 model[0].requires_grad_(trains)
             assert torch.equal(model(torch.ones(20)), expected)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 2
 
 
@@ -217,7 +263,7 @@ def test_a_model_of_which_nothing_is_trained_is_partitioned_when_it_is_called(ca
     with pytest.raises(ballast.UsageError, match="B1007"):
         model[0].weight.sum()  # it is sharded
     model.requires_grad_(True)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 1
 
 
@@ -232,7 +278,7 @@ def test_a_layer_is_frozen_after_an_interrupt():
         model(torch.ones(20))
     hook.remove()
     freeze_a_layer(model, optimizer)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
@@ -250,9 +296,9 @@ def test_parameters_of_a_module_that_is_gone_are_left_alone():
     model[0] = torch.nn.Identity()
     model[2] = torch.nn.Linear(20, 5)
     optimizer.add_param_group({"params": list(model[2].parameters())})
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     partition, before = optimizer._ballast.current, gone.weight.clone()
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer._ballast.current is partition
     assert torch.equal(gone.weight, before)
 
@@ -285,7 +331,7 @@ def test_a_layer_that_thaws_between_two_backward_passes_of_a_step_is_named(stage
     model = mlp()
     model[0].requires_grad_(was_trained)
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     freeze_a_layer(model, optimizer)
     model(torch.ones(20)).square().sum().backward()
     model[0].requires_grad_(True)
@@ -293,7 +339,7 @@ def test_a_layer_that_thaws_between_two_backward_passes_of_a_step_is_named(stage
         model(torch.ones(20)).square().sum().backward()
         optimizer.step()
     optimizer.zero_grad()
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 2
 
 
@@ -303,7 +349,7 @@ def test_a_checkpoint_that_is_loaded_while_all_parameters_are_frozen_is_refused(
     model, optimizer = evaluated(stage=2)
     if is_foreign:
         of_plain = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-        step(plain, of_plain)
+        step_on_ones(plain, of_plain)
         torch.save({"model": plain.state_dict(), "optimizer": of_plain.state_dict()}, tmp_path / "saved.pt")
     else:
         ballast.save(tmp_path, model, optimizer)
@@ -312,7 +358,7 @@ def test_a_checkpoint_that_is_loaded_while_all_parameters_are_frozen_is_refused(
     with pytest.raises(ballast.UsageError, match="B1007 cannot load a checkpoint: all parameters of the optimizer are frozen"):
         ballast.load_checkpoint(path, model, optimizer)
     model.requires_grad_(True)  # the refusal has changed nothing
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 2
     ballast.load_checkpoint(path, model, optimizer)
     assert optimizer.steps == 1
@@ -320,7 +366,7 @@ def test_a_checkpoint_that_is_loaded_while_all_parameters_are_frozen_is_refused(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_frozen_parameters_are_where_the_mapping_puts_parameters(ranks, tmp_path):
-    for results in run_ranks(ranks, frozen_base.in_each_tier, str(tmp_path), 4096):
+    for results in run_ranks(ranks, in_each_tier, str(tmp_path), 4096):
         expected = results["device"]
         for tier, (losses, values, kept, on_drive) in results.items():
             assert losses == expected[0]
@@ -337,13 +383,13 @@ def test_the_plan_forecasts_where_frozen_parameters_are(ranks, tmp_path):
     offload = {"parameters": "nvme", "state": "nvme"}
     plan = ballast.plan(frozen_base.model_of(), ranks=ranks, stage=3, offload=offload, host_memory="64GiB", drive_space="64GiB")
     assert plan.memory["nvme"]["frozen"] > frozen_base.BASE / ranks
-    for results in run_ranks(ranks, frozen_base.in_each_tier, str(tmp_path), 0):
+    for results in run_ranks(ranks, in_each_tier, str(tmp_path), 0):
         assert results["nvme"][2]["nvme"] == sum(plan.memory["nvme"].values())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_with_frozen_parameters_on_drives_is_resumed(ranks, tmp_path):
-    for expected, expected_values, losses, values in run_ranks(ranks, frozen_base.resumes, str(tmp_path)):
+    for expected, expected_values, losses, values in run_ranks(ranks, resumes, str(tmp_path)):
         assert losses == expected
         assert all(torch.equal(one, other) for one, other in zip(values, expected_values))
 

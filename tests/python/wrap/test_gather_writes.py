@@ -11,9 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast.torch.parameters.writes import checksum_on_device
-from python.wrap.support.gathered_once import blocks
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, mlp
+from python.wrap.support.loops import Loop, keywords, mlp
+from python.wrap.support.models import blocks
 from python.wrap.support.ranks import run_ranks
 
 Write = Callable[[torch.nn.Module, str], None]  # a function that writes to the parameter of this name

@@ -10,8 +10,7 @@ from ballast.torch import gpu
 from ballast.torch.calls import sharded_parameters
 from ballast.torch.gpu import require_stream, stream_on
 from python.wrap.support.devices import on_devices, on_gpus
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Tower
+from python.wrap.support.loops import Tower, keywords
 
 CONFIGURATIONS = [
     {"stage": 2},

@@ -7,11 +7,10 @@ import ballast
 import pytest
 import torch
 from ballast import DiLoCo
-from python.wrap.support.activations import offloading_everything
+from python.wrap.support.bodies import offloading_everything
 from python.wrap.support.devices import on_gpus
 from python.wrap.support.loops import Loop, mean_square_in_bfloat16, mlp_in_bfloat16
-from python.wrap.support.muons import OPTIONS, muon_of
-from python.wrap.support.several import Several, rule_and_own_step
+from python.wrap.support.several import MUON_OPTIONS, Several, muon_of, rule_and_own_step
 
 IN_FP32 = {"steps": 4}
 IN_BF16 = {"make_model": mlp_in_bfloat16, "loss": mean_square_in_bfloat16, "steps": 4}
@@ -61,7 +60,7 @@ def test_two_optimizers_train_on_a_gpu_near_the_cpu(device, stage):
 
 @on_gpus
 def test_muon_trains_on_a_gpu_near_the_cpu(device):
-    check_near_the_cpu(muon_of(OPTIONS["like AdamW"]), device, stage=3)
+    check_near_the_cpu(muon_of(MUON_OPTIONS["like AdamW"]), device, stage=3)
 
 
 def check_near_the_cpu(make, device, stage):

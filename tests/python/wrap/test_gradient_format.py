@@ -4,8 +4,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, check_equal, mean_square_in_bfloat16, mlp, mlp_in_bfloat16
+from python.wrap.support.loops import Loop, check_equal, keywords, mean_square_in_bfloat16, mlp, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
 
 IN_BF16 = {"make_model": mlp_in_bfloat16, "loss": mean_square_in_bfloat16}

@@ -1,16 +1,41 @@
 """Tests of what users do with gradients that Ballast has taken: it does as torch does, or refuses and trains on."""
 
+from __future__ import annotations
+
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import ballast
 import pytest
 import torch
-from python.wrap.support.clipping import clips_by_hand
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, mean_square, mlp
+from python.wrap.support.loops import Loop, keywords, mean_square, mlp
 from python.wrap.support.ranks import run_ranks
+
+
+def clips_by_hand(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:
+    """Make steps whose gradients are those of a backward pass, of the caller, or none, each rank with its own. Return the
+    norms before and after each step, and the parameters in the end."""
+    loop = Loop(rank=rank, ranks=2)
+    model = loop.make_model()
+    optimizer: Any = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+    seen = [float(optimizer.clip_grad_norm_(0.1))]
+    for step, by_hand in enumerate((True, False, True)):
+        if by_hand:
+            for parameter in model.parameters():
+                parameter.grad = torch.full(parameter.shape, rank + 1.0, device="cpu")
+        else:
+            loop.loss(model, loop.batch(step)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        seen.append(float(optimizer.clip_grad_norm_(0.1)))
+        optimizer.step()
+        if not by_hand:
+            seen.append(sum(float(each.grad.norm()) ** 2 for each in model.parameters()) ** 0.5)
+        optimizer.zero_grad()
+    with ballast.gather(model):
+        return seen, [each.detach().clone() for each in model.parameters()]
+
 
 BATCH = torch.linspace(-1, 1, 20)
 

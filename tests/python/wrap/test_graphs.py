@@ -9,8 +9,7 @@ import ballast
 import pytest
 import torch
 import torch.utils.checkpoint
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import mean_square, mlp
+from python.wrap.support.loops import keywords, mean_square, mlp
 from python.wrap.support.ranks import run_ranks
 from torch import nn
 

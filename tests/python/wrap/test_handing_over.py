@@ -9,8 +9,7 @@ import ballast
 import pytest
 import torch
 from ballast.torch.parameters.managed_parameter import ParameterState, managed
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower
+from python.wrap.support.loops import Loop, Tower, keywords
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 
 if find_spec("transformers") is None:  # only the ranks import it

@@ -131,7 +131,7 @@ def check(ended, how, leaver):
 
 def test_others_hear_of_an_exception_before_a_save_in_the_background_has_ended(programs, tmp_path):
     """The save of rank 0 needs the files of rank 1, which is told before it writes them. The checkpoint is complete."""
-    (failed, said), (other, its) = programs.run("fails_while_saving.py", tmp_path, ranks=2)
+    (failed, said), (other, its) = programs.run("leaves.py", "saving", tmp_path, ranks=2)
     assert (failed, other) == (1, 1)
     assert said.rstrip().endswith("ValueError: this batch is bad") and "left: ValueError: this batch is bad" in its, its
     assert manifest.read(tmp_path).step == 1

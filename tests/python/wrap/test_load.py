@@ -1,5 +1,9 @@
 """Tests of ballast.load()."""
 
+from __future__ import annotations
+
+import ctypes
+import hashlib
 import json
 import struct
 from contextlib import nullcontext
@@ -7,10 +11,44 @@ from contextlib import nullcontext
 import ballast
 import pytest
 import torch
-from python.wrap.support.constructed import Tall, begins_within_memory, digest_of, large_model
 from python.wrap.support.loops import Loop, check_equal, mean_square
+from python.wrap.support.models import Tall
 from python.wrap.support.others import save, save_in_parts
 from python.wrap.support.ranks import run_ranks
+from python.wrap.support.resident import peak_resident
+
+
+def large_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(76)))
+
+
+def digest_of(model: torch.nn.Module) -> str:
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        with ballast.gather(parameter):
+            digest.update(ctypes.string_at(parameter.data_ptr(), parameter.nbytes))
+    return digest.hexdigest()
+
+
+def begins_within_memory(rank: int, origin: str, folder: str) -> tuple[int, str]:
+    """Return the memory that it takes until training can begin, and a digest of the parameters at that point."""
+    with ballast.deferred():
+        Tall()  # torch's lazy imports are then not measured
+    before = peak_resident(begin=True)
+    if origin == "checkpoint":
+        with torch.device("meta"):
+            model = large_model()
+    else:
+        with ballast.deferred():
+            model = large_model()
+    kept = {kind: f"nvme:{folder}/drive" for kind in ("parameters", "state")}
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters()), model, stage=3, offload={**kept, "gradients": "host"})
+    if origin == "checkpoint":
+        ballast.load(model, folder)
+    optimizer.memory()
+    return peak_resident() - before, digest_of(model)
+
 
 PLACES = {"meta": lambda: torch.device("meta"), "deferred": ballast.deferred, "at once": nullcontext}
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast.checkpoint import manifest
+from python.wrap.support.custom_optimizers import check_same_state, state_of
 from python.wrap.support.kept_runs import Layers, Stoppable, kept_in, losses_until, train
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import mean_square
+from python.wrap.support.loops import keywords, mean_square
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.stored import check_same_state, state_of
 from torch.distributed.device_mesh import DeviceMesh
 
 Seen = tuple[int, list[dict[str, Any]], list[float]]  # the first step, the state of this rank, the losses from there on

@@ -1,22 +1,58 @@
 """Tests of torch's Muon, whose step needs whole matrices that several ranks have."""
 
+from __future__ import annotations
+
 import copy
+from typing import Any
 
 import ballast
 import pytest
 import torch
+import torch.distributed as dist
 from ballast.errors import Error
-from python.wrap.support import muons
-from python.wrap.support.muons import OPTIONS, muon_of
+from python.wrap.support.loops import Loop
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.several import Several, same
+from python.wrap.support.several import MUON_OPTIONS, Several, muon_of, same
+
+
+def training_of_ranks(rank: int, **changes: Any) -> Several:
+    return Several(muon_of(MUON_OPTIONS["defaults"]), loop=Loop(rank=rank, ranks=dist.get_world_size()), **changes)
+
+
+def in_every_configuration(rank: int, folder: str) -> list[tuple[list[float], torch.Tensor]]:
+    """Return the losses of each configuration, and all parameters at the end."""
+    training = training_of_ranks(rank, micro_steps=2, clip=0.5)
+    results = []
+    for options in [
+        {"stage": 0},
+        {"stage": 2},
+        {"stage": 3},
+        {"stage": 3, "offload": "host"},
+        {"stage": 3, "offload": f"nvme:{folder}"},
+    ]:
+        losses, values = training.run(**options)
+        results.append((losses, torch.cat([value.flatten() for value in values])))
+    return results
+
+
+def saved_and_resumed(rank: int, folder: str) -> bool:
+    """Return whether a checkpoint of stage 3 continues with the same bits in stage 2."""
+    training = training_of_ranks(rank)
+    model, optimizers = training.begin(stage=3)
+    training.train(model, optimizers, 0, 2)
+    ballast.save(f"{folder}/saved", model, optimizers)
+    expected = training.train(model, optimizers, 2, 2)
+    again, resumed = training.begin(stage=2)
+    ballast.load_checkpoint(f"{folder}/saved", again, resumed)
+    return training.train(again, resumed, 2, 2) == expected
+
 
 # Products of bf16 matrices are added in another order than torch's, and both round to bf16. Four steps move a
 # value by up to 0.2.
 TOLERANCE = 0.006
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", MUON_OPTIONS.values(), ids=MUON_OPTIONS)
 def test_one_rank_trains_as_torch_does(options, tmp_path):
     training = Several(muon_of(options), micro_steps=2, clip=0.5)
     plain, kept = training.run(), training.run(stage=0)
@@ -28,7 +64,7 @@ def test_one_rank_trains_as_torch_does(options, tmp_path):
 
 
 def test_ranks_train_alike_at_every_stage_and_on_every_tier(tmp_path):
-    results = run_ranks(2, muons.in_every_configuration, str(tmp_path))
+    results = run_ranks(2, in_every_configuration, str(tmp_path))
     for (losses, parameters), *others in results:
         for other_losses, other_parameters in others:
             assert other_losses == losses
@@ -89,7 +125,7 @@ def test_a_state_dict_goes_to_the_plain_optimizer_and_back():
 
 
 def test_a_checkpoint_resumes(tmp_path):
-    assert run_ranks(2, muons.saved_and_resumed, str(tmp_path)) == [True, True]
+    assert run_ranks(2, saved_and_resumed, str(tmp_path)) == [True, True]
 
 
 @pytest.mark.parametrize(

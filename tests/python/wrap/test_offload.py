@@ -1,12 +1,32 @@
 """Tests of offload() and reload(): device memory is free in between, and the training does not change."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import ballast
 import pytest
 import torch
-from python.wrap.support import offloading
+from python.wrap.support.bodies import Trained, loop_of, train_and_offload
 from python.wrap.support.loops import Loop, Tower
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.resident import resident
+
+
+def with_and_without_offload(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[Trained, Trained]]:
+    loop = loop_of(rank, make_model=Tower, steps=3)
+    return [(train_and_offload(loop, False, **options), train_and_offload(loop, True, **options)) for options in configurations]
+
+
+def one_rank_is_in_the_middle_of_a_step(rank: int) -> str:
+    run = loop_of(rank, steps=1).run(stage=2)
+    if rank == 1:
+        run.model(torch.ones(20)).sum().backward()
+    try:
+        run.optimizer.offload()
+    except ballast.UsageError as error:
+        return str(error)
+    return "offloaded"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -19,7 +39,7 @@ def test_offloaded_and_reloaded_trainings_give_the_same_bits(ranks, tmp_path):
         {"stage": 3, "offload": {"parameters": "host", "state": f"nvme:{tmp_path}"}},
         {"stage": 3, "update_in_backward": True},
     ]
-    for trained in run_ranks(ranks, offloading.with_and_without_offload, configurations):
+    for trained in run_ranks(ranks, with_and_without_offload, configurations):
         for plain, offloaded in trained:
             assert plain[0] == offloaded[0]
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain[1], offloaded[1]))
@@ -27,7 +47,7 @@ def test_offloaded_and_reloaded_trainings_give_the_same_bits(ranks, tmp_path):
 
 def test_an_optimizer_with_its_own_step_is_offloaded_and_reloaded():
     loop = Loop(make_model=Tower, make_optimizer=torch.optim.NAdam, steps=3)
-    plain, offloaded = (offloading.train_and_offload(loop, offloads, stage=2) for offloads in (False, True))
+    plain, offloaded = (train_and_offload(loop, offloads, stage=2) for offloads in (False, True))
     assert plain[0] == offloaded[0]
 
 
@@ -101,7 +121,7 @@ def test_offload_without_parameters_is_refused_in_stage_3():
 
 
 def test_offload_is_refused_in_the_middle_of_a_step():
-    for said in run_ranks(2, offloading.one_rank_is_in_the_middle_of_a_step):
+    for said in run_ranks(2, one_rank_is_in_the_middle_of_a_step):
         assert "B1007 cannot offload the optimizer between a backward pass and its step" in said
 
 

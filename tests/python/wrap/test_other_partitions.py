@@ -6,17 +6,16 @@ import weakref
 import ballast
 import pytest
 import torch
-from python.wrap.support import uncommon
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Run, Tower, mlp
-from python.wrap.support.partitions import evaluated, freeze_a_layer, step
+from python.wrap.support.bodies import evaluated, freeze_a_layer, step_on_ones
+from python.wrap.support.loops import Loop, Run, Tower, keywords, mlp
+from python.wrap.support.models import UsedByMethod, small_batch
 
 
 def freeze(model, optimizer, _):
     with ballast.gather(model):
         before = model[0].weight.clone()
     model[0].requires_grad_(False)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     with ballast.gather(model):
         assert torch.equal(model[0].weight, before)  # frozen from the first step on
 
@@ -35,7 +34,7 @@ def freeze(model, optimizer, _):
 def test_after_an_evaluation(look, tmp_path):
     model, optimizer = evaluated(timeline=True)
     look(model, optimizer, tmp_path)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
 
 
 def load(model, optimizer):
@@ -88,7 +87,7 @@ def test_a_run_with_a_name_keeps_its_plan(tmp_path):
         model(torch.ones(20))
     model[0].requires_grad_(True)  # the refusal has lost nothing
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 2
 
 
@@ -99,10 +98,10 @@ def test_gathered_parameters_cannot_be_planned_anew(change):
         before = [each.detach().clone() for each in model.parameters()]
         with pytest.raises(ballast.UsageError, match="B1007(.|\n)*0.weight(.|\n)*outside of `with ballast.gather"):
             change(model, optimizer)
-            step(model, optimizer)
+            step_on_ones(model, optimizer)
     with ballast.gather(model):
         assert all(map(torch.equal, model.parameters(), before))
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 2
 
 
@@ -111,14 +110,14 @@ def test_no_checkpoint_is_loaded_where_parameters_are_gathered(tmp_path):
     ballast.save(tmp_path, model, optimizer)
     with ballast.gather(model), pytest.raises(ballast.UsageError, match="B1007 cannot load (.*): parameters are gathered"):
         ballast.load_checkpoint(tmp_path, model, optimizer)
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 2
 
 
 def method_losses(stage):
     """Return the losses of a model that is never called. Its blocks freeze and thaw, and state is loaded on the way."""
     torch.manual_seed(0)
-    model = uncommon.UsedByMethod()
+    model = UsedByMethod()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if stage is not None:
         optimizer = ballast.wrap(optimizer, model, stage=stage)
@@ -127,7 +126,7 @@ def method_losses(stage):
         model.blocks.requires_grad_(number not in (2, 3))
         if number == 5:
             optimizer.load_state_dict(torch.optim.AdamW(model.parameters(), lr=1e-2).state_dict())
-        loss = model.loss(uncommon.batch(number))
+        loss = model.loss(small_batch(number))
         loss.backward()
         losses.append(loss.item())
         optimizer.step()
@@ -209,5 +208,5 @@ def test_groups_that_change_before_the_step_are_refused(change):
     with pytest.raises(ballast.UsageError, match="B1007 cannot make a step: optimizer.param_groups was changed between"):
         optimizer.step()
     optimizer.zero_grad()
-    step(model, optimizer)
+    step_on_ones(model, optimizer)
     assert optimizer.steps == 1

@@ -10,9 +10,8 @@ from typing import Any
 import ballast
 import pytest
 import torch
-from python.wrap.support.frameworks import tiny_model
-from python.wrap.support.keywords import keywords
-from python.wrap.support.packed import without_compiler
+from python.wrap.support.frameworks import tiny_model, without_compiler
+from python.wrap.support.loops import keywords
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 from safetensors.torch import load_file
 

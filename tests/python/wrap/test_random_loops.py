@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ballast
 import pytest
 import torch
-from python.wrap.support.keywords import keywords
+from python.wrap.support.loops import keywords
 from python.wrap.support.ranks import run_ranks
 from torch.utils.checkpoint import checkpoint
 

@@ -1,13 +1,25 @@
 """Test of a training that Ray Train starts."""
 
+from __future__ import annotations
+
 import json
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 from python.wrap.support import frameworks
+from python.wrap.support.frameworks import trained
 from python.wrap.support.ranks import run_ranks
+
+
+def ray_worker(training: dict[str, Any]) -> None:
+    """Train and write the result to a file. Ray has already called torch.distributed.init_process_group()."""
+    rank = dist.get_rank()
+    (Path(training["folder"]) / f"rank {rank}").write_text(json.dumps(trained(rank, training["configuration"])))
+
 
 MIB = 1 << 20
 WHY = "Ray Train is not installed: .ci/bootstrap venv frameworks"
@@ -39,7 +51,7 @@ def test_ray_train_starts_the_same_training(ray_here, tmp_path):
 
     configuration = {"stage": 3}
     trainer = TorchTrainer(
-        frameworks.ray_worker,
+        ray_worker,
         train_loop_config={"configuration": configuration, "folder": str(tmp_path)},
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
         run_config=RunConfig(storage_path=str(tmp_path)),

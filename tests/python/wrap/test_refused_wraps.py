@@ -7,8 +7,7 @@ import pytest
 import torch
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training import preconditions
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import mlp
+from python.wrap.support.loops import keywords, mlp
 
 
 def adamw(parameters):

@@ -1,15 +1,59 @@
 """Tests of named runs: which training may resume a run, and from which step."""
 
+from __future__ import annotations
+
 import logging
+import shutil
 from functools import partial
+from pathlib import Path
 
 import ballast
 import pytest
 import torch
 from python.wrap.support import kept_runs
 from python.wrap.support.kept_runs import Layers, kept_in, train
-from python.wrap.support.keywords import keywords
+from python.wrap.support.loops import keywords
 from python.wrap.support.ranks import run_ranks
+
+
+def directory_of(folder: Path, rank: int) -> Path:
+    return folder / f"mine-rank-{rank}"
+
+
+def replace(directory: Path, by: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(by, directory)
+
+
+def refused_and_resumed(rank: int, folder: str) -> tuple[str, int]:
+    """Return the error of resuming with another layer, and the step at which the run itself resumes afterwards."""
+    options = kept_in(Path(folder))
+    train(Layers(), rank, 3, **options)
+    try:
+        train(Layers(("one", "two", "three")), rank, 4, **options)
+    except ballast.UsageError as error:
+        began_at, _ = train(Layers(), rank, 4, **options)
+        return str(error).partition("\n  raised at")[0], began_at
+    return "", -1
+
+
+def stopped_between_commits(rank: int, folder: str) -> list[int]:
+    """Return the step from which each start of a run resumes. One start ends after rank 0 has committed step 3 and before
+    rank 1 has. The next one trains on other data, and ends after rank 1 has committed and before rank 0 has."""
+    kept, copies = Path(folder, "kept"), Path(folder, "copies")
+    kept.mkdir(exist_ok=True)
+    own = directory_of(kept, rank)
+    began = [train(Layers(), rank, 2, **kept_in(kept))[0]]
+    replace(copies / f"2-{rank}", own)
+    began.append(train(Layers(), rank, 3, **kept_in(kept))[0])
+    replace(copies / f"3-{rank}", own)
+    if rank == 1:
+        replace(own, copies / "2-1")
+    began.append(train(Layers(), rank, 3, data=1, **kept_in(kept))[0])
+    if rank == 0:
+        replace(own, copies / "3-0")
+    began.append(train(Layers(), rank, 3, data=2, **kept_in(kept))[0])
+    return began
 
 
 def frozen(model, name):
@@ -18,14 +62,14 @@ def frozen(model, name):
 
 
 def test_a_model_with_another_layer_is_another_one(tmp_path):
-    (first, began_at), other = run_ranks(2, kept_runs.refused_and_resumed, str(tmp_path))
+    (first, began_at), other = run_ranks(2, refused_and_resumed, str(tmp_path))
     assert 'B1009 cannot resume run "mine": it has nothing more, but this training has parameter three.' in first
     assert other == (first, began_at)
     assert began_at == 3
 
 
 def test_two_histories_do_not_mix_when_ranks_are_stopped_between_their_commits(tmp_path):
-    for began in run_ranks(2, kept_runs.stopped_between_commits, str(tmp_path)):
+    for began in run_ranks(2, stopped_between_commits, str(tmp_path)):
         assert began == [0, 2, 2, 2]
 
 

@@ -1,35 +1,142 @@
 """Tests of several optimizers that train one model."""
 
+from __future__ import annotations
+
 import copy
 import json
+import logging
 import pickle
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import ballast
 import pytest
 import torch
+import torch.distributed as dist
 from ballast.checkpoint import manifest
 from ballast.checkpoint.weights import state_in
 from ballast.tools.command_line import main
 from ballast.torch.parameters.managed_parameter import is_without_values
 from ballast.torch.training import preconditions
 from ballast.torch.training.model_and_optimizer import optimizers_of
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, mlp
+from python.wrap.support.loops import Loop, keywords, mlp
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.several import (
-    Several,
-    of_one_kind,
-    on_ranks,
-    rule_and_own_step,
-    same,
-    tower,
-    trains_a_head_itself,
-    values_of,
-    with_a_plain_optimizer,
-    with_own_steps,
-    with_rules,
-)
+from python.wrap.support.several import Optimizers, Several, rule_and_own_step, same, tower, values_of, with_own_steps
+
+
+def with_rules(matrices: Any, vectors: Any) -> Optimizers:
+    return [torch.optim.AdamW(matrices, lr=1e-2), torch.optim.SGD(vectors, lr=0.1, momentum=0.9)]
+
+
+def of_one_kind(matrices: Any, vectors: Any) -> Optimizers:
+    return [torch.optim.AdamW(matrices, lr=1e-2), torch.optim.AdamW(vectors, lr=2e-2, betas=(0.8, 0.9), weight_decay=0.0)]
+
+
+def with_a_plain_optimizer(rank: int, stage: int, in_data_parallel: bool) -> dict[str, list[str]]:
+    """Return what this rank is told if the second optimizer of a model is plain, if its parameters are frozen, if both
+    optimizers are wrapped, and if they are wrapped one by one after the first one's plan was made."""
+    said: dict[str, list[str]] = {}
+    for name in ("plain", "frozen", "all", "one by one"):
+        model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)), torch.nn.LayerNorm(4, bias=False))
+        one, other = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[1:]))
+        model[1:].requires_grad_(name != "frozen")
+        called = torch.nn.parallel.DistributedDataParallel(model) if in_data_parallel else model
+        if name == "all":
+            one, other = ballast.wrap([one, other], model, stage=stage)
+        else:
+            one = ballast.wrap(one, model, stage=stage)
+        if name == "one by one":
+            one.memory()
+            other = ballast.wrap(other, model, stage=stage)
+        with heard() as said[name]:
+            for _ in range(2):
+                called(torch.ones(2, 4)).sum().backward()
+                one.step(), other.step()
+                one.zero_grad(), other.zero_grad()
+    return said
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Return the warnings of Ballast inside the block, and its error that ends the block."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ballast").addHandler(handler)
+    try:
+        yield lines
+    except ballast.Error as error:
+        lines.append(str(error))
+    finally:
+        logging.getLogger("ballast").removeHandler(handler)
+
+
+def on_ranks(rank: int, folder: str) -> dict[str, Any]:
+    """Return what two ranks do: trainings in several configurations, and a checkpoint of one of them."""
+    training = Several(rule_and_own_step, loop=Loop(rank=rank, ranks=dist.get_world_size()))
+    found: dict[str, Any] = {"plain": training.run()}
+    drive = {"parameters": f"nvme:{folder}", "state": "host"}
+    for name, options in {
+        "stage 0": {"stage": 0},
+        "stage 2": {"stage": 2, "offload": "host"},
+        "stage 3": {"stage": 3},
+        "drive": {"stage": 3, "offload": {**drive, "state": f"nvme:{folder}"}},
+    }.items():
+        found[name] = training.run(**options)
+    alternating = replace(training, every=2)
+    model, optimizers = alternating.begin(stage=3)
+    alternating.train(model, optimizers, 0, 3)  # the first one has gradients of a step that it has not made
+    optimizers[0].zero_grad()
+    with ballast.gather(model), torch.no_grad():
+        model.blocks[1].up.weight.mul_(2.0)  # no optimizer has it
+    ballast.save(f"{folder}/saved", model, optimizers, extra={"rank": rank})
+    states = [copy.deepcopy(each.state_dict()) for each in optimizers]
+    found["longer"] = training.train(model, optimizers, 4, 2)
+    again, resumed = training.begin(stage=2)
+    found["extra"] = ballast.load_checkpoint(f"{folder}/saved", again, resumed)
+    found["steps"] = [each.steps for each in resumed]
+    found["resumed"] = training.train(again, resumed, 4, 2)
+    third, optimizers = training.begin(stage=3)
+    ballast.load(third, f"{folder}/saved")  # the parameters alone: the states come as state_dict()
+    for optimizer, state in zip(optimizers, states):
+        optimizer.load_state_dict(state)
+    found["reloaded"] = training.train(third, optimizers, 4, 2)
+    return found
+
+
+def trains_a_head_itself(rank: int, ranks: int, stage: int, directory: str) -> list[torch.Tensor]:
+    """Train a model whose head a plain optimizer has, which begins frozen. Save and load in the middle. Return the parameters.
+    Without a stage, one rank trains with plain torch on the batches of all."""
+    loop = Loop(ranks=ranks)
+
+    def begin() -> tuple[torch.nn.Module, list[Any]]:
+        model = mlp()
+        body = torch.optim.AdamW(model[0].parameters(), lr=1e-2)
+        head = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+        return model, [body if stage < 0 else ballast.wrap(body, model, stage=stage, tuning=ballast.Tuning(timeout=20)), head]
+
+    model, optimizers = begin()
+    for step in range(6):
+        model[2].requires_grad_(step > 0)
+        model[0].bias.requires_grad_(step != 1)  # makes another partition
+        for each in [rank] if stage >= 0 else range(ranks):
+            (loop.loss(model, replace(loop, rank=each).batch(step)) / (1 if stage >= 0 else ranks)).backward()
+        for parameter in model[2].parameters() if stage >= 0 and step > 0 else ():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= ranks
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == 3 and stage >= 0:
+            ballast.save(directory, model, optimizers[0], extra=optimizers[1].state_dict())
+            model, optimizers = begin()
+            optimizers[1].load_state_dict(ballast.load_checkpoint(directory, model, optimizers[0]))
+    assert stage < 0 or all(type(each) is torch.nn.Parameter for each in model[2].parameters())
+    with ballast.gather(model):
+        return [each.detach().clone() for each in model.parameters()]
 
 
 @pytest.mark.parametrize("every", [1, 2])

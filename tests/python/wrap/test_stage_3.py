@@ -1,17 +1,83 @@
 """Tests of stage 3: partitioned parameters train to the same bits as full ones."""
 
+from __future__ import annotations
+
+import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Run, Tower, check_close, check_equal, mlp
+from python.wrap.support.bodies import Trained, loop_of
+from python.wrap.support.loops import Loop, Run, Tower, check_close, check_equal, keywords, mlp
 from python.wrap.support.ranks import run_ranks
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+
+def averaged(rank: int, configurations: list[dict[str, Any]]) -> list[Trained]:
+    """Average the parameters over the steps, and evaluate each average. Without options the optimizer is torch's. Return the
+    losses of training, and the average."""
+    found = []
+    for options in configurations:
+        model = mlp()
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = ballast.wrap(optimizer, model, **keywords(**options)) if options else optimizer
+        gathered = partial(ballast.gather, model) if options else nullcontext
+        with gathered():
+            average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+        def update(model: torch.nn.Module, _: Any, average: Any = average, gathered: Any = gathered) -> None:
+            with gathered():
+                average.update_parameters(model)
+            average(torch.ones(20)).sum().backward()
+
+        run = loop_of(rank, steps=4, after_step=update).train(model, optimizer)
+        found.append((run.losses, [each.detach() for each in average.parameters()]))
+    return found
+
+
+def changes_while_gathered(rank: int) -> tuple[list[float], list[float]]:
+    """Write to trained and frozen parameters inside gather(), in stages 2 and 3. Return their means and the later losses."""
+    losses, seen = [], [0.0]
+    for stage in (2, 3):
+        loop = loop_of(rank, make_model=Tower, steps=2)
+        run = loop.run(stage=stage)
+        with ballast.gather(run.model), torch.no_grad():
+            run.model.blocks[3].down.weight.fill_(3.0)
+            run.model.blocks[1].down.weight.fill_(0.5)
+        longer = loop_of(rank, steps=4)
+        losses.append(longer.train(run.model, run.optimizer, 2).losses)
+        run = loop.run(stage=stage)
+        with ballast.gather(run.model), torch.no_grad():
+            run.model.blocks[3].down.weight.fill_(3.0)
+            run.model.blocks[1].down.weight.fill_(0.5)
+        with ballast.gather(run.model.blocks):
+            seen = [float(run.model.blocks[block].down.weight.mean()) for block in (1, 3)]
+    return seen, losses
+
+
+def deletes_its_optimizer(rank: int, folder: str) -> tuple[int, int, str]:
+    """Return how many files on the drive are open before and after, and the error of a gather() afterwards."""
+
+    def open_files() -> int:
+        entries = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        links = [os.readlink(entry) for entry in entries if os.path.lexists(entry)]  # the listing's own entry is gone
+        return sum(link.startswith(folder) for link in links)
+
+    run = loop_of(rank, make_model=Tower, steps=2).run(stage=3, offload=f"nvme:{folder}")
+    before, model = open_files(), run.model
+    del run
+    try:
+        with ballast.gather(model):
+            pass
+    except ballast.Error as error:
+        return before, open_files(), str(error)
+    return before, open_files(), ""
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "not reentrant"])
@@ -117,7 +183,7 @@ def test_backward_after_other_memory_was_assigned_inside_gather_is_refused(is_in
 
 
 def test_writes_while_gathered_are_kept_on_all_ranks():
-    for changed, losses in run_ranks(2, bodies.changes_while_gathered):
+    for changed, losses in run_ranks(2, changes_while_gathered):
         assert changed == [0.5, 3.0]
         assert losses[0] == losses[1]
 
@@ -125,7 +191,7 @@ def test_writes_while_gathered_are_kept_on_all_ranks():
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_averaged_model_is_updated_inside_of_gather(ranks):
     plain = [{}] if ranks == 1 else []  # its gradients are those of one rank
-    for found in run_ranks(ranks, bodies.averaged, [{"stage": 0}, {"stage": 2}, {"stage": 3}, *plain]):
+    for found in run_ranks(ranks, averaged, [{"stage": 0}, {"stage": 2}, {"stage": 3}, *plain]):
         (losses, average), *others = found
         for other_losses, other_average in others:
             torch.testing.assert_close(other_losses, losses)
@@ -269,7 +335,7 @@ def test_a_model_uses_sparse_tensors():
 
 
 def test_a_rank_that_deletes_its_optimizer_alone_keeps_no_files_and_gets_a_remedy(tmp_path):
-    for before, after, said in run_ranks(2, bodies.deletes_its_optimizer, str(tmp_path)):
+    for before, after, said in run_ranks(2, deletes_its_optimizer, str(tmp_path)):
         assert before > 0
         assert after == 0
         assert "optimizer.close()" in said

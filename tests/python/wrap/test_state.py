@@ -6,8 +6,7 @@ from collections import defaultdict
 import ballast
 import pytest
 import torch
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Run, check_close, check_equal, mlp
+from python.wrap.support.loops import Loop, Run, check_close, check_equal, keywords, mlp
 
 
 def test_state_is_read_as_torchs():

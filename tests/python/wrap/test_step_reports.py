@@ -1,7 +1,10 @@
 """Tests of what a training shows and records about its steps: metrics(), StepLine, StepLog, and the timeline."""
 
+from __future__ import annotations
+
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +18,56 @@ from ballast.step_reports import described_figures
 from ballast.tools.command_line import main
 from ballast.tools.report import read_run
 from ballast.torch.training.metrics import metrics_of_step, read_throughput
-from python.wrap.support.clipping import CLIPS, norms_in_reports
-from python.wrap.support.keywords import keywords
+from python.wrap.support.loops import Loop, keywords
 from python.wrap.support.ranks import run_ranks
 from torch import nn
+
+
+def norms_in_reports(rank: int, stage: int, clip: str) -> list[tuple[float, float, str]]:
+    """Make steps with clipped gradients. Return the norm that each clip has returned, the one in metrics(), and StepLine's."""
+    loop = Loop(rank=rank, ranks=2)
+    model = loop.make_model()
+    optimizer: Any = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+    line = ballast.StepLine(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    seen = []
+    for step, max_norm in enumerate((1e-3, 0.0, 1e9)):
+        if step == 1 and rank == 1:
+            loss = 0 * loop.loss(model, loop.batch(step))
+        else:
+            loss = loop.loss(model, loop.batch(step))
+        scaler.scale(loss).backward()
+        if step == 0:  # a factor is no clipping before the norm is known
+            for each in model.parameters():
+                each.grad.mul_(0.5)
+        scaler.unscale_(optimizer)
+        norm = CLIPS[clip](model, optimizer, max_norm)
+        scaler.step(optimizer)
+        seen.append((norm, optimizer.metrics()["grad_norm"], line.postfix()["norm"]))
+        scaler.update()
+        optimizer.zero_grad()
+    return seen
+
+
+def clips_with_a_number(model: torch.nn.Module, max_norm: float) -> float:
+    norm = float(torch.nn.utils.get_total_norm([each.grad for each in model.parameters()]))
+    for each in model.parameters():
+        each.grad.mul_(min(1.0, max_norm / norm))
+    return norm
+
+
+CLIPS: dict[str, Callable[[torch.nn.Module, Any, float], float]] = {
+    "of the optimizer": lambda model, optimizer, max_norm: float(optimizer.clip_grad_norm_(max_norm)),
+    "of torch": lambda model, optimizer, max_norm: float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)),
+    "one by one": lambda model, optimizer, max_norm: float(
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=False)
+    ),
+    "by hand": lambda model, optimizer, max_norm: clips_with_a_number(model, max_norm),
+    "twice": lambda model, optimizer, max_norm: max(
+        float(optimizer.clip_grad_norm_(each * max_norm)) for each in (1.0, 0.5)
+    ),
+}
+
 
 TOKENS = 24
 

@@ -5,12 +5,11 @@ from collections import deque
 import ballast
 import pytest
 import torch
-from python.wrap.support import bodies, offloading
-from python.wrap.support.custom_optimizers import KINDS, UserOptimizer
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower, check_equal, in_bfloat16, mlp
+from python.wrap.support import bodies
+from python.wrap.support.bodies import train_and_offload
+from python.wrap.support.custom_optimizers import KINDS, UserOptimizer, check_same_state, on_drive, own_step_loop, state_of
+from python.wrap.support.loops import Loop, Tower, check_equal, in_bfloat16, keywords, mlp
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.stored import check_same_state, loop_of, on_drive, state_of
 
 EACH_KIND = {"argvalues": [*KINDS, (UserOptimizer, {})], "ids": lambda value: getattr(value, "__name__", "")}
 
@@ -50,7 +49,7 @@ def test_ranks_train_as_with_state_in_memory(ranks, tmp_path):
 
 
 def test_a_step_in_many_calls_counts_once(tmp_path):
-    loop = loop_of(UserOptimizer)
+    loop = own_step_loop(UserOptimizer)
     optimizer = loop.run(**on_drive(tmp_path, stage=2), elementwise=True).optimizer
     assert optimizer.calls == optimizer.param_groups[0]["calls"] == loop.steps
 
@@ -70,7 +69,7 @@ def test_a_group_without_elements_in_the_last_tile_keeps_its_options(tmp_path):
     model = mlp()
     groups = [{"params": [parameter]} for parameter in model.parameters()]
     optimizer = ballast.wrap(InTheLoop(groups), model, **keywords(**on_drive(tmp_path, stage=2), elementwise=True))
-    loop_of(steps=3).train(model, optimizer)
+    own_step_loop(steps=3).train(model, optimizer)
     assert [group["updates"] for group in optimizer.param_groups] == 4 * [3]
 
 
@@ -109,7 +108,7 @@ class WithAttributes(UserOptimizer):
 def test_attributes_and_options_change_as_in_one_call(tmp_path):
     found = []
     for placement in ({"stage": 2}, on_drive(tmp_path, stage=2)):
-        optimizer = loop_of(WithAttributes, steps=3).run(**placement, elementwise=True).optimizer
+        optimizer = own_step_loop(WithAttributes, steps=3).run(**placement, elementwise=True).optimizer
         attributes = (optimizer.seen, optimizer.total.item(), optimizer.by_name, optimizer.kinds, optimizer.made)
         found.append((*attributes, [*optimizer.recent[0]]))
     assert found[0] == found[1] == ([1, 2, 3], 3.0, {"last": 3}, {"none", 1, 2, 3}, 3, [2, 3])
@@ -137,15 +136,15 @@ class Late(UserOptimizer):
 
 
 def test_values_that_come_later_are_kept_from_then_on(tmp_path):
-    loop = loop_of(Late, steps=4)
+    loop = own_step_loop(Late, steps=4)
     memory, stored = loop.run(stage=2, elementwise=True), loop.run(**on_drive(tmp_path, stage=2), elementwise=True)
     check_same_state(state_of(stored.optimizer), state_of(memory.optimizer))
-    after_one = loop_of(Late, steps=1).run(**on_drive(tmp_path, stage=2), elementwise=True)
+    after_one = own_step_loop(Late, steps=1).run(**on_drive(tmp_path, stage=2), elementwise=True)
     assert [[*values] for values in state_of(after_one.optimizer)] == 4 * [["mean"]]
 
 
 def test_a_skipped_step_changes_nothing(tmp_path):
-    run = loop_of(torch.optim.RMSprop, steps=2).run(**on_drive(tmp_path, stage=2))
+    run = own_step_loop(torch.optim.RMSprop, steps=2).run(**on_drive(tmp_path, stage=2))
     before = state_of(run.optimizer)
     (run.model(torch.ones(20)).sum() * float("inf")).backward()
     run.optimizer.step()
@@ -155,7 +154,7 @@ def test_a_skipped_step_changes_nothing(tmp_path):
 
 def test_the_device_is_freed_and_taken_back(tmp_path):
     loop = Loop(make_model=Tower, make_optimizer=torch.optim.NAdam, steps=3)
-    plain, offloaded = (offloading.train_and_offload(loop, each, **on_drive(tmp_path, stage=2)) for each in (False, True))
+    plain, offloaded = (train_and_offload(loop, each, **on_drive(tmp_path, stage=2)) for each in (False, True))
     assert plain[0] == offloaded[0]
 
 
@@ -163,7 +162,7 @@ def test_the_device_is_freed_and_taken_back(tmp_path):
 
 
 def test_memory_counts_only_what_memory_keeps(tmp_path):
-    loop = loop_of(torch.optim.RMSprop)
+    loop = own_step_loop(torch.optim.RMSprop)
     stored, memory = loop.run(**on_drive(tmp_path, stage=2)), loop.run(stage=2)
     elements = sum(parameter.numel() for parameter in memory.model.parameters())
     assert memory.optimizer.metrics()["memory_bytes/device"] - stored.optimizer.metrics()["memory_bytes/device"] >= 4 * elements
@@ -181,10 +180,10 @@ def test_parameters_are_added_later_freeze_and_thaw(stage, tmp_path):
 def test_values_that_a_frozen_parameter_does_not_have_yet_stay_absent(tmp_path):
     trained = []
     for placement in ({"stage": 2}, on_drive(tmp_path, stage=2)):
-        run = loop_of(Late, steps=1).run(**placement, elementwise=True)
+        run = own_step_loop(Late, steps=1).run(**placement, elementwise=True)
         for steps, is_trained in ((3, False), (5, True)):
             run.model[0].requires_grad_(is_trained)
-            loop_of(Late, steps=steps).train(run.model, run.optimizer, steps - 2)
+            own_step_loop(Late, steps=steps).train(run.model, run.optimizer, steps - 2)
         trained.append(run.parameters)
     assert all(torch.equal(one, other) for one, other in zip(*trained))
 
@@ -195,7 +194,7 @@ def test_groups_keep_what_their_own_options_make(tmp_path):
         model = mlp()
         groups = [{"params": model[0].parameters(), "momentum": 0.9}, {"params": model[2].parameters(), "centered": True}]
         optimizer = ballast.wrap(torch.optim.RMSprop(groups, lr=1e-3), model, **keywords(**placement))
-        loop_of(steps=2).train(model, optimizer)
+        own_step_loop(steps=2).train(model, optimizer)
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(300))], "momentum": 0.5, "centered": True})
         added = optimizer.param_groups[2]["params"][0]
         (model(torch.ones(20)).sum() + added.square().sum()).backward()
@@ -205,9 +204,9 @@ def test_groups_keep_what_their_own_options_make(tmp_path):
 
 
 def test_a_state_dict_stays_current(tmp_path):
-    run = loop_of(steps=2).run(**on_drive(tmp_path, stage=2))
+    run = own_step_loop(steps=2).run(**on_drive(tmp_path, stage=2))
     taken = run.optimizer.state_dict()["state"][0]
-    loop_of(steps=4).train(run.model, run.optimizer, 2)
+    own_step_loop(steps=4).train(run.model, run.optimizer, 2)
     assert taken["step"] == 4
     assert torch.equal(taken["exp_avg"] * 1, run.optimizer.state[run.model[0].weight]["exp_avg"] * 1)
 
@@ -224,7 +223,7 @@ class Sometimes(UserOptimizer):
 
 def test_state_that_is_none_at_first_is_kept_when_it_comes(tmp_path):
     for steps in (1, 3):
-        loop = loop_of(Sometimes, steps=steps)
+        loop = own_step_loop(Sometimes, steps=steps)
         memory, stored = (loop.run(**each, elementwise=True) for each in ({"stage": 2}, on_drive(tmp_path, stage=2)))
         for mine, theirs in zip(stored.model.parameters(), memory.model.parameters()):
             one, other = stored.optimizer.state[mine]["last"], memory.optimizer.state[theirs]["last"]
@@ -244,15 +243,15 @@ class Scaled(torch.nn.Module):
 
 def test_checkpoints_of_scalar_parameters_go_between_memory_and_drives(tmp_path):
     placements = [{"stage": 2}, on_drive(tmp_path, stage=2)]
-    expected = loop_of(make_model=Scaled, steps=4).run(stage=2)
+    expected = own_step_loop(make_model=Scaled, steps=4).run(stage=2)
     for number, first in enumerate(placements):
-        run = loop_of(make_model=Scaled, steps=2).run(**first)
+        run = own_step_loop(make_model=Scaled, steps=2).run(**first)
         ballast.save(tmp_path / str(number), run.model, run.optimizer)
         for second in placements:
             model = Scaled()
             optimizer = ballast.wrap(torch.optim.NAdam(model.parameters(), lr=1e-2), model, **keywords(**second))
             ballast.load_checkpoint(tmp_path / str(number), model, optimizer)
-            ended = loop_of(steps=4).train(model, optimizer, 2)
+            ended = own_step_loop(steps=4).train(model, optimizer, 2)
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(ended.parameters, expected.parameters))
             check_same_state(state_of(optimizer), state_of(expected.optimizer))
 
@@ -260,11 +259,11 @@ def test_checkpoints_of_scalar_parameters_go_between_memory_and_drives(tmp_path)
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, UserOptimizer])
 def test_a_state_dict_goes_from_memory_to_a_drive_and_back(kind, tmp_path):
     placements = [{"stage": 2}, on_drive(tmp_path, stage=2)]
-    longer = loop_of(kind, steps=5)
+    longer = own_step_loop(kind, steps=5)
     expected = longer.run(stage=2, elementwise=True)
     for first in placements:
         for second in placements:
-            run = loop_of(kind, steps=3).run(**first, elementwise=True)
+            run = own_step_loop(kind, steps=3).run(**first, elementwise=True)
             state = run.optimizer.state_dict()
             run.optimizer.close()
             optimizer = ballast.wrap(kind(run.model.parameters(), lr=1e-2), run.model, **keywords(**second, elementwise=True))
@@ -278,7 +277,7 @@ def test_a_state_dict_goes_from_memory_to_a_drive_and_back(kind, tmp_path):
 def test_state_that_was_cleared_begins_again(tmp_path):
     runs = []
     for placement in ({"stage": 2}, on_drive(tmp_path, stage=2)):
-        run = loop_of(steps=3).run(**placement)
+        run = own_step_loop(steps=3).run(**placement)
         run.optimizer.state.clear()
-        runs.append(loop_of(steps=5).train(run.model, run.optimizer, 3))
+        runs.append(own_step_loop(steps=5).train(run.model, run.optimizer, 3))
     check_equal(*runs)

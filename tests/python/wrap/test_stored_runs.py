@@ -1,18 +1,26 @@
 """Tests of the state that the library keeps for an own step: in runs, where its size decides, and where it is refused."""
 
+from __future__ import annotations
+
 import logging
 import multiprocessing
 import signal
 from functools import partial
+from pathlib import Path
 
 import ballast
 import pytest
 import torch
 from python.wrap.support import kept_runs
-from python.wrap.support.custom_optimizers import UserOptimizer
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower, mlp
-from python.wrap.support.stored import check_same_state, loop_of, on_drive, state_of
+from python.wrap.support.custom_optimizers import UserOptimizer, check_same_state, on_drive, own_step_loop, state_of
+from python.wrap.support.kept_runs import Layers, Stoppable, kept_in, train
+from python.wrap.support.loops import Loop, Tower, keywords, mlp
+
+
+def train_until_stopped(folder: str) -> None:
+    Stoppable.stops = True
+    train(Layers(), 0, 5, kind=Stoppable, elementwise=True, tile=128, **kept_in(Path(folder)))
+
 
 # --- Runs ---
 
@@ -27,7 +35,7 @@ def test_a_run_resumes_with_values_and_numbers(kind, tmp_path):
 
 
 def test_a_process_that_is_killed_in_a_step_resumes_before_it(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=kept_runs.train_until_stopped, args=(str(tmp_path),))
+    process = multiprocessing.get_context("spawn").Process(target=train_until_stopped, args=(str(tmp_path),))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -41,9 +49,9 @@ def test_state_that_was_cleared_begins_again_in_a_run(tmp_path):
     for options in ({"stage": 3}, kept_runs.kept_in(tmp_path)):
         model = kept_runs.Layers()
         optimizer = ballast.wrap(torch.optim.NAdam(model.parameters(), lr=1e-2), model, **keywords(**options))
-        loop_of(steps=2).train(model, optimizer)
+        own_step_loop(steps=2).train(model, optimizer)
         optimizer.state.clear()
-        loop_of(steps=5).train(model, optimizer, 2)
+        own_step_loop(steps=5).train(model, optimizer, 2)
         ended.append(state_of(optimizer))
         optimizer.close()
     check_same_state(*ended)
@@ -178,7 +186,7 @@ class Surprising(UserOptimizer):
 
 def test_state_that_comes_too_late_is_refused_when_it_comes(tmp_path):
     with pytest.raises(ballast.UsageError, match="the optimizer's state has surprise") as raised:
-        loop_of(Surprising).run(**on_drive(tmp_path, stage=2), elementwise=True)
+        own_step_loop(Surprising).run(**on_drive(tmp_path, stage=2), elementwise=True)
     assert "parameter 0" in str(raised.value)
 
 

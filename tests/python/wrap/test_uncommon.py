@@ -1,16 +1,122 @@
 """Tests of uncommon models and training loops: they train as in torch, or are refused with a reason."""
 
+from __future__ import annotations
+
 import weakref
+from typing import Any
 
 import ballast
 import numpy
 import pytest
 import torch
 from ballast.torch.training.metrics import read_throughput
-from python.wrap.support import uncommon
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower, mean_square, mlp
+from python.wrap.support.loops import Loop, Tower, keywords, mean_square, mlp
+from python.wrap.support.models import UsedByMethod, small_batch
 from python.wrap.support.ranks import run_ranks
+from torch import nn
+
+
+class Attends(nn.Module):
+    """A model that reads parameters of its submodules directly: torch's attention does, and so does its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.attention = nn.MultiheadAttention(16, 2)
+        self.old, self.new = nn.Linear(16, 3), nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.attention(x, x, x)[0]
+        apart = (self.old.weight.square().mean() * self.new.weight[0, 0]).tanh()
+        return nn.functional.linear(x, torch.cat([self.old.weight, self.new.weight])) * (1 + apart)
+
+
+class Expert(nn.Module):
+    """A model in which the rank selects one of two experts."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.rank = rank
+        self.first = nn.Linear(16, 16)
+        self.experts = nn.ModuleList([nn.Linear(16, 4) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen: torch.Tensor = self.experts[self.rank](self.first(x))
+        return chosen
+
+
+def overflows_on_one_rank(rank: int, stage: int) -> list[float]:
+    """Return a GradScaler's scale after each step. Rank 0's gradients overflow in the second."""
+    model = Expert(rank)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, stage=stage)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scales = []
+    for step in range(3):
+        loss = model(small_batch(step, rank)).square().mean() * (float("inf") if (rank, step) == (0, 1) else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+def clips_without_a_batch(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:
+    """Clip in three steps, of which rank 1 has no batch in the second. Return the norms and the parameters at the end."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.5), model, stage=stage)
+    norms = []
+    for step in range(3):
+        if (rank, step) != (1, 1):
+            (100 * model(small_batch(step, rank)).square().mean()).backward()
+        norms.append(float(optimizer.clip_grad_norm_(0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def scales_by_its_own_factor(rank: int) -> str:
+    model = Expert(rank)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    (100 * model(small_batch(0, rank)).square().sum()).backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(0.5 / (1 + rank))
+    try:
+        optimizer.step()
+    except ballast.UsageError as error:
+        return str(error)
+    return ""
+
+
+def begins_with_its_own_values(rank: int, stage: int) -> dict[str, Any]:
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model[1].running_mean.normal_()
+    model[0].requires_grad_(False)
+    first = {name: values.clone() for name, values in model.state_dict().items()}
+    ballast.wrap(torch.optim.SGD(model[2].parameters(), lr=0.1), model, stage=stage)
+    return {"first": first, "now": {name: values.clone() for name, values in model.state_dict().items()}}
+
+
+class LooksTwice(torch.nn.Module):
+    """A model that uses a view of a parameter before other modules run and, if `late` is set, after them too."""
+
+    def __init__(self, late: bool):
+        super().__init__()
+        self.tied = torch.nn.Linear(16, 16)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(2)])
+        self.late = late
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.tied(x) @ self.tied.weight.t()
+        view = self.tied.weight.t() if self.late else None
+        for block in self.blocks:
+            x = block(x)
+        return x if view is None else x @ view
+
 
 every_stage = pytest.mark.parametrize("stage", [None, 0, 2, 3])
 
@@ -24,7 +130,7 @@ def trained(make_model, stage, body, **options):
         optimizer = ballast.wrap(optimizer, model, **keywords(stage=stage, **options))
     losses = []
     for step in range(4):
-        losses.append(body(model, optimizer, uncommon.batch(step)))
+        losses.append(body(model, optimizer, small_batch(step)))
         optimizer.step()
         optimizer.zero_grad()
     return losses
@@ -46,7 +152,7 @@ def with_loss(model, optimizer, batch):
 
 @every_stage
 def test_parameters_of_several_modules_are_used_together(stage):
-    follows_torch(uncommon.Attends, stage, with_loss)
+    follows_torch(Attends, stage, with_loss)
 
 
 @every_stage
@@ -56,12 +162,12 @@ def test_a_model_is_used_by_a_method_and_never_called(stage):
         loss.backward()
         return loss.item()
 
-    follows_torch(uncommon.UsedByMethod, stage, body)
+    follows_torch(UsedByMethod, stage, body)
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_view_that_outlives_gathered_values_is_reported(caplog, late):
-    model = uncommon.LooksTwice(late)
+    model = LooksTwice(late)
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
     for _ in range(2):
         with torch.no_grad():
@@ -315,25 +421,25 @@ def test_a_dtensor_is_refused_with_what_to_use_instead():
 
 @pytest.mark.parametrize("stage", [0, 2])
 def test_scales_stay_the_same_where_gradients_overflow_on_one_rank(stage):
-    scales = run_ranks(2, uncommon.overflows_on_one_rank, stage)
+    scales = run_ranks(2, overflows_on_one_rank, stage)
     assert scales == [[1024.0, 512.0, 512.0]] * 2
 
 
 def test_a_rank_without_a_batch_clips_as_the_others():
-    (norms, parameters), other = run_ranks(2, uncommon.clips_without_a_batch, 0)
+    (norms, parameters), other = run_ranks(2, clips_without_a_batch, 0)
     assert norms == other[0] and all(map(torch.equal, parameters, other[1]))
-    for stage_2 in run_ranks(2, uncommon.clips_without_a_batch, 2):
+    for stage_2 in run_ranks(2, clips_without_a_batch, 2):
         assert stage_2[0] == norms and all(map(torch.equal, parameters, stage_2[1]))
 
 
 def test_ranks_that_scale_by_different_factors_are_refused_with_a_remedy():
-    for said in run_ranks(2, uncommon.scales_by_its_own_factor):
+    for said in run_ranks(2, scales_by_its_own_factor):
         assert "different factors" in said and "optimizer.clip_grad_norm_(max_norm)" in said
 
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_frozen_parameters_and_buffers_begin_as_rank_0_has_them(stage):
-    ranks = run_ranks(2, uncommon.begins_with_its_own_values, stage)
+    ranks = run_ranks(2, begins_with_its_own_values, stage)
     assert not torch.equal(ranks[0]["first"]["0.weight"], ranks[1]["first"]["0.weight"])
     for rank in ranks:
         for name, values in rank["now"].items():
@@ -399,13 +505,13 @@ def test_a_functional_call_replaces_a_parameter_for_one_call(stage, gradients, c
             optimizer = ballast.wrap(optimizer, model, stage=stage)
         losses = []
         if change == "freezes":
-            losses.append(with_loss(model, optimizer, uncommon.batch(0)))
+            losses.append(with_loss(model, optimizer, small_batch(0)))
             optimizer.step()
             optimizer.zero_grad()
             model[2].bias.requires_grad_(False)
         replacement = torch.full((8, 16), 0.1, requires_grad=gradients)
         with torch.set_grad_enabled(gradients):
-            loss = torch.func.functional_call(model, {"0.weight": replacement}, uncommon.batch(1)).square().mean()
+            loss = torch.func.functional_call(model, {"0.weight": replacement}, small_batch(1)).square().mean()
         losses.append(loss.item())
         if gradients:
             loss.backward()
@@ -414,7 +520,7 @@ def test_a_functional_call_replaces_a_parameter_for_one_call(stage, gradients, c
             optimizer.zero_grad()
         assert type(replacement) is torch.Tensor and model[0].weight is optimizer.param_groups[0]["params"][0]
         for step in range(2):
-            losses.append(with_loss(model, optimizer, uncommon.batch(step)))
+            losses.append(with_loss(model, optimizer, small_batch(step)))
             optimizer.step()
             optimizer.zero_grad()
         with ballast.gather(model):
@@ -434,11 +540,11 @@ def test_a_parameter_that_left_the_model_is_named_where_training_begins():
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
     replacement = torch.nn.Parameter(torch.ones(8, 16))
     with pytest.raises(ballast.UsageError, match=r"B1007(.|\n)*parameter 0.weight(.|\n)*before functional_call"):
-        torch.func.functional_call(model, {"0.weight": replacement}, uncommon.batch(0))
-    with_loss(model, optimizer, uncommon.batch(0))
-    torch.func.functional_call(model, {"0.weight": replacement}, uncommon.batch(0)).sum().backward()
+        torch.func.functional_call(model, {"0.weight": replacement}, small_batch(0))
+    with_loss(model, optimizer, small_batch(0))
+    torch.func.functional_call(model, {"0.weight": replacement}, small_batch(0)).sum().backward()
     optimizer.step()
     model[0].weight = replacement
     model[2].bias.requires_grad_(False)
     with pytest.raises(ballast.UsageError, match=r"another Parameter in its place(.|\n)*parameter 0.weight"):
-        model(uncommon.batch(0))
+        model(small_batch(0))

@@ -15,7 +15,8 @@ from typing import Any
 import ballast
 import pytest
 import torch
-from python.wrap.support import jobs
+from python.wrap.support import saved
+from python.wrap.support.saved import save
 from python.wrap.test_foreign import as_distributed, as_universal, as_universal_of_stage_3, fresh, trained_by_torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
@@ -207,10 +208,10 @@ def test_a_foreign_file_that_would_run_code_is_refused(reader, run, tmp_path, se
 
 
 def test_an_extra_that_would_run_code_is_refused(tmp_path, sentinel, monkeypatch):
-    mine = jobs.training(1)
+    mine = saved.training(1)
     for number, (gadget, (make, _)) in enumerate(GADGETS.items()):
         monkeypatch.setattr("ballast.checkpoint.saving.packed", lambda extra: as_torch_saves(make(str(sentinel))))
-        jobs.save(folder := tmp_path / str(number), mine)
+        save(folder := tmp_path / str(number), mine)
         require_refused(folder, "rank-00000.extra", gadget, sentinel, (mine.model, mine.optimizer))
     assert mine.train(1, 1)
 

@@ -10,7 +10,7 @@ from typing import Any
 import ballast
 import pytest
 import torch
-from python.wrap.support.keywords import keywords
+from python.wrap.support.loops import keywords
 from python.wrap.support.ranks import run_ranks
 
 STEPS = 9

@@ -4,8 +4,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower, check_equal, mean_square
+from python.wrap.support.loops import Loop, Tower, check_equal, keywords, mean_square
 from python.wrap.support.ranks import run_ranks
 
 IN_BACKWARD = {"stage": 3, "update_in_backward": True}

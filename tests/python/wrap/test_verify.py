@@ -4,8 +4,7 @@ import ballast
 import pytest
 import torch
 from ballast.torch.memory import bytes_at
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower
+from python.wrap.support.loops import Loop, Tower, keywords
 
 
 @pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 2, "offload": "host"}, {"stage": 3}])

@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from python.wrap.support import bodies
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, mean_square_in_bfloat16, mlp, mlp_in_bfloat16
+from python.wrap.support.loops import Loop, keywords, mean_square_in_bfloat16, mlp, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
 
 Trained = tuple[list[float], list[torch.Tensor]]

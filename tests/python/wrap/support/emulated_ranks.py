@@ -26,7 +26,7 @@ def train_on_gpu(
     loop, and has the options of wrap()."""
     use_gpu(rank, package)
     import ballast
-    from python.wrap.support.activations import offloading_everything
+    from python.wrap.support.bodies import offloading_everything
     from python.wrap.support.loops import Loop, mlp
 
     def trained(device: str, changes: dict[str, Any], options: dict[str, Any]) -> Trained:
@@ -46,11 +46,10 @@ def train_several_on_gpu(rank: int, package: Path, stages: list[int]) -> list[tu
     """Return the losses and the final parameters with Muon and AdamW at each stage, on the GPU and on the CPU."""
     use_gpu(rank, package)
     from python.wrap.support.loops import Loop
-    from python.wrap.support.muons import OPTIONS, muon_of
-    from python.wrap.support.several import Several
+    from python.wrap.support.several import MUON_OPTIONS, Several, muon_of
 
     def trained(device: str, stage: int) -> Trained:
         loop = Loop(device=device, rank=rank, ranks=2)
-        return Several(muon_of(OPTIONS["like AdamW"]), micro_steps=2, steps=3, loop=loop).run(stage=stage)
+        return Several(muon_of(MUON_OPTIONS["like AdamW"]), micro_steps=2, steps=3, loop=loop).run(stage=stage)
 
     return [(trained(emulated_gpu.NAME, stage), trained("cpu", stage)) for stage in stages]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import ballast
 import torch
-from python.wrap.support.keywords import keywords
+from python.wrap.support.loops import keywords
 
 WIDE, LAYERS, RANK = 256, 8, 4
 BASE = LAYERS * WIDE * WIDE * 4  # bytes of the frozen parameters
@@ -53,47 +50,6 @@ def moved(tier, folder):
     return None if tier == "device" else {"parameters": word, "state": word}
 
 
-def bytes_of_files(folder):
-    """Return the bytes on the drive of the files there that this process has open; those of scratch have no name."""
-    found = 0
-    for entry in Path("/proc/self/fd").iterdir():
-        if os.path.exists(entry) and os.readlink(entry).startswith(f"{folder}/"):
-            found += os.stat(entry).st_blocks * 512
-    return found
-
-
-def in_each_tier(rank, folder, tile):
-    results = {}
-    for tier in ("device", "host", "nvme"):
-        model = model_of()
-        optimizer = wrapped(model, offload=moved(tier, folder), tile=tile)
-        losses = train(model, optimizer, rank)
-        metrics = optimizer.metrics()
-        kept = {each: int(metrics[f"memory_bytes/{each}"]) for each in ("device", "host", "nvme")}
-        results[tier] = (losses, values_of(model), kept, bytes_of_files(folder))
-        optimizer.close()
-        assert all(torch.equal(one, other) for one, other in zip(model.parameters(), results[tier][1]))
-    return results
-
-
 def wrapped(model, **options):
     trained = [each for each in model.parameters() if each.requires_grad]
     return ballast.wrap(torch.optim.AdamW(trained, lr=1e-2), model, **keywords(stage=3, **options))
-
-
-def resumes(rank, folder):
-    """Return the losses and values of a training, and those of one that is resumed in the middle."""
-    options = {"offload": moved("nvme", folder), "tile": 4096}
-    plain = model_of()
-    optimizer = wrapped(plain, **options)
-    expected = train(plain, optimizer, rank, steps=4)
-    optimizer.close()
-    losses = []
-    for first in (0, 2):
-        model = model_of()
-        optimizer = wrapped(model, run="adapters", **options)
-        losses += train(model, optimizer, rank, first, steps=2)
-        assert optimizer.steps == first + 2
-        values = values_of(model)
-        optimizer.close()
-    return expected, list(plain.parameters()), losses, values

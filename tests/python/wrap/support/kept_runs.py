@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
 import ballast
 import torch
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import mean_square
+from python.wrap.support.loops import keywords, mean_square
 
 
 class Layers(torch.nn.Module):
@@ -76,48 +74,3 @@ class Stoppable(torch.optim.NAdam):
             Stoppable.of_step += 1
         if self.stops and Stoppable.of_step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train_until_stopped(folder: str) -> None:
-    Stoppable.stops = True
-    train(Layers(), 0, 5, kind=Stoppable, elementwise=True, tile=128, **kept_in(Path(folder)))
-
-
-def directory_of(folder: Path, rank: int) -> Path:
-    return folder / f"mine-rank-{rank}"
-
-
-def replace(directory: Path, by: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(by, directory)
-
-
-def refused_and_resumed(rank: int, folder: str) -> tuple[str, int]:
-    """Return the error of resuming with another layer, and the step at which the run itself resumes afterwards."""
-    options = kept_in(Path(folder))
-    train(Layers(), rank, 3, **options)
-    try:
-        train(Layers(("one", "two", "three")), rank, 4, **options)
-    except ballast.UsageError as error:
-        began_at, _ = train(Layers(), rank, 4, **options)
-        return str(error).partition("\n  raised at")[0], began_at
-    return "", -1
-
-
-def stopped_between_commits(rank: int, folder: str) -> list[int]:
-    """Return the step from which each start of a run resumes. One start ends after rank 0 has committed step 3 and before
-    rank 1 has. The next one trains on other data, and ends after rank 1 has committed and before rank 0 has."""
-    kept, copies = Path(folder, "kept"), Path(folder, "copies")
-    kept.mkdir(exist_ok=True)
-    own = directory_of(kept, rank)
-    began = [train(Layers(), rank, 2, **kept_in(kept))[0]]
-    replace(copies / f"2-{rank}", own)
-    began.append(train(Layers(), rank, 3, **kept_in(kept))[0])
-    replace(copies / f"3-{rank}", own)
-    if rank == 1:
-        replace(own, copies / "2-1")
-    began.append(train(Layers(), rank, 3, data=1, **kept_in(kept))[0])
-    if rank == 0:
-        replace(own, copies / "3-0")
-    began.append(train(Layers(), rank, 3, data=2, **kept_in(kept))[0])
-    return began

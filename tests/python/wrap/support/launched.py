@@ -11,8 +11,7 @@ from pathlib import Path
 
 import ballast
 import torch
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Tower, mean_square
+from python.wrap.support.loops import Tower, keywords, mean_square
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--drive")

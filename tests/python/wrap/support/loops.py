@@ -9,7 +9,7 @@ from typing import Any
 import ballast
 import torch
 import torch.utils.checkpoint
-from python.wrap.support.keywords import keywords
+from ballast.schema import options_of
 
 torch.set_num_threads(1)
 
@@ -180,3 +180,13 @@ def in_bfloat16(**changes: Any) -> Loop:
         return model(batch.to(torch.bfloat16)).float().square().mean()
 
     return Loop(make_model=lambda: mlp(64).to(torch.bfloat16), loss=loss, **changes)
+
+
+def keywords(**options: Any) -> dict[str, Any]:
+    tuning = {name: options.pop(name) for name in options_of(ballast.Tuning) if name in options}
+    run = {name: options.pop(name) for name in options_of(ballast.Run) if name in options}
+    if tuning:
+        options["tuning"] = ballast.Tuning(**tuning)
+    if run:
+        options["run"] = ballast.Run(options.get("run", ""), **run)
+    return options

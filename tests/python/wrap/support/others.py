@@ -16,8 +16,6 @@ from unittest import mock
 
 import torch
 from safetensors import TensorSpec, serialize_file
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
 
 def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -176,32 +174,6 @@ def mapping_of(group, begin, count, address):
     return found
 
 
-def as_zero_1(folder, run):
-    as_zero(folder, run, stage=1, ranks=3)
-
-
-def as_older_zero_2(folder, run):
-    as_zero(folder, run, paddings=False)
-
-
-def as_zero_3(folder, run):
-    as_zero(folder, run, stage=3, ranks=3)
-
-
-def as_accelerate(folder, run):
-    """Write the folders of Accelerate's FSDP plugin."""
-    dcp.save({"model": get_model_state_dict(run.model)}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
-    state = get_optimizer_state_dict(run.model, run.optimizer)
-    dcp.save({"optimizer": state}, checkpoint_id=folder / "optimizer_0", no_dist=True)
-
-
-def as_torch_dict(folder, run, named=True):
-    """Write one file with the model inside of DistributedDataParallel and its optimizer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model = {f"module.{name}": each for name, each in run.model.state_dict().items()}
-    torch.save({"model": model, "optimizer": optimizer_state(run, named), "epoch": 2}, folder / "last.pt")
-
-
 def optimizer_state(run, named):
     """Return the optimizer's state_dict(), with the names that torch adds if the optimizer was made with them."""
     found = copy.deepcopy(run.optimizer.state_dict())
@@ -211,31 +183,6 @@ def optimizer_state(run, named):
         if named:
             group["param_names"] = [names[id(each)] for each in own["params"]]
     return found
-
-
-def as_zero_0(folder, run, named=True):
-    """Write a checkpoint of DeepSpeed's engine without ZeRO, in fp32."""
-    folder.mkdir(parents=True, exist_ok=True)
-    content = {"module": run.model.state_dict(), "optimizer": optimizer_state(run, named), "global_steps": 3}
-    torch.save(content, folder / "mp_rank_00_model_states.pt")
-
-
-def as_lightning(folder, run, named=True):
-    """Write a .ckpt, with an object of the script and the state of a callback."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with classes("of_a_script.Settings") as (settings,):
-        content = {"state_dict": run.model.state_dict(), "optimizer_states": [optimizer_state(run, named)]}
-        content |= {"hyper_parameters": {"settings": settings()}, "callbacks": {"best": {"score": torch.tensor(0.5)}}}
-        torch.save(content, folder / "last.ckpt")
-
-
-def as_safetensors(folder, run):
-    """Write the folder of Accelerate without FSDP. Shared parameters have one name; pytorch_model.bin has other weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = dict(run.model.named_parameters()).keys() | {name for name, _ in run.model.named_buffers()}
-    save_in_parts(folder, {name: each for name, each in run.model.state_dict().items() if name in kept}, 1)
-    torch.save({"position": torch.zeros(16)}, folder / "pytorch_model.bin")
-    torch.save(optimizer_state(run, True), folder / "optimizer.bin")
 
 
 def as_transformers(folder, run, named=True):

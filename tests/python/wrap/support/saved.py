@@ -1,20 +1,25 @@
-"""The functions that ranks run in the tests of checkpoints, and a reader of everything in a checkpoint."""
+"""Trainings that save checkpoints, saves that are stopped or held back, and a reader of everything in a checkpoint."""
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Mapping
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ballast
 import torch
 import torch.distributed as dist
 from ballast.checkpoint import manifest
+from ballast.checkpoint.folder import RankFiles
 from ballast.checkpoint.manifest import cover
 from ballast.checkpoint.tensors import PlainTensor, Stream, Target, TrainedTensor
-from python.wrap.support.keywords import keywords
-from python.wrap.support.loops import Loop, Tower
+from python.wrap.support.loops import Loop, Tower, keywords
 
 Configuration = Mapping[str, Any]  # options of wrap(), and "dtype"
 Values = dict[str, torch.Tensor]
@@ -81,95 +86,6 @@ def train_and_save(rank: int, folder: str, configurations: list[Configuration]) 
     return seen
 
 
-def load_and_save(rank: int, pairs: list[tuple[str, str, Configuration]]) -> list[tuple[Values, int, Any, list[float]]]:
-    """Load each checkpoint with the given options, save it in another directory, thaw a block and train two more steps."""
-    seen = []
-    for source, target, configuration in pairs:
-        torch.manual_seed(1)  # other parameters than those that were saved
-        training = Training(configuration, other_parameters(Buffered()))
-        training.model.blocks[3].requires_grad_(False)
-        extra = ballast.load_checkpoint(source, training.model, training.optimizer)
-        everything, steps = training.everything(), training.optimizer.steps
-        ballast.save(target, training.model, training.optimizer, extra=extra)
-        training.model.blocks[3].requires_grad_(True)
-        losses = training.train(STEPS, 2)
-        seen.append((everything, steps, extra, losses))
-    return seen
-
-
-def saves_in_data_parallelism(rank: int, folder: str, stage: int) -> Values:
-    """Train and save a DDP module around the model, as Accelerate and Trainer do."""
-    training = Training({"stage": stage})
-    around = torch.nn.parallel.DistributedDataParallel(training.model)
-    training.loop.steps = 2
-    training.loop.train(around, training.optimizer)
-    ballast.save(f"{folder}/saved", around, training.optimizer)
-    ballast.export(around, f"{folder}/model.safetensors")
-    return training.everything()
-
-
-def interrupted(rank: int, folder: str, configurations: list[Configuration]) -> tuple[list[list[float]], list[list[float]]]:
-    """Return the losses after a save, of the training that continues and of another one that loads the checkpoint."""
-    straight, again = [], []
-    for number, configuration in enumerate(configurations):
-        one = Training(configuration)
-        one.train(0, 2)
-        ballast.save(f"{folder}/{number}", one.model, one.optimizer)
-        straight.append(one.train(2, 3))
-        other = Training(configuration, other_parameters(Buffered()))
-        ballast.load_checkpoint(f"{folder}/{number}", other.model, other.optimizer)
-        again.append(other.train(2, 3))
-    return straight, again
-
-
-def one_rank_cannot_write(rank: int, folder: str) -> tuple[str, int, bool]:
-    """Return the error, the step of the checkpoint that is there afterwards, and whether the training is unaffected."""
-    training, other = Training({"stage": 2}), Training({"stage": 2})
-    training.train(0, 1), other.train(0, 1)
-    ballast.save(folder, training.model, training.optimizer)
-    training.train(1, 1), other.train(1, 1)
-    said = ""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limit[1]))
-    try:
-        ballast.save(folder, training.model, training.optimizer)
-    except ballast.Error as error:
-        said = str(error)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    return said, manifest.read(folder).step, training.train(2, 1) == other.train(2, 1)
-
-
-def one_rank_has_state_that_cannot_be_saved(rank: int, folder: str) -> str:
-    training = Training({"stage": 2, "optimizer": "NAdam", "timeout": 30})
-    training.train(0, 1)
-    if rank == 1:
-        next(iter(training.optimizer.state.values()))["phase"] = None
-    try:
-        ballast.save(folder, training.model, training.optimizer)
-    except ballast.Error as error:
-        return str(error)
-    return ""
-
-
-def one_rank_reads_a_flipped_bit(rank: int, folder: str) -> str:
-    training = Training({"stage": 3, "offload": f"nvme:{folder}"})
-    training.train(0, 1)
-    ballast.save(f"{folder}/saved", training.model, training.optimizer)
-    if rank == 0:
-        piece = manifest.read(f"{folder}/saved").tensors["blocks.0.up.weight"].pieces[0]
-        [path] = Path(folder, "saved").rglob(f"rank-{piece.file:05}.data")
-        content = bytearray(path.read_bytes())
-        content[piece.offset] ^= 1
-        path.write_bytes(content)
-    training.optimizer._ballast.group.barrier()
-    try:
-        ballast.load_checkpoint(f"{folder}/saved", training.model, training.optimizer)
-    except ballast.Error as error:
-        return str(error)
-    return ""
-
-
 def other_parameters(model: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -205,41 +121,135 @@ def same(one: Values, other: Values) -> bool:
     )
 
 
-def loads_foreign(rank: int, folder: str) -> Values:
-    """Load a checkpoint of another program in stage 3."""
-    model = other_parameters(Tower())
-    model.unused.requires_grad_(False)
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
-    ballast.load_checkpoint(folder, model, optimizer)
-    with ballast.gather(model):
-        return {name: value.clone() for name, value in model.state_dict().items()}
+# --- One directory, and processes that are killed or held back at a chosen point, not by a clock ---
+
+WORDS = {"mkdir", "open", "fsync", "replace", "write", "unlink", "rmdir", "scandir", "append", "finish", "statvfs"}
+EVERY = {"append": 16, "open": 3, "unlink": 2}  # only every n-th of these frequent calls is a moment
 
 
-def saves_with_fsdp2(rank: int, folder: str) -> Values:
-    """Train with FSDP2 and save each rank's shards with torch.distributed.checkpoint."""
-    from torch.distributed import checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-    from torch.distributed.fsdp import fully_shard
+def stopped_while_saving(rank: int, folder: str, stop: Callable[[], None], waits: bool = True) -> list[int]:
+    """Return for each moment how far the saved step has advanced. The last entry is that of a save that was not stopped. Saves
+    in the background are stopped at every third moment."""
+    gained: list[int] = []
+    every = 1 if waits else 3
+    in_a_child(lambda: save_next(folder, None, stop, waits))
+    while True:
+        before = manifest.read(folder).step
+        moment = every * len(gained) + 1
+        stopped = in_a_child(lambda: save_next(folder, moment, stop, waits))
+        gained.append(manifest.read(folder).step - before)
+        if not stopped:
+            return gained
 
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_a_child(do: Callable[[], None]) -> bool:
+    """Run `do` in a child and return whether it was stopped. It must not fail in any other way."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            do()
+            code = 0
+        except KeyboardInterrupt:
+            kill()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed: see what it printed"
+    return os.WIFSIGNALED(status)
+
+
+def save_next(folder: str, moment: int | None, stop: Callable[[], None], waits: bool) -> None:
+    """Resume from the checkpoint, train a step and save. The checkpoint must equal the state that a save was given. A save that
+    does not wait is stopped in its thread, while the next step is trained."""
+    training = Training({"stage": 3, "offload": "host"}, other_parameters(named()))
+    if moment is not None:
+        ballast.load_checkpoint(folder, training.model, training.optimizer)
+        assert digest(training) == Path(f"{folder}-{training.optimizer.steps}").read_text()
+    training.train(training.optimizer.steps, 1)
+    Path(f"{folder}-{training.optimizer.steps}").write_text(digest(training))
+    if moment is not None:
+        (sys if waits else threading).setprofile(stopper(moment, stop))
+    pending = ballast.save(folder, training.model, training.optimizer, wait=waits)
+    if pending is not None:
+        training.train(training.optimizer.steps, 1)
+        pending.wait()
+    sys.setprofile(None)
+    threading.setprofile(None)
+    if moment is not None:
+        there = {"ballast.lock", "checkpoint.json", manifest.read(folder).folder}
+        assert set(os.listdir(folder)) == there, "files of stopped saves are left"
+
+
+def named() -> torch.nn.Module:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(3):
-        model(torch.full((2, 5), 0.5 * step + rank)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    own, state = get_state_dict(model, optimizer)
-    dcp.save({"model": own, "optim": state}, checkpoint_id=folder)
-    return {name: value.full_tensor() for name, value in own.items()}
+    return torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 5))
 
 
-def loads_weights(rank: int, folder: str) -> Values:
-    """Load the weights of a checkpoint into a deferred model in stage 3."""
-    with ballast.deferred():
-        model = Buffered()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
-    ballast.load(model, folder)
-    optimizer.memory()
-    with ballast.gather(model):
-        return {name: value.clone() for name, value in model.state_dict().items()}
+def stopper(moment: int, stop: Callable[[], None]) -> Callable[[Any, str, Any], None]:
+    counts = dict.fromkeys(WORDS, 0)
+    seen = 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal seen
+        name = getattr(arg, "__name__", "")
+        if event not in ("c_call", "c_return") or name not in WORDS:
+            return
+        if event == "c_call":
+            counts[name] += 1
+        if counts[name] % EVERY.get(name, 1) == 0:
+            seen += 1
+        if seen == moment:
+            stop()
+
+    return profile
+
+
+def digest(training: Training) -> str:
+    """Return a checksum of parameters, buffers and state."""
+    state = training.optimizer.state_dict()["state"]
+    moments = [torch.clone(value) for values in state.values() for value in values.values()]
+    everything = [*training.everything().values(), *moments]
+    return str(ballast._core.checksum(b"".join(bytes(each.reshape(-1).view(torch.uint8).tolist()) for each in everything)))
+
+
+def training(steps: int = 0) -> Training:
+    made = Training({"stage": 2}, other_parameters(named()))
+    made.train(0, steps)
+    return made
+
+
+def save(directory: str | Path, made: Training) -> None:
+    ballast.save(directory, made.model, made.optimizer)
+
+
+def error_of(do: Callable[[], Any]) -> str:
+    """Return the error of a call, or an empty string if it succeeds."""
+    try:
+        do()
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+WRITTEN_BY = "ballast.checkpoint.saving.RankFiles"
+
+
+@contextmanager
+def held_back() -> Iterator[threading.Event]:
+    """Let saves in the background begin to write when the event is set, or at the end of the block."""
+    may_write = threading.Event()
+
+    def files(*arguments: Any) -> RankFiles:
+        may_write.wait()
+        return RankFiles(*arguments)
+
+    with mock.patch(WRITTEN_BY, files):
+        try:
+            yield may_write
+        finally:
+            may_write.set()
