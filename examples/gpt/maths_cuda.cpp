@@ -21,19 +21,6 @@ struct Steps {
   std::size_t to = 0;
 };
 
-// Work goes into the stream, which outlives it. It ignores the bias of a product.
-class CublasMultiplier {
- public:
-  CublasMultiplier(StreamHandle stream, int gpu);
-  ~CublasMultiplier();
-  std::string library() const;
-  void operator()(const Product& product, const Steps& steps = {}) const;  // views are those of the first product
-
- private:
-  struct Handle;
-  std::unique_ptr<Handle> handle_;
-};
-
 void check(cublasStatus_t status, std::string_view what) {
   require(status == CUBLAS_STATUS_SUCCESS, Code::cuda_call,
           [&] { return Problem{.what = fmt::format("{} failed: {}", what, cublasGetStatusString(status))}; });
@@ -54,46 +41,48 @@ int whole(std::size_t count) {
 
 long long step(std::size_t elements) { return static_cast<long long>(elements); }
 
-struct CublasMultiplier::Handle {
-  explicit Handle(int of) : gpu(of) {}
-  ~Handle() {
-    const CurrentGpu current(gpu, std::nothrow);
-    if (cublas != nullptr) cublasDestroy(cublas);
+// Work goes into the stream, which outlives it. It ignores the bias of a product.
+class CublasMultiplier {
+ public:
+  CublasMultiplier(StreamHandle stream, int gpu) : handle_(nullptr, {gpu}) {
+    device::require_gpu(gpu);
+    const CurrentGpu current(gpu);
+    cublasHandle_t handle = nullptr;
+    check(cublasCreate(&handle), "starting cuBLAS");
+    handle_.reset(handle);
+    check(cublasSetStream(handle, stream), "giving cuBLAS a stream");
   }
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
 
-  const int gpu;
-  cublasHandle_t cublas = nullptr;
+  std::string library() const {
+    int version = 0;
+    check(cublasGetVersion(handle_.get(), &version), "asking for cuBLAS's version");
+    return fmt::format("cuBLAS {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  }
+
+  // Views are those of the first product. cuBLAS stores matrices by columns. Ours are by rows, so they are its transposes: it
+  // computes to^T = b^T a^T.
+  void operator()(const Product& product, const Steps& steps = {}) const {
+    const auto& [a, b, to, bias, add] = product;
+    const CurrentGpu current(handle_.get_deleter().gpu);
+    const float one = 1.0f, begin = add ? 1.0f : 0.0f;
+    check(cublasGemmStridedBatchedEx(handle_.get(), direction(b), direction(a), whole(to.columns), whole(to.rows),
+                                     whole(a.columns), &one, b.data(), type_of(b.dtype()), whole(b.stride),
+                                     step(steps.b), a.data(), type_of(a.dtype()), whole(a.stride), step(steps.a),
+                                     &begin, to.data(), type_of(to.dtype()), whole(to.stride), step(steps.to),
+                                     whole(steps.count), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+          "a product of matrices by cuBLAS");
+  }
+
+ private:
+  struct Destroy {
+    int gpu;
+    void operator()(cublasHandle_t handle) const {
+      const CurrentGpu current(gpu, std::nothrow);
+      cublasDestroy(handle);
+    }
+  };
+  std::unique_ptr<std::remove_pointer_t<cublasHandle_t>, Destroy> handle_;
 };
-
-CublasMultiplier::CublasMultiplier(StreamHandle stream, int gpu) : handle_(std::make_unique<Handle>(gpu)) {
-  device::require_gpu(gpu);
-  const CurrentGpu current(gpu);
-  check(cublasCreate(&handle_->cublas), "starting cuBLAS");
-  check(cublasSetStream(handle_->cublas, stream), "giving cuBLAS a stream");
-}
-
-CublasMultiplier::~CublasMultiplier() = default;
-
-std::string CublasMultiplier::library() const {
-  int version = 0;
-  check(cublasGetVersion(handle_->cublas, &version), "asking for cuBLAS's version");
-  return fmt::format("cuBLAS {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
-// cuBLAS stores matrices by columns. Ours are by rows, so they are its transposes: it computes to^T = b^T a^T.
-void CublasMultiplier::operator()(const Product& product, const Steps& steps) const {
-  const auto& [a, b, to, bias, add] = product;
-  const CurrentGpu current(handle_->gpu);
-  const float one = 1.0f, begin = add ? 1.0f : 0.0f;
-  check(cublasGemmStridedBatchedEx(handle_->cublas, direction(b), direction(a), whole(to.columns), whole(to.rows),
-                                   whole(a.columns), &one, b.data(), type_of(b.dtype()), whole(b.stride), step(steps.b),
-                                   a.data(), type_of(a.dtype()), whole(a.stride), step(steps.a), &begin, to.data(),
-                                   type_of(to.dtype()), whole(to.stride), step(steps.to), whole(steps.count),
-                                   CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-        "a product of matrices by cuBLAS");
-}
 
 // --- Layers ---
 
