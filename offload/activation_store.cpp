@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "kernels/runtime/sizes.h"
 #include "offload/checksum.h"
@@ -74,16 +75,6 @@ void PieceBuffers::add_slab() {
   }
 }
 
-std::uint64_t ScratchPlaces::take() {
-  if (!free_.empty() && free_.front().last_write.is_done()) {
-    const std::uint64_t offset = free_.front().offset;
-    free_.pop_front();
-    return offset;
-  }
-  require_allowed((count_ + 1) * place_bytes_, directory_);
-  return count_++ * place_bytes_;
-}
-
 namespace {
 
 constexpr std::size_t most_requests = 64;     // reads and writes in flight together
@@ -133,7 +124,7 @@ ActivationStore::ActivationStore(const ActivationOptions& options, std::unique_p
     download_.emplace(*options.gpu);
     upload_.emplace(*options.gpu);
   }
-  if (!options.directory.empty()) places_.emplace(options.directory, options.piece_bytes);
+  if (!options.directory.empty()) file_.emplace(File::nameless(options.directory));
 }
 
 // --- Saving ---
@@ -166,7 +157,7 @@ void ActivationStore::save_pieces(std::span<const std::byte> bytes) {
     piece.buffer = &buffer;
     held_.insert(order);
     enter(piece, bytes.data() + begin);
-    if (places_) to_write_.push_back(order);
+    if (file_) to_write_.push_back(order);
     begin_writes();
   }
 }
@@ -195,12 +186,23 @@ void ActivationStore::begin_writes() {
 void ActivationStore::begin_write(Order order, Piece& piece) {
   const std::span<std::byte> memory = piece.buffer->memory;
   piece.seal = checksum(memory.first(piece.bytes), order);
-  const std::uint64_t place = places_->take();
+  const std::uint64_t place = take_place();
   const std::span<std::byte> blocks = memory.first(round_up(piece.bytes, block_bytes));
-  piece.written = queue_->submit({IoKind::write, &places_->file(), place, blocks});
+  piece.written = queue_->submit({IoKind::write, &*file_, place, blocks});
   piece.place = place;
   piece.buffer->uses.push_back(piece.written);
   counters_.written_bytes += blocks.size();
+}
+
+// Throws B2202 if the file would exceed the limit of this process.
+std::uint64_t ActivationStore::take_place() {
+  if (!free_places_.empty() && free_places_.front().last_write.is_done()) {
+    const std::uint64_t offset = free_places_.front().offset;
+    free_places_.pop_front();
+    return offset;
+  }
+  require_allowed(file_bytes_ + options_.piece_bytes, options_.directory);
+  return std::exchange(file_bytes_, file_bytes_ + options_.piece_bytes);
 }
 
 // --- Loading ---
@@ -255,7 +257,7 @@ void ActivationStore::begin_read(Order order, Piece& piece, PieceBuffer& buffer)
   const std::span<std::byte> blocks = buffer.memory.first(round_up(piece.bytes, block_bytes));
   piece.buffer = &buffer;
   held_.insert(order);
-  piece.entered = queue_->submit({IoKind::read, &places_->file(), *piece.place, blocks});
+  piece.entered = queue_->submit({IoKind::read, &*file_, *piece.place, blocks});
   piece.was_read = true;
   buffer.uses.push_back(piece.entered);
   reading_.push_back(piece.entered);
@@ -265,7 +267,7 @@ void ActivationStore::begin_read(Order order, Piece& piece, PieceBuffer& buffer)
 // The backward pass loads pieces in reverse order. Pieces that have been loaded leave their buffers first, then those
 // that were saved before the piece that is read.
 void ActivationStore::read_ahead(Order below) {
-  if (!places_) return;
+  if (!file_) return;
   for (auto at = pieces_.lower_bound(below); at != pieces_.begin() && may_read_more();) {
     --at;
     if (at->second.buffer != nullptr) continue;
@@ -289,7 +291,7 @@ void ActivationStore::check(Order order, Piece& piece) {
     const auto bytes = piece.buffer->memory.first(piece.bytes);
     require(!piece.was_read || checksum(bytes, order) == piece.seal, Code::bad_record, [&] {
       return Problem{.what = "cannot use an activation: its bytes differ from those that were written",
-                     .where = fmt::format("{}, byte {}", places_->file().path().string(), *piece.place),
+                     .where = fmt::format("{}, byte {}", file_->path().string(), *piece.place),
                      .remedy = "No gradient has used them. Repeat the step from its beginning, and check the drive."};
     });
     piece.was_read = false;
@@ -383,7 +385,7 @@ void ActivationStore::drop(Ticket ticket) {
 void ActivationStore::forget(Ticket ticket, std::size_t pieces) {
   for (Order order = ticket; order < ticket + pieces; ++order) {
     Piece& piece = pieces_.at(order);
-    if (piece.place) places_->give_back(*piece.place, piece.written);
+    if (piece.place) free_places_.push_back({*piece.place, piece.written});
     if (piece.buffer != nullptr) release(order, piece);
     pieces_.erase(order);
   }
@@ -400,7 +402,7 @@ ActivationStore::Counters ActivationStore::counters() const {
   const std::lock_guard lock(mutex_);
   Counters counters = counters_;
   counters.host_bytes = buffers_.bytes();
-  if (places_) counters.drive_bytes = places_->bytes();
+  counters.drive_bytes = file_bytes_;
   return counters;
 }
 

@@ -70,35 +70,6 @@ class PieceBuffers {
   std::deque<PieceBuffer*> free_;
 };
 
-// Places of one size in a nameless file, which the kernel removes with the process. A place is used again after its
-// last write has ended.
-// Used by one thread at a time.
-class ScratchPlaces {
- public:
-  ScratchPlaces(const std::filesystem::path& directory, std::size_t place_bytes)
-      : directory_(directory), place_bytes_(place_bytes), file_(File::nameless(directory)) {}
-
-  const File& file() const { return file_; }
-  std::uint64_t bytes() const { return count_ * place_bytes_; }
-
-  // Returns the offset of a free place. Throws B2202 if the file would exceed the limit of this process.
-  std::uint64_t take();
-
-  void give_back(std::uint64_t offset, Completion last_write) { free_.push_back({offset, std::move(last_write)}); }
-
- private:
-  struct Free {
-    std::uint64_t offset;
-    Completion last_write;
-  };
-
-  std::filesystem::path directory_;
-  std::uint64_t place_bytes_;
-  File file_;
-  std::uint64_t count_ = 0;
-  std::deque<Free> free_;
-};
-
 struct ActivationOptions {
   std::filesystem::path directory{};                 // a directory on a drive; empty: host memory keeps everything
   std::size_t memory_bytes = std::size_t{64} << 20;  // bytes of buffers, if there is a drive
@@ -170,11 +141,18 @@ class ActivationStore {
     std::size_t pieces = 0;
   };
 
+  // A place of a piece in the file. It is used again after its last write has ended.
+  struct FreePlace {
+    std::uint64_t offset;
+    Completion last_write;
+  };
+
   void save_pieces(std::span<const std::byte> bytes);
   void enter(Piece& piece, const std::byte* from);
   Completion leave(Order order, std::byte* to);
   void begin_writes();
   void begin_write(Order order, Piece& piece);
+  std::uint64_t take_place();
   void begin_read(Order order, Piece& piece, PieceBuffer& buffer);
   void read_ahead(Order below);
   bool may_read_more();
@@ -193,7 +171,9 @@ class ActivationStore {
   Counters counters_{};
   std::optional<Stream> download_{};
   std::optional<Stream> upload_{};
-  std::optional<ScratchPlaces> places_{};
+  std::optional<File> file_{};  // nameless
+  std::uint64_t file_bytes_ = 0;
+  std::deque<FreePlace> free_places_;
   std::unique_ptr<IoQueue> queue_;  // destroyed after the buffers, which are registered with it, and before the file
   PieceBuffers buffers_;
   Order next_ = 0;

@@ -158,11 +158,11 @@ std::string begin_direct_io(int descriptor, bool is_new) {
 
 namespace {
 
-int open_or_fail(const std::filesystem::path& path, int flags) {
-  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
-  const bool is_link = descriptor < 0 && errno == ELOOP && (flags & O_NOFOLLOW) != 0;
+Descriptor open_or_fail(const std::filesystem::path& path, int flags) {
+  Descriptor descriptor(::open(path.c_str(), flags | O_CLOEXEC, 0600));
+  const bool is_link = !descriptor && errno == ELOOP && (flags & O_NOFOLLOW) != 0;
   if (is_link) fail(Code::foreign_file, {.what = "cannot write there: it is a link", .where = path.string()});
-  if (descriptor < 0) fail_file("open", path, 0, errno);
+  if (!descriptor) fail_file("open", path, 0, errno);
   return descriptor;
 }
 
@@ -172,7 +172,7 @@ void check_place(const std::filesystem::path& directory, const FileOptions& opti
   if (!options.allow_network) require_local(file_system_of(place), place);
 }
 
-int open_file(const std::filesystem::path& path, const FileOptions& options) {
+Descriptor open_file(const std::filesystem::path& path, const FileOptions& options) {
   check_place(path.parent_path(), options);
   const int flags = options.create ? O_CREAT | O_EXCL : 0;
   // A link may lead to a file that is not the caller's.
@@ -220,30 +220,21 @@ void fail_file(std::string_view operation, const std::filesystem::path& path, st
 }
 
 File::File(const std::filesystem::path& path, const FileOptions& options) : File(path, open_file(path, options)) {
-  if (options.direct) buffered_because_ = begin_direct_io(descriptor_, options.create);
+  if (options.direct) buffered_because_ = begin_direct_io(descriptor(), options.create);
 }
 
 File File::nameless(const std::filesystem::path& directory, const FileOptions& options) {
   check_place(directory, options);
-  const int descriptor = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  if (descriptor < 0 && errno != EOPNOTSUPP && errno != EISDIR) fail_file("open", directory, 0, errno);
-  File file(directory / "(no name)", descriptor);
-  if (descriptor < 0) {  // the file system lacks nameless files: create one with a name, and unlink it
+  Descriptor unnamed(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!unnamed && errno != EOPNOTSUPP && errno != EISDIR) fail_file("open", directory, 0, errno);
+  File file(directory / "(no name)", std::move(unnamed));
+  if (!file.descriptor_) {  // the file system lacks nameless files: create one with a name, and unlink it
     const auto name = directory / scratch_name();
     file.descriptor_ = open_or_fail(name, O_RDWR | O_CREAT | O_EXCL);
     ::unlink(name.c_str());
   }
-  if (options.direct) file.buffered_because_ = begin_direct_io(file.descriptor_, true);
+  if (options.direct) file.buffered_because_ = begin_direct_io(file.descriptor(), true);
   return file;
-}
-
-File::File(File&& other) noexcept
-    : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      buffered_because_(std::move(other.buffered_because_)) {}
-
-File::~File() {
-  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 void File::rename(const std::filesystem::path& to) {
@@ -253,16 +244,13 @@ void File::rename(const std::filesystem::path& to) {
 
 std::uint64_t File::bytes() const {
   struct stat found {};
-  if (::fstat(descriptor_, &found) != 0) fail_file("fstat", path_, 0, errno);
+  if (::fstat(descriptor(), &found) != 0) fail_file("fstat", path_, 0, errno);
   return static_cast<std::uint64_t>(found.st_size);
 }
 
 void flush_directory(const std::filesystem::path& directory) {
-  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const int result = descriptor < 0 ? -1 : ::fsync(descriptor);
-  const int error = errno;
-  if (descriptor >= 0) ::close(descriptor);
-  if (result != 0) fail_file("fsync", directory, 0, error);
+  const Descriptor descriptor(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!descriptor || ::fsync(descriptor.get()) != 0) fail_file("fsync", directory, 0, errno);
 }
 
 namespace {

@@ -11,6 +11,8 @@
 #include <optional>
 #include <string>
 
+#include "kernels/runtime/system_resources.h"
+
 namespace ballast::offload {
 
 // The file system of a path.
@@ -60,12 +62,11 @@ class File {
   // Creates a file without a name. The kernel removes it when the last process that has it open ends, in any way.
   static File nameless(const std::filesystem::path& directory, const FileOptions& options = {});
 
-  File(File&& other) noexcept;
+  File(File&&) noexcept = default;
   File& operator=(File&&) = delete;
-  ~File();
 
   const std::filesystem::path& path() const { return path_; }
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return descriptor_.get(); }
   std::uint64_t bytes() const;  // current size
   void rename(const std::filesystem::path& to);
 
@@ -74,10 +75,11 @@ class File {
   const std::string& buffered_because() const { return buffered_because_; }
 
  private:
-  File(std::filesystem::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  File(std::filesystem::path path, Descriptor descriptor)
+      : path_(std::move(path)), descriptor_(std::move(descriptor)) {}
 
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  Descriptor descriptor_;
   std::string buffered_because_ = "it is requested";
 };
 

@@ -61,62 +61,35 @@ void require_space(const RecordShape& shape, std::span<const std::filesystem::pa
   }
 }
 
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// A file whose requests go through the queue at full speed.
-class Runway {
- public:
-  Runway(const std::filesystem::path& directory, IoQueue& queue, const Probe& probe)
-      : queue_(&queue),
-        requests_(std::max<std::size_t>(2, probe.bytes / probe.request_bytes)),
-        request_bytes_(probe.request_bytes),
-        memory_(map_host_pages(requests_ * request_bytes_, "preflight")),
-        file_(File::nameless(directory, probe.file)) {
-    std::fill_n(memory_.get(), requests_ * request_bytes_, std::byte{0x5a});  // a drive may not store zeros
-  }
-
-  // Returns the bytes per second of all requests; kind_of() chooses the kind of each.
-  template <class KindOf>
-  double run(KindOf kind_of) {
-    const auto start = Clock::now();
-    InFlight requests;
-    for (std::size_t i = 0; i < requests_; ++i) {
-      const std::size_t first = i * request_bytes_;
-      requests.add(queue_->submit({kind_of(i), &file_, first, {memory_.get() + first, request_bytes_}}));
-    }
-    requests.wait();
-    queue_->submit({IoKind::flush, &file_, 0, {}}).wait();
-    const std::chrono::duration<double> took = Clock::now() - start;
-    return static_cast<double>(requests_ * request_bytes_) / took.count();
-  }
-
-  const File& file() const { return file_; }
-
- private:
-  IoQueue* queue_;
-  std::size_t requests_;
-  std::size_t request_bytes_;
-  HostPages memory_;
-  File file_;
-};
-
-}  // namespace
-
 DriveReport inspect(const std::filesystem::path& directory, IoQueue& queue, const Probe& probe) {
-  Runway runway(directory, queue, probe);
+  const std::size_t requests = std::max<std::size_t>(2, probe.bytes / probe.request_bytes);
+  const std::size_t bytes = requests * probe.request_bytes;
+  const HostPages memory = map_host_pages(bytes, "preflight");
+  const File file = File::nameless(directory, probe.file);
+  std::fill_n(memory.get(), bytes, std::byte{0x5a});  // a drive may not store zeros
+  // Returns the bytes per second of all requests at full speed; kind_of() chooses the kind of each.
+  const auto run = [&](auto kind_of) {
+    const auto start = std::chrono::steady_clock::now();
+    InFlight in_flight;
+    for (std::size_t i = 0; i < requests; ++i) {
+      const std::size_t first = i * probe.request_bytes;
+      in_flight.add(queue.submit({kind_of(i), &file, first, {memory.get() + first, probe.request_bytes}}));
+    }
+    in_flight.wait();
+    queue.submit({IoKind::flush, &file, 0, {}}).wait();
+    return static_cast<double>(bytes) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   const FileSystem found = file_system_of(directory);
   DriveReport report{.directory = directory,
                      .file_system = found.name,
                      .is_network = found.network,
                      .free_bytes = std::filesystem::space(directory).available,
-                     .buffered_because = runway.file().buffered_because(),
+                     .buffered_because = file.buffered_because(),
                      .queue = std::string(queue.kind())};
-  runway.run([](std::size_t) { return IoKind::write; });  // allocates the file's extents
-  report.write_bytes_per_second = runway.run([](std::size_t) { return IoKind::write; });
-  report.read_bytes_per_second = runway.run([](std::size_t) { return IoKind::read; });
-  report.both_bytes_per_second = runway.run([](std::size_t i) { return i % 2 == 0 ? IoKind::read : IoKind::write; });
+  run([](std::size_t) { return IoKind::write; });  // allocates the file's extents
+  report.write_bytes_per_second = run([](std::size_t) { return IoKind::write; });
+  report.read_bytes_per_second = run([](std::size_t) { return IoKind::read; });
+  report.both_bytes_per_second = run([](std::size_t i) { return i % 2 == 0 ? IoKind::read : IoKind::write; });
   return report;
 }
 

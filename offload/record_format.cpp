@@ -177,15 +177,14 @@ void write_commit(const RecordShape& shape, const Commit& commit, std::span<std:
 std::optional<Commit> read_commit(const RecordShape& shape, std::span<const std::byte> slot) {
   const auto found = get<CommitBlock>(slot);
   if (!is_sealed(slot, found.head, Kind::commit) || !is_of(shape, found.head)) return {};
-  if (found.note_bytes > slot.size() - sizeof found)
-    return {};  // forged: a seal can be right, and they end after the block
-  const bool has_label = found.note_bytes <= max_note_bytes;  // older versions had no label, and allowed more of them
+  if (found.note_bytes > max_note_bytes) return {};  // forged: a seal can be right
+  const auto note = slot.subspan(sizeof found, found.note_bytes);
   return Commit{.generation = found.generation,
                 .step = found.step,
                 .seals_hash = found.seals_hash,
                 .point = found.point,
-                .note = slot.subspan(sizeof found, found.note_bytes),
-                .label = has_label ? get<CommitLabel>(slot.subspan(label_offset)) : CommitLabel{}};
+                .note = {note.begin(), note.end()},
+                .label = get<CommitLabel>(slot.subspan(label_offset))};
 }
 
 std::uint64_t hash_of(std::span<const Seals> seals) { return checksum(std::as_bytes(seals)); }

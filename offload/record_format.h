@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "offload/file.h"
 
@@ -102,7 +103,7 @@ struct Commit {
   std::uint64_t step = 0;
   std::uint64_t seals_hash = 0;  // the hash of the seals of all tiles, in order
   CommitPoint point{};
-  std::span<const std::byte> note{};
+  std::vector<std::byte> note{};
   CommitLabel label{};
 };
 

@@ -219,7 +219,7 @@ PendingRead RecordStore::start_read(std::size_t tile, std::span<std::byte> recor
   {
     const std::lock_guard lock(*newest_);
     const bool uncommitted = written_[tile].started;
-    read.name_ = {tile, generation_ + (uncommitted ? 1 : 0)};
+    read.name_ = {tile, last_.generation + (uncommitted ? 1 : 0)};
     read.expected_ = (uncommitted ? next_ : current_)[tile];
   }
   read.record_ = record.first(bytes);
@@ -239,7 +239,7 @@ Completion RecordStore::write(std::size_t tile, std::span<std::byte> record) {
   require_known_state();
   if (written_[tile].started)
     settle(std::span(&written_[tile].completion, 1));  // two writes to one place are not ordered
-  const RecordName name{tile, generation_ + 1};
+  const RecordName name{tile, last_.generation + 1};
   const auto bytes = record.first(record_bytes());
   const Seals seals = seal_record(shape_, name, bytes);
   const Stripe& stripe = *stripes_[places_.file_of(tile)];
@@ -265,11 +265,11 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> note, co
     });
     wait(written_[tile].completion, "a write");
   }
-  const Commit next{.generation = generation_ + 1,
+  const Commit next{.generation = last_.generation + 1,
                     .step = step,
                     .seals_hash = hash_of(next_),
                     .point = {counted_from_.incarnation, counted_from_.number + 1},
-                    .note = note,
+                    .note = {note.begin(), note.end()},
                     .label = label};
   require(note.size() <= max_note_bytes, Code::wrong_size, [&] {
     return Problem{.what = "cannot commit: the note does not fit into the commit record",
@@ -278,12 +278,14 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> note, co
                    .remedy = "Keep them in a file of their own, and commit its name."};
   });
   if (!is_scratch()) make_durable(next);
+  set_current(next);
+}
+
+// Its seals are in `next_`.
+void RecordStore::set_current(const Commit& commit) {
   const std::lock_guard lock(*newest_);
-  generation_ = next.generation;
-  step_ = step;
-  point_ = counted_from_ = next.point;
-  note_.assign(note.begin(), note.end());
-  label_ = label;
+  last_ = commit;
+  counted_from_ = commit.point;
   current_.swap(next_);
   written_.assign(shape_.tiles, {});
 }
@@ -354,23 +356,16 @@ std::span<std::byte> first_block(const File& file, IoQueue& queue, std::span<std
   return block;
 }
 
-struct SealedCommit {
-  Commit commit{};                // refers to the note below
-  std::vector<std::byte> note{};  // a vector keeps its address when it is moved
-};
-
 // Returns the newest first.
-std::vector<SealedCommit> sealed_commits(const RecordShape& shape, const File& file, IoQueue& queue,
-                                         std::span<std::byte> control) {
-  std::vector<SealedCommit> sealed;
+std::vector<Commit> sealed_commits(const RecordShape& shape, const File& file, IoQueue& queue,
+                                   std::span<std::byte> control) {
+  std::vector<Commit> sealed;
   for (const std::uint64_t slot : {0u, 1u}) {
     queue.submit({IoKind::read, &file, RecordPlaces::commit_offset(slot), control}).wait();
     const auto found = read_commit(shape, control);
-    if (!found.has_value() || found->generation == 0) continue;
-    SealedCommit& added = sealed.emplace_back(SealedCommit{*found, {found->note.begin(), found->note.end()}});
-    added.commit.note = added.note;
+    if (found.has_value() && found->generation > 0) sealed.push_back(*found);
   }
-  std::ranges::sort(sealed, std::ranges::greater{}, [](const SealedCommit& each) { return each.commit.generation; });
+  std::ranges::sort(sealed, std::ranges::greater{}, &Commit::generation);
   return sealed;
 }
 
@@ -409,7 +404,7 @@ std::optional<FoundRecords> RecordStore::look(std::span<const Drive> drives, con
   const bool has_commits =
       file.bytes() >= RecordPlaces::commit_offset(1) + commit_bytes;  // else open() reports that the file is cut off
   if (!has_commits) return found;
-  for (const auto& [commit, note] : sealed_commits(found.shape, file, queue, control)) {
+  for (const Commit& commit : sealed_commits(found.shape, file, queue, control)) {
     found.commits.push_back({commit.point, commit.step, commit.label});
   }
   return found;
@@ -418,30 +413,22 @@ std::optional<FoundRecords> RecordStore::look(std::span<const Drive> drives, con
 void RecordStore::find_generation() {
   const Stripe& first = *stripes_.front();
   const auto sealed = sealed_commits(shape_, first.file, *first.queue, control());
-  if (std::ranges::any_of(sealed, [&](const SealedCommit& each) { return make_current(each.commit); })) return;
+  const auto newest = std::ranges::find_if(sealed, [&](const Commit& each) { return load(each); });
+  if (newest != sealed.end()) return set_current(*newest);
   fail(Code::bad_record, {.what = sealed.empty() ? "cannot open the record file: it holds no committed generation"
                                                  : "cannot open the record file: no generation has all its records",
                           .where = first.file.path().string()});
 }
 
 bool RecordStore::go_to(CommitPoint point) {
-  if (point_ == point) return true;
+  if (last_.point == point) return true;
   const Stripe& first = *stripes_.front();
-  return std::ranges::any_of(
-      sealed_commits(shape_, first.file, *first.queue, control()),
-      [&](const SealedCommit& each) { return each.commit.point == point && make_current(each.commit); });
-}
-
-bool RecordStore::make_current(const Commit& commit) {
-  if (!load(commit)) return false;
-  const std::lock_guard lock(*newest_);
-  generation_ = commit.generation;
-  step_ = commit.step;
-  point_ = counted_from_ = commit.point;
-  note_.assign(commit.note.begin(), commit.note.end());
-  label_ = commit.label;
-  current_.swap(next_);
-  return true;
+  for (const Commit& each : sealed_commits(shape_, first.file, *first.queue, control())) {
+    if (each.point != point || !load(each)) continue;
+    set_current(each);
+    return true;
+  }
+  return false;
 }
 
 // Reads the head of every record, and keeps their seals in `next_`. Returns false if they differ from the committed

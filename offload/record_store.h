@@ -99,11 +99,12 @@ class RecordStore {
   std::size_t first_record_bytes() const { return places_.first_record_bytes(); }
   const RecordShape& shape() const { return shape_; }
 
-  std::uint64_t generation() const { return generation_; }
-  std::uint64_t step() const { return step_; }
-  CommitPoint point() const { return point_; }               // the point of the last commit
-  std::span<const std::byte> note() const { return note_; }  // the note of the last commit
-  const CommitLabel& label() const { return label_; }        // the label of the last commit
+  // What the last commit says.
+  std::uint64_t generation() const { return last_.generation; }
+  std::uint64_t step() const { return last_.step; }
+  CommitPoint point() const { return last_.point; }
+  std::span<const std::byte> note() const { return last_.note; }
+  const CommitLabel& label() const { return last_.label; }
 
   // Starts to read the newest written record of a tile, committed or not: wait for the tile's write first. To read only
   // the first region, first_record_bytes() of memory suffice.
@@ -148,7 +149,7 @@ class RecordStore {
   void fill_with_zeros();
   void make_durable(const Commit& commit);
   void find_generation();
-  bool make_current(const Commit& commit);
+  void set_current(const Commit& commit);
   bool load(const Commit& commit);
   void log_unusable(const Commit& commit, std::string_view reason) const;
   PendingRead start_read(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const;
@@ -166,13 +167,9 @@ class RecordStore {
   Log* log_;
   HostPages control_;                             // memory for identities and commit records
   std::vector<std::unique_ptr<Stripe>> stripes_;  // pointers: the kernel and the queues know the stripes' addresses
-  std::uint64_t generation_ = 0;
-  std::uint64_t step_ = 0;
-  CommitPoint point_{};  // the point of the last commit
   CommitPoint counted_from_{};
-  std::vector<std::byte> note_;
-  CommitLabel label_{};
-  // Guards generation_ and the members below. All but reads_ determine a tile's newest record.
+  Commit last_{};
+  // Guards last_.generation and the members below. All but reads_ determine a tile's newest record.
   std::unique_ptr<std::mutex> newest_ = std::make_unique<std::mutex>();
   std::vector<Seals> current_;  // the seals of each tile
   std::vector<Seals> next_;

@@ -17,7 +17,6 @@
 #include <sstream>
 #include <string>
 #include <system_error>
-#include <utility>
 
 #include "kernels/runtime/system_resources.h"
 #include "offload/checksum.h"
@@ -37,7 +36,7 @@ std::string other_user(uid_t owner) { return fmt::format("it belongs to user {},
 
 }  // namespace
 
-int open_own_file(const std::filesystem::path& path, int flags) {
+Descriptor open_own_file(const std::filesystem::path& path, int flags) {
   // O_NONBLOCK: a named pipe would make the process wait for a reader.
   Descriptor file(::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
   if (!file && errno == ELOOP) refuse(path, "it is a link");
@@ -48,7 +47,7 @@ int open_own_file(const std::filesystem::path& path, int flags) {
   if (!S_ISREG(found.st_mode)) refuse(path, "it is no regular file");
   if (found.st_nlink > 1) refuse(path, fmt::format("it is a file with {} names", found.st_nlink));
   if (found.st_uid != ::geteuid() && ::geteuid() != root) refuse(path, other_user(found.st_uid));
-  return file.release();
+  return file;
 }
 
 void require_own_directory(const std::filesystem::path& directory) {
@@ -103,33 +102,20 @@ void lock(int file, const std::filesystem::path& directory) {
 
 }  // namespace
 
-DirectoryLock::DirectoryLock(const std::filesystem::path& directory) : holder_(::getpid()) {
-  const auto name = directory / lock_name;
-  // Opened for writing, because NFS gives no exclusive lock on a read-only descriptor.
-  file_ = open_own_file(name, O_RDWR | O_CREAT);
-  try {
-    kept_from_children_ = std::make_unique<NotInChildren>(file_);
-    lock(file_, directory);
-  } catch (...) {
-    kept_from_children_.reset();
-    ::close(file_);
-    throw;
-  }
+// Opened for writing, because NFS gives no exclusive lock on a read-only descriptor.
+DirectoryLock::DirectoryLock(const std::filesystem::path& directory)
+    : file_(open_own_file(directory / lock_name, O_RDWR | O_CREAT)),
+      kept_from_children_(std::make_unique<NotInChildren>(file_.get())),
+      holder_(::getpid()) {
+  lock(file_.get(), directory);
 }
 
-DirectoryLock::DirectoryLock(DirectoryLock&& other) noexcept
-    : file_(std::exchange(other.file_, -1)),
-      kept_from_children_(std::move(other.kept_from_children_)),
-      holder_(other.holder_) {}
-
-DirectoryLock::~DirectoryLock() { release(); }
-
 void DirectoryLock::release() noexcept {
-  if (file_ < 0) return;
+  if (!file_) return;
   // A child that was made without fork()'s handlers may have the file open; closing alone would leave it locked.
-  if (holder_ == ::getpid()) ::flock(file_, LOCK_UN);
+  if (holder_ == ::getpid()) ::flock(file_.get(), LOCK_UN);
   kept_from_children_.reset();
-  ::close(std::exchange(file_, -1));  // the file stays: removing it could remove another process's lock
+  file_ = Descriptor();  // the file stays: removing it could remove another process's lock
 }
 
 namespace {

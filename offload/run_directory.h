@@ -19,7 +19,7 @@ namespace ballast::offload {
 // Opens a file to write to it, as open() with these flags does; a new one is readable by its user only. Throws B2206, and leaves
 // the file as it is, if it is a link, a hard link or no regular file, or if it belongs to another user and this process is not
 // root's. Throws B3201 for other failures.
-int open_own_file(const std::filesystem::path& path, int flags);
+Descriptor open_own_file(const std::filesystem::path& path, int flags);
 
 // Throws B2206 if the directory is a link, belongs to another user, or can be written to by all users.
 void require_own_directory(const std::filesystem::path& directory);
@@ -35,14 +35,14 @@ class DirectoryLock {
   // The directory must exist. Throws B2204, with the holder's name, if it is in use, B2205 on a file system without locks,
   // and B2206 if the lock's file may be another user's.
   explicit DirectoryLock(const std::filesystem::path& directory);
-  DirectoryLock(DirectoryLock&& other) noexcept;
+  DirectoryLock(DirectoryLock&&) noexcept = default;
   DirectoryLock& operator=(DirectoryLock&&) = delete;
-  ~DirectoryLock();
+  ~DirectoryLock() { release(); }
 
   void release() noexcept;
 
  private:
-  int file_ = -1;
+  Descriptor file_;
   std::unique_ptr<NotInChildren> kept_from_children_;
   pid_t holder_;
 };
