@@ -127,7 +127,7 @@ TEST_CASE("a rank that dies before another has mapped its memory is named") {
     ProcessGroup group(job, rank);
     MemoryAccounts accounts;
     if (rank == 0) {
-      shared_memory_transport(group, std::make_shared<SharedPages>(), accounts, {});
+      shared_memory_transport(group, {.accounts = &accounts, .pages = std::make_shared<SharedPages>()});
       return;
     }
     SharedMemory mine = SharedMemory::make(100, "test");

@@ -14,10 +14,10 @@ constexpr std::size_t rounds = 3000;
 std::string messages_of_a_rank() {
   std::string wire;
   for (const Message& message :
-       {Message{Kind::share, "all/memory", to_line(Share{1, 3, "machine 100 7"})}, Message{Kind::get, "key", ""},
-        Message{Kind::set, "key", "value"}, Message{Kind::late, "", "2"}, Message{Kind::waits, "all/memory", "0 1 2"},
-        Message{Kind::failed, "0 2", "reason"}, Message{Kind::hello, "job", to_line(Member{1, 3, "node", 100, "here"})},
-        Message{Kind::goodbye, "", "done"}}) {
+       {Message{Kind::share, "all/memory", to_line(Share{1, 3, "machine 100 7"})},
+        Message{Kind::shared, "key", "value"}, Message{Kind::late, "", "2"},
+        Message{Kind::waits, "all/memory", "0 1 2"}, Message{Kind::failed, "0 2", "reason"},
+        Message{Kind::hello, "job", to_line(Member{1, 3, "node", 100, "here"})}, Message{Kind::goodbye, "", "done"}}) {
     wire += to_wire(message);
   }
   return wire;

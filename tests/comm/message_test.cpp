@@ -5,7 +5,7 @@
 using namespace ballast;
 
 TEST_CASE("messages arrive complete, however their bytes are split") {
-  const Message messages[] = {{Message::Kind::set, "key", std::string(3000, 'v')},
+  const Message messages[] = {{Message::Kind::shared, "key", std::string(3000, 'v')},
                               {Message::Kind::goodbye, "", ""},
                               {Message::Kind::failed, "", "reason"}};
   for (const std::size_t piece : {1u, 7u, 4096u}) {

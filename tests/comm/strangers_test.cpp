@@ -185,7 +185,7 @@ TEST_CASE("a message waits for no reader: it is kept, and sent when the other en
   const Descriptor listener = listen_at({"127.0.0.1", 0});
   Connection reader(connected(local_endpoint(listener).port));
   Connection writer(Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));
-  const Message large{Kind::set, "key", std::string(1 << 20, 'v')};
+  const Message large{Kind::shared, "key", std::string(1 << 20, 'v')};
   std::size_t posted = 0;
   for (; !writer.is_stuck() && posted < 200; ++posted) {
     writer.post(large);

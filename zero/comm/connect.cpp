@@ -196,44 +196,17 @@ std::string secret_of(const Environment& environment) {
   return secret;
 }
 
-// What all transports of a job are made with.
-struct Materials {
-  HostTransport transport;
-  Log* log;
-  MemoryAccounts& accounts;
-  std::shared_ptr<SharedPages> pages = std::make_shared<SharedPages>();
-};
-
-std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const Materials& materials,
-                                          const std::optional<GpuStream>& gpu);
-
-// Returns the maker of transports for groups that are split off. Without a stream of their own they use that of this
-// group.
-MakeTransport maker(const Materials& materials, const std::optional<GpuStream>& gpu) {
-  return [materials, gpu](const ProcessGroup& part, const std::optional<GpuStream>& own) {
-    return make_transport(part, materials, own ? own : gpu);
-  };
-}
-
-std::unique_ptr<Transport> transport_of_host(const ProcessGroup& group, const Materials& materials) {
-  const MakeTransport make = maker(materials, std::nullopt);
-  if (materials.transport == HostTransport::gloo) return gloo_transport(group, materials.accounts, make);
+std::unique_ptr<Transport> transport_of_host(const ProcessGroup& group, const TransportSetup& setup) {
+  if (setup.transport == HostTransport::gloo) return gloo_transport(group, setup);
   try {
-    return shared_memory_transport(group, materials.pages, materials.accounts, make);
+    return shared_memory_transport(group, setup);
   } catch (const Error& error) {
-    if (materials.transport != HostTransport::fastest || error.code() != Code::no_transport) throw;
-    if (materials.log != nullptr) {
-      materials.log->write_once(Level::info, "Gloo", "ranks exchange data through Gloo: " + error.problem().what);
+    if (setup.transport != HostTransport::fastest || error.code() != Code::no_transport) throw;
+    if (setup.log != nullptr) {
+      setup.log->write_once(Level::info, "Gloo", "ranks exchange data through Gloo: " + error.problem().what);
     }
-    return gloo_transport(group, materials.accounts, make);
+    return gloo_transport(group, setup);
   }
-}
-
-std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const Materials& materials,
-                                          const std::optional<GpuStream>& gpu) {
-  std::unique_ptr<Transport> host = transport_of_host(group, materials);
-  if (!gpu) return host;
-  return nccl_transport(std::move(host), group, *gpu, materials.accounts, maker(materials, gpu));
 }
 
 std::unique_ptr<Communicator> connect(const ConnectOptions& options, const ConnectParts& parts,
@@ -247,9 +220,8 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options, const Conne
     options.log->warning(
         "any process that can reach rank 0 can join this job: set BALLAST_SECRET to the same unpredictable text on all ranks");
   }
-  const Materials materials{options.transport, options.log, parts.accounts};
-  return make_collectives(make_transport(ProcessGroup(job, launch.rank), materials, std::nullopt), parts.backend,
-                          std::move(owned));
+  const TransportSetup setup{options.transport, options.log, &parts.accounts, std::make_shared<SharedPages>()};
+  return make_collectives(make_transport(ProcessGroup(job, launch.rank), setup), parts.backend, std::move(owned));
 }
 
 // The parts of a communicator whose caller has none.
@@ -261,6 +233,11 @@ struct OwnParts {
 };
 
 }  // namespace
+
+std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const TransportSetup& setup) {
+  std::unique_ptr<Transport> host = transport_of_host(group, setup);
+  return setup.stream ? nccl_transport(std::move(host), group, setup) : std::move(host);
+}
 
 Launch launch_from(const Environment& environment, std::size_t times_before) {
   const auto present =

@@ -245,14 +245,13 @@ Call call_of_parts(Call call, const PartSizes& sizes) {
 // one that the peer waits for: the closed connection would answer with a reset, and bytes that this rank has not read were lost.
 class GlooTransport : public ProcessTransport {
  public:
-  GlooTransport(const ProcessGroup& members, MemoryAccounts& accounts, MakeTransport make)
-      : ProcessTransport(members, std::move(make)),
+  GlooTransport(const ProcessGroup& members, const TransportSetup& how)
+      : ProcessTransport(members, how),
         calls_(group()),
-        accounts_(accounts),
         chunk_bytes_(gloo_chunk_bytes(size())),
-        received_(allocate(accounts, {.bytes = (size() - 1) * expected_ahead * chunk_bytes_,
-                                      .owner = "gloo, group " + group().name(),
-                                      .resident = Resident::when_written})) {
+        received_(allocate(*setup().accounts, {.bytes = (size() - 1) * expected_ahead * chunk_bytes_,
+                                               .owner = "gloo, group " + group().name(),
+                                               .resident = Resident::when_written})) {
     connect();
   }
   // Peers may still be sending into the memory of receives that are pending.
@@ -273,16 +272,12 @@ class GlooTransport : public ProcessTransport {
   std::byte* scratch(std::size_t bytes) override {
     if (scratch_.bytes() < bytes) {
       scratch_ = {};
-      scratch_ = allocate(accounts_, {.bytes = bytes, .owner = "sums, group " + group().name()});
+      scratch_ = allocate(*setup().accounts, {.bytes = bytes, .owner = "sums, group " + group().name()});
     }
     return scratch_.data();
   }
 
   void exchange(const Sent& chunk, const Receive& receive) override {
-    exchange_together(chunk, one_by_one(chunk, receive));
-  }
-
-  void exchange_together(const Sent& chunk, const ReceiveTogether& receive) override {
     guarded_stream([&] {
       begin();
       if (!was_sent_ahead(chunk)) send_first(chunk);
@@ -415,7 +410,7 @@ class GlooTransport : public ProcessTransport {
     });
   }
 
-  void deliver(const Sent& chunk, const ReceiveTogether& receive) {
+  void deliver(const Sent& chunk, const Receive& receive) {
     std::vector<const std::byte*> by_rank(size());
     const std::size_t most = chunk.piece_bytes(chunk_bytes_);
     const std::size_t chunks = (chunk.bytes() + most - 1) / most;
@@ -553,7 +548,6 @@ class GlooTransport : public ProcessTransport {
   }
 
   GlooCalls calls_;
-  MemoryAccounts& accounts_;
   std::size_t chunk_bytes_;
   Buffer received_;  // the next chunks of each other rank
   Buffer scratch_{};
@@ -569,9 +563,8 @@ class GlooTransport : public ProcessTransport {
 
 bool has_gloo() { return true; }
 
-std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts,
-                                          const MakeTransport& make) {
-  return std::make_unique<GlooTransport>(group, accounts, make);
+std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, const TransportSetup& setup) {
+  return std::make_unique<GlooTransport>(group, setup);
 }
 
 }  // namespace ballast

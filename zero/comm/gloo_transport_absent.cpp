@@ -6,7 +6,7 @@ namespace ballast {
 
 bool has_gloo() { return false; }
 
-std::unique_ptr<Transport> gloo_transport(const ProcessGroup&, MemoryAccounts&, const MakeTransport&) {
+std::unique_ptr<Transport> gloo_transport(const ProcessGroup&, const TransportSetup&) {
   fail(Code::no_transport, {.what = "cannot use Gloo: this build of Ballast has none",
                             .available = "libgloo-dev was missing when it was built"});
 }

@@ -49,8 +49,6 @@ void Rendezvous::take(std::size_t connection, const Message& message) {
     return;
   }
   switch (message.kind) {
-    case Message::Kind::set: return set(message);
-    case Message::Kind::get: return get(connection, message.key);
     case Message::Kind::share: return share(connection, message);
     case Message::Kind::late: return late(connection, message);
     case Message::Kind::waits: return static_cast<void>(note_wait(connection, message));
@@ -105,28 +103,10 @@ std::optional<std::string> Rendezvous::refusal(const Message& hello, const Membe
   if (!members_.empty() && members_.begin()->second.ranks_per_host != member.ranks_per_host) {
     return text_of_other_hosts(members_.begin()->second, member);
   }
-  const auto same = std::ranges::find(members_, member.rank, [](const auto& entry) { return entry.second.rank; });
-  if (same == members_.end()) return std::nullopt;
+  const Member* const same = find(member.rank);
+  if (same == nullptr) return std::nullopt;
   return fmt::format("{} has this rank already: two processes have the same rank, or two jobs the same port",
-                     text(same->second));
-}
-
-void Rendezvous::set(const Message& message) {
-  values_[message.key] = message.value;
-  const auto [first, last] = waiting_.equal_range(message.key);
-  for (auto asked = first; asked != last; ++asked) {
-    send_(asked->second, message);
-  }
-  waiting_.erase(first, last);
-}
-
-void Rendezvous::get(std::size_t connection, const std::string& key) {
-  const auto found = values_.find(key);
-  if (found == values_.end()) {
-    waiting_.emplace(key, connection);
-  } else {
-    send_(connection, {.kind = Message::Kind::set, .key = key, .value = found->second});
-  }
+                     text(*same));
 }
 
 // One answer for each rank: if each asked for each other's value, questions would grow with the square of the ranks.
@@ -141,7 +121,7 @@ void Rendezvous::share(std::size_t connection, const Message& message) {
   for (auto& [rank, value] : shared.by_rank) {
     values.push_back(std::move(value));
   }
-  const Message all{.kind = Message::Kind::set, .key = message.key, .value = join(values)};
+  const Message all{.kind = Message::Kind::shared, .key = message.key, .value = join(values)};
   for (const std::size_t each : shared.connections) {
     send_(each, all);
   }
@@ -152,17 +132,15 @@ void Rendezvous::ended(std::size_t connection) {
   const auto found = members_.find(connection);
   if (found == members_.end() || !left_.emplace(connection, "").second) return;
   // The hub is on the machine of rank 0, which is not known until rank 0 has connected.
-  const auto hub = std::ranges::find(members_, 0u, [](const auto& entry) { return entry.second.rank; });
   const Member& member = found->second;
-  fail(died(member, hub == members_.end() ? member.machine : hub->second.machine), {member.rank});
+  const Member* const hub = find(0);
+  fail(died(member, hub == nullptr ? member.machine : hub->machine), {member.rank});
 }
 
 void Rendezvous::fail_without_missing(const std::string& after, std::vector<std::string> refused) {
   std::vector<std::size_t> missing;
   for (std::size_t rank = 0; rank < size_; ++rank) {
-    if (std::ranges::none_of(members_, [&](const auto& entry) { return entry.second.rank == rank; })) {
-      missing.push_back(rank);
-    }
+    if (find(rank) == nullptr) missing.push_back(rank);
   }
   if (missing.empty()) return;
   refused.insert(refused.begin(), refused_.begin(), refused_.end());
@@ -242,7 +220,7 @@ void Rendezvous::fail_with_late_ranks(const std::string& after) {
   }
   const std::vector<std::size_t> ranks = late.empty() ? circle_of_waits() : std::vector(late.begin(), late.end());
   std::vector<std::string> names;
-  std::ranges::transform(ranks, std::back_inserter(names), [&](std::size_t rank) { return text(member(rank)); });
+  std::ranges::transform(ranks, std::back_inserter(names), [&](std::size_t rank) { return text(*find(rank)); });
   if (late.empty()) {
     return fail(fmt::format("ranks wait for each other, because they make different calls: {}; none arrived within {}",
                             fmt::join(names, ", "), after),
@@ -251,8 +229,9 @@ void Rendezvous::fail_with_late_ranks(const std::string& after) {
   fail(fmt::format("{} did not arrive within {}", fmt::join(names, ", "), after), ranks);
 }
 
-const Member& Rendezvous::member(std::size_t rank) const {
-  return std::ranges::find(members_, rank, [](const auto& entry) { return entry.second.rank; })->second;
+const Member* Rendezvous::find(std::size_t rank) const {
+  const auto found = std::ranges::find(members_, rank, [](const auto& entry) { return entry.second.rank; });
+  return found == members_.end() ? nullptr : &found->second;
 }
 
 void Rendezvous::fail(const std::string& reason, const std::vector<std::size_t>& ranks) {
@@ -271,6 +250,7 @@ Hub::Hub(std::vector<Descriptor> listeners, const HubOptions& options)
     : listeners_(std::move(listeners)),
       parents_(kept_from_children(listeners_)),
       options_(options),
+      secret_of_links_(options.secret.is_known_to_all() ? random_secret() : ""),
       rendezvous_(options.job, options.size,
                   [this](std::size_t connection, const Message& message) { send(connection, message); }),
       admission_(listeners_, {.name = options.job, .secret = options.secret, .expected = options.size}),
@@ -378,7 +358,8 @@ void Hub::send(std::size_t number, const Message& message) {
   const auto to = connections_.find(number);
   if (to == connections_.end()) return;
   const bool is_welcome = message.kind == Message::Kind::welcome;
-  to->second.connection->post(is_welcome ? to->second.handshake.welcome(message.value, options_.secret) : message);
+  to->second.connection->post(
+      is_welcome ? to->second.handshake.welcome(secret_of_links_ + "\n" + message.value, options_.secret) : message);
 }
 
 void Hub::refuse_connection(int error) {

@@ -25,7 +25,6 @@ constexpr auto time_of_short_wait = std::chrono::milliseconds(100);
 constexpr std::size_t max_reason_bytes = 4096;  // bytes of a reason: an exception's text may be as long as a batch
 
 const std::string key_of_hub = "ballast/hub";
-const std::string key_of_links = "ballast/secret of links";
 constexpr std::string_view no_secret = "-";  // the environment has one, which the store need not know
 
 // How a rank finds the hub of its job.
@@ -77,9 +76,8 @@ std::vector<Descriptor> listen_for_ranks(const JobOptions& options, Endpoint& hu
   return listeners;
 }
 
-std::vector<Member> members_from(const std::string& lines, std::size_t size) {
+std::vector<Member> members_from(std::istream& stream, std::size_t size) {
   std::vector<Member> members;
-  std::istringstream stream(lines);
   for (std::string line; std::getline(stream, line);) {
     members.push_back(member_from(line));
     if (members.back().rank != members.size() - 1) fail_malformed();
@@ -107,7 +105,6 @@ Job::Job(const JobOptions& options)
       exceptions_(std::uncaught_exceptions()) {
   find_hub(options);
   connect();
-  if (secret_.is_known_to_all() && self_.rank == 0) set(key_of_links, random_secret());
   thread_ = start_thread("a rank's connection to its job", [this] { listen(); });
 }
 
@@ -174,7 +171,11 @@ bool Job::join() {
   require(answer->kind == Message::Kind::welcome, Code::no_meeting,
           [&] { return Problem{.what = answer->value, .where = described_hub()}; });
   require_known(*answer, handshake);
-  members_ = members_from(answer->value, self_.size);
+  std::istringstream words(answer->value);
+  std::string secret_of_links;
+  std::getline(words, secret_of_links);
+  secret_of_links_ = secret_.is_known_to_all() ? Secret(secret_of_links) : secret_;
+  members_ = members_from(words, self_.size);
   return true;
 }
 
@@ -229,7 +230,7 @@ void Job::listen() {
 void Job::take(const Message& message) {
   if (message.kind == Message::Kind::waits) report_waits();
   if (message.kind == Message::Kind::failed) error_.set(message.value, ranks_from(message.key));
-  if (message.kind == Message::Kind::set) {
+  if (message.kind == Message::Kind::shared) {
     const std::lock_guard lock(mutex_);
     values_[message.key] = message.value;
     changed_.notify_all();
@@ -250,17 +251,6 @@ bool Job::send(const Message& message) {
   return connection_->send(message);
 }
 
-void Job::set(const std::string& key, const std::string& value) {
-  send({.kind = Message::Kind::set, .key = key, .value = value});
-}
-
-Secret Job::secret_of_links() {
-  if (!secret_.is_known_to_all()) return secret_;
-  send({.kind = Message::Kind::get, .key = key_of_links});
-  return Secret(
-      await_value(key_of_links, [&] { Deadline(error_, timeout_).fail_late("the rank that sets " + key_of_links); }));
-}
-
 std::string Job::host(const Member& member) const {
   return self_.ranks_per_host == 0 ? member.machine : std::to_string(member.rank / self_.ranks_per_host);
 }
@@ -268,23 +258,21 @@ std::string Job::host(const Member& member) const {
 std::vector<std::string> Job::share(const std::string& key, const Share& mine, const std::vector<std::size_t>& ranks) {
   send({.kind = Message::Kind::share, .key = key, .value = to_line(mine)});
   const Wait wait(*this, ranks, key);
-  std::vector<std::string> values = split(await_value(key, [&] { fail_late(ranks, key); }));
+  std::unique_lock lock(mutex_);
+  const auto has_ended = [&] { return values_.contains(key) || hub_is_gone_; };
+  Deadline(error_, timeout_)
+      .wait([&](auto pause) { return changed_.wait_for(lock, pause, has_ended); },
+            [&] {
+              lock.unlock();  // the thread that listens needs it
+              fail_late(ranks, key);
+            });
+  if (!values_.contains(key)) {
+    lock.unlock();
+    fail_after_leave(0);
+  }
+  std::vector<std::string> values = split(values_[key]);
   if (values.size() != mine.size) fail_malformed();
   return values;
-}
-
-std::string Job::await_value(const std::string& key, const std::function<void()>& give_up) {
-  std::unique_lock lock(mutex_);
-  const Deadline deadline(error_, timeout_);
-  const auto has_ended = [&] { return values_.contains(key) || hub_is_gone_; };
-  deadline.wait([&](auto pause) { return changed_.wait_for(lock, pause, has_ended); },
-                [&] {
-                  lock.unlock();  // the thread that listens needs it
-                  give_up();
-                });
-  if (values_.contains(key)) return values_[key];
-  lock.unlock();
-  fail_after_leave(0);
 }
 
 Job::Wait::Wait(Job& job, std::vector<std::size_t> ranks, std::string key)
@@ -382,8 +370,7 @@ void Job::fail_after_leave(std::size_t rank) {
 // the lost connection is a consequence.
 void Job::wait_for_reason(std::size_t rank) {
   const std::string question = fmt::format("does rank 0 answer rank {}?", self_.rank);
-  set(question, {});
-  send({.kind = Message::Kind::get, .key = question});
+  send({.kind = Message::Kind::share, .key = question, .value = to_line(Share{})});
   const auto begin = Clock::now();
   while (Clock::now() < begin + reason_time || !is_answered(question)) {
     error_.check();

@@ -24,7 +24,7 @@
 
 namespace ballast {
 
-// The decisions of the hub: which ranks are connected, the values of keys, the first failure. Pure: a connection is a number,
+// The decisions of the hub: which ranks are connected, the values that they share, the first failure. Pure: a connection is a number,
 // and messages go to a function. Used by one thread.
 class Rendezvous {
  public:
@@ -53,8 +53,6 @@ class Rendezvous {
   void hello(std::size_t connection, const Message& message);
   void leave(std::size_t connection, const Message& goodbye);
   std::optional<std::string> refusal(const Message& hello, const Member& member) const;
-  void set(const Message& message);
-  void get(std::size_t connection, const std::string& key);
   void share(std::size_t connection, const Message& message);
   void late(std::size_t connection, const Message& message);
   bool note_wait(std::size_t connection, const Message& message);
@@ -62,7 +60,7 @@ class Rendezvous {
   std::set<std::size_t> ends_of_waits() const;
   std::vector<std::size_t> circle_of_waits() const;
   std::vector<std::size_t> ranks_of_job(const std::string& words) const;
-  const Member& member(std::size_t rank) const;
+  const Member* find(std::size_t rank) const;  // null: it has not connected
   void send_to_all(const Message& message);
 
   // The values that ranks of a group have shared so far.
@@ -77,9 +75,7 @@ class Rendezvous {
   std::map<std::size_t, Member> members_;    // one for each connection
   std::map<std::size_t, std::string> left_;  // the reason, for each connection
   std::vector<std::string> refused_;
-  std::map<std::string, std::string> values_;
-  std::map<std::string, Shared> shared_;             // kept by key, until all ranks of the group have their answer
-  std::multimap<std::string, std::size_t> waiting_;  // connections, by the key that they wait for
+  std::map<std::string, Shared> shared_;  // kept by key, until all ranks of the group have their answer
   std::map<std::size_t, std::set<std::size_t>> waited_for_;  // the key is the waiting rank
   std::set<std::size_t> timed_out_;                          // the waiting ranks that have waited for too long
   std::optional<Message> first_error_;
@@ -127,6 +123,7 @@ class Hub {
   std::vector<Descriptor> listeners_;
   std::list<NotInChildren> parents_{};  // the listeners
   HubOptions options_;
+  std::string secret_of_links_;  // empty if the job has one
   Rendezvous rendezvous_;
   Admission admission_;
   std::map<std::size_t, RankConnection> connections_;
@@ -172,8 +169,8 @@ class Job {
 
   // Any thread may call what follows.
   FirstError& error() { return error_; }
-  // The secret of connections between ranks. If the job has none, rank 0 has made one, which the hub tells to its ranks only.
-  Secret secret_of_links();
+  // The secret of connections between ranks. If the job has none, the hub has made one, which it tells to its ranks only.
+  const Secret& secret_of_links() const { return secret_of_links_; }
   // Returns the values of all ranks of a group, in rank order. Each of them calls it with the same key, once. `ranks` are those
   // of the group.
   std::vector<std::string> share(const std::string& key, const Share& mine, const std::vector<std::size_t>& ranks);
@@ -221,9 +218,7 @@ class Job {
   std::optional<Message> answer_within(Clock::time_point end);
   void require_known(const Message& welcome, const CallersHandshake& handshake) const;
   std::string described_hub() const;
-  void set(const std::string& key, const std::string& value);
   bool is_answered(const std::string& question);
-  std::string await_value(const std::string& key, const std::function<void()>& give_up);
   void report_waits();
   void listen();
   void take(const Message& message);
@@ -237,6 +232,7 @@ class Job {
   int exceptions_;  // exceptions in flight at construction
   Endpoint hub_at_{};
   Secret secret_;
+  Secret secret_of_links_;
   bool is_open_ = false;
   FirstError error_;
   std::mutex detaching_;

@@ -25,7 +25,7 @@ std::string name_of_host() {
   return host[0] == '\0' ? "?" : host.data();
 }
 
-constexpr std::uint32_t magic = 0x35544C42;  // "BLT5", the number being the protocol's version
+constexpr std::uint32_t magic = 0x36544C42;  // "BLT6", the number being the protocol's version
 
 struct WireHeader {
   std::uint32_t magic;

@@ -34,12 +34,12 @@ struct Message {
   enum class Kind : std::uint8_t {
     challenge,  // the listener sends each caller random bytes at once (admission.h)
     hello,      // a caller tells the hub the job, a proof of its secret, and its identity
-    welcome,    // the hub tells all ranks, when all are connected, a proof of the secret, and their identities
-    later,      // the hub tells a rank that has left already: this job is ending, and the next has not begun
-    refused,    // the hub tells a process that cannot join the reason
-    set,        // a key and its value
-    get,        // a key; the answer is a `set`, as soon as the key has a value
-    share,  // a key, and the sender's Share; the answer is a `set` of all values, when all ranks of the group have shared
+    // The hub tells all ranks, when all are connected, a proof of the secret, the secret of links, and their identities.
+    welcome,
+    later,    // the hub tells a rank that has left already: this job is ending, and the next has not begun
+    refused,  // the hub tells a process that cannot join the reason
+    share,    // a key, and the sender's Share
+    shared,   // the answer, when all ranks of the group have shared: the key, and the values of all
     // The hub learns the ranks that the sender has waited for until the timeout; a key says that it was to share it.
     late,
     // All ranks learn that some are late, and say whom they wait for; the hub learns the same as with `late`, before

@@ -429,14 +429,9 @@ class NcclCommunicator {
 
 class NcclTransport : public ProcessTransport {
  public:
-  NcclTransport(std::unique_ptr<Transport> host, const ProcessGroup& members, const GpuStream& stream,
-                MemoryAccounts& accounts, MakeTransport make)
-      : ProcessTransport(members, std::move(make)),
-        host_(std::move(host)),
-        stream_(stream.stream),
-        gpu_(stream.gpu),
-        accounts_(accounts) {
-    if (size() > 1) nccl_.emplace(group(), stream);
+  NcclTransport(std::unique_ptr<Transport> host, const ProcessGroup& members, const TransportSetup& how)
+      : ProcessTransport(members, how), host_(std::move(host)), stream_(how.stream->stream), gpu_(how.stream->gpu) {
+    if (size() > 1) nccl_.emplace(group(), *how.stream);
   }
 
   std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const override {
@@ -454,10 +449,6 @@ class NcclTransport : public ProcessTransport {
 
   void exchange(const Sent& chunk, const Receive& receive) override {
     if (chunk.where == ChunkMemory::host) return host_->exchange(chunk, receive);
-    exchange_together(chunk, one_by_one(chunk, receive));
-  }
-
-  void exchange_together(const Sent& chunk, const ReceiveTogether& receive) override {
     chunk.make(0, chunk.bytes());
     if (nccl_) send_and_receive(chunk);
     std::vector<const std::byte*> by_rank;
@@ -501,7 +492,7 @@ class NcclTransport : public ProcessTransport {
     if (memory.bytes() < bytes) {
       memory = {};
       memory = allocate(
-          accounts_,
+          *setup().accounts,
           {.kind = MemoryKind::device, .bytes = bytes, .owner = std::string(owner) + group().name(), .gpu = gpu_});
     }
     return memory.data();
@@ -529,7 +520,6 @@ class NcclTransport : public ProcessTransport {
   std::unique_ptr<Transport> host_;
   StreamHandle stream_;
   int gpu_;
-  MemoryAccounts& accounts_;
   View given_received_{};  // see use_memory()
   View given_sums_{};
   Buffer received_{};  // where the given memory is too small
@@ -550,10 +540,9 @@ std::string no_nccl_because() {
 }
 
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
-                                          const GpuStream& stream, MemoryAccounts& accounts,
-                                          const MakeTransport& make) {
+                                          const TransportSetup& setup) {
   if (group.size() > 1) nccl_calls();  // throws before other ranks are waited for
-  return std::make_unique<NcclTransport>(std::move(host), group, stream, accounts, make);
+  return std::make_unique<NcclTransport>(std::move(host), group, setup);
 }
 
 }  // namespace ballast

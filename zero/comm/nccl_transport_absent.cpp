@@ -6,8 +6,7 @@ namespace ballast {
 
 std::string no_nccl_because() { return "CUDA or NCCL was missing when it was built"; }
 
-std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport>, const ProcessGroup&, const GpuStream&,
-                                          MemoryAccounts&, const MakeTransport&) {
+std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport>, const ProcessGroup&, const TransportSetup&) {
   fail(Code::no_transport,
        {.what = "cannot exchange GPU memory between processes: this build of Ballast has no NCCL",
         .available = no_nccl_because(),

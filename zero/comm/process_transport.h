@@ -3,8 +3,8 @@
 
 #include <ballast/memory.h>
 
-#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -59,15 +59,23 @@ std::vector<Descriptor> connect_links(ProcessGroup& group);
 
 class SharedPages;
 
-// Makes the transport of a group. All its ranks call it. With a stream, it carries GPU memory.
-using MakeTransport =
-    std::function<std::unique_ptr<Transport>(const ProcessGroup& group, const std::optional<GpuStream>& stream)>;
+// What the transports of a job's groups are made with.
+struct TransportSetup {
+  HostTransport transport = HostTransport::fastest;
+  Log* log = nullptr;
+  MemoryAccounts* accounts = nullptr;
+  std::shared_ptr<SharedPages> pages{};  // of the process
+  std::optional<GpuStream> stream{};     // that of groups for GPU memory
+};
+
+// Makes the transport of a group. All its ranks call it.
+std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const TransportSetup& setup);
 
 // The common part of transports between processes.
 class ProcessTransport : public Transport {
  public:
-  ProcessTransport(const ProcessGroup& group, MakeTransport make)
-      : Transport(group.rank(), group.hosts()), group_(group), make_(std::move(make)) {}
+  ProcessTransport(const ProcessGroup& group, const TransportSetup& setup)
+      : Transport(group.rank(), group.hosts()), group_(group), setup_(setup) {}
 
   void abort(std::string_view reason) override { group_.job().fail(reason); }
   void leave(const LeaveReason& leave_reason) override { group_.job().leave(leave_reason); }
@@ -75,32 +83,32 @@ class ProcessTransport : public Transport {
   std::vector<std::size_t> failed_ranks() const override { return group_.job().error().ranks(); }
   std::unique_ptr<Transport> split(std::span<const std::size_t> ranks,
                                    const std::optional<GpuStream>& stream) override {
-    return make_(group_.part(ranks), stream);
+    TransportSetup setup = setup_;
+    if (stream) setup.stream = stream;
+    return make_transport(group_.part(ranks), setup);
   }
 
  protected:
   ProcessGroup& group() { return group_; }
   const ProcessGroup& group() const { return group_; }
+  const TransportSetup& setup() const { return setup_; }
 
  private:
   ProcessGroup group_;
-  MakeTransport make_;
+  TransportSetup setup_;
 };
 
-// All ranks of the group call these together. `make` makes the transports of groups that are split off.
+// All ranks of the group call these together.
 
 // Moves bytes through shared memory of one machine. Each rank copies what it sends into its own buffers, in pieces that
 // fit the caches, and the others read them there. Arrays that lie in shared memory are read in place. Throws B2301 on
-// all ranks of the group if one of them cannot map the memory of another. Groups that are split off have the same
-// `pages`, those of the process.
-std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, std::shared_ptr<SharedPages> pages,
-                                                   MemoryAccounts& accounts, const MakeTransport& make);
+// all ranks of the group if one of them cannot map the memory of another.
+std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, const TransportSetup& setup);
 
 bool has_gloo();  // whether this build includes Gloo
 
 // Moves bytes through Gloo, over TCP on the address by which this process reaches its hub. Throws B2301 without Gloo.
-std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts,
-                                          const MakeTransport& make);
+std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, const TransportSetup& setup);
 
 std::string no_nccl_because();  // empty if NCCL can be used
 
@@ -110,6 +118,6 @@ std::string no_nccl_because();  // empty if NCCL can be used
 // detected. A rank that does not arrive in time is detected; then the communicators of this process are aborted, so
 // that no stream waits for it.
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
-                                          const GpuStream& stream, MemoryAccounts& accounts, const MakeTransport& make);
+                                          const TransportSetup& setup);
 
 }  // namespace ballast

@@ -93,15 +93,14 @@ std::size_t buffer_bytes_of(std::size_t size) {
 
 class SharedMemoryTransport : public ProcessTransport {
  public:
-  SharedMemoryTransport(const ProcessGroup& members, std::shared_ptr<SharedPages> pages, MemoryAccounts& accounts,
-                        MakeTransport make)
-      : ProcessTransport(members, std::move(make)),
+  SharedMemoryTransport(const ProcessGroup& members, const TransportSetup& how)
+      : ProcessTransport(members, how),
         error_(group().job().error()),
         buffer_bytes_(buffer_bytes_of(size())),
-        booked_(accounts.reserve(MemoryKind::pageable,
-                                 round_up(sizeof(Header), line_bytes) + sets * size() * buffer_bytes_,
-                                 "shared memory, group " + group().name())),
-        pages_(std::move(pages)),
+        booked_(how.accounts->reserve(MemoryKind::pageable,
+                                      round_up(sizeof(Header), line_bytes) + sets * size() * buffer_bytes_,
+                                      "shared memory, group " + group().name())),
+        pages_(*how.pages),
         peers_(size()) {
     SharedMemory mine = SharedMemory::make(booked_.bytes(), booked_.owner());
     new (mine.data()) Header;
@@ -117,29 +116,15 @@ class SharedMemoryTransport : public ProcessTransport {
     return is_shared(bytes) ? std::numeric_limits<std::size_t>::max() : buffer_bytes_;
   }
 
-  Allocator* shared_memory() override { return pages_.get(); }
-  bool is_shared(std::span<const std::byte> bytes) const override { return pages_->find(bytes).has_value(); }
+  Allocator* shared_memory() override { return &pages_; }
+  bool is_shared(std::span<const std::byte> bytes) const override { return pages_.find(bytes).has_value(); }
 
   void exchange(const Sent& chunk, const Receive& receive) override {
-    error_.check();
-    ++exchanges_;
-    // It is faster to copy a small chunk into a buffer than to wait until all peers have read it in place.
-    if (chunk.bytes() <= buffer_bytes_) {
-      return exchange_buffered(chunk, [&](std::size_t peer, const std::byte* from) {
-        if (chunk.sends(peer)) receive(peer, {from, chunk.bytes()}, 0);
-      });
-    }
-    exchange_in_place(chunk, one_by_one(chunk, receive));
-  }
-
-  void exchange_together(const Sent& chunk, const ReceiveTogether& receive) override {
     chunk.make(0, chunk.bytes());
     error_.check();
     ++exchanges_;
-    if (chunk.bytes() > buffer_bytes_) return exchange_in_place(chunk, receive);
-    std::vector<const std::byte*> from;
-    exchange_buffered(chunk, [&](std::size_t, const std::byte* data) { from.push_back(data); });
-    receive(from, chunk.bytes(), 0);
+    // It is faster to copy a small chunk into a buffer than to wait until all peers have read it in place.
+    chunk.bytes() <= buffer_bytes_ ? exchange_buffered(chunk, receive) : exchange_in_place(chunk, receive);
   }
 
   // There are as many rounds as the rank with the largest message needs, which all ranks know after the first one.
@@ -212,19 +197,19 @@ class SharedMemoryTransport : public ProcessTransport {
   Header& header(std::size_t owner) const { return *std::launder(reinterpret_cast<Header*>(memories_[owner].data())); }
   std::size_t set_index() const { return exchanges_ % sets; }
 
-  // Calls take(peer, data) for each rank, as soon as its bytes are there.
-  template <class Take>
-  void exchange_buffered(const Sent& chunk, Take&& take) {
+  void exchange_buffered(const Sent& chunk, const Receive& receive) {
     put(chunk);
     announce({.call = chunk.call});
+    std::vector<const std::byte*> from;
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) wait_sent(peer, chunk.call, false);
-      take(peer, peer == rank() ? chunk.piece(peer).data() : buffer(peer, chunk, rank()));
+      from.push_back(peer == rank() ? chunk.piece(peer).data() : buffer(peer, chunk, rank()));
     }
+    receive(from, chunk.bytes(), 0);
   }
 
   // Receives piece by piece, so that sums stay in the caches. Waits until all peers have read this rank's chunk.
-  void exchange_in_place(const Sent& chunk, const ReceiveTogether& receive) {
+  void exchange_in_place(const Sent& chunk, const Receive& receive) {
     announce({.call = chunk.call, .location = location_of(chunk)});
     std::vector<const std::byte*> from(size(), chunk.data());
     for (std::size_t peer = 0; peer < size(); ++peer) {
@@ -256,7 +241,7 @@ class SharedMemoryTransport : public ProcessTransport {
   }
 
   SharedLocation location_of(const Sent& chunk) const {
-    const auto location = pages_->find(chunk.all(size()));
+    const auto location = pages_.find(chunk.all(size()));
     require(location.has_value(), Code::internal,
             [] { return Problem{.what = "cannot send a chunk: it is larger than a buffer"}; });
     return *location;
@@ -319,7 +304,7 @@ class SharedMemoryTransport : public ProcessTransport {
   std::size_t buffer_bytes_;
   Reservation booked_;
   std::vector<SharedMemory> memories_;  // one for each rank
-  std::shared_ptr<SharedPages> pages_;  // the pages of this process
+  SharedPages& pages_;                  // the pages of this process
   std::vector<PeerPages> peers_;        // the pages of the other processes
   std::uint32_t exchanges_ = 0;
   std::uint32_t in_place_exchanges_ = 0;
@@ -327,9 +312,8 @@ class SharedMemoryTransport : public ProcessTransport {
 
 }  // namespace
 
-std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, std::shared_ptr<SharedPages> pages,
-                                                   MemoryAccounts& accounts, const MakeTransport& make) {
-  return std::make_unique<SharedMemoryTransport>(group, std::move(pages), accounts, make);
+std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, const TransportSetup& setup) {
+  return std::make_unique<SharedMemoryTransport>(group, setup);
 }
 
 }  // namespace ballast

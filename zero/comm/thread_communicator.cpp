@@ -226,12 +226,6 @@ class ThreadTransport : public Transport {
   std::vector<std::size_t> failed_ranks() const override { return group_.job()->error().ranks(); }
 
   void exchange(const Sent& chunk, const Receive& receive) override {
-    read_published(chunk, [&](std::size_t peer, const Sent& theirs) {
-      if (chunk.sends(peer)) receive(peer, theirs.piece(rank()), 0);
-    });
-  }
-
-  void exchange_together(const Sent& chunk, const ReceiveTogether& receive) override {
     chunk.make(0, chunk.bytes());
     std::vector<const std::byte*> by_rank;
     read_published(chunk, [&](std::size_t, const Sent& theirs) {
@@ -269,9 +263,9 @@ class ThreadTransport : public Transport {
     std::shared_ptr<ThreadGroup> part;
     if (ranks.front() == rank()) part = group_.part(ranks);
     exchange({.call = {.kind = Collective::split}, .values = byte_view(std::span(&part, 1))},
-             [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t) {
-               if (peer == ranks.front() && peer != rank()) {
-                 part = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(theirs.data());
+             [&](std::span<const std::byte* const> by_rank, std::size_t, std::size_t) {
+               if (part == nullptr) {
+                 part = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(by_rank[ranks.front()]);
                }
              });
     const auto place = std::ranges::find(ranks, rank()) - ranks.begin();

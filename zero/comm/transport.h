@@ -75,24 +75,9 @@ ConstView byte_view(std::span<T> values) {
   return {bytes.data(), bytes.size(), DType::u8};
 }
 
-// Receives the bytes of each sending rank, this rank's own included: all at once, or in pieces that begin at the byte
-// `first`. Each byte is received from one rank after the other, in rank order. The bytes stay valid until the call
-// returns.
-using Receive = std::function<void(std::size_t peer, std::span<const std::byte> bytes, std::size_t first)>;
-
-// Receives a stretch of the bytes of all ranks together: `bytes` from each, which begin at the byte `first` of what it
-// sends. Stretches come in order, and stay valid until the call returns.
-using ReceiveTogether =
-    std::function<void(std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first)>;
-
-// Returns what hands the bytes of each rank that sends in this exchange to `receive`. Both outlive it.
-inline ReceiveTogether one_by_one(const Sent& chunk, const Receive& receive) {
-  return [&](std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first) {
-    for (std::size_t peer = 0; peer < by_rank.size(); ++peer) {
-      if (chunk.sends(peer)) receive(peer, {by_rank[peer], bytes}, first);
-    }
-  };
-}
+// Receives a stretch of the bytes of all ranks together: `bytes` from each, which begin at the byte `first` of what it sends;
+// those of a rank that does not send are not to be read. Stretches come in order, and stay valid until the call returns.
+using Receive = std::function<void(std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first)>;
 
 // The parts that a rank sends to others and receives from them: see Communicator::exchange(). None are for the rank itself.
 struct Parts {
@@ -134,12 +119,9 @@ class Transport {
   // The largest chunk for each rank, if it lies in such memory.
   virtual std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const = 0;
 
-  // Throws B3301 or B3302 if a peer fails or does not arrive. The caller may change the sent bytes when it returns.
+  // The bytes of all ranks are within reach at once, so that one kernel can read them. Throws B3301 or B3302 if a peer fails or
+  // does not arrive. The caller may change the sent bytes when it returns.
   virtual void exchange(const Sent& chunk, const Receive& receive) = 0;
-
-  // An exchange like the other, in which every rank sends. The bytes of all ranks are within reach at once, so that one
-  // kernel can read them.
-  virtual void exchange_together(const Sent& chunk, const ReceiveTogether& receive) = 0;
 
   // Gathers the bytes of all ranks straight into `all`, in rank order, whatever their number; the rank's own may be
   // there already. Returns false, having done nothing, if the transport has no such operation: on all ranks or on none.
@@ -196,13 +178,17 @@ void each_chunk(Transport& transport, const Sent& sent, Body&& body) {
   } while (first < values.count());
 }
 
-// Calls take(peer, piece, first); the piece begins at the element `first` of what the peer sends.
+// Calls take(peer, piece, first) for each rank that sends, in rank order; the piece begins at the element `first` of what it
+// sends.
 template <class TakePiece>
 void exchange(Transport& transport, const Sent& sent, TakePiece&& take) {
   const std::size_t width = byte_size(sent.values.dtype());
   each_chunk(transport, sent, [&](const ConstView& mine, std::size_t first) {
-    transport.exchange(sent.chunk(mine), [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
-      take(peer, ConstView(theirs.data(), theirs.size() / width, mine.dtype()), first + at / width);
+    const Sent chunk = sent.chunk(mine);
+    transport.exchange(chunk, [&](std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t at) {
+      for (std::size_t peer = 0; peer < by_rank.size(); ++peer) {
+        if (chunk.sends(peer)) take(peer, ConstView(by_rank[peer], bytes / width, mine.dtype()), first + at / width);
+      }
     });
   });
 }
@@ -217,13 +203,11 @@ void exchange_together(Transport& transport, const Sent& sent, Make&& make, Take
     const Prepare prepare = [&](std::size_t first, std::size_t bytes) { make(begin + first / width, bytes / width); };
     Sent chunk = sent.chunk(mine);
     chunk.prepare = &prepare;
-    transport.exchange_together(chunk,
-                                [&](std::span<const std::byte* const> theirs, std::size_t bytes, std::size_t first) {
-                                  std::ranges::transform(theirs, by_rank.begin(), [&](const std::byte* values) {
-                                    return ConstView(values, bytes / width, mine.dtype());
-                                  });
-                                  take(std::span<const ConstView>(by_rank), begin + first / width);
-                                });
+    transport.exchange(chunk, [&](std::span<const std::byte* const> theirs, std::size_t bytes, std::size_t first) {
+      std::ranges::transform(theirs, by_rank.begin(),
+                             [&](const std::byte* values) { return ConstView(values, bytes / width, mine.dtype()); });
+      take(std::span<const ConstView>(by_rank), begin + first / width);
+    });
   });
 }
 
