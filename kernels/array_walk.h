@@ -7,23 +7,6 @@
 
 namespace ballast::kernels {
 
-// --- Fill ---
-
-// `to` must not be u8.
-template <class S>
-void fill_walk(const Numbers& to, float value, Stores wanted) {
-  with_format(to.dtype, [&]<class Format>(Format) {
-    const typename S::F lanes(value);
-    auto* const target = elements<Format>(to);
-    const auto fill = [&](auto*, auto* at, std::size_t, std::size_t count, Stores stores) {
-      for (std::size_t i = 0; i < count; i += S::width) {
-        store_number<S, Format>(at + i, lanes, stores);
-      }
-    };
-    walk_vectors<S>(target, target, to.count, allowed<S, Format>(wanted, target), fill);
-  });
-}
-
 // --- Casts and copies ---
 
 // A format whose bits are only moved: every pattern stays as it is, also that of a signalling NaN.
@@ -78,31 +61,20 @@ double sum_of_group(const float* group) {
   return S::sum_of_lanes(sum);
 }
 
-// The elements that a last, incomplete group lacks count as zeros.
 template <class S>
 void sum_of_squares_walk(const ConstNumbers& values, double* sum_of_each_group) {
   with_format(values.dtype, [&]<class Format>(Format) {
-    const auto* from = elements<Format>(values);
-    alignas(64) float group[group_size]{};
-    const std::size_t rest = values.count % group_size;
-    for (std::size_t first = 0; first < values.count - rest; first += group_size) {
+    each_group<S>(elements<Format>(values), values.count, [&](const auto* from, std::size_t) {
       if constexpr (std::is_same_v<Format, Fp32Format>) {
-        *sum_of_each_group++ = sum_of_group<S>(from + first);
+        *sum_of_each_group++ = sum_of_group<S>(from);
       } else {
+        alignas(64) float group[group_size];
         for (std::size_t i = 0; i < group_size; i += S::width) {
-          S::store(group + i, load_number<S, Format>(from + first + i));
+          S::store(group + i, load_number<S, Format>(from + i));
         }
         *sum_of_each_group++ = sum_of_group<S>(group);
       }
-    }
-    if (rest > 0) {
-      typename Format::Stored last[group_size]{};
-      std::memcpy(last, from + (values.count - rest), rest * sizeof last[0]);
-      for (std::size_t i = 0; i < group_size; i += S::width) {
-        S::store(group + i, load_number<S, Format>(last + i));
-      }
-      *sum_of_each_group = sum_of_group<S>(group);
-    }
+    });
   });
 }
 
@@ -158,24 +130,7 @@ std::size_t first_non_finite_walk(const ConstNumbers& values) {
   });
 }
 
-// --- into += scale * from, and sums of arrays ---
-
-// `from` and `into` have the same count.
-template <class S>
-void accumulate_walk(const ConstNumbers& from, float scale, const Numbers& into) {
-  with_format(from.dtype, [&]<class From>(From) {
-    with_format(into.dtype, [&]<class Into>(Into) {
-      const auto add = [scale](auto* source, auto* at, std::size_t, std::size_t count, Stores) {
-        using F = typename S::F;
-        for (std::size_t i = 0; i < count; i += S::width) {
-          const F sum = accumulated(load_number<S, Into>(at + i), load_number<S, From>(source + i), F(scale));
-          store_number<S, Into>(at + i, sum);
-        }
-      };
-      walk_vectors<S>(elements<From>(from), elements<Into>(into), from.count, Stores::cached, add);
-    });
-  });
-}
+// --- Sums of arrays ---
 
 // The sum of all arrays, whose elements from `first` on are added; `rest`: fewer of them than a vector holds.
 template <class S, class From>
@@ -208,7 +163,7 @@ void sum_arrays(const Summands& from, typename Into::Stored* into, Stores stores
   }
 }
 
-// `into` has the count of the arrays, and is fp32 if the sum continues.
+// `into` has the count of the arrays.
 template <class S>
 void sum_walk(const Summands& from, const Numbers& into, Stores stores) {
   with_format(from.dtype, [&]<class From>(From) {

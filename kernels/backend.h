@@ -12,12 +12,6 @@
 
 namespace ballast::kernels {
 
-// A piece of memory that is copied, and cast where the formats differ.
-struct CopyPiece {
-  ConstView from;
-  View to;
-};
-
 // Memory: views lie in memory that the backend can access, which is host memory for the CPU, and device or pinned memory
 // for CUDA. Order: a call of the CPU backend returns when its work is done. The CUDA backend issues its work into its
 // stream and returns at once; it copies all arguments but memory before that.
@@ -30,18 +24,14 @@ class Backend {
   // Any of fp32, bf16 and fp16 to any, rounded to nearest, a tie to even; equal formats, u8 too, are copied.
   virtual void cast(const ConstView& from, const View& to) = 0;
 
-  // Many casts and copies in one call, to pack and unpack. No piece may write memory that another reads or writes.
-  virtual void copy_pieces(std::span<const CopyPiece> pieces) = 0;
-
-  virtual void fill(const View& to, float value) = 0;
-
-  // Computes into += scale * from, in fp32, then rounded to the format of `into`.
-  virtual void accumulate(const ConstView& from, float scale, const View& into) = 0;
+  virtual void clear(const View& to) = 0;  // to zeros
 
   // Computes into = the sum of arrays of one format, in order, in fp32, then rounded once to the format of `into`, to
-  // nearest. If `into` is fp32, it has the bits of accumulate() of each on zeros, in one pass over memory.
-  // The CUDA backend adds more than Summands::most arrays only into fp32.
-  virtual void sum(std::span<const ConstView> from, const View& into) = 0;
+  // nearest. If it continues, `into` has the sum of arrays before them. If `into` is fp32, the sum has the bits of one that
+  // continues with each array, from zeros on. The CUDA backend adds more than Summands::most arrays only into fp32.
+  virtual void sum(std::span<const ConstView> from, const View& into, bool continues) = 0;
+  void sum(std::span<const ConstView> from, const View& into) { sum(from, into, false); }
+  void accumulate(const ConstView& from, const View& into) { sum({&from, 1}, into, true); }
 
   // Computes into += from, both in bf16: the sum is in fp32, then rounded stochastically. The random bits of an
   // element depend on the stream, the tensor of its run and its index in the tensor. Elements outside all runs stay as

@@ -12,54 +12,6 @@
 
 namespace ballast::kernels {
 
-// --- Packing and unpacking ---
-
-namespace {
-
-constexpr std::size_t cut_multiple = 128;
-constexpr std::size_t work_to_start = 128;  // the cost of starting a piece, in elements
-
-// Converts the first `work` of a piece to elements.
-std::size_t elements_of(std::size_t work, std::size_t count) {
-  return work >= count ? count : work / cut_multiple * cut_multiple;
-}
-
-}  // namespace
-
-CopyPlan::CopyPlan(std::span<const CopyPiece> pieces, std::size_t work_of_part) : work_of_part_(work_of_part) {
-  counts_.reserve(pieces.size());
-  ends_.reserve(pieces.size());
-  std::size_t work = 0;
-  for (const CopyPiece& piece : pieces) {
-    work += piece.from.count() + work_to_start;
-    counts_.push_back(piece.from.count());
-    ends_.push_back(work);
-  }
-}
-
-std::size_t CopyPlan::parts() const { return ends_.empty() ? 0 : (ends_.back() + work_of_part_ - 1) / work_of_part_; }
-
-std::vector<CopyStretch> CopyPlan::part(std::size_t index) const {
-  const std::size_t begin = index * work_of_part_;
-  const std::size_t end = std::min(begin + work_of_part_, ends_.back());
-  auto piece = static_cast<std::size_t>(std::ranges::upper_bound(ends_, begin) - ends_.begin());
-  std::vector<CopyStretch> stretches;
-  for (; piece < ends_.size(); ++piece) {
-    const std::size_t start = ends_[piece] - counts_[piece] - work_to_start;
-    if (start >= end) {
-      break;
-    }
-    const std::size_t first = begin > start ? elements_of(begin - start, counts_[piece]) : 0;
-    const std::size_t last = elements_of(std::min(end, ends_[piece]) - start, counts_[piece]);
-    if (first < last) {
-      stretches.push_back({piece, first, last});
-    }
-  }
-  return stretches;
-}
-
-// --- The backend ---
-
 void sum_of_squares(const Cpu& cpu, const ConstView& values, ExactSum* into) {
   check_floating(values, "the source of a sum of squares");
   std::mutex guard;
@@ -103,53 +55,18 @@ class CpuBackend : public Backend {
     });
   }
 
-  void copy_pieces(std::span<const CopyPiece> pieces) override {
-    check_pieces(pieces);
-    std::size_t bytes = 0;
-    for (const CopyPiece& piece : pieces) {
-      bytes += piece.to.bytes();
-    }
-    const Stores stores = stores_for(bytes);
-    const CopyPlan plan(pieces, elements_per_task);
-    cpu_.threads.each(plan.parts(), [&](std::size_t i) {
-      for (const CopyStretch& stretch : plan.part(i)) {
-        const CopyPiece& piece = pieces[stretch.piece];
-        const std::size_t count = stretch.end - stretch.begin;
-        cpu_.walks.cast(numbers(piece.from, stretch.begin, count), numbers(piece.to, stretch.begin, count), stores);
-      }
-    });
+  void clear(const View& to) override {
+    check_memory(to, "the target of a clear");
+    each_piece(cpu_.threads, to.bytes(),
+               [&](std::size_t first, std::size_t bytes) { std::memset(to.data() + first, 0, bytes); });
   }
 
-  void fill(const View& to, float value) override {
-    check_fill(to, value);
-    const Stores stores = stores_for(to.bytes());
-    each_piece(cpu_.threads, to.count(), [&](std::size_t first, std::size_t count) {
-      if (to.dtype() == DType::u8) {
-        std::memset(to.data() + first, static_cast<int>(value), count);
-      } else {
-        cpu_.walks.fill(numbers(to, first, count), value, stores);
-      }
-    });
-  }
-
-  void accumulate(const ConstView& from, float scale, const View& into) override {
-    check_accumulate(from, into);
-    each_piece(cpu_.threads, from.count(), [&](std::size_t first, std::size_t count) {
-      cpu_.walks.accumulate(numbers(from, first, count), scale, numbers(into, first, count));
-    });
-  }
-
-  void sum(std::span<const ConstView> from, const View& into) override {
+  using Backend::sum;
+  void sum(std::span<const ConstView> from, const View& into, bool continues) override {
     check_sum(from, into);
-    const bool in_one_pass = from.size() <= arrays_in_a_pass;
-    const Stores stores = in_one_pass ? stores_for(into.bytes()) : Stores::cached;
-    each_piece(cpu_.threads, into.count(), [&](std::size_t first, std::size_t count) {
-      const Numbers target = numbers(into, first, count);
-      if (!in_one_pass && into.dtype() != DType::fp32) return sum_and_round(from, first, target);
-      each_pass(
-          from, first, count, [&](const Summands& summands) { cpu_.walks.sum(summands, target, stores); },
-          arrays_in_a_pass);
-    });
+    sum_in_passes(
+        {from, continues}, into, [](std::size_t first) { return first; },
+        [&](const Summands& arrays, const Numbers& to, Stores stores) { cpu_.walks.sum(arrays, to, stores); });
   }
 
   void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
@@ -201,39 +118,35 @@ class CpuBackend : public Backend {
     });
   }
 
-  // A sum of several passes is rounded when all is added.
   void sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into) override {
     check_sum_quantized(from, bits, into);
-    const bool in_one_pass = from.size() <= arrays_in_a_pass || into.dtype() == DType::fp32;
-    each_piece(cpu_.threads, into.count(), [&](std::size_t first, std::size_t count) {
-      const Numbers target = numbers(into, first, count);
-      if (in_one_pass) return sum_in_passes(from, bits, first, target);
-      std::vector<float> sums(count);
-      const Numbers sum{reinterpret_cast<std::byte*>(sums.data()), count, DType::fp32};
-      sum_in_passes(from, bits, first, sum);
-      cpu_.walks.cast({sum.data, sum.count, sum.dtype}, target, Stores::cached);
-    });
+    sum_in_passes(
+        {from}, into, [&](std::size_t first) { return quantized_bytes(first, bits); },
+        [&](const Summands& arrays, const Numbers& to, Stores) {
+          cpu_.walks.sum_quantized({arrays, bits}, to);
+        });
   }
 
  private:
-  // Adds in several passes, and rounds when all is added.
-  void sum_and_round(std::span<const ConstView> from, std::size_t first, const Numbers& into) const {
-    std::vector<float> sums(into.count);
-    const Numbers sum{reinterpret_cast<std::byte*>(sums.data()), sums.size(), DType::fp32};
-    each_pass(
-        from, first, into.count, [&](const Summands& summands) { cpu_.walks.sum(summands, sum, Stores::cached); },
-        arrays_in_a_pass);
-    cpu_.walks.cast({sum.data, sum.count, sum.dtype}, into, Stores::cached);
-  }
-
-  void sum_in_passes(const std::span<const ConstView> from, CodeBits bits, std::size_t first,
-                     const Numbers& into) const {
-    each_pass(
-        from, quantized_bytes(first, bits), into.count,
-        [&](const Summands& arrays) {
-          cpu_.walks.sum_quantized({arrays, bits}, into);
-        },
-        arrays_in_a_pass);
+  // Adds in one pass or in several, by add(arrays, to, stores), and rounds when all is added. place_of(i) is the place of the
+  // sum's element i in each array.
+  template <class PlaceOf, class Add>
+  void sum_in_passes(const SummedViews& from, const View& into, const PlaceOf& place_of, const Add& add) const {
+    const bool in_one_pass = from.arrays.size() <= arrays_in_a_pass;
+    const Stores stores = in_one_pass && !from.continues ? stores_for(into.bytes()) : Stores::cached;
+    each_piece(cpu_.threads, into.count(), [&](std::size_t first, std::size_t count) {
+      const auto add_all = [&](const Numbers& to) {
+        each_pass(
+            from, place_of(first), count, [&](const Summands& arrays) { add(arrays, to, stores); }, arrays_in_a_pass);
+      };
+      const Numbers target = numbers(into, first, count);
+      if (in_one_pass || into.dtype() == DType::fp32) return add_all(target);
+      std::vector<float> sums(count);
+      const Numbers sum{reinterpret_cast<std::byte*>(sums.data()), count, DType::fp32};
+      if (from.continues) cpu_.walks.cast({target.data, count, target.dtype}, sum, Stores::cached);
+      add_all(sum);
+      cpu_.walks.cast({sum.data, sum.count, sum.dtype}, target, Stores::cached);
+    });
   }
 
   Cpu cpu_;

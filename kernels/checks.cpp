@@ -3,7 +3,6 @@
 #include <ballast/state_format.h>
 
 #include <fmt/format.h>
-#include <cmath>
 #include <functional>
 
 #include "kernels/numbers.h"
@@ -34,41 +33,27 @@ void check_apart(const ConstView& from, const ConstView& to, std::string_view op
   });
 }
 
-void check_copy(const ConstView& from, const View& to, std::string_view operation) {
-  require((from.dtype() == DType::u8) == (to.dtype() == DType::u8), Code::wrong_dtype, [&] {
-    return Problem{.what = fmt::format("{} cannot convert {} to {}", operation, name(from.dtype()), name(to.dtype())),
-                   .needed = "fp32, bf16 or fp16 on both sides, or u8 on both"};
-  });
-  check_memory(from, fmt::format("the source of {}", operation));
-  check_memory(to, fmt::format("the target of {}", operation));
-  check_counts(from, to, operation);
-  check_apart(from, to, operation);
-}
-
 }  // namespace
 
-void check_cast(const ConstView& from, const View& to) { check_copy(from, to, "a cast"); }
-
-void check_fill(const View& to, float value) {
-  check_memory(to, "the target of a fill");
-  const bool is_byte = value >= 0.0f && value <= 255.0f && value == std::floor(value);
-  require(to.dtype() != DType::u8 || is_byte, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("cannot fill bytes with {}", value), .needed = "a whole number from 0 to 255"};
+void check_cast(const ConstView& from, const View& to) {
+  require((from.dtype() == DType::u8) == (to.dtype() == DType::u8), Code::wrong_dtype, [&] {
+    return Problem{.what = fmt::format("a cast cannot convert {} to {}", name(from.dtype()), name(to.dtype())),
+                   .needed = "fp32, bf16 or fp16 on both sides, or u8 on both"};
   });
-}
-
-void check_accumulate(const ConstView& from, const View& into) {
-  check_floating(from, "the source of an accumulation");
-  check_floating(into, "the target of an accumulation");
-  check_counts(from, into, "an accumulation");
-  check_apart(from, into, "an accumulation");
+  check_memory(from, "the source of a cast");
+  check_memory(to, "the target of a cast");
+  check_counts(from, to, "a cast");
+  check_apart(from, to, "a cast");
 }
 
 void check_sum(std::span<const ConstView> from, const View& into) {
   require(!from.empty(), Code::bad_argument,
           [&] { return Problem{.what = "cannot sum arrays", .needed = "one array or more", .available = "none"}; });
+  check_floating(into, "the target of a sum");
   for (const ConstView& each : from) {
-    check_accumulate(each, into);
+    check_floating(each, "the source of a sum");
+    check_counts(each, into, "a sum");
+    check_apart(each, into, "a sum");
     require(each.dtype() == from[0].dtype(), Code::wrong_dtype, [&] {
       return Problem{.what = "cannot sum arrays of different formats",
                      .needed = std::string(name(from[0].dtype())),
@@ -97,12 +82,6 @@ void check_accumulate_stochastic(const ConstView& from, const View& into, std::s
           .needed = fmt::format("multiples of {} elements", group_size),
           .available = fmt::format("a run at {}, at {} of its tensor", run.begin, index_in_tensor(run, place))};
     });
-  }
-}
-
-void check_pieces(std::span<const CopyPiece> pieces) {
-  for (const CopyPiece& piece : pieces) {
-    check_copy(piece.from, piece.to, "a copy of pieces");
   }
 }
 

@@ -11,14 +11,11 @@
 
 namespace ballast::kernels {
 
-void check_cast(const ConstView& from, const View& to);  // equal counts; both u8 or neither; no overlap
-void check_fill(const View& to, float value);
-void check_accumulate(const ConstView& from, const View& into);
+void check_cast(const ConstView& from, const View& to);                // equal counts; both u8 or neither; no overlap
 void check_sum(std::span<const ConstView> from, const View& into);     // some arrays of one format
 void check_passes(std::span<const ConstView> from, const View& into);  // one pass, or a sum in fp32
 void check_accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
                                  const RoundingPlace& place);
-void check_pieces(std::span<const CopyPiece> pieces);
 
 // Runs lie in order, apart, within `count` elements.
 void check_runs(std::span<const Run> runs, std::size_t count);

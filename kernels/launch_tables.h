@@ -37,32 +37,6 @@ void each_full_table(Table& table, Stretches<capacity>& stretches, const Items& 
   if (stretches.count > 0) launch(table);
 }
 
-// --- Casts ---
-
-inline constexpr std::size_t casts_per_launch = 256;
-
-template <std::size_t capacity>
-struct CastTable {
-  Stretches<capacity> stretches;
-  CastTask tasks[capacity];
-};
-
-template <std::size_t capacity>
-void add_cast(CastTable<capacity>& table, const CastTask& task) {
-  table.tasks[table.stretches.count] = task;
-  add_stretch(table.stretches, 0, task.from.count, is_octet_aligned(task.from) && is_octet_aligned(task.to));
-}
-
-// Calls launch(table) for the tables that together hold all tasks, up to 256 each.
-template <class Launch>
-void each_cast_table(std::span<const CastTask> tasks, const Launch& launch) {
-  CastTable<casts_per_launch> table;
-  const auto add = [&](const CastTask& task) {
-    if (task.from.count > 0) add_cast(table, task);
-  };
-  each_full_table(table, table.stretches, tasks, add, launch);
-}
-
 // --- Stochastic accumulation ---
 
 inline constexpr std::size_t runs_per_launch = 64;
@@ -110,14 +84,12 @@ struct UpdateTable {
 
 // Returns whether every array of the tile may be accessed by whole octets from element `begin` on.
 inline bool aligned_at(const TileMemory& tile, std::size_t begin) {
-  const TileMemory run = part(tile, begin, 0);
-  const auto aligned = [](const std::byte* array, std::size_t element_bytes) {
-    return is_octet_aligned(array, octet_size * element_bytes);
-  };
-  const std::size_t octet_of_moments = moment_bytes(tile.format, octet_size);
-  return aligned(run.gradient, byte_size(tile.gradient_dtype)) &&
-         aligned(run.parameter, byte_size(tile.parameter_dtype)) && aligned(run.master, master_bytes(tile.format)) &&
-         is_octet_aligned(run.momentum, octet_of_moments) && is_octet_aligned(run.variance, octet_of_moments);
+  TileMemory run = part(tile, begin, 0);
+  bool aligned = true;
+  each_array(run, [&](const std::byte* array, std::size_t bits) {
+    aligned = aligned && is_octet_aligned(array, octet_size * bits / 8);
+  });
+  return aligned;
 }
 
 template <class Rule, class Launch>

@@ -87,27 +87,6 @@ constexpr void cast_octet(const ConstNumbers& from, const Numbers& to, const Oct
   }
 }
 
-// Returns the patterns that a fill writes. For u8, `value` is a whole number.
-constexpr Octet fill_octet(float value, DType dtype) {
-  Octet octet{};
-  for (std::uint32_t& element : octet.at) {
-    element = dtype == DType::u8     ? static_cast<std::uint32_t>(value)
-              : dtype == DType::bf16 ? to_bf16(value)
-              : dtype == DType::fp16 ? to_fp16(value)
-                                     : bits(value);
-  }
-  return octet;
-}
-
-constexpr void accumulate_octet(const ConstNumbers& from, float scale, const Numbers& into, const OctetPlace& place) {
-  const FloatOctet added = load_floats(from, place);
-  FloatOctet sum = load_floats({into.data, into.count, into.dtype}, place);
-  for (std::size_t i = 0; i < octet_size; ++i) {
-    sum.at[i] = accumulated(sum.at[i], added.at[i], scale);
-  }
-  store_floats(into, place, sum);
-}
-
 constexpr void sum_octet(const Summands& from, const Numbers& into, const OctetPlace& place) {
   FloatOctet sum{};
   if (from.continues) sum = load_floats({into.data, into.count, into.dtype}, place);
@@ -118,16 +97,6 @@ constexpr void sum_octet(const Summands& from, const Numbers& into, const OctetP
     }
   }
   store_floats(into, place, sum);
-}
-
-// --- Casts, many in a launch ---
-
-// The work of one thread in a chunk of the table.
-template <std::size_t capacity>
-constexpr void cast_in_chunk(const CastTable<capacity>& table, std::size_t chunk, unsigned thread) {
-  const std::size_t index = stretch_of(table.stretches, chunk);
-  const CastTask& task = table.tasks[index];
-  cast_octet(task.from, task.to, place_of(table.stretches, index, chunk, thread));
 }
 
 // --- Stochastic accumulation: eight elements of a run ---

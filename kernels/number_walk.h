@@ -2,6 +2,8 @@
 // Everything here depends on the lanes S, so that no two instruction sets share a function.
 #pragma once
 
+#include <ballast/state_format.h>
+
 #include <cstring>
 
 #include "kernels/number_math.h"
@@ -76,6 +78,21 @@ void walk_vectors(const From* from, To* to, std::size_t count, Stores stores, co
     Padded<S, To> last_to(to + whole, rest);
     walk(last_from.at, last_to.at, whole, S::width, Stores::cached);
     std::memcpy(to + whole, last_to.at, rest * sizeof(To));
+  }
+}
+
+// Calls walk(group, first) for each group of elements, of which `first` is the position. The elements that a last, incomplete
+// group lacks are zeros.
+template <class S, class Stored, class Walk>
+void each_group(const Stored* from, std::size_t count, const Walk& walk) {
+  const std::size_t rest = count % group_size;
+  for (std::size_t first = 0; first < count - rest; first += group_size) {
+    walk(from + first, first);
+  }
+  if (rest > 0) {
+    alignas(64) Stored last[group_size]{};
+    std::memcpy(last, from + (count - rest), rest * sizeof last[0]);
+    walk(static_cast<const Stored*>(last), count - rest);
   }
 }
 

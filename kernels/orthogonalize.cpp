@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "kernels/checks.h"
-#include "kernels/newton_schulz.h"
 #include "kernels/runtime/sizes.h"
 
 namespace ballast::kernels {
@@ -53,6 +52,29 @@ void check_steps(const NewtonSchulz& how) {
   });
 }
 
+// Where the workspace has matrices, each as many as `count` of the shape, and the squares of their norms.
+struct Parts {
+  std::size_t other = 0;   // the other matrices, as many: a step reads the one and writes the other
+  std::size_t gram = 0;    // X X^T of the shorter side
+  std::size_t update = 0;  // b gram + c gram^2
+  std::size_t squares = 0;
+  std::size_t rest = 0;
+};
+
+Parts parts_of(const MatrixShape& shape) {
+  const std::size_t side = std::min(shape.rows, shape.columns);
+  const auto after = [](std::size_t offset, std::size_t bytes) {
+    return round_up(offset + bytes, workspace_alignment);
+  };
+  const std::size_t square_bytes = side * side * shape.count * sizeof(std::uint16_t);
+  Parts parts;
+  parts.gram = after(parts.other, shape.elements() * sizeof(std::uint16_t));
+  parts.update = after(parts.gram, square_bytes);
+  parts.squares = after(parts.update, square_bytes);
+  parts.rest = after(parts.squares, shape.count * sizeof(ExactSum));
+  return parts;
+}
+
 }  // namespace
 
 void Orthogonalizer::operator()(const View& matrices, const MatrixShape& shape, const NewtonSchulz& how,
@@ -64,121 +86,63 @@ void Orthogonalizer::operator()(const View& matrices, const MatrixShape& shape, 
   run(reinterpret_cast<std::uint16_t*>(matrices.data()), shape, how, workspace.data());
 }
 
-namespace {
-
-struct Parts {
-  std::size_t other;
-  std::size_t gram;
-  std::size_t update;
-  std::size_t squares;
-  std::size_t rest;
-};
-
-Parts parts_of(const MatrixShape& shape) {
-  const std::size_t side = std::min(shape.rows, shape.columns);
-  const auto after = [](std::size_t offset, std::size_t bytes) {
-    return round_up(offset + bytes, workspace_alignment);
-  };
-  const std::size_t square_bytes = side * side * shape.count * sizeof(std::uint16_t);
-  Parts parts{};
-  parts.gram = after(parts.other, shape.elements() * sizeof(std::uint16_t));
-  parts.update = after(parts.gram, square_bytes);
-  parts.squares = after(parts.update, square_bytes);
-  parts.rest = after(parts.squares, shape.count * sizeof(ExactSum));
-  return parts;
-}
-
-// A step of matrices X, all of which are wide or tall. gram is X X^T where X is wide, and X^T X where it is tall: that is how
-// torch transposes tall matrices, without moving an element.
-class StepProducts {
- public:
-  StepProducts(const MatrixShape& shape, const NewtonSchulzMemory& memory)
-      : shape_(shape), memory_(memory), is_tall_(shape.rows > shape.columns) {}
-
-  Product gram(const std::uint16_t* from) const {
-    const Factor x{from, shape_.columns, 1};
-    return {.rows = side(),
-            .inner = std::max(shape_.rows, shape_.columns),
-            .columns = side(),
-            .count = shape_.count,
-            .left = is_tall_ ? transposed(x) : x,
-            .right = is_tall_ ? x : transposed(x),
-            .to = memory_.gram,
-            .symmetric = true};
-  }
-
-  Product update(const Quintic& step) const {
-    const Factor gram{memory_.gram, side(), 1};
-    return {.rows = side(),
-            .inner = side(),
-            .columns = side(),
-            .count = shape_.count,
-            .left = gram,
-            .right = gram,
-            .to = memory_.update,
-            .added = memory_.gram,
-            .alpha = step.c,
-            .beta = step.b,
-            .symmetric = true};
-  }
-
-  Product next(const std::uint16_t* from, const Quintic& step, std::uint16_t* to) const {
-    const Factor x{from, shape_.columns, 1};
-    const Factor update{memory_.update, side(), 1};
-    return {.rows = shape_.rows,
-            .inner = side(),
-            .columns = shape_.columns,
-            .count = shape_.count,
-            .left = is_tall_ ? x : update,
-            .right = is_tall_ ? update : x,
-            .to = to,
-            .added = from,
-            .beta = step.a};
-  }
-
- private:
-  std::size_t side() const { return std::min(shape_.rows, shape_.columns); }
-
-  const MatrixShape& shape_;
-  const NewtonSchulzMemory& memory_;
-  bool is_tall_;
-};
-
-}  // namespace
-
-NewtonSchulzMemory newton_schulz_memory(const MatrixShape& shape, std::byte* workspace) {
+// All matrices X are wide or tall. gram is X X^T where X is wide, and X^T X where it is tall: that is how torch transposes tall
+// matrices, without moving an element.
+void Orthogonalizer::run(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how,
+                         std::byte* workspace) {
   const Parts parts = parts_of(shape);
-  const auto matrix_at = [&](std::size_t offset) { return reinterpret_cast<std::uint16_t*>(workspace + offset); };
-  return {.other = matrix_at(parts.other),
-          .gram = matrix_at(parts.gram),
-          .update = matrix_at(parts.update),
-          .squares = reinterpret_cast<ExactSum*>(workspace + parts.squares),
-          .rest = workspace + parts.rest};
+  const auto matrices_at = [&](std::size_t offset) { return reinterpret_cast<std::uint16_t*>(workspace + offset); };
+  std::uint16_t* const gram = matrices_at(parts.gram);
+  std::uint16_t* const update = matrices_at(parts.update);
+  std::uint16_t* from = matrices;
+  std::uint16_t* to = matrices_at(parts.other);
+  if (how.steps.size() % 2 == 1) std::swap(from, to);  // the last step then writes `matrices`
+  begin(workspace + parts.rest);
+  normalize(matrices, shape, {how.norm_factor, how.eps}, reinterpret_cast<ExactSum*>(workspace + parts.squares), from);
+  const bool is_tall = shape.rows > shape.columns;
+  const std::size_t side = std::min(shape.rows, shape.columns);
+  const Factor by_gram{gram, side, 1}, by_update{update, side, 1};
+  for (const Quintic& step : how.steps) {
+    const Factor x{from, shape.columns, 1};
+    multiply({.rows = side,
+              .inner = shape.rows + shape.columns - side,
+              .columns = side,
+              .count = shape.count,
+              .left = is_tall ? transposed(x) : x,
+              .right = is_tall ? x : transposed(x),
+              .to = gram,
+              .symmetric = true});
+    multiply({.rows = side,
+              .inner = side,
+              .columns = side,
+              .count = shape.count,
+              .left = by_gram,
+              .right = by_gram,
+              .to = update,
+              .added = gram,
+              .alpha = step.c,
+              .beta = step.b,
+              .symmetric = true});
+    multiply({.rows = shape.rows,
+              .inner = side,
+              .columns = shape.columns,
+              .count = shape.count,
+              .left = is_tall ? x : by_update,
+              .right = is_tall ? by_update : x,
+              .to = to,
+              .added = from,
+              .beta = step.a});
+    std::swap(from, to);
+  }
 }
-
-std::size_t newton_schulz_bytes(const MatrixShape& shape) { return parts_of(shape).rest; }
 
 std::size_t workspace_bytes(const MatrixShape& shape, bool on_gpu) {
-  return newton_schulz_bytes(shape) + (on_gpu ? cublas_workspace_bytes : 0);
+  return parts_of(shape).rest + (on_gpu ? cublas_workspace_bytes : 0);
 }
 
 double operations_of_step(const MatrixShape& shape) {
   const auto side = static_cast<double>(std::min(shape.rows, shape.columns));
   return 2 * side * (2 * static_cast<double>(shape.elements()) + side * side * static_cast<double>(shape.count));
-}
-
-void newton_schulz(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how,
-                   const NewtonSchulzMemory& memory, MatrixWork& work) {
-  const StepProducts products(shape, memory);
-  std::uint16_t* from = how.steps.size() % 2 == 0 ? matrices : memory.other;  // the last step then writes `matrices`
-  std::uint16_t* to = how.steps.size() % 2 == 0 ? memory.other : matrices;
-  work.normalize(matrices, shape, {how.norm_factor, how.eps}, memory.squares, from);
-  for (const Quintic& step : how.steps) {
-    work.multiply(products.gram(from));
-    work.multiply(products.update(step));
-    work.multiply(products.next(from, step, to));
-    std::swap(from, to);
-  }
 }
 
 }  // namespace ballast::kernels

@@ -14,6 +14,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/matrix_shape.h"
+#include "kernels/multiply.h"
 
 namespace ballast::kernels {
 
@@ -40,11 +41,21 @@ class Orthogonalizer {
   void operator()(const View& matrices, const MatrixShape& shape, const NewtonSchulz& how, const View& workspace);
 
  private:
-  virtual void run(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how,
-                   std::byte* workspace) = 0;
+  // What a device does. `rest` is the workspace beyond that of the matrices.
+  virtual void begin(std::byte* /*rest*/) {}
+  // Computes to = from / its norm, of each matrix, also in place. `squares` is memory for one sum of each matrix.
+  virtual void normalize(const std::uint16_t* from, const MatrixShape& shape, const NormBound& bound, ExactSum* squares,
+                         std::uint16_t* to) = 0;
+  virtual void multiply(const Product& product) = 0;
+
+  void run(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how, std::byte* workspace);
 };
 
 inline constexpr std::size_t workspace_alignment = 256;
+
+// What cuBLAS recommends for Hopper; older GPUs need less. Given by the caller, it is part of the planned memory, and the
+// kernels that cuBLAS chooses do not depend on what its own pool has left.
+inline constexpr std::size_t cublas_workspace_bytes = std::size_t{32} << 20;
 
 std::unique_ptr<Orthogonalizer> cpu_orthogonalizer(CpuOptions options = {});
 

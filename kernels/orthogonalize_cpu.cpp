@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "kernels/cpu.h"
-#include "kernels/newton_schulz.h"
+#include "kernels/orthogonalize.h"
 #include "kernels/pieces.h"
 
 namespace ballast::kernels {
@@ -60,10 +60,17 @@ void multiply(const Cpu& cpu, const Product& product, std::span<BlockMemory> mem
 
 namespace {
 
-class CpuMatrixWork : public MatrixWork {
+class CpuOrthogonalizer : public Orthogonalizer {
  public:
-  CpuMatrixWork(const Cpu& cpu, std::span<BlockMemory> blocks) : cpu_(cpu), blocks_(blocks) {}
+  explicit CpuOrthogonalizer(const CpuOptions& options)
+      : cpu_(cpu_of(options)),
+        blocks_(std::make_unique_for_overwrite<BlockMemory[]>(static_cast<std::size_t>(cpu_.threads.count()))) {}
 
+  std::size_t workspace_bytes(const MatrixShape& shape) const override {
+    return kernels::workspace_bytes(shape, false);
+  }
+
+ private:
   void normalize(const std::uint16_t* from, const MatrixShape& shape, const NormBound& bound, ExactSum* squares,
                  std::uint16_t* to) override {
     const std::size_t elements = shape.rows * shape.columns;
@@ -76,28 +83,8 @@ class CpuMatrixWork : public MatrixWork {
     }
   }
 
-  void multiply(const Product& product) override { kernels::multiply(cpu_, product, blocks_); }
-
- private:
-  const Cpu& cpu_;
-  std::span<BlockMemory> blocks_;
-};
-
-class CpuOrthogonalizer : public Orthogonalizer {
- public:
-  explicit CpuOrthogonalizer(const CpuOptions& options)
-      : cpu_(cpu_of(options)),
-        blocks_(std::make_unique_for_overwrite<BlockMemory[]>(static_cast<std::size_t>(cpu_.threads.count()))) {}
-
-  std::size_t workspace_bytes(const MatrixShape& shape) const override {
-    return kernels::workspace_bytes(shape, false);
-  }
-
- private:
-  void run(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how, std::byte* workspace) override {
-    const NewtonSchulzMemory memory = newton_schulz_memory(shape, workspace);
-    CpuMatrixWork work(cpu_, {blocks_.get(), static_cast<std::size_t>(cpu_.threads.count())});
-    newton_schulz(matrices, shape, how, memory, work);
+  void multiply(const Product& product) override {
+    kernels::multiply(cpu_, product, {blocks_.get(), static_cast<std::size_t>(cpu_.threads.count())});
   }
 
   Cpu cpu_;

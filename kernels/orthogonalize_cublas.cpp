@@ -6,7 +6,7 @@
 
 #include "kernels/cublas.h"
 #include "kernels/cuda.h"
-#include "kernels/newton_schulz.h"
+#include "kernels/orthogonalize.h"
 #include "kernels/runtime/device.h"
 
 namespace ballast::kernels {
@@ -35,41 +35,6 @@ int stride(const Factor& factor, std::size_t rows, std::size_t columns) {
   return whole(factor.column_step == 1 ? std::max(factor.row_step, columns) : std::max(factor.column_step, rows));
 }
 
-class CudaMatrixWork : public MatrixWork {
- public:
-  CudaMatrixWork(const Cuda& cuda, cublasHandle_t handle) : cuda_(cuda), handle_(handle) {}
-
-  void normalize(const std::uint16_t* from, const MatrixShape& shape, const NormBound& bound, ExactSum* squares,
-                 std::uint16_t* to) override {
-    device::fill(squares, 0, shape.count * sizeof(ExactSum), cuda_.stream);
-    const std::size_t elements = shape.rows * shape.columns;
-    for (std::size_t i = 0; i < shape.count; ++i, from += elements, to += elements) {
-      const ConstNumbers matrix{reinterpret_cast<const std::byte*>(from), elements, DType::bf16};
-      sum_of_squares(cuda_, matrix, &squares[i]);
-      kernels::normalize(cuda_, matrix, &squares[i], bound, {reinterpret_cast<std::byte*>(to), elements, DType::bf16});
-    }
-  }
-
-  // It computes the transposes: to^T = right^T left^T.
-  void multiply(const Product& product) override {
-    const auto& [rows, inner, columns, count, left, right, to, added, alpha, beta, symmetric] = product;
-    if (beta != 0.0f) device::copy(to, added, rows * columns * count * sizeof *to, cuda_.stream);
-    const auto step = [](auto height, auto width) {
-      return static_cast<long long>(height) * static_cast<long long>(width);
-    };
-    check(
-        cublas().multiply(handle_, operation(right), operation(left), whole(columns), whole(rows), whole(inner), &alpha,
-                          right.data, CUDA_R_16BF, stride(right, inner, columns), step(inner, columns), left.data,
-                          CUDA_R_16BF, stride(left, rows, inner), step(rows, inner), &beta, to, CUDA_R_16BF,
-                          whole(columns), step(rows, columns), whole(count), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-        "a product of matrices by cuBLAS");
-  }
-
- private:
-  const Cuda& cuda_;
-  cublasHandle_t handle_;
-};
-
 class CudaOrthogonalizer : public Orthogonalizer {
  public:
   explicit CudaOrthogonalizer(const Cuda& cuda) : cuda_(cuda) {
@@ -86,16 +51,41 @@ class CudaOrthogonalizer : public Orthogonalizer {
   std::size_t workspace_bytes(const MatrixShape& shape) const override { return kernels::workspace_bytes(shape, true); }
 
  private:
-  void run(std::uint16_t* matrices, const MatrixShape& shape, const NewtonSchulz& how, std::byte* workspace) override {
+  void begin(std::byte* rest) override {
     const CurrentGpu current(cuda_.gpu);
-    const NewtonSchulzMemory memory = newton_schulz_memory(shape, workspace);
     check(cublas().set_stream(handle_, cuda_.stream), "giving cuBLAS a stream");  // takes its workspace away
-    check(cublas().set_workspace(handle_, memory.rest, cublas_workspace_bytes), "giving cuBLAS a workspace");
+    check(cublas().set_workspace(handle_, rest, cublas_workspace_bytes), "giving cuBLAS a workspace");
     // Else parts of a sum may be added up in bf16.
     check(cublas().set_math_mode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION),
           "asking cuBLAS for sums in fp32");
-    CudaMatrixWork work(cuda_, handle_);
-    newton_schulz(matrices, shape, how, memory, work);
+  }
+
+  void normalize(const std::uint16_t* from, const MatrixShape& shape, const NormBound& bound, ExactSum* squares,
+                 std::uint16_t* to) override {
+    const CurrentGpu current(cuda_.gpu);
+    device::fill(squares, 0, shape.count * sizeof(ExactSum), cuda_.stream);
+    const std::size_t elements = shape.rows * shape.columns;
+    for (std::size_t i = 0; i < shape.count; ++i, from += elements, to += elements) {
+      const ConstNumbers matrix{reinterpret_cast<const std::byte*>(from), elements, DType::bf16};
+      sum_of_squares(cuda_, matrix, &squares[i]);
+      kernels::normalize(cuda_, matrix, &squares[i], bound, {reinterpret_cast<std::byte*>(to), elements, DType::bf16});
+    }
+  }
+
+  // It computes the transposes: to^T = right^T left^T.
+  void multiply(const Product& product) override {
+    const CurrentGpu current(cuda_.gpu);
+    const auto& [rows, inner, columns, count, left, right, to, added, alpha, beta, symmetric] = product;
+    if (beta != 0.0f) device::copy(to, added, rows * columns * count * sizeof *to, cuda_.stream);
+    const auto step = [](auto height, auto width) {
+      return static_cast<long long>(height) * static_cast<long long>(width);
+    };
+    check(
+        cublas().multiply(handle_, operation(right), operation(left), whole(columns), whole(rows), whole(inner), &alpha,
+                          right.data, CUDA_R_16BF, stride(right, inner, columns), step(inner, columns), left.data,
+                          CUDA_R_16BF, stride(left, rows, inner), step(rows, inner), &beta, to, CUDA_R_16BF,
+                          whole(columns), step(rows, columns), whole(count), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+        "a product of matrices by cuBLAS");
   }
 
   Cuda cuda_;

@@ -1,5 +1,4 @@
-// The division of work: of arrays and of lists of pieces into tasks for CPU threads, of sums into passes that add as many arrays
-// as a walk takes at once.
+// The division of work: of arrays into tasks for CPU threads, of sums into passes that add as many arrays as a walk takes at once.
 #pragma once
 
 #include <algorithm>
@@ -50,39 +49,21 @@ inline Stores stores_for(std::size_t bytes_written) {
   return bytes_written >= bytes_to_stream ? Stores::streamed : Stores::cached;
 }
 
-// --- Packing and unpacking: many pieces of memory in one call ---
-
-// The work of one thread: elements [begin, end) of one piece.
-struct CopyStretch {
-  std::size_t piece = 0;
-  std::size_t begin = 0;
-  std::size_t end = 0;
-};
-
-// Cuts a list of pieces of any sizes into parts of nearly equal work. Every cut inside a piece lies at a multiple of
-// 128 elements, which keeps alignment.
-class CopyPlan {
- public:
-  CopyPlan(std::span<const CopyPiece> pieces, std::size_t work_of_part);
-  std::size_t parts() const;
-  std::vector<CopyStretch> part(std::size_t index) const;
-
- private:
-  std::vector<std::size_t> counts_;
-  std::vector<std::size_t> ends_;  // the work up to the end of each piece
-  std::size_t work_of_part_;
-};
-
 // --- The passes of a sum ---
 
-// Calls body(summands) for each pass over a range of elements. All arrays have one format and one count; a pass adds
-// `most` of them.
+// The arrays of a sum, and whether it continues one that is in the target.
+struct SummedViews {
+  std::span<const ConstView> arrays;  // of one format and one count
+  bool continues = false;
+};
+
+// Calls body(summands) for each pass over `count` elements from `first` on; a pass adds `most` arrays.
 template <class Body>
-void each_pass(std::span<const ConstView> from, std::size_t first, std::size_t count, Body&& body,
+void each_pass(const SummedViews& from, std::size_t first, std::size_t count, Body&& body,
                std::size_t most = Summands::most) {
-  for (std::size_t begin = 0; begin < from.size(); begin += most) {
-    const auto arrays = from.subspan(begin, std::min(most, from.size() - begin));
-    Summands summands{.arrays = arrays.size(), .dtype = arrays[0].dtype(), .continues = begin > 0};
+  for (std::size_t begin = 0; begin < from.arrays.size(); begin += most) {
+    const auto arrays = from.arrays.subspan(begin, std::min(most, from.arrays.size() - begin));
+    Summands summands{.arrays = arrays.size(), .dtype = arrays[0].dtype(), .continues = from.continues || begin > 0};
     std::ranges::transform(arrays, summands.data,
                            [&](const ConstView& array) { return array.data() + first * byte_size(array.dtype()); });
     summands.count = count;

@@ -64,20 +64,11 @@ void quantize_group(const typename Format::Stored* from, const QuantizedPiece& t
 template <class S>
 void quantize_walk(const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding) {
   with_format(from.dtype, [&]<class Format>(Format) {
-    const auto* source = elements<Format>(from);
-    QuantizedPiece target = to;
-    CodeRounding here = rounding;
-    const std::size_t rest = from.count % group_size;
-    for (std::size_t first = 0; first < from.count - rest; first += group_size) {
-      quantize_group<S, Format>(source + first, target, here);
-      target.blocks += block_bytes(to.bits);
-      here.first_index += group_size;
-    }
-    if (rest > 0) {
-      typename Format::Stored last[group_size]{};
-      std::memcpy(last, source + (from.count - rest), rest * sizeof last[0]);
-      quantize_group<S, Format>(last, target, here);
-    }
+    each_group<S>(elements<Format>(from), from.count, [&](const auto* group, std::size_t first) {
+      CodeRounding here = rounding;
+      here.first_index += first;
+      quantize_group<S, Format>(group, {to.bits, to.blocks + first / group_size * block_bytes(to.bits)}, here);
+    });
   });
 }
 

@@ -267,18 +267,14 @@ void begin_master(const TileMemory& tile, Backend& backend) {
 }
 
 TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count) {
-  const auto advance = [](auto* pointer, std::size_t elements) {
-    return pointer == nullptr ? nullptr : pointer + elements;
-  };
   TileMemory piece = tile;
-  piece.parameter = advance(tile.parameter, first * byte_size(tile.parameter_dtype));
-  piece.gradient = advance(tile.gradient, first * byte_size(tile.gradient_dtype));
-  piece.master = advance(tile.master, first * master_bytes(tile.format));
-  piece.momentum = advance(tile.momentum, moment_bytes(tile.format, first));
-  piece.variance = advance(tile.variance, moment_bytes(tile.format, first));
-  piece.momentum_scales = advance(tile.momentum_scales, first / group_size);
-  piece.variance_scales = advance(tile.variance_scales, first / group_size);
-  piece.own.first = advance(tile.own.first, first);
+  const auto advance = [](auto*& array, std::size_t values) {
+    if (array != nullptr) array += values;
+  };
+  each_array(piece, [&](auto*& array, std::size_t bits) { advance(array, first * bits / 8); });
+  advance(piece.momentum_scales, first / group_size);
+  advance(piece.variance_scales, first / group_size);
+  advance(piece.own.first, first);
   piece.first_index += first;
   piece.count = count;
   return piece;

@@ -45,6 +45,16 @@ inline Run part(const Run& run, std::size_t first, std::size_t count) {
   return {run.begin + first, count, run.group, run.tensor, run.tensor_begin};
 }
 
+// Calls visit(array, bits) for each array of a tile that has a value for each element, with the bits of a value.
+template <class Visit>
+constexpr void each_array(TileMemory& tile, const Visit& visit) {
+  visit(tile.gradient, 8 * byte_size(tile.gradient_dtype));
+  visit(tile.parameter, 8 * byte_size(tile.parameter_dtype));
+  visit(tile.master, 8 * master_bytes(tile.format));
+  visit(tile.momentum, moment_bits(tile.format));
+  visit(tile.variance, moment_bits(tile.format));
+}
+
 // The part from `first` on, `count` elements long. If has_scales(tile.format), `first` is a multiple of the group size.
 TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count);
 

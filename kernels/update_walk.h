@@ -362,46 +362,33 @@ void update_groups(const TileMemory& tile, const Rule& rule, float gradient_fact
 // elements back.
 template <class S, class Rule>
 void update_tail(const TileMemory& tail, const Rule& rule, float gradient_factor) {
-  constexpr std::size_t parts = 5;
-  alignas(64) std::byte copies[parts][4 * group_size]{};
-  TileMemory group = tail;
+  alignas(64) std::byte copies[5][4 * group_size]{};  // of each array
+  TileMemory used = tail;
+  if constexpr (!Rule::has_momentum) used.momentum = nullptr;
+  if constexpr (!Rule::has_variance) used.variance = nullptr;
+  TileMemory group = used;
   group.count = group_size;
-  const auto copy_in = [&](auto*& pointer, std::byte* copy, std::size_t bytes) {
-    if (pointer != nullptr) {
-      std::memcpy(copy, pointer, bytes);
-      pointer = copy;
-    }
-  };
-  const auto copy_back = [&](std::byte* pointer, const std::byte* copy, std::size_t bytes) {
-    if (pointer != nullptr) {
-      std::memcpy(pointer, copy, bytes);
-    }
-  };
-  const std::size_t moment = moment_bytes(tail.format, tail.count);
   // The unused half of a last byte is no element of the group: it is read and written as zero.
-  const auto clear_unused_half = [&](std::byte* copy) {
-    if (moment_bits(tail.format) == 4 && tail.count % 2 == 1) {
-      copy[moment - 1] &= std::byte{0xf};
-    }
+  const auto copy = [&](std::byte* to, const std::byte* from, std::size_t bits) {
+    const std::size_t bytes = (tail.count * bits + 7) / 8;
+    std::memcpy(to, from, bytes);
+    if (tail.count * bits % 8 != 0) to[bytes - 1] &= std::byte{0xf};
   };
-  const auto copy_moment_in = [&](auto*& pointer, std::byte* copy) {
-    copy_in(pointer, copy, moment);
-    clear_unused_half(copy);
-  };
-  const auto copy_moment_back = [&](std::byte* pointer, std::byte* copy) {
-    clear_unused_half(copy);
-    copy_back(pointer, copy, moment);
-  };
-  copy_in(group.gradient, copies[0], tail.count * byte_size(tail.gradient_dtype));
-  copy_in(group.parameter, copies[1], tail.count * byte_size(tail.parameter_dtype));
-  copy_in(group.master, copies[2], tail.count * master_bytes(tail.format));
-  if constexpr (Rule::has_momentum) copy_moment_in(group.momentum, copies[3]);
-  if constexpr (Rule::has_variance) copy_moment_in(group.variance, copies[4]);
+  std::size_t next = 0;
+  each_array(group, [&](auto*& array, std::size_t bits) {
+    std::byte* const here = copies[next++];
+    if (array == nullptr) return;
+    copy(here, array, bits);
+    array = here;
+  });
   update_groups<S>(group, rule, gradient_factor);
-  copy_back(tail.parameter, copies[1], tail.count * byte_size(tail.parameter_dtype));
-  copy_back(tail.master, copies[2], tail.count * master_bytes(tail.format));
-  if constexpr (Rule::has_momentum) copy_moment_back(tail.momentum, copies[3]);
-  if constexpr (Rule::has_variance) copy_moment_back(tail.variance, copies[4]);
+  next = 0;
+  each_array(used, [&](auto*& array, std::size_t bits) {
+    const std::byte* const here = copies[next++];
+    if constexpr (std::is_same_v<decltype(array), std::byte*&>) {  // not the gradient
+      if (array != nullptr) copy(array, here, bits);
+    }
+  });
 }
 
 // Updates one run on the calling thread.

@@ -17,8 +17,6 @@ using MultiplyBlock = void (*)(const Product& product, const ProductBlock& block
 struct Walks {
   void (*update)(const TileMemory& tile, const GroupStep& step);
   void (*cast)(const ConstNumbers& from, const Numbers& to, Stores stores);
-  void (*fill)(const Numbers& to, float value, Stores stores);
-  void (*accumulate)(const ConstNumbers& from, float scale, const Numbers& into);
   void (*sum)(const Summands& from, const Numbers& into, Stores stores);
   void (*accumulate_stochastic)(const ConstNumbers& from, const Numbers& into, std::uint64_t stream,
                                 std::uint64_t first_index);

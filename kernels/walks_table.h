@@ -14,8 +14,6 @@ template <class S>
 constexpr Walks walks_of() {
   return {.update = &update_run<S>,
           .cast = &cast_walk<S>,
-          .fill = &fill_walk<S>,
-          .accumulate = &accumulate_walk<S>,
           .sum = &sum_walk<S>,
           .accumulate_stochastic = &accumulate_stochastic_walk<S>,
           .sum_of_squares = &sum_of_squares_walk<S>,

@@ -143,13 +143,13 @@ void check_coefficients(const Muon& rule) {
 
 void AdamW::check() const { check_adam("AdamW", *this); }
 
-kernels::GroupStep at(const AdamW& rule, const Step& step) {
+static kernels::GroupStep group_step(const AdamW& rule, const Step& step) {
   return {coefficients(rule, step.number, 1.0 - rule.lr * rule.weight_decay), gradient_factor(step, rule.maximize)};
 }
 
 void Adam::check() const { check_adam("Adam", *this); }
 
-kernels::GroupStep at(const Adam& rule, const Step& step) {
+static kernels::GroupStep group_step(const Adam& rule, const Step& step) {
   return {
       kernels::Adam{.l2 = static_cast<float>(rule.weight_decay), .without_decay = coefficients(rule, step.number, 1.0)},
       gradient_factor(step, rule.maximize)};
@@ -160,7 +160,7 @@ void Sgd::check() const {
   require_not_negative({"SGD", "weight_decay", weight_decay});
 }
 
-kernels::GroupStep at(const Sgd& rule, const Step& step) {
+static kernels::GroupStep group_step(const Sgd& rule, const Step& step) {
   return {kernels::Sgd{.lr = static_cast<float>(rule.lr), .l2 = static_cast<float>(rule.weight_decay)},
           gradient_factor(step, rule.maximize)};
 }
@@ -177,9 +177,9 @@ void SgdMomentum::check() const {
 
 // torch uses the undamped gradient itself if there is no momentum, and leaves the buffer alone: it is needed again if a
 // momentum comes back.
-kernels::GroupStep at(const SgdMomentum& rule, const Step& step) {
+static kernels::GroupStep group_step(const SgdMomentum& rule, const Step& step) {
   if (rule.momentum == 0.0) {
-    return at(Sgd{.lr = rule.lr, .weight_decay = rule.weight_decay, .maximize = rule.maximize}, step);
+    return group_step(Sgd{.lr = rule.lr, .weight_decay = rule.weight_decay, .maximize = rule.maximize}, step);
   }
   const double damped = step.number == 1 ? 0.0 : rule.dampening;
   return {kernels::SgdMomentum{.lr = static_cast<float>(rule.lr),
@@ -198,7 +198,7 @@ void Lion::check() const {
   require_not_negative({"Lion", "weight_decay", weight_decay});
 }
 
-kernels::GroupStep at(const Lion& rule, const Step& step) {
+static kernels::GroupStep group_step(const Lion& rule, const Step& step) {
   return {kernels::Lion{.lr = static_cast<float>(rule.lr),
                         .decay = static_cast<float>(1.0 - rule.lr * rule.weight_decay),
                         .mean = kernels::RunningMean::of(rule.beta1),
@@ -213,7 +213,7 @@ void Adagrad::check() const {
   require_not_negative({"Adagrad", "eps", eps});
 }
 
-kernels::GroupStep at(const Adagrad& rule, const Step& step) {
+static kernels::GroupStep group_step(const Adagrad& rule, const Step& step) {
   const double decayed = rule.lr / (1.0 + static_cast<double>(step.number - 1) * rule.lr_decay);
   return {kernels::Adagrad{.step_size = static_cast<float>(decayed),
                            .l2 = static_cast<float>(rule.weight_decay),
@@ -234,7 +234,7 @@ void Muon::check() const {
   check_coefficients(*this);
 }
 
-kernels::GroupStep at(const Muon& rule, const Step& step) {
+static kernels::GroupStep group_step(const Muon& rule, const Step& step) {
   return {kernels::MuonMomentum{.mean = kernels::RunningMean::of(rule.momentum),
                                 .from_momentum = rule.nesterov ? static_cast<float>(rule.momentum) : 1.0f,
                                 .from_gradient = rule.nesterov ? static_cast<float>(1.0 - rule.momentum) : 0.0f},
@@ -276,10 +276,12 @@ void External::check() const {
   });
 }
 
-kernels::GroupStep at(const External&, const Step& step) { return {kernels::External{}, step.gradient_factor}; }
+static kernels::GroupStep group_step(const External&, const Step& step) {
+  return {kernels::External{}, step.gradient_factor};
+}
 
 kernels::GroupStep at(const Rule& rule, const Step& step) {
-  return std::visit([&](const auto& r) { return at(r, step); }, rule);
+  return std::visit([&](const auto& r) { return group_step(r, step); }, rule);
 }
 
 }  // namespace ballast::optim

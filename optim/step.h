@@ -37,14 +37,7 @@ struct Step {
   float gradient_factor = 1.0f;  // see Decision
 };
 
-kernels::GroupStep at(const AdamW& rule, const Step& step);
-kernels::GroupStep at(const Adam& rule, const Step& step);
-kernels::GroupStep at(const Sgd& rule, const Step& step);
-kernels::GroupStep at(const SgdMomentum& rule, const Step& step);
-kernels::GroupStep at(const Lion& rule, const Step& step);
-kernels::GroupStep at(const Adagrad& rule, const Step& step);
-kernels::GroupStep at(const Muon& rule, const Step& step);  // the first of its two updates
-kernels::GroupStep at(const External& rule, const Step& step);
+// Muon's are those of the first of its two updates.
 kernels::GroupStep at(const Rule& rule, const Step& step);
 
 // Muon needs whole matrices between its two updates of elements: at() makes a direction of each element from its momentum, whole

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -46,7 +47,7 @@ Subject arithmetic_alone(const Shape& shape, const Setting& setting) {
             kernels::ExactSum squares;
             for (std::size_t unit = all_reduced.size(); unit-- > 0;) {
               const View gradients(used_in_turn[unit % 2].get(), count, DType::bf16);
-              place->backend().fill(gradients, 0.0f);
+              place->backend().clear(gradients);
               place->backend().cast(gradients, all_reduced[unit]);
               place->backend().sum_of_squares(all_reduced[unit], &squares);
             }
@@ -66,8 +67,8 @@ Subject step_of_engine(const Shape& shape, const Setting& setting) {
   const TrainingOptions options{.stage = 0, .format = shape.format, .threads = setting.threads->count()};
   Training& training = parts->training.emplace(model_of(shape, setting.elements), *parts->world,
                                                std::vector<optim::Rule>{optim::AdamW{}}, options);
-  const auto backend = kernels::cpu_backend({.threads = 1});
-  training.initialize([&](std::size_t, std::size_t, Range, const View& to) { backend->fill(to, 1.0f); });
+  const bf16 one{0x3f80};
+  training.initialize([&](std::size_t, std::size_t, Range, const View& to) { std::ranges::fill(to.as<bf16>(), one); });
   return {.work = 1, .run = [parts, units = shape.units] {
             Training& training = *parts->training;
             for (std::size_t unit = 0; unit < units; ++unit) {

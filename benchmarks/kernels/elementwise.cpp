@@ -61,26 +61,12 @@ Subject cast(const Bench& on, DType from, DType to) {
 Subject accumulate(const Bench& on, DType from, DType into) {
   const Array source(on, from), target(on, into);
   return on.place->moving(source.bytes() + 2 * target.bytes(),
-                          [=] { on.backend().accumulate(source.view(), 0.5f, target.view()); });
+                          [=] { on.backend().accumulate(source.view(), target.view()); });
 }
 
 Subject clear(const Bench& on, DType dtype) {
   const Array target(on, dtype);
-  return on.place->moving(target.bytes(), [=] { on.backend().fill(target.view(), 0.0f); });
-}
-
-// Copies pieces whose sizes differ like those of a model's tensors, in one call: a few large ones and many small ones.
-Subject pack(const Bench& on, std::size_t count) {
-  const Array source(on, DType::bf16), target(on, DType::bf16);
-  std::vector<kernels::CopyPiece> pieces;
-  std::size_t begin = 0;
-  for (std::size_t i = 1; i <= count; ++i) {
-    const std::size_t end = i == count ? on.elements : on.elements / (count * count) * i * i;
-    pieces.push_back({source.view().part(begin, end - begin), target.view().part(begin, end - begin)});
-    begin = end;
-  }
-  return on.place->moving(source.bytes() + target.bytes(),
-                          [on, source, target, pieces = std::move(pieces)] { on.backend().copy_pieces(pieces); });
+  return on.place->moving(target.bytes(), [=] { on.backend().clear(target.view()); });
 }
 
 Subject sum_of_squares(const Bench& on, DType dtype) {
@@ -133,8 +119,7 @@ std::vector<ElementwiseCase> elementwise_cases() {
   add("cast fp32 to fp16", "copy", cast, fp32, fp16);
   add("accumulate bf16 into fp32", "copy", accumulate, bf16, fp32);
   add("accumulate bf16 into bf16", "copy", accumulate, bf16, bf16);
-  add("fill fp32", "copy", clear, fp32);
-  add("pack 300 pieces of bf16", "copy", pack, std::size_t{300});
+  add("clear fp32", "copy", clear, fp32);
   add("sum of squares of fp32", "read", sum_of_squares, fp32);
   add("sum of squares of bf16", "read", sum_of_squares, bf16);
   add("first non-finite of bf16", "read", first_non_finite, bf16);

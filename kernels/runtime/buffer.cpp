@@ -49,7 +49,7 @@ Buffer Buffer::get(const BufferRequest& request, FreeMemory& free) {
   }
   const bool is_to_be_pinned = request.kind == MemoryKind::pinned;
   const Resident resident = is_to_be_pinned ? Resident::at_once : request.resident;  // the driver would use one thread
-  HostPages pages = map_host_pages(request.bytes, request.owner, request.nodes, resident, request.threads);
+  HostPages pages = map_host_pages(request.bytes, request.owner, resident, request.threads);
   free.mapped_bytes = pages.get_deleter().bytes;
   if (is_to_be_pinned && pages) {
     free.unpinned_because = device::pin(pages.get(), free.mapped_bytes, request.gpu);

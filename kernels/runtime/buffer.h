@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "kernels/runtime/host_pages.h"
 
@@ -18,7 +17,6 @@ struct BufferRequest {
   std::size_t bytes = 0;
   std::string owner;                      // "optimizer state of h.7"
   int gpu = 0;                            // the GPU of device memory, and of copies to and from pinned memory
-  std::vector<int> nodes{};               // NUMA nodes of host memory; empty: those of the calling thread's cores
   Resident resident = Resident::at_once;  // applies to own pageable memory; pinned memory is resident at once
   int threads = 1;                        // threads that make own host memory resident; 0: one for each usable core
   Allocator* allocator = nullptr;         // replaces the own allocator of this kind; outlives the buffer

@@ -1,15 +1,14 @@
 // The CUDA backend, and the only place that allocates GPU memory or pins host memory.
-#include "kernels/runtime/device.h"
-
 #include <cuda.h>
 #include <fmt/format.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include <array>
-#include <utility>
+#include <optional>
 
 #include "kernels/runtime/cuda_check.h"
 #include "kernels/runtime/sizes.h"
+#include "kernels/runtime/stream.h"
 
 namespace ballast {
 
@@ -84,15 +83,6 @@ int existing(int gpu) {
 
 // Destructors use it: they cannot report an error at the end of the process or after a failed kernel.
 void ignore(cudaError_t) { cudaGetLastError(); }
-
-bool done(cudaError_t status, std::string_view what) {
-  if (status == cudaErrorNotReady) {
-    cudaGetLastError();
-    return false;
-  }
-  check_cuda(status, what);
-  return true;
-}
 
 }  // namespace
 
@@ -174,23 +164,7 @@ void unpin(std::byte* memory, int gpu) noexcept {
   ignore(cudaHostUnregister(memory));
 }
 
-StreamHandle create_stream(int gpu, bool has_priority) {
-  const CurrentGpu current(existing(gpu));
-  StreamHandle stream = nullptr;
-  int lowest = 0, highest = 0;
-  check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "reading the priorities of streams");
-  check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, has_priority ? highest : lowest),
-             "creating a stream");
-  return stream;
-}
-
-void destroy(StreamHandle stream) noexcept { ignore(cudaStreamDestroy(stream)); }
 void synchronize(StreamHandle stream) { check_cuda(cudaStreamSynchronize(stream), "waiting for a stream"); }
-bool is_done(StreamHandle stream) { return done(cudaStreamQuery(stream), "querying a stream"); }
-
-void wait(StreamHandle stream, EventHandle event) {
-  check_cuda(cudaStreamWaitEvent(stream, event, cudaEventWaitDefault), "making a stream wait for an event");
-}
 
 void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) {
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copying");
@@ -200,26 +174,91 @@ void fill(void* to, unsigned char value, std::size_t bytes, StreamHandle stream)
   check_cuda(cudaMemsetAsync(to, value, bytes, stream), "filling GPU memory");
 }
 
-EventHandle create_event(int gpu, bool timed) {
-  const CurrentGpu current(existing(gpu));
+}  // namespace device
+
+namespace {
+
+// A null handle names the default stream of whichever GPU is current.
+class OnItsGpu {
+ public:
+  explicit OnItsGpu(const Stream& stream) {
+    if (stream.handle() == nullptr) current_.emplace(stream.gpu());
+  }
+
+ private:
+  std::optional<CurrentGpu> current_;
+};
+
+}  // namespace
+
+Stream::Stream(int gpu, Priority priority) : Stream(nullptr, Destroy{}, gpu) {
+  const CurrentGpu current(device::existing(gpu));
+  StreamHandle stream = nullptr;
+  int lowest = 0, highest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "reading the priorities of streams");
+  check_cuda(
+      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority == Priority::high ? highest : lowest),
+      "creating a stream");
+  handle_.reset(stream);
+}
+
+void Stream::Destroy::operator()(StreamHandle stream) const noexcept {
+  if (owned) device::ignore(cudaStreamDestroy(stream));
+}
+
+void Stream::wait_for(const Event& event) const {
+  const OnItsGpu current(*this);
+  check_cuda(cudaStreamWaitEvent(handle(), event.handle(), cudaEventWaitDefault), "making a stream wait for an event");
+}
+
+void Stream::synchronize() const {
+  const OnItsGpu current(*this);
+  device::synchronize(handle());
+}
+
+Event::Event(int gpu, Timing timing) {
+  const CurrentGpu current(device::existing(gpu));
   EventHandle event = nullptr;
-  const unsigned flags = cudaEventBlockingSync | (timed ? cudaEventDefault : cudaEventDisableTiming);
+  const unsigned flags = cudaEventBlockingSync | (timing == Timing::on ? cudaEventDefault : cudaEventDisableTiming);
   check_cuda(cudaEventCreateWithFlags(&event, flags), "creating an event");
-  return event;
+  handle_.reset(event);
 }
 
-void destroy(EventHandle event) noexcept { ignore(cudaEventDestroy(event)); }
-void record(EventHandle event, StreamHandle stream) {
-  check_cuda(cudaEventRecord(event, stream), "recording an event");
-}
-void synchronize(EventHandle event) { check_cuda(cudaEventSynchronize(event), "waiting for an event"); }
-bool is_done(EventHandle event) { return done(cudaEventQuery(event), "querying an event"); }
+void Event::Destroy::operator()(EventHandle event) const noexcept { device::ignore(cudaEventDestroy(event)); }
 
-double seconds_between(EventHandle start, EventHandle stop) {
+void Event::record(const Stream& stream) const {
+  const OnItsGpu current(stream);
+  check_cuda(cudaEventRecord(handle(), stream.handle()), "recording an event");
+}
+
+bool Event::is_done() const {
+  const cudaError_t status = cudaEventQuery(handle());
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  check_cuda(status, "querying an event");
+  return true;
+}
+
+void Event::synchronize() const { check_cuda(cudaEventSynchronize(handle()), "waiting for an event"); }
+
+double Event::seconds_since(const Event& start) const {
   float milliseconds = 0;
-  check_cuda(cudaEventElapsedTime(&milliseconds, start, stop), "reading the time between events");
+  check_cuda(cudaEventElapsedTime(&milliseconds, start.handle(), handle()), "reading the time between events");
   return 1e-3 * static_cast<double>(milliseconds);
 }
 
-}  // namespace device
+void copy(void* to, const void* from, std::size_t bytes, const Stream& stream) {
+  if (bytes == 0) return;
+  const OnItsGpu current(stream);
+  device::copy(to, from, bytes, stream.handle());
+}
+
+void fill(void* to, unsigned char value, std::size_t bytes, const Stream& stream) {
+  if (bytes == 0) return;
+  const OnItsGpu current(stream);
+  device::fill(to, value, bytes, stream.handle());
+}
+
 }  // namespace ballast

@@ -145,8 +145,7 @@ void* map_aligned(std::size_t bytes, std::size_t alignment) {
 
 void Unmap::operator()(std::byte* pages) const noexcept { munmap(pages, bytes); }
 
-HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<const int> nodes, Resident resident,
-                         int threads) {
+HostPages map_host_pages(std::size_t bytes, std::string_view owner, Resident resident, int threads) {
   if (bytes == 0) {
     return {};
   }
@@ -162,13 +161,7 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
   if (huge) {
     madvise(pages.get(), mapped_bytes, MADV_HUGEPAGE);  // EINVAL if the kernel has none: then the pages are small
   }
-  if (nodes.empty()) {
-    place_on_nodes(pages.get(), mapped_bytes, nodes_of_cores(allowed_cores()));  // nice to have
-  } else if (!place_on_nodes(pages.get(), mapped_bytes, nodes)) {
-    fail(Code::host_memory, {.what = "cannot place memory on NUMA nodes: the kernel does not permit it",
-                             .where = std::string(owner),
-                             .remedy = "name no nodes, or allow mbind (Docker: --cap-add SYS_NICE)"});
-  }
+  place_on_nodes(pages.get(), mapped_bytes, nodes_of_cores(allowed_cores()));  // nice to have
   if (resident == Resident::at_once) {
     const std::vector<int> errors = populate({pages.get(), mapped_bytes}, threads);
     if (!errors.empty()) refuse("madvise(MADV_POPULATE_WRITE)", bytes, owner, limits, errors);

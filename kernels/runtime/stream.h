@@ -6,7 +6,11 @@
 
 #include "kernels/runtime/device.h"
 
+struct CUevent_st;  // the target of CUDA's handle
+
 namespace ballast {
+
+using EventHandle = CUevent_st*;
 
 class Event;
 
@@ -17,14 +21,16 @@ class Stream {
   enum class Priority { normal, high };  // the kernels of a high one begin before those that wait in others
 
   explicit Stream(int gpu = 0, Priority priority = Priority::normal);  // throws B2101 or B2102 without a GPU
-  static Stream wrap(StreamHandle handle, int gpu = 0);                // a stream that the caller owns
+  static Stream wrap(StreamHandle handle, int gpu = 0) {               // a stream that the caller owns
+    device::require_gpu(gpu);
+    return Stream(handle, Destroy{.owned = false}, gpu);
+  }
 
   StreamHandle handle() const { return handle_.get(); }
   int gpu() const { return gpu_; }
 
   void wait_for(const Event& event) const;  // later work in this stream starts after the event; returns at once
-  bool is_done() const;
-  void synchronize() const;  // the calling thread waits
+  void synchronize() const;                 // the calling thread waits
 
  private:
   struct Destroy {

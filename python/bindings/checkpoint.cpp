@@ -47,7 +47,7 @@ class Snapshot {
  public:
   // The bytes of each chunk. Throws B2001 if the host has too little memory.
   Snapshot(const std::vector<std::size_t>& sizes, int threads) : sizes_(sizes), begins_(begins_of(sizes)) {
-    pages_ = map_host_pages(bytes(), "the snapshot of a checkpoint", {}, Resident::at_once, threads);
+    pages_ = map_host_pages(bytes(), "the snapshot of a checkpoint", Resident::at_once, threads);
   }
 
   // The next chunk, which has the next of the sizes.

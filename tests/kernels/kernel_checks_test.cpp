@@ -33,22 +33,19 @@ TEST_CASE("casts refuse unsupported arguments") {
   CHECK(code_of([&] { on.cast(floats, at(0, 100, DType::bf16)); }) == Code::bad_argument);
   CHECK(code_of([&] { on.cast(floats, at(1025, 100, DType::bf16)); }) == Code::unaligned);
   CHECK(code_of([&] { on.cast(floats, View{nullptr, 100, DType::bf16}); }) == Code::bad_argument);
-  const CopyPiece pieces[] = {{at(0, 10, DType::fp32), at(1024, 10, DType::fp32)}, {floats, at(1024, 99, DType::bf16)}};
-  CHECK(code_of([&] { on.copy_pieces(pieces); }) == Code::wrong_size);
   on.cast(at(0, 100, DType::bf16), at(0, 100, DType::fp16));    // a cast in place, elements of one size
   on.cast(at(0, 100, DType::bf16), at(200, 100, DType::fp32));  // a cast side by side
   on.cast(View{}, View{});
 }
 
-TEST_CASE("fills, sums and searches refuse unsupported arguments") {
+TEST_CASE("clears, sums and searches refuse unsupported arguments") {
   Backend& on = plain_backend();
   ExactSum sum;
   std::uint64_t first = no_index;
-  CHECK(code_of([&] { on.fill(at(0, 10, DType::u8), 0.5f); }) == Code::bad_argument);
-  CHECK(code_of([&] { on.fill(at(0, 10, DType::u8), 256.0f); }) == Code::bad_argument);
-  CHECK(code_of([&] { on.accumulate(at(0, 10, DType::u8), 1, at(1024, 10, DType::fp32)); }) == Code::wrong_dtype);
-  CHECK(code_of([&] { on.accumulate(at(0, 10, DType::fp32), 1, at(1024, 10, DType::u8)); }) == Code::wrong_dtype);
-  CHECK(code_of([&] { on.accumulate(at(0, 10, DType::fp32), 1, at(1024, 11, DType::fp32)); }) == Code::wrong_size);
+  CHECK(code_of([&] { on.clear({nullptr, 10, DType::fp32}); }) == Code::bad_argument);
+  CHECK(code_of([&] { on.accumulate(at(0, 10, DType::u8), at(1024, 10, DType::fp32)); }) == Code::wrong_dtype);
+  CHECK(code_of([&] { on.accumulate(at(0, 10, DType::fp32), at(1024, 10, DType::u8)); }) == Code::wrong_dtype);
+  CHECK(code_of([&] { on.accumulate(at(0, 10, DType::fp32), at(1024, 11, DType::fp32)); }) == Code::wrong_size);
   CHECK(code_of([&] { on.sum_of_squares(at(0, 10, DType::u8), &sum); }) == Code::wrong_dtype);
   CHECK(code_of([&] { on.first_non_finite(at(2, 10, DType::fp32), 0, &first); }) == Code::unaligned);
 }

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "kernels/number_octet.h"
 #include "kernels/pieces.h"
 #include "kernels/update_octet.h"
@@ -86,36 +88,16 @@ class OctetBackend : public Backend {
   }
 
   void cast(const ConstView& from, const View& to) override {
-    const CopyPiece piece{from, to};
-    copy_pieces({&piece, 1});
+    const bool aligned = is_octet_aligned(numbers(from)) && is_octet_aligned(numbers(to));
+    each_place(whole_array(to.count(), aligned),
+               [&](const OctetPlace& place) { cast_octet(numbers(from), numbers(to), place); });
   }
 
-  void copy_pieces(std::span<const CopyPiece> pieces) override {
-    std::vector<CastTask> tasks;
-    for (const CopyPiece& piece : pieces) {
-      tasks.push_back({numbers(piece.from), numbers(piece.to)});
-    }
-    each_cast_table(tasks, [](const auto& table) {
-      for (std::size_t chunk = 0; chunk < chunks(table.stretches); ++chunk) {
-        each_thread([&](unsigned thread) { cast_in_chunk(table, chunk, thread); });
-      }
-    });
-  }
+  void clear(const View& to) override { std::memset(to.data(), 0, to.bytes()); }
 
-  void fill(const View& to, float value) override {
-    const Octet octet = fill_octet(value, to.dtype());
-    each_place(whole_array(to.count(), is_octet_aligned(numbers(to))),
-               [&](const OctetPlace& place) { store_octet(numbers(to), place, octet); });
-  }
-
-  void accumulate(const ConstView& from, float scale, const View& into) override {
-    const bool aligned = is_octet_aligned(numbers(from)) && is_octet_aligned(numbers(into));
-    each_place(whole_array(into.count(), aligned),
-               [&](const OctetPlace& place) { accumulate_octet(numbers(from), scale, numbers(into), place); });
-  }
-
-  void sum(std::span<const ConstView> from, const View& into) override {
-    each_pass(from, 0, into.count(), [&](const Summands& summands) {
+  using Backend::sum;
+  void sum(std::span<const ConstView> from, const View& into, bool continues) override {
+    each_pass({from, continues}, 0, into.count(), [&](const Summands& summands) {
       const bool aligned = is_octet_aligned(summands) && is_octet_aligned(numbers(into));
       each_place(whole_array(into.count(), aligned),
                  [&](const OctetPlace& place) { sum_octet(summands, numbers(into), place); });
@@ -167,7 +149,7 @@ class OctetBackend : public Backend {
   }
 
   void sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into) override {
-    each_pass(from, 0, into.count(), [&](const Summands& arrays) {
+    each_pass({from}, 0, into.count(), [&](const Summands& arrays) {
       each_place(whole_array(into.count(), is_octet_aligned(numbers(into))), [&](const OctetPlace& place) {
         sum_quantized_octet({arrays, bits}, numbers(into), place);
       });

@@ -211,7 +211,7 @@ Patterns sum_by_definition(const std::vector<Patterns>& arrays, CodeBits bits, s
   for (std::size_t array = 0; array < arrays.size(); ++array) {
     const std::vector<std::byte> blocks = packed(arrays[array], DType::u8);
     plain_backend().dequantize({bits, {blocks.data(), blocks.size(), DType::u8}}, value);
-    plain_backend().accumulate(value, 1.0f, sum);
+    plain_backend().accumulate(value, sum);
   }
   std::vector<std::byte> rounded(count * byte_size(into));
   plain_backend().cast(sum, {rounded.data(), count, into});

@@ -38,8 +38,8 @@ Results compute_all(int threads) {
   Results results;
   const View numbers{std::span(results.numbers)};
   const View halves{reinterpret_cast<std::byte*>(results.halves.data()), count, DType::bf16};
-  backend->fill(numbers, 0.5f);
-  backend->accumulate(source, 0.25f, numbers);
+  backend->clear(numbers);
+  backend->accumulate(source, numbers);
   backend->cast(source, halves);
   backend->sum_of_squares(source, &results.sum);
   for (const std::size_t bad : {299'999u, 123'456u, 200'000u}) {

@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t page = 4096;
 constexpr std::size_t slice = std::size_t{32} << 20;  // the work that a thread takes at once
 
-HostPages unwritten(std::size_t bytes) { return map_host_pages(bytes, "test", {}, Resident::when_written); }
+HostPages unwritten(std::size_t bytes) { return map_host_pages(bytes, "test", Resident::when_written); }
 
 std::size_t missing_pages(const std::byte* pages, std::size_t bytes) {
   std::vector<unsigned char> is_there(bytes / page);

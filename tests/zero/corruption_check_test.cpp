@@ -21,12 +21,10 @@ class FaultyBackend final : public kernels::Backend {
     if (is_faulty) tile.momentum[4 * (tile.count / 2)] ^= std::byte{1};
   }
   void cast(const ConstView& from, const View& to) override { right_->cast(from, to); }
-  void copy_pieces(std::span<const kernels::CopyPiece> pieces) override { right_->copy_pieces(pieces); }
-  void fill(const View& to, float value) override { right_->fill(to, value); }
-  void accumulate(const ConstView& from, float scale, const View& into) override {
-    right_->accumulate(from, scale, into);
+  void clear(const View& to) override { right_->clear(to); }
+  void sum(std::span<const ConstView> from, const View& into, bool continues) override {
+    right_->sum(from, into, continues);
   }
-  void sum(std::span<const ConstView> from, const View& into) override { right_->sum(from, into); }
   void accumulate_stochastic(const ConstView& from, const View& into, std::span<const kernels::Run> runs,
                              const kernels::RoundingPlace& place) override {
     right_->accumulate_stochastic(from, into, runs, place);

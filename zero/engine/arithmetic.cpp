@@ -9,7 +9,7 @@ namespace ballast {
 // An operation without a unit clears the sum of a norm.
 void Arithmetic::clear(const Op& op) const {
   if (op.unit == none) return context_.zero(slots_.data(op.to), op.to.bytes);
-  context_.backend().fill(slots_.view(op.to, dtype(op)), 0.0f);
+  context_.backend().clear(slots_.view(op.to, dtype(op)));
 }
 
 void Arithmetic::copy(const Op& op) const { context_.copy(slots_.data(op.to), slots_.data(op.from), op.to.bytes); }
@@ -22,7 +22,7 @@ View Arithmetic::sums(const Op& op, const Piece& piece) const {
 void Arithmetic::accumulate(const Op& op, std::uint64_t step) const {
   const View from = sums(op, op.from);
   const View into = sums(op, op.to);
-  if (into.dtype() == DType::fp32) return context_.backend().accumulate(from, 1.0f, into);
+  if (into.dtype() == DType::fp32) return context_.backend().accumulate(from, into);
   const UnitLayout& layout = plan_.layout().units[op.unit];
   const Range shard = layout.trained.shard_range(plan_.input().rank_in_shard_group);
   const std::uint64_t stream = kernels::rounding_stream(kernels::seed_of_gradients, op.sum, step);

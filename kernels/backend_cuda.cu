@@ -1,27 +1,17 @@
-// The CUDA kernels on arrays: all but the optimizer step.
+// The CUDA backend: the kernels on arrays, and the launch of each after its arguments are checked.
+#include "kernels/checks.h"
 #include "kernels/cuda_launch.cuh"
 #include "kernels/number_octet.h"
+#include "kernels/pieces.h"
 
 namespace ballast::kernels {
 
 namespace {
 
-// --- Casts ---
+// --- Casts, and the division by a norm ---
 
-template <std::size_t capacity>
-__global__ void __launch_bounds__(threads_per_chunk) cast_kernel(const __grid_constant__ CastTable<capacity> table) {
-  each_chunk(chunks(table.stretches), [&](std::size_t chunk) { cast_in_chunk(table, chunk, threadIdx.x); });
-}
-
-template <std::size_t capacity>
-void launch_casts(const Cuda& cuda, const CastTable<capacity>& table) {
-  launch<cast_kernel<capacity>>(cuda, "launching casts", chunks(table.stretches), table);
-}
-
-// --- Fill, and the division by a norm ---
-
-__global__ void __launch_bounds__(threads_per_chunk) fill_kernel(Numbers to, Octet octet, Stretch all) {
-  each_place(all, [&](const OctetPlace& place) { store_octet(to, place, octet); });
+__global__ void __launch_bounds__(threads_per_chunk) cast_kernel(ConstNumbers from, Numbers to, Stretch all) {
+  each_place(all, [&](const OctetPlace& place) { cast_octet(from, to, place); });
 }
 
 __global__ void __launch_bounds__(threads_per_chunk)
@@ -41,11 +31,6 @@ __global__ void __launch_bounds__(threads_per_chunk)
 }
 
 // --- Sums of arrays ---
-
-__global__ void __launch_bounds__(threads_per_chunk)
-    accumulate_kernel(ConstNumbers from, float scale, Numbers into, Stretch all) {
-  each_place(all, [&](const OctetPlace& place) { accumulate_octet(from, scale, into, place); });
-}
 
 __global__ void __launch_bounds__(threads_per_chunk)
     sum_kernel(const __grid_constant__ Summands from, Numbers into, Stretch all) {
@@ -164,21 +149,97 @@ __global__ void __launch_bounds__(threads_per_chunk)
   each_place(all, [&](const OctetPlace& place) { sum_quantized_octet(from, into, place); });
 }
 
+ConstNumbers numbers(const ConstView& view) { return {view.data(), view.count(), view.dtype()}; }
+Numbers numbers(const View& view) { return {view.data(), view.count(), view.dtype()}; }
+
+class CudaBackend : public Backend {
+ public:
+  explicit CudaBackend(const Cuda& cuda) : cuda_(cuda) {}
+
+  void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
+    check_update(tile, runs, groups);
+    kernels::update(cuda_, tile, runs, groups);
+  }
+
+  void cast(const ConstView& from, const View& to) override {
+    check_cast(from, to);
+    const ConstNumbers source = numbers(from);
+    const Numbers target = numbers(to);
+    const bool aligned = is_octet_aligned(source) && is_octet_aligned(target);
+    launch_on_array<cast_kernel>(cuda_, "launching a cast", target.count, aligned, source, target);
+  }
+
+  void clear(const View& to) override {
+    check_memory(to, "the target of a clear");
+    if (to.bytes() > 0) device::fill(to.data(), 0, to.bytes(), cuda_.stream);
+  }
+
+  using Backend::sum;
+  void sum(std::span<const ConstView> from, const View& into, bool continues) override {
+    check_sum(from, into);
+    check_passes(from, into);
+    const Numbers target = numbers(into);
+    each_pass({from, continues}, 0, target.count, [&](const Summands& summands) {
+      const bool aligned = is_octet_aligned(summands) && is_octet_aligned(target);
+      launch_on_array<sum_kernel>(cuda_, "launching a sum of arrays", target.count, aligned, summands, target);
+    });
+  }
+
+  void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
+                             const RoundingPlace& place) override {
+    check_accumulate_stochastic(from, into, runs, place);
+    each_accumulate_table(numbers(from), numbers(into), runs, place, [&](const AccumulateTable& table) {
+      launch<accumulate_stochastic_kernel>(cuda_, "launching a stochastic accumulation", chunks(table.runs), table);
+    });
+  }
+
+  void sum_of_squares(const ConstView& values, ExactSum* into) override {
+    check_floating(values, "the source of a sum of squares");
+    kernels::sum_of_squares(cuda_, numbers(values), into);
+  }
+
+  void first_non_finite(const ConstView& values, std::uint64_t first_index, std::uint64_t* first) override {
+    check_floating(values, "the source of a search for NaN and infinity");
+    const ConstNumbers source = numbers(values);
+    launch_on_array<search_kernel>(cuda_, "launching a search for NaN and infinity", source.count,
+                                   is_octet_aligned(source), source, first_index, first);
+  }
+
+  void quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding) override {
+    check_quantize(from, to, rounding);
+    const ConstNumbers source = numbers(from);
+    launch_on_array<quantize_kernel>(cuda_, "launching a quantization", source.count, is_octet_aligned(source), source,
+                                     QuantizedPiece{to.bits, to.blocks.data()}, rounding);
+  }
+
+  void dequantize(const ConstQuantized& from, const View& to) override {
+    check_dequantize(from, to);
+    const Numbers target = numbers(to);
+    launch_on_array<dequantize_kernel>(cuda_, "launching a dequantization", target.count, is_octet_aligned(target),
+                                       ConstQuantizedPiece{from.bits, from.blocks.data()}, target);
+  }
+
+  void sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into) override {
+    check_sum_quantized(from, bits, into);
+    check_passes(from, into);
+    const Numbers target = numbers(into);
+    each_pass({from}, 0, target.count, [&](const Summands& arrays) {
+      launch_on_array<sum_quantized_kernel>(cuda_, "launching a sum of quantized arrays", target.count,
+                                            is_octet_aligned(target), QuantizedSummands{arrays, bits}, target);
+    });
+  }
+
+ private:
+  Cuda cuda_;
+};
+
 }  // namespace
 
-void cast(const Cuda& cuda, const CastTask& task) {
-  CastTable<1> table;
-  add_cast(table, task);
-  launch_casts(cuda, table);
-}
-
-void cast_all(const Cuda& cuda, std::span<const CastTask> tasks) {
-  each_cast_table(tasks, [&](const auto& table) { launch_casts(cuda, table); });
-}
-
-void fill(const Cuda& cuda, const Numbers& to, float value) {
-  launch_on_array<fill_kernel>(cuda, "launching a fill", to.count, is_octet_aligned(to), to,
-                               fill_octet(value, to.dtype));
+void sum_of_squares(const Cuda& cuda, const ConstNumbers& values, ExactSum* into) {
+  if (values.count == 0) return;
+  launch_on_array<squares_kernel>(cuda, "launching a sum of squares", values.count, is_octet_aligned(values), values,
+                                  into);
+  launch<carry_kernel>(cuda, "launching the carries of a sum", 1, into);
 }
 
 void normalize(const Cuda& cuda, const ConstNumbers& from, const ExactSum* squares, const NormBound& bound,
@@ -188,47 +249,9 @@ void normalize(const Cuda& cuda, const ConstNumbers& from, const ExactSum* squar
                                     to);
 }
 
-void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const Numbers& into) {
-  const bool aligned = is_octet_aligned(from) && is_octet_aligned(into);
-  launch_on_array<accumulate_kernel>(cuda, "launching an accumulation", into.count, aligned, from, scale, into);
-}
-
-void sum(const Cuda& cuda, const Summands& from, const Numbers& into) {
-  const bool aligned = is_octet_aligned(from) && is_octet_aligned(into);
-  launch_on_array<sum_kernel>(cuda, "launching a sum of arrays", into.count, aligned, from, into);
-}
-
-void accumulate_stochastic(const Cuda& cuda, const ConstNumbers& from, const Numbers& into, std::span<const Run> runs,
-                           const RoundingPlace& place) {
-  each_accumulate_table(from, into, runs, place, [&](const AccumulateTable& table) {
-    launch<accumulate_stochastic_kernel>(cuda, "launching a stochastic accumulation", chunks(table.runs), table);
-  });
-}
-
-void sum_of_squares(const Cuda& cuda, const ConstNumbers& values, ExactSum* into) {
-  if (values.count == 0) return;
-  launch_on_array<squares_kernel>(cuda, "launching a sum of squares", values.count, is_octet_aligned(values), values,
-                                  into);
-  launch<carry_kernel>(cuda, "launching the carries of a sum", 1, into);
-}
-
-void first_non_finite(const Cuda& cuda, const ConstNumbers& values, std::uint64_t first_index, std::uint64_t* first) {
-  launch_on_array<search_kernel>(cuda, "launching a search for NaN and infinity", values.count,
-                                 is_octet_aligned(values), values, first_index, first);
-}
-
-void quantize(const Cuda& cuda, const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding) {
-  launch_on_array<quantize_kernel>(cuda, "launching a quantization", from.count, is_octet_aligned(from), from, to,
-                                   rounding);
-}
-
-void dequantize(const Cuda& cuda, const ConstQuantizedPiece& from, const Numbers& to) {
-  launch_on_array<dequantize_kernel>(cuda, "launching a dequantization", to.count, is_octet_aligned(to), from, to);
-}
-
-void sum_quantized(const Cuda& cuda, const QuantizedSummands& from, const Numbers& into) {
-  launch_on_array<sum_quantized_kernel>(cuda, "launching a sum of quantized arrays", into.count, is_octet_aligned(into),
-                                        from, into);
+std::unique_ptr<Backend> cuda_backend(StreamHandle stream, int gpu) {
+  device::require_gpu(gpu);
+  return std::make_unique<CudaBackend>(cuda_on(stream, gpu));
 }
 
 }  // namespace ballast::kernels
