@@ -102,7 +102,7 @@ def options_of_command() -> argparse.Namespace:
 
 def main() -> None:
     options = options_of_command()
-    device, of_libraries = choose_device(), peak_of_process()
+    device, library_bytes = choose_device(), peak_of_process()
     torch.manual_seed(0)
     torch.set_default_dtype(getattr(torch, options.dtype))
     text = text_of_this_project()
@@ -133,7 +133,7 @@ def main() -> None:
             print(f"step {step + 1:>3}   loss {losses[-1]:.4f}   {speeds[-1]:,.0f} tokens/s", flush=True)
     if options.json and RANK == 0:
         held = getattr(optimizer, "metrics", dict)()  # plain PyTorch has none
-        took = {"losses": losses, "tokens_per_second": speeds, "process_bytes": peak_of_process() - of_libraries}
+        took = {"losses": losses, "tokens_per_second": speeds, "process_bytes": peak_of_process() - library_bytes}
         options.json.write_text(json.dumps({**took, "gpu_bytes": torch.cuda.max_memory_allocated(), "held": held}))
 
 

@@ -75,10 +75,10 @@ def table(ranks: Ranks, runs: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="side_by_side.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--directory", default=Path.cwd(), help="a directory on the drive that keeps the state (here)")
-    options, of_model = parser.parse_known_args()
+    options, model_arguments = parser.parse_known_args()
     ranks = ranks_of_machine()
     with tempfile.TemporaryDirectory(prefix="ballast-side-by-side-", dir=options.directory) as folder:
-        runs = [train(ranks, of_model, added, folder) for added in ([], ["--stage", "3", "--offload", f"nvme:{folder}"])]
+        runs = [train(ranks, model_arguments, added, folder) for added in ([], ["--stage", "3", "--offload", f"nvme:{folder}"])]
     print('    optimizer = ballast.wrap(optimizer, model, stage=3, offload="nvme:...")    # the one added line\n')
     print(f"    {ranks.where}\n")
     print(table(ranks, runs))

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[..., str]) -> argparse.Namespace:
     """Return the options with the chosen cases; with --list, name them and end the program."""
-    of_text = "only the cases whose line in --list contains this text; if given several times, any of them"
-    parser.add_argument("--only", action="append", metavar="TEXT", help=of_text)
+    meaning = "only the cases whose line in --list contains this text; if given several times, any of them"
+    parser.add_argument("--only", action="append", metavar="TEXT", help=meaning)
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     options = parser.parse_args()
     options.cases = [case for case in cases if any(text in line(case) for text in options.only or [""])]

@@ -124,8 +124,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--collectives", action="store_true", help="time collectives instead of trainings; minutes")
-    of_losses = "compare losses over whole trainings: DDP vs. exchanges every few steps; half an hour"
-    parser.add_argument("--losses", action="store_true", help=of_losses)
+    meaning = "compare losses over whole trainings: DDP vs. exchanges every few steps; half an hour"
+    parser.add_argument("--losses", action="store_true", help=meaning)
     parser.add_argument("--steps", type=int, help="of a training with --losses (640 with 3M parameters, 128 with 30M)")
     parser.add_argument("--seeds", type=int, default=1, help=f"trainings of each case of --losses, at most {losses.SEEDS} (1)")
     parser.add_argument("--runs", type=Path, required=True, help="file of the finished trainings of --losses")

@@ -71,8 +71,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     training = Training(case, int(steps))
     curve = training.train()
-    of_ballast = training.optimizer.metrics() if case.scheme.every else {}
-    figures = {name: value for name, value in of_ballast.items() if name.startswith("outer/")}
+    metrics = training.optimizer.metrics() if case.scheme.every else {}
+    figures = {name: value for name, value in metrics.items() if name.startswith("outer/")}
     print(json.dumps({"curve": curve, "text": training.text.digest, "figures": figures}), flush=True)
     dist.barrier()  # no rank leaves while another one works
     os._exit(0)  # torch's groups sometimes fail at exit, or hang

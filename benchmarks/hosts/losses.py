@@ -89,8 +89,8 @@ def row_of(case: LossCase, steps: int, ranks: Sequence[dict]) -> dict:
     """Return a training as a line of the file, from what its ranks have printed. A point of the curve has the mean loss of
     the hosts, the time of the slowest, and the bytes of the busiest link."""
     curve = []
-    for of_ranks in zip(*(rank["curve"] for rank in ranks), strict=True):
-        at, losses, seconds, sent = zip(*of_ranks, strict=True)
+    for points in zip(*(rank["curve"] for rank in ranks), strict=True):
+        at, losses, seconds, sent = zip(*points, strict=True)
         curve.append([at[0], statistics.fmean(losses), max(seconds), max(sent)])
     return {
         "case": case.name,
@@ -105,7 +105,7 @@ def row_of(case: LossCase, steps: int, ranks: Sequence[dict]) -> dict:
     }
 
 
-def records(row: dict, of_ddp: dict | None) -> list[dict]:
+def records(row: dict, ddp: dict | None) -> list[dict]:
     """Return the lines of a training; a ratio above 1 is better in all of them."""
     name, (_, loss, seconds, sent) = f"{row['case']}, {row['curve'][-1][0]} steps", row["curve"][-1]
     mine = {"loss": loss, "s": seconds, "MB": sent / 1e6}
@@ -113,8 +113,8 @@ def records(row: dict, of_ddp: dict | None) -> list[dict]:
     for number, (unit, value) in enumerate(mine.items(), start=1):
         what = {"loss": "", "s": ", time", "MB": ", sent"}[unit]
         line = {"suite": "hosts", "case": name + what, "value": value, "unit": unit, "against": "", "ratio": None}
-        if of_ddp is not None and of_ddp is not row:
-            theirs = of_ddp["curve"][-1][number] / (1e6 if unit == "MB" else 1)
+        if ddp is not None and ddp is not row:
+            theirs = ddp["curve"][-1][number] / (1e6 if unit == "MB" else 1)
             line |= {"against": DDP.name, "against_value": theirs, "ratio": theirs / value}
         lines.append(line)
     return lines
@@ -147,6 +147,6 @@ def compare(options: Namespace) -> None:
             append(options.runs, row)
     rows = [finished[key(case.name, case.setting(steps))] for case, steps in wanted]
     for (case, steps), row in zip(wanted, rows, strict=True):
-        of_ddp = finished.get(key(case._replace(scheme=DDP).name, case.setting(steps)))
-        suite.emit(records(row, of_ddp))
+        ddp = finished.get(key(case._replace(scheme=DDP).name, case.setting(steps)))
+        suite.emit(records(row, ddp))
     print(table(rows), file=sys.stderr)

@@ -32,8 +32,8 @@ def train_on_ranks(case: Case, steps: int, folder: Path) -> contest.Losses:
     with tempfile.TemporaryDirectory(prefix="ballast-codes-") as result_folder:
         result = Path(result_folder) / "losses.json"
         ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        of_rank = [RANK, case.contender, case.seed, steps, folder, result]
-        subprocess.run([*ranks, *map(str, of_rank)], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+        arguments = [RANK, case.contender, case.seed, steps, folder, result]
+        subprocess.run([*ranks, *map(str, arguments)], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
         return Losses(**json.loads(result.read_text()))
 
 

@@ -78,9 +78,9 @@ class Result(NamedTuple):
     def compared_cells(self) -> list[str]:
         return ["", ""] if self.difference is None else self.difference.cells
 
-    def record(self, of_suite: str, case: str, reference: str) -> dict[str, Any]:
+    def record(self, suite_name: str, case: str, reference: str) -> dict[str, Any]:
         """Return the line of the mean; a ratio above 1 is a lower loss than that of the reference, which has this name."""
-        line, found = record(of_suite, case, self.mean), self.difference
+        line, found = record(suite_name, case, self.mean), self.difference
         if found is None or self.reference is None:
             return line
         theirs = statistics.fmean(self.reference.values())
@@ -88,8 +88,8 @@ class Result(NamedTuple):
         return line | compared
 
 
-def record(of_suite: str, case: str, loss: float) -> dict[str, Any]:
-    return {"suite": of_suite, "case": case, "value": loss, "unit": "loss", "against": "", "ratio": None}
+def record(suite_name: str, case: str, loss: float) -> dict[str, Any]:
+    return {"suite": suite_name, "case": case, "value": loss, "unit": "loss", "against": "", "ratio": None}
 
 
 def results_of(
@@ -121,11 +121,11 @@ def append(path: Path, row: Mapping[str, object]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def refuse_other_setting(name: str, recorded: str, setting: str, *, of_suite: str) -> None:
+def refuse_other_setting(name: str, recorded: str, setting: str, *, suite_name: str) -> None:
     """End the program if the losses of a recorded run cannot be compared with those of the runs to make."""
     if recorded != setting:
         reason = f"{name} has '{recorded}', not '{setting}'"
-        sys.exit(f"{of_suite}: cannot add to the recorded runs: {reason}; use another file")
+        sys.exit(f"{suite_name}: cannot add to the recorded runs: {reason}; use another file")
 
 
 # --- The command ---
@@ -136,12 +136,12 @@ class Losses(Protocol):
     last: float
 
 
-def parser_of(of_suite: str, description: str | None, steps: int) -> argparse.ArgumentParser:
+def parser_of(suite_name: str, description: str | None, steps: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=of_suite, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=suite_name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    of_runs = f"the file of the finished runs ({of_suite}.jsonl in the build)"
-    parser.add_argument("--runs", type=Path, required=True, help=of_runs)
+    meaning = f"the file of the finished runs ({suite_name}.jsonl in the build)"
+    parser.add_argument("--runs", type=Path, required=True, help=meaning)
     parser.add_argument("--steps", type=int, default=steps, help=f"of a training, a multiple of {POINTS}")
     parser.add_argument("--table", action="store_true", help="show the runs in the file, and train nothing")
     return parser
@@ -154,13 +154,13 @@ def choose(parser: argparse.ArgumentParser, cases: Sequence, multiple: int = POI
     return options
 
 
-def record_run(of_suite: str, name: str, options: argparse.Namespace, train: Callable[[], dict[str, Any]]) -> None:
+def record_run(suite_name: str, name: str, options: argparse.Namespace, train: Callable[[], dict[str, Any]]) -> None:
     """Make a run, whose row `train` returns, and add it to the file with the machine and the command that repeats it."""
-    print(f"{of_suite}: {name}", file=sys.stderr, flush=True)
+    print(f"{suite_name}: {name}", file=sys.stderr, flush=True)
     row = train()
-    command = shlex.join(["./run-benchmarks", of_suite, "--", "--only", name, "--steps", str(options.steps)])
+    command = shlex.join(["./run-benchmarks", suite_name, "--", "--only", name, "--steps", str(options.steps)])
     append(options.runs, {**row, "machine": suite.machine_name(), "commit": suite.commit(), "command": command})
-    print(f"{of_suite}: loss {row['loss']:.4f}", file=sys.stderr, flush=True)
+    print(f"{suite_name}: loss {row['loss']:.4f}", file=sys.stderr, flush=True)
 
 
 # --- Contests whose contenders have nothing but a name ---
@@ -207,7 +207,7 @@ class Contest(NamedTuple):
 
     def refuse_other_settings(self, finished: Finished, setting: str) -> None:
         for case, row in finished.items():
-            refuse_other_setting(case.name, row["setting"], setting, of_suite=self.suite)
+            refuse_other_setting(case.name, row["setting"], setting, suite_name=self.suite)
 
     def make_runs(
         self, options: argparse.Namespace, setting: str, train: Callable[[Case, int, Path], Losses]
@@ -240,10 +240,10 @@ class Contest(NamedTuple):
         return markdown(columns, (self._cells(result) for result in self.results(finished)))
 
     def _cells(self, result: Result) -> list[str]:
-        of_seeds = [f"{result.losses[seed]:.4f}" if seed in result.losses else "unfinished" for seed in SEEDS]
+        by_seed = [f"{result.losses[seed]:.4f}" if seed in result.losses else "unfinished" for seed in SEEDS]
         if not result.is_finished:
-            return [result.contender, *of_seeds, "", "", "", ""]
-        return [result.contender, *of_seeds, f"{result.mean:.4f}", f"{result.spread:.4f}", *result.compared_cells]
+            return [result.contender, *by_seed, "", "", "", ""]
+        return [result.contender, *by_seed, f"{result.mean:.4f}", f"{result.spread:.4f}", *result.compared_cells]
 
     def records(self, finished: Finished) -> list[dict[str, Any]]:
         """Return two lines for each contender that has all seeds: the mean of its losses, and their spread."""

@@ -96,7 +96,7 @@ def remaining(chosen: Sequence[Case], finished: Collection[Case], has_start: boo
 
 def refuse_other_settings(finished: Finished, settings: Mapping[str, str]) -> None:
     for case, row in finished.items():
-        contest.refuse_other_setting(case.name, row["setting"], settings[case.task.name], of_suite="formats")
+        contest.refuse_other_setting(case.name, row["setting"], settings[case.task.name], suite_name="formats")
 
 
 def cells(result: Result) -> list[str]:

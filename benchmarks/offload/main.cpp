@@ -262,10 +262,10 @@ void Stretch::move(Direction direction, std::size_t tile_bytes) {
       }
     }
     const std::size_t file = tile % files_.size();
-    const std::size_t of_file = tile / files_.size();
-    const bool reads = direction == Direction::read || (direction == Direction::both && of_file % 2 == 0);
+    const std::size_t tile_in_file = tile / files_.size();
+    const bool reads = direction == Direction::read || (direction == Direction::both && tile_in_file % 2 == 0);
     under_way.push_back(queues_[file]->submit(
-        {reads ? offload::IoKind::read : offload::IoKind::write, files_[file].get(), of_file * tile_bytes,
+        {reads ? offload::IoKind::read : offload::IoKind::write, files_[file].get(), tile_in_file * tile_bytes,
          memory_.as<std::byte>().subspan(tile % places * tile_bytes, tile_bytes)}));
   }
   for (const offload::Completion& completion : under_way) {

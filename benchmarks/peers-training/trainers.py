@@ -259,7 +259,7 @@ def train(system: System, workload: Workload, directory: Path, kept: Path, count
     rank = int(os.environ["RANK"])
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    options = {key: of_run(value, str(directory)) for key, value in system.options.items()}
+    options = {key: with_directory(value, str(directory)) for key, value in system.options.items()}
 
     torch.manual_seed(0)
     torch.set_default_dtype(getattr(torch, workload.dtype))
@@ -297,7 +297,7 @@ def keep_text(path: Path) -> None:
         Path(own.name).replace(path)
 
 
-def of_run(value: object, directory: str) -> object:
+def with_directory(value: object, directory: str) -> object:
     return f"nvme:{directory}" if value in ("nvme", "nvme:") else value
 
 

@@ -153,7 +153,7 @@ def record(case: Case, runs: dict[str, list[Run]]) -> dict:
     ours, theirs = runs[case.name], runs[case.against]
     tokens = ours[0].tokens_per_second * ours[0].seconds
     seconds = lambda side: [run.seconds for run in side]
-    fields = suite.comparison(seconds(ours), seconds(theirs), lambda of_step: tokens / of_step)
+    fields = suite.comparison(seconds(ours), seconds(theirs), lambda step_seconds: tokens / step_seconds)
     against = case.against if case.against != case.name else ""
     if not against:
         fields["ratio"] = None

@@ -78,7 +78,7 @@ class Rates {
       work();
       seconds.push_back(seconds_since(begin));
     }
-    return of_slowest(median(seconds));
+    return slowest_ranks(median(seconds));
   }
 
   // Returns the mean of at least two rounds and this many seconds, on the slowest rank.
@@ -89,10 +89,10 @@ class Rates {
     for (; round < 2 || seconds_since(begin) < least_seconds; ++round) {
       work();
     }
-    return of_slowest(seconds_since(begin) / static_cast<double>(round));
+    return slowest_ranks(seconds_since(begin) / static_cast<double>(round));
   }
 
-  double of_slowest(double seconds) {
+  double slowest_ranks(double seconds) {
     std::vector<std::int64_t> nanoseconds(world_.size());
     nanoseconds[world_.rank()] = static_cast<std::int64_t>(seconds * 1e9);
     world_.all_reduce(nanoseconds);
@@ -170,7 +170,7 @@ class Rates {
     const double both = slowest_mean(seconds_of_both, [&] { rewrite(store, tiles, slot); });
     const auto begin = Clock::now();
     store.commit(1);
-    machine.commit_latency = of_slowest(seconds_since(begin));
+    machine.commit_latency = slowest_ranks(seconds_since(begin));
     // A drive is slower at both together than at one after the other, and a step does both.
     machine.read = bytes / reading;
     machine.write = bytes / std::max(1e-9, both - reading);

@@ -77,11 +77,11 @@ struct Part {
 
 // Returns the parts in the order of the views in the constructor.
 std::array<Part, 7> parts_of(const Shape& shape, std::size_t positions) {
-  const std::size_t elements = positions * shape.width, of_logits = positions * Shape::vocabulary;
+  const std::size_t elements = positions * shape.width, logit_count = positions * Shape::vocabulary;
   return {{{(shape.layers + 1) * elements, shape.dtype, "inputs of blocks"},
            {elements, shape.dtype, "gradient of a block's input"},
-           {of_logits, DType::fp32, "logits"},
-           {of_logits, shape.dtype, "gradient of logits"},
+           {logit_count, DType::fp32, "logits"},
+           {logit_count, shape.dtype, "gradient of logits"},
            {positions, DType::fp32, "losses"},
            {positions, DType::u8, "text"},
            {positions, DType::u8, "targets"}}};

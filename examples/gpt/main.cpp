@@ -29,7 +29,7 @@ namespace {
 double sum(std::span<const double> values) { return std::accumulate(values.begin(), values.end(), 0.0); }
 
 template <typename Amount>
-Amount of_drives(const std::array<Amount, lane_count>& by_lane) {
+Amount drive_amount(const std::array<Amount, lane_count>& by_lane) {
   return by_lane[static_cast<std::size_t>(Lane::disk)] + by_lane[static_cast<std::size_t>(Lane::fetch)];
 }
 
@@ -61,7 +61,7 @@ std::string forecast_text(const Forecast& forecast) {
     text += fmt::format(", drives {:.1f} to read and {:.1f} to write", machine.read / 1e9, machine.write / 1e9);
   text += fmt::format(" GB/s for each rank\nforecast  a step takes {:.3f} s, including {:.3f} s of waiting",
                       step.seconds, sum(step.exposed));
-  if (const std::size_t moved = of_drives(step.bytes); moved > 0) {
+  if (const std::size_t moved = drive_amount(step.bytes); moved > 0) {
     text += fmt::format("; drives move {}", human_bytes(moved));
   }
   return text;
@@ -84,8 +84,8 @@ std::string needs_text(const RunOptions& options, const Needs& needs) {
 // Compares with the drives alone, which were measured with the same bytes to read and to write.
 std::string drive_text(const Simulation& forecast, std::span<const Step> steps) {
   const double seconds = typical(steps, &Step::seconds);
-  const auto bytes = static_cast<double>(of_drives(steps.back().metrics.bytes));
-  const double alone = static_cast<double>(of_drives(forecast.bytes)) / of_drives(forecast.busy);
+  const auto bytes = static_cast<double>(drive_amount(steps.back().metrics.bytes));
+  const double alone = static_cast<double>(drive_amount(forecast.bytes)) / drive_amount(forecast.busy);
   return fmt::format("\ndrives    {:.2f} GB in a step, {:.2f} GB/s; {:.2f} GB/s when measured alone", bytes / 1e9,
                      bytes / seconds / 1e9, alone / 1e9);
 }

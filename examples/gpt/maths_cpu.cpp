@@ -78,13 +78,15 @@ class Attention {
     Scratch keys_memory(context_ * width(), DType::fp32), values_memory(context_ * width(), DType::fp32);
     for (std::size_t first = 0; first < context_; first += queries_at_once) {
       const std::size_t last = std::min(first + queries_at_once, context_);
-      const ConstMatrix of_block = gradient.part(first, last - first, 0, width());
+      const ConstMatrix block_gradient = gradient.part(first, last - first, 0, width());
       const Matrix scores = scores_.matrix(last - first, last);
       const Matrix slopes = slopes_memory.matrix(last - first, last);
       Matrix weights = weigh(first, scores);
-      multiply_(
-          {.a = transposed(readable(weights)), .b = of_block, .to = values_memory.matrix(last, width()), .add = true});
-      multiply_({.a = of_block, .b = transposed(head_.value.part(0, last, 0, width())), .to = slopes});
+      multiply_({.a = transposed(readable(weights)),
+                 .b = block_gradient,
+                 .to = values_memory.matrix(last, width()),
+                 .add = true});
+      multiply_({.a = block_gradient, .b = transposed(head_.value.part(0, last, 0, width())), .to = slopes});
       for (std::size_t row = 0; row < last - first; ++row) {
         rows::softmax_backward(row_of(scores, row), scale_, row_of(slopes, row));
         write_row(row_of(slopes, row), weights, row);

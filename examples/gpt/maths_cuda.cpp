@@ -153,10 +153,10 @@ class GpuMaths : public Maths {
     for (std::size_t sequence = 0; sequence < shape.batch; ++sequence) {
       const HeadOf<ConstMatrix> first = head_of(shape, qkv, sequence * shape.heads);
       const HeadOf<Matrix> to = head_of(shape, qkv_gradient, sequence * shape.heads);
-      const ConstMatrix of_output = output_of_head(shape, gradient, sequence * shape.heads);
+      const ConstMatrix output = output_of_head(shape, gradient, sequence * shape.heads);
       weigh(heads, first);
-      multiply_({.a = transposed(weights), .b = of_output, .to = to.value}, {shape.heads, step, width, width});
-      multiply_({.a = of_output, .b = transposed(first.value), .to = heads.slopes}, {shape.heads, width, width, step});
+      multiply_({.a = transposed(weights), .b = output, .to = to.value}, {shape.heads, step, width, width});
+      multiply_({.a = output, .b = transposed(first.value), .to = heads.slopes}, {shape.heads, width, width, step});
       cuda::causal_softmax_backward(cuda_, heads.kernel, floats(heads.slopes.memory), numbers(heads.weights.memory));
       multiply_({.a = weights, .b = first.key, .to = to.query}, {shape.heads, step, width, width});
       multiply_({.a = transposed(weights), .b = first.query, .to = to.key}, {shape.heads, step, width, width});
@@ -210,10 +210,10 @@ class GpuMaths : public Maths {
     const View scores(begin, count, DType::fp32), slopes(begin + scores.bytes(), count, DType::fp32);
     const View weights(begin + 2 * scores.bytes(), count, dtype);
     const float scale = 1.0f / std::sqrt(static_cast<float>(shape.head_width));
-    const auto of_first = [&](const View& all) { return Matrix{all, shape.context, shape.context, shape.context}; };
-    return {of_first(scores),
-            of_first(slopes),
-            of_first(weights),
+    const auto first_step = [&](const View& all) { return Matrix{all, shape.context, shape.context, shape.context}; };
+    return {first_step(scores),
+            first_step(slopes),
+            first_step(weights),
             {floats(scores), shape.heads, shape.context, scale},
             step};
   }

@@ -125,11 +125,11 @@ ParameterSource initial_parameters(const Shape& shape, std::uint64_t seed, int t
     if (of.shape.size() != 2) return fill(to, of.name.ends_with("norm.weight") ? 1.0f : 0.0f);
     const bool ends_in_stream = of.name == "projection.weight" || of.name == "narrow.weight";
     const float deviation = ends_in_stream ? 0.02f * deep : 0.02f;
-    const std::uint64_t of_tensor = noise({seed, unit * 100 + tensor});
+    const std::uint64_t tensor_noise = noise({seed, unit * 100 + tensor});
     workers->each((range.count + values_at_once - 1) / values_at_once, [&](std::size_t part) {
       const std::size_t end = std::min(range.count, (part + 1) * values_at_once);
       for (std::size_t i = part * values_at_once; i < end; ++i) {
-        set_number(to, i, deviation * normal(more_noise(of_tensor, range.first + i)));
+        set_number(to, i, deviation * normal(more_noise(tensor_noise, range.first + i)));
       }
     });
   };

@@ -216,11 +216,11 @@ BALLAST_FOR_EACH_ISA void softmax_backward(ConstRow softmax, float scale, Row gr
 }
 
 float cross_entropy(Row x, std::size_t target, float scale) {
-  const float of_target = x[target] - *std::ranges::max_element(x);
+  const float target_logit = x[target] - *std::ranges::max_element(x);
   const float total = exponentiate(x, 1.0f);
   multiply_by(x, scale / total);
   x[target] -= scale;
-  return std::log(total) - of_target;
+  return std::log(total) - target_logit;
 }
 
 }  // namespace ballast::gpt::rows

@@ -162,12 +162,12 @@ class Run {
     const auto tokens = static_cast<double>(options_.batch * options_.shape.context * options_.training.micro_steps);
     step.tokens_per_second = tokens * static_cast<double>(world_.size()) / step.seconds;
     if (matrix_rate_ == 0) return;
-    const double of_model = tokens * operations_of_token(options_.shape);
+    const double model_operations = tokens * operations_of_token(options_.shape);
     const double again = tokens * recomputed_operations_of_token(options_.shape);
     const double alone = computed - step.metrics.exposed[static_cast<std::size_t>(Phase::forward)] -
                          step.metrics.exposed[static_cast<std::size_t>(Phase::backward)];
-    step.mfu = of_model / step.seconds / matrix_rate_;
-    step.matrix_use = (of_model + again) / alone / matrix_rate_;
+    step.mfu = model_operations / step.seconds / matrix_rate_;
+    step.matrix_use = (model_operations + again) / alone / matrix_rate_;
   }
 
   // The ranks exchange doubles, so that no bit is lost.

@@ -48,10 +48,10 @@ std::vector<std::vector<std::size_t>> kept_elements(const ChoiceInput& question,
   std::vector<std::vector<std::size_t>> kept;
   for (std::size_t i = 0; i < units.size(); ++i) {
     const Section& trained = layout.units[i].trained;
-    auto& of_unit = kept.emplace_back(units[i].tensors.size());
+    auto& unit_elements = kept.emplace_back(units[i].tensors.size());
     for (const TensorPart& part :
          tensors_in(units[i], layout.units[i], trained, rank % placement.shards, {0, trained.shard})) {
-      of_unit[part.tensor] = part.range.count;
+      unit_elements[part.tensor] = part.range.count;
     }
   }
   return kept;

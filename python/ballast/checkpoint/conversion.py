@@ -176,11 +176,11 @@ class Conversion:
         if entry.role != "trained":
             values = stored.read_part(*elements)
             return writer.append_memory(values.data_ptr(), values.nbytes)
-        of_state: Mapping[str, StoredTensor | None] = {
+        sources: Mapping[str, StoredTensor | None] = {
             "parameter": stored,
             **{kind: self._source.tensor(name, moment) for kind, moment in self._moments.items()},
         }
-        part = {kind: each.read_part(*elements).to(torch.float32) for kind, each in of_state.items() if each is not None}
+        part = {kind: each.read_part(*elements).to(torch.float32) for kind, each in sources.items() if each is not None}
         return writer.append(state_part(part))
 
 
@@ -303,13 +303,13 @@ def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, Stor
 
 def _optimizer_content(saved: Checkpoint, state: Mapping[str, Mapping[str, StoredTensor]]) -> dict[str, Any]:
     own_steps = {name for each in saved.optimizers if each.own_step for name in each.parameters}
-    of_all: dict[str, dict[str, Any]] = {}
+    states: dict[str, dict[str, Any]] = {}
     for name, values in state.items():
-        of_all[name] = {key: _planned(value) for key, value in values.items()}
+        states[name] = {key: _planned(value) for key, value in values.items()}
         if name not in own_steps:
-            of_all[name]["step"] = torch.tensor(float(saved.tensors[name].steps), device="cpu")
+            states[name]["step"] = torch.tensor(float(saved.tensors[name].steps), device="cpu")
     groups = [{"params": group["parameters"], **group["options"]} for each in saved.optimizers for group in each.groups]
-    return {"state": of_all, "param_groups": groups}
+    return {"state": states, "param_groups": groups}
 
 
 def _planned(stored: StoredTensor) -> torch.Tensor:

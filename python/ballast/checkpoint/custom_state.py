@@ -85,11 +85,11 @@ def _description(where: str, value: Any, is_by_element: bool) -> Any:
     return NUMBER, torch.tensor(value, dtype=NUMBERS[type(value)], device="cpu")
 
 
-def _merged(of_all: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _merged(all_states: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Take, for each parameter, the description of the first rank that has one."""
     merged: dict[str, dict[str, Any]] = {}
-    for of_rank in of_all:
-        for name, kinds in of_rank.items():
+    for states in all_states:
+        for name, kinds in states.items():
             if kinds:
                 merged.setdefault(name, kinds)
     return merged

@@ -110,8 +110,8 @@ def steps_of(optimizer: Mapping[str, Any], path: Path) -> int | None:
     """Return the steps in the state_dict() of an optimizer whose parameters all have the same."""
     counts = [number_in(state[STEP], path) for state in optimizer.get("state", {}).values() if STEP in state]
     # Older versions of FusedAdam count in the groups. Newer ones always leave a 0 there.
-    of_groups = [number_in(group.get(STEP, 0), path) for group in optimizer.get("param_groups", [])]
-    return counts[0] if counts else max(of_groups, default=0) or None
+    group_counts = [number_in(group.get(STEP, 0), path) for group in optimizer.get("param_groups", [])]
+    return counts[0] if counts else max(group_counts, default=0) or None
 
 
 class FragmentAddress:
@@ -258,10 +258,10 @@ def _rank_state(path: Path) -> RankState:
     if not isinstance(masters, list) or not all(isinstance(each, StoredTensor) and len(each.shape) == 1 for each in masters):
         fail_malformed(str(path), f"{key} is no list of flat tensors")
     state = _dict(optimizer, "state", path)
-    of_groups = [state.get(number, {}) for number in range(len(masters))]
-    if set(state) - set(range(len(masters))) or not all(isinstance(each, dict) for each in of_groups):
+    group_states = [state.get(number, {}) for number in range(len(masters))]
+    if set(state) - set(range(len(masters))) or not all(isinstance(each, dict) for each in group_states):
         fail_malformed(str(path), f"the optimizer has state of {len(state)} tensors", needed=f"of {len(masters)}, as {key}")
-    moments = [{name: each for name, each in found.items() if name != STEP} for found in of_groups]
+    moments = [{name: each for name, each in found.items() if name != STEP} for found in group_states]
     for found, master in zip(moments, masters):
         _require_alike(found, master, path)
     common = _steps(optimizer, own, path)
@@ -269,7 +269,7 @@ def _rank_state(path: Path) -> RankState:
         path=path,
         masters=masters,
         moments=moments,
-        steps=[_steps({"state": {0: each}}, {}, path) or common for each in of_groups],
+        steps=[_steps({"state": {0: each}}, {}, path) or common for each in group_states],
         is_of_stage_3=key == "fp32_flat_groups",
         mappings=_mappings(own, len(masters), path),
         paddings=_paddings(own, len(masters), path),
@@ -317,11 +317,11 @@ def _paddings(own: Mapping[str, Any], groups: int, path: Path) -> list[list[int]
     found = own.get("param_alignment_paddings")
     if found is None:
         return None
-    of_groups = found if isinstance(found, list) else []
-    counts = [count for each in of_groups for count in (each if isinstance(each, list) else [None])]
-    if len(of_groups) != groups or not all(type(count) is int and 0 <= count < 1 << 32 for count in counts):
+    paddings = found if isinstance(found, list) else []
+    counts = [count for each in paddings for count in (each if isinstance(each, list) else [None])]
+    if len(paddings) != groups or not all(type(count) is int and 0 <= count < 1 << 32 for count in counts):
         fail_malformed(str(path), "param_alignment_paddings is no list with the paddings of each group")
-    return of_groups
+    return paddings
 
 
 def _ranks(found: Any, path: Path) -> int:

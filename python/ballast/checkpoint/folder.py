@@ -209,5 +209,5 @@ def sealed_index(chunks: Sequence[Chunk], written: Sequence[Written], bytes_writ
     places: dict[str, list[tuple[int, int, int, str]]] = {}  # first element, count, offset and seal, by tensor
     for chunk, (offset, seal) in zip(chunks, written, strict=True):
         places.setdefault(chunk.tensor, []).append((chunk.first, chunk.elements, offset, f"{seal:016x}"))
-    of_extra = {"bytes": len(extra), "seal": manifest.seal_of(extra)}
-    return manifest.sealed({"chunks": places, "data_bytes": bytes_written, "extra": of_extra})
+    described = {"bytes": len(extra), "seal": manifest.seal_of(extra)}
+    return manifest.sealed({"chunks": places, "data_bytes": bytes_written, "extra": described})

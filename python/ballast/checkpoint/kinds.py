@@ -112,14 +112,14 @@ def _described(directory: Path) -> tuple[str, str]:
             return "a file of torch.save()", READERS["torch"]
         return "a file, which is no directory", remedy if is_known else ""
     own = RUN_FOLDER.fullmatch(directory.absolute().name) if any(directory.glob(RECORDS)) else None
-    of_runs = directory.absolute().parent if own else directory
+    run_directory = directory.absolute().parent if own else directory
     matches = [RUN_FOLDER.fullmatch(path.parent.name) for path in directory.glob(f"*-rank-*/{RECORDS}")]
     if runs := [own[1]] if own else sorted({match[1] for match in matches if match}):  # offload/FORMAT.md describes them
-        remedy = f'The run resumes with wrap(..., offload="nvme:{of_runs}", run="{runs[0]}").'
+        remedy = f'The run resumes with wrap(..., offload="nvme:{run_directory}", run="{runs[0]}").'
         return f"a run: {', '.join(runs)}", remedy
     if below := [path.parent.name for path in sorted(directory.glob(f"*/{MANIFEST}"))]:
-        of_hosts = " Or load them all in a training with wrap(outer=...)." if HOST_FOLDER.fullmatch(below[0]) else ""
-        remedy = f"Name one of them, such as {directory / below[0]}.{of_hosts}"
+        in_training = " Or load them all in a training with wrap(outer=...)." if HOST_FOLDER.fullmatch(below[0]) else ""
+        remedy = f"Name one of them, such as {directory / below[0]}.{in_training}"
         return f"checkpoints in folders of it: {', '.join(below[:5])}", remedy
     kind = kind_of(directory)
     files = sorted(path.name for path in directory.iterdir() if path.suffix in TORCH_SUFFIXES)

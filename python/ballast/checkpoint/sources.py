@@ -41,7 +41,7 @@ class Source(ABC):
 
     may_be_flat = False  # a tensor may be stored flat, whatever its shape
     trained_only = False  # frozen parameters and buffers are not in it
-    of_training = True  # its weights may be cast to a model's formats, because they are the masters of a training
+    has_masters = True  # its weights may be cast to a model's formats, because they are the masters of a training
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -131,7 +131,7 @@ class Content:
     groups: dict[str, Any] = field(default_factory=dict)  # param_groups, by the prefix of their optimizer
     named_groups: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # reads those with parameters by name
     extra: Callable[[], Any] = lambda: None  # reads the entry `extra`
-    of_training: bool = True
+    has_masters: bool = True
 
     def add(self, found: Any, around: tuple[str, ...], file: Path) -> None:
         """Add what nested dictionaries and lists of a file hold: tensors, counts of steps and parameter groups."""
@@ -172,7 +172,7 @@ class Keyed(Source):
         model: str | None = None,
     ):
         self._content, self._trained, self._known, self._order = content, trained, known, order
-        self.of_training = content.of_training
+        self.has_masters = content.has_masters
         self._states: dict[str, set[str]] = {}  # what there is of each parameter's state, by prefix
         for key in (*content.tensors, *content.numbers):
             holder, _, what = key.rpartition(".")
@@ -403,7 +403,7 @@ def content_of_files(path: Path) -> Content:
         found.tensors = {key: each for key, each in found.tensors.items() if not key.startswith("optimizer.")}
         found.numbers, found.groups = {}, {}
     found.groups = {prefix: read_tensors(each) for prefix, each in found.groups.items()}
-    found.extra, found.of_training = partial(read_tensors, extra), bool(found.groups)
+    found.extra, found.has_masters = partial(read_tensors, extra), bool(found.groups)
     return found
 
 

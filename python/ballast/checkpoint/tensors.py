@@ -75,9 +75,9 @@ def accesses_of(optimizers: Any, model: torch.nn.Module) -> list[Training]:
     if not accesses:
         refuse("cannot save or load a training without optimizers", needed="an optimizer of ballast.wrap(), or a list of them")
     known = {id(parameter) for access in accesses for _, parameter in access.parameters()}
-    of_siblings = {id(parameter) for access in accesses for parameter in access.parameters_of_siblings()}
+    siblings = {id(parameter) for access in accesses for parameter in access.parameters_of_siblings()}
     for name, parameter in named_parameters(model):
-        if id(parameter) not in known and (id(parameter) in of_siblings or receiver_of(parameter) is not None):
+        if id(parameter) not in known and (id(parameter) in siblings or receiver_of(parameter) is not None):
             refuse(
                 "cannot save or load a training without one of its optimizers: another one trains the model too",
                 where=f"parameter {name}",

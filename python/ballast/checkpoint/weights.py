@@ -37,7 +37,7 @@ class Weights:
     """The tensors of a model in a checkpoint."""
 
     tensors: Mapping[str, StoredTensor]
-    of_training: bool = True  # it may be cast to the model's formats, because it holds the masters of a training
+    has_masters: bool = True  # it may be cast to the model's formats, because it holds the masters of a training
     trained_only: bool = False  # frozen parameters and buffers are not in it
 
 
@@ -99,7 +99,7 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     path = Path(files) if isinstance(files, (str, os.PathLike)) else None
     kind = kind_of(path) if path is not None else ""
     if path is None or kind in ("", "safetensors"):
-        return Weights(tensors_in(files), of_training=False)
+        return Weights(tensors_in(files), has_masters=False)
     if kind == "ballast":
         checkpoint = manifest.read(path)
         return Weights(_tensors_of(path, checkpoint), trained_only=bool(checkpoint.converted_from))
@@ -110,7 +110,7 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
         names = Names([name for name, _ in named_parameters(model)], shapes)
     source = source_of(path, names)
     found = {name: stored for name in source.names() if (stored := source.tensor(name)) is not None}
-    return Weights(found, of_training=source.of_training, trained_only=source.trained_only)
+    return Weights(found, has_masters=source.has_masters, trained_only=source.trained_only)
 
 
 def _tensors_of(directory: Path, checkpoint: Checkpoint) -> dict[str, StoredTensor]:
@@ -166,7 +166,7 @@ def restore(model: torch.nn.Module, files: Files) -> None:
 def stored_format(tensor: torch.Tensor, stored: StoredTensor, weights: Weights) -> StoredTensor:
     """Return what a training has stored in the format of the model's tensor."""
     both_are_numbers = tensor.dtype.is_floating_point and stored.dtype.is_floating_point
-    if weights.of_training and both_are_numbers and tensor.dtype != stored.dtype:
+    if weights.has_masters and both_are_numbers and tensor.dtype != stored.dtype:
         return stored.in_format(tensor.dtype)
     return stored
 
