@@ -52,7 +52,7 @@ void check_steps(const NewtonSchulz& how) {
   });
 }
 
-// Where the workspace has matrices, each as many as `count` of the shape, and the squares of their norms.
+// Offsets in the workspace: of matrices, with `count` of the shape in each place, and of the squares of their norms.
 struct Parts {
   std::size_t other = 0;   // the other matrices, as many: a step reads the one and writes the other
   std::size_t gram = 0;    // X X^T of the shorter side

@@ -298,7 +298,7 @@ struct Training::Impl {
     if (options.schedule.update_in_backward) scheduler.run().numbers = agreement.numbers_before_norm();
   }
 
-  // Where updates are made in the backward pass, it begins with their options.
+  // A backward pass that makes updates needs their options when it begins.
   void prepare_backward() {
     if (options.schedule.update_in_backward && !agreement.is_prepared()) prepare(completed({}));
   }

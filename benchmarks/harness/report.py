@@ -23,8 +23,8 @@ AGAINST_BEGINS = NAME_WIDTH + 18
 
 # A suite's line has the stored fields without machine and commit, and values that only the table shows: against_value, and the
 # spread of the ratio, relative to it. The ratio says how many times faster the case is than `against`, the subject that it ran
-# in turn with: above 1 is better, whatever the unit. Limits have none. Lines of suites in C++ have the rates of all rounds
-# instead.
+# in turn with: above 1 is better, whatever the unit. Limits have no ratio. A line of a suite in C++ has the rates of all rounds
+# instead of the value and the ratio.
 Record = dict[str, Any]
 
 

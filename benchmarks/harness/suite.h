@@ -17,7 +17,7 @@ class App;
 namespace ballast::benchmarks {
 
 // Writes a line of JSON to stdout: what a suite tells the report about a case. `against` names the subject whose rounds ran in turn
-// with those of the case. The limits themselves are compared with nothing.
+// with those of the case; a limit has none.
 void emit(const std::string& suite, const std::string& name, const std::string& unit, const Rates& rates,
           const std::string& against = "", const Rates& against_rates = {});
 

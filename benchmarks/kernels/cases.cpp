@@ -77,8 +77,8 @@ void elementwise(const Setting& setting, std::vector<Trial>& all) {
   }
 }
 
-// --- Products of matrices in bf16 and Newton-Schulz iterations, on one thread, and the matrix library of the GPT trainer (oneDNN
-// where it is installed) at the same products ---
+// --- Products of matrices in bf16 and Newton-Schulz iterations, on one thread. The GPT trainer's matrix library (oneDNN if it is
+// installed) computes the same products. ---
 
 // rows x inner x columns. A symmetric one is a matrix by its transpose, and counts the operations of both halves.
 struct ProductSizes {

@@ -99,7 +99,7 @@ class LocalState {
     return tiles;
   }
 
-  // Where a program keeps all records in memory, they lend it for the visit, and are read again.
+  // A program that keeps all records in memory lends this memory to the visit, and reads the records again after it.
   void look(const TileVisitor& visit, const TileFilter& which) const {
     visit_tiles(visit, false, which);
     const Program& program = parts_.running.program();

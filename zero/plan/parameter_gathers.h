@@ -212,8 +212,8 @@ class ParameterGathers {
     }
   }
 
-  // The ranks with the same position in their groups gather each other's shards. Their lane is that of the reductions,
-  // whose groups of ranks are the same.
+  // The ranks with the same position in their groups gather each other's shards, in the lane of the reductions, because both
+  // have the same groups of ranks.
   void gather_replica(std::size_t unit, const Section& section) {
     if (context_.input.placement.parameter_replicas == 1 || section.shard == 0) return;
     context_.builder.add({.kind = OpKind::gather,

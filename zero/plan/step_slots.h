@@ -479,7 +479,7 @@ class StepSlots {
     add(frozen, slots.frozen, 0);
   }
 
-  // Where parameters are on a drive, those that no step changes have records of their own.
+  // Frozen parameters on a drive have records of their own, because no step writes them.
   void add_frozen_tiles(std::size_t unit, std::vector<Home>& homes) const {
     if (residence_[unit].parameters != Tier::nvme) return;
     const UnitLayout& layout = in_.layout.units[unit];

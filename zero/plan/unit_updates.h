@@ -17,8 +17,8 @@ class UnitUpdates {
               RecordStream& records)
       : context_(context), parameters_(parameters), gradients_(gradients), records_(records) {}
 
-  // Updates end in the order in which they begin. Between the two of one unit, another one may begin, if the slots have memory
-  // for both: the directions of that are collected while the products of the first are computed.
+  // Updates end in the order in which they begin. A second update may begin before the first ends if the slots have memory for
+  // both: directions of the second unit are then collected while products of the first are computed.
   void begin(std::size_t unit) {
     if (!needs_matrices(unit)) return;
     StepRings& rings = context_.slots.rings;
@@ -132,8 +132,8 @@ class UnitUpdates {
                          context_.agreement);
   }
 
-  // The parameter is updated in its block. Where the block has none, it is updated where the host keeps it, or in a copy
-  // on its way through.
+  // The parameter is updated in its block. If the block has none, it is updated in the host's memory, or in a copy that is on its
+  // way to another tier.
   void update_on_host(const TileName& name, const Block& block, const Source& from) {
     const UnitResidence& at = context_.residence(name.unit);
     const Piece values = on_host(name, from);

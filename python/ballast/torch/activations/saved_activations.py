@@ -59,8 +59,9 @@ class Loaded:
 class ActivationTier:
     """Keeps what save() takes until it is dropped.
 
-    On a GPU, memory that is saved stays alive until its copy has ended, and what was saved before is loaded ahead: each up to
-    `in_flight` bytes, or one activation. On a CPU the library copies at once, and reads ahead into buffers of that size."""
+    On a GPU, memory that is saved stays alive until its copy has ended, and activations that were saved before it are loaded
+    ahead; each of the two takes up to `in_flight` bytes, or one activation. On a CPU the library copies at once, and reads
+    ahead into buffers of that size."""
 
     def __init__(self, options: ActivationOptions, gpu: int | None):
         self._core = _core.ActivationStore(directory=options.directory, memory_bytes=options.in_flight, gpu=gpu)
