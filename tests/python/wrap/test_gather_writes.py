@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import ballast
@@ -193,6 +194,25 @@ def steps_inside_of_gather(stage: int, gathers: bool) -> torch.Tensor:
     return model.weight.detach().clone()
 
 
+def loaded_after_a_read(stage: int, folder: Path, gathers: bool) -> torch.Tensor:
+    """Return a bf16 weight of a training that loads its own checkpoints, where it was read since the last step or not."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 5, dtype=torch.bfloat16)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=2e-5), model, stage=stage, state_format="fp32")
+    for number in range(9):
+        for _ in range(7):
+            model(torch.ones(1, 20, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if gathers:
+            with ballast.gather(model):
+                pass
+        ballast.save(folder / str(number), model, optimizer)
+        ballast.load_checkpoint(folder / str(number), model, optimizer)
+    with ballast.gather(model):
+        return model.weight.detach().clone()
+
+
 def swapped(stage: int, dtype: torch.dtype, swaps: int) -> list[torch.Tensor]:
     """Swap parameters with averages `swaps` times, then take a step. Return the parameters before and after it."""
     loop = Loop(make_model=lambda: model_of(dtype), loss=square, steps=2)
@@ -373,6 +393,12 @@ def test_a_write_does_not_change_masters_of_other_parameters(stage):
 def test_a_step_inside_of_gather_is_no_write(stage):
     outside, inside = (steps_inside_of_gather(stage, gathers) for gathers in (False, True))
     assert torch.equal(outside, inside)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_load_after_a_read_is_no_write(stage, tmp_path):
+    unread, read = (loaded_after_a_read(stage, tmp_path / str(gathers), gathers) for gathers in (False, True))
+    assert torch.equal(unread, read)
 
 
 @pytest.mark.parametrize("options", [{}, {"update_in_backward": True}])

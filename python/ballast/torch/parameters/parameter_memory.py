@@ -198,8 +198,9 @@ class FullParameters(ParameterMemory):
         torch.autograd.graph.increment_version([member.parameter for member in self._members])
 
     def after_load(self) -> None:
-        """Let torch count the load as a write to each parameter."""
+        """Let torch count the load as a write to each parameter, which is none of the user's."""
         self._count_write()
+        self._watch_anew()
 
     def finish(self) -> None:
         if self._gathers is not None:
