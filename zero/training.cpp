@@ -14,6 +14,7 @@
 #include "zero/plan/description.h"
 #include "zero/plan/program_cost.h"
 #include "zero/plan/simulate.h"
+#include "zero/runs/checkpoint.h"
 #include "zero/runs/records.h"
 
 namespace ballast {
@@ -327,6 +328,15 @@ struct Training::Impl {
 
   std::size_t device_bytes() const { return running.memory()[static_cast<std::size_t>(Tier::device)]; }
 
+  CheckpointPlace checkpoint_in(const std::filesystem::path& directory) const {
+    const std::size_t asked = options.tile_elements;
+    return {.plan = plan,
+            .world = world,
+            .directory = directory,
+            .tile_elements = asked > 0 ? asked : automatic_tile(plan.model(), plan.placement().shards),
+            .log = options.drives.log};
+  }
+
   // A change that belongs to no round of its own is one of the last round's state.
   JointRound round_of_change() const { return round.exists() || !drives ? round : drives->round(); }
 
@@ -582,6 +592,23 @@ void Training::keep_gathered(std::size_t bytes, const AgreeOnMemory& agree) {
 }
 
 std::size_t Training::gathered_bytes() const { return impl_->slots.all_of(SlotRole::gathered).bytes(); }
+
+void Training::save(const std::filesystem::path& directory) {
+  impl_->require_between_steps("save a checkpoint");
+  save_checkpoint(impl_->checkpoint_in(directory), steps(), note(),
+                  [this](const TileVisitor& visit) { visit_state(visit); });
+}
+
+void Training::load(const std::filesystem::path& directory) {
+  impl_->require_between_steps("load a checkpoint");
+  load_checkpoint(impl_->checkpoint_in(directory), [this](const TileVisitor& change, const auto& agree) {
+    change_state(change, [&] {
+      const LoadedCheckpoint loaded = agree();
+      set_steps(loaded.step);
+      set_note(loaded.note);
+    });
+  });
+}
 
 void Training::visit_state(const TileVisitor& look, const TileFilter& which) {
   finish();

@@ -88,7 +88,8 @@ void describe_steps(CLI::App& app, RunOptions& run) {
   app.add_option("--seed", run.seed, "Seed of the initial values and of the sequences")->capture_default_str();
 }
 
-void describe_placement(CLI::App& app, TrainingOptions& training) {
+void describe_placement(CLI::App& app, RunOptions& run) {
+  TrainingOptions& training = run.training;
   app.option_defaults()->group("Memory");
   std::map<std::string, StateFormat> formats;
   for (const StateFormat format : all_state_formats) {
@@ -114,6 +115,8 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
       ->check(CLI::ExistingDirectory);
   app.add_option("--run", training.drives.run,
                  "Name of the run; an existing run of this name resumes after its last step");
+  app.add_option("--checkpoint", run.checkpoint,
+                 "A directory: load its checkpoint if it has one, and save to it at the end");
   app.add_flag("--mirror", training.drives.mirror, "Keep the run's records on a drive of another rank too");
 }
 
@@ -172,7 +175,7 @@ void describe(CLI::App& app, ProgramOptions& options) {
   app.option_defaults()->take_last();  // options after those of a script replace them
   describe_model(app, options.run);
   describe_steps(app, options.run);
-  describe_placement(app, options.run.training);
+  describe_placement(app, options.run);
   describe_schedule(app, options.run);
   describe_machine(app, options);
   describe_output(app, options);

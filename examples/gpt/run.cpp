@@ -84,6 +84,9 @@ class Run {
     training_.emplace(model_of(options.shape), world, rules_of(options), options.training);
     model_.emplace(options.shape, options.batch, maths, accounts_);
     training_->start(initial_parameters(options.shape, options.seed, std::max(1, options.training.threads)));
+    std::error_code missing;
+    if (!options.checkpoint.empty() && !std::filesystem::is_empty(options.checkpoint, missing) && !missing)
+      training_->load(options.checkpoint);
   }
 
   void all_steps() {
@@ -92,6 +95,7 @@ class Run {
       observer_.step(one_step(step));
     }
     training_->finish();
+    if (!options_.checkpoint.empty()) training_->save(options_.checkpoint);
   }
 
   void end() {

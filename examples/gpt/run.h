@@ -23,6 +23,7 @@ struct RunOptions {
   double weight_decay = 0.1;
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> text{};
+  std::filesystem::path checkpoint{};  // loaded at the beginning, if there is one, and saved at the end; empty: none
   TrainingOptions training{};
   bool measures_rate = true;
   bool forecasts = false;

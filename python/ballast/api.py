@@ -311,6 +311,9 @@ def load_checkpoint(directory: str | os.PathLike[str], model: torch.nn.Module, o
 
     With another number of ranks, `extra` is that of rank `rank % saved_ranks`. Its tensors are on the host.
 
+    The directory may be that of a run, or of `Training::save()` in C++: then the parameters and their moments are loaded from
+    the newest step that all of its ranks have. `directory/NAME` names one of several runs.
+
     Checkpoints of other programs are read too: directories of `torch.distributed.checkpoint` (FSDP2, Accelerate, Lightning),
     of DeepSpeed (ZeRO stages 1 to 3, and universal), and files of `torch.save()`, or folders with them, that hold a model and
     its optimizer. The parameters, and the moments and steps of those that are trained, are loaded. From files of torch the

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "kernels/runtime/host_pages.h"
@@ -13,6 +14,7 @@
 #include "offload/chunk_file.h"
 #include "offload/run_directory.h"
 #include "python/bindings/bindings.h"
+#include "zero/runs/recorded_run.h"
 
 namespace ballast::python {
 
@@ -244,11 +246,49 @@ void bind_files(py::module_& module) {
           py::arg("kind"), py::arg("elements"), py::arg("to"), Released());
 }
 
+void bind_runs(py::module_& module) {
+  py::class_<RecordedRun>(module, "RecordedRun")
+      .def(py::init<const std::string&, const std::string&>(), py::arg("directory"), py::arg("name"), Released())
+      .def_property_readonly("step", &RecordedRun::step)
+      .def_property_readonly("ranks", &RecordedRun::ranks)
+      .def_property_readonly("rule", &RecordedRun::rule)
+      .def_property_readonly(
+          "moments",
+          [](const RecordedRun& run) {
+            std::map<std::string, std::string> named;
+            if (!run.names().momentum.empty()) named["momentum"] = run.names().momentum;
+            if (!run.names().variance.empty()) named["variance"] = run.names().variance;
+            return named;
+          },
+          "Torch's names of the moments.")
+      .def("note",
+           [](RecordedRun& run) {
+             const auto note = run.note();
+             return py::bytes(reinterpret_cast<const char*>(note.data()), note.size());
+           })
+      .def("tensors",
+           [](const RecordedRun& run) {
+             std::vector<std::pair<std::string, std::vector<std::size_t>>> shapes;
+             for (const Tensor& tensor : run.tensors())
+               shapes.emplace_back(tensor.name, tensor.shape);
+             return shapes;
+           })
+      .def(
+          "copy",
+          [](RecordedRun& run, const std::string& tensor, std::size_t first, const StatePart& into) {
+            run.copy(tensor, {first, into.memory.count}, into.memory);
+          },
+          py::arg("tensor"), py::arg("first"), py::arg("into"), Released());
+  module.def(
+      "runs_in", [](const std::string& directory) { return runs_in(directory); }, py::arg("directory"));
+}
+
 }  // namespace
 
 void bind_checkpoint(py::module_& module) {
   bind_parts(module);
   bind_files(module);
+  bind_runs(module);
   py::class_<offload::DirectoryLock>(module, "DirectoryLock")
       .def(py::init<const std::string&>(), py::kw_only(), py::arg("directory"))
       .def("release", &offload::DirectoryLock::release);

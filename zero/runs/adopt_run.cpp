@@ -18,7 +18,7 @@
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
 #include "zero/runs/joint_space.h"
-#include "zero/runs/search.h"
+#include "zero/runs/resharding.h"
 
 namespace ballast {
 namespace {
@@ -31,15 +31,15 @@ std::vector<std::byte> bytes_of(const std::string& text) {
 }
 
 // Rewrites the records of a run for a training with other ranks, another stage, format or tiles, one record at a time.
-class Resharding {
+class RunRewrite {
  public:
   // All of it outlives this.
-  Resharding(const OwnRun& own, const WholeRun& run, const RecordedState& state, EarlierRecords& records,
+  RunRewrite(const OwnRun& own, const WholeRun& run, const RecordedState& state, EarlierRecords& records,
              Communicator& world)
-      : own_(own), run_(run), state_(state), records_(records), world_(world), names_(names_in_runs(own.plan.model())) {
+      : own_(own), run_(run), state_(state), records_(records), world_(world), resharding_(own, run, state, records) {
     for (std::size_t rank = 0; rank < world.size(); ++rank) {
       for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
-        if (!sees(rank, shard)) receivers_.insert(rank);
+        if (!resharding_.sees(rank, shard)) receivers_.insert(rank);
       }
     }
   }
@@ -47,17 +47,10 @@ class Resharding {
   // This rank's note. A note may hold what only the rank knows that has written it, so each rank gets those of all. All ranks
   // call it together.
   std::vector<std::byte> note() {
-    const auto copy_of = [&](std::size_t rank) -> const WholeRun::Copy* {
-      for (const auto& copies : run_.copies) {
-        const auto found = std::ranges::find(copies, rank, &WholeRun::Copy::rank);
-        if (found != copies.end()) return &*found;
-      }
-      return nullptr;  // the rank's records are missing, and another one has the same shard
-    };
     EarlierNotes notes;
     for (std::size_t rank = 0; rank < run_.placement.ranks(); ++rank) {
-      const WholeRun::Copy* const copy = copy_of(rank);
-      if (copy == nullptr) continue;
+      const WholeRun::Copy* const copy = run_.copy_of(rank);
+      if (copy == nullptr) continue;  // the rank's records are missing, and another one has the same shard
       std::string note;
       on_all_ranks(world_, [&] {
         if (copy->seen_by != world_.rank()) return;
@@ -68,10 +61,11 @@ class Resharding {
     }
     if (!own_.options.join_notes) return notes.notes[world_.rank() % notes.notes.size()];
     const std::vector<std::string> before = state_.trained();
-    for (std::size_t unit = 0; unit < names_.size(); ++unit) {
-      for (std::size_t tensor = 0; tensor < names_[unit].size(); ++tensor) {
+    const auto names = names_in_runs(own_.plan.model());
+    for (std::size_t unit = 0; unit < names.size(); ++unit) {
+      for (std::size_t tensor = 0; tensor < names[unit].size(); ++tensor) {
         if (own_.plan.model().units[unit].tensors[tensor].frozen) continue;
-        const auto place = std::ranges::find(before, names_[unit][tensor]) - before.begin();
+        const auto place = std::ranges::find(before, names[unit][tensor]) - before.begin();
         notes.places.push_back(static_cast<std::size_t>(place));
       }
     }
@@ -88,16 +82,15 @@ class Resharding {
       const std::size_t turn = record % records_under_way;
       const std::span<std::byte> bytes{memory.get() + turn * store.record_bytes(), store.record_bytes()};
       const auto [unit, tile] = own_.plan.tile_of(record);
-      std::byte* const payload = store.payload(bytes).data();
-      const std::size_t elements = own_.plan.layout().units[unit].tiles[tile].count;
-      const TileMemory into = own_.plan.blocks().recorded(unit, tile, elements, payload);
+      const Range& range = own_.plan.layout().units[unit].tiles[tile];
+      const TileMemory into = own_.plan.blocks().recorded(unit, tile, range.count, store.payload(bytes).data());
       on_all_ranks(world_, [&] {
         written[turn].wait();
         std::ranges::fill(bytes, std::byte{0});  // padding between tensors
       });
-      receive(record, into);
+      receive(unit, range, into);
       on_all_ranks(world_, [&] {
-        copy_seen(moves_into(record, world_.rank()), into);
+        resharding_.copy_seen(resharding_.moves_into(unit, range, world_.rank()), into);
         written[turn] = store.write(record, bytes);
         under_way.add(written[turn]);
       });
@@ -106,70 +99,28 @@ class Resharding {
   }
 
  private:
-  struct Move {
-    RecordedState::Part from{};
-    std::size_t into = 0;  // the first element of this rank's tile
-  };
-
-  bool sees(std::size_t rank, std::size_t shard) const { return run_.nearest(shard, rank).seen_by == rank; }
-
-  std::vector<Move> moves_into(std::size_t record, std::size_t rank) const {
-    const auto [unit, tile] = own_.plan.tile_of(record);
-    const UnitLayout& layout = own_.plan.layout().units[unit];
-    const std::size_t shard = shard_of(own_.plan.placement(), rank);
-    const Range& range = layout.tiles[tile];
-    std::vector<Move> moves;
-    for (const TensorPart& part : tensors_in(own_.plan.model().units[unit], layout, layout.trained, shard, range)) {
-      for (const RecordedState::Part& from : state_.parts_of(names_[unit][part.tensor], part.range)) {
-        moves.push_back({from, part.in_shard - range.first + from.range.first - part.range.first});
-      }
-    }
-    return moves;
-  }
-
-  // Copies what comes from one record, which is in memory.
-  void copy(const std::vector<Move>& moves, std::pair<std::size_t, std::size_t> source, std::byte* from,
-            const TileMemory& into) const {
-    const TileMemory tile = state_.tile(source.second, from);
-    for (const auto& [part, begin] : moves) {
-      if (std::pair(part.shard, part.record) != source) continue;
-      kernels::copy_state(kernels::part(tile, part.in_tile, part.range.count),
-                          kernels::part(into, begin, part.range.count));
-    }
-  }
-
   // Records that a rank needs and does not see: one that sees them sends them to all. Every rank knows what the others need.
-  void receive(std::size_t record, const TileMemory& into) {
+  void receive(std::size_t unit, const Range& range, const TileMemory& into) {
     for (const std::size_t rank : receivers_) {
-      const std::vector<Move> moves = moves_into(record, rank);
-      std::pair<std::size_t, std::size_t> last{SIZE_MAX, 0};
-      for (const Move& move : moves) {
-        const std::pair source(move.from.shard, move.from.record);
-        if (source == last || sees(rank, move.from.shard)) continue;
+      const auto moves = resharding_.moves_into(unit, range, rank);
+      Resharding::Source last{SIZE_MAX, 0};
+      for (const auto& move : moves) {
+        const Resharding::Source source = Resharding::source_of(move);
+        if (source == last || resharding_.sees(rank, source.first)) continue;
         last = source;
-        const WholeRun::Copy& copy_to_send = run_.nearest(move.from.shard, rank);
+        const WholeRun::Copy& copy_to_send = run_.nearest(source.first, rank);
         std::span<std::byte> payload;
         on_all_ranks(world_, [&] {
           if (copy_to_send.seen_by == world_.rank()) {
-            payload = records_.read(copy_to_send, move.from.record);
+            payload = records_.read(copy_to_send, source.second);
           } else {
             if (!received_) received_ = map_host_pages(state_.shape().payload_bytes, "a record of another rank");
             payload = {received_.get(), state_.shape().payload_bytes};
           }
         });
         world_.broadcast(View(payload.data(), payload.size(), DType::u8), copy_to_send.seen_by);
-        if (rank == world_.rank()) copy(moves, source, payload.data(), into);
+        if (rank == world_.rank()) resharding_.copy(moves, source, payload.data(), into);
       }
-    }
-  }
-
-  void copy_seen(const std::vector<Move>& moves, const TileMemory& into) {
-    std::pair<std::size_t, std::size_t> last{SIZE_MAX, 0};
-    for (const Move& move : moves) {
-      const std::pair source(move.from.shard, move.from.record);
-      if (source == last || !sees(world_.rank(), move.from.shard)) continue;
-      last = source;
-      copy(moves, source, records_.read(run_.nearest(source.first, world_.rank()), source.second).data(), into);
     }
   }
 
@@ -178,8 +129,8 @@ class Resharding {
   const RecordedState& state_;
   EarlierRecords& records_;
   Communicator& world_;
-  std::vector<std::vector<std::string>> names_;  // names of this training's tensors, for each unit
-  std::set<std::size_t> receivers_{};            // ranks that do not see all records
+  Resharding resharding_;
+  std::set<std::size_t> receivers_{};  // ranks that do not see all records
   HostPages received_{};
 };
 
@@ -281,7 +232,7 @@ class RunAdoption {
   // None if the run begins, or begins again: never in place of records that may be those of another training.
   std::optional<WholeRun> newest_run() {
     try {
-      auto run = newest_whole_run(seen_, own_.name(), checkpoint_, last_);
+      auto run = newest_whole_run(seen_, own_.goal, checkpoint_, last_);
       if (!run) require_own_model();
       require_chosen(own_, run ? std::optional(run->point) : std::nullopt);
       return run;
@@ -336,9 +287,9 @@ class RunAdoption {
   // Returns the run as this training keeps it; none if too many of its records are damaged, and it begins again.
   std::optional<WholeRun> adopt(WholeRun run) {
     while (true) {
-      const RecordedState state = state_of(run);
+      const RecordedState state = search_.state_of(run);
       const offload::RecordShape shape = shape_of(run, state);
-      EarlierRecords records(own_, run, shape);
+      EarlierRecords records(own_.options, own_.queues, run, shape);
       if (!drop_damaged(run, records)) {
         rewrite(run, state, records);
         return run;
@@ -348,41 +299,6 @@ class RunAdoption {
       if (!next) return {};
       run = std::move(*next);
     }
-  }
-
-  // What the description of the run says of its records. Throws B1009 if they are not those of this model and rule.
-  RecordedState state_of(const WholeRun& run) const {
-    const WholeRun::Copy& copy = run.copies.front().front();
-    std::string text;
-    on_all_ranks(world_, [&] {
-      if (copy.seen_by != own_.rank()) return;
-      const auto lines = run.digest == own_.shape.content_digest
-                             ? own_.description
-                             : search_.description_of(run.files_of(copy), run.digest);
-      text = fmt::format("{}", fmt::join(lines, "\n"));
-    });
-    const std::vector<std::string> lines = lines_of(broadcast_text(world_, text, copy.seen_by));
-    const auto described = read_description(lines);
-    require(described.has_value(), Code::run_mismatch, [&] { return unreadable(); });
-    const auto difference = first_obstacle(*described, own_.plan.model(), own_.plan.rule());
-    require(!difference, Code::run_mismatch, [&] {
-      return Problem{.what = fmt::format("cannot resume run \"{}\": it has {}, but this training has {}", own_.name(),
-                                         difference->one, difference->other),
-                     .remedy =
-                         "Resume with the model and the optimizer that began the run; or give the run another "
-                         "name. Nothing was changed."};
-    });
-    auto state = RecordedState::of(lines, own_.plan.names());
-    require(state.has_value(), Code::run_mismatch, [&] { return unreadable(); });
-    return std::move(*state);
-  }
-
-  Problem unreadable() const {
-    return {
-        .what = fmt::format("cannot resume run \"{}\" on other ranks: its description is not as this version of "
-                            "Ballast writes it",
-                            own_.name()),
-        .remedy = "Resume with the training that began the run; or give the run another name. Nothing was changed."};
   }
 
   offload::RecordShape shape_of(const WholeRun& run, const RecordedState& state) const {
@@ -413,8 +329,8 @@ class RunAdoption {
     const RecordFiles files{own_.rank(), next_incarnation(seen_)};
     offload::RecordShape shape = own_.shape;
     shape.run_id = known_run_id(seen_);
-    Resharding resharding(own_, run, state, records, world_);
-    const std::vector<std::byte> note = resharding.note();
+    RunRewrite rewrite(own_, run, state, records, world_);
+    const std::vector<std::byte> note = rewrite.note();
     log_adoption(run, state.described());
     require_joint_space(world_, shape, own_.options.directories, 1);
     std::optional<offload::RecordStore> store;
@@ -425,7 +341,7 @@ class RunAdoption {
         store.emplace(offload::RecordStore::create(shape, own_.drives(files), own_.files_of(files)));
         store->count_from({files.made_in, run.point.number});
       });
-      resharding.write(*store);
+      rewrite.write(*store);
       on_all_ranks(world_, [&] {
         store->commit(run.step, note, run.label);
         is_committed = true;

@@ -149,51 +149,51 @@ std::string texts_of(Seen members) {
   return joined(std::move(texts));
 }
 
-[[noreturn]] void fail_without_common(Seen members, const std::string& run, const std::string& load) {
+[[noreturn]] void fail_without_common(Seen members, const Goal& goal, const std::string& load) {
   const bool is_damaged = std::ranges::any_of(members, &SeenRecords::lacks_records);
-  fail(
-      is_damaged ? Code::bad_record : Code::run_mismatch,
-      {.what = fmt::format("cannot resume run \"{}\": its ranks have no commit in common", run),
-       .available = texts_of(members),
-       .remedy = fmt::format("Give every rank its own directories of one moment, {} in a run of another name, or begin "
-                             "such a run. Nothing was changed.",
-                             load)});
+  fail(is_damaged ? Code::bad_record : Code::run_mismatch,
+       {.what = fmt::format("cannot {}: its ranks have no commit in common", goal.what),
+        .available = texts_of(members),
+        .remedy = goal.remedy(fmt::format("Give every rank its own directories of one moment, {} in a run of another "
+                                          "name, or begin such a run. Nothing was changed.",
+                                          load))});
 }
 
 // `members` are those with the newest commit.
-[[noreturn]] void fail_without_whole_run(Seen members, const std::string& run, const KnownCheckpoint& checkpoint) {
+[[noreturn]] void fail_without_whole_run(Seen members, const Goal& goal, const KnownCheckpoint& checkpoint) {
   const std::string load = checkpoint.path.empty() ? "load a checkpoint"
                                                    : fmt::format("load the run's newest checkpoint, {} of step {},",
                                                                  checkpoint.path, checkpoint.step);
   const SeenRecords& first = members.front();
   if (!first.is_described) {
-    fail(Code::run_mismatch,
-         {.what = fmt::format("cannot resume run \"{}\": another training began it", run),
-          .where = fmt::format("the records of rank {} (the difference is unknown: {} is missing or damaged)",
-                               first.files.rank, first.files.description_name()),
-          .remedy = "Resume with the training that began the run, on as many ranks; or give the run another name. "
-                    "Nothing was changed."});
+    fail(
+        Code::run_mismatch,
+        {.what = fmt::format("cannot {}: another training began it", goal.what),
+         .where = fmt::format("the records of rank {} (the difference is unknown: {} is missing or damaged)",
+                              first.files.rank, first.files.description_name()),
+         .remedy = goal.remedy("Resume with the training that began the run, on as many ranks; or give the run another "
+                               "name. Nothing was changed.")});
   }
   if (const std::vector<std::string> missing = ranks_without(members); !missing.empty()) {
     fail(Code::run_mismatch,
-         {.what = fmt::format("cannot resume run \"{}\": no rank finds the records of rank{} {}", run,
+         {.what = fmt::format("cannot {}: no rank finds the records of rank{} {}", goal.what,
                               missing.size() == 1 ? "" : "s", joined(missing)),
-          .where = fmt::format("{}-rank-{} in the directories of this job's ranks", run, missing.front()),
+          .where = fmt::format("{}-rank-{} in the directories of this job's ranks", goal.run, missing.front()),
           .needed = fmt::format("the records of all {} ranks that trained together", first.placement.ranks()),
           .available = texts_of(members),
           .remedy =
-              fmt::format("Start a rank on each machine that has some of them, or move their directories to one of "
-                          "these; else {} in a run of another name. Nothing was changed.",
-                          load)});
+              goal.remedy(fmt::format("Start a rank on each machine that has some of them, or move their directories "
+                                      "to one of these; else {} in a run of another name. Nothing was changed.",
+                                      load))});
   }
-  fail_without_common(members, run, load);
+  fail_without_common(members, goal, load);
 }
 
 }  // namespace
 
-std::optional<offload::CommitPoint> common_point(Seen ranks, const std::string& run, offload::CommitPoint last) {
+std::optional<offload::CommitPoint> common_point(Seen ranks, const Goal& goal, offload::CommitPoint last) {
   if (const auto newest = newest_common(ranks, last)) return newest;
-  if (have_begun(ranks, last)) fail_without_common(ranks, run, "load a checkpoint");
+  if (have_begun(ranks, last)) fail_without_common(ranks, goal, "load a checkpoint");
   return {};
 }
 
@@ -223,6 +223,14 @@ const WholeRun::Copy& WholeRun::nearest(std::size_t shard, std::size_t reader) c
   return own == known.end() ? known.front() : *own;
 }
 
+const WholeRun::Copy* WholeRun::copy_of(std::size_t rank) const {
+  for (const std::vector<Copy>& of_shard : copies) {
+    const auto found = std::ranges::find(of_shard, rank, &Copy::rank);
+    if (found != of_shard.end()) return &*found;
+  }
+  return nullptr;
+}
+
 std::optional<WholeRun> find_whole_run(Seen seen, offload::CommitPoint last) {
   std::set<Group> groups;
   for (const SeenRecords& records : seen)
@@ -235,7 +243,7 @@ std::optional<WholeRun> find_whole_run(Seen seen, offload::CommitPoint last) {
   return newest;
 }
 
-std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run, const KnownCheckpoint& checkpoint,
+std::optional<WholeRun> newest_whole_run(Seen seen, const Goal& goal, const KnownCheckpoint& checkpoint,
                                          offload::CommitPoint last) {
   if (auto newest = find_whole_run(seen, last)) return newest;
   const Commits commits = commits_of(seen, last);
@@ -244,7 +252,7 @@ std::optional<WholeRun> newest_whole_run(Seen seen, const std::string& run, cons
     return has_begun ? has(records.commits, commits.front()) : records.lacks_records;
   });
   if (begun == seen.end()) return {};
-  fail_without_whole_run(members_of(seen, group_of(*begun)), run, checkpoint);
+  fail_without_whole_run(members_of(seen, group_of(*begun)), goal, checkpoint);
 }
 
 void drop(std::vector<SeenRecords>& seen, const RecordFiles& files, std::size_t seen_by, offload::CommitPoint point) {
@@ -268,7 +276,7 @@ std::uint64_t next_incarnation(Seen seen) {
   return newest + 1;
 }
 
-void require_one_run(Seen seen, const std::string& run) {
+void require_one_run(Seen seen, const Goal& goal) {
   constexpr std::uint64_t unreadable = 0;
   const auto first = std::ranges::find_if(seen, [](const SeenRecords& each) { return each.run_id != unreadable; });
   const auto other = std::ranges::find_if(first, seen.end(), [&](const SeenRecords& each) {
@@ -281,7 +289,7 @@ void require_one_run(Seen seen, const std::string& run) {
                          is_own ? "" : fmt::format(", as rank {} finds", each.seen_by));
     };
     return Problem{
-        .what = fmt::format("cannot resume run \"{}\": its directories belong to different runs", run),
+        .what = fmt::format("cannot {}: its directories belong to different runs", goal.what),
         .where = fmt::format("{}; {}", text(*first), text(*other)),
         .remedy = "Give every rank its own directories of one run, or give the run another name. Nothing was changed."};
   });

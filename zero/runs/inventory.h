@@ -41,7 +41,7 @@ std::vector<SeenRecords> seen_by_all(Communicator& world, std::span<const SeenRe
 // same moment, and may be stopped in between. None if the run has not begun: files may exist without content, but no rank has made
 // a step. B1009 if ranks have made steps, but have no commit in common; B3202 if they had one before records were lost. Commits
 // after `last` do not count.
-std::optional<offload::CommitPoint> common_point(std::span<const SeenRecords> ranks, const std::string& run,
+std::optional<offload::CommitPoint> common_point(std::span<const SeenRecords> ranks, const Goal& goal,
                                                  offload::CommitPoint last = last_of_all);
 
 // Whether common_point() would throw: ranks have made steps, and have no commit in common.
@@ -64,6 +64,7 @@ struct WholeRun {
 
   // The records of a shard that a rank reads: those that it sees itself if there are any, else those that another one sees.
   const Copy& nearest(std::size_t shard, std::size_t reader) const;
+  const Copy* copy_of(std::size_t rank) const;  // one of the records of this rank of the run; null: there are none
   RecordFiles files_of(const Copy& copy) const { return {copy.rank, made_in, copy.is_mirror}; }
 };
 
@@ -73,7 +74,7 @@ std::optional<WholeRun> find_whole_run(std::span<const SeenRecords> seen, offloa
 // The newest one, of the commits up to `last`. None if no rank has made a step by then. Else throws B1009 if a shard has no
 // records, or if the shards have no commit in common; B3202 if they may have had one before records were damaged. The error
 // names the run's newest checkpoint.
-std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, const std::string& run,
+std::optional<WholeRun> newest_whole_run(std::span<const SeenRecords> seen, const Goal& goal,
                                          const KnownCheckpoint& checkpoint = {},
                                          offload::CommitPoint last = last_of_all);
 
@@ -87,6 +88,6 @@ std::uint64_t known_run_id(std::span<const SeenRecords> seen);
 std::uint64_t next_incarnation(std::span<const SeenRecords> seen);
 
 // Throws B1009 if the records belong to several runs.
-void require_one_run(std::span<const SeenRecords> seen, const std::string& run);
+void require_one_run(std::span<const SeenRecords> seen, const Goal& goal);
 
 }  // namespace ballast

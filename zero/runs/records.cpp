@@ -30,12 +30,6 @@ std::uint64_t random_id() {
   return id;
 }
 
-std::uint64_t drawn_by_first(Communicator& world) {
-  std::int64_t id = world.rank() == 0 ? std::bit_cast<std::int64_t>(random_id()) : 0;
-  world.all_reduce({&id, 1});
-  return std::bit_cast<std::uint64_t>(id);
-}
-
 bool is_true_on_any(Communicator& world, bool mine) {
   std::int64_t ranks = mine ? 1 : 0;
   world.all_reduce({&ranks, 1});
@@ -67,6 +61,12 @@ void warn_of_traces(const OwnRun& run) {
 }
 
 }  // namespace
+
+std::uint64_t draw_run_id(Communicator& world) {
+  std::int64_t id = world.rank() == 0 ? std::bit_cast<std::int64_t>(random_id()) : 0;
+  world.all_reduce({&id, 1});
+  return std::bit_cast<std::uint64_t>(id);
+}
 
 // The name becomes part of the name of a directory, which lies in the one that the caller names.
 void require_run_name(const std::string& run) {
@@ -184,10 +184,10 @@ void Records::open_run(OwnRun run, Communicator& world) {
   });
   const bool has_files = mine.run_id != 0;
   const std::vector<SeenRecords> ranks = seen_by_all(world, {&mine, 1});
-  require_one_run(ranks, run.name());
+  require_one_run(ranks, run.goal);
   const std::uint64_t known_id = known_run_id(ranks);
-  common_point(ranks, run.name(), settled.last);  // throws before anything is written
-  run.shape.run_id = known_id != 0 ? known_id : drawn_by_first(world);
+  common_point(ranks, run.goal, settled.last);  // throws before anything is written
+  run.shape.run_id = known_id != 0 ? known_id : draw_run_id(world);
   const std::size_t stores = options.mirror ? 2 : 1;  // its own records, and those that it mirrors
   require_joint_space(world, run.shape, options.directories, has_files ? 0 : stores);
   // There was no other copy of files that are marked as damaged: if they are, a read will fail and mark them again. But where
@@ -230,7 +230,7 @@ void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool h
 std::optional<offload::CommitPoint> Records::go_to_common_point(const OwnRun& run, SeenRecords mine,
                                                                 offload::CommitPoint last, Communicator& world) {
   while (true) {
-    const auto point = common_point(seen_by_all(world, {&mine, 1}), run.name(), last);
+    const auto point = common_point(seen_by_all(world, {&mine, 1}), run.goal, last);
     if (last == run.last()) require_chosen(run, point);
     if (!point) return {};
     const bool is_here = store_->go_to(*point);

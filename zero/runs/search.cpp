@@ -1,5 +1,7 @@
 #include "zero/runs/search.h"
 
+#include <fmt/ranges.h>
+
 namespace ballast {
 namespace {
 
@@ -11,7 +13,7 @@ std::vector<std::size_t> damaged_ranks(const WholeRun& run, std::span<const Seen
     if (!search.is_marked_damaged({own.rank(), run.made_in})) return;
     offload::RecordShape shape = own.shape;
     shape.run_id = known_run_id(seen);
-    EarlierRecords records(own, run, shape);
+    EarlierRecords records(own.options, own.queues, run, shape);
     is_damaged[own.rank()] = records.are_intact({.rank = own.rank(), .seen_by = own.rank()}) ? 0 : 1;
   });
   world.all_reduce(is_damaged);
@@ -31,6 +33,37 @@ void log_damage(const WholeRun& run, const std::optional<WholeRun>& earlier, con
 }
 
 }  // namespace
+
+RecordedState RunSearch::state_of(const WholeRun& run) const {
+  const WholeRun::Copy& copy = run.copies.front().front();
+  std::string text;
+  on_all_ranks(world_, [&] {
+    if (copy.seen_by != world_.rank()) return;
+    const auto lines =
+        run.digest == own_->shape.content_digest ? own_->description : description_of(run.files_of(copy), run.digest);
+    text = fmt::format("{}", fmt::join(lines, "\n"));
+  });
+  const std::vector<std::string> lines = lines_of(broadcast_text(world_, text, copy.seen_by));
+  const auto described = read_description(lines);
+  auto state = RecordedState::of(lines, own_->plan.names());
+  require(described.has_value() && state.has_value(), Code::run_mismatch, [&] {
+    return Problem{
+        .what = fmt::format("cannot {} on other ranks: its description is not as this version of Ballast writes it",
+                            goal_.what),
+        .remedy = goal_.remedy(
+            "Resume with the training that began the run; or give the run another name. Nothing was changed.")};
+  });
+  const auto difference = first_obstacle(*described, own_->plan.model(), own_->plan.rule());
+  require(!difference, Code::run_mismatch, [&] {
+    return Problem{
+        .what = fmt::format("cannot {}: it has {}, but this training has {}", goal_.what, difference->one,
+                            difference->other),
+        .remedy =
+            "Resume with the model and the optimizer that began the run; or give the run another name. Nothing "
+            "was changed."};
+  });
+  return std::move(*state);
+}
 
 bool is_in_place(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own, std::size_t ranks) {
   if (run.digest != own.shape.content_digest) return false;

@@ -23,12 +23,19 @@
 
 namespace ballast {
 
+// How closely records are looked at: whether they have commits, or the heads of all records of each, too.
+enum class SearchDepth { commits, heads };
+
 class RunSearch {
  public:
   // All of it outlives this. `own`: the training that is going to resume the run; null: none yet.
   RunSearch(const RecordOptions& options, std::span<offload::IoQueue* const> queues, Communicator& world,
             const OwnRun* own = nullptr)
-      : options_(options), queues_(queues), world_(world), own_(own) {}
+      : options_(options),
+        queues_(queues),
+        world_(world),
+        own_(own),
+        goal_(own != nullptr ? own->goal : Goal(options.run)) {}
 
   // What one of this rank's files holds; nothing if it cannot be read, or is a mirror of another run. Throws B1009 if they are of a
   // run that is resumed together with others, and the training resumes it alone.
@@ -47,8 +54,7 @@ class RunSearch {
   std::optional<offload::FoundRecords> read_head(const RecordFiles& files) const {
     auto found = offload::RecordStore::look(drives(files), store_options(files, options_));
     require(!found || found->shape.rank == files.rank, Code::run_mismatch, [&] {
-      return Problem{.what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", options_.run,
-                                         found->shape.rank),
+      return Problem{.what = fmt::format("cannot {}: this is the directory of rank {}", goal_.what, found->shape.rank),
                      .where = directory_of(files).string(),
                      .needed = fmt::format("that of rank {}", files.rank),
                      .remedy = "Give every rank its own directories. Nothing was changed."};
@@ -94,18 +100,22 @@ class RunSearch {
     return digest_of(lines) == digest ? lines : std::vector<std::string>{};
   }
 
+  // What the description of a run says of its records. All ranks call it together. Throws B1009 if they are not those of this
+  // model and rule.
+  RecordedState state_of(const WholeRun& run) const;
+
   // All ranks call these together, each with the files that it sees. The first one throws B1009 if they belong to several runs, and
   // leaves out commits that lack records.
-  std::vector<SeenRecords> find_all(std::span<const RecordFiles> files) const {
+  std::vector<SeenRecords> find_all(std::span<const RecordFiles> files, SearchDepth depth = SearchDepth::heads) const {
     std::vector<SeenRecords> mine;
     on_all_ranks(world_, [&] {
       for (const RecordFiles& each : files) {
-        const SeenRecords seen = seen_in(each);
+        const SeenRecords seen = seen_in(each, depth);
         if (!each.is_mirror || seen.run_id != 0) mine.push_back(seen);
       }
     });
     std::vector<SeenRecords> all = seen_by_all(world_, mine);
-    require_one_run(all, options_.run);
+    require_one_run(all, goal_);
     return all;
   }
 
@@ -153,8 +163,8 @@ class RunSearch {
     const auto joint =
         std::ranges::find_if(found.commits, [](const auto& each) { return round_of(each.label).exists(); });
     require(own_ == nullptr || options_.resume_at || joint == found.commits.end(), Code::run_mismatch, [&] {
-      return Problem{.what = fmt::format("cannot resume run \"{}\" alone: it is one of {} that are resumed together",
-                                         options_.run, round_of(joint->label).members),
+      return Problem{.what = fmt::format("cannot {} alone: it is one of {} that are resumed together", goal_.what,
+                                         round_of(joint->label).members),
                      .remedy = "Resume all of them together; or give the run another name. Nothing was changed."};
     });
   }
@@ -174,13 +184,13 @@ class RunSearch {
     return offload::RecordStore::open(found.shape, drives(files), unchanged).go_to(point);
   }
 
-  SeenRecords seen_in(const RecordFiles& files) const {
+  SeenRecords seen_in(const RecordFiles& files, SearchDepth depth) const {
     const auto found = found_in(files);
     if (!found) return {.seen_by = world_.rank(), .files = files, .lacks_records = true};
     SeenRecords seen = seen_records(files, world_.rank(), *found);
     bool lacks_step = false;  // nothing is lost before the first one
     std::erase_if(seen.commits, [&](const auto& each) {
-      const bool is_lacking = !has_commit(files, each.point);
+      const bool is_lacking = depth == SearchDepth::heads && !has_commit(files, each.point);
       lacks_step = lacks_step || (is_lacking && each.step > 0);
       return is_lacking;
     });
@@ -205,14 +215,16 @@ class RunSearch {
   std::span<offload::IoQueue* const> queues_;
   Communicator& world_;
   const OwnRun* own_;
+  Goal goal_;
 };
 
 // The records of a whole run at its commit, as this rank sees them. They are read, and never changed.
 class EarlierRecords {
  public:
   // `shape`: with the id of the run. All of it outlives this.
-  EarlierRecords(const OwnRun& own, const WholeRun& run, const offload::RecordShape& shape)
-      : own_(own), run_(run), shape_(shape) {}
+  EarlierRecords(const RecordOptions& options, std::span<offload::IoQueue* const> queues, const WholeRun& run,
+                 const offload::RecordShape& shape)
+      : options_(options), queues_(queues), run_(run), shape_(shape) {}
 
   // Whether a copy, which this rank sees, has the heads of all records; are_intact() reads all of their bytes, too.
   bool are_there(const WholeRun::Copy& copy) { return opened(copy) != nullptr; }
@@ -223,7 +235,7 @@ class EarlierRecords {
         read(copy, record);
     } catch (const Error& error) {
       if (!is_damage(error)) throw;
-      if (own_.options.log != nullptr) own_.options.log->warning(error.what());
+      if (options_.log != nullptr) options_.log->warning(error.what());
       return false;
     }
     return true;
@@ -253,9 +265,9 @@ class EarlierRecords {
       const RecordFiles files = run_.files_of(copy);
       offload::RecordShape shape = shape_;
       shape.rank = static_cast<std::uint32_t>(copy.rank);
-      offload::StoreOptions unchanged = own_.files_of(files);
+      offload::StoreOptions unchanged = store_options(files, options_);
       unchanged.file.writable = false;
-      offload::RecordStore store = offload::RecordStore::open(shape, own_.drives(files), unchanged);
+      offload::RecordStore store = offload::RecordStore::open(shape, drives_of(files, options_, queues_), unchanged);
       if (store.go_to(run_.point)) found->second.emplace(std::move(store));
     }
     return found->second ? &*found->second : nullptr;
@@ -265,12 +277,13 @@ class EarlierRecords {
     offload::RecordStore* const store = opened(copy);
     require(store != nullptr, Code::bad_record, [&] {
       return Problem{.what = "cannot take over records: some of them are missing or damaged",
-                     .where = run_.files_of(copy).directory(own_.options.directories.front(), own_.name())};
+                     .where = run_.files_of(copy).directory(options_.directories.front(), options_.run)};
     });
     return *store;
   }
 
-  const OwnRun& own_;
+  const RecordOptions& options_;
+  std::span<offload::IoQueue* const> queues_;
   const WholeRun& run_;
   offload::RecordShape shape_;
   std::map<Name, std::optional<offload::RecordStore>> stores_{};  // none: records are damaged

@@ -14,6 +14,7 @@ from ballast import _core
 from ballast.checkpoint.deepspeed import STAGE_0, Universal, Zero, folder_of, is_sharded
 from ballast.checkpoint.distributed import content_of
 from ballast.checkpoint.kinds import kind_of
+from ballast.checkpoint.recorded import Recorded
 from ballast.checkpoint.sources import Keyed, Source, content_of_files, only_model_in, plain_torch_alone, steps_made
 from ballast.checkpoint.tensors import LOADING, buffers_by_name, parameter_names, parameters_by_name, state_part, warn_of_left
 from ballast.checkpoint.torch_file import StandIn
@@ -64,6 +65,8 @@ def source_of(path: Path, names: Names | None = None) -> Source:
             needed="a checkpoint with the optimizer's state, such as the folder with an optimizer.pt too",
             remedy="ballast.load(model, files) reads parameters.",
         )
+    if kind == "run":
+        return Recorded(path)
     raise AssertionError(kind)
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
+from ballast import _core
 from ballast.checks import refuse
 
 MANIFEST = "checkpoint.json"
@@ -23,6 +24,7 @@ OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
 
 # What others write, and what reads it here.
 FOREIGN = {
+    "run": "a run, or a checkpoint of a training in C++",
     "distributed": "a directory of torch.distributed.checkpoint",
     "universal": "a universal checkpoint of DeepSpeed",
     "deepspeed": "a checkpoint of DeepSpeed",
@@ -34,7 +36,7 @@ READERS = {
     "it, and `ballast export` writes its parameters to safetensors files.",
     "safetensors": "ballast.load() reads them.",
 }
-READERS |= dict.fromkeys(("universal", "deepspeed", "torch"), READERS["distributed"])
+READERS |= dict.fromkeys(("universal", "deepspeed", "torch", "run"), READERS["distributed"])
 
 
 def kind_of(path: Path) -> str:
@@ -59,8 +61,29 @@ def kind_of(path: Path) -> str:
     weights, optimizer = torch_files_in(path)
     if weights or optimizer is not None:
         return "torch"
+    if _core.runs_in(str(path)) or _is_run_name(path):
+        return "run"
     is_safetensors = any(path.glob("*.safetensors")) or any(path.glob("*/*.safetensors"))
     return "safetensors" if is_safetensors else ""
+
+
+def _is_run_name(path: Path) -> bool:
+    return not path.exists() and path.name in _core.runs_in(str(path.parent))
+
+
+def run_at(path: Path) -> tuple[Path, str]:
+    """Return the directory and the name of the run that a path names: the only one in a directory, or one of several as in
+    directory/name."""
+    if _is_run_name(path):
+        return path.parent, path.name
+    runs = _core.runs_in(str(path))
+    if len(runs) != 1:
+        refuse(
+            f"cannot read a run: {path} has {len(runs)}",
+            needed="the directory of one run, or the directory and a name, such as " + str(path / (runs or ["NAME"])[0]),
+            available=", ".join(runs),
+        )
+    return path, runs[0]
 
 
 def parts_of_distributed(directory: Path) -> list[Path]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, SavedOptimizer, Tensor, problems_of
+from ballast.checkpoint.kinds import kind_of, run_at
+from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, SavedOptimizer, Tensor, problems_of, slices
+from ballast.errors import Error
 from ballast.sizes import human_size, parse_size
+
+READ_AT_ONCE = 1 << 20  # elements of a tensor that `ballast verify` reads of a run
 
 INSPECT_EXAMPLES = """\
 examples:
@@ -31,6 +37,8 @@ def add_inspect(commands: Any) -> None:
 
 
 def inspect(chosen: argparse.Namespace) -> int:
+    if kind_of(Path(chosen.directory)) == "run":
+        return _inspect_run(chosen)
     checkpoint = manifest.read(chosen.directory)
     if chosen.json:
         content = {**asdict(checkpoint), **checkpoint.to_json(), "tensors": asdict(checkpoint)["tensors"]}
@@ -43,6 +51,21 @@ def inspect(chosen: argparse.Namespace) -> int:
         for name, tensor in checkpoint.tensors.items():
             state = f", state in {tensor.format}" if tensor.format else ""
             print(f"{name}  {tensor.dtype} {tensor.shape}, {tensor.role}{state}, {_counted(len(tensor.pieces), 'piece')}")
+    return 0
+
+
+def _inspect_run(chosen: argparse.Namespace) -> int:
+    run = _core.RecordedRun(*map(str, run_at(Path(chosen.directory))))
+    tensors = dict(run.tensors())
+    if chosen.json:
+        print(json.dumps({"step": run.step, "ranks": run.ranks, "rule": run.rule, "tensors": tensors}, indent=2))
+        return 0
+    elements = sum(map(math.prod, tensors.values()))
+    print(f"step        {run.step}, the newest of a run on {_counted(run.ranks, 'rank')}")
+    print(f"optimizer   {run.rule}; moments: {', '.join(run.moments.values()) or 'none'}")
+    print(f"trained     {_counted(len(tensors), 'tensor')}, {_counted(elements, 'element')}")
+    if chosen.tensors:
+        print("", *(f"{name}  {shape}" for name, shape in tensors.items()), sep="\n")
     return 0
 
 
@@ -96,12 +119,30 @@ def add_verify(commands: Any) -> None:
 
 
 def verify(chosen: argparse.Namespace) -> int:
-    problems = problems_of(chosen.directory)
+    is_run = kind_of(Path(chosen.directory)) == "run"
+    problems = _problems_of_run(Path(chosen.directory)) if is_run else problems_of(chosen.directory)
     if chosen.json:
         print(json.dumps({"problems": problems}, indent=2))
     else:
         print("\n".join(problems) or f"{chosen.directory} is intact: every byte has its checksum")
     return 1 if problems else 0
+
+
+def _problems_of_run(path: Path) -> list[str]:
+    from ballast.checkpoint.recorded import Recorded  # imports torch, which few commands need
+
+    problems, source = [], Recorded(path)
+    for name in source.names():
+        tensor = source.tensor(name)
+        assert tensor is not None
+        for first, count in slices(tensor.elements, READ_AT_ONCE):
+            try:
+                tensor.read_part(first, count)
+            except Error as error:
+                problems.append(
+                    f"{error.code} {error.what_happened}: {error.where}: {name}, elements {first} to {first + count}"
+                )
+    return problems
 
 
 EXPORT_EXAMPLES = """\

@@ -414,19 +414,20 @@ def test_an_empty_directory_is_refused(tmp_path):
         ballast.load_checkpoint(tmp_path / "nosuch", model, optimizer)
 
 
-def test_the_directory_of_a_run_is_refused_with_the_call_that_resumes_it(tmp_path):
+def test_the_directory_of_one_rank_of_a_run_is_refused_with_the_call_that_resumes_it(tmp_path):
     model = Tower()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     optimizer = ballast.wrap(optimizer, model, offload={"state": f"nvme:{tmp_path}"}, run="mine")
     assert optimizer.steps == 0
     optimizer.close()
-    for directory in (tmp_path, tmp_path / "mine-rank-0"):
-        another = Tower()
-        its_optimizer = ballast.wrap(torch.optim.AdamW(another.parameters(), lr=1e-2), another)
-        with pytest.raises(ballast.UsageError, match="B1001 cannot load a checkpoint: there is none in") as refused:
-            ballast.load_checkpoint(directory, another, its_optimizer)
-        assert refused.value.available == "a run: mine"
-        assert f'offload="nvme:{tmp_path}", run="mine"' in refused.value.remedy
+    another = Tower()
+    its_optimizer = ballast.wrap(torch.optim.AdamW(another.parameters(), lr=1e-2), another)
+    with pytest.raises(ballast.UsageError, match="B1001 cannot load a checkpoint: there is none in") as refused:
+        ballast.load_checkpoint(tmp_path / "mine-rank-0", another, its_optimizer)
+    assert refused.value.available == "a run: mine"
+    assert f'offload="nvme:{tmp_path}", run="mine"' in refused.value.remedy
+    ballast.load_checkpoint(tmp_path, another, its_optimizer)  # that of all ranks is read as a checkpoint
+    assert its_optimizer.steps == 0
 
 
 def by_wrapping(model, optimizer, state, path):

@@ -1,0 +1,124 @@
+"""Tests of the records of a run, and of checkpoints of trainings in C++, as checkpoints: loaded, exported, converted,
+inspected."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import ballast
+import pytest
+import torch
+from ballast.tools.command_line import main
+from python.wrap.support.kept_runs import Layers, kept_in, losses_until, train
+from python.wrap.support.loops import keywords
+from python.wrap.support.ranks import run_ranks
+from safetensors.torch import load_file
+
+STEPS = 3
+BUILD = Path(ballast._core.__file__).resolve().parents[2]
+
+
+def keep_a_run(rank: int, folder: str) -> None:
+    train(Layers(), rank, STEPS, tile=128, **kept_in(Path(folder)))
+
+
+def save(rank: int, folder: str) -> None:
+    """Save the checkpoint of the same training."""
+    model = Layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+    losses_until(STEPS, model, optimizer, rank)
+    ballast.save(folder, model, optimizer)
+
+
+def resume(rank: int, folder: str, options: dict) -> list[float]:
+    model = Layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(**options))
+    ballast.load_checkpoint(folder, model, optimizer)
+    assert optimizer.steps == STEPS
+    return losses_until(2 * STEPS, model, optimizer, rank)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A run on two ranks, and the checkpoint of the same training."""
+    run, saved = (str(tmp_path_factory.mktemp(name)) for name in ("run", "saved"))
+    run_ranks(2, keep_a_run, run)
+    run_ranks(2, save, saved)
+    return run, saved
+
+
+@pytest.mark.parametrize("options", [{"stage": 1}, {"stage": 3, "offload": "host"}])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_training_resumes_from_the_records_of_a_run(folders, ranks, options):
+    from_run, from_checkpoint = (run_ranks(ranks, resume, folder, options) for folder in folders)
+    assert from_run == from_checkpoint
+
+
+def test_the_weights_of_a_run_are_exported(folders, tmp_path):
+    exported = []
+    for number, folder in enumerate(folders):
+        assert main(["export", folder, str(tmp_path / str(number))]) == 0
+        exported.append(load_file(tmp_path / str(number) / "model.safetensors"))
+    assert exported[0].keys() == exported[1].keys()
+    assert all(torch.equal(exported[0][name], exported[1][name]) for name in exported[0])
+    model = Layers()
+    ballast.load(model, folders[0])
+    assert torch.equal(model.two.weight, exported[1]["two.weight"])
+
+
+def test_a_run_is_converted_to_a_checkpoint_that_has_its_moments(folders, tmp_path):
+    assert main(["convert", folders[0], str(tmp_path)]) == 0
+    options = {"stage": 2}
+    assert run_ranks(2, resume, str(tmp_path), options) == run_ranks(2, resume, folders[1], options)
+
+
+def test_a_run_is_inspected_and_verified(folders, capsys):
+    assert main(["inspect", folders[0], "--tensors"]) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "step        3, the newest of a run on 2 ranks",
+        "optimizer   AdamW; moments: exp_avg, exp_avg_sq",
+        "trained     4 tensors, 840 elements",
+    ]
+    assert main(["inspect", f"{folders[0]}/mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tensors"]["one.bias"] == [20]
+    assert main(["verify", folders[0]]) == 0
+
+
+def test_damaged_and_missing_records_are_named(tmp_path, capsys):
+    keep_a_run(0, str(tmp_path))
+    assert main(["inspect", str(tmp_path / "other")]) != 0
+    records = tmp_path / "mine-rank-0" / "state.records"
+    content = bytearray(records.read_bytes())
+    for byte in range(34 * 4096 + 8, len(content), 4096):  # in every record but its head, and in every block of the payload
+        content[byte] ^= 1
+    records.write_bytes(content)
+    assert main(["verify", str(tmp_path)]) != 0
+    assert "B3202" in "".join(capsys.readouterr())
+
+
+def test_of_several_runs_one_has_to_be_named(tmp_path):
+    for name in ("one", "other"):
+        train(Layers(), 0, 1, **{**kept_in(tmp_path), "run": name})
+    with pytest.raises(ballast.UsageError, match="B1001 cannot read a run: .* has 2") as refused:
+        ballast.load(Layers(), tmp_path)
+    assert refused.value.available == "one, other"
+    ballast.load(Layers(), tmp_path / "other")
+
+
+def test_what_a_training_in_cpp_has_saved_is_read_here(tmp_path):
+    shape = ["--layers", "2", "--width", "64", "--heads", "2", "--context", "32", "--dtype", "fp32"]
+    program = [BUILD / "examples/gpt/gpt", *shape, "--ranks", "2", "--stage", "2", "--steps", "2"]
+    subprocess.run([*program, "--checkpoint", tmp_path / "of-cpp"], check=True, capture_output=True)
+    assert main(["export", str(tmp_path / "of-cpp"), str(tmp_path / "exported")]) == 0
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    assert exported["h.1.widen.weight"].shape == (256, 64)
+    model = torch.nn.ModuleDict({"head": torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(64)})})
+    assert main(["convert", str(tmp_path / "of-cpp"), str(tmp_path / "converted")]) == 0
+    model["head"]["norm"].load_state_dict({name: exported[f"head.norm.{name}"] for name in ("weight", "bias")})
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    ballast.load_checkpoint(tmp_path / "converted", model, optimizer)
+    assert optimizer.steps == 2
+    assert torch.equal(model["head"]["norm"].weight, exported["head.norm.weight"])
+    assert optimizer.state[model["head"]["norm"].weight]["exp_avg"].abs().sum() > 0

@@ -1,0 +1,300 @@
+// Tests of checkpoints: any training of the model loads what any other has saved, a killed save loses nothing, and what does not fit
+// is refused.
+#include "offload/record_store.h"
+#include "offload/run_directory.h"
+#include "tests/limited_child.h"
+#include "tests/sanitizer.h"
+#include "tests/zero/child_process.h"
+#include "tests/zero/moved_run.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+// A training that loads a checkpoint, makes steps, and saves.
+struct Stretch {
+  std::filesystem::path load{};  // empty: it begins
+  std::size_t steps = 0;
+  std::filesystem::path save{};  // empty: it does not save
+};
+
+KeptRun training_of(std::size_t ranks, int stage, Tier state = Tier::device) {
+  return {.model = several_units(),
+          .ranks = ranks,
+          .options = {.stage = stage, .state = all_in(state), .tile_elements = 256}};
+}
+
+std::string note_text(const std::vector<std::byte>& note) {
+  return {reinterpret_cast<const char*>(note.data()), note.size()};
+}
+
+Ended train_stretch(const KeptRun& run, const Stretch& stretch) {
+  const TemporaryDirectory scratch;
+  std::mutex mutex;
+  Ended ended{.began_at = std::vector<std::uint64_t>(run.ranks),
+              .parameters = std::vector<std::vector<std::byte>>(run.ranks)};
+  ended.failures = failures_of_ranks(run.ranks, [&](Communicator& world) {
+    TrainingOptions options = run.options;
+    options.drives.directories = {scratch.path()};
+    const bool is_last = world.rank() + 1 == run.ranks;
+    KillingCommunicator killing(world, is_last ? run.killed_at : SIZE_MAX);
+    FailingCommunicator group(killing, is_last ? run.fails_at : SIZE_MAX);
+    Training training(run.model, group, run.rules, options);
+    training.start(initial_parameters());
+    const std::string host = run.hosts.empty() ? "" : run.hosts[world.rank()];
+    if (!stretch.load.empty()) {
+      training.load(stretch.load / host);
+      CHECK(note_text(training.note()).starts_with("rank "));
+    }
+    ended.began_at[world.rank()] = training.steps();
+    SyntheticTrainer trainer(run.model, world.rank());
+    for (std::size_t step = 0; step < stretch.steps; ++step) {
+      trainer.run(training, training.steps());
+      training.step();
+    }
+    if (!stretch.save.empty()) {
+      const std::string note = fmt::format("rank {}", world.rank());
+      training.set_note(std::as_bytes(std::span(note)));
+      training.save(stretch.save / host);
+    }
+    add_values(training, ended.values, mutex);
+    for (std::size_t unit = 0; unit < run.model.units.size(); ++unit)
+      add_bytes(run.model.units[unit], training.forward(unit), nullptr, ended.parameters[world.rank()]);
+  });
+  return ended;
+}
+
+Ended saved_by(const KeptRun& run, const std::filesystem::path& directory, std::size_t steps = steps_before) {
+  Ended ended = train_stretch(run, {.steps = steps, .save = directory});
+  REQUIRE(ended.failures == no_failures(run.ranks));
+  return ended;
+}
+
+void check_loads(const KeptRun& run, const std::filesystem::path& directory, const AllValues& values,
+                 std::size_t step = steps_before) {
+  const Ended loaded = train_stretch(run, {.load = directory});
+  CHECK(loaded.failures == no_failures(run.ranks));
+  CHECK(loaded.began_at == std::vector<std::uint64_t>(run.ranks, step));
+  CHECK((loaded.values == values));
+}
+
+template <class Matcher>
+void check_refused(const KeptRun& run, const Stretch& stretch, const Matcher& as_it_should) {
+  const std::filesystem::path directory = stretch.load.empty() ? stretch.save : stretch.load;
+  const auto before = contents(directory);
+  for (const std::string& failure : train_stretch(run, stretch).failures)
+    CHECK_THAT(failure, as_it_should);
+  CHECK(contents(directory) == before);
+}
+
+std::vector<KeptRun> trainings() {
+  std::vector<KeptRun> all{training_of(1, 0),
+                           training_of(3, 0, Tier::host),
+                           training_of(2, 1),
+                           training_of(3, 2, Tier::host),
+                           training_of(2, 3, Tier::nvme),
+                           training_of(4, 3)};
+  all[3].options.tile_elements = 128;
+  all[5].options.parameter_replicas = 2;
+  KeptRun mixed = training_of(2, 2);
+  mixed.options.state = {.device = 0.3, .host = 0.3, .nvme = 0.4};
+  all.push_back(mixed);
+  return all;
+}
+
+void flip_byte(const std::filesystem::path& path, std::size_t at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(at));
+  file.put('!');
+}
+
+std::filesystem::path records_in(const std::filesystem::path& directory, std::size_t rank) {
+  return directory / fmt::format("checkpoint-rank-{}", rank) / "state-1.records";
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint has the same values in every training that loads it") {
+  const std::vector<KeptRun> all = trainings();
+  for (std::size_t from = 0; from < all.size(); ++from) {
+    const TemporaryDirectory directory;
+    const Ended before = saved_by(all[from], directory.path());
+    for (std::size_t to = from % every(2); to < all.size(); to += every(2)) {
+      CAPTURE(from, to);
+      check_loads(all[to], directory.path(), before.values);
+    }
+  }
+}
+
+TEST_CASE("a training that loads its checkpoint goes on with the bits of one that was not interrupted") {
+  for (const KeptRun& run : trainings()) {
+    CAPTURE(run.ranks, run.options.stage);
+    const TemporaryDirectory directory;
+    saved_by(run, directory.path());
+    const Ended whole = train_stretch(run, {.steps = 2 * steps_before});
+    const Ended resumed = train_stretch(run, {.load = directory.path(), .steps = steps_before});
+    CHECK(resumed.failures == no_failures(run.ranks));
+    CHECK(resumed.parameters == whole.parameters);
+    CHECK((resumed.values == whole.values));
+  }
+}
+
+TEST_CASE("a checkpoint is loaded in other state formats, rounded once") {
+  const TemporaryDirectory directory;
+  KeptRun run = training_of(2, 1);
+  run.options.format = StateFormat::fp32;
+  const Ended before = saved_by(run, directory.path());
+  for (const StateFormat format : all_state_formats) {
+    CAPTURE(name(format));
+    KeptRun other = training_of(3, 3, Tier::host);
+    other.options.format = format;
+    const Ended loaded = train_stretch(other, {.load = directory.path()});
+    CHECK(loaded.failures == no_failures(3));
+    const TemporaryDirectory again;  // what it saves is what it keeps
+    const Ended kept = train_stretch(other, {.load = directory.path(), .save = again.path()});
+    check_loads(other, again.path(), kept.values);
+    CHECK((kept.values == loaded.values));
+  }
+}
+
+TEST_CASE("a run begins with a checkpoint, and leaves it in no other form") {
+  const TemporaryDirectory directory;
+  const Ended before = saved_by(training_of(3, 1), directory.path());
+  KeptRun run = run_of(2);
+  std::mutex mutex;
+  AllValues values;
+  run.options.drives = {.directories = {directory.path()}, .run = "checkpoint"};
+  for (const std::uint64_t begins : {steps_before, steps_before + 1}) {
+    CHECK(failures_of_ranks(2, [&](Communicator& world) {
+            Training training(run.model, world, run.rules, run.options);
+            training.start(initial_parameters());
+            CHECK(training.steps() == begins);
+            if (begins == steps_before) add_values(training, values, mutex);
+            SyntheticTrainer(run.model, world.rank()).run(training, training.steps());
+            training.step();
+          }) == no_failures(2));
+  }
+  CHECK((values == before.values));
+}
+
+TEST_CASE("a save replaces the checkpoint of other ranks, and leaves nothing of it") {
+  const TemporaryDirectory directory;
+  saved_by(training_of(4, 0), directory.path());
+  CHECK(names_in(directory.path()).find("state-1.note") != std::string::npos);
+  const Ended newer = saved_by(training_of(2, 3), directory.path(), steps_before + 1);
+  check_loads(training_of(3, 1), directory.path(), newer.values, steps_before + 1);
+  std::set<std::string> names;
+  for (const auto& [path, content] : contents(directory.path()))
+    names.insert(path.substr(directory.path().string().size() + 1));
+  CHECK(names == std::set<std::string>{"checkpoint-rank-0/state-2.description", "checkpoint-rank-0/state-2.records",
+                                       "checkpoint-rank-1/state-2.description", "checkpoint-rank-1/state-2.records"});
+}
+
+TEST_CASE("each rank gets its note, and more ranks those of the earlier ones in turns") {
+  for (const int stage : {0, 3}) {
+    const TemporaryDirectory directory;
+    saved_by(training_of(3, stage), directory.path());
+    const KeptRun run = training_of(5, 2);
+    std::vector<std::string> notes(5);
+    CHECK(failures_of_ranks(5, [&](Communicator& world) {
+            Training training(run.model, world, run.rules, run.options);
+            training.start(initial_parameters());
+            training.load(directory.path());
+            notes[world.rank()] = note_text(training.note());
+          }) == no_failures(5));
+    CHECK(notes == std::vector<std::string>{"rank 0", "rank 1", "rank 2", "rank 0", "rank 1"});
+  }
+}
+
+TEST_CASE("hosts that share no directory load what each of them has saved") {
+  const TemporaryDirectory directory;
+  KeptRun run = training_of(2, 3);
+  run.hosts = {"a", "b"};
+  const Ended before = saved_by(run, directory.path());
+  check_loads(run, directory.path(), before.values);
+  run.hosts = {"b", "a"};
+  check_refused(run, {.load = directory.path()},
+                Contains("B1009 cannot load the checkpoint in") && Contains("does not see the records of rank"));
+}
+
+// Ranks agree after each thing that they do, so every state in which a process can leave the files comes between two agreements.
+TEST_CASE("a save that is killed or fails leaves the old checkpoint or the new one") {
+  const bool is_killed = GENERATE(true, false);
+  CAPTURE(is_killed);
+  const TemporaryDirectory original;
+  const Ended old = saved_by(training_of(3, 1), original.path());
+  const std::size_t steps = steps_before + 1;
+  const Ended newer = train_stretch(training_of(2, 3), {.steps = steps});
+  bool has_ended = false;
+  std::set<std::uint64_t> found;
+  for (std::size_t agreement = 1; !has_ended; agreement += every(3)) {
+    CAPTURE(agreement);
+    const TemporaryDirectory directory;
+    std::filesystem::copy(original.path(), directory.path(), std::filesystem::copy_options::recursive);
+    KeptRun run = training_of(2, 3);
+    const Stretch stretch{.steps = steps, .save = directory.path()};
+    (is_killed ? run.killed_at : run.fails_at) = agreement;
+    has_ended = is_killed ? !ChildProcess([&] { train_stretch(run, stretch); }).ends_killed()
+                          : train_stretch(run, stretch).failures == no_failures(2);
+    const Ended loaded = train_stretch(training_of(2, 2), {.load = directory.path()});
+    REQUIRE(loaded.failures == no_failures(2));
+    found.insert(loaded.began_at[0]);
+    CHECK((loaded.values == (loaded.began_at[0] == steps ? newer.values : old.values)));
+    saved_by(training_of(1, 0), directory.path(), 1);  // and the next save removes what is left
+    CHECK(contents(directory.path()).size() == 2);
+  }
+  CHECK(found == std::set<std::uint64_t>{steps_before, steps});
+}
+
+TEST_CASE("a checkpoint that does not fit is refused, and stays as it is") {
+  const TemporaryDirectory directory;
+  const KeptRun run = training_of(2, 3);
+  check_refused(run, {.load = directory.path()}, Contains("B1001 cannot load a checkpoint: there is none in"));
+  saved_by(run, directory.path());
+  KeptRun other = run;
+  other.model.units[0].tensors[0].shape = {29, 30};
+  check_refused(other, {.load = directory.path()},
+                Contains("B1009 cannot load the checkpoint in") && Contains("it has parameter weight [30, 29]"));
+  check_refused(other, {.save = directory.path()},
+                Contains("B1009 cannot save a checkpoint in") && Contains("of another model or rule is there"));
+  other = run;
+  other.rules = {optim::SgdMomentum{}};
+  check_refused(other, {.load = directory.path()}, Contains("B1009") && Contains("update rule"));
+  SECTION("without the records of a rank") {
+    std::filesystem::remove_all(directory.path() / "checkpoint-rank-1");
+    check_refused(run, {.load = directory.path()}, Contains("no rank finds the records of rank 1"));
+  }
+  SECTION("where its directory is in use") {
+    const offload::DirectoryLock lock(directory.path() / "checkpoint-rank-0");
+    check_refused(run, {.save = directory.path()}, Contains("B2204"));
+  }
+  SECTION("where a record is damaged") {
+    flip_byte(records_in(directory.path(), 1), (2 + 2 * 16) * 4096 + 50);
+    check_refused(run, {.load = directory.path()}, Contains("B3202") && Contains("state-1.records"));
+  }
+  SECTION("where a record has no head") {
+    flip_byte(records_in(directory.path(), 1), (1 + 2 * 16) * 4096 + 50);
+    check_refused(run, {.load = directory.path()}, Contains("B3202") && Contains("Bring all records of one save"));
+  }
+  SECTION("where a note is missing") {
+    saved_by(training_of(2, 0), directory.path());
+    std::filesystem::remove(directory.path() / "checkpoint-rank-1" / "state-2.note");
+    check_refused(run, {.load = directory.path()}, Contains("B3202 cannot read a note of a checkpoint"));
+  }
+}
+
+TEST_CASE("a save or a load in the middle of a step is refused") {
+  const TemporaryDirectory directory;
+  const KeptRun run = training_of(1, 0);
+  const auto failures = failures_of_ranks(1, [&](Communicator& world) {
+    Training training(run.model, world, run.rules, run.options);
+    CHECK_THROWS_WITH(training.load(directory.path()), Contains("it has no parameters yet"));
+    training.start(initial_parameters());
+    SyntheticTrainer(run.model, 0).run(training, 0);
+    CHECK_THROWS_WITH(training.save(directory.path()), Contains("B1007 cannot save a checkpoint: it is in the middle"));
+    CHECK_THROWS_WITH(training.load(directory.path()), Contains("B1007 cannot load a checkpoint: it is in the middle"));
+  });
+  CHECK(std::filesystem::is_empty(directory.path()));
+}
