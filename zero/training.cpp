@@ -192,7 +192,7 @@ struct Training::Impl {
     if (gpu == nullptr) return;
     try {  // no work may use the slots when they are freed
       gpu->finish();
-      trainer.synchronize();
+      trainer.finish();
     } catch (const Error&) {
     }
   }
@@ -323,7 +323,7 @@ struct Training::Impl {
     });
     scheduler.issue_up_to_trainer();
     if (!scheduler.is_at_agreement()) off_plan.serve_step();
-    trainer.synchronize();
+    trainer.finish();
   }
 
   std::size_t device_bytes() const { return running.memory()[static_cast<std::size_t>(Tier::device)]; }
@@ -368,7 +368,9 @@ struct Training::Impl {
   RunningProgram running{plan};
   Slots slots{running.program(), accounts, device_memory(options, mesh),
               records ? records->queues() : std::vector<offload::IoQueue*>{}};
-  TrainerStream trainer{*backend, gpu.get(), options.stream};
+  // The trainer's; none: it works on the host.
+  std::optional<Stream> stream = gpu ? std::optional(Stream::wrap(options.stream, gpu->gpu())) : std::nullopt;
+  ExecContext trainer = stream ? ExecContext(*backend, *stream) : ExecContext(*backend);
   LaneArithmetic arithmetic{plan, slots, *backend, gpu.get()};
   // Null: records are not mirrored.
   std::unique_ptr<RecordMirror> mirror = make_mirror(records.get(), plan.program(), slots);

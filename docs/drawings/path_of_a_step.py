@@ -23,8 +23,8 @@ HOPS = (
     Hop("Partition.step", "python/ballast/torch/training/partition.py", "agrees with all ranks whether there are gradients"),
     Hop("TrainingBinding::step", "python/bindings/training.cpp", "releases Python's lock; holds its exceptions"),
     Hop("Training::step", "zero/training.cpp", "orders agreement, updates and the next step"),
-    Hop("Scheduler::issue_rest", "zero/engine/scheduler.cpp", "hands each operation to its lane, with its waits"),
-    Hop("LaneThread::add", "zero/engine/lanes.cpp", "runs the lane's operations in order"),
+    Hop("Scheduler::issue_rest", "zero/engine/scheduler.h", "hands each operation to its lane, with its waits"),
+    Hop("LaneThread::add", "zero/engine/lanes.h", "runs the lane's operations in order"),
 )
 LANGUAGES = (("Python", HOPS[:3]), ("binding", HOPS[3:4]), ("C++", HOPS[4:]))
 ROW = 44

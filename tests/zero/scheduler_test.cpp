@@ -70,7 +70,7 @@ class SchedulerRig {
   Mesh mesh_ = make_mesh(*world_, placement_);
   ExchangeTurns exchanges_{nullptr, 1};
   FirstFailure failure_{model_, mesh_, exchanges_};
-  TrainerStream trainer_{*backend_, nullptr, nullptr};
+  ExecContext trainer_{*backend_};
 
  public:
   StepCounters counters{placement_, nullptr, nullptr};

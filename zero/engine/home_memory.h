@@ -9,134 +9,11 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/runtime/sizes.h"
 #include "offload/completion.h"
 #include "zero/engine/arithmetic.h"
 #include "zero/engine/slots.h"
 
 namespace ballast {
-
-// Copies between a GPU and any host memory, through a pair of pinned buffers. The host fills or empties one buffer while the
-// other one is on its way. Copies share a buffer, so the host waits once for 16 MiB, however many copies they are. Copies are
-// done in order. The buffers live as long as this object, which lives for one call of the engine, and are not in the training's
-// accounts. If the driver refuses to pin them, the copies are right, but slow. Without a GPU there are no buffers.
-//
-// Used by the trainer's thread between steps, when nothing is under way.
-class Staging {
- public:
-  // `most_bytes` are those of all copies together. The arithmetic outlives this.
-  Staging(const LaneArithmetic& arithmetic, std::size_t most_bytes)
-      : device_(arithmetic.copies()),
-        cpu_(arithmetic.of(Lane::host).context().backend()),
-        half_bytes_(std::clamp(round_up(most_bytes / 2, alignment), alignment, most_half_bytes)) {}
-
-  Staging(Staging&&) = delete;
-
-  void reserve() {  // throws B2001 if there is too little memory; else the first copy does
-    if (device_.stream() == nullptr || buffer_.bytes() > 0) return;
-    const int gpu = device_.stream()->gpu();
-    buffer_ =
-        allocate(accounts_, {.kind = MemoryKind::pinned, .bytes = 2 * half_bytes_, .owner = "staging", .gpu = gpu});
-    for (std::size_t i = 0; i < halves_.size(); ++i) {
-      halves_[i].memory = buffer_.data() + i * half_bytes_;
-      halves_[i].copied.emplace(gpu);
-    }
-  }
-
-  // Writes the bytes from the given one on, which are not clear.
-  using Writer = std::function<void(std::size_t first, std::span<std::byte> bytes)>;
-
-  void upload(std::byte* to, const std::byte* from, std::size_t bytes) {  // `from` may be changed when this returns
-    if (device_.stream() == nullptr) return device_.copy(to, from, bytes);
-    upload({to, bytes},
-           [&](std::size_t first, std::span<std::byte> part) { copy_on_host(part.data(), from + first, part.size()); });
-  }
-
-  // Calls `writer` once or more, in order.
-  void upload(std::span<std::byte> to, const Writer& writer) {
-    if (device_.stream() == nullptr && !to.empty()) return writer(0, to);
-    for (std::size_t first = 0; first < to.size();) {
-      const std::span<std::byte> part = room_for(to.size() - first);
-      writer(first, part);
-      device_.copy(to.data() + first, part.data(), part.size());
-      first += part.size();
-    }
-  }
-
-  // `to` is written when finish() returns.
-  void download(std::byte* to, const std::byte* from, std::size_t bytes) {
-    if (device_.stream() == nullptr) return device_.copy(to, from, bytes);
-    for (std::size_t first = 0; first < bytes;) {
-      const std::span<std::byte> part = room_for(bytes - first);
-      device_.copy(part.data(), from + first, part.size());
-      halves_[current_].arrivals.push_back({.to = to + first, .from = part.data(), .bytes = part.size()});
-      first += part.size();
-    }
-  }
-
-  void zero(std::byte* memory, std::size_t bytes) { device_.zero(memory, bytes); }
-
-  void finish() {  // waits for all copies
-    if (buffer_.bytes() == 0) return device_.finish();
-    turn();
-    turn();
-  }
-
- private:
-  struct Arrival {
-    std::byte* to;
-    const std::byte* from;  // a place in the buffer
-    std::size_t bytes;
-  };
-  struct Half {
-    std::byte* memory = nullptr;
-    std::size_t used = 0;
-    std::optional<Event> copied{};  // recorded after its last copy
-    std::vector<Arrival> arrivals{};
-  };
-
-  // Returns memory of the current half, or of the other one if it is full.
-  std::span<std::byte> room_for(std::size_t most) {
-    reserve();
-    if (halves_[current_].used == half_bytes_) turn();
-    Half& half = halves_[current_];
-    const std::span<std::byte> room(half.memory + half.used, std::min(most, half_bytes_ - half.used));
-    half.used += round_up(room.size(), alignment);
-    return room;
-  }
-
-  void turn() {
-    halves_[current_].copied->record(*device_.stream());
-    current_ = 1 - current_;
-    settle(halves_[current_]);
-  }
-
-  // Waits for the copies of a half, and brings what has arrived in it to its place.
-  void settle(Half& half) {
-    half.copied->synchronize();
-    for (const Arrival& arrival : half.arrivals) {
-      copy_on_host(arrival.to, arrival.from, arrival.bytes);
-    }
-    half.arrivals.clear();
-    half.used = 0;
-  }
-
-  void copy_on_host(std::byte* to, const std::byte* from, std::size_t bytes) {
-    cpu_.cast(ConstView(from, bytes, DType::u8), View(to, bytes, DType::u8));
-  }
-
-  static constexpr std::size_t most_half_bytes = std::size_t{16}
-                                                 << 20;  // the bus is at its speed; pinned in milliseconds
-  static constexpr std::size_t alignment = 64;           // alignment of each copy: whole elements of all formats
-
-  ExecContext device_;
-  kernels::Backend& cpu_;
-  std::size_t half_bytes_;
-  MemoryAccounts accounts_{};
-  Buffer buffer_{};
-  std::array<Half, 2> halves_{};
-  std::size_t current_ = 0;  // half
-};
 
 // Access from host memory to what lies in any tier. Used by the trainer's thread between steps, when nothing is under way.
 class HomeMemory {
@@ -145,7 +22,9 @@ class HomeMemory {
   HomeMemory(const RunningProgram& running, const Slots& slots, const LaneArithmetic& arithmetic)
       : running_(running), slots_(slots), arithmetic_(arithmetic) {}
 
-  Staging staging(std::size_t most_bytes) const { return Staging(arithmetic_, most_bytes); }
+  Staging staging(std::size_t most_bytes) const {
+    return Staging(arithmetic_.copies(), arithmetic_.of(Lane::host).context().backend(), most_bytes);
+  }
 
   // Host memory in which a piece is made: the piece itself, or temporary memory if it lies nowhere.
   class Draft {

@@ -11,26 +11,56 @@
 #include <thread>
 
 #include "kernels/backend.h"
+#include "kernels/runtime/machine.h"
 #include "kernels/runtime/stream.h"
+#include "kernels/runtime/system_resources.h"
 #include "offload/completion.h"
 #include "zero/plan/program.h"
 
 namespace ballast {
 
-bool works_on_device(Lane lane);  // if there is a GPU
+inline bool works_on_device(Lane lane) {  // if there is a GPU
+  switch (lane) {
+    case Lane::gather:
+    case Lane::reduce:
+    case Lane::upload:
+    case Lane::download:
+    case Lane::update: return true;
+    case Lane::compute:
+    case Lane::host:
+    case Lane::disk:
+    case Lane::fetch: return false;
+  }
+  return false;
+}
 
 // A GPU's streams, one for each lane that works there. Outlives everything that issues work into its streams, such as
 // communicators.
 class GpuLanes {
  public:
-  explicit GpuLanes(int gpu = 0);  // B2101 or B2102 without a GPU
+  explicit GpuLanes(int gpu = 0) : gpu_(gpu) {  // B2101 or B2102 without a GPU
+    for (std::size_t lane = 0; lane < lane_count; ++lane) {
+      if (!works_on_device(static_cast<Lane>(lane))) continue;
+      Stream stream(gpu, lets_ranks_wait(static_cast<Lane>(lane)) ? Stream::Priority::high : Stream::Priority::normal);
+      auto backend = kernels::cuda_backend(stream.handle(), gpu);
+      lanes_[lane] = OnGpu{std::move(stream), std::move(backend)};
+    }
+  }
 
   int gpu() const { return gpu_; }
   const Stream& stream(Lane lane) const { return of(lane).stream; }
   kernels::Backend& backend(Lane lane) const { return *of(lane).backend; }
-  void finish() const;  // waits for everything that was issued
+
+  void finish() const {  // waits for everything that was issued
+    for (const std::optional<OnGpu>& lane : lanes_) {
+      if (lane) lane->stream.synchronize();
+    }
+  }
 
  private:
+  // Other ranks wait for its work.
+  static bool lets_ranks_wait(Lane lane) { return lane == Lane::gather || lane == Lane::reduce; }
+
   struct OnGpu {
     Stream stream;
     std::unique_ptr<kernels::Backend> backend;
@@ -45,19 +75,61 @@ class GpuLanes {
 // fails, those after it are not begun and fail with the same error.
 class LaneThread {
  public:
-  LaneThread();
+  LaneThread() : thread_(start_thread("a lane of the engine", [this] { run(); })) {}
   LaneThread(LaneThread&&) = delete;
-  ~LaneThread();  // finishes what was added
 
-  offload::Completion add(std::function<void()> work);
+  ~LaneThread() {  // finishes what was added
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    added_.notify_one();
+    thread_.join();
+  }
+
+  offload::Completion add(std::function<void()> work) {
+    Task task{std::move(work), {}};
+    offload::Completion completion = task.promise.completion();
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    added_.notify_one();
+    return completion;
+  }
 
  private:
   struct Task {
     std::function<void()> work;
     offload::Promise promise;
   };
-  void run();
-  void finish(Task& task);
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      added_.wait(lock, [&] { return ending_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      {
+        Task task = std::move(tasks_.front());
+        tasks_.pop_front();
+        lock.unlock();
+        finish(task);
+      }
+      lock.lock();
+    }
+  }
+
+  void finish(Task& task) {
+    try {
+      if (failed_) std::rethrow_exception(failed_);
+      task.work();
+    } catch (...) {
+      failed_ = std::current_exception();
+      task.promise.fail(failed_);
+      return;
+    }
+    task.promise.finish();
+  }
 
   std::mutex mutex_;  // guards the two that follow
   std::deque<Task> tasks_;
@@ -70,12 +142,29 @@ class LaneThread {
 // One thread for each lane but the trainer's own, which is `compute`. Used by the trainer's thread.
 class LaneThreads {
  public:
-  explicit LaneThreads(const GpuLanes* gpu);  // null: every lane works on the host
+  explicit LaneThreads(const GpuLanes* gpu) {  // null: every lane works on the host
+    for (std::size_t i = 0; i < lane_count; ++i) {
+      const Lane lane = static_cast<Lane>(i);
+      if (lane == Lane::compute) continue;
+      threads_[i] = std::make_unique<LaneThread>();
+      if (moves_data(lane)) threads_[i]->add(use_short_time_slices).wait();
+      if (gpu != nullptr) {  // also for lanes of the host: they wait for events, which CUDA does on the current GPU
+        threads_[i]->add([number = gpu->gpu()] { device::choose_gpu(number); }).wait();
+      }
+    }
+  }
 
   LaneThread& of(Lane lane) { return *threads_[static_cast<std::size_t>(lane)]; }
-  void stop();  // finishes what was added to each lane, then ends its thread
+
+  void stop() {  // finishes what was added to each lane, then ends its thread
+    for (std::unique_ptr<LaneThread>& thread : threads_) {
+      thread.reset();
+    }
+  }
 
  private:
+  static bool moves_data(Lane lane) { return lane != Lane::compute && lane != Lane::update && lane != Lane::host; }
+
   std::array<std::unique_ptr<LaneThread>, lane_count> threads_;
 };
 

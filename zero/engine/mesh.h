@@ -3,10 +3,16 @@
 #pragma once
 
 #include <ballast/comm.h>
+#include <ballast/error.h>
 #include <ballast/placement.h>
+
+#include <fmt/format.h>
 
 #include <memory>
 #include <vector>
+
+#include "zero/comm/call.h"
+#include "zero/engine/lanes.h"
 
 namespace ballast {
 
@@ -21,19 +27,68 @@ struct Mesh {
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
   std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }
-  void barrier();                              // waits for all ranks
-  std::vector<std::size_t> where(bool is_so);  // the ranks on which it is so; all ranks call together
-  void abort(std::string_view reason);         // any thread
-  SentBytes sent() const;                      // bytes sent in all its groups; any thread may call
+
+  void barrier() {  // waits for all ranks
+    reduce->barrier();
+    replicas->barrier();
+  }
+
+  std::vector<std::size_t> where(bool is_so) {  // the ranks on which it is so; all ranks call together
+    std::vector<std::int64_t> answers(ranks());
+    answers[rank()] = is_so ? 1 : 0;
+    reduce->all_reduce(answers);
+    replicas->all_reduce(answers);
+    std::vector<std::size_t> found;
+    for (std::size_t each = 0; each < answers.size(); ++each) {
+      if (answers[each] > 0) found.push_back(each);
+    }
+    return found;
+  }
+
+  void abort(std::string_view reason) {  // any thread
+    for (Communicator* communicator : {gather.get(), reduce.get(), replicas.get(), matrices.get()}) {
+      if (communicator != nullptr) communicator->abort(reason);
+    }
+    if (norm != nullptr) norm->abort(reason);
+  }
+
+  SentBytes sent() const {  // bytes sent in all its groups; any thread may call
+    return gather->sent() + reduce->sent() + replicas->sent() + (matrices ? matrices->sent() : SentBytes{});
+  }
 };
 
-class GpuLanes;
-
 // Throws B1005 if Wire::across names another format than Wire::reduce, and no rank would send a sum of several ranks.
-void check_across(const Wire& wire, const Mesh& mesh);
+inline void check_across(const Wire& wire, const Mesh& mesh) {
+  const bool is_used = wire.sums() == wire.reduce || mesh.replicas->size() > 1 || mesh.reduce->ranks_per_host() > 1 ||
+                       mesh.reduce->size() == 1;
+  require(is_used, Code::unsupported, [&] {
+    return Problem{.what = fmt::format("cannot send sums of several ranks as {}: ranks send their own gradients only, "
+                                       "because there are not several hosts with several ranks each",
+                                       name(wire.sums())),
+                   .needed = "wire.across of the same format as wire.reduce, or none",
+                   .remedy = fmt::format("Leave out across, or send gradients as {} with reduce.", name(wire.sums()))};
+  });
+}
 
 // Called by all ranks of `world`, which are placement.ranks(). On a GPU the groups' work goes into the lanes' streams.
-Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr,
-               bool needs_matrices = false);
+inline Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr,
+                      bool needs_matrices = false) {
+  require(world.size() == placement.ranks(), Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot make a mesh of {} x {} ranks", placement.shards, placement.replicas),
+                   .needed = fmt::format("{} ranks", placement.ranks()),
+                   .available = fmt::format("{} ranks", world.size())};
+  });
+  const std::size_t group = world.rank() / placement.ranks_per_group();
+  const auto split = [&](std::size_t color, Lane lane) {
+    if (gpu == nullptr) return world.split(color);
+    const Channel channel{{gpu->stream(lane).handle(), gpu->gpu(), lane == Lane::gather}, &gpu->backend(lane)};
+    return world.split(color, &channel);
+  };
+  return {.gather = split(group, Lane::gather),
+          .reduce = split(group, Lane::reduce),
+          .replicas = split(world.rank() % placement.ranks_per_group(), Lane::reduce),
+          .matrices =
+              needs_matrices && placement.shards > 1 ? split(world.rank() / placement.shards, Lane::reduce) : nullptr};
+}
 
 }  // namespace ballast

@@ -1,6 +1,11 @@
 // Does what an operation says, on its lane's thread.
 #pragma once
 
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <vector>
@@ -28,7 +33,37 @@ namespace ballast {
 // A collective of the operation's ranks, on the lane of `op`, by which all ranks make sure that they have left the program's
 // order in the same way. Throws B1007 if positions differ, or if this rank is the only one off plan: ranks that use units in
 // different orders would mix up the units' memory.
-void rendezvous(const Op& op, const OffPlanPosition& position, Mesh& mesh, const Model& model);
+// If only one rank is off plan, it makes another call here than the others, which communicators refuse.
+inline void rendezvous(const Op& op, const OffPlanPosition& position, Mesh& mesh, const Model& model) {
+  constexpr std::size_t words = std::tuple_size_v<OffPlanPosition>;
+  const auto text = [&](const OffPlanPosition& at) -> std::string {
+    if (at[1] == 0) return "calls step()";
+    return fmt::format("uses unit {} in {}", model.units[static_cast<std::size_t>(at[1] - 1)].name,
+                       name(static_cast<Phase>(at[2])));
+  };
+  Communicator& shards = op.lane == Lane::gather ? *mesh.gather : *mesh.reduce;
+  Communicator& group = op.ranks == Ranks::shard_group ? shards : *mesh.replicas;
+  std::vector<std::int64_t> positions(words * group.size());
+  std::ranges::copy(position, positions.begin() + static_cast<std::ptrdiff_t>(words * group.rank()));
+  try {
+    group.all_reduce(positions, Purpose::off_plan);
+  } catch (const Error& error) {
+    if (error.code() != Code::wrong_size) throw;
+    Problem problem = error.problem();
+    problem.what = fmt::format("only this rank leaves the program's order, as it {}: {}", text(position), problem.what);
+    fail(Code::out_of_order, problem);
+  }
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    OffPlanPosition theirs{};
+    std::copy_n(positions.begin() + static_cast<std::ptrdiff_t>(words * rank), words, theirs.begin());
+    require(theirs == position, Code::out_of_order, [&] {
+      return Problem{
+          .what = fmt::format("rank {} of the group {} after {} uses in this step, but this rank {} after {}", rank,
+                              text(theirs), theirs[0], text(position), position[0]),
+          .needed = "the same uses in the same order on all ranks"};
+    });
+  }
+}
 
 // Brings the matrices of a unit to their homes, orthogonalizes them there, and brings them back. Each operation is called by
 // its lane's thread. On a GPU the work is issued into the lane's stream.

@@ -1,10 +1,12 @@
 // The state of one walk through a list of operations: how far each has come, and what was decided.
 #pragma once
 
+#include <ballast/error.h>
 #include <ballast/records.h>
 #include <ballast/step.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -47,9 +49,11 @@ struct StepNumbers {
   std::span<const std::size_t> groups_of(std::size_t unit) const {
     return group_of.empty() ? std::span<const std::size_t>() : group_of[unit];
   }
+
   bool leaves_out(std::size_t unit, std::size_t tensor) const {
     return !group_of.empty() && group_of[unit][tensor] == none;
   }
+
   void leave_out(std::size_t unit, std::size_t tensor) { group_of[unit][tensor] = none; }
 };
 
@@ -65,16 +69,53 @@ struct OpStatus {
   offload::Completion written{};
   std::shared_ptr<GpuSpan> on_gpu{};  // null: its end is not marked
 
-  bool has_succeeded() const;  // says so of the work on the host; false before the end, and after a failure
-  void wait() const;           // blocks the calling thread until the end, if that is marked
-  void wait_on_host() const;   // also returns before the end of work in a stream
+  bool has_succeeded() const {  // says so of the work on the host; false before the end, and after a failure
+    if (!begun.is_done() || (read && !read->completion().is_done()) || !written.is_done()) return false;
+    try {
+      wait_on_host();  // it has ended
+    } catch (...) {
+      return false;
+    }
+    return true;
+  }
+
+  void wait() const {  // blocks the calling thread until the end, if that is marked
+    begun.wait();
+    if (on_gpu) on_gpu->end.synchronize();
+    wait_on_host();
+  }
+
+  void wait_on_host() const {  // also returns before the end of work in a stream
+    begun.wait();
+    if (read) read->completion().wait();
+    written.wait();
+  }
+
   // Waits until the operation has read its record, if it reads one. The first call also verifies the record's checksum, and
   // throws B3202.
-  void check_record() const;
+  // A rule of whole matrices changes the record between its two updates.
+  void check_record() const {
+    std::atomic_ref<bool> checked(is_checked);
+    if (!read || checked) return;
+    read->check();
+    checked = true;
+  }
+
   // The same, by the trainer, before the operations that use the record are issued: it is about to change the record, so those
   // do not check it again.
-  void accept_record();
-  void wait_in(const ExecContext& context) const;  // later work there begins after the end
+  void accept_record() {
+    check_record();
+    read.reset();
+  }
+
+  // No stream ever waits for a drive: the thread does.
+  void wait_in(const ExecContext& context) const {  // later work there begins after the end
+    begun.wait();
+    require(on_gpu || !in_stream, Code::internal,
+            [] { return Problem{.what = "cannot wait for an operation: its end in a stream is not marked"}; });
+    if (context.stream() == nullptr || !on_gpu) return wait();
+    context.stream()->wait_for(on_gpu->end);
+  }
 };
 
 // A wait of the trainer's stream, between two events in it.
@@ -99,25 +140,64 @@ struct StepRun {
   std::deque<StreamWait> waits{};   // not counted yet
   OffPlanPosition position{};       // the position of a list that is not the program's
 
-  void follow(const std::vector<Op>& operations);  // begins the list, which outlives it
-  void wait() const;                               // returns when the whole list is done, if all of it was issued
-  void wait_on_host() const;                       // the same, but for work in streams
+  void follow(const std::vector<Op>& operations) {  // begins the list, which outlives it
+    list = &operations;
+    ops = std::vector<OpStatus>(operations.size());
+    const std::vector<bool> awaited = awaited_in(operations);
+    for (std::size_t op = 0; op < ops.size(); ++op) {
+      ops[op].is_awaited = awaited[op];
+    }
+  }
+
+  // Waits from the end, so that the calling thread is woken once for each lane, not once for each operation.
+  void wait() const {  // returns when the whole list is done, if all of it was issued
+    for (std::size_t op = ops.size(); op-- > 0;) {
+      ops[op].wait();
+    }
+  }
+
+  void wait_on_host() const {  // the same, but for work in streams
+    for (std::size_t op = ops.size(); op-- > 0;) {
+      ops[op].wait_on_host();
+    }
+  }
 };
 
 // The runs of three steps: of this one, of the last one, which may still be under way, and of the one before. That one
 // is over, but operations of the last one refer to it as long as they run.
 class StepRuns {
  public:
-  explicit StepRuns(const Stream* timed);  // the trainer's stream, if work there is timed
+  explicit StepRuns(const Stream* timed) {  // the trainer's stream, if work there is timed
+    for (StepRun& run : runs_) {
+      if (timed != nullptr) run.clock.emplace(timed->gpu());
+    }
+  }
 
   StepRun& current() { return runs_[step_ % runs_.size()]; }
   const StepRun& current() const { return runs_[step_ % runs_.size()]; }
   StepRun& last() { return runs_[(step_ + runs_.size() - 1) % runs_.size()]; }
-  const StepRun& before(const StepRun& run) const;  // takes one of those three
 
-  void advance();                                  // begins the next step; what it reuses must be over
-  void follow(const std::vector<Op>& operations);  // changes all runs, while none is under way
-  void set_clocks();
+  const StepRun& before(const StepRun& run) const {  // takes one of those three
+    const auto number = static_cast<std::size_t>(&run - runs_.data());
+    return runs_[(number + runs_.size() - 1) % runs_.size()];
+  }
+
+  void advance() {  // begins the next step; what it reuses must be over
+    ++step_;
+    if (current().clock) current().clock->set();
+  }
+
+  void follow(const std::vector<Op>& operations) {  // changes all runs, while none is under way
+    for (StepRun& run : runs_) {
+      run.follow(operations);
+    }
+  }
+
+  void set_clocks() {
+    for (StepRun& run : runs_) {
+      if (run.clock) run.clock->set();
+    }
+  }
 
  private:
   std::array<StepRun, 3> runs_;
