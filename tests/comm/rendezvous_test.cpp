@@ -1,4 +1,4 @@
-#include "zero/comm/job.h"
+#include "zero/comm/hub.h"
 
 #include <catch2/catch.hpp>
 #include <utility>

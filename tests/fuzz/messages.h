@@ -6,7 +6,7 @@
 
 #include "tests/fuzz/mutants.h"
 #include "zero/comm/admission.h"
-#include "zero/comm/job.h"
+#include "zero/comm/hub.h"
 #include "zero/comm/message.h"
 
 namespace ballast::testing {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/runtime/system_resources.h"
+#include "zero/comm/hub.h"
 
 namespace ballast {
 namespace {

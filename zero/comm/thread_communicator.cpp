@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "zero/comm/transport.h"
-#include "zero/comm/two_level.h"
 
 namespace ballast {
 
