@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <set>
+#include <type_traits>
 
 #include "kernels/quantize.h"
 #include "kernels/runtime/sizes.h"
@@ -41,6 +43,23 @@ struct ReducingRanks {
 
   constexpr std::size_t hosts() const { return ranks / per_host; }
 };
+
+// Returns the number of ranks of each host, or 1 if sums are in rank order: on one host, with one rank a host, and where hosts
+// have different numbers of ranks, or ranks that are no neighbours. `hosts` names the host of each rank.
+template <class Hosts>
+std::size_t ranks_per_host(const Hosts& hosts) {
+  std::size_t ranks = 1;
+  while (ranks < hosts.size() && hosts[ranks] == hosts[0]) {
+    ++ranks;
+  }
+  if (ranks == 1 || ranks >= hosts.size() || hosts.size() % ranks != 0) return 1;
+  std::set<std::decay_t<decltype(hosts[0])>> seen;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    const bool is_first = rank % ranks == 0;
+    if (is_first ? !seen.insert(hosts[rank]).second : hosts[rank] != hosts[rank - 1]) return 1;
+  }
+  return ranks;
+}
 
 struct ReductionMemory {
   std::size_t received = 0;

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <thread>
 
+#include "kernels/reduction_memory.h"
 #include "tests/comm/rank_values.h"
 #include "tests/comm/test_groups.h"
 #include "tests/sanitizer.h"
@@ -160,13 +161,13 @@ TEST_CASE("the ranks of each host are added first, and then the hosts, on every 
 
 TEST_CASE("ranks are added in rank order where hosts are not alike") {
   using Hosts = std::vector<std::string>;
-  CHECK(ranks_per_host(Hosts{"a", "a", "b", "b"}) == 2);
-  CHECK(ranks_per_host(Hosts{"a", "a", "a", "b", "b", "b"}) == 3);
-  CHECK(ranks_per_host(Hosts{"a", "b", "c"}) == 1);
+  CHECK(kernels::ranks_per_host(Hosts{"a", "a", "b", "b"}) == 2);
+  CHECK(kernels::ranks_per_host(Hosts{"a", "a", "a", "b", "b", "b"}) == 3);
+  CHECK(kernels::ranks_per_host(Hosts{"a", "b", "c"}) == 1);
   for (const Hosts& hosts :
        {Hosts{"a"}, Hosts{"a", "a"}, Hosts{"a", "a", "b"}, Hosts{"a", "b", "a", "b"},
         Hosts{"a", "a", "b", "b", "a", "a"}, Hosts{"a", "a", "b", "b", "b", "b"}, Hosts{"a", "a", "b", "c"}}) {
-    CHECK(ranks_per_host(hosts) == 1);
+    CHECK(kernels::ranks_per_host(hosts) == 1);
   }
 }
 

@@ -124,8 +124,8 @@ void check_groups(const Placement& placement, std::size_t per_host) {
     const auto neighbours = hosts_of(rank / of_group * of_group, 1, of_group, per_host);
     const auto replicas = hosts_of(rank % of_group, of_group, placement.groups(), per_host);
     CAPTURE(placement.ranks(), of_group, per_host, rank);
-    CHECK(planned(Ranks::shard_group) == ranks_per_host(neighbours));
-    CHECK(planned(Ranks::replica_group) == ranks_per_host(replicas));
+    CHECK(planned(Ranks::shard_group) == kernels::ranks_per_host(neighbours));
+    CHECK(planned(Ranks::replica_group) == kernels::ranks_per_host(replicas));
   }
 }
 

@@ -9,7 +9,6 @@
 #include <functional>
 #include <iterator>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -19,22 +18,8 @@
 
 namespace ballast {
 
-std::size_t ranks_per_host(std::span<const std::string> hosts) {
-  std::size_t ranks = 1;
-  while (ranks < hosts.size() && hosts[ranks] == hosts[0]) {
-    ++ranks;
-  }
-  if (ranks == 1 || ranks == hosts.size() || hosts.size() % ranks != 0) return 1;
-  std::set<std::string_view> seen;
-  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
-    const bool is_first = rank % ranks == 0;
-    if (is_first ? !seen.insert(hosts[rank]).second : hosts[rank] != hosts[rank - 1]) return 1;
-  }
-  return ranks;
-}
-
 Transport::Transport(std::size_t rank, std::span<const std::string> hosts)
-    : rank_(rank), ranks_per_host_(ballast::ranks_per_host(hosts)) {
+    : rank_(rank), ranks_per_host_(kernels::ranks_per_host(hosts)) {
   std::ranges::transform(hosts, std::back_inserter(is_here_),
                          [&](const std::string& host) { return host == hosts[rank]; });
   ranks_here_ = static_cast<std::size_t>(std::ranges::count(is_here_, true));
@@ -231,29 +216,50 @@ class EncodedCollective {
   // Writes the sum of this rank's part into `into`, which has its elements.
   void add_parts(const ConstView& all, const Parts& parts, const View& into) {
     if (levels_ != nullptr) return add_in_two_levels(all, parts, into);
+    exchange_values(group_, all, parts, {.stretch = {0, parts.part}},
+                    [&](const std::vector<ConstView>& arrays, std::size_t at, std::size_t count) {
+                      sum_by_host(arrays, parts.number(group_.rank(), at), into.part(at, count));
+                    });
+  }
+
+  // What ranks exchange: a stretch of the part of each of them. The first of these ranks has the number `first_rank` among all.
+  struct Exchanged {
+    std::size_t first_rank = 0;
+    Stretch stretch{};
+  };
+
+  // Encodes the values for each of the ranks, and calls sum(arrays, at, count) with the codes that all of them send for this
+  // rank's part: `count` elements from the element `at` of the part on.
+  template <class Sum>
+  void exchange_values(Transport& ranks, const ConstView& all, const Parts& parts, const Exchanged& what,
+                       const Sum& sum) {
+    const std::size_t first_rank = what.first_rank;
+    const Stretch stretch = what.stretch;
     const CodeBits bits = encoding_.values;
+    const std::size_t bytes = encoded_part_bytes(parts.part, bits);
+    const std::size_t sent = quantized_bytes(std::min(stretch.count, parts.part - stretch.first), bits);
     exchange_together(
-        group_,
+        ranks,
         {.call = call_,
-         .values = memory(0, quantized_bytes(parts.part, bits)),
-         .stride = encoded_part_bytes(parts.part, bits),
+         .values = memory(first_rank * bytes + bytes_before(stretch.first, bits), sent),
+         .stride = bytes,
          .block_bytes = exchanged_block_bytes(bits)},
         [&](std::size_t first, std::size_t count) {
-          for (std::size_t rank = 0; rank < group_.size(); ++rank) {
-            encode_part(all, parts, rank, {elements_of(first, bits), elements_of(count, bits)});
+          for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+            encode_part(all, parts, first_rank + rank,
+                        {stretch.first + elements_of(first, bits), elements_of(count, bits)});
           }
         },
         [&](std::span<const ConstView> by_rank, std::size_t first) {
-          const std::size_t most = elements_of(by_rank.front().bytes(), bits);
-          const auto [at, count] = parts.clip(group_.rank(), {elements_of(first, bits), most});
-          if (count > 0) sum_by_host(by_rank, parts.number(group_.rank(), at), into.part(at, count));
+          const Stretch arrived{stretch.first + elements_of(first, bits), elements_of(by_rank.front().bytes(), bits)};
+          const auto [at, count] = parts.clip(first_rank + ranks.rank(), arrived);
+          if (count > 0) sum(beginnings(by_rank, quantized_bytes(count, bits)), at, count);
         });
   }
 
   // `first`: the number of the sum's first element.
-  void sum_by_host(std::span<const ConstView> by_rank, std::size_t first, const View& into) {
+  void sum_by_host(const std::vector<ConstView>& arrays, std::size_t first, const View& into) {
     const std::size_t neighbours = group_.ranks_per_host();
-    const std::vector<ConstView> arrays = beginnings(by_rank, quantized_bytes(into.count(), encoding_.values));
     if (neighbours == 1) return backend_.sum_quantized(arrays, encoding_.values, into);
     const std::size_t hosts = arrays.size() / neighbours;
     const std::size_t bytes = quantized_bytes(into.count(), encoding_.sums);
@@ -312,7 +318,10 @@ class EncodedCollective {
           for (std::size_t host = 0; host < across.size(); ++host) {
             const Stretch stretch{elements_of(first, bits), elements_of(count, bits)};
             const std::size_t rank = host * neighbours + levels_->inside().rank();
-            add_inside(all, parts, host, stretch, sum);
+            exchange_values(levels_->inside(), all, parts, {host * neighbours, stretch},
+                            [&](const std::vector<ConstView>& arrays, std::size_t at, std::size_t there) {
+                              backend_.sum_quantized(arrays, encoding_.values, sum.part(at, there));
+                            });
             const auto [at, there] = parts.clip(rank, stretch);
             encode(sum.part(at, there), Rounded::sums_of_hosts, across.rank(), parts.number(rank, at),
                    {bits, codes.part(host * bytes + bytes_before(at, bits), quantized_bytes(there, bits))});
@@ -323,34 +332,6 @@ class EncodedCollective {
           const auto [at, count] = parts.clip(group_.rank(), {elements_of(first, bits), most});
           if (count == 0) return;
           backend_.sum_quantized(beginnings(by_host, quantized_bytes(count, bits)), bits, into.part(at, count));
-        });
-  }
-
-  // Adds the ranks of this host: a stretch of the part of each rank of `host`, of which this one adds that of its own place.
-  void add_inside(const ConstView& all, const Parts& parts, std::size_t host, const Stretch& stretch, const View& sum) {
-    const CodeBits bits = encoding_.values;
-    Transport& inside = levels_->inside();
-    const std::size_t bytes = encoded_part_bytes(parts.part, bits);
-    const std::size_t first_rank = host * inside.size();
-    const std::size_t begin = bytes_before(stretch.first, bits);
-    const std::size_t sent = quantized_bytes(std::min(stretch.count, parts.part - stretch.first), bits);
-    exchange_together(
-        inside,
-        {.call = call_,
-         .values = memory(first_rank * bytes + begin, sent),
-         .stride = bytes,
-         .block_bytes = exchanged_block_bytes(bits)},
-        [&](std::size_t first, std::size_t count) {
-          for (std::size_t place = 0; place < inside.size(); ++place) {
-            encode_part(all, parts, first_rank + place,
-                        {stretch.first + elements_of(first, bits), elements_of(count, bits)});
-          }
-        },
-        [&](std::span<const ConstView> by_rank, std::size_t first) {
-          const Stretch arrived{stretch.first + elements_of(first, bits), elements_of(by_rank.front().bytes(), bits)};
-          const auto [at, count] = parts.clip(first_rank + inside.rank(), arrived);
-          if (count == 0) return;
-          backend_.sum_quantized(beginnings(by_rank, quantized_bytes(count, bits)), bits, sum.part(at, count));
         });
   }
 

@@ -86,10 +86,6 @@ struct Parts {
   std::span<const ReceivedPart> received{};
 };
 
-// Returns the number of ranks of each host, or 1 if sums are in rank order: on one host, with one rank a host, and where hosts
-// have different numbers of ranks, or ranks that are no neighbours. `hosts` names the host of each rank.
-std::size_t ranks_per_host(std::span<const std::string> hosts);
-
 // One thread at a time calls all but abort(), leave() and set_activity(); any thread may call those.
 class Transport {
  public:

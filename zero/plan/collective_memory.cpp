@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 namespace ballast {
 namespace {
 
@@ -108,17 +110,10 @@ kernels::ReducingRanks reducing_ranks(const Placement& placement, std::size_t ra
   const std::size_t size = count_of(ranks, placement);
   const std::size_t first = neighbours ? rank / group * group : rank % group;
   if (per_host <= 1) return {size, 1};
-  const auto host = [&](std::size_t member) { return (first + member * (neighbours ? 1 : group)) / per_host; };
-  std::size_t here = 1;
-  while (here < size && host(here) == host(0)) {
-    ++here;
-  }
-  if (here == 1 || here == size || size % here != 0) return {size, 1};
-  for (std::size_t member = here; member < size; ++member) {
-    const bool is_new = host(member) != host(member - 1);
-    if (is_new != (member % here == 0)) return {size, 1};
-  }
-  return {size, here};
+  std::vector<std::size_t> hosts;
+  for (std::size_t member = 0; member < size; ++member)
+    hosts.push_back((first + member * (neighbours ? 1 : group)) / per_host);
+  return {size, kernels::ranks_per_host(hosts)};
 }
 
 kernels::ReductionMemory memory_of_reductions(const CompileInput& input) {
