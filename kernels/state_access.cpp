@@ -34,13 +34,18 @@ void require_size(const TileMemory& tile, std::size_t count) {
   });
 }
 
+// Without bytes if the tile has no such moment.
+Stored stored(const TileMemory& tile, Moment moment) {
+  return moment == Moment::momentum ? Stored{tile.momentum, tile.momentum_scales}
+                                    : Stored{tile.variance, tile.variance_scales};
+}
+
 Stored stored(const TileMemory& tile, Moment moment, std::size_t count) {
-  const bool is_first = moment == Moment::momentum;
-  const Stored found{is_first ? tile.momentum : tile.variance, is_first ? tile.momentum_scales : tile.variance_scales};
+  const Stored found = stored(tile, moment);
   require(found.bytes != nullptr, Code::bad_argument, [&] {
-    return Problem{
-        .what = fmt::format("cannot read the {} moment: the update rule keeps none", is_first ? "first" : "second"),
-        .needed = "a moment that the rule keeps"};
+    return Problem{.what = fmt::format("cannot read the {} moment: the update rule keeps none",
+                                       moment == Moment::momentum ? "first" : "second"),
+                   .needed = "a moment that the rule keeps"};
   });
   require_size(tile, count);
   return found;
@@ -151,12 +156,7 @@ void copy_master(const TileMemory& from, const TileMemory& to) {
 }
 
 void copy_moment(const TileMemory& from, const TileMemory& to, Moment moment) {
-  const auto of = [&](const TileMemory& tile) {
-    return moment == Moment::momentum ? Stored{tile.momentum, tile.momentum_scales}
-                                      : Stored{tile.variance, tile.variance_scales};
-  };
-  const Stored source = of(from);
-  const Stored target = of(to);
+  const Stored source = stored(from, moment), target = stored(to, moment);
   if (target.bytes == nullptr) return;
   const std::size_t bytes = moment_bytes(to.format, to.count);
   const std::size_t groups = target.scales == nullptr ? 0 : (to.count + group_size - 1) / group_size;

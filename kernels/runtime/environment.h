@@ -1,7 +1,6 @@
 // Typed environment variables. No other code reads the process's environment.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -21,7 +20,6 @@ class Environment {
 
   std::optional<std::string> text(const std::string& name) const;
   std::optional<std::int64_t> integer(const std::string& name) const;
-  std::optional<std::size_t> bytes(const std::string& name) const;  // "512MiB"
 
  private:
   Lookup lookup_;

@@ -104,20 +104,6 @@ const CodeInfo& describe(Code code) { return *std::ranges::lower_bound(codes, co
 
 std::string label(Code code) { return fmt::format("B{}", static_cast<int>(code)); }
 
-std::string codes_as_markdown() {
-  std::string text =
-      "# Error codes\n\n"
-      "Generated from `error_codes.cpp`; a test keeps the two equal. B1…: the caller can correct it. B2…: the "
-      "machine lacks\n"
-      "something. B3…: hardware or a peer failed.\n\n"
-      "| code | name | meaning | what to do |\n|---|---|---|---|\n";
-  for (const CodeInfo& info : codes) {
-    const std::string_view remedy = info.remedy.empty() ? "The message says what is needed." : info.remedy;
-    text += fmt::format("| {} | `{}` | {} | {} |\n", label(info.code), info.name, info.meaning, remedy);
-  }
-  return text;
-}
-
 namespace {
 
 std::string compose(Code code, const Problem& problem, Site site) {

@@ -4,7 +4,6 @@
 #include <ballast/error.h>
 
 #include <span>
-#include <string>
 #include <string_view>
 
 namespace ballast {
@@ -18,6 +17,5 @@ struct CodeInfo {
 
 std::span<const CodeInfo> all_codes();  // sorted by number
 const CodeInfo& describe(Code code);
-std::string codes_as_markdown();  // the content of ERRORS.md
 
 }  // namespace ballast

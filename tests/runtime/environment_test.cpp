@@ -21,11 +21,10 @@ Environment made_of(std::map<std::string, std::string> variables) {
 }  // namespace
 
 TEST_CASE("variables are read with their types") {
-  const Environment environment = made_of({{"RANK", "3"}, {"LOW", "-7"}, {"HOST", "node7"}, {"BUDGET", "512MiB"}});
+  const Environment environment = made_of({{"RANK", "3"}, {"LOW", "-7"}, {"HOST", "node7"}});
   CHECK(environment.integer("RANK") == 3);
   CHECK(environment.integer("LOW") == -7);
   CHECK(environment.text("HOST") == "node7");
-  CHECK(environment.bytes("BUDGET") == std::size_t{512} << 20);
 }
 
 TEST_CASE("an empty variable counts as unset") {
@@ -33,7 +32,6 @@ TEST_CASE("an empty variable counts as unset") {
   for (const char* name : {"EMPTY", "MISSING"}) {
     CHECK_FALSE(environment.text(name));
     CHECK_FALSE(environment.integer(name));
-    CHECK_FALSE(environment.bytes(name));
   }
 }
 
@@ -41,7 +39,6 @@ TEST_CASE("a variable that cannot be read is an error that names it") {
   const Environment environment = made_of({{"X", "3 apples"}, {"HUGE", "99999999999999999999"}});
   CHECK_THROWS_WITH(environment.integer("X"), Catch::Contains("B1006") && Catch::Contains("X=\"3 apples\""));
   CHECK_THROWS_AS(environment.integer("HUGE"), UsageError);
-  CHECK_THROWS_WITH(environment.bytes("X"), Catch::Contains("B1006"));
 }
 
 TEST_CASE("the process's own environment is the default") {

@@ -1,5 +1,6 @@
 #include <ballast/error.h>
 
+#include <fmt/format.h>
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <sstream>
@@ -16,6 +17,21 @@ std::string text_of(const char* file) {
   std::stringstream text;
   text << std::ifstream(file).rdbuf();
   return text.str();
+}
+
+// The content of ERRORS.md.
+std::string codes_as_markdown() {
+  std::string text =
+      "# Error codes\n\n"
+      "Generated from `error_codes.cpp`; a test keeps the two equal. B1…: the caller can correct it. B2…: the "
+      "machine lacks\n"
+      "something. B3…: hardware or a peer failed.\n\n"
+      "| code | name | meaning | what to do |\n|---|---|---|---|\n";
+  for (const CodeInfo& info : all_codes()) {
+    const std::string_view remedy = info.remedy.empty() ? "The message says what is needed." : info.remedy;
+    text += fmt::format("| {} | `{}` | {} | {} |\n", label(info.code), info.name, info.meaning, remedy);
+  }
+  return text;
 }
 
 }  // namespace
