@@ -146,8 +146,6 @@ class Machine:
     device_memory: float
     host_memory: float
     products: float
-    collective_latency: float
-    commit_latency: float
     shares_cores: bool
     host_is_device: bool
     def __init__(self) -> None: ...
@@ -395,6 +393,7 @@ class TrainingOptions(_StepOptions):
     gpu: int | None
     stream: int
     keeps_timeline: bool
+    exchanges: ExchangeOrder | None
     verify: int
     directories: Sequence[str | PathLike[str]]
     run: str
@@ -404,7 +403,6 @@ class TrainingOptions(_StepOptions):
     def __init__(self) -> None: ...
     def set_join_notes(self, join: Callable[[list[bytes], list[int]], bytes]) -> None: ...
     def set_before_write(self, before: Callable[[bool], None]) -> None: ...
-    def share_exchanges(self, exchanges: ExchangeOrder) -> None: ...
 
 class StepMetrics(TypedDict):
     seconds: float

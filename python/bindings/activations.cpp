@@ -46,16 +46,10 @@ py::dict counters_of(const PythonActivationStore& store) {
     const py::gil_scoped_release released;
     counters = store.counters();
   }
-  py::dict found;
-  found["saved_bytes"] = counters.saved_bytes;
-  found["loaded_bytes"] = counters.loaded_bytes;
-  found["written_bytes"] = counters.written_bytes;
-  found["read_bytes"] = counters.read_bytes;
-  found["kept_bytes"] = counters.kept_bytes;
-  found["host_bytes"] = counters.host_bytes;
-  found["drive_bytes"] = counters.drive_bytes;
-  found["waited_seconds"] = counters.waited_seconds;
-  return found;
+  return py::dict("saved_bytes"_a = counters.saved_bytes, "loaded_bytes"_a = counters.loaded_bytes,
+                  "written_bytes"_a = counters.written_bytes, "read_bytes"_a = counters.read_bytes,
+                  "kept_bytes"_a = counters.kept_bytes, "host_bytes"_a = counters.host_bytes,
+                  "drive_bytes"_a = counters.drive_bytes, "waited_seconds"_a = counters.waited_seconds);
 }
 
 }  // namespace

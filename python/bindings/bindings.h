@@ -11,6 +11,7 @@
 namespace ballast::python {
 
 namespace py = pybind11;
+using namespace py::literals;
 
 // Memory that Python sees. `owner` keeps its owner alive, such as a training.
 struct Memory {

@@ -175,8 +175,6 @@ void bind_machine(py::module_& module) {
       .def_readwrite("device_memory", &Machine::device_memory)
       .def_readwrite("host_memory", &Machine::host_memory)
       .def_readwrite("products", &Machine::products)
-      .def_readwrite("collective_latency", &Machine::collective_latency)
-      .def_readwrite("commit_latency", &Machine::commit_latency)
       .def_readwrite("shares_cores", &Machine::shares_cores)
       .def_readwrite("host_is_device", &Machine::host_is_device);
   bind_bytes<0>(machine, "device_bytes");

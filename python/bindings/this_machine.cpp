@@ -13,29 +13,19 @@ namespace ballast::python {
 namespace {
 
 py::dict dictionary(const Gpu& gpu) {
-  py::dict found;
-  found["name"] = gpu.name;
-  found["pci"] = gpu.pci;
-  found["memory_bytes"] = gpu.memory_bytes;
-  found["compute_capability"] = py::make_tuple(gpu.major, gpu.minor);
-  return found;
+  return py::dict("name"_a = gpu.name, "pci"_a = gpu.pci, "memory_bytes"_a = gpu.memory_bytes,
+                  "compute_capability"_a = py::make_tuple(gpu.major, gpu.minor));
 }
 
 py::dict dictionary(const HostLimits& limits) {
-  py::dict found;
-  found["total_bytes"] = limits.total_bytes;
-  found["available_bytes"] = limits.available_bytes;
-  found["memlock_bytes"] = limits.memlock_bytes;
-  found["address_space_bytes"] = limits.address_space_bytes;
-  found["cgroup"] = py::none();
-  if (limits.cgroup) {
-    py::dict cgroup;
-    cgroup["limit_bytes"] = limits.cgroup->limit_bytes;
-    cgroup["available_bytes"] = limits.cgroup->available_bytes();
-    cgroup["file"] = limits.cgroup->file.string();
-    found["cgroup"] = cgroup;
+  py::object cgroup = py::none();
+  if (const auto& limit = limits.cgroup) {
+    cgroup = py::dict("limit_bytes"_a = limit->limit_bytes, "available_bytes"_a = limit->available_bytes(),
+                      "file"_a = limit->file.string());
   }
-  return found;
+  return py::dict("total_bytes"_a = limits.total_bytes, "available_bytes"_a = limits.available_bytes,
+                  "memlock_bytes"_a = limits.memlock_bytes, "address_space_bytes"_a = limits.address_space_bytes,
+                  "cgroup"_a = cgroup);
 }
 
 py::dict this_machine(const std::string& root) {
@@ -43,22 +33,15 @@ py::dict this_machine(const std::string& root) {
     const py::gil_scoped_release released;
     return detect_machine(root);
   }();
-  py::dict found;
-  found["cpu"] = machine.cpu;
-  found["cores"] = machine.cores;
-  found["cores_of_host"] = machine.cores_of_host;
-  found["core_quota"] = machine.core_quota;
-  found["numa_nodes"] = machine.numa_nodes;
-  found["instruction_set"] = std::string(kernels::simd::name(kernels::simd::usable_isas().front()));
-  found["memory"] = dictionary(machine.memory);
   py::list gpus;
   for (const Gpu& gpu : machine.gpus) {
     gpus.append(dictionary(gpu));
   }
-  found["gpus"] = gpus;
-  found["no_gpu_because"] = machine.no_gpu_because;
-  found["no_nccl_because"] = no_nccl_because();
-  return found;
+  const std::string isa(kernels::simd::name(kernels::simd::usable_isas().front()));
+  return py::dict("cpu"_a = machine.cpu, "cores"_a = machine.cores, "cores_of_host"_a = machine.cores_of_host,
+                  "core_quota"_a = machine.core_quota, "numa_nodes"_a = machine.numa_nodes, "instruction_set"_a = isa,
+                  "memory"_a = dictionary(machine.memory), "gpus"_a = gpus, "no_gpu_because"_a = machine.no_gpu_because,
+                  "no_nccl_because"_a = no_nccl_because());
 }
 
 // Writes and reads `bytes`. Measures a directory on a network file system too, because the report says what it is.
@@ -70,16 +53,10 @@ py::dict inspect_drive(const std::string& directory, std::size_t bytes) {
     const auto queue = offload::open_queue({.log = &quiet});
     report = offload::inspect(directory, *queue, {.bytes = bytes, .file = {.allow_network = true}});
   }
-  py::dict found;
-  found["file_system"] = report.file_system;
-  found["is_network"] = report.is_network;
-  found["free_bytes"] = report.free_bytes;
-  found["buffered_because"] = report.buffered_because;
-  found["queue"] = report.queue;
-  found["read"] = report.read_bytes_per_second;
-  found["write"] = report.write_bytes_per_second;
-  found["both"] = report.both_bytes_per_second;
-  return found;
+  return py::dict("file_system"_a = report.file_system, "is_network"_a = report.is_network,
+                  "free_bytes"_a = report.free_bytes, "buffered_because"_a = report.buffered_because,
+                  "queue"_a = report.queue, "read"_a = report.read_bytes_per_second,
+                  "write"_a = report.write_bytes_per_second, "both"_a = report.both_bytes_per_second);
 }
 
 }  // namespace

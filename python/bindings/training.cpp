@@ -16,16 +16,12 @@
 
 #include "python/bindings/group.h"
 #include "python/bindings/step_options.h"
+#include "zero/engine/exchange_order.h"
 #include "zero/plan/compile.h"
 #include "zero/runs/records.h"
 
 namespace ballast::python {
 namespace {
-
-// The exchanges of several trainings of one model.
-struct SharedExchanges {
-  std::shared_ptr<ExchangeOrder> order = make_exchange_order();
-};
 
 // A tile that an optimizer's own step updates.
 struct TileToUpdate {
@@ -152,30 +148,18 @@ class TrainingBinding {
 // --- Values for Python ---
 
 py::dict dict_of(const Metrics& metrics) {
-  py::dict named;
-  named["seconds"] = metrics.seconds;
-  named["on_demand"] = metrics.on_demand;
-  named["verified"] = metrics.verified;
-  named["bytes"] = by_name<Lane>(metrics.bytes);
-  named["busy"] = by_name<Lane>(metrics.busy);
-  named["stalls"] = by_name<Lane>(metrics.stalls);
-  named["exposed"] = by_name<Phase>(metrics.exposed);
-  named["timed"] = metrics.timed;
-  named["sent_inside"] = metrics.sent_inside;
-  named["sent_across"] = metrics.sent_across;
-  named["memory"] = by_name<Tier>(metrics.memory);
-  return named;
+  return py::dict("seconds"_a = metrics.seconds, "on_demand"_a = metrics.on_demand, "verified"_a = metrics.verified,
+                  "bytes"_a = by_name<Lane>(metrics.bytes), "busy"_a = by_name<Lane>(metrics.busy),
+                  "stalls"_a = by_name<Lane>(metrics.stalls), "exposed"_a = by_name<Phase>(metrics.exposed),
+                  "timed"_a = metrics.timed, "sent_inside"_a = metrics.sent_inside,
+                  "sent_across"_a = metrics.sent_across, "memory"_a = by_name<Tier>(metrics.memory));
 }
 
 // Returns None where the ranks do not know their own times.
 py::object dict_of(const Straggler& straggler) {
   if (straggler.seconds == 0.0) return py::none();
-  py::dict named;
-  named["slowest"] = straggler.slowest;
-  named["seconds"] = straggler.seconds;
-  named["median"] = straggler.median;
-  named["least"] = straggler.least;
-  return named;
+  return py::dict("slowest"_a = straggler.slowest, "seconds"_a = straggler.seconds, "median"_a = straggler.median,
+                  "least"_a = straggler.least);
 }
 
 // The function is freed with Python's lock, by whichever thread has it last.
@@ -206,7 +190,7 @@ void set_before_write(TrainingOptions& options, py::function before) {
 }
 
 void bind_options(py::module_& module) {
-  py::class_<SharedExchanges>(module, "ExchangeOrder").def(py::init<>());
+  py::class_<ExchangeOrder, std::shared_ptr<ExchangeOrder>>(module, "ExchangeOrder").def(py::init<>());
   py::class_<TrainingOptions> type(module, "TrainingOptions");
   type.def(py::init([] { return TrainingOptions{.sums_micro_steps = true}; }),
            "A step adds gradients, as PyTorch does.");
@@ -218,6 +202,7 @@ void bind_options(py::module_& module) {
   option("threads", "of the CPU; 0: one for each core that this process may use", &TrainingOptions::threads);
   option("gpu", "whose memory the device tier is; None: the host's", &TrainingOptions::gpu);
   option("keeps_timeline", "of what ran when", &TrainingOptions::keeps_timeline);
+  option("exchanges", "the order of exchanges between GPUs, which trainings share", &TrainingOptions::exchanges);
   option("verify", "steps between two updates that are repeated; 0: never", &TrainingOptions::verify);
   constexpr auto drives = &TrainingOptions::drives;
   option("directories", "of one or several drives", drives, &RecordOptions::directories);
@@ -237,11 +222,7 @@ void bind_options(py::module_& module) {
       .def(
           "set_before_write", &set_before_write, py::arg("before"),
           "Set the function that is called before records of a run are written. Its argument is true for a step, and false for a "
-          "change between steps.")
-      .def(
-          "share_exchanges",
-          [](TrainingOptions& options, const SharedExchanges& exchanges) { options.exchanges = exchanges.order; },
-          py::arg("exchanges"), "Order exchanges between GPUs with those of other trainings.");
+          "change between steps.");
 }
 
 void bind_result(py::module_& module) {

@@ -160,7 +160,7 @@ class ModelAndOptimizer:
     def share_exchanges(self, options: _core.TrainingOptions) -> None:
         """Let the training of an optimizer that has joined exchange in one order with those of the others."""
         if (found := _siblings_of(self.model)) is not None:
-            options.share_exchanges(found.exchanges)
+            options.exchanges = found.exchanges
 
     def agreement(self) -> UseAgreement | None:
         """Return the agreement on uses of a model that has wrapped optimizers."""
