@@ -50,9 +50,9 @@ double square(double x) { return x * x; }
 // A sum below the smallest normal number is as coarse as that number.
 double size_of(double a, double b) { return std::max(std::abs(a) + std::abs(b), 0x1p-126); }
 
-// Moments are never subnormal: a second moment is at least the smallest normal number, a smaller first moment becomes
+// Moments are never subnormal: a second moment is at least 2^-120, a first moment below the smallest normal number becomes
 // zero.
-double kept(double variance) { return std::max(variance, 0x1p-126); }
+double kept(double variance) { return std::max(variance, 0x1p-120); }
 double flushed(double momentum) { return std::abs(momentum) < 0x1p-126 ? 0 : momentum; }
 
 // A value that weighs more than a half, and the difference to it, which is rounded, times the smaller weight.
