@@ -8,6 +8,7 @@
 #include "kernels/runtime/buffer.h"
 #include "kernels/state_access.h"
 #include "tests/sanitizer.h"
+#include "tests/temporary_directory.h"
 #include "tests/zero/training_rig.h"
 #include "zero/plan/compile.h"
 
@@ -273,6 +274,33 @@ inline void check_gpu_norms_of_tensors() {
       on_cpu.step();
     }
   }
+}
+
+// A checkpoint goes from the CPU to the GPU and back, with a step on each.
+inline void check_checkpoints_move_to_gpu_and_back() {
+  const Model model = plain_model(2, 3000);
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const Stream stream;
+  std::vector<std::vector<std::byte>> seen;
+  for (const bool moves : {false, true}) {
+    const TemporaryDirectory directory;
+    for (std::size_t step = 0; step < 3; ++step) {
+      const bool gpu = moves && step == 1;
+      TrainingOptions options{.tile_elements = 256, .threads = 1};
+      if (gpu) options.gpu = 0, options.stream = stream.handle();
+      Training training(model, *world, {optim::AdamW{}}, options);
+      training.initialize(initial_parameters());
+      if (step > 0) training.load(directory.path());
+      CHECK(training.steps() == step);
+      SyntheticTrainer trainer(model, 0, gpu ? &stream : nullptr);
+      const auto bytes = trainer.run(training, step);
+      if (step == 2) seen.push_back(bytes);
+      training.step();
+      training.save(directory.path());
+    }
+  }
+  CHECK(seen[0] == seen[1]);
 }
 
 }  // namespace ballast::testing

@@ -16,6 +16,8 @@ TEST_CASE("on a GPU, tiles as large as a shard are read and changed in stretches
   check_large_tiles_are_read_in_stretches();
 }
 
+TEST_CASE("a checkpoint moves to a GPU and back", "[gpu]") { check_checkpoints_move_to_gpu_and_back(); }
+
 TEST_CASE("norms of tensors whose gradients go to the host are those of the CPU", "[gpu]") { check_norms_of_tensors(); }
 
 TEST_CASE("reading the state waits for the work in the trainer's stream", "[gpu]") { check_trainer_is_waited_for(); }
