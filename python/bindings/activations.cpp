@@ -40,16 +40,18 @@ class PythonActivationStore {
   ActivationStore store_;
 };
 
-py::dict counters_of(const PythonActivationStore& store) {
+using Figures = py::typing::Dict<std::string, double>;
+
+Figures counters_of(const PythonActivationStore& store) {
   ActivationStore::Counters counters;
   {
     const py::gil_scoped_release released;
     counters = store.counters();
   }
-  return py::dict("saved_bytes"_a = counters.saved_bytes, "loaded_bytes"_a = counters.loaded_bytes,
-                  "written_bytes"_a = counters.written_bytes, "read_bytes"_a = counters.read_bytes,
-                  "kept_bytes"_a = counters.kept_bytes, "host_bytes"_a = counters.host_bytes,
-                  "drive_bytes"_a = counters.drive_bytes, "waited_seconds"_a = counters.waited_seconds);
+  return Figures("saved_bytes"_a = counters.saved_bytes, "loaded_bytes"_a = counters.loaded_bytes,
+                 "written_bytes"_a = counters.written_bytes, "read_bytes"_a = counters.read_bytes,
+                 "kept_bytes"_a = counters.kept_bytes, "host_bytes"_a = counters.host_bytes,
+                 "drive_bytes"_a = counters.drive_bytes, "waited_seconds"_a = counters.waited_seconds);
 }
 
 }  // namespace

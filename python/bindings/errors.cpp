@@ -2,6 +2,8 @@
 // too.
 #include <ballast/error.h>
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <exception>
 
@@ -53,10 +55,12 @@ Code code_of(const std::string& name) {
   return found->code;
 }
 
-py::list errors() {
-  py::list rows;
+using Text = std::string_view;
+
+std::vector<std::tuple<std::string, Text, Text, Text>> errors() {
+  std::vector<std::tuple<std::string, Text, Text, Text>> rows;
   for (const CodeInfo& info : all_codes()) {
-    rows.append(py::make_tuple(label(info.code), info.name, info.meaning, info.remedy));
+    rows.emplace_back(label(info.code), info.name, info.meaning, info.remedy);
   }
   return rows;
 }
@@ -66,17 +70,17 @@ py::list errors() {
 void bind_errors(py::module_& module) {
   py::register_local_exception_translator(translate);
   module.def("error_codes", errors, "Code, name, meaning and remedy of every error.");
+  py::class_<Problem>(module, "Problem")
+      .def(py::init<std::string, std::string, std::string, std::string, std::string>(), py::kw_only(), py::arg("what"),
+           py::arg("where") = "", py::arg("needed") = "", py::arg("available") = "", py::arg("remedy") = "");
   // The message is composed before the site's name goes away.
   module.def(
       "fail",
-      [](const std::string& name, const Problem& problem, const std::string& file, int line) {
+      [](const std::string& name, const Problem& problem, const std::string& file, int line) -> py::typing::NoReturn {
         fail(code_of(name), problem, Site{file.c_str(), line});
       },
       py::kw_only(), py::arg("name"), py::arg("problem"), py::arg("file"), py::arg("line"),
       "Raises the error of this name.");
-  py::class_<Problem>(module, "Problem")
-      .def(py::init<std::string, std::string, std::string, std::string, std::string>(), py::kw_only(), py::arg("what"),
-           py::arg("where") = "", py::arg("needed") = "", py::arg("available") = "", py::arg("remedy") = "");
 }
 
 }  // namespace ballast::python

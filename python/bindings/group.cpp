@@ -260,8 +260,8 @@ void bind_collectives(py::class_<Group>& type) {
               group.all_reduce(values, sum, encoding);
             });
           },
-          py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"), py::arg("format") = WireFormat::exact,
-          py::arg("step") = 0, py::arg("number") = 0,
+          py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"),
+          py::arg_v("format", WireFormat::exact, "WireFormat.exact"), py::arg("step") = 0, py::arg("number") = 0,
           "Add fp32 in host memory over the ranks. In codes, the values are rounded by random bits that step and number name: "
           "equal on all ranks, and others for each sum.")
       .def_property_readonly("sent_bytes",
@@ -271,9 +271,10 @@ void bind_collectives(py::class_<Group>& type) {
                              })
       .def(
           "from_all",
-          [](const Group& self, const std::string& mine) {
+          [](const Group& self, const py::bytes& mine) {
+            const std::string own = mine;
             std::vector<py::bytes> all;
-            for (const std::string& text : self.working([&](Communicator& group) { return texts_of_all(group, mine); }))
+            for (const std::string& text : self.working([&](Communicator& group) { return texts_of_all(group, own); }))
               all.emplace_back(text);
             return all;
           },
@@ -295,8 +296,8 @@ void bind_group(py::module_& module) {
       "This process's, as its launcher's environment has it; 0 without one.");
   module.def("machine_name", this_machine, "The same for processes that can share memory, and for no others.");
   py::class_<Rendezvous>(module, "Rendezvous")
-      .def(py::init<py::object, std::optional<std::size_t>, std::optional<std::size_t>, std::string, std::string,
-                    std::optional<double>>(),
+      .def(py::init<decltype(Rendezvous::store), std::optional<std::size_t>, std::optional<std::size_t>, std::string,
+                    std::string, std::optional<double>>(),
            py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("host"), py::arg("job"),
            py::arg("timeout"));
   module.def(

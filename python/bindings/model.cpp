@@ -97,7 +97,11 @@ void bind_placement(py::module_& module) {
       .def_readonly("host", &Spread::host)
       .def_readonly("nvme", &Spread::nvme)
       .def(
-          "__eq__", [](const Spread& a, const Spread& b) { return a == b; }, py::is_operator());
+          "__eq__",
+          [](const Spread& a, const py::object& b) {
+            return py::isinstance<Spread>(b) && a == b.cast<const Spread&>();
+          },
+          py::is_operator());
   module.def("all_in", &all_in, py::arg("tier"));
 
   py::class_<Placement>(module, "Placement")

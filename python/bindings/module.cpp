@@ -12,7 +12,7 @@ PYBIND11_MODULE(_core, module) {
   bind_this_machine(module);
   bind_group(module);
   bind_memory(module);
-  bind_training(module);
   bind_checkpoint(module);
+  bind_training(module);
   bind_activations(module);
 }

@@ -28,7 +28,7 @@ py::dict dictionary(const HostLimits& limits) {
                   "cgroup"_a = cgroup);
 }
 
-py::dict this_machine(const std::string& root) {
+Typed<"ballast.planning.hardware.MachineFound"> this_machine(const std::string& root) {
   const ThisMachine machine = [&] {
     const py::gil_scoped_release released;
     return detect_machine(root);
@@ -45,7 +45,7 @@ py::dict this_machine(const std::string& root) {
 }
 
 // Writes and reads `bytes`. Measures a directory on a network file system too, because the report says what it is.
-py::dict inspect_drive(const std::string& directory, std::size_t bytes) {
+Typed<"ballast.tools.doctor.DriveFound"> inspect_drive(const std::string& directory, std::size_t bytes) {
   offload::DriveReport report;
   {
     const py::gil_scoped_release released;

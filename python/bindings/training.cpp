@@ -48,8 +48,8 @@ AgreeOnMemory agree_in_python(const AgreeInPython& agree) {
 class TrainingBinding {
  public:
   // `norm_group` may be None.
-  TrainingBinding(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
-                  TrainingOptions options)
+  TrainingBinding(Model model, py::typing::Union<Group> group, py::typing::Optional<Group> norm_group,
+                  std::vector<optim::Rule> rules, TrainingOptions options)
       : group_(std::move(group)), norm_group_(std::move(norm_group)), gpu_(options.gpu) {
     for (const py::object& group : {group_, norm_group_}) {
       if (!group.is_none()) groups_.push_back(&group.cast<Group&>());
@@ -147,21 +147,6 @@ class TrainingBinding {
 
 // --- Values for Python ---
 
-py::dict dict_of(const Metrics& metrics) {
-  return py::dict("seconds"_a = metrics.seconds, "on_demand"_a = metrics.on_demand, "verified"_a = metrics.verified,
-                  "bytes"_a = by_name<Lane>(metrics.bytes), "busy"_a = by_name<Lane>(metrics.busy),
-                  "stalls"_a = by_name<Lane>(metrics.stalls), "exposed"_a = by_name<Phase>(metrics.exposed),
-                  "timed"_a = metrics.timed, "sent_inside"_a = metrics.sent_inside,
-                  "sent_across"_a = metrics.sent_across, "memory"_a = by_name<Tier>(metrics.memory));
-}
-
-// Returns None where the ranks do not know their own times.
-py::object dict_of(const Straggler& straggler) {
-  if (straggler.seconds == 0.0) return py::none();
-  return py::dict("slowest"_a = straggler.slowest, "seconds"_a = straggler.seconds, "median"_a = straggler.median,
-                  "least"_a = straggler.least);
-}
-
 // The function is freed with Python's lock, by whichever thread has it last.
 std::shared_ptr<py::function> kept(py::function function) {
   return {new py::function(std::move(function)), [](const py::function* last) {
@@ -170,7 +155,9 @@ std::shared_ptr<py::function> kept(py::function function) {
           }};
 }
 
-void set_join_notes(TrainingOptions& options, py::function join) {
+using JoinNotes = py::typing::Callable<py::bytes(py::typing::List<py::bytes>, py::typing::List<std::size_t>)>;
+
+void set_join_notes(TrainingOptions& options, JoinNotes join) {
   options.drives.join_notes = [join = kept(std::move(join))](const EarlierNotes& notes) {
     const py::gil_scoped_acquire lock;
     py::list texts;
@@ -182,7 +169,7 @@ void set_join_notes(TrainingOptions& options, py::function join) {
   };
 }
 
-void set_before_write(TrainingOptions& options, py::function before) {
+void set_before_write(TrainingOptions& options, py::typing::Callable<void(bool)> before) {
   options.drives.before_write = [before = kept(std::move(before))](RunWrite write) {
     const py::gil_scoped_acquire lock;
     (*before)(write == RunWrite::step);
@@ -226,13 +213,35 @@ void bind_options(py::module_& module) {
 }
 
 void bind_result(py::module_& module) {
+  py::class_<Metrics>(module, "StepMetrics")
+      .def_readonly("seconds", &Metrics::seconds)
+      .def_readonly("on_demand", &Metrics::on_demand)
+      .def_readonly("verified", &Metrics::verified)
+      .def_property_readonly("bytes", [](const Metrics& metrics) { return by_name<Lane>(metrics.bytes); })
+      .def_property_readonly("busy", [](const Metrics& metrics) { return by_name<Lane>(metrics.busy); })
+      .def_property_readonly("stalls", [](const Metrics& metrics) { return by_name<Lane>(metrics.stalls); })
+      .def_property_readonly("exposed", [](const Metrics& metrics) { return by_name<Phase>(metrics.exposed); })
+      .def_readonly("timed", &Metrics::timed)
+      .def_readonly("sent_inside", &Metrics::sent_inside)
+      .def_readonly("sent_across", &Metrics::sent_across)
+      .def_property_readonly("memory", [](const Metrics& metrics) { return by_name<Tier>(metrics.memory); });
+  py::class_<Straggler>(module, "Straggler")
+      .def_readonly("slowest", &Straggler::slowest)
+      .def_readonly("seconds", &Straggler::seconds)
+      .def_readonly("median", &Straggler::median)
+      .def_readonly("least", &Straggler::least);
   py::class_<StepResult>(module, "StepResult")
       .def_readonly("skipped", &StepResult::skipped)
       .def_readonly("norm", &StepResult::norm)
       .def_readonly("step", &StepResult::step)
       .def_readonly("reason", &StepResult::reason)
-      .def_property_readonly("metrics", [](const StepResult& result) { return dict_of(result.metrics); })
-      .def_property_readonly("straggler", [](const StepResult& result) { return dict_of(result.straggler); });
+      .def_readonly("metrics", &StepResult::metrics)
+      .def_property_readonly(
+          "straggler",
+          [](const StepResult& result) {
+            return result.straggler.seconds > 0.0 ? std::optional(result.straggler) : std::nullopt;
+          },
+          "None where the ranks do not know their own times.");
 }
 
 // Returns the training, or its state by tensor.
@@ -284,8 +293,10 @@ auto acquiring(Lease (Training::*method)(std::size_t unit)) {
   };
 }
 
-py::list shown(const py::object& training, std::span<const SummedTile> tiles) {
-  py::list shown;
+using ShownTiles = py::typing::List<TileToUpdate>;
+
+ShownTiles shown(const py::object& training, std::span<const SummedTile> tiles) {
+  ShownTiles shown;
   for (const SummedTile& tile : tiles) {
     TileToUpdate shown_tile{.unit = tile.unit,
                             .first = tile.range.first,
@@ -315,7 +326,8 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
       .def(
           "step",
           [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed,
-             double max_norm, double loss_scale, bool discard, const py::object& custom_step) {
+             double max_norm, double loss_scale, bool discard,
+             const py::typing::Optional<py::typing::Callable<void(ShownTiles, double, bool)>>& custom_step) {
             std::exception_ptr raised;
             const auto update = [&](const TilesToUpdate& turn) {
               const py::gil_scoped_acquire lock;
@@ -364,7 +376,7 @@ void bind_gradients(py::class_<TrainingBinding>& training) {
            py::kw_only(), py::arg("loss_scale"))
       .def(
           "visit_gradients",
-          [](const py::object& self, const py::function& visit) {
+          [](const py::object& self, const py::typing::Callable<void(std::size_t, std::size_t, Memory, DType)>& visit) {
             const auto show = [&](std::size_t unit, std::size_t tensor, const View& gradients, bool on_gpu) {
               const py::gil_scoped_acquire lock;
               visit(unit, tensor, memory_of(self, gradients, on_gpu), gradients.dtype());
@@ -376,8 +388,10 @@ void bind_gradients(py::class_<TrainingBinding>& training) {
 
 void bind_life(py::class_<TrainingBinding>& training) {
   training
-      .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, TrainingOptions>(), py::kw_only(),
-           py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"), py::arg("options"))
+      .def(py::init<Model, py::typing::Union<Group>, py::typing::Optional<Group>, std::vector<optim::Rule>,
+                    TrainingOptions>(),
+           py::kw_only(), py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"),
+           py::arg("options"))
       .def("take_log", &TrainingBinding::take_log)
       .def_property_readonly("found", reading(&Training::found),
                              "A run to resume: start() then requests frozen parameters only.")
@@ -484,8 +498,9 @@ void bind_commits(py::class_<TrainingBinding>& training) {
           py::arg("steps"))
       .def(
           "set_note",
-          [](const TrainingBinding& self, const std::string& note) {
-            self.training().set_note(std::as_bytes(std::span(note)));
+          [](const TrainingBinding& self, const py::bytes& note) {
+            const std::string_view bytes = note;
+            self.training().set_note(std::as_bytes(std::span(bytes)));
           },
           py::arg("note"))
       .def("note",

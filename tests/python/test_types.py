@@ -27,7 +27,7 @@ def check(command: list[str], environment: dict[str, str], cache: Path) -> None:
 
 
 def test_the_package_is_typed(environment, tmp_path):
-    check(["mypy", "--strict", "--config-file", "pyproject.toml", "python/ballast"], environment, tmp_path)
+    check(["mypy", "--strict", "--config-file", "pyproject.toml", str(PACKAGE / "ballast")], environment, tmp_path)
 
 
 @pytest.mark.skipif(find_spec("pyright") is None, reason="pyright is not installed: .ci/bootstrap venv frameworks")
@@ -73,7 +73,7 @@ def names_of(statements: list[ast.stmt]) -> set[str]:
 
 
 def test_the_stubs_have_the_names_of_the_extension():
-    stub = ast.parse((ROOT / "python/ballast/_core.pyi").read_text()).body
+    stub = ast.parse((PACKAGE / "ballast/_core.pyi").read_text()).body
     only_types = {s.name for s in stub if isinstance(s, ast.ClassDef) and "TypedDict" in map(ast.unparse, s.bases)}
     assert names_of(stub) - only_types == public(vars(_core))
     classes = {s.name: s for s in stub if isinstance(s, ast.ClassDef) and s.name not in only_types}

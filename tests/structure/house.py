@@ -56,9 +56,10 @@ DEVICE_FUNCTIONS = {"bit_cast", "memcpy", "assume_aligned"}
 # but not in a circle, even inside functions and under TYPE_CHECKING. Patterns match names without "ballast.". The package
 # itself, which imports all public names, is "".
 PYTHON_PACKAGE = "python/ballast"
+PYTHON_EXTENSION = "_core"
 PYTHON_LAYERS = {
     "foundation": [
-        *("_core", "errors", "store", "checks", "schema", "ranks", "sizes"),
+        *("errors", "store", "checks", "schema", "ranks", "sizes"),
         *("safetensors_format", "json_reader", "new_files"),
     ],
     "planning": [
@@ -199,7 +200,7 @@ DEVELOPER_PATH = r"(?<![\w.$}])/(?:home|Users|root|work|workspace|mnt)/\w"
 
 SIZED_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".txt", ""}
 CODE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
-TEXT_SUFFIXES = SIZED_SUFFIXES | {".pyi", ".md", ".json", ".toml", ".supp", ".sh", ".yml"}
+TEXT_SUFFIXES = SIZED_SUFFIXES | {".md", ".json", ".toml", ".supp", ".sh", ".yml"}
 # Ignored folders. In a git worktree, .git is a file.
 IGNORED = {"build", "node_modules", ".git", ".venv", "__pycache__"}
 IGNORED |= {".cache", ".pytest_cache", ".mypy_cache", ".ruff_cache"}

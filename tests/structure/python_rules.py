@@ -13,7 +13,7 @@ from structure.tree import Tree, rule
 def _python_modules(tree: Tree) -> dict[str, str]:
     """Return the file of each module of the package by its name without "ballast.". The package itself is ""."""
     modules = {}
-    for path, _ in tree.with_suffix({".py", ".pyi"}):
+    for path, _ in tree.with_suffix({".py"}):
         if path.startswith(house.PYTHON_PACKAGE + "/"):
             name = path.removeprefix(house.PYTHON_PACKAGE + "/").rpartition(".")[0].replace("/", ".")
             modules[name.removesuffix("__init__").removesuffix(".")] = path
@@ -21,11 +21,11 @@ def _python_modules(tree: Tree) -> dict[str, str]:
 
 
 def _imported(found: source.Import, modules: dict[str, str]) -> str | None:
-    """Return the module of the package that an import loads, or None for other packages."""
+    """Return the module of the package that an import loads, or None for other packages and for the extension."""
     root, _, name = found.module.partition(".")
-    if root != "ballast":
-        return None
     deeper = f"{name}.{found.name}".strip(".")
+    if root != "ballast" or deeper == house.PYTHON_EXTENSION:
+        return None
     return deeper if deeper in modules else name
 
 

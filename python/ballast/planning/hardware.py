@@ -8,14 +8,45 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict
 
 from ballast import _core
 from ballast.checks import all_known, is_number, refuse
 from ballast.sizes import Rate, parse_rate
 
-if TYPE_CHECKING:
-    from ballast._core import MachineFound
+
+class GpuFound(TypedDict):
+    name: str
+    pci: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+
+
+class CgroupFound(TypedDict):
+    limit_bytes: int
+    available_bytes: int
+    file: str
+
+
+class MemoryFound(TypedDict):
+    total_bytes: int
+    available_bytes: int
+    memlock_bytes: int | None
+    address_space_bytes: int | None
+    cgroup: CgroupFound | None
+
+
+class MachineFound(TypedDict):
+    cpu: str
+    cores: int
+    cores_of_host: int
+    core_quota: float | None
+    numa_nodes: int
+    instruction_set: str
+    memory: MemoryFound
+    gpus: list[GpuFound]
+    no_gpu_because: str
+    no_nccl_because: str
 
 
 def this_machine(*, root: str = "/") -> MachineFound:

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict
 
 from ballast import _core
 from ballast.errors import Error
+from ballast.planning.hardware import MachineFound
 from ballast.sizes import human_size
-
-if TYPE_CHECKING:
-    from ballast._core import DriveFound, MachineFound
 
 SMALL_MEMLOCK = 1 << 30
 SMALL_SHARED_MEMORY = 1 << 30  # NCCL and data loaders with workers use it; Ballast itself does not
@@ -192,6 +190,17 @@ def io_uring(machine: Machine) -> Iterator[Diagnostic]:
 
 
 # --- Drives ---
+
+
+class DriveFound(TypedDict):
+    file_system: str
+    is_network: bool
+    free_bytes: int
+    buffered_because: str
+    queue: str
+    read: float
+    write: float
+    both: float
 
 
 def look_at(folder: str) -> Iterator[Diagnostic]:

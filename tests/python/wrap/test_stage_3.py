@@ -115,7 +115,7 @@ def test_steps_of_a_model_that_runs_as_declared_follow_the_plan_from_the_first_o
         return model
 
     on_demand = []
-    note = lambda model, optimizer: on_demand.append(optimizer._ballast._last_step.metrics["on_demand"])
+    note = lambda model, optimizer: on_demand.append(optimizer._ballast._last_step.metrics.on_demand)
     Loop(make_model=make_model, steps=3, after_step=note).run(stage=3)
     assert on_demand == [0, 0, 0]
 

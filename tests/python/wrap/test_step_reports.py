@@ -149,11 +149,11 @@ def test_times_that_are_not_measured_have_no_figures():
     lanes = {"gather": 0.25, "disk": 0.0}
     measured = {"seconds": 1.0, "verified": 0, "timed": False, "exposed": {"step": 0.25}, "stalls": lanes, "memory": {}}
     measured |= {"sent_inside": 0, "sent_across": 0, "busy": dict.fromkeys(lanes, 0.0), "bytes": {}}
-    result = SimpleNamespace(step=1, norm=1.0, skipped=False, metrics=measured, straggler=None)
+    result = SimpleNamespace(step=1, norm=1.0, skipped=False, metrics=SimpleNamespace(**measured), straggler=None)
     names = set(metrics_of_step(result, 0, (_core.Tier.host, 0)))
     assert not [name for name in names if name.startswith(("exposed", "stall", "own_seconds", "slowest"))]
     assert "waited" not in described_figures({**metrics_of_step(result, 0, (_core.Tier.host, 0))}, None)
-    measured["timed"] = True
+    result.metrics.timed = True
     assert metrics_of_step(result, 0, (_core.Tier.host, 0))["stall_seconds/gather"] == 0.25
 
 

@@ -72,8 +72,8 @@ class ActivationTier:
         self._copying: deque[tuple[_core.Completion, torch.Tensor]] = deque()  # memory that is being saved
         self._loaded: dict[int, Loaded] = {}  # copies by ticket, in the order of loading
 
-    def counters(self) -> list[tuple[str, float]]:
-        return [(name, float(str(value))) for name, value in self._core.counters().items()]
+    def counters(self) -> dict[str, float]:
+        return self._core.counters()
 
     def save(self, memory: torch.Tensor, storage: object) -> Activation:
         """Save the bytes of a tensor in one dimension."""
@@ -189,7 +189,7 @@ class SavedActivations:
         the host, the size of the file on the drive, and the seconds that callers waited; of all devices."""
         total: dict[str, float] = {}
         for tier in self._tiers.values():
-            for name, value in () if tier is None else tier.counters():
+            for name, value in () if tier is None else tier.counters().items():
                 total[name] = total.get(name, 0.0) + value
         return total
 

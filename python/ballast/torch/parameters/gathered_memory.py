@@ -50,7 +50,7 @@ class GatheredMemory:
         self._steps += 1
         if self._kept > 0:
             return self._steps % STEPS_BETWEEN_LOOKS > 0 or self._give_back(metrics)
-        if self._steps >= FIRST_STEPS and metrics["on_demand"] == 0:  # steps follow the program, which uses what is kept
+        if self._steps >= FIRST_STEPS and metrics.on_demand == 0:  # steps follow the program, which uses what is kept
             return self._keep(metrics)
         return self._steps < LAST_STEPS
 
@@ -80,7 +80,7 @@ class GatheredMemory:
 
     def _free(self, metrics: _core.StepMetrics) -> int:
         if self._budget is not None:
-            return max(self._budget - metrics["memory"]["device"], 0)
+            return max(self._budget - metrics.memory["device"], 0)
         return max(available_memory(this_machine()) // self._ranks_here - bytes_below_peak(), 0)
 
     def _least_of_ranks(self, mine: int) -> int:

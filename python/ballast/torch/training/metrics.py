@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -25,8 +24,6 @@ NO_FINITE_FACTOR = (
     "gradients, such as those of another optimizer"
 )
 
-OWN_SECONDS: dict[str, Literal["seconds", "median", "least"]] = {"slowest": "seconds", "median": "median", "least": "least"}
-
 
 def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
     """Return the figures. `custom_state` is the tier and the bytes of state outside the library's memory."""
@@ -36,25 +33,25 @@ def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: t
         "grad_norm": step.norm,
         "skipped": float(step.skipped),
         "skipped_steps": float(skipped_so_far),
-        "seconds": step_metrics["seconds"],
-        "verified_tiles": float(step_metrics["verified"]),
+        "seconds": step_metrics.seconds,
+        "verified_tiles": float(step_metrics.verified),
     }
-    if step_metrics["timed"]:
-        figures["exposed_seconds"] = sum(step_metrics["exposed"].values())
-        figures |= {f"exposed_seconds/{phase}": seconds for phase, seconds in step_metrics["exposed"].items()}
-        figures |= {f"stall_seconds/{lane}": seconds for lane, seconds in step_metrics["stalls"].items() if seconds > 0}
+    if step_metrics.timed:
+        figures["exposed_seconds"] = sum(step_metrics.exposed.values())
+        figures |= {f"exposed_seconds/{phase}": seconds for phase, seconds in step_metrics.exposed.items()}
+        figures |= {f"stall_seconds/{lane}": seconds for lane, seconds in step_metrics.stalls.items() if seconds > 0}
     if (found := step.straggler) is not None:
-        figures["slowest_rank"] = float(found["slowest"])
-        figures |= {f"own_seconds/{name}": found[key] for name, key in OWN_SECONDS.items()}
+        figures["slowest_rank"] = float(found.slowest)
+        figures |= {"own_seconds/slowest": found.seconds, "own_seconds/median": found.median, "own_seconds/least": found.least}
     own_tier, own_bytes = custom_state
-    for tier, count in step_metrics["memory"].items():
+    for tier, count in step_metrics.memory.items():
         figures[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))
-    figures["sent_bytes/inside"] = float(step_metrics["sent_inside"])
-    figures["sent_bytes/across"] = float(step_metrics["sent_across"])
-    for lane, busy in step_metrics["busy"].items():
+    figures["sent_bytes/inside"] = float(step_metrics.sent_inside)
+    figures["sent_bytes/across"] = float(step_metrics.sent_across)
+    for lane, busy in step_metrics.busy.items():
         if busy > 0:
-            figures[f"bytes/{lane}"] = float(step_metrics["bytes"][lane])
-            figures[f"gb_per_second/{lane}"] = step_metrics["bytes"][lane] / busy / 1e9
+            figures[f"bytes/{lane}"] = float(step_metrics.bytes[lane])
+            figures[f"gb_per_second/{lane}"] = step_metrics.bytes[lane] / busy / 1e9
     return figures
 
 

@@ -512,7 +512,7 @@ class Training:
         if self.throughput is not None:
             model = self.given.model
             used = [each for _, each in self.parameters()] if model is None else used_parameters(model)
-            figures |= self.throughput.figures(last.metrics["seconds"], self.ranks_of_all_hosts, used)
+            figures |= self.throughput.figures(last.metrics.seconds, self.ranks_of_all_hosts, used)
         if self._activations is not None:
             figures |= self._activations.figures
         return figures if self.outer is None else figures | self.outer.figures()
