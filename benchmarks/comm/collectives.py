@@ -16,7 +16,7 @@ import suite
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from ours import IN_PLACE, Communicator, Library
+from ours import IN_PLACE, Communicator, copy
 
 MIB = 1 << 20
 BYTES_A_SAMPLE = 64 * MIB  # small collectives run several times in a sample
@@ -50,10 +50,10 @@ CASES = [
 ]
 
 
-def subjects(case: Case, library: Library, ours: Communicator) -> dict[str, Callable]:
+def subjects(case: Case, ours: Communicator) -> dict[str, Callable]:
     """Return the functions to time, all on the same memory, after a check that both sides compute the same up to rounding."""
     elements = case.mebibytes * MIB // case.dtype.itemsize // case.ranks * case.ranks
-    full, copy = torch.randn(elements).to(case.dtype), torch.empty(elements, dtype=case.dtype)
+    full, copied = torch.randn(elements).to(case.dtype), torch.empty(elements, dtype=case.dtype)
     part = torch.randn(elements // case.ranks).to(case.dtype)
     into = torch.zeros(elements // case.ranks)
     if case.path == IN_PLACE:
@@ -65,7 +65,7 @@ def subjects(case: Case, library: Library, ours: Communicator) -> dict[str, Call
         run_ours = lambda: ours.reduce_scatter(full, into)
         run_theirs = lambda: dist.reduce_scatter_single(part, full)
     check(case, run_ours, run_theirs, full, part, into)
-    return {"ballast": run_ours, "memcpy": lambda: library.copy(copy, full), "torch gloo": run_theirs}
+    return {"ballast": run_ours, "memcpy": lambda: copy(copied, full), "torch gloo": run_theirs}
 
 
 def check(case: Case, run_ours: Callable, run_theirs: Callable, full, part, into) -> None:
@@ -89,9 +89,9 @@ def seconds_of(run: Callable, repeats: int) -> float:
     return slowest.item() / repeats
 
 
-def measure(case: Case, library: Library, ours: Communicator, rounds: int) -> list[dict]:
+def measure(case: Case, ours: Communicator, rounds: int) -> list[dict]:
     repeats = max(1, BYTES_A_SAMPLE // (case.mebibytes * MIB))
-    runs = subjects(case, library, ours)
+    runs = subjects(case, ours)
     seconds = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
@@ -111,13 +111,12 @@ def run_rank(rank: int, ranks: int, cases: list[Case], options: argparse.Namespa
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    library = Library(options.library)
     for path in dict.fromkeys(case.path for case in cases):
-        ours = Communicator(library, path)
+        ours = Communicator(path)
         for case in cases:
             if case.path != path:
                 continue
-            rows = measure(case, library, ours, options.rounds)
+            rows = measure(case, ours, options.rounds)
             suite.emit(rows if rank == 0 else ())
         ours.close()
     dist.destroy_process_group()
@@ -125,7 +124,6 @@ def run_rank(rank: int, ranks: int, cases: list[Case], options: argparse.Namespa
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="comm", description=__doc__.split("\n")[0])
-    parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=29400, help="the rendezvous of torch's ranks; Ballast uses the next one")
     parser.add_argument("--rounds", type=int, default=9)
     return suite.choose(parser, CASES, lambda case: case.name)

@@ -1,4 +1,4 @@
-"""Time collectives on one rank of an imitated host: collective_rank.py LIBRARY MEBIBYTES ROUNDS. Print seconds and bytes."""
+"""Time collectives on one rank of an imitated host: collective_rank.py MEBIBYTES ROUNDS. Print seconds and bytes."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import network
 import torch
 import torch.distributed as dist
 from collectives import Case, subjects
-from ours import Communicator, Library
+from ours import Communicator
 
 
 def timed(call: Callable) -> tuple[float, int]:
@@ -22,15 +22,14 @@ def timed(call: Callable) -> tuple[float, int]:
 
 
 def main() -> None:
-    library, mebibytes, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    mebibytes, rounds = map(int, sys.argv[1:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    loaded = Library(library)
-    ours = Communicator(loaded, "fastest")
+    ours = Communicator("fastest")
     calls = {}
     for collective in ("all_gather", "reduce_scatter"):
         case = Case(collective, torch.bfloat16, mebibytes, dist.get_world_size(), "fastest")
-        runs = subjects(case, loaded, ours)
+        runs = subjects(case, ours)
         calls |= {collective: runs["ballast"], f"{collective}, torch gloo": runs["torch gloo"]}
     taken: dict[str, list[tuple[float, int]]] = {name: [] for name in calls}
     for _ in range(rounds + 1):

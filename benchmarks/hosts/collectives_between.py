@@ -45,10 +45,10 @@ def records(case: Case, ranks: list[dict]) -> list[dict]:
     ]
 
 
-def compare(cases: list[Case], library: str, rounds: int) -> None:
+def compare(cases: list[Case], rounds: int) -> None:
     for site in dict.fromkeys(case.site for case in cases):
         with tempfile.TemporaryDirectory(prefix="ballast-hosts-") as folder, Network(site.hosts, site.link) as network:
-            program = [str(RANK), library, str(MEBIBYTES), str(rounds)]
+            program = [str(RANK), str(MEBIBYTES), str(rounds)]
             ranks = run_ranks(site, network, program, Path(folder))
         for case in (case for case in cases if case.site == site):
             suite.emit(records(case, ranks))

@@ -121,7 +121,6 @@ def measure(cases: list[Case], rounds: int) -> Runs:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hosts", description=__doc__.split("\n")[0])
-    parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--collectives", action="store_true", help="time collectives instead of trainings; minutes")
     meaning = "compare losses over whole trainings: DDP vs. exchanges every few steps; half an hour"
@@ -136,7 +135,7 @@ def arguments() -> argparse.Namespace:
 
 def compare(options: argparse.Namespace) -> None:
     if options.collectives:
-        return collectives_between.compare(options.cases, options.library, options.rounds)
+        return collectives_between.compare(options.cases, options.rounds)
     if options.losses:
         return losses.compare(options)
     cases = with_references(options.cases)

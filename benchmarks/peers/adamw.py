@@ -1,12 +1,10 @@
 """Compare AdamW with its peers in one process, on the same number of elements with the same threads.
 
 Write one line of JSON for each case, as every suite does. The value is seconds for 1e9 elements; the ratio is how many
-times faster Ballast is. Ballast's AdamW works on torch tensors, through the C interface of
-harness/c_interface.cpp.
+times faster Ballast is. Ballast's AdamW works on torch tensors, through the extension of harness/python_interface.cpp.
 """
 
 import argparse
-import ctypes
 import itertools
 import json
 import os
@@ -15,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import ballast_bench
 import suite
 import torch
 
@@ -25,39 +24,14 @@ MOMENTS = {"fp32": torch.float32, "split": torch.float32, "bf16": torch.bfloat16
 WITH_SCALES = ("compact", "4bit")
 
 
-class Tile(ctypes.Structure):
-    _fields_ = (
-        [(name, ctypes.c_int) for name in ("format", "parameter_dtype", "gradient_dtype")]
-        + [(name, ctypes.c_void_p) for name in ("parameter", "gradient", "master", "momentum", "variance")]
-        + [(name, ctypes.c_void_p) for name in ("momentum_scales", "variance_scales")]
-        + [("count", ctypes.c_size_t)]
-    )
-
-
-class Library:
-    def __init__(self, path: str, threads: int):
-        self._library = ctypes.CDLL(path)
-        self._library.ballast_bench_group_size.restype = ctypes.c_size_t
-        self._library.ballast_bench_open.restype = ctypes.c_void_p
-        self._library.ballast_bench_adamw.restype = ctypes.c_char_p
-        self._library.ballast_bench_adamw.argtypes = [ctypes.c_void_p, ctypes.POINTER(Tile), ctypes.c_uint64]
-        self.group_size = self._library.ballast_bench_group_size()
-        self._handle = self._library.ballast_bench_open(threads)
-
-    def adamw(self, tile: Tile, number: int) -> None:
-        problem = self._library.ballast_bench_adamw(self._handle, ctypes.byref(tile), number)
-        if problem is not None:
-            raise RuntimeError(problem.decode())
-
-
 class Ballast:
     """One step of AdamW over a parameter and its gradient."""
 
-    def __init__(self, library: Library, format: str, parameter: torch.Tensor, gradient: torch.Tensor):
+    def __init__(self, optimizer: ballast_bench.AdamW, format: str, parameter: torch.Tensor, gradient: torch.Tensor):
         count = parameter.numel()
-        groups = -(-count // library.group_size)
+        groups = -(-count // ballast_bench.group_size)
         self.parameter = parameter
-        self._library = library
+        self._optimizer = optimizer
         self._steps = itertools.count(1)
         moments = -(-count // 2) if format == "4bit" else count
         state = {"momentum": torch.zeros(moments, dtype=MOMENTS[format])}
@@ -69,16 +43,16 @@ class Ballast:
             state["momentum_scales"] = torch.zeros(groups)
             state["variance_scales"] = torch.zeros(groups)
         self._tensors = {"parameter": parameter, "gradient": gradient, **state}  # kept alive while the tile points there
-        self._tile = Tile(
-            format=FORMATS[format],
-            parameter_dtype=DTYPES[parameter.dtype],
-            gradient_dtype=DTYPES[gradient.dtype],
-            count=count,
+        self._tile = {
+            "format": FORMATS[format],
+            "parameter_dtype": DTYPES[parameter.dtype],
+            "gradient_dtype": DTYPES[gradient.dtype],
+            "count": count,
             **{name: tensor.data_ptr() for name, tensor in self._tensors.items()},
-        )
+        }
 
     def step(self) -> None:
-        self._library.adamw(self._tile, next(self._steps))
+        self._optimizer.step(next(self._steps), self._tile)
 
 
 class Torch:
@@ -153,18 +127,18 @@ CASES = [
 ]
 
 
-def make(case: Case, library: Library, elements: int) -> tuple:
+def make(case: Case, optimizer: ballast_bench.AdamW, elements: int) -> tuple:
     """Return the two sides, each with its own parameters and gradients of equal value."""
     torch.manual_seed(0)
     parameter = torch.randn(elements, dtype=case.dtype)
     gradient = torch.randn(elements, dtype=case.dtype)
     peer = case.peer(parameter.clone(), gradient.clone())
-    return Ballast(library, case.format, parameter, gradient), peer
+    return Ballast(optimizer, case.format, parameter, gradient), peer
 
 
-def check(case: Case, library: Library) -> None:
+def check(case: Case, optimizer: ballast_bench.AdamW) -> None:
     """Check that both sides compute the same: otherwise their speeds cannot be compared."""
-    ours, theirs = make(case, library, 1003)
+    ours, theirs = make(case, optimizer, 1003)
     for _ in range(3):
         ours.step()
         theirs.step()
@@ -183,8 +157,8 @@ def alternate(ours, theirs, warm_up: int, rounds: int) -> tuple[list, list]:
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
-def measure(case: Case, library: Library, options: argparse.Namespace) -> dict:
-    our_seconds, their_seconds = alternate(*make(case, library, options.elements), options.warm_up, options.rounds)
+def measure(case: Case, optimizer: ballast_bench.AdamW, options: argparse.Namespace) -> dict:
+    our_seconds, their_seconds = alternate(*make(case, optimizer, options.elements), options.warm_up, options.rounds)
     billions = options.elements / 1e9
     fields = suite.comparison(our_seconds, their_seconds, lambda seconds: seconds / billions)
     return {"suite": "peers", "case": case.name, "unit": "s/1e9", "against": case.against, **fields}
@@ -196,7 +170,6 @@ def line(case: Case) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="peers", description=__doc__.split("\n")[0])
-    parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--elements", type=int, default=64_000_000)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=15)
@@ -210,7 +183,7 @@ def main() -> None:
     os.dup2(2, 1)  # DeepSpeed and the compiler it starts write to stdout
     torch.set_num_threads(options.threads)
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read by DeepSpeed's operator when it is loaded
-    library = Library(options.library, options.threads)
+    optimizer = ballast_bench.AdamW(options.threads)
     for case in options.cases:
         try:
             case.peer(torch.zeros(1, dtype=case.dtype), torch.zeros(1, dtype=case.dtype))
@@ -218,8 +191,8 @@ def main() -> None:
             print(f"peers: skipped {case.name} vs. {case.against}: {reason}", file=sys.stderr)
             continue
         if case.same_values:
-            check(case, library)
-        print(json.dumps(measure(case, library, options)), file=records, flush=True)
+            check(case, optimizer)
+        print(json.dumps(measure(case, optimizer, options)), file=records, flush=True)
 
 
 if __name__ == "__main__":

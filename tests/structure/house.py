@@ -130,7 +130,7 @@ VENDORS = [
     Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["examples/gpt/*.cpp"], one_file=True),
     Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp"]),
     Vendor("CUDA", r"(cuda|cub/|cooperative_groups|nvtx|nvml).*", ["*.cu", "*.cuh", "kernels/runtime/*cuda*"]),
-    Vendor("pybind11", r"pybind11/.*", ["python/bindings/*"]),
+    Vendor("pybind11", r"pybind11/.*", ["python/bindings/*", "benchmarks/harness/python_interface.cpp"]),
     Vendor("Catch2", r"catch2/.*", ["tests/*"]),
     Vendor("nlohmann-json", r"nlohmann/.*", ["benchmarks/*", "examples/*"]),
     Vendor("CLI11", r"CLI/.*", ["benchmarks/*", "examples/*"]),

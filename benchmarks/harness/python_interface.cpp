@@ -1,0 +1,102 @@
+// Ballast's AdamW and its communicator as an extension of Python, so that suites can run them in turn with others, on memory that
+// torch owns. It is for measurements only; the Python package does not use it. Formats and transports are numbers, in the order of
+// their enumerations.
+#include <ballast/optim.h>
+
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+
+#include "kernels/backend.h"
+#include "kernels/runtime/buffer.h"
+#include "kernels/state_math.h"
+#include "optim/step.h"
+#include "zero/comm/connect.h"
+
+namespace {
+
+namespace py = pybind11;
+using namespace ballast;
+
+using Address = std::uintptr_t;
+
+std::byte* at(Address address) { return reinterpret_cast<std::byte*>(address); }
+
+View view(Address memory, std::size_t count, int dtype) { return {at(memory), count, static_cast<DType>(dtype)}; }
+
+class AdamW {
+ public:
+  explicit AdamW(int threads) : backend_(kernels::cpu_backend({.threads = threads})) {}
+
+  // Makes step `number`, counted from 1, with torch's default options. A tile has values and addresses by name; those of state that
+  // its format lacks are missing.
+  void step(std::uint64_t number, const py::dict& tile) {
+    const auto value = [&](const char* name) { return tile.contains(name) ? tile[name].cast<Address>() : 0; };
+    const auto scales = [&](const char* name) { return reinterpret_cast<float*>(value(name)); };
+    const TileMemory update{.format = static_cast<StateFormat>(value("format")),
+                            .parameter_dtype = static_cast<DType>(value("parameter_dtype")),
+                            .gradient_dtype = static_cast<DType>(value("gradient_dtype")),
+                            .parameter = at(value("parameter")),
+                            .gradient = at(value("gradient")),
+                            .master = at(value("master")),
+                            .momentum = at(value("momentum")),
+                            .variance = at(value("variance")),
+                            .momentum_scales = scales("momentum_scales"),
+                            .variance_scales = scales("variance_scales"),
+                            .count = value("count"),
+                            .rounding_stream = number};
+    const kernels::Run run{.begin = 0, .count = update.count, .group = 0};
+    const auto group = optim::at(optim::AdamW{}, {.number = number});
+    const py::gil_scoped_release released;
+    backend_->update(update, {&run, 1}, {&group, 1});
+  }
+
+ private:
+  std::unique_ptr<kernels::Backend> backend_;
+};
+
+// A member of the job that the environment names.
+class Rank {
+ public:
+  explicit Rank(int transport)
+      : communicator_(connect({.transport = static_cast<HostTransport>(transport)},
+                              {.backend = *backend_, .accounts = accounts_})) {}
+
+  // Returns memory that all ranks read in place, until the next call or the end.
+  Address shared_memory(std::size_t bytes) {
+    shared_ = Buffer();
+    require(communicator_->shared_memory() != nullptr, Code::unsupported,
+            [] { return Problem{.what = "cannot share memory: the communicator has none"}; });
+    shared_ = allocate(accounts_, {.bytes = bytes, .owner = "shared", .allocator = communicator_->shared_memory()});
+    return reinterpret_cast<Address>(shared_.data());
+  }
+
+  // `count` is of a rank's shard.
+  void all_gather(Address mine, Address all, std::size_t count, int dtype) {
+    communicator_->all_gather(view(mine, count, dtype), view(all, communicator_->size() * count, dtype));
+  }
+  void reduce_scatter(Address all, Address into, std::size_t count, int dtype) {
+    communicator_->reduce_scatter(view(all, communicator_->size() * count, dtype), {at(into), count, DType::fp32});
+  }
+
+ private:
+  std::unique_ptr<kernels::Backend> backend_ = kernels::cpu_backend({.threads = 1});
+  MemoryAccounts accounts_{};
+  std::unique_ptr<Communicator> communicator_;
+  Buffer shared_{};  // declared after the communicator, so destroyed before it
+};
+
+}  // namespace
+
+PYBIND11_MODULE(ballast_bench, module) {
+  const py::call_guard<py::gil_scoped_release> released;
+  module.attr("group_size") = group_size;
+  module.def(
+      "copy", [](Address to, Address from, std::size_t bytes) { std::memcpy(at(to), at(from), bytes); }, released);
+  py::class_<AdamW>(module, "AdamW").def(py::init<int>()).def("step", &AdamW::step);
+  py::class_<Rank>(module, "Rank")
+      .def(py::init<int>(), released)
+      .def("shared_memory", &Rank::shared_memory, released)
+      .def("all_gather", &Rank::all_gather, released)
+      .def("reduce_scatter", &Rank::reduce_scatter, released);
+}
