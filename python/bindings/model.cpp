@@ -125,17 +125,20 @@ void bind_placement(py::module_& module) {
           "check", [](const Wire& wire, const Placement& placement) { check(wire, placement); }, py::arg("placement"));
 }
 
-// Binds the rules of <ballast/optim.h>. py::init passes arguments in the order of a struct's members: keep both the same.
+// py::init passes arguments in the order of a struct's members: keep both the same.
+template <class Rule>
+void bind_adam(py::module_& module, const char* name) {
+  py::class_<Rule>(module, name)
+      .def(py::init<double, double, double, double, double, bool, bool>(), py::kw_only(), py::arg("lr"),
+           py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"), py::arg("maximize") = false,
+           py::arg("amsgrad") = false);
+}
+
+// Binds the rules of <ballast/optim.h>.
 void bind_rules(py::module_& module) {
   using namespace optim;
-  py::class_<AdamW>(module, "AdamW")
-      .def(py::init<double, double, double, double, double, bool, bool>(), py::kw_only(), py::arg("lr"),
-           py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"), py::arg("maximize") = false,
-           py::arg("amsgrad") = false);
-  py::class_<Adam>(module, "Adam")
-      .def(py::init<double, double, double, double, double, bool, bool>(), py::kw_only(), py::arg("lr"),
-           py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"), py::arg("maximize") = false,
-           py::arg("amsgrad") = false);
+  bind_adam<AdamW>(module, "AdamW");
+  bind_adam<Adam>(module, "Adam");
   py::class_<Sgd>(module, "Sgd")
       .def(py::init<double, double, bool>(), py::kw_only(), py::arg("lr"), py::arg("weight_decay"),
            py::arg("maximize") = false);

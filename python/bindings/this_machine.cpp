@@ -45,18 +45,10 @@ Typed<"ballast.planning.hardware.MachineFound"> this_machine(const std::string& 
 }
 
 // Writes and reads `bytes`. Measures a directory on a network file system too, because the report says what it is.
-Typed<"ballast.tools.doctor.DriveFound"> inspect_drive(const std::string& directory, std::size_t bytes) {
-  offload::DriveReport report;
-  {
-    const py::gil_scoped_release released;
-    Log quiet([](Level, std::string_view) {});
-    const auto queue = offload::open_queue({.log = &quiet});
-    report = offload::inspect(directory, *queue, {.bytes = bytes, .file = {.allow_network = true}});
-  }
-  return py::dict("file_system"_a = report.file_system, "is_network"_a = report.is_network,
-                  "free_bytes"_a = report.free_bytes, "buffered_because"_a = report.buffered_because,
-                  "queue"_a = report.queue, "read"_a = report.read_bytes_per_second,
-                  "write"_a = report.write_bytes_per_second, "both"_a = report.both_bytes_per_second);
+offload::DriveReport inspect_drive(const std::string& directory, std::size_t bytes) {
+  Log quiet([](Level, std::string_view) {});
+  const auto queue = offload::open_queue({.log = &quiet});
+  return offload::inspect(directory, *queue, {.bytes = bytes, .file = {.allow_network = true}});
 }
 
 }  // namespace
@@ -65,7 +57,15 @@ void bind_this_machine(py::module_& module) {
   module.def("parse_bytes", &parse_bytes, py::arg("text"), "\"512MiB\", \"40GB\", \"1e9\" as a number.");
   module.def("human_bytes", &human_bytes, py::arg("bytes"), "\"1.5 GiB\".");
   module.def("this_machine", this_machine, py::kw_only(), py::arg("root") = "/");
-  module.def("inspect_drive", inspect_drive, py::arg("directory"), py::kw_only(), py::arg("bytes"));
+  py::class_<offload::DriveReport>(module, "DriveReport")
+      .def_readonly("file_system", &offload::DriveReport::file_system)
+      .def_readonly("is_network", &offload::DriveReport::is_network)
+      .def_readonly("free_bytes", &offload::DriveReport::free_bytes)
+      .def_readonly("buffered_because", &offload::DriveReport::buffered_because)
+      .def_readonly("read", &offload::DriveReport::read_bytes_per_second)
+      .def_readonly("write", &offload::DriveReport::write_bytes_per_second)
+      .def_readonly("both", &offload::DriveReport::both_bytes_per_second);
+  module.def("inspect_drive", inspect_drive, py::arg("directory"), py::kw_only(), py::arg("bytes"), Released());
   module.def(
       "require_io_uring", [] { offload::uring_queue({.depth = 1}); }, Released(), "Raises B2201 where there is none.");
 }

@@ -1,5 +1,7 @@
 """Tests that `ballast doctor` finds planted problems and has a remedy for each."""
 
+from types import SimpleNamespace
+
 import ballast
 import pytest
 from ballast.tools import doctor
@@ -102,8 +104,8 @@ def test_an_unsuitable_drive_is_seen(spoil, state, about):
         "file_system": "ext4", "is_network": False, "free_bytes": 1000 * GIB, "buffered_because": "", "queue": "io_uring",
         "read": 5e9, "write": 3e9, "both": 4e9,
     }  # fmt: skip
-    assert all(finding.state == "good" for finding in doctor.judge(".", fine))
-    found = {finding.about: finding for finding in doctor.judge(".", {**fine, **spoil})}
+    assert all(finding.state == "good" for finding in doctor.judge(".", SimpleNamespace(**fine)))
+    found = {finding.about: finding for finding in doctor.judge(".", SimpleNamespace(**{**fine, **spoil}))}
     assert found[about].state == state and found[about].remedy
 
 

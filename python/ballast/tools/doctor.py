@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from ballast import _core
 from ballast.errors import Error
@@ -192,17 +192,6 @@ def io_uring(machine: Machine) -> Iterator[Diagnostic]:
 # --- Drives ---
 
 
-class DriveFound(TypedDict):
-    file_system: str
-    is_network: bool
-    free_bytes: int
-    buffered_because: str
-    queue: str
-    read: float
-    write: float
-    both: float
-
-
 def look_at(folder: str) -> Iterator[Diagnostic]:
     """Measure a directory, which takes about a second."""
     try:
@@ -213,10 +202,10 @@ def look_at(folder: str) -> Iterator[Diagnostic]:
     yield from judge(folder, drive)
 
 
-def judge(folder: str, drive: DriveFound) -> Iterator[Diagnostic]:
+def judge(folder: str, drive: _core.DriveReport) -> Iterator[Diagnostic]:
     """Turn the measurements of a directory into diagnostics."""
-    system, free = drive["file_system"], drive["free_bytes"]
-    if drive["is_network"]:
+    system, free = drive.file_system, drive.free_bytes
+    if drive.is_network:
         yield bad("drive", f"{folder} is on a network file system ({system})", "Use a directory on a local drive.")
     elif system == "tmpfs":
         yield bad("drive", f"{folder} is in memory ({system})", "Use a directory on a drive.")
@@ -224,14 +213,14 @@ def judge(folder: str, drive: DriveFound) -> Iterator[Diagnostic]:
         yield Diagnostic("drive", f"{folder} is on {system}")
     remedy = "Optimizer state takes 24 bytes per parameter on a drive (format split). Free space, or use another drive."
     yield Diagnostic("space", f"{human_size(free)} free", remedy if free < LITTLE_SPACE else "")
-    if drive["buffered_because"]:
+    if drive.buffered_because:
         remedy = "Use ext4 or xfs on the drive itself, not an overlay: the page cache costs memory and time."
-        yield Diagnostic("direct", f"no direct I/O: {drive['buffered_because']}", remedy)
+        yield Diagnostic("direct", f"no direct I/O: {drive.buffered_because}", remedy)
     else:
         yield Diagnostic("direct", "direct I/O works")
-    speed = f"read {drive['read'] / 1e9:.2f}, write {drive['write'] / 1e9:.2f}, both {drive['both'] / 1e9:.2f} GB/s"
+    speed = f"read {drive.read / 1e9:.2f}, write {drive.write / 1e9:.2f}, both {drive.both / 1e9:.2f} GB/s"
     remedy = "Local NVMe drives are faster. Plan with these rates first: ballast plan --rate read=1GB/s."
-    yield Diagnostic("speed", speed, remedy if drive["both"] < SLOW else "")
+    yield Diagnostic("speed", speed, remedy if drive.both < SLOW else "")
 
 
 # --- The report of a bug ---
