@@ -303,20 +303,31 @@ void load_checkpoint(const CheckpointPlace& place, const StateChange& change) {
     loaded.note = note_of(*run, records, here);
   });
   Attempt attempt;
-  change(
-      [&](const LocalTile& tile) {
-        if (tile.frozen) return;
-        attempt([&] {
-          const Section& trained = own.plan.layout().units[tile.unit].trained;
-          const std::size_t shard = shard_of(own.plan.placement(), own.rank());
-          const Range range{tile.range.first - trained.shard_range(shard).first, tile.range.count};
-          resharding.copy_seen(resharding.moves_into(tile.unit, range, own.rank()), tile.memory);
+  bool has_settled = false;
+  const auto change_all = [&] {
+    change(
+        [&](const LocalTile& tile) {
+          if (tile.frozen) return;
+          attempt([&] {
+            const Section& trained = own.plan.layout().units[tile.unit].trained;
+            const std::size_t shard = shard_of(own.plan.placement(), own.rank());
+            const Range range{tile.range.first - trained.shard_range(shard).first, tile.range.count};
+            resharding.copy_seen(resharding.moves_into(tile.unit, range, own.rank()), tile.memory);
+          });
+        },
+        [&] {
+          has_settled = true;
+          attempt.settle(here.world);
+          return loaded;
         });
-      },
-      [&] {
-        attempt.settle(here.world);
-        return loaded;
-      });
+  };
+  try {
+    change_all();
+  } catch (...) {  // a rank that cannot read its own state tells the others, which wait for it
+    if (has_settled) throw;
+    attempt([] { throw; });
+    attempt.settle(here.world);
+  }
 }
 
 }  // namespace ballast

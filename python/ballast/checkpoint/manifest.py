@@ -529,10 +529,15 @@ def problems_of(directory: str | Path) -> list[str]:
     directory = Path(directory)
     for _ in range(READS):
         checkpoint = read(directory)
-        problems = list(_problems(directory, checkpoint))
+        problems = problems_in(directory, checkpoint)
         if not problems or folder_in(directory) == checkpoint.folder:
             return problems
     fail_replaced(directory)
+
+
+def problems_in(directory: Path, checkpoint: Checkpoint) -> list[str]:
+    """Return a line for each piece of this checkpoint that differs from its checksum."""
+    return list(_problems(directory, checkpoint))
 
 
 def _problems(directory: Path, checkpoint: Checkpoint) -> Iterator[str]:

@@ -231,4 +231,55 @@ def convert(chosen: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = (add_inspect, add_verify, add_export, add_convert)
+PUSH_EXAMPLES = """\
+examples:
+  ballast push checkpoints s3://bucket/run-7
+  ballast pull s3://bucket/run-7 checkpoints
+"""
+
+
+def add_push(commands: Any) -> None:
+    about = (
+        "Put the current checkpoint of a directory to an address of fsspec, such as s3:// (with the package s3fs) or gs://\n"
+        "(gcsfs). The manifest comes last, and replaces the checkpoint that was there."
+    )
+    parser = commands.add_parser("push", help="put a checkpoint to an object store", description=about, epilog=PUSH_EXAMPLES)
+    parser.add_argument("directory", help="the directory of ballast.save()")
+    parser.add_argument("address", help="the address of a folder for this checkpoint alone")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_push)
+
+
+def run_push(chosen: argparse.Namespace) -> int:
+    from ballast.checkpoint.remote import push  # imports torch, which few commands need
+
+    return _report_moved(push(Path(chosen.directory), chosen.address), chosen.json)
+
+
+def add_pull(commands: Any) -> None:
+    about = (
+        "Get a checkpoint of `ballast push`, or the newest of those in folders right below the address. It becomes the\n"
+        "current checkpoint of the directory when all of its bytes have their checksums."
+    )
+    parser = commands.add_parser("pull", help="get a checkpoint from an object store", description=about, epilog=PUSH_EXAMPLES)
+    parser.add_argument("address", help="the address of `ballast push`, or of the folder above")
+    parser.add_argument("directory", help="the directory for the checkpoint; another one there is replaced")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_pull)
+
+
+def run_pull(chosen: argparse.Namespace) -> int:
+    from ballast.checkpoint.remote import pull  # imports torch, which few commands need
+
+    return _report_moved(pull(chosen.address, Path(chosen.directory)), chosen.json)
+
+
+def _report_moved(moved: Any, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(asdict(moved), indent=2))
+    else:
+        print(f"{moved.where}: step {moved.step}, {moved.files} files, {human_size(moved.bytes)}")
+    return 0
+
+
+COMMANDS = (add_inspect, add_verify, add_export, add_convert, add_push, add_pull)

@@ -1,0 +1,194 @@
+"""Put a checkpoint to an object store, or to any other address of fsspec, and get it from there. As on a drive, the manifest
+comes last and names the files, so a reader finds the checkpoint before or the new one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from ballast.checkpoint import manifest
+from ballast.checkpoint.folder import CheckpointDirectory
+from ballast.checkpoint.kinds import MANIFEST
+from ballast.checkpoint.manifest import FOLDER, Checkpoint, checkpoint_of, rank_file
+from ballast.checks import fail, refuse
+from ballast.errors import Error
+from ballast.json_reader import Json
+
+log = logging.getLogger("ballast")
+ATTEMPTS = 5
+FIRST_PAUSE = 0.1  # seconds before the second attempt; each pause is twice as long as the one before
+KINDS = ("data", "extra", "json")  # a rank's files
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A checkpoint that was put or got."""
+
+    where: str
+    step: int
+    files: int
+    bytes: int
+
+
+class Remote:
+    """A folder of fsspec. Each call is tried several times, because stores refuse some."""
+
+    def __init__(self, address: str):
+        import fsspec  # torch brings it
+
+        self.address = address.rstrip("/")
+        try:
+            self._files, root = fsspec.core.url_to_fs(self.address)
+        except (ImportError, ValueError) as error:
+            refuse(f"cannot use the address {address}: {error}", needed="one that fsspec knows, such as s3://bucket/folder")
+        self._root: str = root.rstrip("/")
+        if hasattr(self._files, "auto_mkdir"):  # folders of a drive; stores have none
+            self._files.auto_mkdir = True
+
+    def put(self, path: Path, name: str) -> int:
+        """Write a file, and return its bytes."""
+        self._try(f"put {name} to", lambda: self._files.put_file(str(path), self._at(name)))
+        needed, found = path.stat().st_size, int(self._try("look at", lambda: self._files.info(self._at(name)))["size"])
+        if found != needed:
+            fail(
+                "file_call",
+                "cannot put a file: a part of it is missing",
+                where=f"{self.address}/{name}",
+                needed=f"{needed} bytes",
+            )
+        return needed
+
+    def put_text(self, name: str, text: bytes) -> None:
+        self._try(f"put {name} to", lambda: self._files.pipe_file(self._at(name), text))
+
+    def get(self, name: str, path: Path) -> None:
+        self._try(f"get {name} from", lambda: self._files.get_file(self._at(name), str(path)))
+
+    def text(self, name: str) -> bytes | None:
+        """Return a file; None if it is not there."""
+        try:
+            return bytes(self._try(f"get {name} from", lambda: self._files.cat_file(self._at(name))))
+        except FileNotFoundError:
+            return None
+
+    def folders(self) -> list[str]:
+        try:
+            found = self._try("list", lambda: self._files.ls(self._root, detail=True))
+        except FileNotFoundError:
+            return []
+        return sorted(each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == "directory")
+
+    def remove(self, name: str) -> None:
+        try:
+            self._files.rm(self._at(name), recursive=True)
+        except Exception as error:  # what stays takes room, and nothing else
+            log.warning("cannot remove %s/%s, which no checkpoint needs: %s", self.address, name, error)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _try(self, what: str, call: Callable[[], Result]) -> Result:
+        self._files.invalidate_cache()
+        for attempt in range(ATTEMPTS):
+            try:
+                return call()
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # stores have errors of their own
+                if attempt == ATTEMPTS - 1:
+                    self._fail(what, error)
+                log.info("%s %s failed, and is tried again: %s", what, self.address, error)
+            time.sleep(FIRST_PAUSE * 2**attempt)
+        raise AssertionError(what)
+
+    def _fail(self, what: str, error: Exception) -> NoReturn:
+        fail("file_call", f"cannot {what} the address, after {ATTEMPTS} attempts: {error}", where=self.address)
+
+
+def push(directory: Path, address: str) -> Moved:
+    """Put the current checkpoint of a directory to an address, where it replaces another one of ours."""
+    remote = Remote(address)
+    for _ in range(manifest.READS):
+        text = manifest.read_text(directory)
+        try:
+            checkpoint = manifest.parse(directory, text)
+            sizes = [remote.put(directory / name, name) for name in _files_of(checkpoint)]
+        except (Error, OSError):
+            if manifest.read_text(directory) == text:
+                raise
+            continue  # a save has replaced the checkpoint
+        remote.put_text(MANIFEST, text)
+        for name in remote.folders():
+            if FOLDER.fullmatch(name) and name != checkpoint.folder:
+                remote.remove(name)
+        return Moved(remote.address, checkpoint.step, len(sizes) + 1, sum(sizes) + len(text))
+    manifest.fail_replaced(directory)
+
+
+def pull(address: str, directory: Path) -> Moved:
+    """Get a checkpoint into a directory, where it becomes the current one when all of its bytes have their checksums: that of
+    the address, or the newest of those in folders right below."""
+    remote = _newest(Remote(address))
+    for _ in range(manifest.READS):
+        text = _manifest_of(remote)
+        checkpoint = checkpoint_of(Json(manifest.unsealed(text, remote.address), remote.address))
+        try:
+            return _pull(remote, text, checkpoint, directory)
+        except FileNotFoundError as error:
+            if remote.text(MANIFEST) == text:
+                fail("file_call", f"cannot get a checkpoint: {error} is missing", where=remote.address)
+    fail(
+        "directory_in_use",
+        f"cannot get a checkpoint: another job has replaced it {manifest.READS} times meanwhile",
+        where=remote.address,
+        remedy="Get it when jobs save less often.",
+    )
+
+
+def _pull(remote: Remote, text: bytes, checkpoint: Checkpoint, directory: Path) -> Moved:
+    place = CheckpointDirectory(directory)
+    try:
+        place.create(checkpoint.folder)
+        for name in _files_of(checkpoint):
+            remote.get(name, directory / name)
+        if problems := manifest.problems_in(directory, manifest.parse(directory, text)):
+            fail("bad_record", f"cannot get a checkpoint: {problems[0]}", where=remote.address)
+        sizes = [(directory / name).stat().st_size for name in _files_of(checkpoint)]
+        place.make_current(checkpoint.folder, text)
+        place.remove_stale()
+    except BaseException:
+        place.discard(checkpoint.folder)
+        raise
+    finally:
+        place.release()
+    return Moved(str(directory), checkpoint.step, len(sizes) + 1, sum(sizes) + len(text))
+
+
+def _newest(remote: Remote) -> Remote:
+    """Return the address itself, if it has a checkpoint, or the folder below with the newest one."""
+    if remote.text(MANIFEST) is not None:
+        return remote
+    steps: dict[str, int] = {}
+    for name in remote.folders():
+        if not FOLDER.fullmatch(name) and (text := remote.text(f"{name}/{MANIFEST}")) is not None:
+            where = f"{remote.address}/{name}"
+            steps[name] = checkpoint_of(Json(manifest.unsealed(text, where), where)).step
+    if not steps:
+        refuse(f"cannot get a checkpoint: there is none at {remote.address}", needed="an address of `ballast push`")
+    return Remote(f"{remote.address}/{max(steps, key=lambda name: steps[name])}")
+
+
+def _manifest_of(remote: Remote) -> bytes:
+    text = remote.text(MANIFEST)
+    if text is None:
+        refuse(f"cannot get a checkpoint: there is none at {remote.address}", needed="an address of `ballast push`")
+    return text
+
+
+def _files_of(checkpoint: Any) -> list[str]:
+    return [f"{checkpoint.folder}/{rank_file(rank, kind)}" for rank in range(checkpoint.ranks) for kind in KINDS]

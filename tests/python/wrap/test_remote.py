@@ -1,0 +1,172 @@
+"""Tests of `ballast push` and `ballast pull`: to a local S3 server, and to a store whose calls fail, or whose bytes change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ballast
+import fsspec
+import pytest
+import torch
+from ballast.checkpoint import remote
+from ballast.tools.command_line import main
+from fsspec.implementations.memory import MemoryFileSystem
+from python.wrap.support.loops import Loop, Tower
+
+
+class FaultyFiles(MemoryFileSystem):
+    """A store that refuses calls, and leaves a part of a file when it refuses to write one."""
+
+    protocol = "faulty"
+    store: dict[str, Any] = {}
+    pseudo_dirs = [""]
+    refusals = 0  # calls that are refused from now on
+
+    @classmethod
+    def _may_refuse(cls) -> None:
+        if cls.refusals > 0:
+            cls.refusals -= 1
+            raise OSError("503 Slow Down")
+
+    def put_file(self, lpath, rpath, **options):
+        if FaultyFiles.refusals > 0:
+            self.pipe_file(rpath, Path(lpath).read_bytes()[:-1])
+        self._may_refuse()
+        super().put_file(lpath, rpath, **options)
+
+    def get_file(self, rpath, lpath, **options):
+        self._may_refuse()
+        super().get_file(rpath, lpath, **options)
+
+
+fsspec.register_implementation("faulty", FaultyFiles, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def empty_store(monkeypatch):
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.0)
+    FaultyFiles.store.clear()
+    FaultyFiles.pseudo_dirs[:] = [""]
+    FaultyFiles.refusals = 0
+
+
+def saved(folder: Path, steps: int = 2) -> Path:
+    loop = Loop(steps=steps)
+    model = Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    loop.train(model, optimizer)
+    ballast.save(folder, model, optimizer, extra=steps)
+    optimizer.close()
+    return folder
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: content for name, content in found.items() if not name.endswith("ballast.lock")}
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """An address of a bucket on an S3 server of this machine."""
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdir("kept")
+    yield "s3://kept"
+    server.stop()
+
+
+def test_a_checkpoint_goes_to_s3_and_back(bucket, tmp_path, capsys):
+    older, newer = saved(tmp_path / "older"), saved(tmp_path / "newer", steps=3)
+    assert main(["push", str(older), f"{bucket}/run"]) == 0
+    assert f"{bucket}/run: step 2, 4 files" in capsys.readouterr().out
+    assert main(["push", str(newer), f"{bucket}/run"]) == 0
+    assert main(["pull", f"{bucket}/run", str(tmp_path / "back")]) == 0
+    assert files_in(tmp_path / "back") == files_in(newer)
+    folders = {path.split("/")[2] for path in fsspec.filesystem("s3", skip_instance_cache=True).find("kept/run")}
+    assert len(folders) == 2  # the manifest, and the folder that it names
+
+
+def test_the_newest_of_several_checkpoints_is_pulled(tmp_path):
+    for steps in (3, 2):
+        remote.push(saved(tmp_path / str(steps), steps), f"faulty://runs/{steps}")
+    moved = remote.pull("faulty://runs", tmp_path / "back")
+    assert moved.step == 3
+    assert files_in(tmp_path / "back") == files_in(tmp_path / "3")
+
+
+def test_calls_that_a_store_refuses_are_repeated(tmp_path):
+    checkpoint = saved(tmp_path / "here")
+    FaultyFiles.refusals = 3
+    remote.push(checkpoint, "faulty://run")
+    FaultyFiles.refusals = 3
+    remote.pull("faulty://run", tmp_path / "back")
+    assert files_in(tmp_path / "back") == files_in(checkpoint)
+
+
+def test_a_store_that_refuses_all_calls_keeps_the_checkpoint_before(tmp_path):
+    older = saved(tmp_path / "older")
+    remote.push(older, "faulty://run")
+    newer = saved(tmp_path / "newer", steps=3)
+    FaultyFiles.refusals = 99
+    with pytest.raises(ballast.FailureError, match="B3201 cannot put .* after 5 attempts: 503 Slow Down"):
+        remote.push(newer, "faulty://run")
+    with pytest.raises(ballast.FailureError, match="B3201 cannot get .* after 5 attempts: 503 Slow Down"):
+        remote.pull("faulty://run", tmp_path / "back")
+    assert files_in(tmp_path / "back") == {}
+    FaultyFiles.refusals = 0
+    assert remote.pull("faulty://run", tmp_path / "back").step == 2
+
+
+def damage(name: str) -> None:
+    [path] = [path for path in FaultyFiles.store if path.endswith(name)]
+    content = bytearray(FaultyFiles.store[path].getvalue())
+    content[len(content) // 3] ^= 1
+    FaultyFiles().pipe_file(path, bytes(content))
+
+
+@pytest.mark.parametrize("name", ["rank-00000.data", "rank-00000.extra", "rank-00000.json", "checkpoint.json"])
+def test_bytes_that_changed_on_the_way_are_refused_and_the_checkpoint_here_stays(name, tmp_path):
+    remote.push(saved(tmp_path / "here", steps=3), "faulty://run")
+    before = saved(tmp_path / "kept")
+    content = files_in(before)
+    damage(name)
+    with pytest.raises(ballast.FailureError, match="B3202"):
+        remote.pull("faulty://run", before)
+    assert files_in(before) == content
+
+
+def test_a_folder_of_a_drive_is_an_address_too(tmp_path):
+    checkpoint = saved(tmp_path / "here")
+    remote.push(checkpoint, str(tmp_path / "copies" / "run"))
+    remote.pull(str(tmp_path / "copies"), tmp_path / "back")
+    assert files_in(tmp_path / "back") == files_in(checkpoint)
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    with pytest.raises(ballast.UsageError, match="B1001 cannot get a checkpoint: there is none at faulty://run"):
+        remote.pull("faulty://run", tmp_path)
+    with pytest.raises(ballast.UsageError, match="B1001 cannot use the address nowhere://run"):
+        remote.push(tmp_path, "nowhere://run")
+    with pytest.raises(ballast.UsageError, match="B1001 cannot load a checkpoint: there is none in"):
+        remote.push(tmp_path, "faulty://run")
+    remote.push(saved(tmp_path / "here"), "faulty://run")
+    [data] = [path for path in FaultyFiles.store if path.endswith(".data")]
+    FaultyFiles().rm(data)
+    with pytest.raises(ballast.FailureError, match="B3201 cannot get a checkpoint: .* is missing"):
+        remote.pull("faulty://run", tmp_path / "back")
+
+
+def test_a_checkpoint_that_was_pulled_is_loaded(tmp_path):
+    remote.push(saved(tmp_path / "here"), "faulty://run")
+    remote.pull("faulty://run", tmp_path / "back")
+    model = Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    assert ballast.load_checkpoint(tmp_path / "back", model, optimizer) == 2
+    assert optimizer.steps == 2
