@@ -12,38 +12,21 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 import collectives_between
 import losses
 import suite
 from network import Network, require_root, run_isolated, run_ranks
-from peers_training import TOLERANCES, largest_difference
+from peers_training import TOLERANCES, Run, largest_difference, summary, times_faster
 from systems import ALONE, DDP
 from trainings import CASES, Case, with_references
 
 RANK = Path(__file__).with_name("trainings.py")
 
 
-class Run(NamedTuple):
-    """What a training took."""
-
-    seconds: float  # the time of a step on the slowest rank
-    sent_bytes: float  # bytes of a step on the busiest link
-    losses: list[float]  # the loss of each step, the mean of all ranks
-
-
 def run_once(case: Case, network: Network, folder: Path, text: Path) -> Run:
     program = [str(RANK), case.name, str(folder), str(text)]
-    return summary(run_ranks(case.site, network, program, folder), case.workload.shape.steps)
-
-
-def summary(ranks: list[dict], steps: int) -> Run:
-    return Run(
-        seconds=max(statistics.fmean(rank["seconds"]) for rank in ranks),
-        sent_bytes=max(rank["sent_bytes"] for rank in ranks if "sent_bytes" in rank) / steps,
-        losses=[statistics.fmean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
-    )
+    return summary(run_ranks(case.site, network, program, folder))
 
 
 Runs = dict[Case, list[Run]]
@@ -74,7 +57,7 @@ def row(case: Case, runs: Runs) -> str:
     text = f"{case.system.name:<24}{case.workload.tokens / seconds:>8.0f}"
     if case.system.name == ALONE:
         return text
-    vs_ddp = median(them.seconds / us.seconds for us, them in zip(runs[case], runs[case.of(DDP)], strict=True))
+    vs_ddp = times_faster(runs[case], runs[case.of(DDP)])
     limit = max(median(run.seconds for run in runs[case.of(ALONE)]), case.link_seconds)
     sent = median(run.sent_bytes for run in runs[case])
     busy = sent / case.site.link.bytes_per_second / seconds

@@ -32,12 +32,13 @@ TOLERANCES = {
 
 
 class Run(NamedTuple):
-    """The time, memory and losses of a system in one run."""
+    """What a system took in one run, and its losses."""
 
     seconds: float  # the time of a step on the slowest rank
-    resident_bytes: float  # the peak of the largest rank
-    net_bytes: float  # the same, without the memory that is resident after torch is imported
     losses: list[float]  # the loss of each step, the mean of all ranks
+    resident_bytes: float = 0.0  # the peak of the largest rank
+    net_bytes: float = 0.0  # the same, without the memory that is resident after torch is imported
+    sent_bytes: float = 0.0  # of a step on the busiest link, where hosts are imitated
 
 
 def run_once(case: Case, directory: Path, text: Path) -> Run:
@@ -49,9 +50,10 @@ def run_once(case: Case, directory: Path, text: Path) -> Run:
 def summary(ranks: list[dict]) -> Run:
     return Run(
         seconds=max(statistics.fmean(rank["seconds"]) for rank in ranks),
+        losses=[statistics.fmean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
         resident_bytes=max(rank["peak_bytes"] for rank in ranks),
         net_bytes=max(rank["peak_bytes"] - rank["imported_bytes"] for rank in ranks),
-        losses=[statistics.fmean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
+        sent_bytes=max(rank.get("sent_bytes", 0) for rank in ranks) / len(ranks[0]["seconds"]),
     )
 
 

@@ -47,7 +47,7 @@ def test_a_case_brings_its_references():
 
 
 def test_a_training_is_compared_with_ddp_with_the_limit_and_with_the_needed_bytes():
-    run = lambda seconds: [hosts.Run(seconds, 1.1 * OURS.needed_bytes, [3.0])]
+    run = lambda seconds: [hosts.Run(seconds, [3.0], sent_bytes=1.1 * OURS.needed_bytes)]
     runs = {OURS.of(ALONE): run(0.1), OURS.of(DDP): run(1.0), OURS: run(0.8)}
     speed, limit, sent = hosts.records(OURS, runs)
     assert (speed["against"], speed["ratio"], speed["value"]) == (DDP, pytest.approx(1.25), OURS.workload.tokens / 0.8)
@@ -67,12 +67,13 @@ def test_codes_may_change_losses_as_much_as_numbers_of_16_bits_do():
 
 
 def test_the_slowest_rank_and_the_busiest_link_count():
+    memory = {"peak_bytes": 50, "imported_bytes": 20}
     ranks = [
-        {"seconds": [1.0, 3.0], "losses": [4.0], "sent_bytes": 10},
-        {"seconds": [1.0, 1.0], "losses": [2.0]},
-        {"seconds": [1.0, 1.0], "losses": [3.0], "sent_bytes": 20},
+        {"seconds": [1.0, 3.0], "losses": [4.0], "sent_bytes": 10, **memory},
+        {"seconds": [1.0, 1.0], "losses": [2.0], **memory},
+        {"seconds": [1.0, 1.0], "losses": [3.0], "sent_bytes": 20, **memory},
     ]
-    assert hosts.summary(ranks, 2) == hosts.Run(2.0, 10, [3.0])
+    assert hosts.summary(ranks) == hosts.Run(2.0, [3.0], 50, 30, sent_bytes=10)
 
 
 def test_a_collective_is_compared_with_its_link():

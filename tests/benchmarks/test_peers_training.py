@@ -12,7 +12,7 @@ LIMIT, DDP, OURS = (
 
 
 def run_of(seconds: float, mebibytes: float, losses: list[float]) -> peers_training.Run:
-    return peers_training.Run(seconds, (mebibytes + 200) * 2**20, mebibytes * 2**20, losses)
+    return peers_training.Run(seconds, losses, (mebibytes + 200) * 2**20, mebibytes * 2**20)
 
 
 def test_systems_are_compared_with_known_systems():
@@ -52,7 +52,7 @@ def test_the_slowest_and_the_largest_rank_count_and_losses_are_the_mean():
         {"seconds": [1.0, 3.0], "peak_bytes": 50, "imported_bytes": 20, "losses": [4.0, 3.0]},
         {"seconds": [1.0, 1.0], "peak_bytes": 40, "imported_bytes": 5, "losses": [2.0, 2.0]},
     ]
-    assert peers_training.summary(ranks) == peers_training.Run(2.0, 50, 35, [3.0, 2.5])
+    assert peers_training.summary(ranks) == peers_training.Run(2.0, [3.0, 2.5], 50, 35)
 
 
 def test_a_record_says_how_many_times_faster_and_smaller_a_case_is():
