@@ -199,6 +199,15 @@ class WrappedOptimizer(Optimizer):
         self._ballast.require_open("call write_timeline()")
         Path(path).write_text(self._ballast.partition_now().chrome_trace())
 
+    def save_records(self, directory: str | os.PathLike[str]) -> None:
+        """Write what is trained to a checkpoint that `Training::load()` of a trainer in C++ reads, for the same names and
+        shapes. It replaces the one of the directory when it is complete. All ranks call it together, between steps.
+
+        `ballast.load_checkpoint()` reads it too; `ballast.save()` also keeps options, frozen parameters and buffers.
+        """
+        self._ballast.require_open("call save_records()")
+        self._ballast.save_records(Path(directory))
+
     def offload(self, *, parameters: bool = True) -> None:
         """Free the device's memory for others until reload(). All ranks call it together, between steps.
 

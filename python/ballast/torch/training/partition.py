@@ -569,6 +569,14 @@ class Partition(ShardedState):
         if self.keeps_run and self._inputs.custom_step is None:
             self.core.set_note(encode_missed_steps(self.members, self.unused, self.steps + 1))
 
+    def save_records(self, directory: Path) -> None:
+        """Write a checkpoint for trainings in C++. All ranks call it together, between steps."""
+        require_stream(self._gpu, self._stream)
+        self.accept_writes()
+        self.memory.release_unit()
+        self.core.set_note(encode_missed_steps(self.members))
+        self.core.save(str(directory))
+
     @contextmanager
     def _in_round(self, joint_round: _core.JointRound | None) -> Iterator[None]:
         """Name the round in the commit of the step that is made inside the block."""
