@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 
 import torch
 
