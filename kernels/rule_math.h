@@ -9,8 +9,8 @@
 namespace ballast::kernels {
 
 // A running mean or sum of squared gradients. The rules divide by the root, and some formats store it, so it is computed once.
-// The value is at least 2^-120, so that it does not become subnormal when it decays, which makes an update slower by a third or
-// more, and its root is never zero. An element without gradients stays at this value.
+// The value is at least 2^-120, so that it does not become subnormal when it decays, which makes an update several times slower
+// on CPUs, and its root is never zero. An element without gradients stays at this value.
 template <class F>
 struct SecondMoment {
   F value;

@@ -140,13 +140,15 @@ RecordStore RecordStore::archive(const RecordShape& shape, std::span<const Drive
 
 // They have other names until publish().
 void RecordStore::make_files(std::span<const Drive> drives, const StoreOptions& options) {
+  for (const Drive& drive : drives) {
+    unpublished_.push_back(options.path_in(drive.directory));
+    remove_unfinished(unpublished_.back());  // a killed process has left it
+  }
   require_space(shape_, directories_of(drives), 1);
   FileOptions with_name = options.file;
   with_name.create = true;
   for (const Drive& drive : drives) {
-    unpublished_.push_back(options.path_in(drive.directory));
-    remove_unfinished(unpublished_.back());  // a killed process has left it
-    add(File(unfinished(unpublished_.back()), with_name), *drive.queue);
+    add(File(unfinished(options.path_in(drive.directory)), with_name), *drive.queue);
   }
 }
 

@@ -597,13 +597,14 @@ std::size_t Training::gathered_bytes() const { return impl_->slots.all_of(SlotRo
 
 void Training::save(const std::filesystem::path& directory) {
   impl_->require_between_steps("save a checkpoint");
-  save_checkpoint(impl_->checkpoint_in(directory), steps(), note(),
-                  [this](const TileVisitor& visit) { visit_state(visit); });
+  save_checkpoint(impl_->checkpoint_in(directory), steps(), note(), [this](const TileVisitor& visit) {
+    visit_state(visit, [](const LocalTile& tile) { return !tile.frozen; });
+  });
 }
 
-void Training::load(const std::filesystem::path& directory) {
+bool Training::load(const std::filesystem::path& directory) {
   impl_->require_between_steps("load a checkpoint");
-  load_checkpoint(impl_->checkpoint_in(directory), [this](const TileVisitor& change, const auto& agree) {
+  return load_checkpoint(impl_->checkpoint_in(directory), [this](const TileVisitor& change, const auto& agree) {
     change_state(change, [&] {
       const LoadedCheckpoint loaded = agree();
       set_steps(loaded.step);

@@ -84,9 +84,8 @@ class Run {
     training_.emplace(model_of(options.shape), world, rules_of(options), options.training);
     model_.emplace(options.shape, options.batch, maths, accounts_);
     training_->start(initial_parameters(options.shape, options.seed, std::max(1, options.training.threads)));
-    std::error_code missing;
-    if (!options.checkpoint.empty() && !std::filesystem::is_empty(options.checkpoint, missing) && !missing)
-      training_->load(options.checkpoint);
+    if (!options.checkpoint.empty() && !training_->found())
+      (void)training_->load(options.checkpoint);  // if there is one
   }
 
   void all_steps() {

@@ -45,7 +45,8 @@ Ended train_stretch(const KeptRun& run, const Stretch& stretch) {
     training.start(initial_parameters());
     const std::string host = run.hosts.empty() ? "" : run.hosts[world.rank()];
     if (!stretch.load.empty()) {
-      training.load(stretch.load / host);
+      const bool is_there = training.load(stretch.load / host);
+      CHECK(is_there);
       CHECK(note_text(training.note()).starts_with("rank "));
     }
     ended.began_at[world.rank()] = training.steps();
@@ -128,7 +129,7 @@ TEST_CASE("a checkpoint has the same values in every training that loads it") {
   }
 }
 
-TEST_CASE("a training that loads its checkpoint goes on with the bits of one that was not interrupted") {
+TEST_CASE("a training that loads its checkpoint continues with the bits of one that was not interrupted") {
   for (const KeptRun& run : trainings()) {
     CAPTURE(run.ranks, run.options.stage);
     const TemporaryDirectory directory;
@@ -201,7 +202,7 @@ TEST_CASE("each rank gets its note, and more ranks those of the earlier ones in 
     CHECK(failures_of_ranks(5, [&](Communicator& world) {
             Training training(run.model, world, run.rules, run.options);
             training.start(initial_parameters());
-            training.load(directory.path());
+            CHECK(training.load(directory.path()));
             notes[world.rank()] = note_text(training.note());
           }) == no_failures(5));
     CHECK(notes == std::vector<std::string>{"rank 0", "rank 1", "rank 2", "rank 0", "rank 1"});
@@ -251,17 +252,18 @@ TEST_CASE("a save that is killed or fails leaves the old checkpoint or the new o
 TEST_CASE("a checkpoint that does not fit is refused, and stays as it is") {
   const TemporaryDirectory directory;
   const KeptRun run = training_of(2, 3);
-  check_refused(run, {.load = directory.path()}, Contains("B1001 cannot load a checkpoint: there is none in"));
   saved_by(run, directory.path());
   KeptRun other = run;
   other.model.units[0].tensors[0].shape = {29, 30};
   check_refused(other, {.load = directory.path()},
                 Contains("B1009 cannot load the checkpoint in") && Contains("it has parameter weight [30, 29]"));
-  check_refused(other, {.save = directory.path()},
-                Contains("B1009 cannot save a checkpoint in") && Contains("of another model or rule is there"));
+  check_refused(
+      other, {.save = directory.path()},
+      Contains("B1009 cannot save a checkpoint in") && Contains("the checkpoint there is of another model or rule"));
   other = run;
   other.rules = {optim::SgdMomentum{}};
-  check_refused(other, {.load = directory.path()}, Contains("B1009") && Contains("update rule"));
+  check_refused(other, {.load = directory.path()},
+                Contains("B1009") && Contains("update rule") && Contains("Bring all records"));
   SECTION("without the records of a rank") {
     std::filesystem::remove_all(directory.path() / "checkpoint-rank-1");
     check_refused(run, {.load = directory.path()}, Contains("no rank finds the records of rank 1"));
@@ -290,11 +292,128 @@ TEST_CASE("a save or a load in the middle of a step is refused") {
   const KeptRun run = training_of(1, 0);
   const auto failures = failures_of_ranks(1, [&](Communicator& world) {
     Training training(run.model, world, run.rules, run.options);
-    CHECK_THROWS_WITH(training.load(directory.path()), Contains("it has no parameters yet"));
+    CHECK_THROWS_WITH((void)training.load(directory.path()), Contains("it has no parameters yet"));
     training.start(initial_parameters());
     SyntheticTrainer(run.model, 0).run(training, 0);
     CHECK_THROWS_WITH(training.save(directory.path()), Contains("B1007 cannot save a checkpoint: it is in the middle"));
-    CHECK_THROWS_WITH(training.load(directory.path()), Contains("B1007 cannot load a checkpoint: it is in the middle"));
+    CHECK_THROWS_WITH((void)training.load(directory.path()),
+                      Contains("B1007 cannot load a checkpoint: it is in the middle"));
   });
   CHECK(std::filesystem::is_empty(directory.path()));
+}
+
+TEST_CASE("a directory without a checkpoint loads nothing") {
+  const TemporaryDirectory directory;
+  const KeptRun run = training_of(2, 3);
+  CHECK(failures_of_ranks(2, [&](Communicator& world) {
+          Training training(run.model, world, run.rules, run.options);
+          training.start(initial_parameters());
+          CHECK_FALSE(training.load(directory.path()));
+          CHECK_FALSE(training.load(directory.path() / "nothing"));
+        }) == no_failures(2));
+  CHECK(std::filesystem::is_empty(directory.path()));
+}
+
+// A device's tile is all that a rank keeps of a unit; records have tiles of their own size.
+TEST_CASE("tiles of the sizes that the library chooses are saved and loaded") {
+  const TemporaryDirectory directory;
+  KeptRun run = training_of(2, 1);
+  run.model = plain_model(2, (std::size_t{9} << 18) + 128);
+  run.options.tile_elements = 0;
+  const Ended before = saved_by(run, directory.path(), 1);
+  KeptRun other = run;
+  other.options.stage = 3;
+  other.options.state = all_in(Tier::host);
+  other.ranks = 1;
+  check_loads(other, directory.path(), before.values, 1);
+}
+
+TEST_CASE("values of the trainer's own and momentum of Muon are saved and loaded") {
+  for (const auto& [rule, model] : {std::pair(optim::Rule(optim::External::with_values(2)), several_units()),
+                                    std::pair(optim::Rule(optim::Muon{.lr = 0.01}), matrix_model())}) {
+    CAPTURE(optim::name(rule));
+    const TemporaryDirectory directory;
+    std::vector<std::vector<float>> seen[2];
+    for (const bool loads : {false, true}) {
+      const std::size_t ranks = loads ? 1 : 2;
+      const TrainingOptions options{.stage = 2, .tile_elements = 256};
+      std::mutex mutex;
+      CHECK(failures_of_ranks(ranks, [&](Communicator& world) {
+              Training training(model, world, {rule, rule}, options);
+              training.start(initial_parameters());
+              if (loads) CHECK(training.load(directory.path()));
+              TensorState(training).change(
+                  [&](const StatePart& part) {
+                    const std::lock_guard lock(mutex);
+                    for (const Moment moment : {Moment::momentum, own_value(0), own_value(1)}) {
+                      const bool has = moment == Moment::momentum ? part.memory.momentum != nullptr
+                                                                  : part.memory.own.count > 0 && !part.frozen;
+                      if (!has) continue;
+                      std::vector<float> values(part.memory.count);
+                      if (!loads) {
+                        for (std::size_t i = 0; i < values.size(); ++i)
+                          values[i] = static_cast<float>(100 * part.tensor + (part.first + i) % 97);
+                        kernels::write_moment(part.memory, moment, values);
+                      }
+                      kernels::read_moment(part.memory, moment, values);
+                      for (std::size_t i = 0; i < values.size(); ++i)
+                        CHECK(values[i] == static_cast<float>(100 * part.tensor + (part.first + i) % 97));
+                      seen[loads].push_back(values);
+                    }
+                  },
+                  [] {});
+              if (!loads) training.save(directory.path());
+            }) == no_failures(ranks));
+    }
+    CHECK(seen[0].size() > 0);
+    CHECK(seen[1].size() > 0);
+  }
+}
+
+TEST_CASE("a run on drives loads a checkpoint, and resumes after it") {
+  const TemporaryDirectory directory;
+  const TemporaryDirectory checkpoint;
+  const Ended before = saved_by(training_of(3, 1), checkpoint.path());
+  KeptRun run = run_of(2);
+  run.options.drives = {.directories = {directory.path()}, .run = "mine"};
+  for (const bool loads : {true, false}) {
+    std::mutex mutex;
+    AllValues values;
+    CHECK(failures_of_ranks(2, [&](Communicator& world) {
+            Training training(run.model, world, run.rules, run.options);
+            training.start(initial_parameters());
+            if (loads) CHECK(training.load(checkpoint.path()));
+            CHECK(training.steps() == steps_before);
+            add_values(training, values, mutex);
+          }) == no_failures(2));
+    CHECK((values == before.values));
+  }
+  run.options.drives.run = "checkpoint";
+  CHECK(failures_of_ranks(2, [&](Communicator& world) {
+          Training(run.model, world, run.rules, run.options).start(initial_parameters());
+        }) == no_failures(2));
+  check_refused(training_of(2, 1), {.save = directory.path()},
+                Contains("B1009 cannot save a checkpoint in") && Contains("the run \"checkpoint\" is there"));
+}
+
+TEST_CASE("ranks with the same state that share no directory cannot save") {
+  const TemporaryDirectory directory;
+  KeptRun run = training_of(2, 0);
+  run.hosts = {"a", "b"};
+  const Ended ended = train_stretch(run, {.steps = 1, .save = directory.path()});
+  for (const std::string& failure : ended.failures)
+    CHECK_THAT(failure, Contains("B1001 cannot save a checkpoint in") && Contains("does not see what rank 0 writes"));
+}
+
+TEST_CASE("what a killed save has left takes no space of the next one") {
+  const TemporaryDirectory directory;
+  const KeptRun run = training_of(2, 3);
+  saved_by(run, directory.path());
+  std::ofstream(directory.path() / "checkpoint-rank-0" / "state-2.records.unfinished") << "half of a checkpoint";
+  std::ofstream(directory.path() / "checkpoint-rank-1" / "state-2.note.unfinished") << "half of a note";
+  std::filesystem::copy(records_in(directory.path(), 1), directory.path() / "checkpoint-rank-1" / "state-7.records");
+  saved_by(run, directory.path(), 1);
+  const std::string names = names_in(directory.path());
+  CHECK(names.find("unfinished") == std::string::npos);
+  CHECK(names.find("state-7") == std::string::npos);
 }

@@ -291,7 +291,7 @@ inline void check_checkpoints_move_to_gpu_and_back() {
       if (gpu) options.gpu = 0, options.stream = stream.handle();
       Training training(model, *world, {optim::AdamW{}}, options);
       training.initialize(initial_parameters());
-      if (step > 0) training.load(directory.path());
+      if (step > 0) CHECK(training.load(directory.path()));
       CHECK(training.steps() == step);
       SyntheticTrainer trainer(model, 0, gpu ? &stream : nullptr);
       const auto bytes = trainer.run(training, step);

@@ -64,7 +64,7 @@ TEST_CASE("what a rank sees is told to others as it is") {
 TEST_CASE("the newest step that all ranks of a run have counts") {
   const std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{1, 6, 5}, {1, 5, 4}}),
                                      seen(0, 1, 2, 0, {{1, 5, 4}, {1, 4, 3}})};
-  const auto run = newest_whole_run(all, "mine");
+  const auto run = newest_whole_run(all, Goal("mine"));
   REQUIRE(run.has_value());
   CHECK(run->step == 4);
   CHECK(run->placement.ranks() == 2);
@@ -74,18 +74,18 @@ TEST_CASE("the newest step that all ranks of a run have counts") {
 TEST_CASE("new records count when all of their ranks have committed them, even at the same step") {
   std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{1, 6, 5}}), seen(0, 1, 2, 0, {{1, 6, 5}}),
                                seen(0, 0, 3, 2, {{2, 7, 5}}), seen(0, 1, 3, 2, {{2, 7, 5}}), seen(0, 2, 3, 2, {})};
-  CHECK(newest_whole_run(all, "mine")->placement.ranks() == 2);
+  CHECK(newest_whole_run(all, Goal("mine"))->placement.ranks() == 2);
   CHECK(next_incarnation(all) == 3);
   all[4].commits.push_back({{2, 7}, 5});
-  CHECK(newest_whole_run(all, "mine")->placement.ranks() == 3);
+  CHECK(newest_whole_run(all, Goal("mine"))->placement.ranks() == 3);
   all.erase(all.begin());  // the old ones are partly removed
-  CHECK(newest_whole_run(all, "mine")->made_in == 2);
+  CHECK(newest_whole_run(all, Goal("mine"))->made_in == 2);
 }
 
 TEST_CASE("a rank reads the records that it sees itself, else those of the lowest rank that sees some") {
   const std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{}}), seen(1, 0, 2, 0, {{}}), seen(1, 1, 2, 0, {{}}),
                                      seen(2, 1, 2, 0, {{}})};
-  const auto run = newest_whole_run(all, "mine");
+  const auto run = newest_whole_run(all, Goal("mine"));
   REQUIRE(run.has_value());
   const auto source = [&](std::size_t shard, std::size_t reader) { return run->nearest(shard, reader).seen_by; };
   CHECK(source(0, 0) == 0);
@@ -97,36 +97,36 @@ TEST_CASE("a rank reads the records that it sees itself, else those of the lowes
 
 TEST_CASE("one copy of each shard is enough") {
   std::vector<SeenRecords> all{seen(0, 1, 2, 0, {{1, 6, 5}})};
-  CHECK_THROWS_WITH(newest_whole_run(all, "mine"),
+  CHECK_THROWS_WITH(newest_whole_run(all, Goal("mine")),
                     Contains("B1009") && Contains("no rank finds the records of rank 0"));
   CHECK_THROWS_WITH(
-      newest_whole_run(all, "mine", {12, "/saved here"}),
+      newest_whole_run(all, Goal("mine"), {12, "/saved here"}),
       Contains("else load the run's newest checkpoint, /saved here of step 12, in a run of another name"));
   all[0].placement = {.shards = 1, .replicas = 2};
-  CHECK(newest_whole_run(all, "mine")->step == 5);
+  CHECK(newest_whole_run(all, Goal("mine"))->step == 5);
 }
 
 TEST_CASE("a run that has made no step begins again, unless its records are damaged") {
   std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{1, 1, 0}})};
-  CHECK_FALSE(newest_whole_run(all, "mine").has_value());
-  CHECK_FALSE(newest_whole_run({}, "mine").has_value());
+  CHECK_FALSE(newest_whole_run(all, Goal("mine")).has_value());
+  CHECK_FALSE(newest_whole_run({}, Goal("mine")).has_value());
   all[0].commits.clear();
   all[0].lacks_records = true;
   all.push_back(seen(0, 1, 2, 0, {}));
-  CHECK_THROWS_WITH(newest_whole_run(all, "mine"),
+  CHECK_THROWS_WITH(newest_whole_run(all, Goal("mine")),
                     Contains("B3202") && Contains("rank 0 has no commit, and records that"));
 }
 
 TEST_CASE("records whose description is missing are not adopted") {
   std::vector<SeenRecords> all{seen(0, 0, 1, 0, {{}})};
   all[0].is_described = false;
-  CHECK_THROWS_WITH(newest_whole_run(all, "mine"),
+  CHECK_THROWS_WITH(newest_whole_run(all, Goal("mine")),
                     Contains("another training began it") && Contains("state.description is missing or damaged"));
 }
 
 TEST_CASE("records of two runs are told apart") {
   std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{}}), seen(1, 1, 2, 0, {{}})};
-  CHECK_NOTHROW(require_one_run(all, "mine"));
+  CHECK_NOTHROW(require_one_run(all, Goal("mine")));
   all[1].run_id = 8;
-  CHECK_THROWS_WITH(require_one_run(all, "mine"), Contains("rank 1 has run 0x8"));
+  CHECK_THROWS_WITH(require_one_run(all, Goal("mine")), Contains("rank 1 has run 0x8"));
 }

@@ -244,7 +244,7 @@ std::optional<optim::StateNames> names_of_rule(std::string_view described) {
   std::size_t values = 0;
   std::string_view count =
       with == std::string_view::npos ? "" : described.substr(with + std::string_view(" with ").size());
-  if (const auto found = take_number(count)) values = *found;
+  if (const auto found = take_number(count)) values = std::min(*found, max_own_values);
   for (const Rule& rule : {Rule(AdamW{}), Rule(Adam{}), Rule(Sgd{}), Rule(SgdMomentum{}), Rule(Lion{}), Rule(Adagrad{}),
                            Rule(Muon{}), Rule(External::with_values(values))}) {
     if (describe(rule) == described) return state_names(rule);

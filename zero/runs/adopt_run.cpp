@@ -140,7 +140,7 @@ class RunAdoption {
       : own_(own),
         world_(world),
         first_drive_(own.options.directories.front()),
-        search_(own.options, own.queues, world, &own) {}
+        search_(own.options, own.queues, world, own.goal, &own) {}
 
   RecordFiles settle() {
     on_all_ranks(world_, [&] { files_ = record_files_on(first_drive_, own_.name()); });
@@ -288,8 +288,7 @@ class RunAdoption {
   std::optional<WholeRun> adopt(WholeRun run) {
     while (true) {
       const RecordedState state = search_.state_of(run);
-      const offload::RecordShape shape = shape_of(run, state);
-      EarlierRecords records(own_.options, own_.queues, run, shape);
+      EarlierRecords records(own_.options, own_.queues, run, run.shape_of(state, known_run_id(seen_)));
       if (!drop_damaged(run, records)) {
         rewrite(run, state, records);
         return run;
@@ -299,13 +298,6 @@ class RunAdoption {
       if (!next) return {};
       run = std::move(*next);
     }
-  }
-
-  offload::RecordShape shape_of(const WholeRun& run, const RecordedState& state) const {
-    offload::RecordShape shape = state.shape();
-    shape.run_id = known_run_id(seen_);
-    shape.content_digest = run.digest;
-    return shape;
   }
 
   // A commit can exist without all of its records. Returns whether that is so, and forgets such commits. Where there is another

@@ -25,9 +25,9 @@ struct CheckpointPlace {
   Log* log = nullptr;
 };
 
-// Writes a checkpoint, which replaces that of the directory once all of it is on the drive. `visit` shows what this rank keeps. All
-// ranks call it together, and all throw what fails on one: B1009 if the checkpoint there is of another model or rule, B2202
-// without space.
+// Writes a checkpoint, which replaces that of the directory once all of it is on the drive. `visit` shows the trained tiles that this
+// rank keeps. All ranks call it together, and all throw what fails on one: B1009 if a run is there, or a checkpoint of another model
+// or rule, B1001 if ranks with the same state do not share the directory, B2202 without space.
 void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span<const std::byte> note,
                      const std::function<void(const TileVisitor& visitor)>& visit);
 
@@ -38,8 +38,9 @@ struct LoadedCheckpoint {
 // Changes what a rank keeps, and calls `agree` before it commits changes on drives: see Training::change_state().
 using StateChange = std::function<void(const TileVisitor& visitor, const std::function<LoadedCheckpoint()>& agree)>;
 
-// Loads the checkpoint of the directory. All ranks call it together, and all throw what fails on one: B1001 if there is none, B1009 if
-// it is of another model or rule, or records are missing. Only damage that reading finds (B3202) leaves state half changed.
-void load_checkpoint(const CheckpointPlace& place, const StateChange& change);
+// Loads the checkpoint of the directory. Returns false if there is none. All ranks call it together, and all throw what fails on one:
+// B1009 if it is of another model or rule, or records are missing. Only damage (B3202) and drives that fail (B3201) while records are
+// read leave state half changed.
+[[nodiscard]] bool load_checkpoint(const CheckpointPlace& place, const StateChange& change);
 
 }  // namespace ballast

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -119,10 +120,21 @@ void remove_leftovers(const std::filesystem::path& drive, const std::string& run
     std::filesystem::remove(each.path, gone);
   for_each_file(drive, run, [&](const std::filesystem::path& path, std::size_t rank) {
     const RecordFiles files{rank, made_in};
-    const bool is_current = path.filename() == files.note_name() && rank < ranks &&
+    const std::string file = path.filename().string();
+    std::string_view name = file;
+    without_end(name, unfinished_end);
+    const bool is_current = file == files.note_name() && rank < ranks &&
                             !std::filesystem::exists(path.parent_path() / (files.name() + std::string(records_end)));
-    if (path.extension() == note_end && !is_current) std::filesystem::remove(path, gone);
+    if (name.ends_with(note_end) && !is_current) std::filesystem::remove(path, gone);
   });
+}
+
+void remove_empty_directories(const std::filesystem::path& drive, const std::string& run, std::size_t from) {
+  std::set<std::size_t> ranks;
+  for_each_file(drive, run, [&](const std::filesystem::path&, std::size_t rank) { ranks.insert(rank); });
+  for (const std::size_t rank : ranks) {
+    if (rank >= from) remove_empty_directory(drive, run, {.rank = rank});
+  }
 }
 
 void remove_records(const std::filesystem::path& drive, const std::string& run, const RecordFiles& files) {
@@ -181,7 +193,7 @@ void write_note(const std::filesystem::path& file, std::span<const std::byte> no
 
 std::vector<std::byte> read_note(const std::filesystem::path& file) {
   const auto text = offload::read_sealed_text(file);
-  require(text.has_value(), Code::bad_record, [&] {
+  require(text && !text->empty() && text->size() <= offload::max_note_bytes + 1, Code::bad_record, [&] {
     return Problem{.what = "cannot read a note of a checkpoint: it is missing or damaged", .where = file.string()};
   });
   const auto bytes = std::as_bytes(std::span(*text).first(text->size() - 1));

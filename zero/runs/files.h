@@ -31,7 +31,7 @@ struct RecordFiles {
   std::filesystem::path directory(const std::filesystem::path& drive, const std::string& run) const;
   std::string name() const;              // "state", or "state-7"; of a mirror "mirror", or "mirror-7"
   std::string description_name() const;  // the file's name in the first directory
-  std::string note_name() const;         // likewise, of a rank of a checkpoint that has no records of its own
+  std::string note_name() const;         // likewise; see write_note()
 
   auto operator<=>(const RecordFiles&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
@@ -46,9 +46,13 @@ struct Leftover {
 };
 std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std::string& run);
 
-// Removes what killed processes have left of a checkpoint on this drive, and notes, except those of the ranks of the one made then.
+// Removes what killed processes have left of a checkpoint on this drive, and the notes of all ranks but those below `ranks` of the
+// checkpoint made then.
 void remove_leftovers(const std::filesystem::path& drive, const std::string& run, std::uint64_t made_in,
                       std::size_t ranks);
+
+// Removes the directories of ranks from this one on that have no records.
+void remove_empty_directories(const std::filesystem::path& drive, const std::string& run, std::size_t from);
 
 // Removes the files from this drive, where other ranks may remove them at the same time. They are gone for good when this
 // returns. Throws B3201 if records stay.
@@ -69,8 +73,9 @@ KnownCheckpoint newest_checkpoint_of(const std::filesystem::path& directory);
 void write_run_description(const std::filesystem::path& file, const std::vector<std::string>& lines);
 std::vector<std::string> read_run_description(const std::filesystem::path& file);  // no lines: it is missing or damaged
 
+// The note of a rank of a checkpoint that has no records of its own. read_note() throws B3202 if it is missing or damaged.
 void write_note(const std::filesystem::path& file, std::span<const std::byte> note);
-std::vector<std::byte> read_note(const std::filesystem::path& file);  // throws B3202 if it is missing or damaged
+std::vector<std::byte> read_note(const std::filesystem::path& file);
 
 // The directories of any rank's records on this rank's drives, and the queues of the drives, in order.
 inline std::vector<offload::Drive> drives_of(const RecordFiles& records, const RecordOptions& options,
@@ -107,22 +112,21 @@ inline bool is_damage(const Error& error) {
 
 // What a training does with the records of a run, as errors say it.
 struct Goal {
-  Goal(const std::string& name) : run(name), what(fmt::format("resume run \"{}\"", name)) {}  // NOLINT: implicit
-  Goal(const char* name) : Goal(std::string(name)) {}                                         // NOLINT: implicit
-  // Of the run that the records of checkpoints belong to.
-  Goal(std::string name, std::string purpose) : run(std::move(name)), what(std::move(purpose)), is_checkpoint(true) {}
+  explicit Goal(const std::string& name) : run(name), what(fmt::format("resume run \"{}\"", name)) {}
+  // `purpose` is another one than to resume, and `advice` what to do where that is not possible.
+  Goal(std::string name, std::string purpose, std::string advice)
+      : run(std::move(name)), what(std::move(purpose)), advice_(std::move(advice)) {}
 
-  // What to do with records that do not fit, or are not whole: those of a checkpoint, or of a run.
-  std::string remedy(std::string of_run) const {
-    return is_checkpoint
-               ? "Bring all records of one save, with the model and the rule that saved them, or load another "
-                 "checkpoint. Nothing was changed."
-               : std::move(of_run);
-  }
+  bool resumes() const { return advice_.empty(); }
+
+  // What to do with records that do not fit, or are not whole.
+  std::string remedy(std::string to_resume) const { return resumes() ? std::move(to_resume) : advice_; }
 
   std::string run;
   std::string what;
-  bool is_checkpoint = false;
+
+ private:
+  std::string advice_{};
 };
 
 // The run of a training as this rank keeps it on its drives.

@@ -231,6 +231,13 @@ const WholeRun::Copy* WholeRun::copy_of(std::size_t rank) const {
   return nullptr;
 }
 
+offload::RecordShape WholeRun::shape_of(const RecordedState& state, std::uint64_t run_id) const {
+  offload::RecordShape shape = state.shape();
+  shape.run_id = run_id;
+  shape.content_digest = digest;
+  return shape;
+}
+
 std::optional<WholeRun> find_whole_run(Seen seen, offload::CommitPoint last) {
   std::set<Group> groups;
   for (const SeenRecords& records : seen)
@@ -247,7 +254,8 @@ std::optional<WholeRun> newest_whole_run(Seen seen, const Goal& goal, const Know
                                          offload::CommitPoint last) {
   if (auto newest = find_whole_run(seen, last)) return newest;
   const Commits commits = commits_of(seen, last);
-  const bool has_begun = std::ranges::any_of(commits, [](const Commit& commit) { return commit.step > 0; });
+  const bool has_begun =
+      std::ranges::any_of(commits, [&](const Commit& commit) { return commit.step > 0 || !goal.resumes(); });
   const auto begun = std::ranges::find_if(seen, [&](const SeenRecords& records) {
     return has_begun ? has(records.commits, commits.front()) : records.lacks_records;
   });
@@ -291,7 +299,8 @@ void require_one_run(Seen seen, const Goal& goal) {
     return Problem{
         .what = fmt::format("cannot {}: its directories belong to different runs", goal.what),
         .where = fmt::format("{}; {}", text(*first), text(*other)),
-        .remedy = "Give every rank its own directories of one run, or give the run another name. Nothing was changed."};
+        .remedy = goal.remedy(
+            "Give every rank its own directories of one run, or give the run another name. Nothing was changed.")};
   });
 }
 

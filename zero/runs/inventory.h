@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "offload/record_store.h"
+#include "zero/plan/description.h"
 #include "zero/runs/files.h"
 
 namespace ballast {
@@ -66,6 +67,7 @@ struct WholeRun {
   const Copy& nearest(std::size_t shard, std::size_t reader) const;
   const Copy* copy_of(std::size_t rank) const;  // one of the records of this rank of the run; null: there are none
   RecordFiles files_of(const Copy& copy) const { return {copy.rank, made_in, copy.is_mirror}; }
+  offload::RecordShape shape_of(const RecordedState& state, std::uint64_t run_id) const;  // leaves the rank out
 };
 
 // The newest one, of the commits up to `last`; none if there is none.

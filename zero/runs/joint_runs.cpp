@@ -104,7 +104,7 @@ std::vector<RunCommit> commits_of_run(Communicator& world, const RecordOptions& 
       queues.push_back(owned.emplace_back(offload::open_queue({.depth = options.depth, .log = options.log})).get());
     files = record_files_on(options.directories.front(), options.run);
   });
-  const RunSearch search(options, queues, world);
+  const RunSearch search(options, queues, world, Goal(options.run));
   const std::vector<SeenRecords> seen = search.find_all(files);
   const KnownCheckpoint checkpoint = search.newest_checkpoint(files);
   std::vector<RunCommit> commits;
@@ -114,7 +114,7 @@ std::vector<RunCommit> commits_of_run(Communicator& world, const RecordOptions& 
     commits.push_back({.point = {incarnation, number}, .step = run->step, .round = round_of(run->label)});
     last = {incarnation, number - 1};
   }
-  if (commits.empty()) newest_whole_run(seen, options.run, checkpoint);  // throws if the run has begun
+  if (commits.empty()) newest_whole_run(seen, Goal(options.run), checkpoint);  // throws if the run has begun
   return commits;
 }
 

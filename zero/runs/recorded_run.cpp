@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <utility>
@@ -41,20 +42,13 @@ struct RecordedRun::Impl {
   }
 
   WholeRun whole_run() const {
-    auto found = newest_whole_run(seen, options.run);
+    auto found = newest_whole_run(seen, goal);
     require(found.has_value(), Code::bad_argument, [&] {
       return Problem{.what = fmt::format("cannot read run \"{}\": it has no records of a step", options.run),
                      .where = options.directories.front().string(),
                      .needed = "a run that has begun, or a checkpoint"};
     });
     return std::move(*found);
-  }
-
-  offload::RecordShape shape() const {
-    offload::RecordShape shape = state.shape();
-    shape.run_id = known_run_id(seen);
-    shape.content_digest = run.digest;
-    return shape;
   }
 
   RecordedState state_of(const std::vector<std::string>& lines) {
@@ -69,18 +63,21 @@ struct RecordedRun::Impl {
 
   Log quiet{[](Level, std::string_view) {}};
   RecordOptions options;
-  Goal goal{options.run};
+  const Goal goal{
+      options.run, fmt::format("read run \"{}\"", options.run),
+      "Bring the records of all ranks to the directory. If a training goes on with the run, wait until it has "
+      "ended."};
   std::unique_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});
   std::unique_ptr<Communicator> alone = lone_communicator(*backend);
   std::unique_ptr<offload::IoQueue> queue = offload::open_queue({.log = &quiet});
   std::vector<offload::IoQueue*> queues{queue.get()};
-  RunSearch search{options, queues, *alone};
+  RunSearch search{options, queues, *alone, goal};
   std::vector<SeenRecords> seen;
   WholeRun run;
   std::vector<std::string> description;
   optim::StateNames names{};
   RecordedState state;
-  EarlierRecords records{options, queues, run, shape()};
+  EarlierRecords records{options, queues, run, run.shape_of(state, known_run_id(seen))};
   std::vector<Tensor> tensors{};
 };
 
@@ -110,12 +107,17 @@ void RecordedRun::copy(const std::string& tensor, Range range, const TileMemory&
 std::vector<std::string> runs_in(const std::filesystem::path& directory) {
   std::set<std::string> names;
   std::error_code failed;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, failed)) {
-    const std::string name = entry.path().filename().string();
+  for (std::filesystem::directory_iterator entry(directory, failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    const std::string name = entry->path().filename().string();
     const std::size_t rank = name.rfind("-rank-");
-    if (rank == std::string::npos || rank == 0) continue;
-    const std::string run = name.substr(0, rank);
-    if (!record_files_on(directory, run).empty()) names.insert(run);
+    if (rank == std::string::npos || rank == 0 || names.contains(name.substr(0, rank))) continue;
+    std::error_code unreadable;  // another user's folder is none of ours
+    const std::filesystem::directory_iterator files(entry->path(), unreadable);
+    const bool has_records =
+        !unreadable && std::any_of(begin(files), std::filesystem::directory_iterator(),
+                                   [](const auto& file) { return file.path().extension() == ".records"; });
+    if (has_records) names.insert(name.substr(0, rank));
   }
   return {names.begin(), names.end()};
 }

@@ -18,8 +18,7 @@
 
 namespace ballast {
 
-// The newest commit that all ranks have. One thread uses it. A training that goes on may overwrite the records meanwhile: then reads
-// throw B3202.
+// The newest commit that all ranks have. One thread uses it. A training may overwrite the records meanwhile: then reads throw B3202.
 class RecordedRun {
  public:
   // Opens the run `name` in a directory that has the records of all ranks, and writes nothing. Throws B1001 if it has not begun,
@@ -32,7 +31,7 @@ class RecordedRun {
   std::size_t ranks() const;
   const std::string& rule() const;             // as optim::name() has it, and the number of its own values
   const optim::StateNames& names() const;      // torch's names of the moments
-  std::vector<std::byte> note();               // the note of the first rank that has one
+  std::vector<std::byte> note();               // the note of a rank: with trainings of Python they are the same on all
   const std::vector<Tensor>& tensors() const;  // the trained ones, in the order of units, with names of their own
   void copy(const std::string& tensor, Range range, const TileMemory& into);  // into as many elements
 

@@ -1,4 +1,4 @@
-// Where the elements of a training are in the records of a run that other ranks have left, or another stage, format or tiles.
+// Finds the elements of a training in the records of a run that other ranks have left, or another stage, format or tiles.
 #pragma once
 
 #include <string>
@@ -25,7 +25,7 @@ class Resharding {
   Resharding(const OwnRun& own, const WholeRun& run, const RecordedState& state, EarlierRecords& records)
       : own_(own), run_(run), state_(state), records_(records), names_(names_in_runs(own.plan.model())) {}
 
-  // What a rank of this job needs for a tile: a range of its shard of a unit's trained tensors.
+  // Returns what a rank of this job needs for a tile: a range of its shard of a unit's trained tensors.
   std::vector<Move> moves_into(std::size_t unit, const Range& range, std::size_t rank) const;
 
   // Whether a rank of this job has records of the shard on its own drives.

@@ -45,23 +45,23 @@ RecordedState RunSearch::state_of(const WholeRun& run) const {
   });
   const std::vector<std::string> lines = lines_of(broadcast_text(world_, text, copy.seen_by));
   const auto described = read_description(lines);
-  auto state = RecordedState::of(lines, own_->plan.names());
-  require(described.has_value() && state.has_value(), Code::run_mismatch, [&] {
-    return Problem{
-        .what = fmt::format("cannot {} on other ranks: its description is not as this version of Ballast writes it",
-                            goal_.what),
-        .remedy = goal_.remedy(
-            "Resume with the training that began the run; or give the run another name. Nothing was changed.")};
-  });
+  const auto fail_unreadable = [&] {
+    fail(Code::run_mismatch,
+         {.what = fmt::format("cannot {}{}: its description is not as this version of Ballast writes it", goal_.what,
+                              goal_.resumes() ? " on other ranks" : ""),
+          .remedy = goal_.remedy(
+              "Resume with the training that began the run; or give the run another name. Nothing was changed.")});
+  };
+  if (!described) fail_unreadable();
   const auto difference = first_obstacle(*described, own_->plan.model(), own_->plan.rule());
   require(!difference, Code::run_mismatch, [&] {
-    return Problem{
-        .what = fmt::format("cannot {}: it has {}, but this training has {}", goal_.what, difference->one,
-                            difference->other),
-        .remedy =
-            "Resume with the model and the optimizer that began the run; or give the run another name. Nothing "
-            "was changed."};
+    return Problem{.what = fmt::format("cannot {}: it has {}, but this training has {}", goal_.what, difference->one,
+                                       difference->other),
+                   .remedy = goal_.remedy("Resume with the model and the optimizer that began the run; or give the run "
+                                          "another name. Nothing was changed.")};
   });
+  auto state = RecordedState::of(lines, own_->plan.names());
+  if (!state) fail_unreadable();
   return std::move(*state);
 }
 

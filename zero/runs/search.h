@@ -30,12 +30,8 @@ class RunSearch {
  public:
   // All of it outlives this. `own`: the training that is going to resume the run; null: none yet.
   RunSearch(const RecordOptions& options, std::span<offload::IoQueue* const> queues, Communicator& world,
-            const OwnRun* own = nullptr)
-      : options_(options),
-        queues_(queues),
-        world_(world),
-        own_(own),
-        goal_(own != nullptr ? own->goal : Goal(options.run)) {}
+            const Goal& goal, const OwnRun* own = nullptr)
+      : options_(options), queues_(queues), world_(world), own_(own), goal_(goal) {}
 
   // What one of this rank's files holds; nothing if it cannot be read, or is a mirror of another run. Throws B1009 if they are of a
   // run that is resumed together with others, and the training resumes it alone.
@@ -163,9 +159,10 @@ class RunSearch {
     const auto joint =
         std::ranges::find_if(found.commits, [](const auto& each) { return round_of(each.label).exists(); });
     require(own_ == nullptr || options_.resume_at || joint == found.commits.end(), Code::run_mismatch, [&] {
-      return Problem{.what = fmt::format("cannot {} alone: it is one of {} that are resumed together", goal_.what,
-                                         round_of(joint->label).members),
-                     .remedy = "Resume all of them together; or give the run another name. Nothing was changed."};
+      return Problem{
+          .what = fmt::format("cannot {} alone: it is one of {} that are resumed together", goal_.what,
+                              round_of(joint->label).members),
+          .remedy = goal_.remedy("Resume all of them together; or give the run another name. Nothing was changed.")};
     });
   }
 

@@ -209,7 +209,7 @@ class OfflineExport:
     to: str = "safetensors"  # "safetensors" or "distributed"
 
     def run(self) -> Exported:
-        if not self.checkpoint.exists():
+        if not self.checkpoint.exists() and not kind_of(self.checkpoint):
             refuse(f"cannot export {self.checkpoint}: it does not exist", needed="a directory of ballast.save(), or of a run")
         self._require_folder()
         config = None if self.config is None else self._require_config(self.config)

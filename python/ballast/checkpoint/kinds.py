@@ -61,9 +61,11 @@ def kind_of(path: Path) -> str:
     weights, optimizer = torch_files_in(path)
     if weights or optimizer is not None:
         return "torch"
+    if any(path.glob("*.safetensors")):
+        return "safetensors"
     if _core.runs_in(str(path)) or _is_run_name(path):
         return "run"
-    is_safetensors = any(path.glob("*.safetensors")) or any(path.glob("*/*.safetensors"))
+    is_safetensors = any(path.glob("*/*.safetensors"))
     return "safetensors" if is_safetensors else ""
 
 

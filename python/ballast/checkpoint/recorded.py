@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from zlib import error as NotMissedSteps
 
 import torch
 
@@ -14,6 +13,7 @@ from ballast import _core
 from ballast.checkpoint.kinds import run_at
 from ballast.checkpoint.sources import STEP, Source
 from ballast.checkpoint.tensors import state_part
+from ballast.errors import FailureError
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.updates.commit_metadata import decode_missed_steps
@@ -48,9 +48,9 @@ class Recorded(Source):
         self._shapes = {name: tuple(shape) for name, shape in self._run.tensors()}
         self._kinds = {torch_name: kind for kind, torch_name in self._run.moments.items()}
         missed: list[int] = []
-        with suppress(NotMissedSteps):  # the note of a trainer in C++ is its own
+        with suppress(FailureError):  # the note of a trainer in C++, or of an optimizer's own step, is none of ours
             missed = decode_missed_steps(self._run.note(), self._run.step)
-        self._missed = dict(zip(self._shapes, missed))
+        self._missed = dict(zip(self._shapes, missed)) if len(missed) == len(self._shapes) else {}
 
     @property
     def run(self) -> _core.RecordedRun:

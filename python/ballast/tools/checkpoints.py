@@ -30,7 +30,7 @@ examples:
 def add_inspect(commands: Any) -> None:
     about = "Show what a checkpoint contains. Reads the manifest only; `ballast verify` reads all tensors."
     parser = commands.add_parser("inspect", help="show the content of a checkpoint", description=about, epilog=INSPECT_EXAMPLES)
-    parser.add_argument("directory", help="the directory of ballast.save()")
+    parser.add_argument("directory", help="the directory of ballast.save() or of a run, or directory/NAME of several runs")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="print JSON, with every tensor")
     parser.set_defaults(run=inspect)
@@ -124,7 +124,8 @@ def verify(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps({"problems": problems}, indent=2))
     else:
-        print("\n".join(problems) or f"{chosen.directory} is intact: every byte has its checksum")
+        what = "all parameters and moments of the newest step have their" if is_run else "every byte has its"
+        print("\n".join(problems) or f"{chosen.directory} is intact: {what} checksum{'s' if is_run else ''}")
     return 1 if problems else 0
 
 

@@ -14,7 +14,7 @@ from ballast.tools.command_line import main
 from python.wrap.support.kept_runs import Layers, kept_in, losses_until, train
 from python.wrap.support.loops import keywords
 from python.wrap.support.ranks import run_ranks
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 STEPS = 3
 BUILD = Path(ballast._core.__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ def test_a_run_is_converted_to_a_checkpoint_that_has_its_moments(folders, tmp_pa
     assert run_ranks(2, resume, str(tmp_path), options) == run_ranks(2, resume, folders[1], options)
 
 
-def test_a_run_is_inspected_and_verified(folders, capsys):
+def test_a_run_is_inspected_and_verified(folders, capsys, tmp_path):
     assert main(["inspect", folders[0], "--tensors"]) == 0
     assert capsys.readouterr().out.splitlines()[:3] == [
         "step        3, the newest of a run on 2 ranks",
@@ -84,6 +84,7 @@ def test_a_run_is_inspected_and_verified(folders, capsys):
     assert main(["inspect", f"{folders[0]}/mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tensors"]["one.bias"] == [20]
     assert main(["verify", folders[0]]) == 0
+    assert main(["export", f"{folders[0]}/mine", str(tmp_path)]) == 0
 
 
 def test_damaged_and_missing_records_are_named(tmp_path, capsys):
@@ -96,6 +97,21 @@ def test_damaged_and_missing_records_are_named(tmp_path, capsys):
     records.write_bytes(content)
     assert main(["verify", str(tmp_path)]) != 0
     assert "B3202" in "".join(capsys.readouterr())
+
+
+def test_runs_of_others_beside_a_folder_change_nothing(tmp_path):
+    keep_a_run(0, str(tmp_path))
+    save_file({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "model.safetensors")
+    layer = torch.nn.Linear(3, 2)
+    ballast.load(layer, tmp_path)  # weights here come before the records of a run below
+    assert layer.weight.sum() == 6
+
+
+def test_the_note_of_another_optimizer_is_no_obstacle(tmp_path):
+    train(Layers(), 0, STEPS, kind=torch.optim.RMSprop, **kept_in(tmp_path))
+    model = Layers()
+    ballast.load(model, tmp_path)
+    assert not torch.equal(model.one.weight, Layers().one.weight)
 
 
 def test_of_several_runs_one_has_to_be_named(tmp_path):
