@@ -7,7 +7,6 @@
 #include "tests/emulated_cuda/devices.h"
 #include "tests/emulated_cuda/include/cublas_v2.h"
 #include "tests/emulated_cuda/live.h"
-#include "tests/emulated_cuda/memory_access.h"
 
 struct cublasContext {
   int gpu = 0;
@@ -128,12 +127,12 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
   const bool are_high_enough = a_stride >= (a_operation == CUBLAS_OP_N ? rows : inner) &&
                                b_stride >= (b_operation == CUBLAS_OP_N ? inner : columns) && c_stride >= rows;
   if (handle->gpu != emulated::current_gpu() || !are_high_enough) return CUBLAS_STATUS_INVALID_VALUE;
-  const Matrix first{const_cast<void*>(a), a_type, a_stride, a_operation == CUBLAS_OP_T};
-  const Matrix second{const_cast<void*>(b), b_type, b_stride, b_operation == CUBLAS_OP_T};
-  const Matrix to{c, c_type, c_stride};
+  using emulated::in_work;
+  const Matrix first{in_work(const_cast<void*>(a)), a_type, a_stride, a_operation == CUBLAS_OP_T};
+  const Matrix second{in_work(const_cast<void*>(b)), b_type, b_stride, b_operation == CUBLAS_OP_T};
+  const Matrix to{in_work(c), c_type, c_stride};
   const Factors factors{*static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
   emulated::stream_of(handle->stream).queue.add([=] {
-    const emulated::MemoryAccess access{a, b, c};
     if (emulated::context_has_failed()) return;
     for (int i = 0; i < batch; ++i) {
       multiply({rows, columns, inner}, factors, first.moved(i * a_step), second.moved(i * b_step),

@@ -5,16 +5,13 @@
 #include <map>
 #include <mutex>
 
-#include "tests/emulated_cuda/memory_key.h"
-
 namespace emulated {
 
+// Pages of all GPUs are mapped twice: without any rights at the addresses that programs get, and where work of a GPU accesses
+// them. Host code that follows a pointer to a GPU's memory ends its process, also while the GPU works.
 class DeviceMemory {
  public:
-  explicit DeviceMemory(std::size_t bytes);
-  ~DeviceMemory();
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  DeviceMemory(int gpu, std::size_t bytes);
 
   std::byte* allocate(std::size_t bytes);  // null if too little is free; filled with a pattern, never with zeros
   bool release(std::byte* memory);         // false if it was not allocated
@@ -24,32 +21,14 @@ class DeviceMemory {
   bool contains(const void* address) const;                   // an address of this GPU
   bool is_allocated(const void* address, std::size_t bytes);  // all of it is one allocation's
 
-  // While an object lives, the thread that made it can access the memory: it does work of the GPU. Where the processor has
-  // no keys, all threads can.
-  class Access {
-   public:
-    explicit Access(DeviceMemory& memory) : memory_(memory) { memory_.open(); }
-    ~Access() { memory_.close(); }
-    Access(const Access&) = delete;
-    Access& operator=(const Access&) = delete;
-
-   private:
-    DeviceMemory& memory_;
-  };
-
  private:
   std::byte* take_place(std::size_t bytes);  // null if too little is free
-  void open();
-  void close();
-  void protect(int rights);
 
   std::size_t bytes_;
   std::byte* begin_;
-  MemoryKey key_;
   std::mutex mutex_;  // guards the members below
   std::map<std::byte*, std::size_t> allocated_;
   std::size_t used_ = 0;
-  std::size_t accesses_ = 0;
 };
 
 }  // namespace emulated

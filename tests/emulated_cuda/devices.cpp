@@ -1,6 +1,6 @@
 #include "tests/emulated_cuda/devices.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <array>
 #include <atomic>
@@ -17,8 +17,8 @@ namespace {
 
 std::mutex mutex;  // guards the variables below
 Machine machine;
-int allowed_gpu = -1;  // -1: all
-pid_t owner = 0;       // the process that has contexts
+int allowed_gpu = -1;   // -1: all
+bool is_child = false;  // forked from a process that had contexts: CUDA ends at a fork
 auto& devices = never_destroyed<std::array<std::unique_ptr<Device>, max_gpus>>();
 
 }  // namespace
@@ -41,14 +41,15 @@ std::size_t total_memory() {
 cudaError_t use_context(int gpu, const char* call) {
   const std::lock_guard lock(mutex);
   auto& made = devices[static_cast<std::size_t>(gpu)];
-  if (made != nullptr) return owner == ::getpid() ? cudaSuccess : cudaErrorInitializationError;  // CUDA ends at a fork
+  if (made != nullptr) return is_child ? cudaErrorInitializationError : cudaSuccess;
   if (allowed_gpu >= 0 && gpu != allowed_gpu) {
     broken("a context only on the rank's own GPU", std::string(call) + " made one on GPU " + std::to_string(gpu) +
                                                        ", but this process works on GPU " +
                                                        std::to_string(allowed_gpu));
   }
-  if (owner != 0 && owner != ::getpid()) return cudaErrorInitializationError;
-  owner = ::getpid();
+  if (is_child) return cudaErrorInitializationError;
+  static const int is_told_of_forks = ::pthread_atfork(nullptr, nullptr, [] { is_child = true; });
+  if (is_told_of_forks != 0) broken("a process that is told of its forks", "pthread_atfork failed");
   made = std::make_unique<Device>(gpu, machine.memory_bytes - context_bytes);
   return cudaSuccess;
 }

@@ -13,7 +13,7 @@
 namespace emulated {
 
 struct Device {
-  Device(int ordinal, std::size_t bytes) : gpu(ordinal), memory(bytes), null_stream(ordinal) {}
+  Device(int ordinal, std::size_t bytes) : gpu(ordinal), memory(ordinal, bytes), null_stream(ordinal) {}
 
   int gpu;
   DeviceMemory memory;

@@ -59,7 +59,17 @@ void fail_call_of(const std::string& name, std::size_t number, cudaError_t error
 void fail_no_call();
 std::size_t calls_since_fault_was_set();
 
-// Adds a kernel of another library, such as torch, to a stream of the current GPU. It can access the GPU's memory.
+// Changes each pointer to a GPU's memory, among these words, to the address at which work of the GPU can access it.
+void give_access(void* words, std::size_t bytes);
+
+// Returns where work of the GPU finds what a program knows as `address`. Memory of the host is where it is.
+template <class T>
+T* in_work(T* address) {
+  give_access(&address, sizeof address);
+  return address;
+}
+
+// Adds a kernel of another library, such as torch, to a stream of the current GPU. Its pointers have been given access.
 cudaError_t launch_foreign(cudaStream_t stream, std::function<void()> kernel);
 
 // Pages of host memory that were not populated when they were pinned: the driver would have done it, on one thread.

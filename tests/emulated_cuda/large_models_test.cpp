@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "offload/record_format.h"
-#include "tests/emulated_cuda/devices.h"
 #include "tests/emulated_cuda/emulated.h"
 #include "tests/plan/large_models.h"
 #include "tests/sanitizer.h"
@@ -207,9 +206,6 @@ TEST_CASE("plans of large models fit their machines, and copies of a 16384th of 
 
 TEST_CASE("copies of a 64th of the size of large models reserve the planned bytes", "[.large]") {
   emulated::set_machine({.gpus = 1, .memory_bytes = 16 * GiB});
-  // Each kernel would otherwise change the rights of gigabytes of pages where the processor has no keys.
-  REQUIRE(emulated::use_context(0, "a test") == cudaSuccess);
-  const emulated::DeviceMemory::Access always(emulated::device(0).memory);
   for (const Case& each : cases) {
     DYNAMIC_SECTION(each.name) { check(each, 64); }
   }

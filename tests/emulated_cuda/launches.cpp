@@ -45,10 +45,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const T
     if (stream.gpu != current_gpu()) return cudaErrorInvalidResourceHandle;
     if (config.gridDim.x == 0 || config.blockDim.x == 0 || config.blockDim.x > 1024) return cudaErrorInvalidValue;
     load(kernel, true);
-    stream.queue.add([config, thread, &memory = device(stream.gpu).memory] {
-      if (context_has_failed()) return;
-      const DeviceMemory::Access access(memory);
-      run_blocks(config, thread);
+    stream.queue.add([config, thread] {
+      if (!context_has_failed()) run_blocks(config, thread);
     });
     return cudaSuccess;
   });
@@ -58,10 +56,8 @@ cudaError_t launch_foreign(cudaStream_t handle, std::function<void()> kernel) {
   return call("foreign kernel", Context::on_current, [&] {
     CUstream_st& stream = stream_of(handle);
     if (stream.gpu != current_gpu()) return cudaErrorInvalidResourceHandle;
-    stream.queue.add([kernel = std::move(kernel), &memory = device(stream.gpu).memory] {
-      if (context_has_failed()) return;
-      const DeviceMemory::Access access(memory);
-      kernel();
+    stream.queue.add([kernel = std::move(kernel)] {
+      if (!context_has_failed()) kernel();
     });
     return cudaSuccess;
   });

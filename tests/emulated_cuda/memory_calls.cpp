@@ -16,12 +16,6 @@ DeviceMemory* memory_of(const void* address) {
   return nullptr;
 }
 
-MemoryAccess::MemoryAccess(std::initializer_list<const void*> addresses) {
-  for (const void* const address : addresses) {
-    if (DeviceMemory* const memory = memory_of(address)) accesses_.push_back(std::make_unique<Access>(*memory));
-  }
-}
-
 namespace {
 
 enum class Kind { device, pinned, pageable, invalid };
@@ -88,8 +82,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
     emulated::begin_copy(to);
     emulated::begin_copy(from);
     queue.add([=] {
-      const emulated::MemoryAccess access{to, from};
-      if (!emulated::context_has_failed()) std::memcpy(to, from, bytes);
+      if (!emulated::context_has_failed()) std::memcpy(emulated::in_work(to), emulated::in_work(from), bytes);
       emulated::end_copy(to);
       emulated::end_copy(from);
     });
@@ -105,8 +98,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
   return call("cudaMemsetAsync", Context::on_current, [&] {
     if (emulated::kind_of(to, bytes) != Kind::device) return cudaErrorInvalidValue;
     emulated::stream_of(stream).queue.add([=] {
-      const emulated::MemoryAccess access{to};
-      if (!emulated::context_has_failed()) std::memset(to, value, bytes);
+      if (!emulated::context_has_failed()) std::memset(emulated::in_work(to), value, bytes);
     });
     return cudaSuccess;
   });

@@ -143,16 +143,16 @@ void NcclCommunicator::run_kernel(const std::vector<NcclOp>& ops) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     alone.try_lock();
   }
-  if (!aborted_ && !context_has_failed()) {
-    const DeviceMemory::Access access(gpu.memory);
-    exchange(ops);
-  }
+  if (!aborted_ && !context_has_failed()) exchange(ops);
   const std::lock_guard lock(mutex_);
   --under_way_;
   ended_.notify_all();
 }
 
-void NcclCommunicator::exchange(const std::vector<NcclOp>& ops) {
+void NcclCommunicator::exchange(std::vector<NcclOp> ops) {
+  for (NcclOp& op : ops) {
+    give_access(&op, sizeof op);
+  }
   std::vector<int> sockets;
   for (const Peer& peer : peers_) {
     sockets.push_back(peer.data.get());

@@ -52,7 +52,7 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   ncclResult_t connect_to(int peer);
   ncclResult_t meet_peers_of(const std::vector<NcclOp>& ops);
   void run_kernel(const std::vector<NcclOp>& ops);
-  void exchange(const std::vector<NcclOp>& ops);
+  void exchange(std::vector<NcclOp> ops);
   void finish();  // waits for the work that was issued
   void say_goodbye() const;
 

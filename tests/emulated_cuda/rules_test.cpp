@@ -152,6 +152,15 @@ TEST_CASE("NCCL with memory of the host, or beyond an allocation, is found") {
 
 TEST_CASE("the host cannot access a GPU's memory") {
   CHECK_THAT(last_words([] { std::memset(make_memory(), 0, count); }), Contains("signal 11"));
+  CHECK_THAT(last_words([] {  // nor while the GPU works on it
+               constexpr std::size_t much = std::size_t{64} << 20;
+               std::byte* const memory = make_memory(much);
+               for (int i = 0; i < 10; ++i) {
+                 cudaMemsetAsync(memory, i, much);
+               }
+               std::memset(memory, 0, count);
+             }),
+             Contains("signal 11"));
 }
 
 TEST_CASE("handles belong to their GPU") {

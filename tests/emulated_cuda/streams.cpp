@@ -1,5 +1,6 @@
 #include "tests/emulated_cuda/streams.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -66,7 +67,7 @@ void Queue::add(Work work) {
     work_.push_back(std::move(work));
     ++added_;
   }
-  changed_.notify_all();
+  has_work_.notify_one();
 }
 
 bool Queue::is_idle() {
@@ -76,7 +77,11 @@ bool Queue::is_idle() {
 
 void Queue::wait() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this, last = added_] { return done_ >= last; });
+  const std::uint64_t last = added_;
+  while (done_ < last) {
+    waited_for_ = done_ < waited_for_ ? std::min(waited_for_, last) : last;
+    is_done_.wait(lock);
+  }
 }
 
 void Queue::end() {
@@ -84,24 +89,26 @@ void Queue::end() {
     const std::lock_guard lock(mutex_);
     ending_ = true;
   }
-  changed_.notify_all();
+  has_work_.notify_one();
 }
 
 void Queue::run() {
-  std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return ending_ || !work_.empty(); });
-    if (work_.empty()) return;
+    Work work;
     {
-      const Work work = std::move(work_.front());
+      std::unique_lock lock(mutex_);
+      has_work_.wait(lock, [this] { return ending_ || !work_.empty(); });
+      if (work_.empty()) return;
+      work = std::move(work_.front());
       work_.pop_front();
-      lock.unlock();
-      be_late();
-      work();
     }
-    lock.lock();
-    ++done_;
-    changed_.notify_all();
+    be_late();
+    work();
+    work = nullptr;
+    std::unique_lock lock(mutex_);
+    const bool ends_a_wait = ++done_ == waited_for_;
+    lock.unlock();
+    if (ends_a_wait) is_done_.notify_all();
   }
 }
 

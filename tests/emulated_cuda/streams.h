@@ -34,10 +34,12 @@ class Queue {
   void be_late();
 
   std::mutex mutex_;  // guards the members below, except for the thread and what it uses alone
-  std::condition_variable changed_;
+  std::condition_variable has_work_;
+  std::condition_variable is_done_;
   std::deque<Work> work_;
   std::uint64_t added_ = 0;
   std::uint64_t done_ = 0;
+  std::uint64_t waited_for_ = 0;  // the first work, by its number, that a thread may wait for; no other end wakes one
   bool ending_ = false;
   std::minstd_rand random_;
   std::thread thread_;

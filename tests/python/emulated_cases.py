@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 LIBRARY = "libballast_emulated_torch.so"
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a kernel has one thread: others cannot access the GPU's memory
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a kernel has one thread, as its stream has
 REPORTS = "BALLAST_TEST_REPORTS"  # the file into which that process writes how each case ended
 
 

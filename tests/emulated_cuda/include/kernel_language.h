@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <tuple>
+#include <type_traits>
 
 #include "tests/emulated_cuda/include/cuda_runtime_api.h"
 
@@ -34,6 +35,7 @@ unsigned lane_of_this_thread();
 
 using Thread = std::function<void()>;
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const Thread& thread);
+void give_access(void* words, std::size_t bytes);
 
 }  // namespace emulated
 
@@ -58,7 +60,9 @@ inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 // Copies the arguments at the call, as CUDA does.
 template <class... Expected, class... Actual>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Actual&&... arguments) {
-  const std::tuple<std::decay_t<Expected>...> copies(std::forward<Actual>(arguments)...);
+  static_assert((std::is_trivially_copyable_v<std::decay_t<Expected>> && ...));
+  std::tuple<std::decay_t<Expected>...> copies(std::forward<Actual>(arguments)...);
+  std::apply([](auto&... copy) { (emulated::give_access(&copy, sizeof copy), ...); }, copies);
   return emulated::launch(*config, reinterpret_cast<const void*>(kernel),
                           [kernel, copies] { std::apply(kernel, copies); });
 }

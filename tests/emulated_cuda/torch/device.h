@@ -39,7 +39,7 @@ cudaStream_t exchange_stream(int gpu, cudaStream_t stream);
 void wait_for_stream(cudaStream_t stream);
 void count_wait();
 
-// Adds a kernel to the thread's current stream of this GPU. It can access the GPU's memory.
+// Adds a kernel to the thread's current stream of this GPU. Its pointers are those of emulated::in_work().
 void launch(int gpu, std::function<void()> kernel);
 // The same, and returns when the kernel has ended. CUDA has no such call, so this is not counted as a wait.
 void launch_and_wait(int gpu, const std::function<void()>& kernel);

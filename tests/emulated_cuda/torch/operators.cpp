@@ -12,6 +12,7 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include "tests/emulated_cuda/emulated.h"
 #include "tests/emulated_cuda/torch/device.h"
 #include "tests/emulated_cuda/torch/generator.h"
 #include "tests/emulated_cuda/torch/memory.h"
@@ -65,9 +66,10 @@ at::Tensor& set_nothing(at::Tensor& self) {
 
 // --- Copies ---
 
-// Returns the memory of a GPU as a tensor of the host, which only a kernel may touch.
+// Returns the memory of a GPU as a tensor of the host, which a kernel can access.
 at::Tensor in_kernel(const at::Tensor& tensor) {
-  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(c10::kCPU));
+  return at::from_blob(emulated::in_work(tensor.data_ptr()), tensor.sizes(), tensor.strides(),
+                       tensor.options().device(c10::kCPU));
 }
 
 void copy_in_kernel(at::Tensor to, const at::Tensor& from) {
