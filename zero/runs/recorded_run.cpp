@@ -63,10 +63,9 @@ struct RecordedRun::Impl {
 
   Log quiet{[](Level, std::string_view) {}};
   RecordOptions options;
-  const Goal goal{
-      options.run, fmt::format("read run \"{}\"", options.run),
-      "Bring the records of all ranks to the directory. If a training goes on with the run, wait until it has "
-      "ended."};
+  const Goal goal{options.run, fmt::format("read run \"{}\"", options.run),
+                  "Bring the records of all ranks to the directory. If a training continues the run, wait until it has "
+                  "ended."};
   std::unique_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});
   std::unique_ptr<Communicator> alone = lone_communicator(*backend);
   std::unique_ptr<offload::IoQueue> queue = offload::open_queue({.log = &quiet});
