@@ -81,7 +81,8 @@ class RunRewrite {
     for (std::size_t record = 0; record < store.shape().tiles; ++record) {
       const std::size_t turn = record % records_under_way;
       const std::span<std::byte> bytes{memory.get() + turn * store.record_bytes(), store.record_bytes()};
-      const auto [unit, tile] = own_.plan.tile_of(record);
+      const auto place = own_.plan.tile_of(record);
+      const std::size_t unit = place.first, tile = place.second;  // Clang 14 captures no structured bindings
       const Range& range = own_.plan.layout().units[unit].tiles[tile];
       const TileMemory into = own_.plan.blocks().recorded(unit, tile, range.count, store.payload(bytes).data());
       on_all_ranks(world_, [&] {
