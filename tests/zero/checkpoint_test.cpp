@@ -329,8 +329,10 @@ TEST_CASE("tiles of the sizes that the library chooses are saved and loaded") {
 }
 
 TEST_CASE("values of the trainer's own and momentum of Muon are saved and loaded") {
-  for (const auto& [rule, model] : {std::pair(optim::Rule(optim::External::with_values(2)), several_units()),
-                                    std::pair(optim::Rule(optim::Muon{.lr = 0.01}), matrix_model())}) {
+  for (const auto& each : {std::pair(optim::Rule(optim::External::with_values(2)), several_units()),
+                           std::pair(optim::Rule(optim::Muon{.lr = 0.01}), matrix_model())}) {
+    const optim::Rule& rule = each.first;
+    const Model& model = each.second;
     CAPTURE(optim::name(rule));
     const TemporaryDirectory directory;
     std::vector<std::vector<float>> seen[2];
