@@ -1,11 +1,16 @@
 // Tests of the rendezvous of ranks, and of its errors.
 #include <ballast/error.h>
 
+#include <fmt/format.h>
+
 #include "zero/comm/connect.h"
 #include "zero/comm/deadline.h"
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <csignal>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "tests/comm/process_groups.h"
@@ -113,10 +118,32 @@ TEST_CASE("ranks that do not connect are named after the timeout") {
                         Contains("the last attempt failed: Connection refused"));
 }
 
+namespace {
+
+// Returns when a process is connected to the port on this machine.
+void wait_for_connection(std::uint16_t port) {
+  const std::string local = fmt::format(":{:04X} ", port);
+  constexpr std::string_view is_established = " 01 ";
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (std::chrono::steady_clock::now() < deadline) {
+    for (const char* const table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+      std::ifstream file(table);
+      for (std::string line; std::getline(file, line);) {
+        const std::size_t at = line.find(local);
+        if (at != std::string::npos && line.find(is_established, at) != std::string::npos) return;
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+}  // namespace
+
 TEST_CASE("a rank that dies before all ranks have connected is named at once") {
   const std::uint16_t port = free_port();
   Processes processes(2, [&](std::size_t rank) { connect_rank(at(port, rank, 3)); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  wait_for_connection(port);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // rank 0 reads what the other one says of itself
   processes.send(1, SIGKILL);
   CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1 (") && Contains("died"));
 }
