@@ -118,7 +118,8 @@ def wait_for_end(cell: Cell, fault: str, folder: Path) -> list[str]:
 def end(folder: Path) -> None:
     for pid in pids(folder).values():
         if lives(pid):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may end just now
+                os.kill(pid, signal.SIGKILL)
 
 
 def pids(folder: Path) -> dict[int, int]:

@@ -120,7 +120,7 @@ struct Goal {
   bool resumes() const { return advice_.empty(); }
 
   // What to do with records that do not fit, or are not whole.
-  std::string remedy(std::string to_resume) const { return resumes() ? std::move(to_resume) : advice_; }
+  std::string remedy(const std::string& to_resume) const { return resumes() ? to_resume : advice_; }
 
   std::string run;
   std::string what;
