@@ -393,7 +393,7 @@ def test_saving_and_loading_gather_nothing(tmp_path, monkeypatch):
     training = Training({"stage": 3})
     training.train(0, 2)
     before = training.everything()
-    units = training.model.position.ballast_managed.owner
+    units = training.model.position.ballast_managed.owner._gather
     monkeypatch.setattr(units, "open", lambda unit: pytest.fail("a unit was gathered"))
     ballast.save(tmp_path, training.model, training.optimizer)
     ballast.load_checkpoint(tmp_path, training.model, training.optimizer)

@@ -33,7 +33,7 @@ def loop_at(stage: int, steps: int = 3) -> Loop:
 
 def interrupt(stage: int, acquires: str, loop: Loop, model: torch.nn.Module, optimizer: Any) -> None:
     partition = optimizer._ballast.partition_now()
-    owners = [partition, *([partition.memory] if stage == 3 else [])]
+    owners = [partition, *([partition.memory._gather] if stage == 3 else [])]
     loss = loop.loss(model, loop.batch(0)) if acquires == "acquire_gradients" else None
     for owner in owners:
         owner.core = Interrupting(owner.core, acquires)
@@ -77,7 +77,7 @@ def test_an_interrupt_while_parameters_are_shown_leaves_none_of_them(monkeypatch
     loop = loop_at(3)
     model, optimizer = make(3)
     before = [each.detach().clone() for each in model.parameters()]
-    gather = optimizer._ballast.partition_now().memory
+    gather = optimizer._ballast.partition_now().memory._gather
     [last, *_] = gather._unit_managed[gather.member_of(model.blocks[0].up.weight).unit][::-1]
 
     def interrupted(_: torch.Tensor) -> None:

@@ -37,16 +37,10 @@ from ballast.ranks import Group, failed_ranks
 from ballast.torch.calls.hooks import ModuleHook, refuse_other_thread
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.gathered_memory import GatheredMemory
-from ballast.torch.parameters.managed_parameter import (
-    Lifecycle,
-    ParameterState,
-    kind_of,
-    plain,
-    refuse_access,
-    require_no_cast,
-)
+from ballast.torch.parameters.managed_parameter import Lifecycle, kind_of, plain, refuse_access, require_no_cast
+from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.parameters.unit_gather import NO_VIEWS, Place, UnitGather
+from ballast.torch.parameters.unit_gather import Place, UnitGather
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter
 from ballast.torch.parameters.writes import LOST_WRITE, Slots, Snapshot, agree_on_writes, refuse_lost_writes
 
@@ -60,9 +54,9 @@ def is_small(parameter: torch.Tensor) -> bool:
         return bool(parameter.nbytes <= MOST_COPIED)
 
 
-class ShardedParameters(UnitGather):
-    """The owner of sharded parameters, and their memory. Modules open a unit before they run; operations outside of modules,
-    and blocks of gather(), open what they use. Writes are kept when a block of gather() ends."""
+class ShardedParameters(ParameterMemory):
+    """The owner of sharded parameters. Modules open a unit before they run; operations outside of modules, and blocks
+    of gather(), open what they use. Writes are kept when a block of gather() ends."""
 
     def __init__(
         self,
@@ -72,20 +66,25 @@ class ShardedParameters(UnitGather):
         core: _core.Training,
         units: Sequence[ParameterUnit],
     ):
-        super().__init__(core, units, options, warns=group.rank == 0)
         self.group = group
+        self._core = core
         self._model = weakref.ref(model)
+        self._gather = UnitGather(core, units, options, warns=group.rank == 0)
         loose = self._loose_members(model)
-        self.copy_where_open(member for member in loose if is_small(member.parameter))
-        self._saved = SavedTensors(self, {member.unit for member in loose})
-        self._compiled = CompiledBlocks(model, self.members)
+        self._gather.copy_where_open(member for member in loose if is_small(member.parameter))
+        self._saved = SavedTensors(self._gather, {member.unit for member in loose})
+        self._compiled = CompiledBlocks(model, self._gather.members)
         self._hooks = [hook for module in model.modules() if self._is_watched(module) for hook in self._watch(module)]
         self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
-        self.take(self)
+        self._gather.take(self)
         keep_packing(model, warns=group.rank == 0)
         self.gathered_memory: GatheredMemory | None = None  # None once it needs no more looks at the memory
 
     # --- As the owner of parameters ---
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return self._gather.lifecycle
 
     def begin(self) -> None:
         """Do nothing: training has begun."""
@@ -98,36 +97,36 @@ class ShardedParameters(UnitGather):
         last are copies inside the block. All of them are copies if they are `copied`, because the result is a view, and other
         units may be opened before it is used; but only small ones. A recomputation outside of calls gets copies too: autograd
         saves its parameters without the hooks of this training, or before other units are opened."""
-        members = [self.member_of(parameter) for parameter in parameters]
-        self.require_there(members[0])
+        members = [self._gather.member_of(parameter) for parameter in parameters]
+        self._gather.require_there(members[0])
         recomputes = not self._saved.is_in_call and is_recomputing()
         is_refused = not (again or recomputes or self._saved.is_in_call)
-        if is_refused and not all(self.is_gathered(member) for member in members):
+        if is_refused and not all(self._gather.is_gathered(member) for member in members):
             require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
             refuse_access(members[0].name, "its values are partitioned over ranks", "with ballast.gather(model): ...")
-        units = list(dict.fromkeys(member.unit for member in members if member.unit not in self.full))
+        units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._gather.full))
         copied = copied and all(is_small(parameter) for parameter in parameters)
         copies_all = recomputes or copied
         first_in_place = len(units) if copies_all else max(len(units) - 1, 0)
         copies = {
-            member: self.copy_out(member)
+            member: self._gather.copy_out(member)
             for unit in units[:first_in_place]
-            for member in self.opened(unit)
+            for member in self._gather.opened(unit)
             if member in members
         }
         if copies_all:
-            self.release_unit()
+            self._gather.release_unit()
         for unit in units[first_in_place:]:
-            self.open(unit)
+            self._gather.open(unit)
         for member, values in copies.items():
-            self.show(member, values)
+            self._gather.show(member, values)
         try:
             with self._saved.watching() if recomputes else nullcontext():
                 yield
         finally:
-            written = self.reshard(copies)
+            written = self._gather.reshard(copies)
         if copied:
-            self.expect_no_writes(copies)
+            self._gather.expect_no_writes(copies)
         if written:
             refuse_lost_writes(written)
 
@@ -137,11 +136,12 @@ class ShardedParameters(UnitGather):
     def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> Iterator[None]:
         """Hold copies of these parameters full inside the block, and keep writes to them. All ranks enter and leave it
         together."""
+        gather = self._gather
         slots = Slots(self._model(), parameters)
-        units = sorted({self.member_of(parameter).unit for parameter in parameters} - self.full)
-        copies = self.copies_of(units)
-        self.release_unit()
-        self.hold(units, copies)
+        units = sorted({gather.member_of(parameter).unit for parameter in parameters} - gather.full)
+        copies = gather.copies_of(units)
+        gather.release_unit()
+        gather.hold(units, copies)
         snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
         has_failed = False
         try:
@@ -153,10 +153,10 @@ class ShardedParameters(UnitGather):
         finally:
             try:
                 if keeps_writes and self._agree_to_keep(has_failed):
-                    with self.in_stream():  # a program may leave the block in another stream
+                    with gather.in_stream():  # a program may leave the block in another stream
                         self._keep_writes(snapshots, slots)
             finally:
-                self.let_go(units, copies)
+                gather.let_go(units, copies)
 
     def _agree_to_keep(self, has_failed: bool) -> bool:
         """Return whether the block has ended in the same way on all ranks. Raise where it failed on other ranks only."""
@@ -174,46 +174,47 @@ class ShardedParameters(UnitGather):
         written = agree_on_writes(self.group, before, mine, slots.require_unchanged)
         if not written:
             return
+        gather = self._gather
         kept = {(member.unit, member.tensor): plain(member.parameter).to("cpu").contiguous().view(-1) for member in written}
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             values = kept.get((unit, tensor))
             if values is not None:
-                first, count = self.units[unit].members[tensor].parameter_range(first, count)
+                first, count = gather.units[unit].members[tensor].parameter_range(first, count)
                 tensor_at(into, count, values.dtype).copy_(values[first : first + count])
             return values is not None
 
-        self.count_writes(self.counted_writes())
-        self.core.write_parameters(fill)
+        gather.count_writes(gather.counted_writes())
+        self._core.write_parameters(fill)
 
     def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
         """Read files into the shards, and into the copies of a block. All ranks call it together."""
-        self.release_unit()
+        self._gather.release_unit()
         stored, written = {}, []
         for parameter, each in values.items():
-            member = self.member_of(parameter)
-            if member.unit in self.full:
+            member = self._gather.member_of(parameter)
+            if member.unit in self._gather.full:
                 parameter.detach().copy_(each.read_all())
             else:
                 stored[member.unit, member.tensor] = each
                 written.append(member)
-        self.count_writes(written)
+        self._gather.count_writes(written)
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             found = stored.get((unit, tensor))
             if found is not None:
-                found.read(*self.units[unit].members[tensor].parameter_range(first, count), into)
+                found.read(*self._gather.units[unit].members[tensor].parameter_range(first, count), into)
             return found is not None
 
-        self.core.write_parameters(fill)
+        self._core.write_parameters(fill)
 
     # --- Modules ---
 
     def _unit_of(self, module: torch.nn.Module) -> int | None:
         """Return the unit of the module's own parameters, if this optimizer keeps any of them."""
-        members = self.members
+        members = self._gather.members
         own = next((each for each in module.parameters(recurse=False) if id(each) in members), None)
-        return None if own is None else self.member_of(own).unit
+        return None if own is None else self._gather.member_of(own).unit
 
     def _loose_members(self, model: torch.nn.Module) -> set[UnitParameter]:
         """Return parameters that a module has apart from those of modules in it. Between two uses of them, or of views of them,
@@ -222,7 +223,7 @@ class ShardedParameters(UnitGather):
         found: set[UnitParameter] = set()
         for module in model.modules():
             own, inside = (
-                {self.member_of(each) for each in module.parameters(recurse) if id(each) in self.members}
+                {self._gather.member_of(each) for each in module.parameters(recurse) if id(each) in self._gather.members}
                 for recurse in (False, True)
             )
             found |= own if {each.unit for each in own} < {each.unit for each in inside} else set()
@@ -230,7 +231,7 @@ class ShardedParameters(UnitGather):
 
     def _watch(self, module: torch.nn.Module) -> list[Any]:
         begin = ModuleHook(self._saved.beginning_with(self._unit_of(module)))
-        end = EndOfCall(self._saved.end_call, self)
+        end = EndOfCall(self._saved.end_call, self._gather)
         begin.cuts_graphs = end.cuts_graphs = not self._compiled.has(module)
         return [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
 
@@ -243,16 +244,28 @@ class ShardedParameters(UnitGather):
 
     # --- As the memory of a partition ---
 
+    def release_unit(self) -> None:
+        if written := self._gather.close_unit():
+            refuse_lost_writes(written)
+
+    def tell_of_calls(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
+        self._gather.on_call_between_steps = tell
+
+    def watch_gathers(
+        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]]
+    ) -> None:
+        self._gather.before_gather, self._gather.after_call = before, after_call
+
     def after_step(self, result: _core.StepResult) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
         self._saved.end_all_calls()
         if not result.skipped:
-            self.count_update()
+            self._gather.count_update()
         if self.gathered_memory is not None and not self.gathered_memory.after_step(result.metrics):
             self.gathered_memory = None
 
     def after_load(self) -> None:
-        self.count_writes(self.members.values())
+        self._gather.count_writes(self._gather.members.values())
 
     def require_offloadable(self, parameters: bool) -> None:
         if not parameters:
@@ -262,48 +275,30 @@ class ShardedParameters(UnitGather):
             )
 
     def require_not_gathered(self, what: str) -> None:
-        if self.full:
+        if self._gather.full:
             refuse_order(
                 f"{what}: parameters are gathered",
-                where=f"parameter {self.units[min(self.full)].members[0].name}",
+                where=f"parameter {self._gather.units[min(self._gather.full)].members[0].name}",
                 needed="the same outside of `with ballast.gather(...)`",
             )
 
     def offload(self) -> None:
-        """Forget the memory that parameters were gathered into. No unit is open."""
-        self._forget_memory()
-        for each in self._managed.values():
-            each.offload(self)
+        self._gather.offload(self)
+
+    def reload(self) -> None:
+        self._gather.reload()
 
     def release(self, together: bool, gathers: bool) -> None:
         for hook in self._hooks:
             hook.remove()
         self._compiled.remove()
-        if written := self.close_unit():
+        if written := self._gather.close_unit():
             log.warning("%s: parameter %s", LOST_WRITE, ", ".join(written))
-        are_collected = all(each.is_collected for each in self._managed.values())  # with them: no caller can use their values
-        if together and gathers and not are_collected:
-            self._release_values()
+        if together and gathers and not self._gather.are_collected():
+            self._gather.release_values()
         self._saved.end_all_calls()
-        self.close_unit()
-        self.lifecycle = Lifecycle.CLOSED if together else Lifecycle.LOST
-        for each in () if together else self._managed.values():
-            if each.state is not ParameterState.GATHERED:  # such a one is lost when its block of gather() ends
-                each.lose()
-        self._forget_memory()
-        del self.core  # its memory can be freed then
-
-    def _release_values(self) -> None:
-        """Give all values to torch. All ranks do this together."""
-        for number in range(len(self.units)):
-            copies = [(member, self.copy_out(member)) for member in self.opened(number, exact=True)]
-            self.release_unit()
-            for member, values in copies:
-                self._managed[member].release(values)
-
-    def _forget_memory(self) -> None:
-        self.casts.forget()
-        self._views, self.now = {}, NO_VIEWS
+        self._gather.end(Lifecycle.CLOSED if together else Lifecycle.LOST)
+        del self._core  # its memory can be freed then
 
 
 def keep_packing(model: torch.nn.Module, *, warns: bool) -> None:

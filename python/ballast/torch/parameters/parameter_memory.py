@@ -42,11 +42,6 @@ class ParameterMemory:
 
     sees_writes = False  # whether writes are accepted later: at the step, or where something reads the state
 
-    # Memory of one unit tells these of its use.
-    on_call_between_steps: Callable[[torch.nn.Module], None] | None = None  # before a module uses its parameters
-    before_gather: weakref.WeakMethod[Callable[[int, bool], None]] | None = None  # before another unit is gathered
-    after_call: weakref.WeakMethod[Callable[[], None]] | None = None  # when no module is called any more
-
     def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> AbstractContextManager[None]:
         """Hold these parameters full inside the block, and keep writes to them."""
         raise NotImplementedError
@@ -81,6 +76,14 @@ class ParameterMemory:
 
     def on_module_call(self, module: torch.nn.Module) -> None:
         """Begin a call of a module whose own hook was registered too late for this call."""
+
+    def tell_of_calls(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
+        """Call `tell` before a module uses its parameters, from now on."""
+
+    def watch_gathers(
+        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]]
+    ) -> None:
+        """Call the one before another unit is gathered, and the other after a call of a module, from now on."""
 
     def require_offloadable(self, parameters: bool) -> None:
         """Refuse to leave parameters on the device that are gathered into memory which is freed."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from sys import getrefcount
@@ -26,7 +27,6 @@ from ballast.torch.parameters.managed_parameter import (
     plain,
     refuse_access,
 )
-from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, views_in
 from ballast.torch.parameters.writes import refuse_lost_writes, users_of
 
@@ -193,7 +193,7 @@ def _users_of_own_storage() -> int:
     return users_of(torch.zeros(1, device="cpu"))
 
 
-class UnitGather(ParameterMemory):
+class UnitGather:
     """Opens units, and releases the open one. Parameters can also be copied out: such copies stay until they are
     resharded.
 
@@ -228,6 +228,9 @@ class UnitGather(ParameterMemory):
         self._is_exact = False  # whether the open unit has the parameters that ranks keep, although gathers are encoded
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.lifecycle = Lifecycle.OPEN
+        self.on_call_between_steps: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules
+        self.before_gather: weakref.WeakMethod[Callable[[int, bool], None]] | None = None  # told of another unit
+        self.after_call: weakref.WeakMethod[Callable[[], None]] | None = None  # told that no module is called any more
 
     def take(self, owner: ParameterOwner) -> None:
         """Shard all parameters: `owner` keeps their values from now on."""
@@ -463,11 +466,41 @@ class UnitGather(ParameterMemory):
 
     # --- While something else needs the device, and at the end ---
 
+    def offload(self, owner: ParameterOwner) -> None:
+        """Forget the memory that parameters were gathered into. No unit is open."""
+        self.casts.forget()
+        self._views, self.now = {}, NO_VIEWS
+        for each in self._managed.values():
+            each.offload(owner)
+
     def reload(self) -> None:
         """Let parameters be gathered again, if they were offloaded."""
         for each in self._managed.values():
             if each.state is ParameterState.OFFLOADED:
                 each.reload()
+
+    def are_collected(self) -> bool:
+        """Return whether Python's collector is deleting the parameters: then no caller can use their values."""
+        return all(each.is_collected for each in self._managed.values())
+
+    def release_values(self) -> None:
+        """Give all values to torch. All ranks do this together."""
+        for number in range(len(self.units)):
+            copies = [(member, self.copy_out(member)) for member in self.opened(number, exact=True)]
+            self.release_unit()
+            for member, values in copies:
+                self._managed[member].release(values)
+
+    def end(self, lifecycle: Lifecycle) -> None:
+        """Release the training's memory. The values are LOST; or they are released, or another partition has them."""
+        self.close_unit()
+        self.lifecycle = lifecycle
+        for each in self._managed.values() if lifecycle is Lifecycle.LOST else ():
+            if each.state is not ParameterState.GATHERED:  # such a one is lost when its block of gather() ends
+                each.lose()
+        self.casts.forget()
+        self._views, self.now = {}, NO_VIEWS
+        del self.core
 
 
 def refuse_backward(member: UnitParameter, changed: str, needed: str) -> NoReturn:

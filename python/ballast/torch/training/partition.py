@@ -216,8 +216,7 @@ class Partition(ShardedState):
         self._order_is_learnt = False
         self._backward = NO_BACKWARD  # the backward pass in which the last gradient has arrived
         self._last_backward = [NO_BACKWARD] * len(units)  # the same, by unit
-        self.memory.before_gather = weakref.WeakMethod(self._before_gather)
-        self.memory.after_call = weakref.WeakMethod(self._after_call)
+        self.memory.watch_gathers(weakref.WeakMethod(self._before_gather), weakref.WeakMethod(self._after_call))
         self._reset_step()
         self._joint_run, self._agreement = inputs.joint_run, inputs.agreement
         if self._agreement is not None:

@@ -238,7 +238,7 @@ class Training:
         call methods of the model instead of the model."""
         self._step_partition = partition
         if self.current is not None:
-            self.current.memory.on_call_between_steps = self._hooks.on_module_call if partition is None else None
+            self.current.memory.tell_of_calls(self._hooks.on_module_call if partition is None else None)
 
     def _require_there(self) -> None:
         """Refuse to use a training that has ended, is off its device, or has a part of a checkpoint."""
