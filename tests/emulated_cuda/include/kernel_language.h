@@ -62,8 +62,8 @@ template <class... Expected, class... Actual>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Actual&&... arguments) {
   static_assert((std::is_trivially_copyable_v<std::decay_t<Expected>> && ...));
   std::tuple<std::decay_t<Expected>...> copies(std::forward<Actual>(arguments)...);
-  std::apply([](auto&... copy) { (emulated::give_access(&copy, sizeof(copy)), ...); },
-             copies);  // NOLINT: it may be a pointer
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): an argument may be a pointer
+  std::apply([](auto&... copy) { (emulated::give_access(&copy, sizeof(copy)), ...); }, copies);
   return emulated::launch(*config, reinterpret_cast<const void*>(kernel),
                           [kernel, copies] { std::apply(kernel, copies); });
 }
