@@ -138,7 +138,7 @@ RecordStore RecordStore::archive(const RecordShape& shape, std::span<const Drive
   return store;
 }
 
-// They have other names until publish().
+// The new files have other names until publish().
 void RecordStore::make_files(std::span<const Drive> drives, const StoreOptions& options) {
   for (const Drive& drive : drives) {
     unpublished_.push_back(options.path_in(drive.directory));

@@ -16,8 +16,8 @@ class App;
 
 namespace ballast::benchmarks {
 
-// Writes a line of JSON to stdout: what a suite tells the report about a case. `against` names the subject whose rounds ran in turn
-// with those of the case; a limit has none.
+// Writes a line of JSON to stdout: what a suite tells the report about a case. `against` names the subject whose rounds
+// alternated with those of the case. It is empty for a limit.
 void emit(const std::string& suite, const std::string& name, const std::string& unit, const Rates& rates,
           const std::string& against = "", const Rates& against_rates = {});
 

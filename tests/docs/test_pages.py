@@ -23,8 +23,7 @@ NOT_RUN = {
     "guides/from-deepspeed.md": 2,  # DeepSpeed's files
     "guides/from-fsdp2.md": 1,
     "guides/hangs.md": 1,  # a mistake
-    "guides/nvme.md": 1,
-    "guides/resume-and-reshard.md": 1,  # depends on the drive
+    "guides/nvme.md": 1,  # depends on the drive
     "guides/serving.md": 1,  # vLLM
     "guides/slow-links.md": 1,  # needs two machines
     "index.md": 1,

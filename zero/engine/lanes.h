@@ -156,7 +156,7 @@ class LaneThreads {
 
   LaneThread& of(Lane lane) { return *threads_[static_cast<std::size_t>(lane)]; }
 
-  void stop() {  // finishes what was added to each lane, then ends its thread
+  void stop() {  // ends each thread after the work that was added to its lane
     for (std::unique_ptr<LaneThread>& thread : threads_) {
       thread.reset();
     }

@@ -138,8 +138,7 @@ def _described(directory: Path) -> tuple[str, str]:
         return "a file, which is no directory", remedy if is_known else ""
     own = RUN_FOLDER.fullmatch(directory.absolute().name) if any(directory.glob(RECORDS)) else None
     run_directory = directory.absolute().parent if own else directory
-    matches = [RUN_FOLDER.fullmatch(path.parent.name) for path in directory.glob(f"*-rank-*/{RECORDS}")]
-    if runs := [own[1]] if own else sorted({match[1] for match in matches if match}):  # offload/FORMAT.md describes them
+    if runs := [own[1]] if own else _core.runs_in(str(directory)):  # offload/FORMAT.md describes them
         remedy = f'The run resumes with wrap(..., offload="nvme:{run_directory}", run="{runs[0]}").'
         return f"a run: {', '.join(runs)}", remedy
     if below := [path.parent.name for path in sorted(directory.glob(f"*/{MANIFEST}"))]:

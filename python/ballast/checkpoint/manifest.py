@@ -323,7 +323,7 @@ def folder_in(directory: Path) -> str | None:
     return None if content is None else str(content.get("folder", ""))
 
 
-def fail_replaced(directory: Path) -> NoReturn:
+def fail_replaced(directory: Path | str) -> NoReturn:
     fail(
         "directory_in_use",
         f"cannot read a checkpoint: another job has replaced it {READS} times meanwhile",
@@ -529,18 +529,14 @@ def problems_of(directory: str | Path) -> list[str]:
     directory = Path(directory)
     for _ in range(READS):
         checkpoint = read(directory)
-        problems = problems_in(directory, checkpoint)
+        problems = list(problems_in(directory, checkpoint))
         if not problems or folder_in(directory) == checkpoint.folder:
             return problems
     fail_replaced(directory)
 
 
-def problems_in(directory: Path, checkpoint: Checkpoint) -> list[str]:
-    """Return a line for each piece of this checkpoint that differs from its checksum."""
-    return list(_problems(directory, checkpoint))
-
-
-def _problems(directory: Path, checkpoint: Checkpoint) -> Iterator[str]:
+def problems_in(directory: Path, checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a line for each part of this checkpoint that differs from its checksum."""
     for rank in range(checkpoint.ranks):
         try:
             read_extra(directory, checkpoint, rank)

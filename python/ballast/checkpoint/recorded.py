@@ -11,14 +11,13 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint.kinds import run_at
+from ballast.checkpoint.manifest import FIRST_ALIGNMENT
 from ballast.checkpoint.sources import STEP, Source
 from ballast.checkpoint.tensors import state_part
 from ballast.errors import FailureError
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.updates.commit_metadata import decode_missed_steps
-
-GROUP = 128  # state is read from multiples of this many elements, which may share a scale
 
 
 class RecordedTensor(StoredTensor):
@@ -29,7 +28,7 @@ class RecordedTensor(StoredTensor):
         self._run, self._name, self._kind = run, name, kind
 
     def read(self, first: int, count: int, into: int) -> None:
-        before = first % GROUP
+        before = first % FIRST_ALIGNMENT
         kinds = dict.fromkeys(("parameter", self._kind))
         values = {kind: torch.zeros(before + count, dtype=torch.float32, device="cpu") for kind in kinds}
         self._run.copy(self._name, first - before, state_part(values))
@@ -51,10 +50,6 @@ class Recorded(Source):
         with suppress(FailureError):  # the note of a trainer in C++, or of an optimizer's own step, is none of ours
             missed = decode_missed_steps(self._run.note(), self._run.step)
         self._missed = dict(zip(self._shapes, missed)) if len(missed) == len(self._shapes) else {}
-
-    @property
-    def run(self) -> _core.RecordedRun:
-        return self._run
 
     def names(self) -> list[str]:
         return [*self._shapes]

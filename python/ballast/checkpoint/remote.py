@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from ballast.checkpoint import manifest
 from ballast.checkpoint.folder import CheckpointDirectory
@@ -142,12 +142,7 @@ def pull(address: str, directory: Path) -> Moved:
         except FileNotFoundError as error:
             if remote.text(MANIFEST) == text:
                 fail("file_call", f"cannot get a checkpoint: {error} is missing", where=remote.address)
-    fail(
-        "directory_in_use",
-        f"cannot get a checkpoint: another job has replaced it {manifest.READS} times meanwhile",
-        where=remote.address,
-        remedy="Get it when jobs save less often.",
-    )
+    manifest.fail_replaced(remote.address)
 
 
 def _pull(remote: Remote, text: bytes, checkpoint: Checkpoint, directory: Path) -> Moved:
@@ -156,8 +151,8 @@ def _pull(remote: Remote, text: bytes, checkpoint: Checkpoint, directory: Path) 
         place.create(checkpoint.folder)
         for name in _files_of(checkpoint):
             remote.get(name, directory / name)
-        if problems := manifest.problems_in(directory, manifest.parse(directory, text)):
-            fail("bad_record", f"cannot get a checkpoint: {problems[0]}", where=remote.address)
+        if problem := next(manifest.problems_in(directory, manifest.parse(directory, text)), ""):
+            fail("bad_record", f"cannot get a checkpoint: {problem}", where=remote.address)
         sizes = [(directory / name).stat().st_size for name in _files_of(checkpoint)]
         place.make_current(checkpoint.folder, text)
         place.remove_stale()
@@ -179,16 +174,18 @@ def _newest(remote: Remote) -> Remote:
             where = f"{remote.address}/{name}"
             steps[name] = checkpoint_of(Json(manifest.unsealed(text, where), where)).step
     if not steps:
-        refuse(f"cannot get a checkpoint: there is none at {remote.address}", needed="an address of `ballast push`")
+        _refuse_without(remote)
     return Remote(f"{remote.address}/{max(steps, key=lambda name: steps[name])}")
 
 
 def _manifest_of(remote: Remote) -> bytes:
     text = remote.text(MANIFEST)
-    if text is None:
-        refuse(f"cannot get a checkpoint: there is none at {remote.address}", needed="an address of `ballast push`")
-    return text
+    return _refuse_without(remote) if text is None else text
 
 
-def _files_of(checkpoint: Any) -> list[str]:
+def _refuse_without(remote: Remote) -> NoReturn:
+    refuse(f"cannot get a checkpoint: there is none at {remote.address}", needed="an address of `ballast push`")
+
+
+def _files_of(checkpoint: Checkpoint) -> list[str]:
     return [f"{checkpoint.folder}/{rank_file(rank, kind)}" for rank in range(checkpoint.ranks) for kind in KINDS]

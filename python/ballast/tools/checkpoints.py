@@ -124,8 +124,8 @@ def verify(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps({"problems": problems}, indent=2))
     else:
-        what = "all parameters and moments of the newest step have their" if is_run else "every byte has its"
-        print("\n".join(problems) or f"{chosen.directory} is intact: {what} checksum{'s' if is_run else ''}")
+        what = "each parameter and moment of the newest step" if is_run else "every byte"
+        print("\n".join(problems) or f"{chosen.directory} is intact: {what} has its checksum")
     return 1 if problems else 0
 
 

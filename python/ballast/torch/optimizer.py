@@ -200,8 +200,9 @@ class WrappedOptimizer(Optimizer):
         Path(path).write_text(self._ballast.partition_now().chrome_trace())
 
     def save_records(self, directory: str | os.PathLike[str]) -> None:
-        """Write what is trained to a checkpoint that `Training::load()` of a trainer in C++ reads, for the same names and
-        shapes. It replaces the one of the directory when it is complete. All ranks call it together, between steps.
+        """Write the trained parameters and their state to a checkpoint, which `Training::load()` reads in a C++ trainer whose
+        parameters have the same names and shapes. When it is complete, it replaces the one of the directory. All ranks call
+        it together, between steps.
 
         `ballast.load_checkpoint()` reads it too; `ballast.save()` also keeps options, frozen parameters and buffers.
         """
