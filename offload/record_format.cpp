@@ -36,7 +36,6 @@ struct IdentityBlock {
   std::uint64_t payload_bytes = 0;
   std::uint64_t first_bytes = 0;
   std::uint64_t content_digest = 0;
-  std::uint64_t places = 0;
 };
 
 struct RecordBlock {
@@ -198,8 +197,7 @@ void write_identity(const RecordShape& shape, FileName name, std::span<std::byte
                     .tiles = shape.tiles,
                     .payload_bytes = shape.payload_bytes,
                     .first_bytes = shape.first_bytes,
-                    .content_digest = shape.content_digest,
-                    .places = shape.places},
+                    .content_digest = shape.content_digest},
       shape);
 }
 
@@ -217,16 +215,14 @@ Identity read_identity(std::span<const std::byte> block, const std::filesystem::
           .needed = fmt::format("format {}", newer ? found.head.version : format_version),
           .available = fmt::format("format {}", newer ? format_version : found.head.version)});
   }
-  const bool is_known = found.places == 1 || found.places == 2;  // forged: a seal can be right
-  if (!is_sealed(block, found.head, Kind::identity) || !is_known)
+  if (!is_sealed(block, found.head, Kind::identity))
     refuse(Code::bad_record, path, "cannot open the record file: its first block is damaged");
   return {.shape = {.run_id = found.head.run_id,
                     .rank = found.head.rank,
                     .tiles = found.tiles,
                     .payload_bytes = found.payload_bytes,
                     .first_bytes = found.first_bytes,
-                    .content_digest = found.content_digest,
-                    .places = found.places},
+                    .content_digest = found.content_digest},
           .name = {.file = found.file, .files = found.files}};
 }
 
@@ -256,10 +252,6 @@ void check_identity(const RecordShape& shape, FileName name, std::span<const std
                     found.shape.tiles, found.shape.payload_bytes, found.shape.first_bytes, shape.tiles,
                     shape.payload_bytes, shape.first_bytes);
               });
-  require_own(found.shape.places == shape.places, [&] {
-    return fmt::format("cannot open the record file: it keeps {} of each tile, not {}", found.shape.places,
-                       shape.places);
-  });
   require_own(found.shape.content_digest == shape.content_digest,
               [] { return "cannot open the record file: its tiles hold other data than expected"; });
 }

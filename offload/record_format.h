@@ -14,7 +14,7 @@
 
 namespace ballast::offload {
 
-inline constexpr std::uint32_t format_version = 3;
+inline constexpr std::uint32_t format_version = 2;
 inline constexpr std::size_t commit_bytes = 16 * block_bytes;
 inline constexpr std::size_t label_bytes = 24;
 inline constexpr std::size_t max_note_bytes = commit_bytes - 80 - label_bytes;
@@ -28,7 +28,7 @@ struct RecordShape {
   std::size_t payload_bytes = 0;     // bytes of one tile's payload
   std::size_t first_bytes = 0;       // bytes of the first region, the parameter, which can be read alone
   std::uint64_t content_digest = 0;  // the digest of the owner's description of the payloads
-  std::size_t places = 2;            // places of a tile; 1 in scratch files, and in archives, which have one generation
+  std::size_t places = 2;            // places of a tile; 1 only in scratch files, and then not in any file
 };
 
 // The name of a commit of a run, the same on all ranks. Each start of the run is an incarnation with a higher number
@@ -45,8 +45,8 @@ struct CommitPoint {
 using CommitLabel = std::array<std::uint64_t, 3>;
 static_assert(sizeof(CommitLabel) == label_bytes);
 
-// The offsets of records. Each tile has two places, for even and for odd generations; in scratch files and archives it has
-// one. The tiles are dealt out to the files in turn.
+// The offsets of records. Each tile has two places, for even and for odd generations; in scratch files it has one, for
+// all. The tiles are dealt out to the files in turn.
 //
 //   file:    identity | commit slot 0 | commit slot 1 | tile, even | tile, odd | next tile, even | ...
 //   record:  head, one block | payload | zeros up to a whole block

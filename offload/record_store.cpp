@@ -47,10 +47,22 @@ std::vector<std::filesystem::path> directories_of(std::span<const Drive> drives)
 // The name of a store that is being created. After a crash the next attempt removes files of this name.
 std::filesystem::path unfinished(const std::filesystem::path& path) { return path.string() + ".unfinished"; }
 
-void remove_unfinished(const std::filesystem::path& path) {
-  std::error_code none_there;
-  std::filesystem::remove(unfinished(path), none_there);
-}
+// Removes the files unless the store is complete.
+class Unfinished {
+ public:
+  explicit Unfinished(std::span<const std::filesystem::path> paths) : paths_(paths.begin(), paths.end()) { remove(); }
+  Unfinished(const Unfinished&) = delete;
+  ~Unfinished() { remove(); }
+
+ private:
+  void remove() const {
+    for (const auto& path : paths_) {
+      std::error_code none_there;
+      std::filesystem::remove(unfinished(path), none_there);
+    }
+  }
+  std::vector<std::filesystem::path> paths_;
+};
 
 }  // namespace
 
@@ -99,8 +111,6 @@ RecordStore::~RecordStore() {
   for (const auto& stripe : stripes_) {
     stripe->queue->forget(stripe->file);
   }
-  for (const auto& path : unpublished_)  // the store is not complete
-    remove_unfinished(path);
 }
 
 void RecordStore::add(File file, IoQueue& queue) {
@@ -115,56 +125,35 @@ void RecordStore::add(File file, IoQueue& queue) {
 }
 
 RecordStore RecordStore::create(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
+  std::vector<std::filesystem::path> paths;
   for (const Drive& drive : drives) {
-    const std::filesystem::path path = options.path_in(drive.directory);
-    require(!std::filesystem::exists(path), Code::file_call, [&] {
+    paths.push_back(options.path_in(drive.directory));
+    require(!std::filesystem::exists(paths.back()), Code::file_call, [&] {
       return Problem{.what = "cannot make the records: there are some already, which are not overwritten",
-                     .where = path.string(),
+                     .where = paths.back().string(),
                      .remedy = "open them to resume; otherwise remove them, or name another directory"};
     });
   }
+  const Unfinished cleanup(paths);
   RecordStore store(shape, drives, options);
-  store.make_files(drives, options);
-  store.fill_with_zeros();
-  return store;
-}
-
-RecordStore RecordStore::archive(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
-  RecordShape of_archive = shape;
-  of_archive.places = 1;
-  RecordStore store(of_archive, drives, options);
-  store.make_files(drives, options);
-  store.begin();
-  return store;
-}
-
-// The new files have other names until publish().
-void RecordStore::make_files(std::span<const Drive> drives, const StoreOptions& options) {
-  for (const Drive& drive : drives) {
-    unpublished_.push_back(options.path_in(drive.directory));
-    remove_unfinished(unpublished_.back());  // a killed process has left it
-  }
-  require_space(shape_, directories_of(drives), 1);
+  require_space(shape, directories_of(drives), 1);
   FileOptions with_name = options.file;
   with_name.create = true;
-  for (const Drive& drive : drives) {
-    add(File(unfinished(options.path_in(drive.directory)), with_name), *drive.queue);
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    store.add(File(unfinished(paths[i]), with_name), *drives[i].queue);
   }
-}
-
-void RecordStore::publish() {
-  for (std::size_t i = 0; i < unpublished_.size(); ++i) {
-    stripes_[i]->file.rename(unpublished_[i]);
-    flush_directory(unpublished_[i].parent_path());
+  store.fill_with_zeros();
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    store.stripes_[i]->file.rename(paths[i]);
+    flush_directory(drives[i].directory);
   }
-  unpublished_.clear();
+  return store;
 }
 
 RecordStore RecordStore::scratch(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
   RecordShape of_scratch = shape;
   of_scratch.places = 1;
   RecordStore store(of_scratch, drives, options);
-  store.is_scratch_ = true;
   for (const Drive& drive : drives) {
     remove_stale_scratch(drive.directory);
   }
@@ -176,20 +165,15 @@ RecordStore RecordStore::scratch(const RecordShape& shape, std::span<const Drive
   return store;
 }
 
-// Writes what comes before the records.
-void RecordStore::begin() {
+// Writes zeros everywhere. Merely reserved extents would cost a third of the speed later, and a full drive is found
+// here.
+void RecordStore::fill_with_zeros() {
   for (std::size_t i = 0; i < stripes_.size(); ++i) {
     const Stripe& stripe = *stripes_[i];
     write_identity(shape_, {i, stripes_.size()}, control().first(block_bytes));
     stripe.queue->submit({IoKind::write, &stripe.file, 0, control().first(block_bytes)}).wait();
   }
   write_commit_record({});  // an empty commit in the slot of even generations
-}
-
-// Writes zeros everywhere. Merely reserved extents would cost a third of the speed later, and a full drive is found
-// here.
-void RecordStore::fill_with_zeros() {
-  begin();
   const std::size_t bytes = record_bytes();
   const HostPages memory = map_host_pages((fill_depth + 1) * bytes, "first records");
   const std::span<std::byte> zeros{memory.get() + fill_depth * bytes, bytes};
@@ -198,7 +182,7 @@ void RecordStore::fill_with_zeros() {
     for (std::size_t tile = begin; tile < std::min(begin + fill_depth, shape_.tiles); ++tile) {
       const Stripe& stripe = *stripes_[places_.file_of(tile)];
       batch.add(write(tile, {memory.get() + (tile - begin) * bytes, bytes}));
-      if (!is_scratch_) {
+      if (!is_scratch()) {
         batch.add(stripe.queue->submit({IoKind::write, &stripe.file, places_.offset_of(tile, 0), zeros}));
       }
     }
@@ -293,8 +277,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> note, co
                    .available = human_bytes(max_note_bytes),
                    .remedy = "Keep them in a file of their own, and commit its name."};
   });
-  if (!is_scratch_) make_durable(next);
-  publish();
+  if (!is_scratch()) make_durable(next);
   set_current(next);
 }
 
@@ -346,7 +329,7 @@ void RecordStore::settle_writes() const { settle(written_, &Written::completion)
 
 void RecordStore::abandon() {
   settle_writes();
-  if (is_scratch_) return;
+  if (is_scratch()) return;
   const std::lock_guard lock(*newest_);
   written_.assign(shape_.tiles, {});
 }

@@ -84,10 +84,6 @@ class RecordStore {
   // overwrites the last record of its tile, and a commit writes nothing.
   static RecordStore scratch(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
-  // Creates files of one generation, which are complete with the first commit, and get their names then. Until then, and if they
-  // never are, they do not count.
-  static RecordStore archive(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
-
   // Reads what open() would find, and changes nothing. Returns nothing if there is no file. Throws as read_identity()
   // and check_name() do.
   static std::optional<FoundRecords> look(std::span<const Drive> drives, const StoreOptions& options = {});
@@ -149,10 +145,8 @@ class RecordStore {
   };
 
   void add(File file, IoQueue& queue);
-  void make_files(std::span<const Drive> drives, const StoreOptions& options);
-  void begin();
+  bool is_scratch() const { return shape_.places == 1; }
   void fill_with_zeros();
-  void publish();
   void make_durable(const Commit& commit);
   void find_generation();
   void set_current(const Commit& commit);
@@ -169,9 +163,7 @@ class RecordStore {
 
   RecordShape shape_;
   RecordPlaces places_;
-  bool is_kept_;             // the files are kept and written, so that a read that fails leaves a mark
-  bool is_scratch_ = false;  // the files have no names
-  std::vector<std::filesystem::path> unpublished_{};  // the names that new files get when they are complete
+  bool is_kept_;  // the files are kept and written, so that a read that fails leaves a mark
   Log* log_;
   HostPages control_;                             // memory for identities and commit records
   std::vector<std::unique_ptr<Stripe>> stripes_;  // pointers: the kernel and the queues know the stripes' addresses

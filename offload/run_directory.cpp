@@ -157,14 +157,18 @@ void write_all(const File& file, std::string_view text) {
 
 }  // namespace
 
-void write_sealed_text(const std::filesystem::path& path, std::string_view text) {
+void write_text(const std::filesystem::path& path, std::string_view text) {
   const std::filesystem::path unfinished = path.string() + ".unfinished";
   std::error_code none_there;
   std::filesystem::remove(unfinished, none_there);  // left by a killed process
   File file(unfinished, {.create = true, .direct = false, .allow_network = true});
-  write_all(file, std::string(text) + seal_of(text));
+  write_all(file, text);
   file.rename(path);
   flush_directory(path.parent_path());
+}
+
+void write_sealed_text(const std::filesystem::path& path, std::string_view text) {
+  write_text(path, std::string(text) + seal_of(text));
 }
 
 std::optional<std::string> read_sealed_text(const std::filesystem::path& path) {

@@ -63,8 +63,10 @@ class RunDirectory {
 
 // Small text files with a seal, which are complete or absent after a crash or power loss at any moment.
 //
-// Writes `text`, which ends with a newline, and a line with its seal. Replaces an existing file. The file is durable
-// when this returns.
+// Replaces a file, which is durable when this returns.
+void write_text(const std::filesystem::path& path, std::string_view text);
+
+// The same of `text`, which ends with a newline, and a line with its seal.
 void write_sealed_text(const std::filesystem::path& path, std::string_view text);
 
 // Returns the text; nothing if the file is missing or its seal is wrong.

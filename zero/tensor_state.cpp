@@ -2,11 +2,8 @@
 
 #include <algorithm>
 
-#include "kernels/runtime/sizes.h"
 #include "kernels/state_access.h"
-#include "optim/state_layout.h"
-#include "zero/plan/compile.h"
-#include "zero/plan/layout.h"
+#include "zero/plan/state_parts.h"
 
 namespace ballast {
 namespace {
@@ -20,36 +17,13 @@ std::vector<Moment> moments_in(const TileMemory& tile) {
   return moments;
 }
 
-constexpr std::size_t part_alignment = 64;  // a cache line
-
-optim::StateLayout state_of(const ChunkKind& kind, std::size_t elements) {
-  const optim::StateNames names{.momentum = kind.momentum ? "momentum" : "",
-                                .variance = kind.variance ? "variance" : ""};
-  return {{.format = *kind.format, .parameter = kind.parameter, .names = names}, elements};
-}
-
-std::size_t parameter_bytes(const ChunkKind& kind, std::size_t elements) {
-  return round_up(elements * byte_size(kind.parameter), part_alignment);
-}
-
 }  // namespace
 
 // Visits the tensors' parts in a tile, with the position at which each begins.
 template <class Visit>
 void TensorState::each_part(const LocalTile& tile, Visit&& visit) const {
-  const UnitLayout& layout = training_.plan().compiled().layout().units[tile.unit];
-  const Section& section = tile.frozen ? layout.frozen : layout.trained;
-  const std::size_t first = tile.range.first - section.shard_range(rank()).first;
-  for (const TensorPart& part :
-       tensors_in(training_.model().units[tile.unit], layout, section, rank(), {first, tile.range.count})) {
-    visit(part.tensor, part.range, part.in_shard - first);
-  }
-}
-
-void TensorState::visit_parts(const LocalTile& tile, const Visitor& visitor) const {
-  each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
-    visitor({tile.unit, tensor, range.first, tile.frozen, kernels::part(tile.memory, in_tile, range.count)});
-  });
+  for (const PartOfTile& each : parts_in(training_.plan().compiled(), tile))
+    visit(each.part.tensor, Range{each.part.first, each.part.memory.count}, each.in_tile);
 }
 
 std::size_t TensorState::rank() const { return training_.plan().compiled().input().rank_in_shard_group; }
@@ -72,19 +46,29 @@ ChunkKind TensorState::chunk_kind(std::size_t unit) const {
 std::vector<StatePart> TensorState::parts() const {
   std::vector<StatePart> parts;
   for (const LocalTile& tile : training_.local_tiles()) {
-    each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t) {
-      parts.push_back({tile.unit, tensor, range.first, tile.frozen, {.count = range.count}});
-    });
+    for (const PartOfTile& each : parts_in(training_.plan().compiled(), tile))
+      parts.push_back(each.part);
   }
   return parts;
 }
 
+namespace {
+
+TileVisitor by_part(const CompiledPlan& plan, const TensorState::Visitor& visitor) {
+  return [&](const LocalTile& tile) {
+    for (const PartOfTile& each : parts_in(plan, tile))
+      visitor(each.part);
+  };
+}
+
+}  // namespace
+
 void TensorState::visit(const Visitor& visitor) {
-  training_.visit_state([&](const LocalTile& tile) { visit_parts(tile, visitor); });
+  training_.visit_state(by_part(training_.plan().compiled(), visitor));
 }
 
 void TensorState::change(const Visitor& visitor, const std::function<void()>& agree) {
-  training_.change_state([&](const LocalTile& tile) { visit_parts(tile, visitor); }, agree);
+  training_.change_state(by_part(training_.plan().compiled(), visitor), agree);
 }
 
 void TensorState::read_moment(std::size_t unit, std::size_t tensor, Moment moment, float* into) {
@@ -147,25 +131,6 @@ void TensorState::take_full_parameters(const TensorSet& written) {
       kernels::begin_master(kernels::part(tile.memory, in_tile, range.count), *backend);
     });
   });
-}
-
-std::size_t ChunkKind::bytes(std::size_t elements) const {
-  if (!format) return elements * byte_size(parameter);
-  return parameter_bytes(*this, elements) + state_of(*this, elements).bytes();
-}
-
-TileMemory ChunkKind::tile(std::byte* chunk, std::size_t elements) const {
-  TileMemory tile{.parameter_dtype = parameter, .count = elements};
-  if (format) tile = state_of(*this, elements).tile(chunk + parameter_bytes(*this, elements));
-  tile.parameter = chunk;
-  return tile;
-}
-
-ChunkKind kind_of(const TileMemory& tile, bool frozen) {
-  return {.parameter = tile.parameter_dtype,
-          .format = frozen ? std::nullopt : std::optional(tile.format),
-          .momentum = tile.momentum != nullptr,
-          .variance = tile.variance != nullptr};
 }
 
 }  // namespace ballast

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "zero/checkpoint/checkpoint.h"
 #include "zero/engine/custom_update.h"
 #include "zero/engine/local_state.h"
 #include "zero/engine/off_plan.h"
@@ -14,7 +15,6 @@
 #include "zero/plan/description.h"
 #include "zero/plan/program_cost.h"
 #include "zero/plan/simulate.h"
-#include "zero/runs/checkpoint.h"
 #include "zero/runs/records.h"
 
 namespace ballast {
@@ -329,12 +329,7 @@ struct Training::Impl {
   std::size_t device_bytes() const { return running.memory()[static_cast<std::size_t>(Tier::device)]; }
 
   CheckpointPlace checkpoint_in(const std::filesystem::path& directory) const {
-    const std::size_t asked = options.tile_elements;
-    return {.plan = plan,
-            .world = world,
-            .directory = directory,
-            .tile_elements = asked > 0 ? asked : automatic_tile(plan.model(), plan.placement().shards),
-            .log = options.drives.log};
+    return {.plan = plan, .world = world, .directory = directory, .log = options.drives.log};
   }
 
   // A change that belongs to no round of its own is one of the last round's state.
@@ -597,20 +592,20 @@ std::size_t Training::gathered_bytes() const { return impl_->slots.all_of(SlotRo
 
 void Training::save(const std::filesystem::path& directory) {
   impl_->require_between_steps("save a checkpoint");
-  save_checkpoint(impl_->checkpoint_in(directory), steps(), note(), [this](const TileVisitor& visit) {
-    visit_state(visit, [](const LocalTile& tile) { return !tile.frozen; });
-  });
+  save_checkpoint(impl_->checkpoint_in(directory), steps(), note(), local_tiles(),
+                  [this](const TileVisitor& visit) { visit_state(visit); });
 }
 
 bool Training::load(const std::filesystem::path& directory) {
   impl_->require_between_steps("load a checkpoint");
-  return load_checkpoint(impl_->checkpoint_in(directory), [this](const TileVisitor& change, const auto& agree) {
-    change_state(change, [&] {
+  const auto change = [this](const TileVisitor& visit, const std::function<LoadedCheckpoint()>& agree) {
+    change_state(visit, [&] {
       const LoadedCheckpoint loaded = agree();
       set_steps(loaded.step);
       set_note(loaded.note);
     });
-  });
+  };
+  return load_checkpoint(impl_->checkpoint_in(directory), local_tiles(), change);
 }
 
 void Training::visit_state(const TileVisitor& look, const TileFilter& which) {

@@ -6,7 +6,7 @@ set(config_folder ${CMAKE_INSTALL_LIBDIR}/cmake/ballast)
 
 # What users link: ballast::ballast is all of it.
 set(libraries ballast)
-foreach(name runtime kernels offload optim comm plan engine runs zero)
+foreach(name runtime kernels offload optim comm plan engine runs checkpoint zero)
   set_target_properties(ballast_${name} PROPERTIES EXPORT_NAME ${name})
   list(APPEND libraries ballast_${name})
 endforeach()

@@ -264,7 +264,8 @@ def save(
     is removed then.
 
     Each rank saves its own `extra`: anything that `torch.load(weights_only=True)` can read, such as a scheduler's
-    state_dict(), the position in the data, or the state of random generators. Buffers are those of rank 0.
+    state_dict(), the position in the data, or the state of random generators. Buffers are those of rank 0. A training in C++
+    loads the checkpoint too, and gets an `extra` of bytes as its note.
 
     With `wait=False`, each rank copies what it saves to the host's memory, and the call returns a PendingSave. The training
     continues while a thread writes the copy. The checkpoint becomes the current one when all ranks have written their files.

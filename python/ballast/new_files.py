@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NoReturn
 
 from ballast.checks import fail, refuse
-
-ROOT = 0
 
 
 def create(path: Path, mode: int = 0o600) -> int:
@@ -38,23 +35,6 @@ def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
         raise
 
 
-def make_folder(directory: Path) -> None:
-    """Make a folder and its parents, unless they exist. Those that are made are on the drive when this returns. The parent of
-    an existing folder needs no permission to read it."""
-    try:
-        directory.mkdir()
-    except FileNotFoundError:
-        if directory.parent == directory:
-            raise
-        make_folder(directory.parent)
-        directory.mkdir(exist_ok=True)
-    except OSError:
-        if not directory.is_dir():
-            raise
-        return
-    flush_folder(directory.parent)
-
-
 def flush_folder(directory: Path) -> None:
     """Flush a folder: new names in it are on the drive when this returns."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -67,19 +47,7 @@ def flush_folder(directory: Path) -> None:
 def require_no_link(path: Path) -> None:
     """Raise B2206 for a link, which a program that opens the file would follow."""
     if path.is_symlink():
-        fail_foreign(path, "it is a link")
-
-
-def require_own_folder(folder: Path) -> None:
-    """Raise B2206 if the folder belongs to another user. Root's folders, and all folders for root, may be used: in a container
-    the folders of its host belong to others."""
-    owner, own = folder.stat().st_uid, os.geteuid()
-    if own != ROOT and owner not in (own, ROOT):
-        fail_foreign(folder, f"it belongs to user {owner}, not to {own}")
-
-
-def fail_foreign(path: Path, why: str) -> NoReturn:
-    fail("foreign_file", f"cannot write there: {why}", where=str(path))
+        fail("foreign_file", "cannot write there: it is a link", where=str(path))
 
 
 def output_path(option: str, given: str, suffix: str) -> Path:

@@ -12,19 +12,13 @@
 #include "kernels/state_access.h"
 #include "offload/checksum.h"
 #include "offload/chunk_file.h"
-#include "offload/run_directory.h"
 #include "python/bindings/bindings.h"
+#include "zero/checkpoint/files.h"
 #include "zero/runs/recorded_run.h"
 
 namespace ballast::python {
 
 namespace {
-
-// `chunk` is zero, and has the size of the part's chunk.
-void copy_part(const StatePart& part, std::span<std::byte> chunk) {
-  const ChunkKind kind = kind_of(part.memory, part.frozen);
-  kernels::copy_state(part.memory, kind.tile(chunk.data(), part.memory.count));
-}
 
 std::size_t bytes_of(const StatePart& part) { return kind_of(part.memory, part.frozen).bytes(part.memory.count); }
 
@@ -40,9 +34,6 @@ std::vector<std::size_t> begins_of(const std::vector<std::size_t>& sizes) {
   return begins;
 }
 
-// The offset in the file, and the seal.
-using Appended = std::pair<std::uint64_t, std::uint64_t>;
-
 // Chunks in host memory, for a training that changes their sources before they are written. One thread appends all of them,
 // then any thread may read them, and after release() the same chunks may be appended anew.
 class Snapshot {
@@ -52,72 +43,47 @@ class Snapshot {
     pages_ = map_host_pages(bytes(), "the snapshot of a checkpoint", Resident::at_once, threads);
   }
 
-  // The next chunk, which has the next of the sizes.
-  void append(const StatePart& part) {
-    const std::span<std::byte> chunk = next(bytes_of(part));
+  // The next chunk, which has the next of the sizes, with elements of a tensor.
+  void append(const std::string& tensor, const Range& range, const StatePart& part) {
+    const std::span<std::byte> chunk = next(tensor, range, bytes_of(part));
     if (is_reused_) std::ranges::fill(chunk, std::byte{0});  // new pages are zero
-    copy_part(part, chunk);
+    kernels::copy_state(part.memory, kind_of(part.memory, part.frozen).tile(chunk.data(), part.memory.count));
   }
 
-  void append_memory(std::uintptr_t address, std::size_t bytes) {
-    std::ranges::copy(memory_at(address, bytes), next(bytes).begin());
+  void append(const std::string& tensor, const Range& range, std::span<const std::byte> bytes) {
+    std::ranges::copy(bytes, next(tensor, range, bytes.size()).begin());
   }
 
-  std::span<const std::byte> chunk(std::size_t number) const {
-    return {pages_.get() + begins_.at(number), sizes_.at(number)};
+  void write(std::size_t number, RankFiles& files) const {
+    const auto& [tensor, range] = chunks_.at(number);
+    files.append(tensor, range, {pages_.get() + begins_[number], sizes_[number]});
   }
 
   // Forgets the chunks. The memory stays, for the next ones, until the kernel needs it.
   void release() {
-    appended_ = 0;
+    chunks_.clear();
     is_reused_ = true;
     if (pages_) release_when_short(pages_);
   }
 
   bool has_sizes(const std::vector<std::size_t>& sizes) const { return sizes == sizes_; }
+  std::size_t chunks() const { return chunks_.size(); }
   std::size_t bytes() const { return begins_.back(); }
 
  private:
-  std::span<std::byte> next(std::size_t bytes) {
-    require(appended_ < sizes_.size() && sizes_[appended_] == bytes, Code::internal,
+  std::span<std::byte> next(const std::string& tensor, const Range& range, std::size_t bytes) {
+    const std::size_t number = chunks_.size();
+    require(number < sizes_.size() && sizes_[number] == bytes, Code::internal,
             [] { return Problem{.what = "a chunk of a snapshot has another size than was announced"}; });
-    return {pages_.get() + begins_[appended_++], bytes};
+    chunks_.emplace_back(tensor, range);
+    return {pages_.get() + begins_[number], bytes};
   }
 
   std::vector<std::size_t> sizes_;
   std::vector<std::size_t> begins_;  // the first byte of each chunk, and the end of the last one
   HostPages pages_;
-  std::size_t appended_ = 0;
+  std::vector<std::pair<std::string, Range>> chunks_{};
   bool is_reused_ = false;
-};
-
-class CheckpointWriter {
- public:
-  explicit CheckpointWriter(const std::string& path)
-      : queue_(offload::open_queue({.log = &quiet_})), file_(path, *queue_) {}
-
-  Appended append(const StatePart& part) {
-    chunk_.assign(bytes_of(part), std::byte{0});
-    copy_part(part, chunk_);
-    return append_bytes(chunk_);
-  }
-
-  Appended append_memory(std::uintptr_t address, std::size_t bytes) { return append_bytes(memory_at(address, bytes)); }
-
-  Appended append_chunk(const Snapshot& snapshot, std::size_t number) { return append_bytes(snapshot.chunk(number)); }
-
-  std::uint64_t finish() { return file_.finish(); }
-
- private:
-  Appended append_bytes(std::span<const std::byte> bytes) {
-    const offload::Chunk chunk = file_.append(bytes);
-    return {chunk.offset, chunk.seal};
-  }
-
-  Log quiet_{[](Level, std::string_view) {}};
-  std::unique_ptr<offload::IoQueue> queue_;
-  offload::ChunkWriter file_;
-  std::vector<std::byte> chunk_;
 };
 
 class CheckpointReader {
@@ -212,21 +178,48 @@ void bind_parts(py::module_& module) {
       .def_property_readonly("count", [](const StatePart& part) { return part.memory.count; });
 }
 
+// The calls with which a saving gives its chunks to files, or to a snapshot. `elements`: the first one of the tensor, and their number.
+template <class Sink>
+void bind_sink(py::class_<Sink>& sink) {
+  using Elements = std::pair<std::size_t, std::size_t>;
+  sink.def(
+          "append",
+          [](Sink& to, const StatePart& part, const std::string& tensor, const Elements& elements) {
+            to.append(tensor, Range{elements.first, elements.second}, part);
+          },
+          py::arg("part"), py::arg("tensor"), py::arg("elements"), Released())
+      .def(
+          "append_memory",
+          [](Sink& to, std::uintptr_t address, std::size_t bytes, const std::string& tensor, const Elements& elements) {
+            to.append(tensor, Range{elements.first, elements.second}, memory_at(address, bytes));
+          },
+          py::arg("address"), py::arg("bytes"), py::arg("tensor"), py::arg("elements"), Released());
+}
+
 void bind_files(py::module_& module) {
-  py::class_<Snapshot>(module, "Snapshot")
+  py::class_<Snapshot> snapshot(module, "Snapshot");
+  snapshot
       .def(py::init<const std::vector<std::size_t>&, int>(), py::arg("sizes"), py::kw_only(), py::arg("threads"),
            Released())
-      .def("append", &Snapshot::append, py::arg("part"), Released())
-      .def("append_memory", &Snapshot::append_memory, py::arg("address"), py::arg("bytes"), Released())
       .def("release", &Snapshot::release, Released())
       .def("has_sizes", &Snapshot::has_sizes, py::arg("sizes"))
+      .def_property_readonly("chunks", &Snapshot::chunks)
       .def_property_readonly("bytes", &Snapshot::bytes);
-  py::class_<CheckpointWriter>(module, "CheckpointWriter")
-      .def(py::init<const std::string&>(), py::arg("path"))
-      .def("append", &CheckpointWriter::append, py::arg("part"), Released())
-      .def("append_memory", &CheckpointWriter::append_memory, py::arg("address"), py::arg("bytes"), Released())
-      .def("append_chunk", &CheckpointWriter::append_chunk, py::arg("snapshot"), py::arg("number"), Released())
-      .def("finish", &CheckpointWriter::finish, Released());
+  py::class_<RankFiles> files(module, "RankFiles");
+  files.def(py::init<const std::string&, std::size_t>(), py::arg("folder"), py::arg("rank"))
+      .def(
+          "append_chunk", [](RankFiles& to, const Snapshot& from, std::size_t number) { from.write(number, to); },
+          py::arg("snapshot"), py::arg("number"), Released())
+      .def(
+          "finish",
+          [](RankFiles& written, const py::bytes& extra, bool raw) {
+            const std::string_view content = extra;
+            const py::gil_scoped_release released;
+            return written.finish(std::as_bytes(std::span(content)), raw);
+          },
+          py::arg("extra"), py::kw_only(), py::arg("raw"));
+  bind_sink(snapshot);
+  bind_sink(files);
   py::class_<CheckpointReader>(module, "CheckpointReader")
       .def(py::init<const std::vector<std::string>&, const std::vector<CheckpointReader::Place>&>(), py::arg("files"),
            py::arg("in_order"), Released())
@@ -289,9 +282,24 @@ void bind_checkpoint(py::module_& module) {
   bind_parts(module);
   bind_files(module);
   bind_runs(module);
-  py::class_<offload::DirectoryLock>(module, "DirectoryLock")
-      .def(py::init<const std::string&>(), py::kw_only(), py::arg("directory"))
-      .def("release", &offload::DirectoryLock::release);
+  py::class_<CheckpointDirectory>(module, "CheckpointDirectory")
+      .def(py::init<const std::string&>(), py::arg("directory"))
+      .def_property_readonly("unlocked_because", &CheckpointDirectory::unlocked_because)
+      .def("create", &CheckpointDirectory::create, py::arg("folder"))
+      .def(
+          "make_current",
+          [](CheckpointDirectory& directory, const std::string& folder, const py::bytes& manifest) {
+            const std::string text = manifest;
+            const py::gil_scoped_release released;
+            directory.make_current(folder, text);
+          },
+          py::arg("folder"), py::arg("manifest"))
+      .def("remove_stale", &CheckpointDirectory::remove_stale, Released())
+      .def("discard", &CheckpointDirectory::discard, py::arg("folder"), Released())
+      .def("release", &CheckpointDirectory::release);
+  module.def(
+      "index_seals", [](const std::string& folder, std::size_t ranks) { return index_seals(folder, ranks); },
+      py::arg("folder"), py::arg("ranks"), "The seals of the ranks' indexes, which a manifest has.");
   module.def(
       "checksum",
       [](const py::buffer& bytes) {

@@ -483,8 +483,6 @@ void bind_state(py::class_<TrainingBinding>& training) {
            py::arg("address_of"))
       .def("kind", reading(&TensorState::chunk_kind), py::arg("unit"))
       .def("local_shards", reading(&TensorState::parts))
-      .def("save", working([](Training& training, const std::string& directory) { training.save(directory); }),
-           py::arg("directory"))
       .def("visit_shards", working(&TensorState::visit), py::arg("visit"))
       .def("change_shards", working(&TensorState::change), py::arg("change"), py::arg("agree"));
 }

@@ -46,7 +46,10 @@ def test_an_nvcc_that_is_not_on_the_path_and_cannot_compile_is_named(tmp_path: P
     assert "no CUDA compiler" not in said
 
 
-@pytest.mark.parametrize("name, package", [("fmt", "libfmt-dev"), ("TBB", "libtbb-dev"), ("Sodium", "libsodium-dev")])
+PACKAGES = {"fmt": "libfmt-dev", "TBB": "libtbb-dev", "Sodium": "libsodium-dev", "nlohmann_json": "nlohmann-json3-dev"}
+
+
+@pytest.mark.parametrize("name, package", PACKAGES.items())
 def test_a_missing_package_is_named_as_debian_names_it(tmp_path: Path, name: str, package: str) -> None:
     lines = f"include({ROOT}/.ci/cmake/dependencies.cmake)\nballast_find({name} REQUIRED)\n"
     code, said = configure(tmp_path, lines, f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON")

@@ -16,7 +16,8 @@ LAYERS = {
     "zero/plan": ["offload", "optim"],
     "zero/engine": ["zero/comm", "zero/plan"],
     "zero/runs": ["zero/engine"],
-    "zero": ["zero/runs"],
+    "zero/checkpoint": ["zero/comm", "zero/plan"],
+    "zero": ["zero/runs", "zero/checkpoint"],
     "python": ["zero"],
     "examples": ["zero"],
     "benchmarks": ["zero", "examples"],
@@ -39,7 +40,7 @@ PUBLIC_HEADERS = {
     "planner.h": "zero/plan",
     "schedule.h": "zero/plan",
     "lease.h": "zero/engine",
-    "local_state.h": "zero/engine",
+    "local_state.h": "zero/plan",
     "records.h": "zero/engine",
     "step.h": "zero/engine",
     "joint_runs.h": "zero/runs",
@@ -132,7 +133,7 @@ VENDORS = [
     Vendor("CUDA", r"(cuda|cub/|cooperative_groups|nvtx|nvml).*", ["*.cu", "*.cuh", "kernels/runtime/*cuda*"]),
     Vendor("pybind11", r"pybind11/.*", ["python/bindings/*", "benchmarks/harness/python_interface.cpp"]),
     Vendor("Catch2", r"catch2/.*", ["tests/*"]),
-    Vendor("nlohmann-json", r"nlohmann/.*", ["benchmarks/*", "examples/*"]),
+    Vendor("nlohmann-json", r"nlohmann/.*", ["zero/checkpoint/files.cpp", "benchmarks/*", "examples/*"]),
     Vendor("CLI11", r"CLI/.*", ["benchmarks/*", "examples/*"]),
 ]
 

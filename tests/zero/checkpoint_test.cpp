@@ -1,10 +1,11 @@
 // Tests of checkpoints: any training of the model loads what any other has saved, a killed save loses nothing, and what does not fit
 // is refused.
-#include "offload/record_store.h"
 #include "offload/run_directory.h"
 #include "tests/limited_child.h"
 #include "tests/sanitizer.h"
+#include "tests/skip.h"
 #include "tests/zero/child_process.h"
+#include "tests/zero/killed_at_call.h"
 #include "tests/zero/moved_run.h"
 
 using namespace ballast;
@@ -116,8 +117,19 @@ void flip_byte(const std::filesystem::path& path, std::size_t at) {
   file.put('!');
 }
 
-std::filesystem::path records_in(const std::filesystem::path& directory, std::size_t rank) {
-  return directory / fmt::format("checkpoint-rank-{}", rank) / "state-1.records";
+std::filesystem::path file_of(const std::filesystem::path& directory, const std::string& name) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+    if (entry.path().filename() == name) return entry.path();
+  }
+  throw std::runtime_error("there is no file " + name);
+}
+
+// The names of a checkpoint's files, without that of its folder.
+std::set<std::string> names_of(const std::filesystem::path& directory) {
+  std::set<std::string> names;
+  for (const auto& [path, content] : contents(directory))
+    names.insert(std::filesystem::path(path).filename().string());
+  return names;
 }
 
 }  // namespace
@@ -165,37 +177,15 @@ TEST_CASE("a checkpoint is loaded in other state formats, rounded once") {
   }
 }
 
-TEST_CASE("a run begins with a checkpoint, and leaves it in no other form") {
-  const TemporaryDirectory directory;
-  const Ended before = saved_by(training_of(3, 1), directory.path());
-  KeptRun run = run_of(2);
-  std::mutex mutex;
-  AllValues values;
-  run.options.drives = {.directories = {directory.path()}, .run = "checkpoint"};
-  for (const std::uint64_t begins : {steps_before, steps_before + 1}) {
-    CHECK(failures_of_ranks(2, [&](Communicator& world) {
-            Training training(run.model, world, run.rules, run.options);
-            training.start(initial_parameters());
-            expect(training.steps() == begins, "its steps");
-            if (begins == steps_before) add_values(training, values, mutex);
-            SyntheticTrainer(run.model, world.rank()).run(training, training.steps());
-            training.step();
-          }) == no_failures(2));
-  }
-  CHECK((values == before.values));
-}
-
 TEST_CASE("a save replaces the checkpoint of other ranks, and leaves nothing of it") {
   const TemporaryDirectory directory;
   saved_by(training_of(4, 0), directory.path());
-  CHECK(names_in(directory.path()).find("state-1.note") != std::string::npos);
   const Ended newer = saved_by(training_of(2, 3), directory.path(), steps_before + 1);
   check_loads(training_of(3, 1), directory.path(), newer.values, steps_before + 1);
-  std::set<std::string> names;
-  for (const auto& [path, content] : contents(directory.path()))
-    names.insert(path.substr(directory.path().string().size() + 1));
-  CHECK(names == std::set<std::string>{"checkpoint-rank-0/state-2.description", "checkpoint-rank-0/state-2.records",
-                                       "checkpoint-rank-1/state-2.description", "checkpoint-rank-1/state-2.records"});
+  CHECK(names_of(directory.path()) == std::set<std::string>{"checkpoint.json", "rank-00000.data", "rank-00000.extra",
+                                                            "rank-00000.json", "rank-00001.data", "rank-00001.extra",
+                                                            "rank-00001.json"});
+  CHECK(contents(directory.path()).size() == 7);
 }
 
 TEST_CASE("each rank gets its note, and more ranks those of the earlier ones in turns") {
@@ -214,15 +204,13 @@ TEST_CASE("each rank gets its note, and more ranks those of the earlier ones in 
   }
 }
 
-TEST_CASE("hosts that share no directory load what each of them has saved") {
+TEST_CASE("ranks that share no directory cannot save") {
   const TemporaryDirectory directory;
   KeptRun run = training_of(2, 3);
   run.hosts = {"a", "b"};
-  const Ended before = saved_by(run, directory.path());
-  check_loads(run, directory.path(), before.values);
-  run.hosts = {"b", "a"};
-  check_refused(run, {.load = directory.path()},
-                Contains("B1009 cannot load the checkpoint in") && Contains("does not see the records of rank"));
+  for (const std::string& failure : train_stretch(run, {.steps = 1, .save = directory.path()}).failures)
+    CHECK_THAT(failure, Contains("B1001 cannot save a checkpoint: not all ranks see the directory"));
+  CHECK(contents(directory.path()).empty());
 }
 
 // Ranks agree after each thing that they do, so every state in which a process can leave the files comes between two agreements.
@@ -249,8 +237,31 @@ TEST_CASE("a save that is killed or fails leaves the old checkpoint or the new o
     found.insert(loaded.began_at[0]);
     CHECK((loaded.values == (loaded.began_at[0] == steps ? newer.values : old.values)));
     saved_by(training_of(1, 0), directory.path(), 1);  // and the next save removes what is left
-    CHECK(contents(directory.path()).size() == 2);
+    CHECK(contents(directory.path()).size() == 4);
   }
+  CHECK(found == std::set<std::uint64_t>{steps_before, steps});
+}
+
+TEST_CASE("a save that is killed at any call leaves the old checkpoint or the new one") {
+  const TemporaryDirectory original;
+  const KeptRun run = training_of(1, 3);
+  const Ended old = saved_by(run, original.path());
+  const std::size_t steps = steps_before + 1;
+  const Ended newer = train_stretch(run, {.steps = steps});
+  std::set<std::uint64_t> found;
+  ChildEnd end = ChildEnd::killed;
+  for (std::size_t moment = 1; end == ChildEnd::killed; moment += every(4)) {
+    CAPTURE(moment);
+    const TemporaryDirectory directory;
+    std::filesystem::copy(original.path(), directory.path(), std::filesystem::copy_options::recursive);
+    end = run_killed_at(moment, [&] { train_stretch(run, {.steps = steps, .save = directory.path()}); });
+    if (end == ChildEnd::untraceable) return skip("a process may not trace its child here");
+    const Ended loaded = train_stretch(run, {.load = directory.path()});
+    REQUIRE(loaded.failures == no_failures(1));
+    found.insert(loaded.began_at[0]);
+    CHECK((loaded.values == (loaded.began_at[0] == steps ? newer.values : old.values)));
+  }
+  CHECK(end == ChildEnd::done);
   CHECK(found == std::set<std::uint64_t>{steps_before, steps});
 }
 
@@ -261,34 +272,57 @@ TEST_CASE("a checkpoint that does not fit is refused, and stays as it is") {
   KeptRun other = run;
   other.model.units[0].tensors[0].shape = {29, 30};
   check_refused(other, {.load = directory.path()},
-                Contains("B1009 cannot load the checkpoint in") && Contains("it has parameter weight [30, 29]"));
-  check_refused(
-      other, {.save = directory.path()},
-      Contains("B1009 cannot save a checkpoint in") && Contains("the checkpoint there is of another model or rule"));
+                Contains("B1009 cannot load the checkpoint in") &&
+                    Contains("it has parameter weight [30, 29], but this model has [29, 30]"));
+  other = run;
+  other.model.units[2].tensors[0].name = "another";
+  check_refused(other, {.load = directory.path()}, Contains("it lacks the trained parameter another"));
+  other = run;
+  other.model.units.pop_back();
+  other.model.units.pop_back();
+  check_refused(other, {.load = directory.path()}, Contains("trained parameter") && Contains("which this model lacks"));
+  other = run;
+  other.model.units[1].tensors[1].frozen = false;
+  check_refused(other, {.load = directory.path()}, Contains("it has no state of fixed, which is trained here"));
   other = run;
   other.rules = {optim::SgdMomentum{}};
   check_refused(other, {.load = directory.path()},
-                Contains("B1009") && Contains("update rule") && Contains("Bring all records"));
-  SECTION("without the records of a rank") {
-    std::filesystem::remove_all(directory.path() / "checkpoint-rank-1");
-    check_refused(run, {.load = directory.path()}, Contains("no rank finds the records of rank 1"));
+                Contains("B1009") && Contains("it is of another update rule") && Contains("Nothing was changed"));
+  SECTION("where it would replace that of another model") {
+    other.model = plain_model(2, 128);
+    check_refused(other, {.save = directory.path()}, Contains("B1001 cannot replace a checkpoint of another model"));
+  }
+  SECTION("without the data of a rank") {
+    std::filesystem::remove(file_of(directory.path(), "rank-00001.data"));
+    check_refused(run, {.load = directory.path()}, Contains("B3201") && Contains("rank-00001.data"));
+  }
+  SECTION("with data that is too short") {
+    std::filesystem::resize_file(file_of(directory.path(), "rank-00001.data"), 100);
+    check_refused(run, {.load = directory.path()}, Contains("B3202") && Contains("rank-00001.data"));
+  }
+  SECTION("without its folder") {
+    std::filesystem::rename(file_of(directory.path(), "rank-00000.data").parent_path(), directory.path() / "other");
+    check_refused(run, {.load = directory.path()}, Contains("B3201") && Contains("which its checkpoint.json names"));
   }
   SECTION("where its directory is in use") {
-    const offload::DirectoryLock lock(directory.path() / "checkpoint-rank-0");
+    const offload::DirectoryLock lock(directory.path());
     check_refused(run, {.save = directory.path()}, Contains("B2204"));
   }
-  SECTION("where a record is damaged") {
-    flip_byte(records_in(directory.path(), 1), (2 + 2 * 16) * 4096 + 50);
-    check_refused(run, {.load = directory.path()}, Contains("B3202") && Contains("state-1.records"));
+  SECTION("where a chunk is damaged") {
+    flip_byte(file_of(directory.path(), "rank-00001.data"), 50);
+    check_refused(run, {.load = directory.path()},
+                  Contains("B3202") && Contains("rank-00001.data") && Contains("weight, elements "));
   }
-  SECTION("where a record has no head") {
-    flip_byte(records_in(directory.path(), 1), (1 + 2 * 16) * 4096 + 50);
-    check_refused(run, {.load = directory.path()}, Contains("B3202") && Contains("Bring all records of one save"));
-  }
-  SECTION("where a note is missing") {
-    saved_by(training_of(2, 0), directory.path());
-    std::filesystem::remove(directory.path() / "checkpoint-rank-1" / "state-2.note");
-    check_refused(run, {.load = directory.path()}, Contains("B3202 cannot read a note of a checkpoint"));
+  SECTION("where the manifest, an index or a note is damaged") {
+    for (const char* const name : {"checkpoint.json", "rank-00000.json", "rank-00000.extra"}) {
+      CAPTURE(name);
+      const std::filesystem::path file = file_of(directory.path(), name);
+      const std::string whole = contents(directory.path()).at(file.string());
+      flip_byte(file, 3);
+      check_refused(run, {.load = directory.path()},
+                    Contains("B3202 a file of the checkpoint is not what was written") && Contains(name));
+      std::ofstream(file, std::ios::binary) << whole;
+    }
   }
 }
 
@@ -319,7 +353,6 @@ TEST_CASE("a directory without a checkpoint loads nothing") {
   CHECK(std::filesystem::is_empty(directory.path()));
 }
 
-// A device's tile is all that a rank keeps of a unit; records have tiles of their own size.
 TEST_CASE("tiles of the sizes that the library chooses are saved and loaded") {
   const TemporaryDirectory directory;
   KeptRun run = training_of(2, 1);
@@ -395,32 +428,17 @@ TEST_CASE("a run on drives loads a checkpoint, and resumes after it") {
           }) == no_failures(2));
     CHECK((values == before.values));
   }
-  run.options.drives.run = "checkpoint";
-  CHECK(failures_of_ranks(2, [&](Communicator& world) {
-          Training(run.model, world, run.rules, run.options).start(initial_parameters());
-        }) == no_failures(2));
-  check_refused(training_of(2, 1), {.save = directory.path()},
-                Contains("B1009 cannot save a checkpoint in") && Contains("the run \"checkpoint\" is there"));
-}
-
-TEST_CASE("ranks with the same state that share no directory cannot save") {
-  const TemporaryDirectory directory;
-  KeptRun run = training_of(2, 0);
-  run.hosts = {"a", "b"};
-  const Ended ended = train_stretch(run, {.steps = 1, .save = directory.path()});
-  for (const std::string& failure : ended.failures)
-    CHECK_THAT(failure, Contains("B1001 cannot save a checkpoint in") && Contains("does not see what rank 0 writes"));
 }
 
 TEST_CASE("what a killed save has left takes no space of the next one") {
   const TemporaryDirectory directory;
   const KeptRun run = training_of(2, 3);
   saved_by(run, directory.path());
-  std::ofstream(directory.path() / "checkpoint-rank-0" / "state-2.records.unfinished") << "half of a checkpoint";
-  std::ofstream(directory.path() / "checkpoint-rank-1" / "state-2.note.unfinished") << "half of a note";
-  std::filesystem::copy(records_in(directory.path(), 1), directory.path() / "checkpoint-rank-1" / "state-7.records");
+  std::filesystem::create_directory(directory.path() / "step-7-01234567");
+  std::ofstream(directory.path() / "step-7-01234567" / "rank-00000.data") << "half of a checkpoint";
+  std::filesystem::create_directory(directory.path() / "mine");  // what others have there stays
+  std::ofstream(directory.path() / "mine" / "notes") << "mine";
   saved_by(run, directory.path(), 1);
-  const std::string names = names_in(directory.path());
-  CHECK(names.find("unfinished") == std::string::npos);
-  CHECK(names.find("state-7") == std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(directory.path() / "step-7-01234567"));
+  CHECK(contents(directory.path()).size() == 8);
 }

@@ -21,7 +21,6 @@ constexpr std::string_view frozen_begin = "frozen ";
 constexpr std::string_view parameter_begin = "parameter ";
 constexpr std::string_view parameter_copies = "copies of the parameters";
 constexpr std::string_view stage_3 = "stage 3";
-constexpr std::string_view of_checkpoint = "a checkpoint";
 
 std::string stage_of(const Placement& placement) {
   if (!placement.full_parameters) return std::string(stage_3);
@@ -179,8 +178,6 @@ std::vector<std::string> lasting_facts(const Model& model, std::string_view rule
 
 std::optional<Described> read_description(std::span<const std::string> lines) {
   Described found;
-  found.is_checkpoint = !lines.empty() && lines.back() == of_checkpoint;
-  if (found.is_checkpoint) lines = lines.first(lines.size() - 1);
   const std::size_t head = read_head(lines, found);
   if (head == 0) return {};
   Unit unit;
@@ -193,9 +190,7 @@ std::optional<Described> read_description(std::span<const std::string> lines) {
   return is_whole ? std::optional(std::move(found)) : std::nullopt;
 }
 
-namespace {
-
-std::vector<std::string> lines_of(const CompiledPlan& plan, const Layout& layout) {
+std::vector<std::string> describe(const CompiledPlan& plan) {
   const Placement& placement = plan.placement();
   const std::vector<Unit>& units = plan.model().units;
   std::vector<std::string> lines{
@@ -218,18 +213,8 @@ std::vector<std::string> lines_of(const CompiledPlan& plan, const Layout& layout
     }
     const std::string unit = fmt::format("unit {} {}", i + 1, in_one_line(units[i].name));
     lines.push_back(fmt::format("{}{} of {}", format_begin, name(plan.blocks().state(i, 0).format()), unit));
-    lines.push_back(fmt::format("{}{} elements of {}", tiles_begin, layout.units[i].tile_elements, unit));
+    lines.push_back(fmt::format("{}{} elements of {}", tiles_begin, plan.layout().units[i].tile_elements, unit));
   }
-  return lines;
-}
-
-}  // namespace
-
-std::vector<std::string> describe(const CompiledPlan& plan) { return lines_of(plan, plan.layout()); }
-
-std::vector<std::string> describe_checkpoint(const CompiledPlan& plan, std::size_t tile_elements) {
-  auto lines = lines_of(plan, make_layout(plan.model(), plan.placement().shards, tile_elements));
-  lines.emplace_back(of_checkpoint);
   return lines;
 }
 
@@ -332,12 +317,6 @@ RecordedState::RecordedState(Described described, Layout layout, const optim::St
   }
 }
 
-offload::RecordShape RecordedState::shape() const {
-  offload::RecordShape shape = blocks_.shape(tiles_.size());
-  if (described_.is_checkpoint) shape.places = 1;
-  return shape;
-}
-
 std::vector<std::string> RecordedState::trained() const {
   std::vector<std::string> trained;
   for (const std::vector<std::string>& unit_names : names_in_runs(described_.model)) {
@@ -352,35 +331,23 @@ std::vector<RecordedState::Part> RecordedState::parts_of(const std::string& name
   const UnitLayout& layout = layout_.units[unit];
   std::vector<Part> parts;
   for (const TensorPart& owned : owners_of(described_.model.units[unit], layout, tensor, range)) {
-    std::size_t first = owned.range.first;
-    for (const auto& [record, in_tile, count] : stretches_of(unit, {owned.in_shard, owned.range.count})) {
-      parts.push_back({owned.rank, record, in_tile, {first, count}});
-      first += count;
+    for (std::size_t done = 0; done < owned.range.count;) {  // each turn takes one tile of the shard
+      const std::size_t in_shard = owned.in_shard + done;
+      const std::size_t tile = in_shard / layout.tile_elements;
+      const std::size_t count = std::min(owned.range.count - done, layout.tiles[tile].end() - in_shard);
+      parts.push_back({owned.rank,
+                       first_record_[unit] + tile,
+                       in_shard - layout.tiles[tile].first,
+                       {owned.range.first + done, count}});
+      done += count;
     }
   }
   return parts;
 }
 
-std::vector<RecordedState::Stretch> RecordedState::stretches_of(std::size_t unit, Range in_shard) const {
-  const UnitLayout& layout = layout_.units[unit];
-  std::vector<Stretch> stretches;
-  for (std::size_t first = in_shard.first; first < in_shard.end();) {
-    const std::size_t tile = first / layout.tile_elements;
-    const std::size_t count = std::min(in_shard.end(), layout.tiles[tile].end()) - first;
-    stretches.push_back({first_record_[unit] + tile, first - layout.tiles[tile].first, count});
-    first += count;
-  }
-  return stretches;
-}
-
-std::size_t RecordedState::elements(std::size_t record) const {
-  const auto [unit, tile] = tiles_.at(record);
-  return layout_.units[unit].tiles[tile].count;
-}
-
 TileMemory RecordedState::tile(std::size_t record, std::byte* payload) const {
   const auto [unit, tile] = tiles_.at(record);
-  return blocks_.recorded(unit, tile, elements(record), payload);
+  return blocks_.recorded(unit, tile, layout_.units[unit].tiles[tile].count, payload);
 }
 
 }  // namespace ballast

@@ -18,8 +18,6 @@ namespace ballast {
 // One fact a line: ranks, stage and rule first, then each unit's parameters, and how its state is cut and kept. Facts
 // that may change from one start of a run to the next are left out: learning rates, parameter groups, tiers, schedule.
 std::vector<std::string> describe(const CompiledPlan& plan);
-// The same of a checkpoint, with tiles of at most so many elements. No training opens it as its own records.
-std::vector<std::string> describe_checkpoint(const CompiledPlan& plan, std::size_t tile_elements);
 std::string describe(const optim::Rule& rule);  // its kind, and how many values of its own it keeps
 std::optional<optim::StateNames> names_of_rule(std::string_view described);  // none: describe() does not say so
 
@@ -40,7 +38,6 @@ struct Described {
   StateFormat format = StateFormat::split;  // the format of bf16 units
   Model model{};
   std::vector<std::size_t> tile_elements{};  // one for each unit
-  bool is_checkpoint = false;                // with one generation of records
 };
 
 // None if describe() does not write such lines.
@@ -73,22 +70,13 @@ class RecordedState {
     Range range{};            // a range of the tensor's elements
   };
 
-  // Elements of a shard of a unit's trained tensors that lie in one record.
-  struct Stretch {
-    std::size_t record = 0;
-    std::size_t in_tile = 0;
-    std::size_t count = 0;
-  };
-
   // None if describe() does not write such lines. `names` are those of the update rule that the lines name.
   static std::optional<RecordedState> of(std::span<const std::string> lines, const optim::StateNames& names);
 
   const Described& described() const { return described_; }
-  offload::RecordShape shape() const;        // the run and rank are left out
-  std::vector<std::string> trained() const;  // names_in_runs(), in the order of units
+  offload::RecordShape shape() const { return blocks_.shape(tiles_.size()); }  // the run and rank are left out
+  std::vector<std::string> trained() const;                                    // names_in_runs(), in the order of units
   std::vector<Part> parts_of(const std::string& name, Range range) const;
-  std::vector<Stretch> stretches_of(std::size_t unit, Range in_shard) const;
-  std::size_t elements(std::size_t record) const;
   TileMemory tile(std::size_t record, std::byte* payload) const;
 
  private:

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "kernels/state_access.h"
 #include "kernels/update.h"
@@ -18,7 +19,7 @@
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
 #include "zero/runs/joint_space.h"
-#include "zero/runs/resharding.h"
+#include "zero/runs/search.h"
 
 namespace ballast {
 namespace {
@@ -28,6 +29,73 @@ constexpr std::size_t records_under_way = 2;  // one is filled while the other i
 std::vector<std::byte> bytes_of(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
+}
+
+// Finds the elements of a training in the records of a run that other ranks have left, or another stage, format or tiles.
+class Resharding {
+ public:
+  // Elements that go from a record into a tile.
+  struct Move {
+    RecordedState::Part from{};
+    std::size_t into = 0;  // the first element of the tile
+  };
+  using Source = std::pair<std::size_t, std::size_t>;  // shard and record
+  static Source source_of(const Move& move) { return {move.from.shard, move.from.record}; }
+
+  // All of it outlives this.
+  Resharding(const OwnRun& own, const WholeRun& run, const RecordedState& state, EarlierRecords& records)
+      : own_(own), run_(run), state_(state), records_(records), names_(names_in_runs(own.plan.model())) {}
+
+  // Returns what a rank of this job needs for a tile: a range of its shard of a unit's trained tensors.
+  std::vector<Move> moves_into(std::size_t unit, const Range& range, std::size_t rank) const;
+
+  // Whether a rank of this job has records of the shard on its own drives.
+  bool sees(std::size_t rank, std::size_t shard) const { return run_.nearest(shard, rank).seen_by == rank; }
+
+  // Copies what comes from one record, whose payload is in memory.
+  void copy(const std::vector<Move>& moves, Source source, std::byte* payload, const TileMemory& into) const;
+
+  // Reads the records that this rank sees, and copies what comes from them.
+  void copy_seen(const std::vector<Move>& moves, const TileMemory& into);
+
+ private:
+  const OwnRun& own_;
+  const WholeRun& run_;
+  const RecordedState& state_;
+  EarlierRecords& records_;
+  std::vector<std::vector<std::string>> names_;  // names of this training's tensors, for each unit
+};
+
+std::vector<Resharding::Move> Resharding::moves_into(std::size_t unit, const Range& range, std::size_t rank) const {
+  const UnitLayout& layout = own_.plan.layout().units[unit];
+  const std::size_t shard = shard_of(own_.plan.placement(), rank);
+  std::vector<Move> moves;
+  for (const TensorPart& part : tensors_in(own_.plan.model().units[unit], layout, layout.trained, shard, range)) {
+    for (const RecordedState::Part& from : state_.parts_of(names_[unit][part.tensor], part.range)) {
+      moves.push_back({from, part.in_shard - range.first + from.range.first - part.range.first});
+    }
+  }
+  return moves;
+}
+
+void Resharding::copy(const std::vector<Move>& moves, Source source, std::byte* payload, const TileMemory& into) const {
+  const TileMemory tile = state_.tile(source.second, payload);
+  for (const Move& move : moves) {
+    if (source_of(move) != source) continue;
+    const auto& [part, begin] = move;
+    kernels::copy_state(kernels::part(tile, part.in_tile, part.range.count),
+                        kernels::part(into, begin, part.range.count));
+  }
+}
+
+void Resharding::copy_seen(const std::vector<Move>& moves, const TileMemory& into) {
+  Source last{SIZE_MAX, 0};
+  for (const Move& move : moves) {
+    const Source source = source_of(move);
+    if (source == last || !sees(own_.rank(), move.from.shard)) continue;
+    last = source;
+    copy(moves, source, records_.read(run_.nearest(source.first, own_.rank()), source.second).data(), into);
+  }
 }
 
 // Rewrites the records of a run for a training with other ranks, another stage, format or tiles, one record at a time.

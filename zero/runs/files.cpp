@@ -22,7 +22,6 @@ constexpr std::string_view own_name = "state";
 constexpr std::string_view mirror_name = "mirror";
 constexpr std::string_view records_end = ".records";
 constexpr std::string_view description_end = ".description";
-constexpr std::string_view note_end = ".note";
 constexpr std::string_view unfinished_end = ".unfinished";
 constexpr std::string_view checkpoint_name = "newest-checkpoint";
 
@@ -87,8 +86,6 @@ std::string RecordFiles::name() const {
 }
 std::string RecordFiles::description_name() const { return fmt::format("{}{}", name(), description_end); }
 
-std::string RecordFiles::note_name() const { return fmt::format("{}{}", name(), note_end); }
-
 std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run) {
   std::vector<RecordFiles> found;
   for_each_file(drive, run, [&](const std::filesystem::path& path, std::size_t rank) {
@@ -111,30 +108,6 @@ std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std
     found.push_back({*files, path});
   });
   return found;
-}
-
-void remove_leftovers(const std::filesystem::path& drive, const std::string& run, std::uint64_t made_in,
-                      std::size_t ranks) {
-  std::error_code gone;
-  for (const Leftover& each : leftovers_on(drive, run))
-    std::filesystem::remove(each.path, gone);
-  for_each_file(drive, run, [&](const std::filesystem::path& path, std::size_t rank) {
-    const RecordFiles files{rank, made_in};
-    const std::string file = path.filename().string();
-    std::string_view name = file;
-    without_end(name, unfinished_end);
-    const bool is_current = file == files.note_name() && rank < ranks &&
-                            !std::filesystem::exists(path.parent_path() / (files.name() + std::string(records_end)));
-    if (name.ends_with(note_end) && !is_current) std::filesystem::remove(path, gone);
-  });
-}
-
-void remove_empty_directories(const std::filesystem::path& drive, const std::string& run, std::size_t from) {
-  std::set<std::size_t> ranks;
-  for_each_file(drive, run, [&](const std::filesystem::path&, std::size_t rank) { ranks.insert(rank); });
-  for (const std::size_t rank : ranks) {
-    if (rank >= from) remove_empty_directory(drive, run, {.rank = rank});
-  }
 }
 
 void remove_records(const std::filesystem::path& drive, const std::string& run, const RecordFiles& files) {
@@ -184,20 +157,6 @@ std::vector<std::string> read_run_description(const std::filesystem::path& file)
   while (std::getline(text, line))
     lines.push_back(line);
   return lines;
-}
-
-// The text has to end with a newline.
-void write_note(const std::filesystem::path& file, std::span<const std::byte> note) {
-  offload::write_sealed_text(file, std::string(reinterpret_cast<const char*>(note.data()), note.size()) + '\n');
-}
-
-std::vector<std::byte> read_note(const std::filesystem::path& file) {
-  const auto text = offload::read_sealed_text(file);
-  require(text && !text->empty() && text->size() <= offload::max_note_bytes + 1, Code::bad_record, [&] {
-    return Problem{.what = "cannot read a note of a checkpoint: it is missing or damaged", .where = file.string()};
-  });
-  const auto bytes = std::as_bytes(std::span(*text).first(text->size() - 1));
-  return {bytes.begin(), bytes.end()};
 }
 
 }  // namespace ballast

@@ -31,7 +31,6 @@ struct RecordFiles {
   std::filesystem::path directory(const std::filesystem::path& drive, const std::string& run) const;
   std::string name() const;              // "state", or "state-7"; of a mirror "mirror", or "mirror-7"
   std::string description_name() const;  // the file's name in the first directory
-  std::string note_name() const;         // likewise; see write_note()
 
   auto operator<=>(const RecordFiles&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
@@ -45,14 +44,6 @@ struct Leftover {
   std::filesystem::path path{};
 };
 std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std::string& run);
-
-// Removes what killed processes have left of a checkpoint on this drive, and the notes of all ranks but those below `ranks` of the
-// checkpoint made then.
-void remove_leftovers(const std::filesystem::path& drive, const std::string& run, std::uint64_t made_in,
-                      std::size_t ranks);
-
-// Removes the directories of ranks from this one on that have no records.
-void remove_empty_directories(const std::filesystem::path& drive, const std::string& run, std::size_t from);
 
 // Removes the files from this drive, where other ranks may remove them at the same time. They are gone for good when this
 // returns. Throws B3201 if records stay.
@@ -72,10 +63,6 @@ KnownCheckpoint newest_checkpoint_of(const std::filesystem::path& directory);
 
 void write_run_description(const std::filesystem::path& file, const std::vector<std::string>& lines);
 std::vector<std::string> read_run_description(const std::filesystem::path& file);  // no lines: it is missing or damaged
-
-// The note of a rank of a checkpoint that has no records of its own. read_note() throws B3202 if it is missing or damaged.
-void write_note(const std::filesystem::path& file, std::span<const std::byte> note);
-std::vector<std::byte> read_note(const std::filesystem::path& file);
 
 // The directories of any rank's records on this rank's drives, and the queues of the drives, in order.
 inline std::vector<offload::Drive> drives_of(const RecordFiles& records, const RecordOptions& options,

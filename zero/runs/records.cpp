@@ -30,6 +30,13 @@ std::uint64_t random_id() {
   return id;
 }
 
+// All ranks call it together, and get what rank 0 draws.
+std::uint64_t draw_run_id(Communicator& world) {
+  std::int64_t id = world.rank() == 0 ? std::bit_cast<std::int64_t>(random_id()) : 0;
+  world.all_reduce({&id, 1});
+  return std::bit_cast<std::uint64_t>(id);
+}
+
 bool is_true_on_any(Communicator& world, bool mine) {
   std::int64_t ranks = mine ? 1 : 0;
   world.all_reduce({&ranks, 1});
@@ -61,12 +68,6 @@ void warn_of_traces(const OwnRun& run) {
 }
 
 }  // namespace
-
-std::uint64_t draw_run_id(Communicator& world) {
-  std::int64_t id = world.rank() == 0 ? std::bit_cast<std::int64_t>(random_id()) : 0;
-  world.all_reduce({&id, 1});
-  return std::bit_cast<std::uint64_t>(id);
-}
 
 // The name becomes part of the name of a directory, which lies in the one that the caller names.
 void require_run_name(const std::string& run) {

@@ -57,9 +57,6 @@ class RunMirror {
   std::optional<MirrorFiles> files_{};
 };
 
-// The id of a new run, which rank 0 draws. All ranks call it together.
-std::uint64_t draw_run_id(Communicator& world);
-
 // Throws B1001 for a name that cannot be part of the name of a directory.
 void require_run_name(const std::string& run);
 

@@ -23,9 +23,6 @@
 
 namespace ballast {
 
-// How closely records are looked at: whether they have commits, or the heads of all records of each, too.
-enum class SearchDepth { commits, heads };
-
 class RunSearch {
  public:
   // All of it outlives this. `own`: the training that is going to resume the run; null: none yet.
@@ -102,11 +99,11 @@ class RunSearch {
 
   // All ranks call these together, each with the files that it sees. The first one throws B1009 if they belong to several runs, and
   // leaves out commits that lack records.
-  std::vector<SeenRecords> find_all(std::span<const RecordFiles> files, SearchDepth depth = SearchDepth::heads) const {
+  std::vector<SeenRecords> find_all(std::span<const RecordFiles> files) const {
     std::vector<SeenRecords> mine;
     on_all_ranks(world_, [&] {
       for (const RecordFiles& each : files) {
-        const SeenRecords seen = seen_in(each, depth);
+        const SeenRecords seen = seen_in(each);
         if (!each.is_mirror || seen.run_id != 0) mine.push_back(seen);
       }
     });
@@ -181,13 +178,13 @@ class RunSearch {
     return offload::RecordStore::open(found.shape, drives(files), unchanged).go_to(point);
   }
 
-  SeenRecords seen_in(const RecordFiles& files, SearchDepth depth) const {
+  SeenRecords seen_in(const RecordFiles& files) const {
     const auto found = found_in(files);
     if (!found) return {.seen_by = world_.rank(), .files = files, .lacks_records = true};
     SeenRecords seen = seen_records(files, world_.rank(), *found);
     bool lacks_step = false;  // nothing is lost before the first one
     std::erase_if(seen.commits, [&](const auto& each) {
-      const bool is_lacking = depth == SearchDepth::heads && !has_commit(files, each.point);
+      const bool is_lacking = !has_commit(files, each.point);
       lacks_step = lacks_step || (is_lacking && each.step > 0);
       return is_lacking;
     });

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.distributed import METADATA
-from ballast.checkpoint.folder import CheckpointDirectory, Chunk, Commit, RankFiles, folder_name, require_space
+from ballast.checkpoint.folder import Commit, folder_name, lock, require_space
 from ballast.checkpoint.foreign import source_of
 from ballast.checkpoint.full_model import COPIED, SafetensorsWriter, item_of
 from ballast.checkpoint.kinds import FOREIGN, kind_of, refuse_without_checkpoint
@@ -134,7 +134,7 @@ class Conversion:
     # --- Writing ---
 
     def _write(self, step: int) -> int:
-        place = CheckpointDirectory(self._directory)
+        place = lock(self._directory)
         folder = folder_name(step, int.from_bytes(os.urandom(4), "little"))
         try:
             _require_no_checkpoint(self._directory)
@@ -149,7 +149,7 @@ class Conversion:
                 indexes=[],
                 converted_from=FOREIGN[self._kind],
             )
-            Commit(place, folder, checkpoint.to_json()).make_current()
+            Commit(self._directory, place, folder, checkpoint.to_json()).make_current()
         except BaseException:
             place.discard(folder)
             raise
@@ -163,25 +163,23 @@ class Conversion:
 
     def _write_files(self, folder: Path) -> int:
         """Write the files of the only rank, and return the bytes of its data."""
-        files = RankFiles(folder, rank=0)
-        chunks, written = [], []
+        files = _core.RankFiles(str(folder), rank=0)
         for name, entry in self._entries.items():
-            for first, count in slices(entry.elements, SLICE):
-                written.append(self._append(files.writer, name, entry, (first, count)))
-                chunks.append(Chunk(name, first, count))
-        return files.finish(chunks, written, packed(None))
+            for elements in slices(entry.elements, SLICE):
+                self._append(files, name, entry, elements)
+        return files.finish(packed(None), raw=False)
 
-    def _append(self, writer: _core.CheckpointWriter, name: str, entry: Tensor, elements: tuple[int, int]) -> tuple[int, int]:
+    def _append(self, files: _core.RankFiles, name: str, entry: Tensor, elements: tuple[int, int]) -> None:
         stored = self._tensors[name]
         if entry.role != "trained":
             values = stored.read_part(*elements)
-            return writer.append_memory(values.data_ptr(), values.nbytes)
+            return files.append_memory(values.data_ptr(), values.nbytes, name, elements)
         sources: Mapping[str, StoredTensor | None] = {
             "parameter": stored,
             **{kind: self._source.tensor(name, moment) for kind, moment in self._moments.items()},
         }
         part = {kind: each.read_part(*elements).to(torch.float32) for kind, each in sources.items() if each is not None}
-        return writer.append(state_part(part))
+        files.append(state_part(part), name, elements)
 
 
 def _foreign_kind(path: Path) -> str:

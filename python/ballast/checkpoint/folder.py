@@ -6,19 +6,15 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.kinds import MANIFEST
-from ballast.checkpoint.manifest import FOLDER, content_in, folder_in, rank_file
+from ballast.checkpoint.manifest import content_in, rank_file
 from ballast.checks import fail, refuse
-from ballast.errors import Error
-from ballast.new_files import flush_folder, make_folder, require_own_folder, write_file, write_new
 from ballast.sizes import human_size
 from ballast.torch.parameters.units import names_in_model
 
@@ -26,68 +22,17 @@ log = logging.getLogger("ballast")
 Written = tuple[int, int]  # offset in the file, and seal
 
 
-class CheckpointDirectory:
-    """A directory while one job saves to it, locked until `release()`. Rank 0 of the job uses it."""
-
-    def __init__(self, directory: Path):
-        require_no_file(directory)
-        make_folder(directory)
-        require_own_folder(directory)
-        self.path = directory
-        self._lock = lock_of(directory)
-        self._replaced = ""  # the folder of the checkpoint that the new one has replaced
-
-    def create(self, folder: str) -> None:
-        """Make the folder, and remove the folders of savings that were stopped."""
-        self.remove_stale()
-        (self.path / folder).mkdir(mode=0o700)
-
-    def make_current(self, folder: str, manifest: bytes) -> None:
-        """Replace the manifest. Readers find the old checkpoint before, and the new one afterwards."""
-        self._replaced = folder_in(self.path) or ""
-        flush_folder(self.path / folder)
-        flush_folder(self.path)
-        written = self.path / folder / MANIFEST
-        write_file(written, manifest)
-        os.replace(written, self.path / MANIFEST)
-        flush_folder(self.path)
-
-    def remove_stale(self) -> None:
-        """Remove the folders that the manifest does not name. Without a lock, another job may be writing one of them,
-        so only the folder that was replaced is removed."""
-        current = folder_in(self.path)
-        if current is None:
-            return  # the manifest cannot be read; everything stays until a saving has replaced it
-        for path in self.path.iterdir():
-            is_stale = self._lock is not None or path.name == self._replaced
-            if FOLDER.fullmatch(path.name) and path.name != current and is_stale:
-                shutil.rmtree(path, ignore_errors=True)
-
-    def discard(self, folder: str) -> None:
-        """Remove the files of a saving that failed, unless the manifest names them, or may name them: then no other
-        checkpoint is complete."""
-        if folder_in(self.path) not in (folder, None):
-            shutil.rmtree(self.path / folder, ignore_errors=True)
-
-    def release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-
-
-def lock_of(directory: Path) -> _core.DirectoryLock | None:
-    """Lock the directory. Return None where the file system has no locks; raise B2204 where another process has the
-    lock."""
-    try:
-        return _core.DirectoryLock(directory=str(directory))
-    except Error as error:
-        if error.code != "B2205":
-            raise
+def lock(directory: Path) -> _core.CheckpointDirectory:
+    """Make the directory, and lock it while this job saves. Raise B2204 where another job does."""
+    require_no_file(directory)
+    locked = _core.CheckpointDirectory(str(directory))
+    if locked.unlocked_because:
         log.warning(
             "%s; nothing prevents two jobs from saving to %s at once, and folders of stopped savings are not removed",
-            error.what_happened,
+            locked.unlocked_because,
             directory,
         )
-        return None
+    return locked
 
 
 def folder_name(step: int, token: int) -> str:
@@ -158,56 +103,19 @@ def require_no_file(directory: Path) -> None:
 class Commit:
     """A folder to which ranks write, and what its manifest will say. The directory is locked."""
 
-    directory: CheckpointDirectory
+    path: Path
+    directory: _core.CheckpointDirectory
     folder: str
     content: Mapping[str, Any]  # the manifest without the ranks' indexes
 
     def is_complete(self) -> bool:
         """Return whether all ranks have written their files. The folder is listed, as a network file system may remember for
         a while that a name was not there."""
-        return {rank_file(rank, "json") for rank in self._ranks}.issubset(os.listdir(self.directory.path / self.folder))
+        names = {rank_file(rank, "json") for rank in range(self.content["ranks"])}
+        return names.issubset(os.listdir(self.path / self.folder))
 
     def make_current(self) -> None:
         """Write the manifest, with the seals of all ranks' indexes as they are on the drive."""
-        files = [rank_file(rank, "json") for rank in self._ranks]
-        seals = [manifest.seal_of(manifest.read_bytes(self.directory.path / self.folder / file)) for file in files]
-        indexes = [{"file": file, "seal": seal} for file, seal in zip(files, seals)]
+        seals = _core.index_seals(str(self.path / self.folder), self.content["ranks"])
+        indexes = [{"file": rank_file(rank, "json"), "seal": seal} for rank, seal in enumerate(seals)]
         self.directory.make_current(self.folder, manifest.sealed({**self.content, "indexes": indexes}))
-
-    @property
-    def _ranks(self) -> range:
-        return range(self.content["ranks"])
-
-
-class Chunk(NamedTuple):
-    """Consecutive elements of a tensor that a rank writes."""
-
-    tensor: str
-    first: int
-    elements: int
-
-
-class RankFiles:
-    """The files of a rank while they are written, by one thread."""
-
-    def __init__(self, folder: Path, rank: int):
-        self._folder, self._rank = folder, rank
-        self.writer = _core.CheckpointWriter(str(folder / rank_file(rank, "data")))
-
-    def finish(self, chunks: Sequence[Chunk], written: Sequence[Written], extra: bytes) -> int:
-        """Complete the files with the chunks that were written, and return the bytes of the data. The index gets its name last:
-        where it is, all files of the rank are complete and on the drive."""
-        bytes_written = self.writer.finish()
-        write_file(self._folder / rank_file(self._rank, "extra"), extra)
-        index = self._folder / rank_file(self._rank, "json")
-        write_new(index, sealed_index(chunks, written, bytes_written, extra), 0o600)
-        flush_folder(self._folder)
-        return bytes_written
-
-
-def sealed_index(chunks: Sequence[Chunk], written: Sequence[Written], bytes_written: int, extra: bytes) -> bytes:
-    places: dict[str, list[tuple[int, int, int, str]]] = {}  # first element, count, offset and seal, by tensor
-    for chunk, (offset, seal) in zip(chunks, written, strict=True):
-        places.setdefault(chunk.tensor, []).append((chunk.first, chunk.elements, offset, f"{seal:016x}"))
-    described = {"bytes": len(extra), "seal": manifest.seal_of(extra)}
-    return manifest.sealed({"chunks": places, "data_bytes": bytes_written, "extra": described})

@@ -24,7 +24,7 @@ OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
 
 # What others write, and what reads it here.
 FOREIGN = {
-    "run": "a run, or a checkpoint of a training in C++",
+    "run": "a run",
     "distributed": "a directory of torch.distributed.checkpoint",
     "universal": "a universal checkpoint of DeepSpeed",
     "deepspeed": "a checkpoint of DeepSpeed",

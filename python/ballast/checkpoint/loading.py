@@ -127,6 +127,8 @@ def read_extra(directory: Path, checkpoint: Checkpoint, rank: int) -> Any:
     loaded to the host, because the GPU that they were on may not exist here."""
     number = rank % checkpoint.ranks
     path, content = manifest.read_extra(directory, checkpoint, number)
+    if checkpoint.extras[number].raw:
+        return content
     return load_without_code(io.BytesIO(content), path)
 
 

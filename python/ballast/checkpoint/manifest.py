@@ -149,6 +149,7 @@ class Extra:
 
     bytes: int
     seal: str
+    raw: bool  # bytes as they are, not an object of torch.save()
 
 
 @dataclass
@@ -491,7 +492,7 @@ def extra_of(index: Json) -> Extra:
     """Return the description of a rank's `extra` in its index."""
     extra = index["extra"]
     extra["seal"].seal()
-    return Extra(extra["bytes"].count(MOST_DATA_BYTES), extra["seal"].text())
+    return Extra(extra["bytes"].count(MOST_DATA_BYTES), extra["seal"].text(), extra.get("raw", False).flag())
 
 
 def pieces_of(index: Json, rank: int, tensors: dict[str, Tensor]) -> dict[str, list[Piece]]:

@@ -1,5 +1,5 @@
-"""Read a run of `wrap(run=...)`, or a checkpoint of a training in C++, without a training: the masters and moments of each
-parameter in fp32, from the records of all ranks."""
+"""Read a run of `wrap(run=...)` without a training: the masters and moments of each parameter in fp32, from the records of all
+ranks."""
 
 from __future__ import annotations
 

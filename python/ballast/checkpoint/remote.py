@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from ballast.checkpoint import manifest
-from ballast.checkpoint.folder import CheckpointDirectory
+from ballast.checkpoint.folder import lock
 from ballast.checkpoint.kinds import MANIFEST
 from ballast.checkpoint.manifest import FOLDER, Checkpoint, checkpoint_of, rank_file
 from ballast.checks import fail, refuse
@@ -146,7 +146,7 @@ def pull(address: str, directory: Path) -> Moved:
 
 
 def _pull(remote: Remote, text: bytes, checkpoint: Checkpoint, directory: Path) -> Moved:
-    place = CheckpointDirectory(directory)
+    place = lock(directory)
     try:
         place.create(checkpoint.folder)
         for name in _files_of(checkpoint):

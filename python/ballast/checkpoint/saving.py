@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,11 +26,9 @@ from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.custom_state import custom_state
 from ballast.checkpoint.folder import (
-    CheckpointDirectory,
-    Chunk,
     Commit,
-    RankFiles,
     folder_name,
+    lock,
     require_same_history,
     require_same_model,
     require_space,
@@ -80,8 +78,8 @@ class SnapshotFiles(NamedTuple):
     folder: Path
     rank: int
     snapshot: _core.Snapshot
-    chunks: Sequence[Chunk]
     extra: bytes
+    is_raw: bool  # `extra`: not an object of torch.save()
 
 
 class BackgroundSave:
@@ -170,13 +168,12 @@ class BackgroundSave:
 
     def _write(self) -> None:
         assert self._files is not None
-        folder, rank, snapshot, chunks, extra = self._files
-        files = RankFiles(folder, rank)
-        written = []
-        for number in range(len(chunks)):
-            written.append(files.writer.append_chunk(snapshot, number))
+        folder, rank, snapshot, extra, is_raw = self._files
+        files = RankFiles(str(folder), rank)
+        for number in range(snapshot.chunks):
+            files.append_chunk(snapshot, number)
             self._look_for_exit()
-        files.finish(chunks, written, extra)
+        files.finish(extra, raw=is_raw)
 
     def _conclude(self, began: float) -> None:
         """Make the checkpoint the current one when it is complete, or remove it when all ranks know that it failed."""
@@ -313,15 +310,9 @@ def last_steps_of(directory: Path, accesses: Sequence[Training]) -> list[Callabl
     return [*(notice_for_run(access, directory) for access in accesses), others_remover(directory, accesses[0])]
 
 
+RankFiles = _core.RankFiles
+Sink = _core.RankFiles | _core.Snapshot  # takes the chunks of a rank, one after the other
 Visit = Callable[[_core.StatePart, str, tuple[int, int]], None]
-Result = TypeVar("Result", covariant=True)
-
-
-class Sink(Protocol[Result]):
-    """Takes the chunks of a rank, one after the other: the writer of a file, or a snapshot."""
-
-    def append(self, part: _core.StatePart) -> Result: ...
-    def append_memory(self, address: int, bytes: int) -> Result: ...
 
 
 class Saving:
@@ -337,7 +328,7 @@ class Saving:
         with self._agreement.settled():
             for part in self._parts:
                 part.check(self._names)
-            self._extra = packed(extra)
+            self._extra, self._is_raw = packed(extra), isinstance(extra, bytes)
         partitions = [part.partition for part in self._parts]
         self._torch_tensors = list(torch_tensors(model, accesses, partitions))
         for access, partition in zip(accesses, partitions):
@@ -347,8 +338,7 @@ class Saving:
             part.look()
             self._entries.update(part.entries)
         self._entries.update((held.name, entry_of(held)) for held in self._torch_tensors)
-        self._chunks: list[Chunk] = []  # chunks that this rank has given to a sink
-        self._locked: CheckpointDirectory | None = None  # rank 0 locks the directory for all ranks; others have None
+        self._locked: _core.CheckpointDirectory | None = None  # rank 0 locks the directory for all ranks; others have None
 
     def run(self) -> None:
         """Save, and return when the checkpoint is the current one."""
@@ -366,7 +356,7 @@ class Saving:
         """Copy what this rank saves to the host's memory. Return what writes it, and makes the checkpoint the current one."""
         with self._new_folder(waits=False) as folder:
             snapshot = self._snapshot()
-            files = SnapshotFiles(self._directory / folder, self._group.rank, snapshot, self._chunks, self._extra)
+            files = SnapshotFiles(self._directory / folder, self._group.rank, snapshot, self._extra, self._is_raw)
             return BackgroundSave(files, self._commit(folder))
 
     @contextmanager
@@ -405,7 +395,7 @@ class Saving:
 
     def _enter(self, folder: str) -> None:
         """Lock the directory, and refuse to replace the checkpoint of another training."""
-        self._locked = CheckpointDirectory(self._directory)
+        self._locked = lock(self._directory)
         require_same_model(self._directory, set(self._names.values()))
         known = checkpoints_in(self._accesses, self._directory)
         require_same_history(self._directory, known, folders_of_all(self._accesses))
@@ -420,7 +410,7 @@ class Saving:
             return None
         optimizers = [part.saved() for part in self._parts]
         checkpoint = Checkpoint(self._group.size, folder, optimizers, self._entries, indexes=[])
-        return Commit(self._locked, folder, checkpoint.to_json())
+        return Commit(self._directory, self._locked, folder, checkpoint.to_json())
 
     # --- The part of this rank ---
 
@@ -439,16 +429,14 @@ class Saving:
         sizes = [size for part in self._parts for size in part.sizes()]
         return sizes + [held.tensor.element_size() * count for held, _, count in self._local_slices()]
 
-    def _give_to(self, sink: Sink[Result]) -> list[Result]:
-        """Read what this rank saves, and return what the sink returns for each chunk. All ranks call this together; a rank with
-        an error, which the next agreement finds, reads on with the others."""
-        results: list[Result] = []
+    def _give_to(self, sink: Sink) -> None:
+        """Read what this rank saves. All ranks call this together; a rank with an error, which the next agreement finds, reads
+        on with the others."""
 
         def append(part: _core.StatePart, name: str, elements: tuple[int, int]) -> None:
             with self._agreement.attempt():
                 if self._agreement.error is None:
-                    results.append(sink.append(part))
-                    self._chunks.append(Chunk(name, *elements))
+                    sink.append(part, name, elements)
 
         for saving in self._parts:
             saving.visit(append)
@@ -459,17 +447,15 @@ class Saving:
                     if held is not read:
                         read, tensor = held, held.read()
                     values = slice_on_host(tensor, first, count)
-                    results.append(sink.append_memory(values.data_ptr(), values.nbytes))
-                    self._chunks.append(Chunk(held.name, held.begin + first, count))
-        return results
+                    sink.append_memory(values.data_ptr(), values.nbytes, held.name, (held.begin + first, count))
 
     def _write(self, folder: Path) -> None:
         with self._agreement.settled():
-            files = RankFiles(folder, self._group.rank)
-        written = self._give_to(files.writer)
+            files = RankFiles(str(folder), self._group.rank)
+        self._give_to(files)
         with self._agreement.settled():
             if self._agreement.error is None:
-                files.finish(self._chunks, written, self._extra)
+                files.finish(self._extra, raw=self._is_raw)
 
     def _snapshot(self) -> _core.Snapshot:
         """Copy what this rank saves, into the memory of the last copy if that is still there."""
@@ -497,7 +483,10 @@ def require_shared(folder: Path) -> None:
 
 
 def packed(extra: Any) -> bytes:
-    """Serialize `extra`, and refuse values that cannot be read again without running code that the file names."""
+    """Serialize `extra`, and refuse values that cannot be read again without running code that the file names. Bytes stay as
+    they are: a training in C++ reads them as its note."""
+    if isinstance(extra, bytes):
+        return extra
     buffer, what = io.BytesIO(), "torch.save() cannot write it"
     try:
         torch.save(extra, buffer)

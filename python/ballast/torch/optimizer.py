@@ -199,16 +199,6 @@ class WrappedOptimizer(Optimizer):
         self._ballast.require_open("call write_timeline()")
         Path(path).write_text(self._ballast.partition_now().chrome_trace())
 
-    def save_records(self, directory: str | os.PathLike[str]) -> None:
-        """Write the trained parameters and their state to a checkpoint, which `Training::load()` reads in a C++ trainer whose
-        parameters have the same names and shapes. When it is complete, it replaces the one of the directory. All ranks call
-        it together, between steps.
-
-        `ballast.load_checkpoint()` reads it too; `ballast.save()` also keeps options, frozen parameters and buffers.
-        """
-        self._ballast.require_open("call save_records()")
-        self._ballast.save_records(Path(directory))
-
     def offload(self, *, parameters: bool = True) -> None:
         """Free the device's memory for others until reload(). All ranks call it together, between steps.
 

@@ -15,8 +15,8 @@ from unittest import mock
 import ballast
 import torch
 from ballast import DiLoCo
+from ballast._core import RankFiles
 from ballast.checkpoint import manifest
-from ballast.checkpoint.folder import RankFiles
 from python.wrap.support import saved
 from python.wrap.support.loops import Loop
 from python.wrap.support.models import Shapes

@@ -7,7 +7,7 @@ from pathlib import Path
 import ballast
 import pytest
 from ballast.checkpoint import conversion, manifest
-from ballast.checkpoint.folder import CheckpointDirectory
+from ballast.checkpoint.folder import lock
 from ballast.checkpoint.kinds import MANIFEST
 from python.wrap.support.saved import save, training
 
@@ -34,10 +34,6 @@ def test_a_checkpoint_survives_a_file_system_that_fails_for_a_moment(tmp_path, m
             manifest.read_text(tmp_path)
         with pytest.raises(ballast.UsageError, match="there is a checkpoint already"):
             conversion._require_no_checkpoint(tmp_path)
-        directory = CheckpointDirectory(tmp_path)
-        directory.create("step-2-00000000")
-        directory.discard("step-2-00000000")
-        directory.release()
     assert manifest.read(tmp_path).step == 1
 
 
@@ -46,12 +42,35 @@ def test_a_file_in_place_of_the_directory_holds_no_checkpoint(tmp_path):
     assert manifest.content_in(tmp_path / "file") == manifest.content_in(tmp_path / "nothing") == {}
 
 
-def test_only_the_parents_of_new_folders_are_flushed(tmp_path, monkeypatch):
-    flushed = []
-    monkeypatch.setattr("ballast.new_files.flush_folder", flushed.append)
-    for _ in range(2):  # the second time all are there, and their parents may be closed to this user
-        CheckpointDirectory(tmp_path / "one" / "two").release()
-    assert flushed == [tmp_path, tmp_path / "one"]
+def test_nothing_is_removed_where_the_manifest_cannot_be_read(tmp_path):
+    save(tmp_path, training(1))
+    text = (tmp_path / MANIFEST).read_bytes()
+    (tmp_path / MANIFEST).unlink()
+    (tmp_path / MANIFEST).mkdir()  # it cannot be read
+    directory = lock(tmp_path)
+    directory.create("step-2-00000000")
+    directory.discard("step-2-00000000")
+    directory.release()
+    (tmp_path / MANIFEST).rmdir()
+    (tmp_path / MANIFEST).write_bytes(text)
+    assert manifest.read(tmp_path).step == 1
+
+
+def test_parents_of_folders_that_are_there_may_be_closed_to_this_user(tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    monkeypatch.chdir(tmp_path)  # only root may enter the folders above it
+    tmp_path.chmod(0o711)
+    Path("one").mkdir()
+    os.chown("one", 1234, 1234)
+    os.seteuid(1234)
+    try:
+        for _ in range(2):
+            lock(Path("one/two/three")).release()
+        with pytest.raises(ballast.FailureError, match="B3201 .*Permission denied"):
+            lock(Path("other"))
+    finally:
+        os.seteuid(0)
 
 
 @pytest.mark.parametrize("below", ["", "one/two"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
+import logging
 import os
 import shutil
 import signal
+import struct
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,8 +29,8 @@ from python.wrap.support.saved import Training, error_of, same, save, training
 # The moments at which a save can be overtaken: it has made its folder, written its files, or replaced the manifest.
 MOMENTS = {
     "its folder is made": ("ballast.checkpoint.saving.require_shared", False),
-    "its files are written": ("ballast.checkpoint.folder.os.replace", False),
-    "its manifest is there": ("ballast.checkpoint.folder.os.replace", True),
+    "its files are written": ("ballast.checkpoint.folder.Commit.make_current", False),
+    "its manifest is there": ("ballast.checkpoint.folder.Commit.make_current", True),
 }
 
 
@@ -75,7 +79,7 @@ def while_another_job_is_killed(rank: int, folder: str) -> tuple[str, int, str, 
         signal.pause()
 
     def other() -> None:
-        with once("ballast.checkpoint.folder.os.replace", stop):
+        with once("ballast.checkpoint.folder.Commit.make_current", stop):
             save(folder, training(1))
 
     child = os.fork()
@@ -100,7 +104,7 @@ def while_the_directory_is_locked(rank: int, folder: str) -> tuple[str, int, str
     save(folder, mine)
     group = mine.optimizer._ballast.group
     group.barrier()  # rank 0 unlocks the directory after the others have returned
-    lock = ballast._core.DirectoryLock(directory=folder) if rank == 1 else None
+    lock = ballast._core.CheckpointDirectory(folder) if rank == 1 else None
     [holder] = group.all_reduce([os.getpid() * (rank == 1)])
     first = error_of(lambda: save(folder, mine))
     if lock is not None:
@@ -179,7 +183,7 @@ def test_a_link_to_the_directory_is_the_directory(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "link").symlink_to("here")
     one, other = training(1), training(1)
-    lock = ballast._core.DirectoryLock(directory=str(tmp_path / "here"))
+    lock = ballast._core.CheckpointDirectory(str(tmp_path / "here"))
     assert "B2204" in error_of(lambda: save(tmp_path / "link", one))
     lock.release()
     save(tmp_path / "link", one)
@@ -209,35 +213,53 @@ def test_two_histories_do_not_alternate_in_a_directory(tmp_path):
     save(tmp_path, old)
 
 
-@pytest.mark.parametrize("fails", ["require_space", "CheckpointDirectory.remove_stale"])
+@pytest.mark.parametrize("fails", ["checkpoint.saving.require_space", "_core.CheckpointDirectory.remove_stale"])
 def test_a_failed_save_is_not_taken_for_another_job(fails, tmp_path, monkeypatch):
     """A save that fails, before or after it replaces the manifest, does not prevent the next save of the same job."""
     save(tmp_path, training(1))
     mine = training(2)
     with monkeypatch.context() as there:
-        there.setattr(f"ballast.checkpoint.saving.{fails}", lambda *args: checks.fail("drive_full", "it is full"))
+        there.setattr(f"ballast.{fails}", lambda *args: checks.fail("drive_full", "it is full"))
         assert "B2202" in error_of(lambda: save(tmp_path, mine))
     mine.train(2, 1)
     save(tmp_path, mine)
     assert manifest.read(tmp_path).step == 3
 
 
-def no_locks(**options):
-    checks.fail("no_file_locks", "cannot lock the directory: No locks available")
+def refuse_locks() -> None:
+    """Make flock() fail in this process from now on, as NFS does without its lock service."""
+    load_call, if_equal, answer = 0x20, 0x15, 0x06  # of the kernel's filters of system calls
+    flock, error, allowed = 73, 0x50000 | errno.ENOLCK, 0x7FFF0000
+    rules = [(load_call, 0, 0, 0), (if_equal, 0, 1, flock), (answer, 0, 0, error), (answer, 0, 0, allowed)]
+    text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+    program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(text))
+    libc = ctypes.CDLL(None, use_errno=True)
+    gains_nothing, filters = 38, 22
+    assert libc.prctl(gains_nothing, 1, 0, 0, 0) == 0 and libc.prctl(filters, 2, program) == 0
+
+
+def save_without_locks(rank: int, folder: str, moment: str) -> tuple[bool, str]:
+    """Save while another job does. Return whether the folder of a third one is still there, and what is logged."""
+    refuse_locks()
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("ballast").addHandler(handler)
+    old, one, other = training(1), training(2), training(3)
+    save(folder, old)
+    left = Path(folder, "step-7-0123abcd")
+    left.mkdir()
+    place, after = MOMENTS[moment]
+    with once(place, lambda: save(folder, other), after):
+        save(folder, one)
+    load(folder, training())
+    return left.exists(), "".join(said)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_without_locks_a_warning_appears_and_no_job_removes_files_of_another(moment, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("ballast._core.DirectoryLock", no_locks)
-    old, one, other = training(1), training(2), training(3)
-    save(tmp_path, old)
-    left = tmp_path / "step-7-0123abcd"
-    left.mkdir()
-    place, after = MOMENTS[moment]
-    with once(place, lambda: save(tmp_path, other), after):
-        save(tmp_path, one)
-    load(tmp_path, training())
-    assert left.exists() and "No locks available" in caplog.text and str(tmp_path) in caplog.text
+def test_without_locks_a_warning_appears_and_no_job_removes_files_of_another(moment, tmp_path):
+    [(is_left, said)] = run_ranks(1, save_without_locks, str(tmp_path), moment)
+    assert is_left and "No locks available" in said and str(tmp_path) in said
 
 
 # --- Readers ---

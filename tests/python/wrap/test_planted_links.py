@@ -7,7 +7,8 @@ import ballast
 import pytest
 import torch
 from ballast.checkpoint.conversion import OfflineExport
-from ballast.new_files import require_own_folder, write_output
+from ballast.checkpoint.folder import lock
+from ballast.new_files import write_output
 
 PRECIOUS = "the user's own text"
 ANOTHER_USER = 1234
@@ -93,14 +94,14 @@ def test_a_run_has_a_name_and_no_path(run, tmp_path):
 def test_a_user_does_not_save_to_the_folder_of_another(tmp_path, monkeypatch):
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
-    require_own_folder(tmp_path)
+    lock(tmp_path).release()
     os.chown(tmp_path, ANOTHER_USER, ANOTHER_USER)
     tmp_path.chmod(0o755)
-    require_own_folder(tmp_path)  # root may
+    lock(tmp_path).release()  # root may
     monkeypatch.chdir(tmp_path)  # only root may enter the folders above it
     os.seteuid(ANOTHER_USER + 1)
     try:
         with pytest.raises(ballast.Error, match=f"B2206.*belongs to user {ANOTHER_USER}"):
-            require_own_folder(Path("."))
+            lock(Path("."))
     finally:
         os.seteuid(0)

@@ -1,10 +1,8 @@
-"""Tests of the records of a run, and of checkpoints of trainings in C++, as checkpoints: loaded, exported, converted,
-inspected."""
+"""Tests of the records of a run as a checkpoint: loaded, exported, converted, inspected."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import ballast
@@ -17,7 +15,6 @@ from python.wrap.support.ranks import run_ranks
 from safetensors.torch import load_file, save_file
 
 STEPS = 3
-BUILD = Path(ballast._core.__file__).resolve().parents[2]
 
 
 def keep_a_run(rank: int, folder: str) -> None:
@@ -121,72 +118,3 @@ def test_of_several_runs_one_has_to_be_named(tmp_path):
         ballast.load(Layers(), tmp_path)
     assert refused.value.available == "one, other"
     ballast.load(Layers(), tmp_path / "other")
-
-
-def test_what_a_training_in_cpp_has_saved_is_read_here(tmp_path):
-    shape = ["--layers", "2", "--width", "64", "--heads", "2", "--context", "32", "--dtype", "fp32"]
-    program = [BUILD / "examples/gpt/gpt", *shape, "--ranks", "2", "--stage", "2", "--steps", "2"]
-    subprocess.run([*program, "--checkpoint", tmp_path / "of-cpp"], check=True, capture_output=True)
-    assert main(["export", str(tmp_path / "of-cpp"), str(tmp_path / "exported")]) == 0
-    exported = load_file(tmp_path / "exported" / "model.safetensors")
-    assert exported["h.1.widen.weight"].shape == (256, 64)
-    model = torch.nn.ModuleDict({"head": torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(64)})})
-    assert main(["convert", str(tmp_path / "of-cpp"), str(tmp_path / "converted")]) == 0
-    model["head"]["norm"].load_state_dict({name: exported[f"head.norm.{name}"] for name in ("weight", "bias")})
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
-    ballast.load_checkpoint(tmp_path / "converted", model, optimizer)
-    assert optimizer.steps == 2
-    assert torch.equal(model["head"]["norm"].weight, exported["head.norm.weight"])
-    assert optimizer.state[model["head"]["norm"].weight]["exp_avg"].abs().sum() > 0
-
-
-class Gpt(torch.nn.Module):
-    """The parameters of the GPT trainer in C++, under its names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        width = 64
-        self.tokens, self.positions = (torch.nn.Parameter(torch.randn(rows, width) * 0.02) for rows in (256, 32))
-        layers = {"norm": (width,), "qkv": (3 * width, width), "projection": (width, width), "second_norm": (width,)}
-        layers |= {"widen": (4 * width, width), "narrow": (width, 4 * width)}
-        self.h, self.head = torch.nn.ModuleList(), torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(width)})
-        for _ in range(2):
-            block = torch.nn.ModuleDict()
-            for name, shape in layers.items():
-                block[name] = torch.nn.LayerNorm(width) if len(shape) == 1 else torch.nn.Linear(*reversed(shape))
-            self.h.append(block)
-
-
-def save_records(rank: int, folder: str, stage: int) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    model = Gpt()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
-    for _ in range(STEPS):
-        sum(each.square().sum() for each in model.parameters()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    optimizer.save_records(folder)
-    with ballast.gather(model):
-        return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-@pytest.mark.parametrize("stage", [0, 2])
-def test_what_is_saved_here_goes_on_in_cpp(stage, tmp_path):
-    saved, _ = run_ranks(2, save_records, str(tmp_path / "records"), stage)
-    shape = ["--layers", "2", "--width", "64", "--heads", "2", "--context", "32", "--dtype", "fp32"]
-    program = [BUILD / "examples/gpt/gpt", *shape, "--checkpoint", tmp_path / "records"]
-    subprocess.run([*program, "--steps", str(STEPS), "--ranks", "3", "--stage", "3"], check=True, capture_output=True)
-    assert main(["export", str(tmp_path / "records"), str(tmp_path / "exported")]) == 0
-    exported = load_file(tmp_path / "exported" / "model.safetensors")
-    assert exported.keys() == saved.keys()
-    assert all(torch.equal(exported[name], value) for name, value in saved.items())  # it has made no step, and saved again
-    trained = subprocess.run([*program, "--steps", str(STEPS + 1)], check=True, capture_output=True, text=True)
-    assert f"\n{STEPS + 1:>6}   " in trained.stdout
-
-
-def test_records_of_an_own_step_are_refused(tmp_path):
-    model = Layers()
-    optimizer = ballast.wrap(torch.optim.RMSprop(model.parameters()), model)
-    with pytest.raises(ballast.UsageError, match="B1005 cannot save records of RMSprop: its step is its own"):
-        optimizer.save_records(tmp_path)
-    assert not [*tmp_path.iterdir()]

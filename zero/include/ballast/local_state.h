@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <optional>
 
 namespace ballast {
 
@@ -25,6 +26,28 @@ struct LocalTile {
 };
 using TileVisitor = std::function<void(const LocalTile& tile)>;
 using TileFilter = std::function<bool(const LocalTile& tile)>;  // sees tiles without their memory
+
+// A part of one tensor in one tile of this rank.
+struct StatePart {
+  std::size_t unit = 0;
+  std::size_t tensor = 0;
+  std::size_t first = 0;  // element of the tensor
+  bool frozen = false;    // the parameter alone
+  TileMemory memory{};
+};
+
+// A part of a tensor as a checkpoint holds it: its parameter, then its state, laid out as in a tile's block.
+struct ChunkKind {
+  DType parameter = DType::fp32;
+  std::optional<StateFormat> format{};  // none: the parameter alone
+  bool momentum = false;
+  bool variance = false;
+
+  std::size_t bytes(std::size_t elements) const;
+  TileMemory tile(std::byte* chunk, std::size_t elements) const;
+};
+
+ChunkKind kind_of(const TileMemory& tile, bool frozen);
 
 // Decides on all ranks together whether each has memory for a move. Called on each rank, with the error where memory is
 // lacking, else with null. Throws on all ranks if it is lacking on any.

@@ -6,34 +6,11 @@
 
 #include <cstddef>
 #include <functional>
-#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
 namespace ballast {
-
-// A part of one tensor in one tile of this rank.
-struct StatePart {
-  std::size_t unit = 0;
-  std::size_t tensor = 0;
-  std::size_t first = 0;  // element of the tensor
-  bool frozen = false;    // the parameter alone
-  TileMemory memory{};
-};
-
-// A part of a tensor as a checkpoint holds it: its parameter, then its state, laid out as in a tile's block.
-struct ChunkKind {
-  DType parameter = DType::fp32;
-  std::optional<StateFormat> format{};  // none: the parameter alone
-  bool momentum = false;
-  bool variance = false;
-
-  std::size_t bytes(std::size_t elements) const;
-  TileMemory tile(std::byte* chunk, std::size_t elements) const;
-};
-
-ChunkKind kind_of(const TileMemory& tile, bool frozen);
 
 // Use it between steps. All ranks call the functions that change state or read it from drives together; change_state() in
 // training.h says what holds if one fails. The training outlives this object.
@@ -66,7 +43,6 @@ class TensorState {
  private:
   template <class Visit>
   void each_part(const LocalTile& tile, Visit&& visit) const;
-  void visit_parts(const LocalTile& tile, const Visitor& visitor) const;
   std::size_t rank() const;  // number in its shard group
 
   Training& training_;

@@ -184,13 +184,12 @@ class Training {
   void keep_gathered(std::size_t bytes, const AgreeOnMemory& agree = throw_own);
   std::size_t gathered_bytes() const;  // the memory that gathered parameters have now; 0 if none are gathered
 
-  // Writes all that is trained, the note and the number of steps to a checkpoint, which replaces that of the directory once all of it
-  // is there. Frozen parameters are not in it. Of ranks that keep the same state, one writes it, so they share the directory.
+  // Writes the parameters, their state, the note and the number of steps to a checkpoint, as ballast.save() of Python does. It replaces
+  // that of the directory, which all ranks share, once all of it is on the drive.
   void save(const std::filesystem::path& directory);
-  // Loads the checkpoint of another training of the model and rule: on any number of ranks, at any stage, tier, format and tile.
-  // Returns false if there is none. Rank r gets the note of rank r, in turns. All ranks share the directory; or as many as saved
-  // have their own records in theirs. A failure changes nothing, unless records turn out to be damaged (B3202) or a drive fails
-  // (B3201) while they are read: then load another one, or end the training.
+  // Loads the checkpoint of another training of the model and rule, in either language: on any number of ranks, at any stage, tier,
+  // format and tile. Returns false if there is none. Rank r gets the note of rank r, in turns. A failure changes nothing, unless
+  // chunks turn out to be damaged (B3202) or a drive fails (B3201) while they are read: then load another one, or end the training.
   [[nodiscard]] bool load(const std::filesystem::path& directory);
 
   // Show the local shard, tile by tile, in host memory. TensorState shows it by tensor. change_state() commits changed tiles

@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 
 import torch
 
@@ -568,14 +567,6 @@ class Partition(ShardedState):
         """Keep the missed steps with the commit of the step. An optimizer's own step keeps its counts itself."""
         if self.keeps_run and self._inputs.custom_step is None:
             self.core.set_note(encode_missed_steps(self.members, self.unused, self.steps + 1))
-
-    def save_records(self, directory: Path) -> None:
-        """Write a checkpoint for trainings in C++. All ranks call it together, between steps."""
-        require_stream(self._gpu, self._stream)
-        self.accept_writes()
-        self.memory.release_unit()
-        self.core.set_note(encode_missed_steps(self.members))
-        self.core.save(str(directory))
 
     @contextmanager
     def _in_round(self, joint_round: _core.JointRound | None) -> Iterator[None]:

@@ -8,13 +8,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from ballast import _core
-from ballast.checks import refuse_order, refuse_unsupported
+from ballast.checks import refuse_order
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.ranks import Group
 from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
@@ -472,20 +471,6 @@ class Training:
             refuse_order(what, needed="step() or zero_grad() before")
         self.outer.begin(partition)
         self.outer.exchange_all(partition, self._attempts)
-
-    def save_records(self, directory: Path) -> None:
-        """Write a checkpoint for trainings in C++."""
-        with Call(self.calls, "save_records()"):
-            if self.has_custom_step:
-                refuse_unsupported(
-                    f"cannot save records of {type(self.optimizer).__name__}: its step is its own",
-                    needed="an optimizer that the library has a rule for, such as AdamW; or ballast.save()",
-                )
-            self.require_not_gathered("cannot save records")
-            partition = self.partition_now()
-            partition.require_not_updated("cannot save records")
-            partition.memory.require_not_cast()
-            partition.save_records(directory)
 
     # --- While something else needs the device ---
 

@@ -15,8 +15,8 @@ from unittest import mock
 import ballast
 import torch
 import torch.distributed as dist
+from ballast._core import RankFiles
 from ballast.checkpoint import manifest
-from ballast.checkpoint.folder import RankFiles
 from ballast.checkpoint.manifest import cover
 from ballast.checkpoint.tensors import PlainTensor, Stream, Target, TrainedTensor
 from python.wrap.support.loops import Loop, Tower, keywords
@@ -123,8 +123,11 @@ def same(one: Values, other: Values) -> bool:
 
 # --- One directory, and processes that are killed or held back at a chosen point, not by a clock ---
 
-WORDS = {"mkdir", "open", "fsync", "replace", "write", "unlink", "rmdir", "scandir", "append", "finish", "statvfs"}
-EVERY = {"append": 16, "open": 3, "unlink": 2}  # only every n-th of these frequent calls is a moment
+# Calls of a save, before and after which it is stopped. checkpoint_test.cpp stops them inside.
+FILES = {"append", "append_memory", "append_chunk", "finish"}
+DIRECTORY = {"CheckpointDirectory", "create", "index_seals", "make_current", "remove_stale", "discard", "release"}
+WORDS = {"open", "statvfs", "listdir", *FILES, *DIRECTORY}
+EVERY = {"append": 16, "open": 3}  # only every n-th of these frequent calls is a moment
 
 
 def stopped_while_saving(rank: int, folder: str, stop: Callable[[], None], waits: bool = True) -> list[int]:

@@ -1,5 +1,5 @@
-// Checkpoints: the records of a run with a single commit, of all that is trained, whatever its tier. Any other training of the same
-// model and rule loads them, or begins a run with them.
+// Checkpoints: all that a training keeps, whatever its tier, as ballast.save() of Python writes it. Any other training of the same model
+// and rule loads them, in C++ and in Python.
 #pragma once
 
 #include <ballast/comm.h>
@@ -21,15 +21,14 @@ struct CheckpointPlace {
   const CompiledPlan& plan;
   Communicator& world;
   std::filesystem::path directory{};
-  std::size_t tile_elements = 0;  // at most so many in each record
   Log* log = nullptr;
 };
 
-// Writes a checkpoint, which replaces that of the directory once all of it is on the drive. `visit` shows the trained tiles that this
-// rank keeps. All ranks call it together, and all throw what fails on one: B1009 if a run is there, or a checkpoint of another model
-// or rule, B1001 if ranks with the same state do not share the directory, B2202 without space.
+// Writes a checkpoint, which replaces that of the directory once all of it is on the drive. `tiles` are those that this rank keeps, and
+// `visit` shows them with their memory. All ranks call it together, and all throw what fails on one: B1001 if the checkpoint there is
+// of another model or if they do not share the directory, B2202 without space, B2204 if another job saves there.
 void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span<const std::byte> note,
-                     const std::function<void(const TileVisitor& visitor)>& visit);
+                     const std::vector<LocalTile>& tiles, const std::function<void(const TileVisitor& visitor)>& visit);
 
 struct LoadedCheckpoint {
   std::uint64_t step = 0;
@@ -39,8 +38,9 @@ struct LoadedCheckpoint {
 using StateChange = std::function<void(const TileVisitor& visitor, const std::function<LoadedCheckpoint()>& agree)>;
 
 // Loads the checkpoint of the directory. Returns false if there is none. All ranks call it together, and all throw what fails on one:
-// B1009 if it is of another model or rule, or records are missing. Only damage (B3202) and drives that fail (B3201) while records are
-// read leave state half changed.
-[[nodiscard]] bool load_checkpoint(const CheckpointPlace& place, const StateChange& change);
+// B1009 if it is of another model or rule, B3202 if its files are missing or damaged. Only damage and drives that fail (B3201) while
+// chunks are read leave state half changed.
+[[nodiscard]] bool load_checkpoint(const CheckpointPlace& place, const std::vector<LocalTile>& tiles,
+                                   const StateChange& change);
 
 }  // namespace ballast

@@ -1,0 +1,484 @@
+#include "zero/checkpoint/checkpoint.h"
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "kernels/runtime/sizes.h"
+#include "kernels/state_access.h"
+#include "zero/checkpoint/files.h"
+#include "zero/comm/on_all_ranks.h"
+#include "zero/plan/description.h"
+#include "zero/plan/state_parts.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::size_t index_bytes = 128;  // what a chunk takes in a rank's index
+
+std::string value_name(const std::string& tensor, std::size_t number) {
+  return fmt::format("{}: value {}", tensor, number);
+}
+
+std::string torch_name(DType dtype) {
+  constexpr std::string_view names[] = {"float32", "bfloat16", "float16", "uint8"};
+  return std::string(names[static_cast<std::size_t>(dtype)]);
+}
+
+// It does work that may fail, in several parts, and keeps the first failure for an agreement.
+class Attempt {
+ public:
+  void operator()(const std::function<void()>& work) {
+    if (failure_) return;
+    try {
+      work();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+  // All ranks call it together.
+  void settle(Communicator& world) const {
+    on_all_ranks(world, [&] {
+      if (failure_) std::rethrow_exception(failure_);
+    });
+  }
+
+ private:
+  std::exception_ptr failure_{};
+};
+
+// A training as its checkpoints name it.
+struct NamedState {
+  explicit NamedState(const CompiledPlan& of) : plan(of), names(names_in_runs(of.model())) {}
+
+  const std::string& name(const StatePart& part) const { return names[part.unit][part.tensor]; }
+  std::size_t own_values() const { return plan.names().own_values; }
+  // The kind of a unit's trained tensors.
+  ChunkKind kind(std::size_t unit) const {
+    std::byte anywhere{};
+    return kind_of(plan.blocks().state(unit, 0).tile(&anywhere), false);
+  }
+
+  const CompiledPlan& plan;
+  const std::vector<std::vector<std::string>> names;
+};
+
+// --- Saving ---
+
+SavedTensors tensors_of(const NamedState& state, std::uint64_t step) {
+  SavedTensors tensors;
+  const std::vector<Unit>& units = state.plan.model().units;
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    for (std::size_t tensor = 0; tensor < units[unit].tensors.size(); ++tensor) {
+      const Tensor& described = units[unit].tensors[tensor];
+      const std::string& name = state.names[unit][tensor];
+      SavedTensor saved{.role = described.frozen ? "frozen" : "trained",
+                        .dtype = torch_name(units[unit].dtype),
+                        .item_bytes = byte_size(units[unit].dtype),
+                        .shape = described.shape};
+      if (!described.frozen) {
+        saved.kind = state.kind(unit);
+        saved.steps = step;
+        for (std::size_t number = 0; number < state.own_values(); ++number)
+          tensors[value_name(name, number)] = {
+              .role = "own", .dtype = "float32", .item_bytes = sizeof(float), .shape = described.shape};
+      }
+      tensors[name] = std::move(saved);
+    }
+  }
+  return tensors;
+}
+
+// The parts that this rank writes. Ranks may keep more of frozen parameters than their shard; those that keep the same shard take turns.
+class OwnParts {
+ public:
+  explicit OwnParts(const CompiledPlan& plan, std::size_t own) : plan_(plan) {
+    for (std::size_t rank = 0; rank < plan.placement().ranks(); ++rank) {
+      if (shard_of(plan.placement(), rank) != shard_of(plan.placement(), own)) continue;
+      if (rank == own) own_turn_ = sharing_;
+      ++sharing_;
+    }
+  }
+
+  // Call it for all tiles, in order.
+  std::vector<StatePart> in(const LocalTile& tile) {
+    LocalTile own = tile;
+    if (tile.frozen) {
+      own.range = intersection(tile.range,
+                               plan_.layout().units[tile.unit].frozen.shard_range(plan_.input().rank_in_shard_group));
+      if (own.range.count == 0) return {};
+      if (tile.memory.parameter != nullptr)
+        own.memory = kernels::part(tile.memory, own.range.first - tile.range.first, own.range.count);
+    }
+    std::vector<StatePart> parts;
+    for (const PartOfTile& each : parts_in(plan_, own)) {
+      if (turn_++ % sharing_ == own_turn_) parts.push_back(each.part);
+    }
+    return parts;
+  }
+
+ private:
+  const CompiledPlan& plan_;
+  std::size_t own_turn_ = 0;
+  std::size_t sharing_ = 0;
+  std::size_t turn_ = 0;
+};
+
+void write(const NamedState& state, const StatePart& part, RankFiles& files) {
+  const std::string& name = state.name(part);
+  const Range range{part.first, part.memory.count};
+  files.append(name, range, part);
+  for (std::size_t number = 0; !part.frozen && number < state.own_values(); ++number)
+    files.append(value_name(name, number), range, std::as_bytes(std::span(part.memory.own.array(number), range.count)));
+}
+
+std::uint64_t bytes_of(const NamedState& state, const SavedTensors& tensors, const std::vector<LocalTile>& tiles,
+                       std::size_t rank) {
+  std::uint64_t bytes = 0;
+  OwnParts own(state.plan, rank);
+  for (const LocalTile& tile : tiles) {
+    for (const StatePart& part : own.in(tile)) {
+      const std::size_t values = part.frozen ? 0 : state.own_values();
+      bytes += tensors.at(state.name(part)).chunk_bytes(part.memory.count) + index_bytes +
+               values * (part.memory.count * sizeof(float) + index_bytes);
+    }
+  }
+  return bytes;
+}
+
+// Throws B2202 if all ranks together have more to write than fits.
+void require_space(const CheckpointPlace& place, std::uint64_t own_bytes) {
+  std::int64_t needed = static_cast<std::int64_t>(own_bytes);
+  place.world.all_reduce({&needed, 1});
+  on_all_ranks(place.world, [&] {
+    const std::uint64_t available = std::filesystem::space(place.directory).available;
+    require(static_cast<std::uint64_t>(needed) <= available, Code::drive_full, [&] {
+      return Problem{.what = "cannot save a checkpoint: it does not fit on the drive",
+                     .where = place.directory.string(),
+                     .needed = human_bytes(static_cast<std::uint64_t>(needed)),
+                     .available = human_bytes(available),
+                     .remedy = "Free space, or save to another drive. An existing checkpoint stays as it is."};
+    });
+  });
+}
+
+// Two models would replace each other's checkpoints. One that cannot be read is replaced.
+void require_same_model(const std::filesystem::path& directory, const SavedTensors& tensors) {
+  SavedTensors there;
+  try {
+    const auto manifest = read_manifest(directory);
+    if (manifest) there = parse_checkpoint(directory, *manifest).tensors;
+  } catch (const Error&) {
+  }
+  const bool is_same =
+      there.empty() || std::ranges::any_of(tensors, [&](const auto& each) { return there.contains(each.first); });
+  require(is_same, Code::bad_argument, [&] {
+    return Problem{.what = "cannot replace a checkpoint of another model: it has no tensor with a name of this model",
+                   .where = directory.string(),
+                   .needed = "one directory for each model, and for each part of a model that different ranks hold",
+                   .available = fmt::format("a checkpoint with {}", there.begin()->first),
+                   .remedy = "Save to another directory, or remove the checkpoint that is there."};
+  });
+}
+
+std::string new_folder(Communicator& world, std::uint64_t step) {
+  std::int64_t token = world.rank() == 0 ? static_cast<std::int64_t>(std::random_device()()) : 0;
+  world.all_reduce({&token, 1});
+  return fmt::format("step-{}-{:08x}", step, static_cast<std::uint32_t>(token));
+}
+
+}  // namespace
+
+void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span<const std::byte> note,
+                     const std::vector<LocalTile>& tiles,
+                     const std::function<void(const TileVisitor& visitor)>& visit) {
+  Communicator& world = place.world;
+  const NamedState state(place.plan);
+  SavedCheckpoint checkpoint{.folder = new_folder(world, step),
+                             .step = step,
+                             .optimizer = place.plan.rule(),
+                             .momentum = std::string(place.plan.names().momentum),
+                             .variance = std::string(place.plan.names().variance),
+                             .own_step = state.own_values() > 0,
+                             .tensors = tensors_of(state, step)};
+  const std::filesystem::path folder = place.directory / checkpoint.folder;
+  std::optional<CheckpointDirectory> directory;  // of rank 0, which locks it for all
+  try {
+    on_all_ranks(world, [&] {
+      if (world.rank() > 0) return;
+      directory.emplace(place.directory);
+      if (!directory->unlocked_because().empty() && place.log != nullptr) {
+        place.log->warning(
+            fmt::format("{}; nothing prevents two jobs from saving to {} at once, and folders of stopped "
+                        "savings are not removed",
+                        directory->unlocked_because(), place.directory.string()));
+      }
+      require_same_model(place.directory, checkpoint.tensors);
+      directory->create(checkpoint.folder);
+    });
+    on_all_ranks(world, [&] {
+      require(std::filesystem::is_directory(folder), Code::bad_argument, [&] {
+        return Problem{.what = "cannot save a checkpoint: not all ranks see the directory",
+                       .where = folder.string(),
+                       .needed = "a directory that all machines share"};
+      });
+    });
+    require_space(place, bytes_of(state, checkpoint.tensors, tiles, world.rank()) + note.size());
+    std::optional<RankFiles> files;
+    on_all_ranks(world, [&] { files.emplace(folder, world.rank()); });
+    Attempt attempt;
+    OwnParts own(place.plan, world.rank());
+    attempt([&] {
+      visit([&](const LocalTile& tile) {
+        for (const StatePart& part : own.in(tile))
+          attempt([&] { write(state, part, *files); });
+      });
+    });
+    attempt([&] { files->finish(note, true); });
+    attempt.settle(world);
+    on_all_ranks(world, [&] {
+      if (directory) directory->make_current(checkpoint.folder, manifest_of(checkpoint, folder, world.size()));
+    });
+  } catch (...) {
+    if (directory) directory->discard(checkpoint.folder);
+    throw;
+  }
+  on_all_ranks(world, [&] {
+    if (directory) directory->remove_stale();
+  });
+}
+
+// --- Loading ---
+
+namespace {
+
+// Reads the wanted pieces in order, ahead of their use. A piece that is wanted several times in a row is read once.
+class PieceReader {
+ public:
+  PieceReader(const std::vector<std::filesystem::path>& files, const std::vector<Cut>& wanted)
+      : queue_(offload::open_queue({.log = &quiet_})), chunks_(files, in_order(wanted), *queue_) {}
+
+  std::span<const std::byte> go_to(const SavedPiece& piece, const std::string& tensor) {
+    if (current_ && is_same(*current_, piece.place)) return now_;
+    current_.reset();
+    try {
+      now_ = chunks_.next();
+    } catch (const Error& error) {
+      if (error.code() != Code::bad_record) throw;
+      Problem problem = error.problem();
+      problem.where +=
+          fmt::format(": {}, elements {} to {}", tensor, piece.range.first, piece.range.first + piece.range.count);
+      fail(Code::bad_record, std::move(problem));
+    }
+    current_ = piece.place;
+    return now_;
+  }
+
+ private:
+  static bool is_same(const offload::ChunkPlace& one, const offload::ChunkPlace& other) {
+    return one.file == other.file && one.chunk.offset == other.chunk.offset && one.chunk.bytes == other.chunk.bytes;
+  }
+
+  static std::vector<offload::ChunkPlace> in_order(const std::vector<Cut>& wanted) {
+    std::vector<offload::ChunkPlace> places;
+    for (const Cut& cut : wanted) {
+      if (places.empty() || !is_same(places.back(), cut.piece.place)) places.push_back(cut.piece.place);
+    }
+    return places;
+  }
+
+  Log quiet_{[](Level, std::string_view) {}};
+  std::unique_ptr<offload::IoQueue> queue_;
+  offload::ChunkReader chunks_;
+  std::optional<offload::ChunkPlace> current_{};
+  std::span<const std::byte> now_{};
+};
+
+[[noreturn]] void refuse(const CheckpointPlace& place, const std::string& what, const std::string& needed = {},
+                         const std::string& available = {}) {
+  fail(Code::run_mismatch, {.what = fmt::format("cannot load the checkpoint in {}: {}", place.directory.string(), what),
+                            .needed = needed,
+                            .available = available,
+                            .remedy = "Load a checkpoint of this model and rule. Nothing was changed."});
+}
+
+class StateLoading {
+ public:
+  // Refuses what does not fit.
+  StateLoading(const CheckpointPlace& place, const SavedCheckpoint& saved)
+      : place_(place), saved_(saved), state_(place.plan) {
+    require_same_rule();
+    require_same_tensors();
+  }
+
+  // Opens what is read for these tiles, in their order.
+  void begin(const std::vector<LocalTile>& tiles) {
+    std::vector<Cut> wanted;
+    for (const LocalTile& tile : tiles) {
+      for (const PartOfTile& each : parts_in(place_.plan, tile))
+        for_each_cut(each.part, [&](const Cut& cut, const SavedTensor&, std::size_t) { wanted.push_back(cut); });
+    }
+    reader_.emplace(saved_.files, wanted);
+  }
+
+  void fill(const StatePart& part) {
+    for_each_cut(part, [&](const Cut& cut, const SavedTensor& tensor, std::size_t number) {
+      const std::span<const std::byte> chunk = reader_->go_to(cut.piece, state_.name(part));
+      auto* const bytes = const_cast<std::byte*>(chunk.data());  // they are only read
+      if (number != none) {
+        const auto* const values = reinterpret_cast<const float*>(bytes) + cut.first;
+        std::copy_n(values, cut.count, part.memory.own.array(number) + cut.into);
+        return;
+      }
+      const ChunkKind kind = tensor.kind.value_or(kind_of(part.memory, true));
+      const TileMemory from = kernels::part(kind.tile(bytes, cut.piece.range.count), cut.first, cut.count);
+      kernels::copy_state(from, kernels::part(part.memory, cut.into, cut.count));
+    });
+  }
+
+ private:
+  // The cuts of the tensor, then those of the trainer's own values, with the number of the value.
+  template <class Visit>
+  void for_each_cut(const StatePart& part, const Visit& visit) const {
+    const std::string& name = state_.name(part);
+    const Range range{part.first, part.memory.count};
+    const auto found = saved_.tensors.find(name);
+    if (found == saved_.tensors.end()) return;  // frozen, and not saved
+    for (const Cut& cut : cover(found->second.pieces, range))
+      visit(cut, found->second, none);
+    for (std::size_t number = 0; !part.frozen && number < state_.own_values(); ++number) {
+      const SavedTensor& values = saved_.tensors.at(value_name(name, number));
+      for (const Cut& cut : cover(values.pieces, range))
+        visit(cut, values, number);
+    }
+  }
+
+  void require_same_rule() const {
+    const optim::StateNames& own = place_.plan.names();
+    const bool is_same = saved_.optimizers == 1 && saved_.momentum == own.momentum && saved_.variance == own.variance &&
+                         saved_.own_step == (own.own_values > 0);
+    if (is_same) return;
+    refuse(place_, "it is of another update rule", fmt::format("the state of {}", place_.plan.rule()),
+           saved_.optimizers > 1 ? fmt::format("that of {} optimizers", saved_.optimizers)
+                                 : fmt::format("that of {}", saved_.optimizer));
+  }
+
+  void require_same_tensors() const {
+    const std::vector<Unit>& units = place_.plan.model().units;
+    for (std::size_t unit = 0; unit < units.size(); ++unit) {
+      for (std::size_t tensor = 0; tensor < units[unit].tensors.size(); ++tensor) {
+        require_same(state_.names[unit][tensor], units[unit].tensors[tensor], units[unit].dtype);
+      }
+    }
+    for (const auto& [name, tensor] : saved_.tensors) {
+      if (tensor.role == "trained" && !is_own(name))
+        refuse(place_, fmt::format("it has a trained parameter {}, which this model lacks", name));
+    }
+  }
+
+  bool is_own(const std::string& name) const {
+    return std::ranges::any_of(state_.names,
+                               [&](const auto& of_unit) { return std::ranges::count(of_unit, name) > 0; });
+  }
+
+  void require_same(const std::string& name, const Tensor& own, DType dtype) const {
+    const auto found = saved_.tensors.find(name);
+    if (found == saved_.tensors.end()) {
+      if (!own.frozen) refuse(place_, fmt::format("it lacks the trained parameter {}", name));
+      return;
+    }
+    const SavedTensor& saved = found->second;
+    if (saved.shape != own.shape) {
+      refuse(place_, fmt::format("it has parameter {} [{}], but this model has [{}]", name,
+                                 fmt::join(saved.shape, ", "), fmt::join(own.shape, ", ")));
+    }
+    if (!own.frozen && saved.role != "trained")
+      refuse(place_, fmt::format("it has no state of {}, which is trained here", name));
+    if (own.frozen && !saved.kind && saved.dtype != torch_name(dtype))
+      refuse(place_, fmt::format("it has {} in {}, which is {} here", name, saved.dtype, torch_name(dtype)));
+    for (std::size_t number = 0; !own.frozen && number < state_.own_values(); ++number) {
+      const auto values = saved_.tensors.find(value_name(name, number));
+      if (values == saved_.tensors.end() || values->second.shape != own.shape || values->second.dtype != "float32")
+        refuse(place_, fmt::format("it lacks {}", value_name(name, number)));
+    }
+  }
+
+  const CheckpointPlace& place_;
+  const SavedCheckpoint& saved_;
+  const NamedState state_;
+  std::optional<PieceReader> reader_{};
+};
+
+// A parameter that had no gradient in some steps has made fewer: this training goes on as if it had made all.
+void warn_of_missed_steps(const SavedCheckpoint& saved, const CheckpointPlace& place) {
+  for (const auto& [name, tensor] : saved.tensors) {
+    if (tensor.role != "trained" || tensor.steps == saved.step || place.log == nullptr || place.world.rank() > 0)
+      continue;
+    place.log->warning(
+        fmt::format("the checkpoint in {} has {} after {} of {} steps; its bias correction counts from {}",
+                    place.directory.string(), name, tensor.steps, saved.step, saved.step));
+    return;
+  }
+}
+
+// Changes this rank's state while all ranks do the same. What fails on one rank fails on all, before drives commit.
+void change_together(const StateChange& change, const TileVisitor& visitor, const LoadedCheckpoint& loaded,
+                     Communicator& world) {
+  Attempt attempt;
+  bool has_settled = false;
+  try {
+    change([&](const LocalTile& tile) { attempt([&] { visitor(tile); }); },
+           [&] {
+             has_settled = true;
+             attempt.settle(world);
+             return loaded;
+           });
+  } catch (...) {  // a rank that cannot read its own state tells the others, which wait for it
+    if (has_settled) throw;
+    attempt([] { throw; });
+    try {
+      attempt.settle(world);
+    } catch (const Error& error) {
+      if (error.code() != Code::peer_failed) throw;
+    }
+    throw;  // the rank's own error says more than that another one failed
+  }
+}
+
+}  // namespace
+
+bool load_checkpoint(const CheckpointPlace& place, const std::vector<LocalTile>& tiles, const StateChange& change) {
+  Communicator& world = place.world;
+  std::optional<std::string> manifest;
+  on_all_ranks(world, [&] {
+    if (world.rank() == 0) manifest = read_manifest(place.directory);
+  });
+  const std::string text = broadcast_text(world, manifest.value_or(""), 0);
+  if (text.empty()) return false;
+  SavedCheckpoint saved;
+  std::optional<StateLoading> loading;
+  LoadedCheckpoint loaded;
+  on_all_ranks(world, [&] {
+    saved = parse_checkpoint(place.directory, text);
+    loading.emplace(place, saved);
+    loading->begin(tiles);
+    const SavedExtra& extra = saved.extras[world.rank() % saved.extras.size()];
+    if (extra.is_raw) loaded.note = extra.read();  // Python's objects are none of ours
+    loaded.step = saved.step;
+  });
+  warn_of_missed_steps(saved, place);
+  const auto fill = [&](const LocalTile& tile) {
+    for (const PartOfTile& each : parts_in(place.plan, tile))
+      loading->fill(each.part);
+  };
+  change_together(change, fill, loaded, world);
+  return true;
+}
+
+}  // namespace ballast

@@ -1,0 +1,548 @@
+#include "zero/checkpoint/files.h"
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <functional>
+#include <numeric>
+#include <regex>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/state_access.h"
+#include "offload/checksum.h"
+#include "offload/file.h"
+
+namespace ballast {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t version = 1;
+constexpr std::uint64_t most_json_bytes = std::uint64_t{256} << 20;
+constexpr std::uint64_t most_bytes = std::uint64_t{1}
+                                     << 56;  // of a file: sums and products of such numbers do not overflow
+constexpr std::size_t most_dimensions = 64;
+constexpr const char* manifest_name = "checkpoint.json";
+constexpr std::string_view before_content = "{\"content\": ";
+constexpr std::string_view before_seal = ", \"seal\": \"";
+constexpr std::string_view after_seal = "\"}\n";
+constexpr std::size_t seal_digits = 16;
+
+[[noreturn]] void fail_malformed(const std::filesystem::path& file, const std::string& why,
+                                 const std::string& needed = {}) {
+  fail(Code::bad_record,
+       {.what = "cannot use a file: " + why,
+        .where = file.string(),
+        .needed = needed,
+        .remedy = "It is damaged, or made by another program. Get it again from its source, or use an earlier one."});
+}
+
+[[noreturn]] void fail_changed(const std::filesystem::path& file) {
+  fail(Code::bad_record, {.what = "a file of the checkpoint is not what was written", .where = file.string()});
+}
+
+// --- Files ---
+
+std::uint64_t seal_of(std::string_view text) { return offload::checksum(std::as_bytes(std::span(text))); }
+
+std::string text_of(std::uint64_t seal) { return fmt::format("{:016x}", seal); }
+
+// None if there is no such file.
+std::optional<std::string> read_file(const std::filesystem::path& path, std::uint64_t most) {
+  std::error_code failed;
+  const std::uint64_t bytes = std::filesystem::file_size(path, failed);
+  if (failed == std::errc::no_such_file_or_directory || failed == std::errc::not_a_directory) return {};
+  if (failed) offload::fail_file("stat", path, 0, failed.value());
+  if (bytes > most) fail_changed(path);
+  std::ifstream file(path, std::ios::binary);
+  std::string text(bytes, '\0');
+  if (!file.read(text.data(), static_cast<std::streamsize>(bytes))) offload::fail_file("read", path, 0, errno);
+  return text;
+}
+
+std::string read_there(const std::filesystem::path& path, std::uint64_t most) {
+  auto text = read_file(path, most);
+  if (!text) offload::fail_file("open", path, 0, ENOENT);
+  return std::move(*text);
+}
+
+// --- JSON ---
+
+// A value in a JSON file. Its methods return it in a type of C++, and name its place in errors.
+class Value {
+ public:
+  Value(const json& value, const std::filesystem::path& file, std::string at = {})
+      : value_(value), file_(file), at_(std::move(at)) {}
+
+  Value operator[](const std::string& key) const {
+    require_kind(value_.is_object(), "an object");
+    const auto found = value_.find(key);
+    if (found == value_.end()) fail_malformed(file_, below(key) + " is missing");
+    return {*found, file_, below(key)};
+  }
+
+  bool has(const std::string& key) const { return value_.is_object() && value_.contains(key); }
+  bool is_null() const { return value_.is_null(); }
+
+  void each_item(const std::function<void(const std::string& key, const Value& value)>& visit) const {
+    require_kind(value_.is_object(), "an object");
+    for (const auto& [key, value] : value_.items())
+      visit(key, {value, file_, below(key)});
+  }
+
+  std::vector<Value> elements(std::optional<std::size_t> count = {}) const {
+    require_kind(value_.is_array() && value_.size() == count.value_or(value_.size()),
+                 count ? fmt::format("a list of {}", *count) : "a list");
+    std::vector<Value> found;
+    for (const json& each : value_)
+      found.push_back({each, file_, fmt::format("{}[{}]", at_, found.size())});
+    return found;
+  }
+
+  std::size_t count(std::uint64_t most = std::uint64_t{INT64_MAX}) const {
+    require_kind(value_.is_number_unsigned() && value_.get<std::uint64_t>() <= most,
+                 most == INT64_MAX ? "a whole number from 0 on" : fmt::format("a whole number from 0 to {}", most));
+    return value_.get<std::uint64_t>();
+  }
+
+  std::string text() const {
+    require_kind(value_.is_string(), "text");
+    return value_.get<std::string>();
+  }
+
+  bool flag() const {
+    require_kind(value_.is_boolean(), "true or false");
+    return value_.get<bool>();
+  }
+
+  std::uint64_t seal() const {
+    const std::string digits = text();
+    std::uint64_t number = 0;
+    const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), number, 16);
+    require_kind(digits.size() == seal_digits && failure == std::errc{} && end == digits.data() + digits.size() &&
+                     digits == text_of(number),
+                 "16 hexadecimal digits");
+    return number;
+  }
+
+  void require_kind(bool is, const std::string& needed) const {
+    if (is) return;
+    std::string shown = value_.is_object() ? "an object" : value_.is_array() ? "a list" : value_.dump(-1, ' ', true);
+    if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
+    fail_malformed(file_, fmt::format("{} is {}", at_.empty() ? "its content" : at_, shown), needed);
+  }
+
+ private:
+  std::string below(const std::string& key) const { return at_.empty() ? key : at_ + "." + key; }
+
+  const json& value_;
+  const std::filesystem::path& file_;
+  std::string at_;
+};
+
+// As Python's json.dumps(content, sort_keys=True, separators=(",", ":")) writes it.
+std::string canonical(const json& content) { return content.dump(-1, ' ', true); }
+
+std::string sealed(const json& content) {
+  const std::string text = canonical(content);
+  return fmt::format("{}{}{}{}{}", before_content, text, before_seal, text_of(seal_of(text)), after_seal);
+}
+
+json unsealed(const std::string& text, const std::filesystem::path& file) {
+  const std::size_t around = before_content.size() + before_seal.size() + seal_digits + after_seal.size();
+  if (text.size() < around) fail_changed(file);
+  const std::string_view content = std::string_view(text).substr(before_content.size(), text.size() - around);
+  const std::string expected =
+      fmt::format("{}{}{}{}{}", before_content, content, before_seal, text_of(seal_of(content)), after_seal);
+  if (text != expected) fail_changed(file);
+  try {
+    return json::parse(content);
+  } catch (const json::exception& error) {
+    fail_malformed(file, error.what());
+  }
+}
+
+// --- What the files say ---
+
+struct TorchType {
+  std::string_view name;
+  std::size_t bytes = 0;
+  std::optional<DType> ours{};  // of parameters that can be trained
+};
+
+constexpr TorchType torch_types[] = {{"float32", 4, DType::fp32},
+                                     {"bfloat16", 2, DType::bf16},
+                                     {"float16", 2, DType::fp16},
+                                     {"uint8", 1, {}},
+                                     {"bool", 1, {}},
+                                     {"int8", 1, {}},
+                                     {"float8_e4m3fn", 1, {}},
+                                     {"float8_e4m3fnuz", 1, {}},
+                                     {"float8_e5m2", 1, {}},
+                                     {"float8_e5m2fnuz", 1, {}},
+                                     {"float8_e8m0fnu", 1, {}},
+                                     {"int16", 2, {}},
+                                     {"uint16", 2, {}},
+                                     {"complex32", 4, {}},
+                                     {"int32", 4, {}},
+                                     {"uint32", 4, {}},
+                                     {"complex64", 8, {}},
+                                     {"float64", 8, {}},
+                                     {"int64", 8, {}},
+                                     {"uint64", 8, {}},
+                                     {"complex128", 16, {}}};
+
+const TorchType& torch_type(const Value& name) {
+  const std::string found = name.text();
+  const auto* const known = std::ranges::find(torch_types, found, &TorchType::name);
+  name.require_kind(known != std::end(torch_types), "the name of a dtype of torch");
+  return *known;
+}
+
+std::string rank_file(std::size_t rank, std::string_view kind) { return fmt::format("rank-{:05}.{}", rank, kind); }
+
+bool is_folder(const std::string& name) {
+  static const std::regex folder("step-[0-9]+-[0-9a-f]{8}");
+  return std::regex_match(name, folder);
+}
+
+SavedTensor tensor_of(const Value& entry) {
+  const TorchType& type = torch_type(entry["dtype"]);
+  SavedTensor tensor{.role = entry["role"].text(),
+                     .dtype = std::string(type.name),
+                     .item_bytes = entry["item_bytes"].count(),
+                     .steps = entry["steps"].count()};
+  entry["item_bytes"].require_kind(tensor.item_bytes == type.bytes, fmt::format("{}, for {}", type.bytes, type.name));
+  const Value shape = entry["shape"];
+  for (const Value& size : shape.elements()) {
+    const std::size_t before = tensor.elements();
+    tensor.shape.push_back(size.count(most_bytes));
+    const bool fits = before == 0 || tensor.shape.back() <= most_bytes / before;
+    shape.require_kind(fits && tensor.shape.size() <= most_dimensions, "the shape of a tensor that fits into files");
+  }
+  if (tensor.role != "trained") return tensor;
+  const std::string format = entry["format"].text();
+  const auto* const known =
+      std::ranges::find_if(all_state_formats, [&](StateFormat each) { return name(each) == format; });
+  entry["format"].require_kind(known != std::end(all_state_formats), "the name of a state format");
+  entry["dtype"].require_kind(type.ours.has_value(), "float32, bfloat16 or float16");
+  tensor.kind = {.parameter = *type.ours,
+                 .format = *known,
+                 .momentum = entry["momentum"].flag(),
+                 .variance = entry["variance"].flag()};
+  return tensor;
+}
+
+SavedPiece piece_of(const Value& chunk, std::size_t rank, const SavedTensor& tensor, std::uint64_t data_bytes) {
+  const std::vector<Value> fields = chunk.elements(4);
+  const Range range{fields[0].count(most_bytes), fields[1].count(data_bytes)};
+  const offload::Chunk place{fields[2].count(most_bytes), tensor.chunk_bytes(range.count), fields[3].seal()};
+  fields[2].require_kind(
+      place.offset + place.bytes <= data_bytes && place.offset % offload::chunk_alignment == 0,
+      fmt::format("a chunk of {} bytes in the {} bytes of this rank's data", place.bytes, data_bytes));
+  fields[0].require_kind(!tensor.kind || range.first % group_size == 0, fmt::format("a multiple of {}", group_size));
+  return {range, {rank, place}};
+}
+
+void require_apart(std::vector<SavedPiece> pieces, const std::filesystem::path& file) {
+  std::ranges::sort(pieces, {}, [](const SavedPiece& each) { return each.place.chunk.offset; });
+  std::uint64_t end = 0;
+  for (const SavedPiece& each : pieces) {
+    const auto& [offset, bytes, seal] = each.place.chunk;
+    if (offset < end) fail_malformed(file, fmt::format("two chunks overlap at byte {}", offset));
+    end = offset + bytes;
+  }
+}
+
+void read_index(const std::filesystem::path& folder, std::size_t rank, std::uint64_t seal, SavedCheckpoint& into) {
+  const std::filesystem::path file = folder / rank_file(rank, "json");
+  const std::string text = read_there(file, most_json_bytes);
+  if (seal_of(text) != seal) fail_changed(file);
+  const json content = unsealed(text, file);
+  const Value index(content, file);
+  const std::uint64_t data_bytes = index["data_bytes"].count(most_bytes);
+  std::vector<SavedPiece> pieces;
+  index["chunks"].each_item([&](const std::string& name, const Value& chunks) {
+    const auto tensor = into.tensors.find(name);
+    if (tensor == into.tensors.end())
+      fail_malformed(file, fmt::format("it has chunks of {}, which is no tensor of the checkpoint", name));
+    for (const Value& chunk : chunks.elements()) {
+      pieces.push_back(piece_of(chunk, rank, tensor->second, data_bytes));
+      tensor->second.pieces.push_back(pieces.back());
+    }
+  });
+  require_apart(std::move(pieces), file);
+  const Value extra = index["extra"];
+  into.files.push_back(folder / rank_file(rank, "data"));
+  into.extras.push_back({.file = folder / rank_file(rank, "extra"),
+                         .bytes = extra["bytes"].count(most_bytes),
+                         .seal = extra["seal"].seal(),
+                         .is_raw = extra.has("raw") && extra["raw"].flag()});
+}
+
+void sort_pieces(const std::string& name, SavedTensor& tensor) {
+  std::ranges::sort(tensor.pieces, {}, [](const SavedPiece& each) { return each.range.first; });
+  std::size_t end = 0;
+  for (const SavedPiece& each : tensor.pieces) {
+    if (each.range.first != end) break;
+    end += each.range.count;
+  }
+  const std::size_t held = std::transform_reduce(tensor.pieces.begin(), tensor.pieces.end(), std::size_t{0},
+                                                 std::plus{}, [](const SavedPiece& each) { return each.range.count; });
+  require(end == tensor.elements() && held == end, Code::bad_record, [&] {
+    return Problem{.what = "the checkpoint does not hold each element once",
+                   .where = fmt::format("{}, element {}", name, end),
+                   .needed = fmt::format("{} elements", tensor.elements()),
+                   .available = fmt::format("{} elements in {} pieces", held, tensor.pieces.size())};
+  });
+}
+
+void require_known_format(const Value& content, const std::filesystem::path& file) {
+  const std::uint64_t found = content["format"].count();
+  require(found <= version, Code::newer_format, [&] {
+    const std::string writer = content.has("written_by") ? content["written_by"].text() : "a newer version";
+    return Problem{.what = fmt::format("cannot read a checkpoint of format {}: Ballast {} wrote it", found, writer),
+                   .where = file.string(),
+                   .needed = fmt::format("format {}", version)};
+  });
+}
+
+std::string moment_in(const Value& content, const std::string& kind) {
+  const Value moments = content["moments"];
+  return moments.has(kind) ? moments[kind].text() : "";
+}
+
+}  // namespace
+
+std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range) {
+  std::vector<Cut> cuts;
+  auto piece = std::ranges::partition_point(
+      pieces, [&](const SavedPiece& each) { return each.range.first + each.range.count <= range.first; });
+  for (; piece != pieces.end() && piece->range.first < range.first + range.count; ++piece) {
+    const std::size_t begin = std::max(range.first, piece->range.first);
+    const std::size_t end = std::min(range.first + range.count, piece->range.first + piece->range.count);
+    if (begin < end) cuts.push_back({*piece, begin - piece->range.first, begin - range.first, end - begin});
+  }
+  return cuts;
+}
+
+std::size_t SavedTensor::elements() const {
+  return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies{});
+}
+
+std::vector<std::byte> SavedExtra::read() const {
+  const std::string content = read_there(file, bytes);
+  if (content.size() != bytes || seal_of(content) != seal) fail_changed(file);
+  const auto all = std::as_bytes(std::span(content));
+  return {all.begin(), all.end()};
+}
+
+std::optional<std::string> read_manifest(const std::filesystem::path& directory) {
+  return read_file(directory / manifest_name, most_json_bytes);
+}
+
+SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest) {
+  const std::filesystem::path file = directory / manifest_name;
+  const json parsed = unsealed(manifest, file);
+  const Value content(parsed, file);
+  require_known_format(content, file);
+  SavedCheckpoint checkpoint{.folder = content["folder"].text(),
+                             .step = content["step"].count(),
+                             .optimizer = content["optimizer"].text(),
+                             .momentum = moment_in(content, "momentum"),
+                             .variance = moment_in(content, "variance"),
+                             .own_step = content["own_step"].flag(),
+                             .optimizers = 1 + content["others"].elements().size()};
+  content["folder"].require_kind(is_folder(checkpoint.folder),
+                                 "the name of a folder next to the manifest, such as step-12-8c31f0a2");
+  content["tensors"].each_item(
+      [&](const std::string& name, const Value& entry) { checkpoint.tensors.emplace(name, tensor_of(entry)); });
+  const std::vector<Value> indexes = content["indexes"].elements();
+  content["ranks"].require_kind(content["ranks"].count() == indexes.size() && !indexes.empty(),
+                                fmt::format("{}, the number of indexes, and at least 1", indexes.size()));
+  const std::filesystem::path folder = directory / checkpoint.folder;
+  require(std::filesystem::is_directory(folder), Code::file_call, [&] {
+    return Problem{
+        .what = fmt::format("cannot read a checkpoint: the folder {}, which its {} names, is not there",
+                            checkpoint.folder, manifest_name),
+        .where = directory.string(),
+        .remedy = fmt::format("Copy or move a checkpoint with all its files: {} and that folder.", manifest_name)};
+  });
+  for (std::size_t rank = 0; rank < indexes.size(); ++rank) {
+    const Value name = indexes[rank]["file"];
+    name.require_kind(name.text() == rank_file(rank, "json"), rank_file(rank, "json"));
+    read_index(folder, rank, indexes[rank]["seal"].seal(), checkpoint);
+  }
+  for (auto& [name, tensor] : checkpoint.tensors)
+    sort_pieces(name, tensor);
+  return checkpoint;
+}
+
+std::vector<std::string> index_seals(const std::filesystem::path& folder, std::size_t ranks) {
+  std::vector<std::string> seals;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    seals.push_back(text_of(seal_of(read_there(folder / rank_file(rank, "json"), most_json_bytes))));
+  return seals;
+}
+
+std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder, std::size_t ranks) {
+  json indexes = json::array();
+  for (const std::string& seal : index_seals(folder, ranks))
+    indexes.push_back({{"file", rank_file(indexes.size(), "json")}, {"seal", seal}});
+  json tensors = json::object();
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    tensors[name] = {{"role", tensor.role},
+                     {"dtype", tensor.dtype},
+                     {"item_bytes", tensor.item_bytes},
+                     {"shape", tensor.shape},
+                     {"format", tensor.kind ? json(ballast::name(*tensor.kind->format)) : json()},
+                     {"momentum", tensor.kind && tensor.kind->momentum},
+                     {"variance", tensor.kind && tensor.kind->variance},
+                     {"steps", tensor.steps}};
+  }
+  json moments = json::object();
+  if (!checkpoint.momentum.empty()) moments["momentum"] = checkpoint.momentum;
+  if (!checkpoint.variance.empty()) moments["variance"] = checkpoint.variance;
+  return sealed({{"format", version},
+                 {"written_by", BALLAST_VERSION},
+                 {"converted_from", "a training in C++"},
+                 {"folder", checkpoint.folder},
+                 {"step", checkpoint.step},
+                 {"skipped", 0},
+                 {"optimizer", checkpoint.optimizer},
+                 {"own_step", checkpoint.own_step},
+                 {"moments", moments},
+                 {"groups", json::array()},
+                 {"outer_identity", ""},
+                 {"others", json::array()},
+                 {"tensors", tensors},
+                 {"ranks", ranks},
+                 {"indexes", indexes}});
+}
+
+RankFiles::RankFiles(const std::filesystem::path& folder, std::size_t rank)
+    : folder_(folder), rank_(rank), data_(folder / rank_file(rank, "data"), *queue_) {}
+
+void RankFiles::append(const std::string& tensor, const Range& range, std::span<const std::byte> chunk) {
+  chunks_[tensor].push_back({range, {rank_, data_.append(chunk)}});
+}
+
+void RankFiles::append(const std::string& tensor, const Range& range, const StatePart& part) {
+  const ChunkKind kind = kind_of(part.memory, part.frozen);
+  chunk_.assign(kind.bytes(part.memory.count), std::byte{0});
+  kernels::copy_state(part.memory, kind.tile(chunk_.data(), part.memory.count));
+  append(tensor, range, chunk_);
+}
+
+std::uint64_t RankFiles::finish(std::span<const std::byte> extra, bool is_raw) {
+  const std::uint64_t data_bytes = data_.finish();
+  const std::string_view extra_text(reinterpret_cast<const char*>(extra.data()), extra.size());
+  offload::write_text(folder_ / rank_file(rank_, "extra"), extra_text);
+  json chunks = json::object();
+  for (const auto& [name, pieces] : chunks_) {
+    json& list = chunks[name] = json::array();
+    for (const auto& [range, place] : pieces)
+      list.push_back({range.first, range.count, place.chunk.offset, text_of(place.chunk.seal)});
+  }
+  const json described{{"bytes", extra.size()}, {"seal", text_of(seal_of(extra_text))}, {"raw", is_raw}};
+  offload::write_text(folder_ / rank_file(rank_, "json"),
+                      sealed({{"chunks", chunks}, {"data_bytes", data_bytes}, {"extra", described}}));
+  return data_bytes;
+}
+
+namespace {
+
+// Those that are made are on the drive when this returns. The parent of an existing one needs no permission to read it.
+void make_directories(const std::filesystem::path& path) {
+  const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
+  int failed = ::mkdir(path.c_str(), 0777) == 0 ? 0 : errno;
+  if (failed == ENOENT && parent != path) {
+    make_directories(parent);
+    failed = ::mkdir(path.c_str(), 0777) == 0 ? 0 : errno;
+  }
+  if (failed == 0) return offload::flush_directory(parent);
+  if (!std::filesystem::is_directory(path)) offload::fail_file("mkdir", path, 0, failed);
+}
+
+void require_own(const std::filesystem::path& path) {
+  struct stat found {};
+  if (::stat(path.c_str(), &found) != 0) offload::fail_file("stat", path, 0, errno);
+  constexpr uid_t root = 0;  // root's directories may be used: in a container those of its host belong to others
+  const bool is_own = ::geteuid() == root || found.st_uid == ::geteuid() || found.st_uid == root;
+  require(is_own, Code::foreign_file, [&] {
+    return Problem{
+        .what = fmt::format("cannot write there: it belongs to user {}, not to {}", found.st_uid, ::geteuid()),
+        .where = path.string()};
+  });
+}
+
+}  // namespace
+
+CheckpointDirectory::CheckpointDirectory(const std::filesystem::path& path)
+    : path_(path.has_filename() ? path : path.parent_path()) {
+  make_directories(path_);
+  require_own(path_);
+  try {
+    lock_.emplace(path_);
+  } catch (const Error& error) {
+    if (error.code() != Code::no_file_locks) throw;
+    unlocked_because_ = error.problem().what;
+  }
+}
+
+void CheckpointDirectory::create(const std::string& folder) {
+  remove_stale();
+  if (::mkdir((path_ / folder).c_str(), 0700) != 0) offload::fail_file("mkdir", path_ / folder, 0, errno);
+}
+
+void CheckpointDirectory::make_current(const std::string& folder, const std::string& manifest) {
+  replaced_ = current().value_or("");
+  const std::filesystem::path written = path_ / folder / manifest_name;
+  offload::flush_directory(path_);
+  offload::write_text(written, manifest);
+  std::error_code failed;
+  std::filesystem::rename(written, path_ / manifest_name, failed);
+  if (failed) offload::fail_file("rename", written, 0, failed.value());
+  offload::flush_directory(path_);
+}
+
+void CheckpointDirectory::remove_stale() const {
+  const auto named = current();
+  if (!named) return;  // everything stays until a saving has replaced the manifest
+  for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_stale = unlocked_because_.empty() || name == replaced_;  // else another job may write to it
+    std::error_code failed;                                                // the next saving removes what stays
+    if (is_folder(name) && name != *named && is_stale) std::filesystem::remove_all(entry.path(), failed);
+  }
+}
+
+void CheckpointDirectory::discard(const std::string& folder) const {
+  const auto named = current();
+  std::error_code failed;
+  if (named && *named != folder) std::filesystem::remove_all(path_ / folder, failed);
+}
+
+std::optional<std::string> CheckpointDirectory::current() const {
+  try {
+    const auto manifest = read_manifest(path_);
+    if (!manifest) return "";
+    const std::filesystem::path file = path_ / manifest_name;
+    const json content = unsealed(*manifest, file);
+    return Value(content, file)["folder"].text();
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+}  // namespace ballast

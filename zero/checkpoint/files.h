@@ -1,0 +1,136 @@
+// The files of a checkpoint, which python/ballast/checkpoint/FORMAT.md describes. They may be damaged or forged, so everything that is
+// read is checked: a failure is B3202, with the file and what is wrong.
+#pragma once
+
+#include <ballast/local_state.h>
+#include <ballast/log.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "offload/chunk_file.h"
+#include "offload/run_directory.h"
+
+namespace ballast {
+
+// Consecutive elements of a tensor, in a chunk of a file.
+struct SavedPiece {
+  Range range{};
+  offload::ChunkPlace place{};
+};
+
+// The elements of a piece that somebody needs.
+struct Cut {
+  SavedPiece piece{};
+  std::size_t first = 0;  // element of the piece
+  std::size_t into = 0;   // element of the requested range
+  std::size_t count = 0;
+};
+
+// The cuts that hold the requested elements, in order. The pieces are in order and have no gaps.
+std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range);
+
+// A tensor of a checkpoint.
+struct SavedTensor {
+  std::string role{};   // such as "trained", "frozen" and "buffer"
+  std::string dtype{};  // torch's name
+  std::size_t item_bytes = 0;
+  std::vector<std::size_t> shape{};
+  std::optional<ChunkKind> kind{};   // of chunks with state; none: they are the elements as they are
+  std::uint64_t steps = 0;           // steps that have trained it
+  std::vector<SavedPiece> pieces{};  // in order; they hold each element once
+
+  std::size_t elements() const;
+  std::size_t chunk_bytes(std::size_t count) const { return kind ? kind->bytes(count) : count * item_bytes; }
+};
+using SavedTensors = std::map<std::string, SavedTensor>;
+
+// What a rank has saved with its tensors.
+struct SavedExtra {
+  std::filesystem::path file{};
+  std::size_t bytes = 0;
+  std::uint64_t seal = 0;
+  bool is_raw = false;  // bytes as they are, not an object of torch.save()
+
+  std::vector<std::byte> read() const;
+};
+
+struct SavedCheckpoint {
+  std::string folder{};
+  std::uint64_t step = 0;
+  std::string optimizer{};
+  std::string momentum{};  // torch's names of the moments; empty where there is none
+  std::string variance{};
+  bool own_step = false;  // the optimizer's own step makes the updates, with values of its own
+  std::size_t optimizers = 1;
+  SavedTensors tensors{};
+  std::vector<std::filesystem::path> files{};  // of each rank, as pieces number them
+  std::vector<SavedExtra> extras{};            // likewise
+};
+
+// The text of a directory's manifest, which names the current checkpoint; none if there is none.
+std::optional<std::string> read_manifest(const std::filesystem::path& directory);
+SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest);
+
+// The manifest of a training in C++, whose ranks have written their files to the folder.
+std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder, std::size_t ranks);
+// The seals of the ranks' indexes, which a manifest has.
+std::vector<std::string> index_seals(const std::filesystem::path& folder, std::size_t ranks);
+
+// The files of a rank while they are written, by one thread.
+class RankFiles {
+ public:
+  RankFiles(const std::filesystem::path& folder, std::size_t rank);
+
+  // Elements of a tensor, as they are or as those of its part.
+  void append(const std::string& tensor, const Range& range, std::span<const std::byte> chunk);
+  void append(const std::string& tensor, const Range& range, const StatePart& part);
+  // The rank's index gets its name last: where it is, all of its files are complete and on the drive. Returns the bytes of the data.
+  std::uint64_t finish(std::span<const std::byte> extra, bool is_raw);
+
+ private:
+  std::filesystem::path folder_;
+  std::size_t rank_;
+  Log quiet_{[](Level, std::string_view) {}};
+  std::unique_ptr<offload::IoQueue> queue_ = offload::open_queue({.log = &quiet_});
+  offload::ChunkWriter data_;
+  std::vector<std::byte> chunk_{};
+  std::map<std::string, std::vector<SavedPiece>> chunks_{};
+};
+
+// A directory while one job saves to it. Rank 0 of the job uses it, and holds the directory's lock.
+class CheckpointDirectory {
+ public:
+  // Makes the directory and its parents. Throws B2204 if another job saves to it.
+  explicit CheckpointDirectory(const std::filesystem::path& path);
+
+  // Why it is not locked; empty: it is. Nothing prevents two jobs from saving to it at once then, and folders of stopped savings stay.
+  const std::string& unlocked_because() const { return unlocked_because_; }
+
+  // Makes a folder, and removes those of savings that were stopped.
+  void create(const std::string& folder);
+  // Replaces the manifest, once all ranks have written their files. Readers find the old checkpoint before, and the new one afterwards.
+  void make_current(const std::string& folder, const std::string& manifest);
+  // Removes the folders that the manifest does not name.
+  void remove_stale() const;
+  // Removes the files of a saving that failed, unless the manifest names them, or cannot be read.
+  void discard(const std::string& folder) const;
+  void release() noexcept { lock_.reset(); }
+
+ private:
+  std::optional<std::string> current() const;  // the folder that the manifest names; none if it cannot be read
+
+  std::filesystem::path path_;
+  std::optional<offload::DirectoryLock> lock_{};
+  std::string unlocked_because_{};
+  std::string replaced_{};  // the folder of the checkpoint that the new one has replaced
+};
+
+}  // namespace ballast
