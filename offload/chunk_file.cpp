@@ -83,8 +83,10 @@ ChunkReader::ChunkReader(const std::vector<std::filesystem::path>& files, std::v
                          IoQueue& queue, std::size_t memory_bytes)
     : in_order_(std::move(in_order)), queue_(queue), slot_bytes_(largest(in_order_)) {
   slots_ = std::clamp<std::size_t>(memory_bytes / slot_bytes_, 2, max_slots);
-  for (const std::filesystem::path& file : files) {
-    files_.push_back(std::make_unique<File>(file, FileOptions{.allow_network = true, .writable = false}));
+  files_.resize(files.size());
+  for (const ChunkPlace& place : in_order_) {
+    auto& file = files_.at(place.file);
+    if (!file) file = std::make_unique<File>(files[place.file], FileOptions{.allow_network = true, .writable = false});
   }
   require_whole();
   pages_ = map_host_pages(slots_ * slot_bytes_, "a checkpoint that is being read");
@@ -101,7 +103,7 @@ void ChunkReader::require_whole() const {
     needed.at(place.file) = std::max(needed.at(place.file), blocks.offset + blocks.bytes);
   }
   for (std::size_t i = 0; i < files_.size(); ++i) {
-    require(files_[i]->bytes() >= needed[i], Code::bad_record, [&] {
+    require(!files_[i] || files_[i]->bytes() >= needed[i], Code::bad_record, [&] {
       return Problem{.what = "the file is cut off",
                      .where = files_[i]->path().string(),
                      .needed = fmt::format("{} bytes", needed[i]),

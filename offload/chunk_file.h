@@ -65,7 +65,7 @@ struct ChunkPlace {
 // Used by one thread. The queue outlives the reader.
 class ChunkReader {
  public:
-  // Opens the files; throws B3202 for one that is too short for its chunks. Reads ahead into `memory_bytes`, or into
+  // Opens the files that have chunks to read; throws B3202 for one that is too short for them. Reads ahead into `memory_bytes`, or into
   // the memory of two chunks if that is more.
   ChunkReader(const std::vector<std::filesystem::path>& files, std::vector<ChunkPlace> in_order, IoQueue& queue,
               std::size_t memory_bytes = std::size_t{32} << 20);

@@ -86,48 +86,48 @@ class Snapshot {
   bool is_reused_ = false;
 };
 
-class CheckpointReader {
- public:
-  using Place = std::tuple<std::size_t, std::uint64_t, std::uint64_t, std::uint64_t>;  // file, offset, bytes, seal
-
-  CheckpointReader(const std::vector<std::string>& files, const std::vector<Place>& in_order)
-      : queue_(offload::open_queue({.log = &quiet_})) {
-    std::vector<offload::ChunkPlace> places;
-    places.reserve(in_order.size());
-    for (const auto& [file, offset, bytes, seal] : in_order) {
-      places.push_back({file, {offset, bytes, seal}});
-    }
-    files_.emplace(std::vector<std::filesystem::path>(files.begin(), files.end()), std::move(places), *queue_);
-  }
-
-  void next() { now_ = files_->next(); }
-
-  std::span<const std::byte> now() const { return now_; }  // the chunk that next() has read
-
-  // `count` elements of a chunk of `in_chunk`, from `first` on. They become those of a part from `into` on.
-  struct Elements {
-    std::size_t in_chunk = 0;
-    std::size_t first = 0;
-    std::size_t into = 0;
-    std::size_t count = 0;
-  };
-  void copy(const ChunkKind& kind, const Elements& elements, const StatePart& to) const {
-    require(now_.size() == kind.bytes(elements.in_chunk), Code::bad_record, [&] {
-      return Problem{.what = "a chunk of a checkpoint has another size than its elements need",
-                     .needed = std::to_string(kind.bytes(elements.in_chunk)) + " bytes",
-                     .available = std::to_string(now_.size()) + " bytes"};
-    });
-    auto* const chunk = const_cast<std::byte*>(now_.data());  // it is only read
-    kernels::copy_state(kernels::part(kind.tile(chunk, elements.in_chunk), elements.first, elements.count),
-                        kernels::part(to.memory, elements.into, elements.count));
-  }
-
- private:
-  Log quiet_{[](Level, std::string_view) {}};
-  std::unique_ptr<offload::IoQueue> queue_;
-  std::optional<offload::ChunkReader> files_;
-  std::span<const std::byte> now_;
+// The pieces of a tensor, which stay in C++: there may be many, and each cover() looks at few.
+struct Pieces {
+  std::vector<SavedPiece> list{};
 };
+
+// `count` elements of the reader's chunk of `in_chunk`, from `first` on. They become those of a part from `into` on.
+struct Elements {
+  std::size_t in_chunk = 0;
+  std::size_t first = 0;
+  std::size_t into = 0;
+  std::size_t count = 0;
+};
+
+void copy_elements(const PieceReader& reader, const ChunkKind& kind, const Elements& elements, const StatePart& to) {
+  const std::span<const std::byte> now = reader.now();
+  require(now.size() == kind.bytes(elements.in_chunk), Code::bad_record, [&] {
+    return Problem{.what = "a chunk of a checkpoint has another size than its elements need",
+                   .needed = std::to_string(kind.bytes(elements.in_chunk)) + " bytes",
+                   .available = std::to_string(now.size()) + " bytes"};
+  });
+  auto* const chunk = const_cast<std::byte*>(now.data());  // it is only read
+  kernels::copy_state(kernels::part(kind.tile(chunk, elements.in_chunk), elements.first, elements.count),
+                      kernels::part(to.memory, elements.into, elements.count));
+}
+
+// The kind of a tensor's chunks, the bytes of its elements, and their number.
+using Described = std::tuple<std::optional<ChunkKind>, std::size_t, std::size_t>;
+
+std::pair<std::map<std::string, Pieces>, std::vector<SavedExtra>> indexes_in(
+    const std::string& folder, const std::vector<std::uint64_t>& seals,
+    const std::map<std::string, Described>& tensors) {
+  SavedTensors saved;
+  for (const auto& [name, described] : tensors) {
+    const auto& [kind, item_bytes, elements] = described;
+    saved[name] = {.item_bytes = item_bytes, .shape = {elements}, .kind = kind};
+  }
+  std::vector<SavedExtra> extras = read_indexes(folder, seals, saved);
+  std::map<std::string, Pieces> pieces;
+  for (auto& [name, tensor] : saved)
+    pieces[name] = {std::move(tensor.pieces)};
+  return {std::move(pieces), std::move(extras)};
+}
 
 void bind_parts(py::module_& module) {
   py::class_<ChunkKind>(module, "ChunkKind")
@@ -220,21 +220,64 @@ void bind_files(py::module_& module) {
           py::arg("extra"), py::kw_only(), py::arg("raw"));
   bind_sink(snapshot);
   bind_sink(files);
-  py::class_<CheckpointReader>(module, "CheckpointReader")
-      .def(py::init<const std::vector<std::string>&, const std::vector<CheckpointReader::Place>&>(), py::arg("files"),
-           py::arg("in_order"), Released())
-      .def("next", &CheckpointReader::next, Released())
+}
+
+void bind_reading(py::module_& module) {
+  py::class_<SavedPiece>(module, "Piece")
+      .def_property_readonly("first", [](const SavedPiece& piece) { return piece.range.first; })
+      .def_property_readonly("count", [](const SavedPiece& piece) { return piece.range.count; })
+      .def_property_readonly("file", [](const SavedPiece& piece) { return piece.place.file; })
+      .def_property_readonly("offset", [](const SavedPiece& piece) { return piece.place.chunk.offset; })
+      .def_property_readonly("bytes", [](const SavedPiece& piece) { return piece.place.chunk.bytes; });
+  py::class_<Cut>(module, "Cut")
+      .def_readonly("piece", &Cut::piece)
+      .def_readonly("first", &Cut::first)
+      .def_readonly("into", &Cut::into)
+      .def_readonly("count", &Cut::count);
+  py::class_<Pieces>(module, "Pieces", "The pieces of a tensor, in order. They hold each element once.")
+      .def(py::init<>())
+      .def("__len__", [](const Pieces& pieces) { return pieces.list.size(); })
+      .def(
+          "__iter__", [](const Pieces& pieces) { return py::make_iterator(pieces.list.begin(), pieces.list.end()); },
+          py::keep_alive<0, 1>())
+      .def(
+          "cover",
+          [](const Pieces& pieces, std::size_t first, std::size_t count) {
+            return cover(pieces.list, {first, count});
+          },
+          py::arg("first"), py::arg("count"), "The cuts of pieces that hold these elements.");
+  py::class_<SavedExtra>(module, "SavedExtra", "What a rank has saved with its tensors.")
+      .def_property_readonly("file", [](const SavedExtra& extra) { return extra.file.string(); })
+      .def_readonly("raw", &SavedExtra::is_raw)
+      .def("read", [](const SavedExtra& extra) { return py::bytes(extra.read()); });
+  module.def(
+      "read_indexes", &indexes_in, py::arg("folder"), py::arg("seals"), py::arg("tensors"), Released(),
+      "The pieces of each tensor, and the extra of each rank. A tensor is described by the kind of its chunks, if "
+      "they have state, the bytes of an element and the number of its elements.");
+}
+
+void bind_piece_reader(py::module_& module) {
+  py::class_<PieceReader>(module, "PieceReader")
+      .def(py::init([](const std::vector<std::string>& files, const std::vector<SavedPiece>& wanted) {
+             return std::make_unique<PieceReader>(std::vector<std::filesystem::path>(files.begin(), files.end()),
+                                                  wanted);
+           }),
+           py::arg("files"), py::arg("wanted"), Released())
+      .def(
+          "go_to",
+          [](PieceReader& reader, const SavedPiece& piece, const std::string& tensor) { reader.go_to(piece, tensor); },
+          py::arg("piece"), py::arg("tensor"), Released())
       .def("memory",
            [](const py::object& reader) {
-             const auto now = reader.cast<CheckpointReader&>().now();
+             const auto now = reader.cast<PieceReader&>().now();
              return Memory{const_cast<std::byte*>(now.data()), now.size(), {}, reader};  // tensors are never const
            })
       .def(
           "copy",
-          [](const CheckpointReader& reader, const ChunkKind& kind,
+          [](const PieceReader& reader, const ChunkKind& kind,
              const std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>& elements, const StatePart& to) {
             const auto [in_chunk, first, into, count] = elements;
-            reader.copy(kind, {in_chunk, first, into, count}, to);
+            copy_elements(reader, kind, {in_chunk, first, into, count}, to);
           },
           py::arg("kind"), py::arg("elements"), py::arg("to"), Released());
 }
@@ -281,6 +324,8 @@ void bind_runs(py::module_& module) {
 void bind_checkpoint(py::module_& module) {
   bind_parts(module);
   bind_files(module);
+  bind_reading(module);
+  bind_piece_reader(module);
   bind_runs(module);
   py::class_<CheckpointDirectory>(module, "CheckpointDirectory")
       .def(py::init<const std::string&>(), py::arg("directory"))

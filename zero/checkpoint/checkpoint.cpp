@@ -258,48 +258,6 @@ void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span
 
 namespace {
 
-// Reads the wanted pieces in order, ahead of their use. A piece that is wanted several times in a row is read once.
-class PieceReader {
- public:
-  PieceReader(const std::vector<std::filesystem::path>& files, const std::vector<Cut>& wanted)
-      : queue_(offload::open_queue({.log = &quiet_})), chunks_(files, in_order(wanted), *queue_) {}
-
-  std::span<const std::byte> go_to(const SavedPiece& piece, const std::string& tensor) {
-    if (current_ && is_same(*current_, piece.place)) return now_;
-    current_.reset();
-    try {
-      now_ = chunks_.next();
-    } catch (const Error& error) {
-      if (error.code() != Code::bad_record) throw;
-      Problem problem = error.problem();
-      problem.where +=
-          fmt::format(": {}, elements {} to {}", tensor, piece.range.first, piece.range.first + piece.range.count);
-      fail(Code::bad_record, std::move(problem));
-    }
-    current_ = piece.place;
-    return now_;
-  }
-
- private:
-  static bool is_same(const offload::ChunkPlace& one, const offload::ChunkPlace& other) {
-    return one.file == other.file && one.chunk.offset == other.chunk.offset && one.chunk.bytes == other.chunk.bytes;
-  }
-
-  static std::vector<offload::ChunkPlace> in_order(const std::vector<Cut>& wanted) {
-    std::vector<offload::ChunkPlace> places;
-    for (const Cut& cut : wanted) {
-      if (places.empty() || !is_same(places.back(), cut.piece.place)) places.push_back(cut.piece.place);
-    }
-    return places;
-  }
-
-  Log quiet_{[](Level, std::string_view) {}};
-  std::unique_ptr<offload::IoQueue> queue_;
-  offload::ChunkReader chunks_;
-  std::optional<offload::ChunkPlace> current_{};
-  std::span<const std::byte> now_{};
-};
-
 [[noreturn]] void refuse(const CheckpointPlace& place, const std::string& what, const std::string& needed = {},
                          const std::string& available = {}) {
   fail(Code::run_mismatch, {.what = fmt::format("cannot load the checkpoint in {}: {}", place.directory.string(), what),
@@ -319,10 +277,10 @@ class StateLoading {
 
   // Opens what is read for these tiles, in their order.
   void begin(const std::vector<LocalTile>& tiles) {
-    std::vector<Cut> wanted;
+    std::vector<SavedPiece> wanted;
     for (const LocalTile& tile : tiles) {
       for (const PartOfTile& each : parts_in(place_.plan, tile))
-        for_each_cut(each.part, [&](const Cut& cut, const SavedTensor&, std::size_t) { wanted.push_back(cut); });
+        for_each_cut(each.part, [&](const Cut& cut, const SavedTensor&, std::size_t) { wanted.push_back(cut.piece); });
     }
     reader_.emplace(saved_.files, wanted);
   }
@@ -469,7 +427,9 @@ bool load_checkpoint(const CheckpointPlace& place, const std::vector<LocalTile>&
     loading.emplace(place, saved);
     loading->begin(tiles);
     const SavedExtra& extra = saved.extras[world.rank() % saved.extras.size()];
-    if (extra.is_raw) loaded.note = extra.read();  // Python's objects are none of ours
+    const std::string note = extra.is_raw ? extra.read() : "";  // Python's objects are none of ours
+    const auto bytes = std::as_bytes(std::span(note));
+    loaded.note.assign(bytes.begin(), bytes.end());
     loaded.step = saved.step;
   });
   warn_of_missed_steps(saved, place);

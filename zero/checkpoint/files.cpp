@@ -264,7 +264,8 @@ void require_apart(std::vector<SavedPiece> pieces, const std::filesystem::path& 
   }
 }
 
-void read_index(const std::filesystem::path& folder, std::size_t rank, std::uint64_t seal, SavedCheckpoint& into) {
+SavedExtra read_index(const std::filesystem::path& folder, std::size_t rank, std::uint64_t seal,
+                      SavedTensors& tensors) {
   const std::filesystem::path file = folder / rank_file(rank, "json");
   const std::string text = read_there(file, most_json_bytes);
   if (seal_of(text) != seal) fail_changed(file);
@@ -273,8 +274,8 @@ void read_index(const std::filesystem::path& folder, std::size_t rank, std::uint
   const std::uint64_t data_bytes = index["data_bytes"].count(most_bytes);
   std::vector<SavedPiece> pieces;
   index["chunks"].each_item([&](const std::string& name, const Value& chunks) {
-    const auto tensor = into.tensors.find(name);
-    if (tensor == into.tensors.end())
+    const auto tensor = tensors.find(name);
+    if (tensor == tensors.end())
       fail_malformed(file, fmt::format("it has chunks of {}, which is no tensor of the checkpoint", name));
     for (const Value& chunk : chunks.elements()) {
       pieces.push_back(piece_of(chunk, rank, tensor->second, data_bytes));
@@ -283,11 +284,10 @@ void read_index(const std::filesystem::path& folder, std::size_t rank, std::uint
   });
   require_apart(std::move(pieces), file);
   const Value extra = index["extra"];
-  into.files.push_back(folder / rank_file(rank, "data"));
-  into.extras.push_back({.file = folder / rank_file(rank, "extra"),
-                         .bytes = extra["bytes"].count(most_bytes),
-                         .seal = extra["seal"].seal(),
-                         .is_raw = extra.has("raw") && extra["raw"].flag()});
+  return {.file = folder / rank_file(rank, "extra"),
+          .bytes = extra["bytes"].count(most_bytes),
+          .seal = extra["seal"].seal(),
+          .is_raw = extra.has("raw") && extra["raw"].flag()};
 }
 
 void sort_pieces(const std::string& name, SavedTensor& tensor) {
@@ -326,11 +326,11 @@ std::string moment_in(const Value& content, const std::string& kind) {
 
 std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range) {
   std::vector<Cut> cuts;
-  auto piece = std::ranges::partition_point(
-      pieces, [&](const SavedPiece& each) { return each.range.first + each.range.count <= range.first; });
-  for (; piece != pieces.end() && piece->range.first < range.first + range.count; ++piece) {
+  auto piece =
+      std::ranges::partition_point(pieces, [&](const SavedPiece& each) { return each.range.end() <= range.first; });
+  for (; piece != pieces.end() && piece->range.first < range.end(); ++piece) {
     const std::size_t begin = std::max(range.first, piece->range.first);
-    const std::size_t end = std::min(range.first + range.count, piece->range.first + piece->range.count);
+    const std::size_t end = std::min(range.end(), piece->range.end());
     if (begin < end) cuts.push_back({*piece, begin - piece->range.first, begin - range.first, end - begin});
   }
   return cuts;
@@ -340,11 +340,27 @@ std::size_t SavedTensor::elements() const {
   return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies{});
 }
 
-std::vector<std::byte> SavedExtra::read() const {
-  const std::string content = read_there(file, bytes);
+std::string SavedExtra::read() const {
+  std::string content = read_there(file, bytes);
   if (content.size() != bytes || seal_of(content) != seal) fail_changed(file);
-  const auto all = std::as_bytes(std::span(content));
-  return {all.begin(), all.end()};
+  return content;
+}
+
+std::vector<SavedExtra> read_indexes(const std::filesystem::path& folder, const std::vector<std::uint64_t>& seals,
+                                     SavedTensors& tensors) {
+  std::vector<SavedExtra> extras;
+  for (const std::uint64_t seal : seals)
+    extras.push_back(read_index(folder, extras.size(), seal, tensors));
+  for (auto& [name, tensor] : tensors)
+    sort_pieces(name, tensor);
+  return extras;
+}
+
+std::vector<std::filesystem::path> data_files(const std::filesystem::path& folder, std::size_t ranks) {
+  std::vector<std::filesystem::path> files;
+  while (files.size() < ranks)
+    files.push_back(folder / rank_file(files.size(), "data"));
+  return files;
 }
 
 std::optional<std::string> read_manifest(const std::filesystem::path& directory) {
@@ -378,13 +394,14 @@ SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const s
         .where = directory.string(),
         .remedy = fmt::format("Copy or move a checkpoint with all its files: {} and that folder.", manifest_name)};
   });
-  for (std::size_t rank = 0; rank < indexes.size(); ++rank) {
-    const Value name = indexes[rank]["file"];
-    name.require_kind(name.text() == rank_file(rank, "json"), rank_file(rank, "json"));
-    read_index(folder, rank, indexes[rank]["seal"].seal(), checkpoint);
+  std::vector<std::uint64_t> seals;
+  for (const Value& index : indexes) {
+    const std::string expected = rank_file(seals.size(), "json");
+    index["file"].require_kind(index["file"].text() == expected, expected);
+    seals.push_back(index["seal"].seal());
   }
-  for (auto& [name, tensor] : checkpoint.tensors)
-    sort_pieces(name, tensor);
+  checkpoint.files = data_files(folder, seals.size());
+  checkpoint.extras = read_indexes(folder, seals, checkpoint.tensors);
   return checkpoint;
 }
 
@@ -428,6 +445,40 @@ std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem
                  {"tensors", tensors},
                  {"ranks", ranks},
                  {"indexes", indexes}});
+}
+
+namespace {
+
+bool is_same(const offload::ChunkPlace& one, const offload::ChunkPlace& other) {
+  return one.file == other.file && one.chunk.offset == other.chunk.offset && one.chunk.bytes == other.chunk.bytes;
+}
+
+std::vector<offload::ChunkPlace> places_of(const std::vector<SavedPiece>& wanted) {
+  std::vector<offload::ChunkPlace> places;
+  for (const SavedPiece& piece : wanted) {
+    if (places.empty() || !is_same(places.back(), piece.place)) places.push_back(piece.place);
+  }
+  return places;
+}
+
+}  // namespace
+
+PieceReader::PieceReader(const std::vector<std::filesystem::path>& files, const std::vector<SavedPiece>& wanted)
+    : chunks_(files, places_of(wanted), *queue_) {}
+
+std::span<const std::byte> PieceReader::go_to(const SavedPiece& piece, const std::string& tensor) {
+  if (current_ && is_same(*current_, piece.place)) return now_;
+  current_.reset();
+  try {
+    now_ = chunks_.next();
+  } catch (const Error& error) {
+    if (error.code() != Code::bad_record) throw;
+    Problem problem = error.problem();
+    problem.where += fmt::format(": {}, elements {} to {}", tensor, piece.range.first, piece.range.end());
+    fail(Code::bad_record, std::move(problem));
+  }
+  current_ = piece.place;
+  return now_;
 }
 
 RankFiles::RankFiles(const std::filesystem::path& folder, std::size_t rank)

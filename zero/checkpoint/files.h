@@ -59,7 +59,7 @@ struct SavedExtra {
   std::uint64_t seal = 0;
   bool is_raw = false;  // bytes as they are, not an object of torch.save()
 
-  std::vector<std::byte> read() const;
+  std::string read() const;
 };
 
 struct SavedCheckpoint {
@@ -71,9 +71,13 @@ struct SavedCheckpoint {
   bool own_step = false;  // the optimizer's own step makes the updates, with values of its own
   std::size_t optimizers = 1;
   SavedTensors tensors{};
-  std::vector<std::filesystem::path> files{};  // of each rank, as pieces number them
-  std::vector<SavedExtra> extras{};            // likewise
+  std::vector<std::filesystem::path> files{};  // see data_files()
+  std::vector<SavedExtra> extras{};            // one for each rank
 };
+
+// Reads the ranks' indexes in a folder, which have these seals, and adds the pieces of each tensor.
+std::vector<SavedExtra> read_indexes(const std::filesystem::path& folder, const std::vector<std::uint64_t>& seals,
+                                     SavedTensors& tensors);
 
 // The text of a directory's manifest, which names the current checkpoint; none if there is none.
 std::optional<std::string> read_manifest(const std::filesystem::path& directory);
@@ -83,6 +87,29 @@ SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const s
 std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder, std::size_t ranks);
 // The seals of the ranks' indexes, which a manifest has.
 std::vector<std::string> index_seals(const std::filesystem::path& folder, std::size_t ranks);
+
+// The names of the files with the ranks' chunks, as pieces number them.
+std::vector<std::filesystem::path> data_files(const std::filesystem::path& folder, std::size_t ranks);
+
+// Reads pieces in the order in which they are wanted, ahead of their use. One that is wanted several times in a row is read once.
+// Used by one thread.
+class PieceReader {
+ public:
+  // Throws B3202 for a file that is too short for its pieces.
+  PieceReader(const std::vector<std::filesystem::path>& files, const std::vector<SavedPiece>& wanted);
+
+  // The chunk of the next piece, or of the same one again; it is valid until the next call. A damaged one is B3202, with the elements
+  // of the tensor, and the one after it can still be read.
+  std::span<const std::byte> go_to(const SavedPiece& piece, const std::string& tensor);
+  std::span<const std::byte> now() const { return now_; }
+
+ private:
+  Log quiet_{[](Level, std::string_view) {}};
+  std::unique_ptr<offload::IoQueue> queue_ = offload::open_queue({.log = &quiet_});
+  offload::ChunkReader chunks_;
+  std::optional<offload::ChunkPlace> current_{};
+  std::span<const std::byte> now_{};
+};
 
 // The files of a rank while they are written, by one thread.
 class RankFiles {

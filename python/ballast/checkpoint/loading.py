@@ -15,12 +15,11 @@ import torch
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.custom_state import CustomState
-from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint, Cut, SavedOptimizer, cover
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint, SavedOptimizer
 from ballast.checkpoint.outer import OuterLoading
 from ballast.checkpoint.tensors import (
     LOADING,
     PlainTensor,
-    Stream,
     Target,
     TrainedTensor,
     buffers_by_name,
@@ -91,16 +90,18 @@ class Loading:
             self.files, self.names = manifest.data_files(directory, self._checkpoint), names
             self.tensors = self._checkpoint.tensors
             self._parts = [LoadingPart(self, *each) for each in zip(accesses, self._checkpoint.optimizers)]
-            self._extra = read_extra(directory, self._checkpoint, accesses[0].group.rank)
+            self._extra = read_extra(self._checkpoint, accesses[0].group.rank)
         warn_of_left(left, accesses[0])
 
     def run(self) -> Any:
         for access in self._accesses:
             access.optimizer.zero_grad()
         with self.agreement.settled():  # finds a missing or short file before anything changes
-            places = sorted(piece.place for tensor in self.tensors.values() for piece in tensor.pieces)
-            last = {place[0]: place for place in places}  # the last piece of each file
-            _core.CheckpointReader(self.files, [*last.values()])
+            pieces = sorted(
+                (piece for tensor in self.tensors.values() for piece in tensor.pieces), key=lambda piece: piece.offset
+            )
+            last = {piece.file: piece for piece in pieces}
+            _core.PieceReader(self.files, [*last.values()])
         expect(self._parameters.values())
         expect_buffers(self._model)
         for part in self._parts:
@@ -122,14 +123,12 @@ class Loading:
         return [parameter for parameter in self._parameters.values() if id(parameter) not in done]
 
 
-def read_extra(directory: Path, checkpoint: Checkpoint, rank: int) -> Any:
+def read_extra(checkpoint: Checkpoint, rank: int) -> Any:
     """Return the extra of the rank with the same number; additional ranks start again with that of rank 0. Tensors are
     loaded to the host, because the GPU that they were on may not exist here."""
-    number = rank % checkpoint.ranks
-    path, content = manifest.read_extra(directory, checkpoint, number)
-    if checkpoint.extras[number].raw:
-        return content
-    return load_without_code(io.BytesIO(content), path)
+    extra = checkpoint.extras[rank % checkpoint.ranks]
+    content = extra.read()
+    return content if extra.raw else load_without_code(io.BytesIO(content), Path(extra.file))
 
 
 class LoadingPart:
@@ -216,7 +215,7 @@ class LoadingPart:
         wanted += [cut for member, part in parts for cut, _ in self._cuts(member, part)]
         wanted += [cut for target in targets for cut in cuts_of(target)]
         with self._agreement.settled():
-            stream = Stream(self._files, (cut.piece for cut in wanted))
+            stream = _core.PieceReader(self._files, [cut.piece for cut in wanted])
         self._fill_targets(own, stream)
         with self._agreement.settled():
             self._custom.install(partition)
@@ -230,35 +229,36 @@ class LoadingPart:
         partition.change_shards(change, self._saved.step, self._agreement.settle)
         self._fill_targets(targets, stream)
 
-    def _fill_targets(self, targets: list[Target], stream: Stream) -> None:
+    def _fill_targets(self, targets: list[Target], stream: _core.PieceReader) -> None:
         with self._agreement.settled():
             for target in targets:
                 target.begin()
                 for cut in cuts_of(target):
-                    target.take(stream.go_to(cut.piece, target.name), cut)
+                    stream.go_to(cut.piece, target.name)
+                    target.take(stream, cut)
                 target.finish()
 
-    def _cuts(self, member: UnitParameter, part: _core.StatePart) -> Iterator[tuple[Cut, int | None]]:
+    def _cuts(self, member: UnitParameter, part: _core.StatePart) -> Iterator[tuple[_core.Cut, int | None]]:
         """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
         of the value."""
         name, (first, count) = self._name(member.parameter), member.parameter_range(part.first, part.count)
-        for cut in cover(self._tensors[name].pieces, first, count):
+        for cut in self._tensors[name].pieces.cover(first, count):
             yield cut, None
         for number, entry in [] if part.frozen else self._custom.stored(name):
-            for cut in cover(entry.pieces, first, count):
+            for cut in entry.pieces.cover(first, count):
                 yield cut, number
 
-    def _change(self, part: _core.StatePart, member: UnitParameter, stream: Stream) -> None:
+    def _change(self, part: _core.StatePart, member: UnitParameter, stream: _core.PieceReader) -> None:
         name = self._name(member.parameter)
         entry, values = self._tensors[name], dict(self._custom.stored(name))
         kind, width = OPAQUE if member.is_opaque else entry.kind(), member.width
         for cut, number in self._cuts(member, part):
-            reader = stream.go_to(cut.piece, name)
+            stream.go_to(cut.piece, name)
             if number is None:
                 elements = (cut.piece.count * width, cut.first * width, cut.into * width, cut.count * width)
-                reader.copy(kind, elements, part)
+                stream.copy(kind, elements, part)
             else:
-                stored = torch.frombuffer(reader.memory(), dtype=getattr(torch, values[number].dtype))
+                stored = torch.frombuffer(stream.memory(), dtype=getattr(torch, values[number].dtype))
                 into = tensor_of(part.own(number), torch.float32)
                 into[cut.into : cut.into + cut.count] = stored[cut.first : cut.first + cut.count]
 
@@ -270,8 +270,8 @@ class LoadingPart:
         return self._names[id(parameter)]
 
 
-def cuts_of(target: Target) -> Iterator[Cut]:
-    return cover(target.entry.pieces, target.first, target.count)
+def cuts_of(target: Target) -> list[_core.Cut]:
+    return target.entry.pieces.cover(target.first, target.count)
 
 
 def moments_by_kind(thawed: State, access: Training) -> dict[tuple[int, _core.Moment], torch.Tensor]:

@@ -8,8 +8,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from ballast.json_reader import MOST_BYTES, Json, fail_malformed
 from ballast.json_reader import parse as parse_json
 
 VERSION = 1
+IN_CPP = "a training in C++"  # what such a checkpoint is converted from: it has no groups
 FOLDER = re.compile(r"step-[0-9]+-[0-9a-f]{8}")
 IDENTITY = re.compile(r"([0-9a-f]{16})?")  # it belongs to a training with an outer optimizer
 PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "float16": _core.DType.fp16}
@@ -29,75 +30,6 @@ PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "
 CUSTOM = ("own", "own tensor", "own number")
 OUTER = "outer"  # what the outer optimizer keeps of a parameter
 ROLES = ("trained", "frozen", "buffer", "moment", *CUSTOM, OUTER)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive elements of a tensor, in a chunk of a file."""
-
-    first: int
-    count: int
-    file: int
-    offset: int
-    bytes: int
-    seal: int
-
-    @property
-    def end(self) -> int:
-        return self.first + self.count
-
-    @property
-    def place(self) -> tuple[int, int, int, int]:
-        """The file, the first byte there, the bytes and the checksum, as the C++ library reads a chunk."""
-        return self.file, self.offset, self.bytes, self.seal
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The elements of a piece that a rank needs."""
-
-    piece: Piece
-    first: int  # element of the piece
-    into: int  # element of the requested range
-    count: int
-
-
-def cover(pieces: Sequence[Piece], first: int, count: int) -> Iterator[Cut]:
-    """Yield the cuts that hold the requested elements. The pieces are in order and have no gaps.
-
-    >>> pieces = [Piece(0, 256, 0, 0, 1024, 7), Piece(256, 44, 1, 0, 176, 8)]
-    >>> [(cut.piece.file, cut.first, cut.into, cut.count) for cut in cover(pieces, 128, 160)]
-    [(0, 128, 0, 128), (1, 0, 128, 32)]
-    """
-    low, high = 0, len(pieces)
-    while low < high:  # finds the first piece that ends after the first element
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if pieces[middle].end <= first else (low, middle)
-    for piece in pieces[low:]:
-        begin, end = max(first, piece.first), min(first + count, piece.end)
-        if begin >= end:
-            return
-        yield Cut(piece, begin - piece.first, begin - first, end - begin)
-
-
-def sorted_pieces(name: str, elements: int, pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces in order. Raise B3202 unless they hold each element of the tensor once."""
-    ordered = sorted(pieces, key=lambda piece: piece.first)
-    end = 0
-    for piece in ordered:
-        if piece.first != end:
-            break
-        end = piece.end
-    else:
-        if end == elements:
-            return ordered
-    fail(
-        "bad_record",
-        "the checkpoint does not hold each element once",
-        where=f"{name}, element {end}",
-        needed=f"{elements} elements",
-        available=f"{sum(piece.count for piece in pieces)} elements in {len(pieces)} pieces",
-    )
 
 
 def slices(elements: int, most: int) -> Iterator[tuple[int, int]]:
@@ -122,7 +54,7 @@ class Tensor:
     momentum: bool = False
     variance: bool = False
     steps: int = 0  # number of steps that have trained it
-    pieces: list[Piece] = field(default_factory=list)  # sorted; the ranks' own files list them, not the manifest
+    pieces: _core.Pieces = field(default_factory=_core.Pieces)  # the ranks' own files list them, not the manifest
 
     @property
     def elements(self) -> int:
@@ -141,15 +73,6 @@ class Tensor:
 
     def chunk_bytes(self, elements: int) -> int:
         return self.kind().bytes(elements) if self.role == "trained" else elements * self.item_bytes
-
-
-@dataclass(frozen=True)
-class Extra:
-    """The file with the `extra` of a rank."""
-
-    bytes: int
-    seal: str
-    raw: bool  # bytes as they are, not an object of torch.save()
 
 
 @dataclass
@@ -180,7 +103,7 @@ class Checkpoint:
     indexes: list[dict[str, Any]]  # the name and the seal of each rank's file
     converted_from: str = ""  # what `ballast convert` has read. Then there are no groups, and untrained tensors may be missing
     written_by: str = _core.version
-    extras: list[Extra] = field(default_factory=list)  # one for each rank; the ranks' own files describe them
+    extras: list[_core.SavedExtra] = field(default_factory=list)  # one for each rank; the ranks' own files describe them
 
     @property
     def step(self) -> int:
@@ -189,12 +112,19 @@ class Checkpoint:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the manifest, to which the fields of the first optimizer belong."""
-        content = asdict(self)
-        del content["extras"]
-        for tensor in content["tensors"].values():  # the ranks' own files list the pieces
-            del tensor["pieces"]
-        first, *others = content.pop("optimizers")
-        return {"format": VERSION, **content, **first, "others": others}
+        first, *others = (asdict(each) for each in self.optimizers)
+        listed = ("pieces",)  # in the ranks' own files
+        tensors = {
+            name: {key: value for key, value in vars(tensor).items() if key not in listed}
+            for name, tensor in self.tensors.items()
+        }
+        return {
+            "format": VERSION,
+            **{key: getattr(self, key) for key in ("ranks", "folder", "indexes", "converted_from", "written_by")},
+            **first,
+            "tensors": tensors,
+            "others": others,
+        }
 
 
 def rank_file(rank: int, kind: str) -> str:
@@ -204,8 +134,6 @@ def rank_file(rank: int, kind: str) -> str:
 
 READS = 5  # attempts to read a checkpoint that other jobs replace meanwhile
 MOST_DATA_BYTES = 1 << 56  # the most of a rank's file: sums and products of such numbers stay below 2^63
-ALIGNMENT = 64  # chunks in a file begin at multiples of this many bytes
-FIRST_ALIGNMENT = 128  # chunks with state begin at multiples of this many elements
 MOST_DIMENSIONS = 64
 ITEM_BYTES = {  # keys: torch's dtypes
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
@@ -338,17 +266,14 @@ def parse(directory: Path, text: bytes) -> Checkpoint:
     path = directory / MANIFEST
     checkpoint = checkpoint_of(Json(unsealed(text, str(path)), str(path)))
     _require_folder(directory, checkpoint.folder)
-    pieces: dict[str, list[Piece]] = {name: [] for name in checkpoint.tensors}
-    for rank, entry in enumerate(checkpoint.indexes):
-        path = directory / checkpoint.folder / entry["file"]
-        text = read_bytes(path)
-        require_sealed(text, entry["seal"], path)
-        index = Json(unsealed(text, str(path)), str(path))
-        checkpoint.extras.append(extra_of(index))
-        for name, here in pieces_of(index, rank, checkpoint.tensors).items():
-            pieces[name] += here
+    described = {
+        name: (each.kind() if each.role == "trained" else None, each.item_bytes, each.elements)
+        for name, each in checkpoint.tensors.items()
+    }
+    seals = [int(entry["seal"], 16) for entry in checkpoint.indexes]
+    pieces, checkpoint.extras = _core.read_indexes(str(directory / checkpoint.folder), seals, described)
     for name, tensor in checkpoint.tensors.items():
-        tensor.pieces = sorted_pieces(name, tensor.elements, pieces[name])
+        tensor.pieces = pieces[name]
     return checkpoint
 
 
@@ -360,14 +285,6 @@ def _require_folder(directory: Path, folder: str) -> None:
             where=str(directory),
             remedy=f"Copy or move a checkpoint with all its files: {MANIFEST} and that folder.",
         )
-
-
-def read_extra(directory: Path, checkpoint: Checkpoint, rank: int) -> tuple[Path, bytes]:
-    """Return the file with the `extra` of a rank that saved, and its content, which has its checksum."""
-    path, extra = directory / checkpoint.folder / rank_file(rank, "extra"), checkpoint.extras[rank]
-    content = read_bytes(path, extra.bytes)
-    require_sealed(content, extra.seal, path)
-    return path, content
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -488,41 +405,6 @@ def _group(entry: Json, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return {"parameters": [name.text() for name in names], "options": {key: each.value for key, each in options.items()}}
 
 
-def extra_of(index: Json) -> Extra:
-    """Return the description of a rank's `extra` in its index."""
-    extra = index["extra"]
-    extra["seal"].seal()
-    return Extra(extra["bytes"].count(MOST_DATA_BYTES), extra["seal"].text(), extra.get("raw", False).flag())
-
-
-def pieces_of(index: Json, rank: int, tensors: dict[str, Tensor]) -> dict[str, list[Piece]]:
-    """Return the pieces in a rank's index, by tensor. Each lies in the rank's data, and no two overlap."""
-    data_bytes = index["data_bytes"].count(MOST_DATA_BYTES)
-    found: dict[str, list[Piece]] = {}
-    for name, chunks in index["chunks"].items():
-        if name not in tensors:
-            fail_malformed(index.file, f"it has chunks of {name}, which is no tensor of the checkpoint")
-        found[name] = [_piece(chunk, rank, tensors[name], data_bytes) for chunk in chunks.elements()]
-    end = 0
-    for piece in sorted((piece for pieces in found.values() for piece in pieces), key=lambda each: each.offset):
-        if piece.offset < end:
-            fail_malformed(index.file, f"two chunks overlap at byte {piece.offset}")
-        end = piece.offset + piece.bytes
-    return found
-
-
-def _piece(chunk: Json, rank: int, tensor: Tensor, data_bytes: int) -> Piece:
-    first, count, offset, seal = chunk.elements(4)
-    if count.count() > data_bytes:  # an element has at least a byte; a larger number may overflow below
-        chunk.refuse("a chunk of this rank's data")
-    piece = Piece(first.count(), count.count(), rank, offset.count(), tensor.chunk_bytes(count.count()), seal.seal())
-    if piece.offset + piece.bytes > data_bytes or piece.offset % ALIGNMENT != 0:
-        offset.refuse(f"a chunk of {piece.bytes} bytes in the {data_bytes} bytes of this rank's data")
-    if tensor.role == "trained" and piece.first % FIRST_ALIGNMENT != 0:
-        first.refuse(f"a multiple of {FIRST_ALIGNMENT}")
-    return piece
-
-
 def problems_of(directory: str | Path) -> list[str]:
     """Return a line for each problem; an empty list if there is none. Raise an error where the manifest cannot be read.
 
@@ -538,30 +420,31 @@ def problems_of(directory: str | Path) -> list[str]:
 
 def problems_in(directory: Path, checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a line for each part of this checkpoint that differs from its checksum."""
-    for rank in range(checkpoint.ranks):
+    for extra in checkpoint.extras:
         try:
-            read_extra(directory, checkpoint, rank)
+            extra.read()
         except Error as error:
             yield _line(error)
-    by_file: dict[int, list[tuple[Piece, str]]] = {rank: [] for rank in range(checkpoint.ranks)}
+    by_file: dict[int, list[tuple[int, _core.Piece, str]]] = {rank: [] for rank in range(checkpoint.ranks)}
     for name, tensor in checkpoint.tensors.items():
         for piece in tensor.pieces:
-            by_file[piece.file].append((piece, name))
-    for data, pieces in zip(data_files(directory, checkpoint), by_file.values()):
-        yield from _problems_of_file(data, sorted(pieces, key=lambda each: each[0].offset))
+            by_file[piece.file].append((piece.offset, piece, name))
+    files = data_files(directory, checkpoint)
+    for pieces in by_file.values():
+        yield from _problems_of_file(files, sorted(pieces, key=lambda each: each[0]))
 
 
-def _problems_of_file(path: str, pieces: list[tuple[Piece, str]]) -> Iterator[str]:
+def _problems_of_file(files: list[str], pieces: list[tuple[int, _core.Piece, str]]) -> Iterator[str]:
     try:
-        reader = _core.CheckpointReader([path], [replace(piece, file=0).place for piece, _ in pieces])
+        reader = _core.PieceReader(files, [piece for _, piece, _ in pieces])
     except Error as error:
         yield _line(error)
         return
-    for piece, name in pieces:
+    for _, piece, name in pieces:
         try:
-            reader.next()
+            reader.go_to(piece, name)
         except Error as error:
-            yield f"{_line(error)}: {name}, elements {piece.first} to {piece.end}"
+            yield _line(error)
 
 
 def _line(error: Error) -> str:

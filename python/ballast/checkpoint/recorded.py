@@ -11,13 +11,14 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint.kinds import run_at
-from ballast.checkpoint.manifest import FIRST_ALIGNMENT
 from ballast.checkpoint.sources import STEP, Source
 from ballast.checkpoint.tensors import state_part
 from ballast.errors import FailureError
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.updates.commit_metadata import decode_missed_steps
+
+FIRST_ALIGNMENT = 128  # a part of a state begins at a multiple of this many elements
 
 
 class RecordedTensor(StoredTensor):

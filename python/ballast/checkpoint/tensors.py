@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ballast import _core
-from ballast.checkpoint.manifest import PARAMETER_DTYPES, Cut, Piece, Tensor
-from ballast.checks import fail, refuse
-from ballast.errors import Error
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, Tensor
+from ballast.checks import refuse
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.units import UnitParameter, named_parameters, names_of, unwrapped, unwrapped_name
@@ -192,35 +191,6 @@ def steps_of(access: Training, parameter: torch.nn.Parameter, member: UnitParame
     return access.steps - member.missed
 
 
-class Stream:
-    """Reads the wanted pieces in order. A piece that is needed several times in a row is read once."""
-
-    def __init__(self, files: list[str], wanted: Iterable[Piece]):
-        order: list[Piece] = []
-        for piece in wanted:
-            if not order or order[-1] is not piece:
-                order.append(piece)
-        self._current: Piece | None = None
-        self.reader = _core.CheckpointReader(files, [piece.place for piece in order])
-
-    def go_to(self, piece: Piece, name: str) -> _core.CheckpointReader:
-        """Return the reader at this piece of the named tensor: the next wanted piece, or the same one again."""
-        if self._current is not piece:
-            try:
-                self.reader.next()
-            except Error as error:
-                _fail_naming_the_tensor(error, piece, name)
-            self._current = piece
-        return self.reader
-
-
-def _fail_naming_the_tensor(error: Error, piece: Piece, name: str) -> NoReturn:
-    if error.code != "B3202":
-        raise error
-    where = f"{error.where}: {name}, elements {piece.first} to {piece.end}"
-    fail("bad_record", error.what_happened, where=where)
-
-
 class Target(Protocol):
     """A tensor to fill: begin(), take() for each cut in order, finish()."""
 
@@ -230,7 +200,7 @@ class Target(Protocol):
     count: int
 
     def begin(self) -> None: ...
-    def take(self, reader: _core.CheckpointReader, cut: Cut) -> None: ...
+    def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None: ...
     def finish(self) -> None: ...
 
 
@@ -243,7 +213,7 @@ class FlatTarget:
         self.name, self.entry, self.first, self.count = name, entry, first, count
         self._dtype = getattr(torch, entry.dtype)
 
-    def take(self, reader: _core.CheckpointReader, cut: Cut) -> None:
+    def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None:
         values = torch.frombuffer(reader.memory(), dtype=self._dtype)[cut.first : cut.first + cut.count]
         self._flat[cut.into : cut.into + cut.count] = values
 
@@ -285,7 +255,7 @@ class TrainedTensor:
         self._values = torch.empty(self.entry.shape, dtype=dtype, device="cpu")
         self._part = state_part({"parameter": self._values, **self._moments})
 
-    def take(self, reader: _core.CheckpointReader, cut: Cut) -> None:
+    def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None:
         reader.copy(self.entry.kind(), (cut.piece.count, cut.first, cut.into, cut.count), self._part)
 
     def finish(self) -> None:

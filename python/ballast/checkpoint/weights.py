@@ -6,7 +6,7 @@ import difflib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from ballast._torch_compat import without_modes
 from ballast.checkpoint import manifest
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.manifest import MOMENTS, Checkpoint, Piece, Tensor, cover
+from ballast.checkpoint.manifest import MOMENTS, Checkpoint, Tensor
 from ballast.checkpoint.sources import Latest
-from ballast.checkpoint.tensors import Stream, state_part
+from ballast.checkpoint.tensors import state_part
 from ballast.checks import fail, refuse
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, replace_buffers, require_expected
@@ -56,19 +56,20 @@ class CheckpointTensor(StoredTensor):
         return super().in_format(dtype)
 
     def read(self, first: int, count: int, into: int) -> None:
-        for cut in cover(self._entry.pieces, first, count):
+        for cut in self._entry.pieces.cover(first, count):
             values = self._latest.get(self._key_of(cut.piece), partial(self._values_of, cut.piece))
             place = tensor_at(into + cut.into * self.dtype.itemsize, cut.count, self.dtype)
             place.copy_(values[cut.first : cut.first + cut.count])
 
-    def _key_of(self, piece: Piece) -> object:
+    def _key_of(self, piece: _core.Piece) -> object:
         return self._name, self.dtype, piece.first
 
-    def _reader_at(self, piece: Piece) -> _core.CheckpointReader:
-        alone = replace(piece, file=0)
-        return Stream([self._files[piece.file]], [alone]).go_to(alone, self._name)
+    def _reader_at(self, piece: _core.Piece) -> _core.PieceReader:
+        reader = _core.PieceReader(self._files, [piece])
+        reader.go_to(piece, self._name)
+        return reader
 
-    def _values_of(self, piece: Piece) -> torch.Tensor:
+    def _values_of(self, piece: _core.Piece) -> torch.Tensor:
         values, reader = torch.empty(piece.count, dtype=self.dtype, device="cpu"), self._reader_at(piece)
         if str(self.dtype) == f"torch.{self._entry.dtype}":  # the parameter comes first in a chunk
             values.copy_(torch.frombuffer(reader.memory(), dtype=self.dtype, count=piece.count))
@@ -84,10 +85,10 @@ class MomentTensor(CheckpointTensor):
         super().__init__(name, entry, files, latest, torch.float32)
         self._kind = kind  # "momentum" or "variance"
 
-    def _key_of(self, piece: Piece) -> object:
+    def _key_of(self, piece: _core.Piece) -> object:
         return self._kind, super()._key_of(piece)
 
-    def _values_of(self, piece: Piece) -> torch.Tensor:
+    def _values_of(self, piece: _core.Piece) -> torch.Tensor:
         part = {kind: torch.zeros(piece.count, dtype=torch.float32, device="cpu") for kind in ("parameter", *MOMENTS)}
         self._reader_at(piece).copy(self._entry.kind(), (piece.count, 0, 0, piece.count), state_part(part))
         return part[self._kind]

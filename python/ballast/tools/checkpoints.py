@@ -41,8 +41,13 @@ def inspect(chosen: argparse.Namespace) -> int:
         return _inspect_run(chosen)
     checkpoint = manifest.read(chosen.directory)
     if chosen.json:
-        content = {**asdict(checkpoint), **checkpoint.to_json(), "tensors": asdict(checkpoint)["tensors"]}
-        del content["optimizers"]
+        fields = ("first", "count", "file", "offset", "bytes")
+        pieces = {
+            name: [{field: getattr(piece, field) for field in fields} for piece in tensor.pieces]
+            for name, tensor in checkpoint.tensors.items()
+        }
+        content = checkpoint.to_json()
+        content["tensors"] = {name: {**each, "pieces": pieces[name]} for name, each in content["tensors"].items()}
         print(json.dumps(content, indent=2))
         return 0
     print("\n".join(_summary(checkpoint)))
@@ -71,7 +76,9 @@ def _inspect_run(chosen: argparse.Namespace) -> int:
 
 def _summary(checkpoint: Checkpoint) -> list[str]:
     made = f"written by Ballast {checkpoint.written_by} on {_counted(checkpoint.ranks, 'rank')}"
-    if checkpoint.converted_from:
+    if checkpoint.converted_from == manifest.IN_CPP:
+        made = f"written by {manifest.IN_CPP} with Ballast {checkpoint.written_by} on {_counted(checkpoint.ranks, 'rank')}"
+    elif checkpoint.converted_from:
         made = f"converted by Ballast {checkpoint.written_by} from {checkpoint.converted_from}"
     lines = [
         f"step        {checkpoint.step}, {made}",

@@ -99,7 +99,7 @@ def one_rank_reads_a_flipped_bit(rank: int, folder: str) -> str:
     training.train(0, 1)
     ballast.save(f"{folder}/saved", training.model, training.optimizer)
     if rank == 0:
-        piece = manifest.read(f"{folder}/saved").tensors["blocks.0.up.weight"].pieces[0]
+        piece = next(iter(manifest.read(f"{folder}/saved").tensors["blocks.0.up.weight"].pieces))
         [path] = Path(folder, "saved").rglob(f"rank-{piece.file:05}.data")
         content = bytearray(path.read_bytes())
         content[piece.offset] ^= 1
@@ -279,7 +279,7 @@ def test_a_broken_file_is_named_and_nothing_is_trained_with_it(breaks, file, tmp
     ballast.save(tmp_path / "bad", training.model, training.optimizer)
     [path] = (tmp_path / "bad").rglob(file)
     tensors = manifest.read(tmp_path / "bad").tensors
-    piece = tensors["blocks.0.up.weight"].pieces[0]
+    piece = next(iter(tensors["blocks.0.up.weight"].pieces))
     breaks(path, piece.offset + piece.bytes // 2 if file.endswith("data") else path.stat().st_size // 2)
     has_no_checkpoint = file == MANIFEST and breaks is Broken.missing
     with pytest.raises(ballast.Error, match="B1001" if has_no_checkpoint else "B3[0-9]{3}") as raised:

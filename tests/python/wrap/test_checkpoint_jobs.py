@@ -269,7 +269,7 @@ READS = {
     "the manifest is read": ("ballast.checkpoint.manifest.unsealed", True),
     "the ranks' files are read": ("ballast.checkpoint.loading.read_extra", False),
     "all files are there": ("ballast.checkpoint.loading.set_options", False),
-    "parameters are about to change": ("ballast.checkpoint.loading.Stream", False),
+    "parameters are about to change": ("ballast.checkpoint.loading.LoadingPart._fill", False),
 }
 
 
@@ -311,7 +311,7 @@ def test_commands_read_the_checkpoint_that_has_taken_the_place(verb, two, capsys
 
 def test_verify_takes_no_removed_file_for_a_broken_one(two, capsys):
     here, there = two
-    with once("ballast._core.CheckpointReader", lambda: replace(here, there)):
+    with once("ballast._core.PieceReader", lambda: replace(here, there)):
         assert main(["verify", str(here)]) == 0
 
 
@@ -320,15 +320,14 @@ def test_a_checkpoint_that_is_always_replaced_is_given_up(read, two, monkeypatch
     here, there = two
     shutil.copytree(here, here.with_name("other"))
     turns = [there, here.with_name("other")]
-    real = manifest.read_bytes
+    real = ballast._core.read_indexes
 
-    def overtaken(path):
-        if path.name == "rank-00000.json":
-            replace(here, turns[0])
-            turns.reverse()
-        return real(path)
+    def overtaken(*arguments):
+        replace(here, turns[0])
+        turns.reverse()
+        return real(*arguments)
 
-    monkeypatch.setattr("ballast.checkpoint.manifest.read_bytes", overtaken)
+    monkeypatch.setattr("ballast._core.read_indexes", overtaken)
     with pytest.raises(ballast.ResourceError, match="B2204 cannot read a checkpoint: another job has replaced it 5 times"):
         read(here)
 

@@ -15,10 +15,9 @@ from unittest import mock
 import ballast
 import torch
 import torch.distributed as dist
-from ballast._core import RankFiles
+from ballast._core import PieceReader, RankFiles
 from ballast.checkpoint import manifest
-from ballast.checkpoint.manifest import cover
-from ballast.checkpoint.tensors import PlainTensor, Stream, Target, TrainedTensor
+from ballast.checkpoint.tensors import PlainTensor, Target, TrainedTensor
 from python.wrap.support.loops import Loop, Tower, keywords
 
 Configuration = Mapping[str, Any]  # options of wrap(), and "dtype"
@@ -107,10 +106,11 @@ def values_in(directory: str | Path) -> Values:
         else:
             values[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
             target = PlainTensor(name, entry, values[name])
-        stream = Stream(manifest.data_files(directory, checkpoint), entry.pieces)
+        reader = PieceReader(manifest.data_files(directory, checkpoint), [*entry.pieces])
         target.begin()
-        for cut in cover(entry.pieces, 0, entry.elements):
-            target.take(stream.go_to(cut.piece, name), cut)
+        for cut in entry.pieces.cover(0, entry.elements):
+            reader.go_to(cut.piece, name)
+            target.take(reader, cut)
         target.finish()
     return values
 
