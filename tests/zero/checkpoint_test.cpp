@@ -1,5 +1,8 @@
 // Tests of checkpoints: any training of the model loads what any other has saved, a killed save loses nothing, and what does not fit
 // is refused.
+#include <random>
+
+#include "offload/checksum.h"
 #include "offload/run_directory.h"
 #include "tests/limited_child.h"
 #include "tests/sanitizer.h"
@@ -7,6 +10,7 @@
 #include "tests/zero/child_process.h"
 #include "tests/zero/killed_at_call.h"
 #include "tests/zero/moved_run.h"
+#include "zero/checkpoint/files.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -441,4 +445,81 @@ TEST_CASE("what a killed save has left takes no space of the next one") {
   saved_by(run, directory.path(), 1);
   CHECK_FALSE(std::filesystem::exists(directory.path() / "step-7-01234567"));
   CHECK(contents(directory.path()).size() == 8);
+}
+
+namespace {
+
+constexpr std::size_t around_seal = 29;  // `, "seal": "` and 16 digits, the quote, the brace and the newline
+
+std::string sealed(const std::string& content) {
+  const std::uint64_t seal = offload::checksum(std::as_bytes(std::span(content)));
+  return fmt::format("{{\"content\": {}, \"seal\": \"{:016x}\"}}\n", content, seal);
+}
+
+std::string text_of(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+// The content of a file of JSON, with a number or a letter changed, or a stretch removed or repeated.
+std::string changed(std::string text, std::mt19937_64& random) {
+  constexpr std::string_view before = "{\"content\": ";
+  text = text.substr(before.size(), text.size() - before.size() - around_seal);
+  const std::size_t at = random() % text.size(), length = 1 + random() % 8;
+  switch (random() % 4) {
+    case 0: text.erase(at, length); break;
+    case 1: text.insert(at, text.substr(random() % text.size(), length)); break;
+    case 2: text[at] = "0123456789-.eE[]{}\",:\\ntf"[random() % 25]; break;
+    default: {
+      const std::size_t digit = text.find_first_of("0123456789", at);
+      constexpr const char* others[] = {"0",    "-1", "9", "1e30", "18446744073709551615", "36028797018963968",
+                                        "null", "[]"};
+      if (digit != std::string::npos) text.replace(digit, 1, others[random() % std::size(others)]);
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("files of a checkpoint with other content are refused, or read as what they say") {
+  const TemporaryDirectory directory;
+  saved_by(training_of(2, 3), directory.path(), 1);
+  const std::filesystem::path manifest = directory.path() / "checkpoint.json";
+  const std::filesystem::path index = file_of(directory.path(), "rank-00001.json");
+  const std::string manifest_text = text_of(manifest), index_text = text_of(index);
+  std::size_t refused = 0, read = 0;
+  for (std::uint64_t seed = 0; seed < 4000; seed += every(8)) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    std::string text = manifest_text;
+    if (seed % 2 == 0) {
+      text = sealed(changed(manifest_text, random));
+    } else {
+      const std::string other = sealed(changed(index_text, random));
+      std::ofstream(index, std::ios::binary) << other;
+      const auto seal_of = [](const std::string& of) {
+        return fmt::format("{:016x}", offload::checksum(std::as_bytes(std::span(of))));
+      };
+      const std::string was = seal_of(index_text);
+      constexpr std::string_view before = "{\"content\": ";
+      std::string content = text.substr(before.size(), text.size() - before.size() - around_seal);
+      content.replace(content.find(was), was.size(), seal_of(other));
+      text = sealed(content);
+    }
+    try {
+      const SavedCheckpoint found = parse_checkpoint(directory.path(), text);
+      for (const auto& [name, tensor] : found.tensors) {
+        PieceReader reader(found.files, tensor.pieces);
+        for (const SavedPiece& piece : tensor.pieces)
+          reader.go_to(piece, name);
+      }
+      ++read;
+    } catch (const Error&) {
+      ++refused;
+    }
+    std::ofstream(index, std::ios::binary) << index_text;
+  }
+  CHECK(refused > 0);
+  CHECK(read > 0);
 }
