@@ -312,19 +312,20 @@ def load_checkpoint(directory: str | os.PathLike[str], model: torch.nn.Module, o
 
     With another number of ranks, `extra` is that of rank `rank % saved_ranks`. Its tensors are on the host.
 
-    The directory may be that of a run, or of `Training::save()` in C++: then the parameters and their moments are loaded from
-    the newest step that all of its ranks have. `directory/NAME` names one of several runs.
+    Of the directory of a run, or `directory/NAME` of several, the newest step that all of its ranks have is loaded. Of an
+    address of `ballast push`, such as s3://bucket/run-7, each rank gets the parts that it needs, into a temporary folder.
 
     Checkpoints of other programs are read too: directories of `torch.distributed.checkpoint` (FSDP2, Accelerate, Lightning),
     of DeepSpeed (ZeRO stages 1 to 3, and universal), and files of `torch.save()`, or folders with them, that hold a model and
-    its optimizer. The parameters, and the moments and steps of those that are trained, are loaded. From files of torch the
-    options of parameter groups are loaded too, with a warning that names each that changes, and the result is their entry
-    `extra`.
+    its optimizer. Parameters, and moments and steps of trained ones, are loaded; from files of torch the options of parameter
+    groups too, with a warning that names each that changes, and the result is their entry `extra`.
     """
     from ballast.checkpoint.foreign import ForeignImport
     from ballast.checkpoint.kinds import kind_of
     from ballast.checkpoint.loading import load_current
+    from ballast.checkpoint.manifest import LocalCheckpoint
     from ballast.checkpoint.outer import folder_to_load
+    from ballast.checkpoint.remote import is_address, remote_checkpoint
     from ballast.checkpoint.runs import tell_run
     from ballast.checkpoint.tensors import LOADING, accesses_of
     from ballast.ranks import by_first_rank
@@ -332,9 +333,11 @@ def load_checkpoint(directory: str | os.PathLike[str], model: torch.nn.Module, o
     accesses = accesses_of(optimizer, model)
     for access in accesses:
         access.finish_pending()
+    if isinstance(directory, str) and is_address(directory):
+        return load_current(remote_checkpoint(directory, accesses[0]), model, accesses)
     path = folder_to_load(Path(directory), accesses[0])
     if by_first_rank(accesses[0].group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
-        extra = load_current(path, model, accesses)
+        extra = load_current(LocalCheckpoint(path), model, accesses)
         for access in accesses:
             tell_run(access, path)
         return extra
@@ -350,9 +353,9 @@ def load_checkpoint(directory: str | os.PathLike[str], model: torch.nn.Module, o
 def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
     """Read parameters and buffers from a checkpoint of any kind, without an optimizer.
 
-    `files` is a directory of `ballast.save()`, of `torch.distributed.checkpoint` (of a model alone, too) or of DeepSpeed; a
-    file of `torch.save()`, or a folder or an index of such files; or safetensors: a file, a pattern, a directory, an index, or
-    several of them.
+    `files` is a directory of `ballast.save()`, or an address of `ballast push`; a directory of `torch.distributed.checkpoint`
+    (of a model alone, too) or of DeepSpeed; a file of `torch.save()`, or a folder or an index of such files; or safetensors: a
+    file, a pattern, a directory, an index, or several of them.
 
     All ranks call this together, before or after `ballast.wrap()`. Of values that it does not keep, a rank never holds more
     than a piece, and in the checkpoint of a training no more than one tensor with its state. Names and shapes must be those

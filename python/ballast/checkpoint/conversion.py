@@ -290,7 +290,7 @@ def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, Stor
                 needed="a checkpoint of ballast.save(), for the options of the optimizer",
                 remedy="Load it with ballast.load_checkpoint(), save with ballast.save(), and export that.",
             )
-        state = state_in(checkpoint, saved)
+        state = state_in(saved)
         content[OPTIMIZER_KEY] = _optimizer_content(saved, state)
         for name, values in state.items():
             stored.update({f"{OPTIMIZER_KEY}.state.{name}.{key}": value for key, value in values.items()})

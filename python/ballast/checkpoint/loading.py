@@ -17,6 +17,7 @@ from ballast.checkpoint import manifest
 from ballast.checkpoint.custom_state import CustomState
 from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint, SavedOptimizer
 from ballast.checkpoint.outer import OuterLoading
+from ballast.checkpoint.remote import RemoteCheckpoint
 from ballast.checkpoint.tensors import (
     LOADING,
     PlainTensor,
@@ -45,33 +46,41 @@ from ballast.torch.updates.sharded_state import State
 OPAQUE = _core.ChunkKind(parameter=_core.DType.u8, format=None, momentum=False, variance=False)  # bytes as they are
 
 
-def load_current(directory: Path, model: torch.nn.Module, accesses: Sequence[Training]) -> Any:
+Place = manifest.LocalCheckpoint | RemoteCheckpoint
+
+
+def load_current(place: Place, model: torch.nn.Module, accesses: Sequence[Training]) -> Any:
     """Load the checkpoint that the manifest names, and return this rank's `extra`. All ranks call it together, and use
     the manifest that rank 0 reads.
 
     A save may replace the checkpoint meanwhile, and remove its files. Then the new one is loaded.
     """
     group = accesses[0].group
-    read = partial(by_first_rank, group, LOADING, partial(manifest.read_text, directory))
+    read = partial(by_first_rank, group, LOADING, place.read_text)
     for _ in range(manifest.READS):
         text = read()
         agreement = Agreement(group, LOADING)
         try:
-            return Loading(directory, text, model, accesses, agreement).run()
+            return Loading(place, text, model, accesses, agreement).run()
         except Exception:  # any kind: has_failed is the same on all ranks, and decides what they do next
             if not agreement.has_failed or read() == text:
                 raise
-    manifest.fail_replaced(directory)
+    manifest.fail_replaced(place.path)
 
 
 class Loading:
     """Loads one checkpoint into one model and its optimizers. All ranks do this together."""
 
     def __init__(
-        self, directory: Path, text: bytes, model: torch.nn.Module, accesses: Sequence[Training], agreement: Agreement
+        self,
+        place: Place,
+        text: bytes,
+        model: torch.nn.Module,
+        accesses: Sequence[Training],
+        agreement: Agreement,
     ):
         self._accesses = accesses
-        self._directory = directory
+        self._place = place
         self._model = model
         self.agreement = agreement
         self._parameters = parameters_by_name(model, accesses)
@@ -81,13 +90,13 @@ class Loading:
                 access.require_loadable()
                 access.require_changeable()
                 require_all_partitioned(access, names)
-            self._checkpoint = manifest.parse(directory, text)
+            self._checkpoint = place.parse(text, accesses[0].group.rank)
             use_model_names(self._checkpoint, {**self._parameters, **buffers})
             left = leave_out(self._checkpoint, self._parameters, buffers)
             require_compatible(self._checkpoint, accesses, self._parameters, buffers, names)
             require_expected(model, buffers.values())
             self._buffers = [*buffers]
-            self.files, self.names = manifest.data_files(directory, self._checkpoint), names
+            self.reader, self.names = self._checkpoint.reader, names
             self.tensors = self._checkpoint.tensors
             self._parts = [LoadingPart(self, *each) for each in zip(accesses, self._checkpoint.optimizers)]
             self._extra = read_extra(self._checkpoint, accesses[0].group.rank)
@@ -101,7 +110,7 @@ class Loading:
                 (piece for tensor in self.tensors.values() for piece in tensor.pieces), key=lambda piece: piece.offset
             )
             last = {piece.file: piece for piece in pieces}
-            _core.PieceReader(self.files, [*last.values()])
+            _core.PieceReader(self._checkpoint.files, [*last.values()])
         expect(self._parameters.values())
         expect_buffers(self._model)
         for part in self._parts:
@@ -113,7 +122,7 @@ class Loading:
                 part.fill([], {})
         for access in self._accesses:
             access.finish_loading()
-        know_checkpoints(self._accesses, self._directory, [self._checkpoint.folder])
+        know_checkpoints(self._accesses, self._place.path, [self._checkpoint.folder])
         return self._extra
 
     def _rest(self) -> list[torch.nn.Parameter]:
@@ -136,7 +145,7 @@ class LoadingPart:
     together."""
 
     def __init__(self, loading: Loading, access: Training, saved: SavedOptimizer):
-        self._files, self._tensors, self._names = loading.files, loading.tensors, loading.names
+        self._reader, self._tensors, self._names = loading.reader, loading.tensors, loading.names
         self._agreement = loading.agreement
         self._access = access
         self._saved = saved
@@ -215,7 +224,7 @@ class LoadingPart:
         wanted += [cut for member, part in parts for cut, _ in self._cuts(member, part)]
         wanted += [cut for target in targets for cut in cuts_of(target)]
         with self._agreement.settled():
-            stream = _core.PieceReader(self._files, [cut.piece for cut in wanted])
+            stream = self._reader([cut.piece for cut in wanted])
         self._fill_targets(own, stream)
         with self._agreement.settled():
             self._custom.install(partition)

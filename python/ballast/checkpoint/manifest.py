@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -104,11 +104,18 @@ class Checkpoint:
     converted_from: str = ""  # what `ballast convert` has read. Then there are no groups, and untrained tensors may be missing
     written_by: str = _core.version
     extras: list[_core.SavedExtra] = field(default_factory=list)  # one for each rank; the ranks' own files describe them
+    files: list[str] = field(default_factory=list)  # with the chunks of each rank
+    fetch: Callable[[Sequence[_core.Piece]], None] = lambda wanted: None  # gets what is not in the files yet
 
     @property
     def step(self) -> int:
         """The most steps that an optimizer has made."""
         return max(each.step for each in self.optimizers)
+
+    def reader(self, wanted: Sequence[_core.Piece]) -> _core.PieceReader:
+        """Return what reads these pieces in their order."""
+        self.fetch(wanted)
+        return _core.PieceReader(self.files, wanted)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the manifest, to which the fields of the first optimizer belong."""
@@ -274,7 +281,23 @@ def parse(directory: Path, text: bytes) -> Checkpoint:
     pieces, checkpoint.extras = _core.read_indexes(str(directory / checkpoint.folder), seals, described)
     for name, tensor in checkpoint.tensors.items():
         tensor.pieces = pieces[name]
+    ranks = range(checkpoint.ranks)
+    checkpoint.files = [str(directory / checkpoint.folder / rank_file(rank, "data")) for rank in ranks]
     return checkpoint
+
+
+@dataclass(frozen=True)
+class LocalCheckpoint:
+    """The checkpoint in a directory, whichever it is when it is read."""
+
+    path: Path
+
+    def read_text(self) -> bytes:
+        return read_text(self.path)
+
+    def parse(self, text: bytes, rank: int) -> Checkpoint:
+        """Return the checkpoint of this manifest, for a rank that reads it."""
+        return parse(self.path, text)
 
 
 def _require_folder(directory: Path, folder: str) -> None:
@@ -300,10 +323,6 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 def fail_file(path: Path, error: OSError) -> NoReturn:
     fail("file_call", f"cannot read a file of a checkpoint: {error.strerror}", where=str(path))
-
-
-def data_files(directory: str | Path, checkpoint: Checkpoint) -> list[str]:
-    return [str(Path(directory) / checkpoint.folder / rank_file(rank, "data")) for rank in range(checkpoint.ranks)]
 
 
 def require_known_format(content: Json) -> None:
@@ -412,13 +431,13 @@ def problems_of(directory: str | Path) -> list[str]:
     directory = Path(directory)
     for _ in range(READS):
         checkpoint = read(directory)
-        problems = list(problems_in(directory, checkpoint))
+        problems = list(problems_in(checkpoint))
         if not problems or folder_in(directory) == checkpoint.folder:
             return problems
     fail_replaced(directory)
 
 
-def problems_in(directory: Path, checkpoint: Checkpoint) -> Iterator[str]:
+def problems_in(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a line for each part of this checkpoint that differs from its checksum."""
     for extra in checkpoint.extras:
         try:
@@ -429,14 +448,13 @@ def problems_in(directory: Path, checkpoint: Checkpoint) -> Iterator[str]:
     for name, tensor in checkpoint.tensors.items():
         for piece in tensor.pieces:
             by_file[piece.file].append((piece.offset, piece, name))
-    files = data_files(directory, checkpoint)
     for pieces in by_file.values():
-        yield from _problems_of_file(files, sorted(pieces, key=lambda each: each[0]))
+        yield from _problems_of_file(checkpoint, sorted(pieces, key=lambda each: each[0]))
 
 
-def _problems_of_file(files: list[str], pieces: list[tuple[int, _core.Piece, str]]) -> Iterator[str]:
+def _problems_of_file(checkpoint: Checkpoint, pieces: list[tuple[int, _core.Piece, str]]) -> Iterator[str]:
     try:
-        reader = _core.PieceReader(files, [piece for _, piece, _ in pieces])
+        reader = checkpoint.reader([piece for _, piece, _ in pieces])
     except Error as error:
         yield _line(error)
         return

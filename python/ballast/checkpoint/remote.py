@@ -5,23 +5,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn, TypeVar
 
+from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.folder import lock
 from ballast.checkpoint.kinds import MANIFEST
 from ballast.checkpoint.manifest import FOLDER, Checkpoint, checkpoint_of, rank_file
+from ballast.checkpoint.tensors import LOADING
 from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.json_reader import Json
+from ballast.ranks import by_first_rank
+from ballast.torch.training.training import Training
 
 log = logging.getLogger("ballast")
 ATTEMPTS = 5
 FIRST_PAUSE = 0.1  # seconds before the second attempt; each pause is twice as long as the one before
 KINDS = ("data", "extra", "json")  # a rank's files
+BLOCK = 4096
+GAP = 1 << 16  # bytes that nobody needs, and that are got with what is around them
+MOST_OF_A_CALL = 16 << 20  # bytes
+CALLS_AT_ONCE = 8
 Result = TypeVar("Result")
 
 
@@ -68,6 +79,16 @@ class Remote:
 
     def get(self, name: str, path: Path) -> None:
         self._try(f"get {name} from", lambda: self._files.get_file(self._at(name), str(path)))
+
+    def get_range(self, name: str, begin: int, end: int, path: Path) -> None:
+        """Get some bytes of a file to their place in a file here."""
+        content = self._try(f"get {name} from", lambda: self._files.cat_file(self._at(name), start=begin, end=end))
+        if len(content) != end - begin:
+            where = f"{self.address}/{name}"
+            fail("bad_record", "cannot get a checkpoint: a file is cut off", where=where, needed=f"{end} bytes")
+        with open(path, "r+b") as file:
+            file.seek(begin)
+            file.write(content)
 
     def text(self, name: str) -> bytes | None:
         """Return a file; None if it is not there."""
@@ -151,7 +172,7 @@ def _pull(remote: Remote, text: bytes, checkpoint: Checkpoint, directory: Path) 
         place.create(checkpoint.folder)
         for name in _files_of(checkpoint):
             remote.get(name, directory / name)
-        if problem := next(manifest.problems_in(directory, manifest.parse(directory, text)), ""):
+        if problem := next(manifest.problems_in(manifest.parse(directory, text)), ""):
             fail("bad_record", f"cannot get a checkpoint: {problem}", where=remote.address)
         sizes = [(directory / name).stat().st_size for name in _files_of(checkpoint)]
         place.make_current(checkpoint.folder, text)
@@ -162,6 +183,76 @@ def _pull(remote: Remote, text: bytes, checkpoint: Checkpoint, directory: Path) 
     finally:
         place.release()
     return Moved(str(directory), checkpoint.step, len(sizes) + 1, sum(sizes) + len(text))
+
+
+class RemoteCheckpoint:
+    """The checkpoint at an address. This process gets the parts that it reads, into files that go with this object."""
+
+    def __init__(self, address: str):
+        self._remote = _newest(Remote(address))
+        self._copy = TemporaryDirectory(prefix="ballast-")
+        self._got: set[tuple[int, int]] = set()  # the file and the offset of pieces
+
+    @property
+    def path(self) -> str:
+        return self._remote.address
+
+    def read_text(self) -> bytes:
+        return _manifest_of(self._remote)
+
+    def parse(self, text: bytes, rank: int) -> Checkpoint:
+        """Return the checkpoint of this manifest, for a rank that reads it."""
+        folder = Path(self._copy.name)
+        named = checkpoint_of(Json(manifest.unsealed(text, self.path), self.path))
+        (folder / named.folder).mkdir(exist_ok=True)
+        needed = [rank_file(number, "json") for number in range(named.ranks)] + [rank_file(rank % named.ranks, "extra")]
+        for name in needed:
+            self._remote.get(f"{named.folder}/{name}", folder / named.folder / name)
+        checkpoint = manifest.parse(folder, text)
+        ends = dict.fromkeys(range(checkpoint.ranks), 0)
+        for tensor in checkpoint.tensors.values():
+            for piece in tensor.pieces:
+                ends[piece.file] = max(ends[piece.file], piece.offset + piece.bytes)
+        for path, end in zip(checkpoint.files, ends.values()):
+            with open(path, "wb") as file:
+                file.truncate(-(-end // BLOCK) * BLOCK)  # a reader takes whole blocks
+        checkpoint.fetch = partial(self._fetch, checkpoint)
+        return checkpoint
+
+    def _fetch(self, checkpoint: Checkpoint, wanted: Sequence[_core.Piece]) -> None:
+        missing = {(each.file, each.offset): each.bytes for each in wanted if (each.file, each.offset) not in self._got}
+        ranges: list[list[int]] = []  # file, begin and end
+        for (file, offset), length in sorted(missing.items()):
+            last = ranges[-1] if ranges else [-1, 0, 0]
+            if last[0] == file and offset - last[2] <= GAP and offset + length - last[1] <= MOST_OF_A_CALL:
+                last[2] = offset + length
+            else:
+                ranges.append([file, offset, offset + length])
+
+        def get(file: int, begin: int, end: int) -> None:
+            path = Path(checkpoint.files[file])
+            self._remote.get_range(f"{checkpoint.folder}/{path.name}", begin, end, path)
+
+        with ThreadPoolExecutor(CALLS_AT_ONCE) as calls:
+            for done in [calls.submit(get, *each) for each in ranges]:
+                done.result()
+        self._got.update(missing)
+
+
+def remote_checkpoint(address: str, access: Training) -> RemoteCheckpoint:
+    """Return the checkpoint that rank 0 finds at an address. All ranks call it together."""
+    if access.outer is not None:
+        refuse("cannot load from an address with outer=", needed="a directory, with the folders of hosts; see `ballast pull`")
+    return RemoteCheckpoint(by_first_rank(access.group, LOADING, lambda: _newest(Remote(address)).address))
+
+
+def is_address(path: str) -> bool:
+    """Return whether this is an address of fsspec.
+
+    >>> is_address("s3://bucket/folder"), is_address("/scratch/run")
+    (True, False)
+    """
+    return "://" in path
 
 
 def _newest(remote: Remote) -> Remote:

@@ -125,7 +125,7 @@ def _begin_from_checkpoint(trainings: Sequence[Training], model: torch.nn.Module
     assert model is not None  # newest_checkpoint() has refused it
     lost = next((found for training in trainings if (found := training.lost)), None)
     directory = Path(options.run.checkpoint)
-    load_current(directory, model, trainings)
+    load_current(manifest.LocalCheckpoint(directory), model, trainings)
     for training in trainings:
         tell_run(training, directory)
     if first.group.rank > 0:

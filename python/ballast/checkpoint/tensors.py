@@ -103,7 +103,7 @@ def checkpoints_in(accesses: Sequence[Training], directory: Path) -> set[str]:
     return set().union(*(access.checkpoints.get(os.path.realpath(directory), ()) for access in accesses))
 
 
-def know_checkpoints(accesses: Sequence[Training], directory: Path, folders: Collection[str]) -> None:
+def know_checkpoints(accesses: Sequence[Training], directory: Path | str, folders: Collection[str]) -> None:
     """Remember the folders of the directory from now on, with each optimizer."""
     for access in accesses:
         access.checkpoints[os.path.realpath(directory)] = set(folders)

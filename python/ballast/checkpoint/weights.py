@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,8 @@ from ballast._torch_compat import without_modes
 from ballast.checkpoint import manifest
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.manifest import MOMENTS, Checkpoint, Tensor
+from ballast.checkpoint.manifest import MOMENTS, Checkpoint
+from ballast.checkpoint.remote import RemoteCheckpoint, is_address
 from ballast.checkpoint.sources import Latest
 from ballast.checkpoint.tensors import state_part
 from ballast.checks import fail, refuse
@@ -44,15 +45,16 @@ class Weights:
 class CheckpointTensor(StoredTensor):
     """A parameter or a buffer in a checkpoint of Ballast. Each chunk is read as a whole, and compared with its checksum."""
 
-    def __init__(self, name: str, entry: Tensor, files: Sequence[str], latest: Latest, dtype: torch.dtype | None = None):
+    def __init__(self, name: str, checkpoint: Checkpoint, latest: Latest, dtype: torch.dtype | None = None):
+        entry = checkpoint.tensors[name]
         own: torch.dtype = getattr(torch, entry.dtype)
-        super().__init__(own if dtype is None else dtype, tuple(entry.shape), str(Path(files[0]).parent))
-        self._name, self._entry, self._files, self._latest = name, entry, files, latest
+        super().__init__(own if dtype is None else dtype, tuple(entry.shape), str(Path(checkpoint.files[0]).parent))
+        self._name, self._entry, self._checkpoint, self._latest = name, entry, checkpoint, latest
 
     def in_format(self, dtype: torch.dtype) -> StoredTensor:
         """Return the tensor in another format; in fp32 with the bits of a trained parameter's master."""
         if self._entry.role == "trained" and dtype is torch.float32:
-            return CheckpointTensor(self._name, self._entry, self._files, self._latest, dtype)
+            return CheckpointTensor(self._name, self._checkpoint, self._latest, dtype)
         return super().in_format(dtype)
 
     def read(self, first: int, count: int, into: int) -> None:
@@ -65,7 +67,7 @@ class CheckpointTensor(StoredTensor):
         return self._name, self.dtype, piece.first
 
     def _reader_at(self, piece: _core.Piece) -> _core.PieceReader:
-        reader = _core.PieceReader(self._files, [piece])
+        reader = self._checkpoint.reader([piece])
         reader.go_to(piece, self._name)
         return reader
 
@@ -81,8 +83,8 @@ class CheckpointTensor(StoredTensor):
 class MomentTensor(CheckpointTensor):
     """A moment of a trained parameter, in fp32."""
 
-    def __init__(self, kind: str, name: str, entry: Tensor, files: Sequence[str], latest: Latest):
-        super().__init__(name, entry, files, latest, torch.float32)
+    def __init__(self, kind: str, name: str, checkpoint: Checkpoint, latest: Latest):
+        super().__init__(name, checkpoint, latest, torch.float32)
         self._kind = kind  # "momentum" or "variance"
 
     def _key_of(self, piece: _core.Piece) -> object:
@@ -97,13 +99,17 @@ class MomentTensor(CheckpointTensor):
 def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     """Return the weights in a checkpoint of any kind, or in files of safetensors or torch.save(). Reads no values. A model says
     which of several sets of weights is meant."""
+    if isinstance(files, str) and is_address(files):
+        place = RemoteCheckpoint(files)
+        checkpoint = place.parse(place.read_text(), rank=0)
+        return Weights(_tensors_of(checkpoint), trained_only=bool(checkpoint.converted_from))
     path = Path(files) if isinstance(files, (str, os.PathLike)) else None
     kind = kind_of(path) if path is not None else ""
     if path is None or kind in ("", "safetensors"):
         return Weights(tensors_in(files), has_masters=False)
     if kind == "ballast":
         checkpoint = manifest.read(path)
-        return Weights(_tensors_of(path, checkpoint), trained_only=bool(checkpoint.converted_from))
+        return Weights(_tensors_of(checkpoint), trained_only=bool(checkpoint.converted_from))
     names = None
     if model is not None:
         parameters, buffers = named_parameters(model), named_buffers(model)
@@ -114,18 +120,18 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     return Weights(found, has_masters=source.has_masters, trained_only=source.trained_only)
 
 
-def _tensors_of(directory: Path, checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-    files, latest = manifest.data_files(directory, checkpoint), Latest()
+def _tensors_of(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+    latest = Latest()
     return {
-        name: CheckpointTensor(name, entry, files, latest)
+        name: CheckpointTensor(name, checkpoint, latest)
         for name, entry in checkpoint.tensors.items()
         if entry.is_parameter() or entry.role == "buffer"
     }
 
 
-def state_in(directory: Path, checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
+def state_in(checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
     """Return what the optimizer keeps in a checkpoint of Ballast, by parameter and by torch's name. Reads no values."""
-    files, latest = manifest.data_files(directory, checkpoint), Latest()
+    latest = Latest()
     moments = {name: saved.moments for saved in checkpoint.optimizers for name in saved.parameters}
     found: dict[str, dict[str, StoredTensor]] = {}
     for name, entry in checkpoint.tensors.items():
@@ -134,9 +140,9 @@ def state_in(directory: Path, checkpoint: Checkpoint) -> dict[str, dict[str, Sto
             kept = {"momentum": entry.momentum, "variance": entry.variance}
             for kind, torch_name in moments.get(name, {}).items():
                 if kept[kind]:
-                    found.setdefault(name, {})[torch_name] = MomentTensor(kind, name, entry, files, latest)
+                    found.setdefault(name, {})[torch_name] = MomentTensor(kind, name, checkpoint, latest)
         elif colon and not entry.is_parameter() and entry.role != "buffer":
-            found.setdefault(parameter, {})[key] = CheckpointTensor(name, entry, files, latest)
+            found.setdefault(parameter, {})[key] = CheckpointTensor(name, checkpoint, latest)
     return found
 
 

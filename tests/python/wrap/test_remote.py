@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ballast
 import fsspec
@@ -13,6 +15,7 @@ from ballast.checkpoint import remote
 from ballast.tools.command_line import main
 from fsspec.implementations.memory import MemoryFileSystem
 from python.wrap.support.loops import Loop, Tower
+from python.wrap.support.ranks import run_ranks
 
 
 class FaultyFiles(MemoryFileSystem):
@@ -38,6 +41,10 @@ class FaultyFiles(MemoryFileSystem):
     def get_file(self, rpath, lpath, **options):
         self._may_refuse()
         super().get_file(rpath, lpath, **options)
+
+    def cat_file(self, path, start=None, end=None, **options):
+        self._may_refuse()
+        return super().cat_file(path, start, end, **options)
 
 
 fsspec.register_implementation("faulty", FaultyFiles, clobber=True)
@@ -77,8 +84,10 @@ def bucket(monkeypatch):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    fsspec.filesystem("s3", skip_instance_cache=True).mkdir("kept")
-    yield "s3://kept"
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # it knows the server of another test
+    name = f"kept-{uuid.uuid4()}"  # the server's state outlives it
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdir(name)
+    yield f"s3://{name}"
     server.stop()
 
 
@@ -89,7 +98,7 @@ def test_a_checkpoint_goes_to_s3_and_back(bucket, tmp_path, capsys):
     assert main(["push", str(newer), f"{bucket}/run"]) == 0
     assert main(["pull", f"{bucket}/run", str(tmp_path / "back")]) == 0
     assert files_in(tmp_path / "back") == files_in(newer)
-    folders = {path.split("/")[2] for path in fsspec.filesystem("s3", skip_instance_cache=True).find("kept/run")}
+    folders = {path.split("/")[2] for path in fsspec.filesystem("s3", skip_instance_cache=True).find(f"{bucket}/run")}
     assert len(folders) == 2  # the manifest, and the folder that it names
 
 
@@ -170,3 +179,54 @@ def test_a_checkpoint_that_was_pulled_is_loaded(tmp_path):
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
     assert ballast.load_checkpoint(tmp_path / "back", model, optimizer) == 2
     assert optimizer.steps == 2
+
+
+def load_from(rank: int, source: str) -> tuple[dict[str, torch.Tensor], int, list[float]]:
+    """Load at stage 3. Return the parameters, the bytes of data that this rank got, and the losses of the next steps."""
+    got, real = [], remote.Remote.get_range
+
+    def counted(self, name, begin, end, path):
+        got.append(end - begin)
+        real(self, name, begin, end, path)
+
+    model = Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, offload="host")
+    with mock.patch.object(remote.Remote, "get_range", counted), mock.patch.object(remote, "GAP", 0):
+        assert ballast.load_checkpoint(source, model, optimizer) == 2
+    with ballast.gather(model):
+        values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return values, sum(got), Loop(steps=2).train(model, optimizer).losses
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_get_the_parts_that_they_need_from_an_address(ranks, tmp_path):
+    checkpoint = saved(tmp_path / "here")
+    remote.push(checkpoint, f"file://{tmp_path}/there")
+    [data] = checkpoint.rglob("*.data")
+    local, there = (run_ranks(ranks, load_from, source) for source in (str(checkpoint), f"file://{tmp_path}/there"))
+    for (values, _, losses), (expected, none, expected_losses) in zip(there, local):
+        assert losses == expected_losses and none == 0
+        assert all(torch.equal(values[name], expected[name]) for name in expected)
+    got = [each[1] for each in there]
+    assert sum(got) < 2 * data.stat().st_size  # chunks that two ranks share are got twice
+
+
+def test_weights_are_read_from_s3(bucket, tmp_path):
+    checkpoint = saved(tmp_path / "here")
+    remote.push(checkpoint, f"{bucket}/run")
+    models = Tower(), Tower()
+    ballast.load(models[0], checkpoint)
+    ballast.load(models[1], f"{bucket}/run")
+    assert all(torch.equal(one, other) for one, other in zip(models[0].parameters(), models[1].parameters()))
+
+
+def test_a_chunk_that_changed_on_the_way_is_not_loaded(tmp_path):
+    remote.push(saved(tmp_path / "here"), "faulty://run")
+    damage(".data")
+    model = Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    with pytest.raises(ballast.FailureError, match=r"B3202(.|\n)*elements \d+ to"):
+        ballast.load_checkpoint("faulty://run", model, optimizer)
+    FaultyFiles.refusals = 99
+    with pytest.raises(ballast.FailureError, match="B3201 cannot get .* after 5 attempts"):
+        ballast.load(Tower(), "faulty://run")

@@ -15,7 +15,7 @@ from unittest import mock
 import ballast
 import torch
 import torch.distributed as dist
-from ballast._core import PieceReader, RankFiles
+from ballast._core import RankFiles
 from ballast.checkpoint import manifest
 from ballast.checkpoint.tensors import PlainTensor, Target, TrainedTensor
 from python.wrap.support.loops import Loop, Tower, keywords
@@ -106,7 +106,7 @@ def values_in(directory: str | Path) -> Values:
         else:
             values[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
             target = PlainTensor(name, entry, values[name])
-        reader = PieceReader(manifest.data_files(directory, checkpoint), [*entry.pieces])
+        reader = checkpoint.reader([*entry.pieces])
         target.begin()
         for cut in entry.pieces.cover(0, entry.elements):
             reader.go_to(cut.piece, name)
