@@ -37,7 +37,8 @@ class Results:
         self.out.mkdir(parents=True, exist_ok=True)
         self._lines = work / "results.jsonl"
         end_last_line(self._lines)
-        self._latest = {result.step: result for result in read(self._lines)}
+        packed = read(work / "built.jsonl")  # the builds of another machine, see pack_built
+        self._latest = {result.step: result for result in [*packed, *read(self._lines)]}
 
     def of(self, step: str) -> Result | None:
         return self._latest.get(step)

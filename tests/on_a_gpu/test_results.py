@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from pathlib import Path
 
 from on_a_gpu.results import LOG_BYTES, Result, Results, read
 from on_a_gpu.steps import Step
@@ -36,6 +37,19 @@ def test_an_unfinished_line_is_ignored(tmp_path):
     results = Results(tmp_path, tmp_path)
     results.add(Result("test", "passed"), STEPS)
     assert [result.step for result in read(tmp_path / "results.jsonl")] == ["build", "test"]
+
+
+def test_results_stay_when_the_packed_builds_are_extracted_again(tmp_path):
+    """pack_built has its own file in the archive."""
+    build = '{"step": "build", "result": "passed", "log": "01-build.log"}\n'
+    assert 'results.jsonl" >"$copy/$folder/built.jsonl"' in Path(__file__).with_name("pack_built").read_text()
+    for _ in range(2):
+        (tmp_path / "built.jsonl").write_text(build)
+        results = Results(tmp_path, tmp_path)
+        assert results.of("build").result == "passed"
+        results.add(Result("test", "passed"), STEPS)
+    results.add(Result("build", "FAILED"), STEPS)
+    assert [Results(tmp_path, tmp_path).of(step).result for step in ("build", "test")] == ["FAILED", "passed"]
 
 
 def test_another_folder_receives_copies_and_the_ends_of_the_logs(tmp_path):
