@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "kernels/runtime/sizes.h"
+
 namespace ballast {
 namespace {
 
@@ -43,6 +45,16 @@ std::optional<std::int64_t> Environment::integer(const std::string& name) const 
     refuse(name, *value, "a whole number");
   }
   return number;
+}
+
+std::optional<std::size_t> Environment::bytes(const std::string& name) const {
+  const std::optional<std::string> value = text(name);
+  if (!value) return std::nullopt;
+  try {
+    return parse_bytes(*value);
+  } catch (const Error&) {
+    refuse(name, *value, "a size, such as 120GiB");
+  }
 }
 
 }  // namespace ballast

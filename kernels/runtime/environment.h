@@ -1,6 +1,7 @@
 // Typed environment variables. No other code reads the process's environment.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -20,6 +21,7 @@ class Environment {
 
   std::optional<std::string> text(const std::string& name) const;
   std::optional<std::int64_t> integer(const std::string& name) const;
+  std::optional<std::size_t> bytes(const std::string& name) const;  // "120GiB", see parse_bytes()
 
  private:
   Lookup lookup_;

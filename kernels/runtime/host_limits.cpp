@@ -179,11 +179,15 @@ std::optional<PrivateMemory> private_memory() {
 
 }  // namespace
 
-HostLimits read_host_limits(const std::filesystem::path& root) {
+HostLimits read_host_limits(const std::filesystem::path& root, const Environment& environment) {
   const std::string meminfo = read_text(root / "proc/meminfo").value_or("");
-  const std::size_t total = kibibytes_after(meminfo, "MemTotal:").value_or(total_without_proc());
+  const std::size_t present = kibibytes_after(meminfo, "MemTotal:").value_or(total_without_proc());
+  const std::size_t used = present - std::min(present, kibibytes_after(meminfo, "MemAvailable:").value_or(present));
+  const std::optional<std::size_t> stated = environment.bytes("BALLAST_HOST_MEMORY");
+  const std::size_t total = stated.value_or(present);
   return {.total_bytes = total,
-          .available_bytes = kibibytes_after(meminfo, "MemAvailable:").value_or(total),
+          .available_bytes = total - std::min(total, used),
+          .is_stated = stated.has_value(),
           .cgroup = cgroup_memory(root),
           .memlock_bytes = soft_limit(RLIMIT_MEMLOCK),
           .address_space_bytes = soft_limit(RLIMIT_AS),
@@ -212,10 +216,12 @@ void require_host_memory(std::size_t bytes, std::string_view owner, const HostLi
            "Raise the limit, or choose a lower tier or a smaller state format.");
   }
   if (bytes > limits.available_bytes) {
-    refuse("cannot allocate host memory: the host has too little free memory",
-           fmt::format("{} of {} (MemAvailable in /proc/meminfo)", human_bytes(limits.available_bytes),
-                       human_bytes(limits.total_bytes)),
-           "");
+    refuse(
+        "cannot allocate host memory: the host has too little free memory",
+        fmt::format("{} of {} ({})", human_bytes(limits.available_bytes), human_bytes(limits.total_bytes),
+                    limits.is_stated ? "BALLAST_HOST_MEMORY" : "MemAvailable in /proc/meminfo"),
+        "Lower the memory budget, choose a smaller state format or a lower tier. Where memory grows as it is used, as in "
+        "some virtual machines, set BALLAST_HOST_MEMORY to its size, such as 120GiB.");
   }
 }
 

@@ -7,6 +7,8 @@
 #include <optional>
 #include <string_view>
 
+#include "kernels/runtime/environment.h"
+
 namespace ballast {
 
 // --- The control group. Any thread may call. ---
@@ -49,14 +51,16 @@ struct PrivateMemory {
 struct HostLimits {
   std::size_t total_bytes = 0;
   std::size_t available_bytes = 0;                   // the kernel's estimate without swapping; all without /proc
+  bool is_stated = false;                            // both are of the memory that BALLAST_HOST_MEMORY states
   std::optional<CgroupMemory> cgroup{};              // none: no limit
   std::optional<std::size_t> memlock_bytes{};        // RLIMIT_MEMLOCK; none: no limit
   std::optional<std::size_t> address_space_bytes{};  // RLIMIT_AS; none: no limit
   std::optional<PrivateMemory> private_memory{};     // none: no limit
 };
 
-// Any thread may read. The rlimits are always this process's own, whatever the root.
-HostLimits read_host_limits(const std::filesystem::path& root = "/");
+// Any thread may read. The rlimits are always this process's own, whatever the root. BALLAST_HOST_MEMORY states the size of a
+// memory that grows as it is used, as that of some virtual machines and sandboxes: the kernel knows only the present one.
+HostLimits read_host_limits(const std::filesystem::path& root = "/", const Environment& environment = {});
 
 // Throws B2001 for an allocation after which the machine or the container would kill the process. Other processes may
 // take memory between this check and the allocation.

@@ -42,6 +42,26 @@ TEST_CASE("without a container's limit, the machine's available memory is the li
                     Catch::Contains("801 KiB") && Catch::Contains("800 KiB of 1000 KiB (MemAvailable"));
 }
 
+TEST_CASE("a memory that grows as it is used has the size that the environment states") {
+  FakeRoot root;
+  root.with("proc/meminfo", "MemTotal:       1000 kB\nMemAvailable:    800 kB");
+  const auto limits = [&](const char* stated) {
+    return read_host_limits(root.path(), Environment([=](const std::string& name) {
+                              CHECK(name == "BALLAST_HOST_MEMORY");
+                              return std::optional<std::string>(stated);
+                            }));
+  };
+  CHECK(limits("10000KiB").total_bytes == 10000 * 1024);
+  CHECK_NOTHROW(require_host_memory(9800 * 1024, "moments", limits("10000KiB")));
+  CHECK_THROWS_WITH(require_host_memory(9801 * 1024, "moments", limits("10000KiB")),
+                    Catch::Contains("9.57 MiB of 9.766 MiB (BALLAST_HOST_MEMORY"));
+  CHECK(limits("100KiB").available_bytes == 0);  // less than is in use
+  CHECK(limits("").available_bytes == 800 * 1024);
+  CHECK_THROWS_WITH(limits("120G"), Catch::Contains("B1006") && Catch::Contains("BALLAST_HOST_MEMORY=\"120G\""));
+  CHECK_THROWS_WITH(require_host_memory(801 * 1024, "moments", limits("")),
+                    Catch::Contains("set BALLAST_HOST_MEMORY to its size"));
+}
+
 TEST_CASE("where /proc is hidden, the kernel's call tells the size of the memory") {
   const FakeRoot hidden;
   const HostLimits limits = read_host_limits(hidden.path());
