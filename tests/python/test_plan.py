@@ -29,6 +29,7 @@ def unwrapped(plan):
         {"stage": 2},
         {"stage": 3, "offload": "nvme"},
         {"stage": 3, "update_in_backward": True},
+        {"update_in_backward": True},
         {"stage": 3, "offload": {"state": {"host": 1 / 3, "nvme": 2 / 3}}},
         {"stage": 3, "offload": "nvme", "resumable": True},
         {"stage": 1, "state_format": "compact", "offload": {"state": "host"}},

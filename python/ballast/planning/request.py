@@ -106,8 +106,14 @@ def _question(model: _core.Model, options: Options, budget: Mapping[str, int], t
     question = _core.Question(model, machine_of(options, budget))
     set_core(question, options)
     question.ranks, question.tile_elements, question.wire = options.ranks_of_host, tile, options.sent.for_core()
-    question.update_in_backward = options.update_in_backward and options.micro_steps == 1
+    question.update_in_backward = _updates_in_backward(options)
+    if len(possible := stages(options)) == 1:
+        question.stage = possible[0]
     return question
+
+
+def _updates_in_backward(options: Options) -> bool:
+    return options.update_in_backward and options.micro_steps == 1
 
 
 def notes_of_optimizer(description: Description, options: Options) -> list[str]:
@@ -468,9 +474,11 @@ def _tiers(placement: _core.Placement) -> dict[str, dict[str, float]]:
 
 
 def stages(options: Options) -> tuple[int, ...]:
-    """Return the requested stage, or else all stages that differ."""
+    """Return the requested stage, or else all stages that differ and that wrap() has for these options."""
     if options.stage is not None:
         return (options.stage,)
+    if _updates_in_backward(options):
+        return (3,)
     tiers = {} if options.chooses_tiers else tiers_by_kind(options.offload)
     if options.parameter_replicas == 1 and spread_of(tiers.get("parameters", "device")) == _core.Spread(device=1.0):
         return options.wire.stages(STAGES, options.ranks_of_host)
