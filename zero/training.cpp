@@ -673,6 +673,7 @@ Metrics Training::metrics() const {
   return metrics;
 }
 
+std::size_t Training::unreserved_bytes() const { return impl_->slots.unreserved_bytes(); }
 std::string Training::unpinned_because() const { return impl_->slots.unpinned_because(); }
 
 std::vector<UnitWork> Training::unit_work() const { return impl_->kept_timeline().work(model().units.size()); }

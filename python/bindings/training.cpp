@@ -514,6 +514,8 @@ void bind_commits(py::class_<TrainingBinding>& training) {
       .def(
           "set_round", [](TrainingBinding& self, const JointRound& round) { self.training().set_round(round); },
           py::arg("round"))
+      .def_property_readonly("unreserved_bytes", reading(&Training::unreserved_bytes),
+                             "Of parameters and state on a GPU, before start().")
       .def_property_readonly("unpinned_because", reading(&Training::unpinned_because))
       .def(
           "ledger",

@@ -40,8 +40,11 @@ void check_memory_of_rank(const TrainingOptions& asked, std::size_t ranks_per_ho
   expect((bytes_of(planned, "host_sums") > 0) == (ranks_per_host > 1), "the plan's memory for sums of hosts");
   Training training(model, world, rules, options);
   expect(training.ledger() == planned, "the ledger is not that of the plan");
-  expect(reserved_on_device(training) == bytes_in(planned, Tier::device), "not all of the ledger is reserved");
+  const std::size_t late = bytes_of(planned, "parameters") + bytes_of(planned, "state");
+  expect(training.unreserved_bytes() == late, "other memory than that of parameters and state is reserved later");
+  expect(reserved_on_device(training) + late == bytes_in(planned, Tier::device), "not all of the ledger is reserved");
   training.initialize(initial_parameters());
+  expect(reserved_on_device(training) == bytes_in(planned, Tier::device), "not all is reserved at the beginning");
   SyntheticTrainer trainer(model, world.rank(), &stream);
   const std::size_t before = emulated::live().device_bytes;
   for (std::size_t step = 0; step < 3; ++step) {
@@ -91,7 +94,8 @@ TEST_CASE("a training on a GPU that has too little memory for reductions fails b
   TrainingOptions options{.stage = 2, .gpu = 0};
   const Ledger planned = Plan(model, {0, 2}, rules, options).ledger();
   REQUIRE(bytes_of(planned, "received") == 16 * MiB);
-  const std::size_t most = bytes_in(planned, Tier::device);
+  const std::size_t most =  // before the training begins
+      bytes_in(planned, Tier::device) - bytes_of(planned, "parameters") - bytes_of(planned, "state");
   const ProcessGroupRig rig(2, HostTransport::shared_memory, patient);
   Processes processes(2, [&](std::size_t rank) {
     emulated::set_machine({.gpus = 2, .memory_bytes = emulated::context_bytes + most - 8 * MiB});

@@ -149,7 +149,9 @@ TEST_CASE("nothing of the staging memory is left, on the GPU or in the accounts"
   emulated::Live before{};
   Rig rig(odd_model(), {.state = {0.5, 0.5, 0.0}});
   before = emulated::live();
+  before.device_bytes += rig.training->unreserved_bytes();
   rig.training->initialize(initial_parameters());
+  CHECK(rig.training->unreserved_bytes() == 0);
   rig.training->visit_state([](const LocalTile&) {});
   rig.training->offload();
   rig.training->reload();

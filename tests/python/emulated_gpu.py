@@ -29,6 +29,7 @@ def install(package: Path, gpus: int = 4, memory_bytes: int = 8 << 30) -> None:
     calls = ctypes.CDLL(str(package / LIBRARY))
     for name in ("free_bytes", "total_bytes", "count"):
         getattr(calls, f"emulated_{name}").restype = ctypes.c_size_t
+    calls.emulated_take.restype = ctypes.c_void_p
     calls.emulated_set_machine(gpus, ctypes.c_size_t(memory_bytes))
     allow_context_only_on(0)
     torch.utils.rename_privateuse1_backend(NAME)
@@ -153,6 +154,17 @@ def _sleep(cycles: int) -> None:
 
 
 # --- Memory ---
+
+
+@contextmanager
+def taken(count: int) -> Iterator[None]:
+    """Take this much memory of the current GPU inside the block."""
+    memory = calls.emulated_take(ctypes.c_size_t(count))
+    assert memory is not None
+    try:
+        yield
+    finally:
+        calls.emulated_give_back(ctypes.c_void_p(memory))
 
 
 def mem_get_info(gpu: int | torch.device | None = None) -> tuple[int, int]:

@@ -26,7 +26,7 @@ class LocalState {
   // All of it outlives this.
   struct Parts {
     const RunningProgram& running;
-    const Slots& slots;
+    Slots& slots;
     const LaneArithmetic& arithmetic;
     const HomeMemory& homes;
     Mesh& mesh;
@@ -38,8 +38,8 @@ class LocalState {
     const ExecContext& context = parts_.arithmetic.copies();
     const std::vector<Slot>& slots = parts_.running.program().slots;
     for (std::size_t slot = 0; slot < slots.size(); ++slot) {
-      const std::size_t bytes = slots[slot].bytes;
-      if (slots[slot].tier == Tier::device && bytes > 0) context.zero(parts_.slots.data({slot, 0, bytes}), bytes);
+      std::byte* const memory = parts_.slots.data({slot, 0, slots[slot].bytes});
+      if (slots[slot].tier == Tier::device && memory != nullptr) context.zero(memory, slots[slot].bytes);
     }
     context.finish();
   }
@@ -58,6 +58,7 @@ class LocalState {
       if (std::exchange(unit, home.unit) != home.unit) {  // other ranks of this machine take memory, too
         require_host_memory(unwritten, "the rest of what this rank keeps", read_host_limits());
       }
+      reserve_late(home);
       home.on_drive ? fill_record(home, source, records.of(home)) : fill_home(home, source, staged);
       unwritten -= unwritten_bytes(home);
     }
@@ -81,6 +82,7 @@ class LocalState {
     }
     RecordsMemory records(parts_.running, parts_.slots);
     for (const Home& home : program.homes) {
+      reserve_late(home);
       if (home.tile == none) fill_frozen(home, frozen, staged);
       if (home.frozen) fill_record(home, frozen, records.of(home));
     }
@@ -137,6 +139,13 @@ class LocalState {
     RecordMemory& records;
     Staging& staging;
   };
+
+  void reserve_late(const Home& home) const {
+    for (const Piece& piece : {home.parameters, home.state}) {
+      const std::span<std::byte> memory = parts_.slots.reserve_late(piece);
+      if (!memory.empty()) parts_.arithmetic.copies().zero(memory.data(), memory.size());
+    }
+  }
 
   static LocalTile without_memory(const Home& home) {
     return {.unit = home.unit, .range = home.range, .memory = {}, .frozen = home.tile == none || home.frozen};

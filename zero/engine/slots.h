@@ -207,7 +207,7 @@ class Staging {
 };
 
 // Every slot is reserved at once, so that nothing grows later. Memory for the initial state becomes resident when it is
-// written, so that the caller can free its own copy meanwhile.
+// written, so that the caller can free its own copy of parameters meanwhile; on a GPU, reserve_late() reserves it then.
 //
 // Used by the trainer's thread; view(), data(), bytes() and on_gpu() by the lanes' too.
 class Slots {
@@ -225,13 +225,30 @@ class Slots {
     const std::set<std::size_t> initial_state = slots_of_initial_state(program);
     for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
       const Resident resident = initial_state.contains(slot) ? Resident::when_written : Resident::at_once;
-      buffers_.push_back(reserve(slots_[slot], resident, exchanged_.contains(slot)));
+      Slot now = slots_[slot];
+      if (resident == Resident::when_written && now.tier == Tier::device && device_.gpu) now.bytes = 0;
+      buffers_.push_back(reserve(now, resident, exchanged_.contains(slot)));
     }
     register_with_queues(program);
   }
 
   Slots(Slots&&) = delete;
   ~Slots() { unregister_from_queues(); }
+
+  // Returns the memory of the piece's slot if it has been reserved now, and nothing if it was reserved before.
+  std::span<std::byte> reserve_late(const Piece& piece) {
+    if (!piece.exists() || buffers_[piece.slot].bytes() == slots_[piece.slot].bytes) return {};
+    buffers_[piece.slot] = reserve(slots_[piece.slot], Resident::when_written, exchanged_.contains(piece.slot));
+    return {buffers_[piece.slot].data(), buffers_[piece.slot].bytes()};
+  }
+
+  std::size_t unreserved_bytes() const {
+    std::size_t bytes = 0;
+    for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+      bytes += slots_[slot].bytes - buffers_[slot].bytes();
+    }
+    return bytes;
+  }
 
   // Only while nothing uses the slots. Those of the same name and size keep their memory and its contents; others are
   // freed or reserved. `agree` is called as in reload(). If it throws, nothing has changed.

@@ -23,6 +23,12 @@ std::size_t emulated_total_bytes(int gpu) {
   cudaDeviceProp properties{};
   return cudaGetDeviceProperties(&properties, gpu) == cudaSuccess ? properties.totalGlobalMem : 0;
 }
+// Takes memory of the current GPU that nobody touches; null if too little is free.
+void* emulated_take(std::size_t bytes) {
+  void* memory = nullptr;
+  return cudaMalloc(&memory, bytes) == cudaSuccess ? memory : nullptr;
+}
+void emulated_give_back(void* memory) { cudaFree(memory); }
 void emulated_sleep(int milliseconds) {
   emulated_torch::launch(emulated_torch::current_gpu(),
                          [milliseconds] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });

@@ -1,11 +1,14 @@
 """Tests of trainings on emulated GPUs that look into the emulation: what waits, what is copied, and what several GPUs do."""
 
+import re
 from functools import partial
 from typing import Any
 
 import ballast
 import pytest
 import torch
+from ballast.torch.parameters import units
+from ballast.torch.updates import sharded_state
 from python.conftest import PACKAGE
 from python.wrap.support import frozen_base
 from python.wrap.support.emulated_ranks import Trained, train_on_gpu, train_several_on_gpu
@@ -174,3 +177,77 @@ def test_two_ranks_train_with_two_optimizers_near_the_cpu():
     for on_gpu, on_cpu in first:
         torch.testing.assert_close(torch.tensor(on_gpu[0]), torch.tensor(on_cpu[0]), rtol=0.02, atol=1e-3)
     assert all(map(torch.equal, first[0][0][1], second[0][0][1]))
+
+
+LAYERS, LAYER_BYTES = 16, 256 << 10
+
+
+@pytest.fixture
+def small_units(monkeypatch):
+    """Let units and torch's cache be as small, relative to the model, as with a large model."""
+    monkeypatch.setattr(units, "UNIT_ELEMENTS", LAYER_BYTES // 4)
+    monkeypatch.setattr(sharded_state, "RETURNED_EVERY", LAYER_BYTES)
+
+
+def layers() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(256, 256, bias=False) for _ in range(LAYERS))).to("emulated")
+
+
+def losses_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    losses = []
+    for _ in range(2):
+        loss = model(torch.linspace(-1, 1, 256, device="emulated")).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def leaving_free(count: int):
+    """Leave this many bytes of the GPU free inside the block."""
+    torch.emulated.empty_cache()
+    return torch.emulated.taken(torch.emulated.mem_get_info()[0] - count)
+
+
+def trained_in_plenty(**options) -> tuple[list[float], int]:
+    """Return the losses of a training, and the bytes that it takes on the GPU."""
+    model = layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options)
+    losses, taken = losses_of(model, optimizer), int(optimizer.metrics()["memory_bytes/device"])
+    optimizer.close()
+    return losses, taken
+
+
+@pytest.mark.parametrize("offload", [None, "host"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_parameters_move_to_a_gpu_without_room_for_them_twice(stage, offload, small_units):
+    expected, taken = trained_in_plenty(stage=stage, offload=offload)
+    model = layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage, offload=offload)
+    with leaving_free(taken - LAYERS // 2 * LAYER_BYTES):
+        assert losses_of(model, optimizer) == expected
+
+
+@pytest.mark.parametrize("has_model", [True, False])
+def test_a_training_that_does_not_fit_next_to_parameters_of_torch_leaves_them(has_model, small_units):
+    """Without its model, a training begins with the first gradient, when autograd still uses all parameters."""
+    _, taken = trained_in_plenty(stage=2)
+    model, untouched = layers(), layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model if has_model else None, stage=2)
+    left = taken - LAYER_BYTES * (LAYERS if has_model else LAYERS // 2)
+    with leaving_free(left), pytest.raises(ballast.OutOfMemoryError, match="B2003") as raised:
+        losses_of(model, optimizer)
+    assert "deferred()" in raised.value.remedy
+    assert all(map(torch.equal, model.parameters(), untouched.parameters()))
+
+
+def test_a_budget_counts_the_memory_that_torch_frees(caplog, small_units):
+    caplog.set_level("INFO", "ballast")
+    model = layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage="auto", offload="auto")
+    with leaving_free(8 << 20):
+        losses_of(model, optimizer)
+    [budget] = re.findall(r"chosen for device ([\d.]+) MiB", caplog.text)
+    assert float(budget) == pytest.approx(0.75 * 8 + 4, rel=0.01)

@@ -121,7 +121,8 @@ inline constexpr std::size_t max_note_bytes = 65'432;
 // Only step() and finish() wait for the GPU.
 class Training {
  public:
-  // Reserves all memory and makes all files. `groups` are the rules of the parameter groups, and of one kind; `world`
+  // Reserves all memory and makes all files. Parameters and state on a GPU get theirs unit by unit when the training begins, so
+  // that the source can free its own copy of the units before. `groups` are the rules of the parameter groups, and of one kind; `world`
   // outlives the training. All ranks construct theirs together.
   Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options = {});
   Training(Training&&) = delete;
@@ -219,6 +220,7 @@ class Training {
   const MemoryAccounts& memory() const;
   Ledger ledger() const;                 // the ledger of the program that runs now
   Metrics metrics() const;               // since the training was constructed
+  std::size_t unreserved_bytes() const;  // of parameters and state on a GPU, before the training begins
   std::string unpinned_because() const;  // if not empty, copies to and from a GPU are slow
 
   // A training that keeps a timeline has these. Read them after finish().

@@ -335,6 +335,9 @@ class InitialValueReader:
         self._parameter: torch.Tensor | None = None
         self._values = torch.empty(0, device="cpu")
 
+    def forget(self) -> None:
+        self._parameter, self._values = None, torch.empty(0, device="cpu")
+
     def read(self, parameter: torch.nn.Parameter, first: int, count: int, into: int) -> None:
         """Write elements to this address in host memory."""
         found = managed(parameter)
@@ -346,7 +349,7 @@ class InitialValueReader:
             tensor_at(into, count, parameter.dtype).zero_()
             return
         if self._parameter is not parameter:
-            self._values = torch.empty(0, device="cpu")  # free the last one before the next is made
+            self.forget()  # free the last one before the next is made
             return_freed_memory()
             there = plain(parameter) if initial is None else values_of(initial)
             self._values = there.reshape(-1)

@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 
 from ballast import _core
+from ballast._torch_compat import is_in_backward
 from ballast.checks import fail
 from ballast.errors import OutOfMemoryError
 from ballast.formats import STATE_FORMATS, preferred
@@ -75,17 +76,17 @@ def _available_machine(options: WrapOptions, members: Sequence[UnitParameter]) -
     found, gpu = this_machine(), gpu_of(members)
     known = None if gpu is None else gpu_like(*name_and_bytes(gpu))
     device = None if options.memory is None else int(options.memory)
-    if device is None and gpu is not None:  # torch holds parameters there until all is reserved: they are not free
+    held = sum(each.parameter.nbytes for each in members if not is_without_values(each.parameter))
+    if device is None and gpu is not None:
         return_cached_memory(gpu)
-        device = int(USED_FRACTION * free_bytes(gpu))
-    on_host = [each.parameter for each in members if gpu is None and not is_without_values(each.parameter)]
+        device = int(USED_FRACTION * free_bytes(gpu)) + (0 if is_in_backward() else held)  # autograd may have saved them
     by_drive = {os.stat(path).st_dev: shutil.disk_usage(path).free for path in options.directories}
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return AvailableMachine(
         name=socket.gethostname(),
         ranks=int(local) if local.isdigit() else 1,
         device=device,
-        parameter_bytes=sum(parameter.nbytes for parameter in on_host),
+        parameter_bytes=held if gpu is None else 0,
         free=available_memory(found),
         drives=sum(by_drive.values()),
         rates=rates_of_cpus(found["cores"]) if known is None else rates_of(known, {}),

@@ -13,10 +13,18 @@ from typing import Any, NoReturn
 import torch
 
 from ballast import _core
-from ballast._torch_compat import COPY_AS, make_wrapper_tensor, tree_map, without_torch_function, writes_to_arguments
-from ballast.checks import refuse, refuse_unsupported
+from ballast._torch_compat import (
+    COPY_AS,
+    is_in_backward,
+    make_wrapper_tensor,
+    tree_map,
+    without_torch_function,
+    writes_to_arguments,
+)
+from ballast.checks import fail, refuse, refuse_unsupported
 from ballast.ranks import Group, agree_on_memory
-from ballast.torch.gpu import in_stream, require_stream, return_cached_memory
+from ballast.sizes import human_size
+from ballast.torch.gpu import free_bytes, in_stream, require_stream, return_cached_memory
 from ballast.torch.memory import keep_freed_memory, resident_bytes, return_freed_memory
 from ballast.torch.parameters.deferred_parameters import InitialValueReader, refuse_to_begin
 from ballast.torch.parameters.managed_parameter import is_without_values, lacks_values, nothing_like
@@ -31,6 +39,7 @@ log = logging.getLogger("ballast")
 Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.Muon | _core.External
 State = dict[int, dict[str, Any]]  # state by id of the parameter, with torch's names
 Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # moments by id of the parameter: in fp32, of the full parameter
+RETURNED_EVERY = 64 << 20  # bytes of freed parameters that torch's cache returns to the GPU together: each return waits for it
 
 
 class ShardedState:
@@ -66,7 +75,6 @@ class ShardedState:
         if self.core.unpinned_because:
             log.warning("host memory could not be pinned, so copies of it are slower: %s", self.core.unpinned_because)
         self.unused: set[UnitParameter] = set()  # members that this step leaves as they are: no rank has a gradient
-        self._freed = 0  # units whose parameters have no memory of torch any more
         self._start()
         self._kept_memory = KeptMemory() if self._gpu is None else None
         return_cached_memory(self._gpu)
@@ -89,24 +97,53 @@ class ShardedState:
         if not self.core.found:
             there = [member for member in self.all_members if not is_without_values(member.parameter)]
             require_same_values(self.ranks, there, "cannot begin to train")
-        values = InitialValueReader()
+            self._require_room()
+        values, freed, cached = InitialValueReader(), 0, 0
+
+        def free(units: int) -> None:
+            nonlocal freed, cached
+            if freed < units:
+                values.forget()
+            for unit in self.units[freed:units]:
+                cached += sum(map(_bytes_of, unit.members))
+                _free(unit.members)
+            freed = max(freed, units)
+            if cached >= RETURNED_EVERY:
+                return_cached_memory(self._gpu)
+                cached = 0
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
-            self._free(unit)
+            free(unit)
             member = self.units[unit].members[tensor]
             values.read(member.parameter, *member.parameter_range(first, count), into)
             return True
 
+        if self.core.found:  # the run has their values
+            _free(self.members)
+            return_cached_memory(self._gpu)
         self.core.start(fill)
-        self._free(len(self.units))
+        free(len(self.units))
 
-    def _free(self, units: int) -> None:
-        """Free torch's memory of the parameters of this many units."""
-        for unit in self.units[self._freed : units]:
-            for member in unit.members:
-                with without_torch_function():  # it may be without values already
-                    member.parameter.data = nothing_like(member.parameter, member.parameter.device)
-        self._freed = max(self._freed, units)
+    def _require_room(self) -> None:
+        """Refuse to begin where the GPU has too little memory, before torch's parameters are freed. Parameters and state take
+        their place unit by unit, unless autograd has saved them for a backward pass, so that they cannot be freed."""
+        if self._gpu is None:
+            return
+        needed, free = self.core.unreserved_bytes, free_bytes(self._gpu)
+        sizes = [sum(_bytes_of(each) for each in unit.members if not is_without_values(each.parameter)) for unit in self.units]
+        if not is_in_backward() and (moved := sum(sizes)) > 0:
+            in_flight = max(sizes) * (2 + needed / moved) + RETURNED_EVERY  # a unit that is there twice, and the one before
+            needed = min(needed, max(needed - moved, 0) + int(in_flight))
+        agree_on_memory(self.ranks, "the beginning of the training")(needed > free)
+        if needed > free:
+            fail(
+                "device_memory",
+                "cannot begin to train: parameters and state do not fit next to the parameters that torch still has",
+                needed=human_size(needed),
+                available=human_size(free),
+                remedy="Move state to a lower tier. Or construct the model in ballast.deferred(), which makes parameters where "
+                "they stay. Or call the model of ballast.wrap(optimizer, model): training then begins before its forward pass.",
+            )
 
     def _acquire_gradients(self, unit: int) -> _core.Memory:
         if self._gpu is not None:
@@ -236,6 +273,17 @@ class ShardedState:
         require_stream(self._gpu, self._stream)
         self.memory.release_unit()
         self.core.change_shards(change, agreed)
+
+
+def _bytes_of(member: UnitParameter) -> int:
+    return member.elements * int(member.dtype.itemsize)
+
+
+def _free(members: Sequence[UnitParameter]) -> None:
+    """Free torch's memory of these parameters."""
+    for member in members:
+        with without_torch_function():  # it may be without values already
+            member.parameter.data = nothing_like(member.parameter, member.parameter.device)
 
 
 LEAST_BOUND, COMPARED_EVERY = 24 << 20, 8 << 20
