@@ -168,3 +168,32 @@ def resident_with_torch(rank: int) -> int:
 def test_the_plan_reserves_what_a_process_on_cpus_takes():
     for before in run_ranks(2, resident_with_torch):
         assert RESERVE_ON_CPU // 2 < before < RESERVE_ON_CPU - 48 * MIB
+
+
+def save_in_a_group(rank: int, folder: Path, groups: list[Path], most: list[int], loads: bool) -> int:
+    """Save, or load what other ranks have saved, with the state on a drive. Return the bytes of the checkpoint."""
+    train_deferred({}, 1, 2)
+    enter_group(groups[rank], most[rank])
+    drive = f"nvme:{folder}"
+    with ballast.deferred():
+        model = torch.nn.Sequential(*(torch.nn.Linear(WIDE, WIDE, bias=False) for _ in range(IN_A_CONTAINER)))
+    options = keywords(stage=3, offload={"parameters": drive, "gradients": "host", "state": drive})
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **options)
+    if loads:
+        ballast.load_checkpoint(folder / "saved", model, optimizer)
+    ballast.save(folder / "saved", model, optimizer)
+    _limit_of(groups[rank]).write_text(str(8 * most[rank]))  # the parameters return to torch's memory at the end
+    return sum(path.stat().st_size for path in (folder / "saved").rglob("*.data"))
+
+
+def test_saving_and_loading_take_the_same_memory_however_large_the_state_is(tmp_path):
+    """Besides what the plan has, a rank keeps 16 MiB that are being written and 32 MiB that are being read, and a chunk of each."""
+    drive = f"nvme:{tmp_path}"
+    options = {"offload": {"parameters": drive, "gradients": "host", "state": drive}}
+    for ranks, loads in ((2, False), (3, True), (1, True)):
+        most = [bytes_of_plan + 128 * MIB for bytes_of_plan in run_ranks(ranks, planned_bytes, options)]
+        with memory_groups(ranks) as groups:
+            if not groups:
+                pytest.skip("limiting the memory of a control group needs root, and a group that delegates it")
+            for size in run_ranks(ranks, save_in_a_group, tmp_path, groups, most, loads):
+                assert size > 4 * 128 * MIB
