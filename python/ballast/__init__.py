@@ -9,7 +9,18 @@ True
 from typing import TYPE_CHECKING, Any
 
 from ballast._core import version as __version__
-from ballast.api import deferred, export, gather, load, load_checkpoint, offload_activations, save, sync_weights, wrap
+from ballast.api import (
+    chunked_loss,
+    deferred,
+    export,
+    gather,
+    load,
+    load_checkpoint,
+    offload_activations,
+    save,
+    sync_weights,
+    wrap,
+)
 from ballast.deepspeed_config import ImportedConfig, import_deepspeed
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
 from ballast.outer.options import DiLoCo
@@ -42,6 +53,7 @@ __all__ = [
     "Tuning",
     "UsageError",
     "__version__",
+    "chunked_loss",
     "connect",
     "deferred",
     "export",

@@ -131,6 +131,12 @@ class MachineOptions:
         read_with=lambda given, _: read_activations(given),
         metavar="HOW",
     )
+    loss_chunk: Option[int | None, int | None] = Option(
+        None,
+        "tokens whose logits are there at once, as with `ballast.chunked_loss(chunk=)`; None: all",
+        _count("tokens"),
+        metavar="N",
+    )
     tokens: Option[int, int] = Option(8192, "tokens of one rank in one micro-step", _count("tokens"), metavar="N")
     sequence: Option[int | None, int | None] = Option(
         None,

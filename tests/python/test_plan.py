@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import ballast
 import pytest
 import torch
+from ballast.models.description import Activations
 from ballast.planning.hardware import GPUS, SHARED_RATES
 from ballast.planning.planner import unbeaten
 from ballast.planning.request import machine_of, request_plan
@@ -439,3 +440,14 @@ def test_the_rows_of_a_text_add_up_the_memory():
     assert plan.rows_of("device")["gradients"] == memory["gradients"] + memory.get("reduced", 0)
     assert list(plan.rows_of("nvme")) == ["optimizer state"]
     assert list(ballast.plan(SMALL, ranks=2, stage=3, resumable=True, **MACHINE).rows_of("nvme")) == ["parameters and state"]
+
+
+def test_chunks_of_the_loss_make_room_for_a_large_vocabulary():
+    sizes = {"gpu": "h100", "tokens": 65536, "sequence": 32768, "host_memory": "1TiB"}
+    assert ballast.plan("qwen3-8b", loss_chunk=1024, **sizes).fits
+    with pytest.raises(ballast.OutOfMemoryError, match="activations alone"):
+        ballast.plan("qwen3-8b", **sizes)
+    known = Activations(layers=1, hidden=8, vocabulary=1000, block=0)
+    assert known.bytes(100, checkpointed=False) == 12 * 100 * 1000
+    assert known.bytes(100, checkpointed=False, loss_chunk=10) == 12 * 10 * 1000 + 4 * 1000 * 8
+    assert known.offloaded(100, checkpointed=False, loss_chunk=10) == (12 * 10 * 1000 + 4 * 1000 * 8, 0)

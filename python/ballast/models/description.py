@@ -38,15 +38,16 @@ class Activations:
     block: int  # bytes that autograd keeps in a block
     element: int = 2  # bytes of an element, in which the parameters are
 
-    def bytes(self, tokens: int, *, checkpointed: bool) -> int:
-        """Estimate the peak: the saved bytes of all blocks, and what the largest step of backward needs.
+    def bytes(self, tokens: int, *, checkpointed: bool, loss_chunk: int | None = None) -> int:
+        """Estimate the peak: the saved bytes of all blocks, and what the largest step of backward needs. `loss_chunk`: as
+        chunked_loss() has it; None: the logits of all tokens are there at once.
 
         >>> Activations(layers=2, hidden=8, vocabulary=0, block=272).bytes(1, checkpointed=True)
         440
         """
-        return tokens * (self.layers * self._saved(checkpointed) + self._peak(checkpointed))
+        return tokens * self.layers * self._saved(checkpointed) + self._peak(tokens, checkpointed, loss_chunk)
 
-    def offloaded(self, tokens: int, *, checkpointed: bool) -> tuple[int, int]:
+    def offloaded(self, tokens: int, *, checkpointed: bool, loss_chunk: int | None = None) -> tuple[int, int]:
         """Estimate the bytes that stay on the device where activations are offloaded, and those that leave it. The saved
         bytes of two blocks are on their way. The head stays.
 
@@ -54,16 +55,19 @@ class Activations:
         (680, 816)
         """
         saved = self._saved(checkpointed)
-        return tokens * (2 * saved + self._peak(checkpointed)), tokens * saved * self.layers
+        return 2 * tokens * saved + self._peak(tokens, checkpointed, loss_chunk), tokens * saved * self.layers
 
     def _saved(self, checkpointed: bool) -> int:
         return self.element * self.hidden if checkpointed else self.block
 
-    def _peak(self, checkpointed: bool) -> int:
+    def _peak(self, tokens: int, checkpointed: bool, loss_chunk: int | None) -> int:
         """Return the bytes of the head or of a block in backward: the head's are released before. The gradients in a block
-        take half as much as what the block keeps, which checkpointing computes again."""
+        take half as much as what the block keeps, which checkpointing computes again. In chunks, the gradients of the head are
+        summed in fp32."""
         gradients = self.block // 2
-        return max(BYTES_OF_LOGIT * self.vocabulary, gradients + self.block if checkpointed else gradients)
+        head = BYTES_OF_LOGIT * self.vocabulary * min(tokens, loss_chunk or tokens)
+        sums = 4 * self.vocabulary * self.hidden if loss_chunk else 0
+        return max(head + sums, tokens * (gradients + self.block if checkpointed else gradients))
 
 
 class Attention(NamedTuple):

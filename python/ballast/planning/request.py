@@ -212,8 +212,8 @@ def activation_bytes(description: Description, options: Options) -> dict[str, in
     elif known is None:
         all_of_them = on_device = away = 0
     else:
-        all_of_them = known.bytes(options.tokens, checkpointed=checkpointed)
-        on_device, away = known.offloaded(options.tokens, checkpointed=checkpointed)
+        all_of_them = known.bytes(options.tokens, checkpointed=checkpointed, loss_chunk=options.loss_chunk)
+        on_device, away = known.offloaded(options.tokens, checkpointed=checkpointed, loss_chunk=options.loss_chunk)
     if tier == "device":
         return {"device": all_of_them}
     buffers = {"host": parse_size(IN_FLIGHT)} if tier == "nvme" else {}

@@ -187,7 +187,7 @@ def save_in_a_group(rank: int, folder: Path, groups: list[Path], most: list[int]
 
 
 def test_saving_and_loading_take_the_same_memory_however_large_the_state_is(tmp_path):
-    """Besides what the plan has, a rank keeps 16 MiB that are being written and 32 MiB that are being read, and a chunk of each."""
+    """Besides what the plan has, a rank keeps 16 MiB that are written, 32 MiB that are read, and a chunk of each."""
     drive = f"nvme:{tmp_path}"
     options = {"offload": {"parameters": drive, "gradients": "host", "state": drive}}
     for ranks, loads in ((2, False), (3, True), (1, True)):
