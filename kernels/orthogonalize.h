@@ -60,7 +60,7 @@ inline constexpr std::size_t cublas_workspace_bytes = std::size_t{32} << 20;
 std::unique_ptr<Orthogonalizer> cpu_orthogonalizer(CpuOptions options = {});
 
 // Throws B2101 in builds without CUDA, B2102 if there is no such GPU, and B2103 if cuBLAS cannot be loaded. The caller owns the
-// stream (null: the default stream), which outlives the orthogonalizer.
+// stream (null: the default stream), which outlives the orthogonalizer. Made before communicators of NCCL, because it loads cuBLAS.
 std::unique_ptr<Orthogonalizer> cuda_orthogonalizer(StreamHandle stream, int gpu = 0);
 
 }  // namespace ballast::kernels

@@ -7,6 +7,7 @@
 #include "kernels/cublas.h"
 #include "kernels/cuda.h"
 #include "kernels/orthogonalize.h"
+#include "kernels/runtime/buffer.h"
 #include "kernels/runtime/device.h"
 
 namespace ballast::kernels {
@@ -47,6 +48,22 @@ class CudaOrthogonalizer : public Orthogonalizer {
   }
   CudaOrthogonalizer(const CudaOrthogonalizer&) = delete;
   CudaOrthogonalizer& operator=(const CudaOrthogonalizer&) = delete;
+
+  // CUDA loads cuBLAS with its first product, and may wait for all work of the GPU meanwhile: also for that of NCCL, which waits
+  // for ranks that load theirs.
+  void load() {
+    constexpr std::size_t side = 16;
+    MemoryAccounts accounts;
+    const Buffer memory = allocate(accounts, {.kind = MemoryKind::device,
+                                              .bytes = 2 * side * side * sizeof(std::uint16_t),
+                                              .owner = "loading cuBLAS",
+                                              .gpu = cuda_.gpu});
+    auto* const from = reinterpret_cast<std::uint16_t*>(memory.data());
+    device::fill(from, 0, memory.bytes(), cuda_.stream);
+    const Factor factor{from, side};
+    multiply({.rows = side, .inner = side, .columns = side, .left = factor, .right = factor, .to = from + side * side});
+    device::synchronize(cuda_.stream);
+  }
 
   std::size_t workspace_bytes(const MatrixShape& shape) const override { return kernels::workspace_bytes(shape, true); }
 
@@ -96,7 +113,9 @@ class CudaOrthogonalizer : public Orthogonalizer {
 
 std::unique_ptr<Orthogonalizer> cuda_orthogonalizer(StreamHandle stream, int gpu) {
   device::require_gpu(gpu);
-  return std::make_unique<CudaOrthogonalizer>(cuda_on(stream, gpu));
+  auto made = std::make_unique<CudaOrthogonalizer>(cuda_on(stream, gpu));
+  made->load();
+  return made;
 }
 
 }  // namespace ballast::kernels

@@ -131,6 +131,14 @@ std::unique_ptr<RecordMirror> make_mirror(Records* records, const Program& progr
   return std::make_unique<RecordMirror>(*records->mirror(), *records->stores().trained, slots.bytes(memory));
 }
 
+// Null if the rule is of elements.
+std::unique_ptr<kernels::Orthogonalizer> make_orthogonalizer(const CompiledPlan& plan, const GpuLanes* gpu,
+                                                             int threads) {
+  if (!plan.input().needs_matrices()) return nullptr;
+  return gpu == nullptr ? kernels::cpu_orthogonalizer({.threads = threads})
+                        : kernels::cuda_orthogonalizer(gpu->stream(Lane::update).handle(), gpu->gpu());
+}
+
 std::unique_ptr<CorruptionCheck> make_check(const CompiledPlan& plan, std::size_t every, std::size_t rank) {
   if (every == 0) return nullptr;
   require(!plan.input().needs_matrices(), Code::unsupported, [] {
@@ -357,7 +365,8 @@ struct Training::Impl {
       plan.uses_drives() ? std::make_unique<Records>(plan, world, options.drives) : nullptr;
   // Its memory is the device tier; null: the host's.
   std::unique_ptr<GpuLanes> gpu = options.gpu ? std::make_unique<GpuLanes>(*options.gpu) : nullptr;
-  Mesh mesh = mesh_of(world, plan, gpu.get(), options);
+  std::unique_ptr<kernels::Orthogonalizer> orthogonalizer = make_orthogonalizer(plan, gpu.get(), options.threads);
+  Mesh mesh = mesh_of(world, plan, gpu.get(), options);  // after all that loads kernels
 
   std::shared_ptr<const bool> lives = std::make_shared<const bool>(true);  // leases see when it expires
   RunningProgram running{plan};
@@ -375,9 +384,7 @@ struct Training::Impl {
   std::unique_ptr<CorruptionCheck> check = make_check(plan, options.verify, mesh.rank());
   // Null: the rule is of elements.
   std::unique_ptr<const MatrixExecutor> matrices =
-      plan.input().needs_matrices()
-          ? std::make_unique<const MatrixExecutor>(plan, mesh, slots, gpu.get(), options.threads)
-          : nullptr;
+      orthogonalizer ? std::make_unique<const MatrixExecutor>(plan, mesh, slots, *orthogonalizer) : nullptr;
   ExchangeTurns exchanges{options.exchanges, mesh.ranks()};  // exchanges between GPUs
   FirstFailure failure{plan.model(), mesh, exchanges};
   StepCounters counters{plan.placement(), timeline.get(), trainer.stream()};

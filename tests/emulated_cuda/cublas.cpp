@@ -127,6 +127,7 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
   const bool are_high_enough = a_stride >= (a_operation == CUBLAS_OP_N ? rows : inner) &&
                                b_stride >= (b_operation == CUBLAS_OP_N ? inner : columns) && c_stride >= rows;
   if (handle->gpu != emulated::current_gpu() || !are_high_enough) return CUBLAS_STATUS_INVALID_VALUE;
+  emulated::use_kernel(reinterpret_cast<const void*>(&cublasGemmStridedBatchedEx));  // they are loaded together here
   using emulated::in_work;
   const Matrix first{in_work(const_cast<void*>(a)), a_type, a_stride, a_operation == CUBLAS_OP_T};
   const Matrix second{in_work(const_cast<void*>(b)), b_type, b_stride, b_operation == CUBLAS_OP_T};

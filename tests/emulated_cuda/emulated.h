@@ -72,6 +72,9 @@ T* in_work(T* address) {
 // Adds a kernel of another library, such as torch, to a stream of the current GPU. Its pointers have been given access.
 cudaError_t launch_foreign(cudaStream_t stream, std::function<void()> kernel);
 
+// Notes that a kernel, or a library of kernels, is used. Its first use ends the process if there is a communicator.
+void use_kernel(const void* kernel);
+
 // Pages of host memory that were not populated when they were pinned: the driver would have done it, on one thread.
 std::size_t pages_populated_by_pinning();
 

@@ -39,12 +39,14 @@ void run_blocks(const cudaLaunchConfig_t& config, const Thread& thread) {
 
 }  // namespace
 
+void use_kernel(const void* kernel) { load(kernel, true); }
+
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const Thread& thread) {
   return call("kernel", Context::on_current, [&] {
     CUstream_st& stream = stream_of(config.stream);
     if (stream.gpu != current_gpu()) return cudaErrorInvalidResourceHandle;
     if (config.gridDim.x == 0 || config.blockDim.x == 0 || config.blockDim.x > 1024) return cudaErrorInvalidValue;
-    load(kernel, true);
+    use_kernel(kernel);
     stream.queue.add([config, thread] {
       if (!context_has_failed()) run_blocks(config, thread);
     });

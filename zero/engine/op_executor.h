@@ -69,15 +69,14 @@ inline void rendezvous(const Op& op, const OffPlanPosition& position, Mesh& mesh
 // its lane's thread. On a GPU the work is issued into the lane's stream.
 class MatrixExecutor {
  public:
-  // All of it outlives the executor. Without a GPU, `threads` of the CPU multiply.
-  MatrixExecutor(const CompiledPlan& plan, Mesh& mesh, const Slots& slots, const GpuLanes* gpu, int threads)
+  // All of it outlives the executor.
+  MatrixExecutor(const CompiledPlan& plan, Mesh& mesh, const Slots& slots, kernels::Orthogonalizer& orthogonalizer)
       : plan_(plan),
         mesh_(mesh),
         slots_(slots),
         rank_of_shard_(plan.placement().shards),
         homes_(home_matrices(plan.model(), plan.layout())),
-        orthogonalizer_(gpu == nullptr ? kernels::cpu_orthogonalizer({.threads = threads})
-                                       : kernels::cuda_orthogonalizer(gpu->stream(Lane::update).handle(), gpu->gpu())) {
+        orthogonalizer_(orthogonalizer) {
     for (std::size_t rank = 0; rank < rank_of_shard_.size(); ++rank)
       rank_of_shard_[shard_of(plan.placement(), rank)] = rank;
     for (std::size_t unit = 0; unit < homes_.size(); ++unit) {
@@ -104,8 +103,8 @@ class MatrixExecutor {
       if (home != plan_.input().rank_in_shard_group || step.leaves_out(op.unit, tensor)) continue;
       const Tensor& matrix = plan_.model().units[op.unit].tensors[tensor];
       for (const auto& [first, shape] : blocks_of(matrix)) {
-        (*orthogonalizer_)(values(op.to, begin + first, shape.elements()), shape, step.orthogonalizations[matrix.group],
-                           workspace);
+        orthogonalizer_(values(op.to, begin + first, shape.elements()), shape, step.orthogonalizations[matrix.group],
+                        workspace);
       }
     }
   }
@@ -130,7 +129,7 @@ class MatrixExecutor {
   std::vector<std::size_t> rank_of_shard_;  // each shard's rank in the group
   std::vector<UnitMatrices> homes_;         // one for each unit
   std::vector<MatrixParts> parts_;          // one for each unit
-  std::unique_ptr<kernels::Orthogonalizer> orthogonalizer_;
+  kernels::Orthogonalizer& orthogonalizer_;
 };
 
 // run() is called by the lanes' threads, several at once; each touches the memory of its operation only.
