@@ -63,8 +63,8 @@ class Tuning(ScheduleOptions):
 
     overlap_gathers: Option[bool | None, bool | None] = Option(
         None,
-        "below stage 3, lets step() return while parameters are gathered: each use waits for those that it needs; None: if "
-        "`model` is given and ranks share the training",
+        "below stage 3, lets step() return while parameters are updated and gathered: each use waits for those that it needs; "
+        "None: if `model` is given, and ranks share the training or `offload` is set",
         core="overlap_gathers",
         to_core=bool,
     )

@@ -146,13 +146,14 @@ def holding(rank: int, model: torch.nn.Module) -> Iterator[None]:
             release()
 
 
-def overlaps_of(rank: int, stage: int, given: bool | None) -> list[bool]:
+def overlaps_of(rank: int, stage: int, given: bool | None, offload: Any = None) -> list[bool]:
     """Return whether parameters are awaited after a step: of an optimizer that is wrapped with its model, and without it."""
     found = []
     for has_model in (True, False):
         model = Model()
         tuning = ballast.Tuning(elementwise=True, overlap_gathers=given)
-        optimizer = ballast.wrap(HeldSGD(model.parameters()), model if has_model else None, stage=stage, tuning=tuning)
+        of = model if has_model else None
+        optimizer = ballast.wrap(HeldSGD(model.parameters()), of, stage=stage, offload=offload, tuning=tuning)
         backward(model)
         optimizer.step()
         found.append(type(model.scale) is AwaitedParameter)
@@ -430,6 +431,12 @@ def test_gathers_overlap_by_themselves_where_ranks_share_a_model(given, stage, e
 
 def test_gathers_of_one_rank_need_no_overlap():
     assert overlaps_of(0, 2, None) == [False, False]
+
+
+def test_updates_of_offloaded_state_overlap_the_next_forward_of_one_rank(tmp_path):
+    offload = {"state": f"nvme:{tmp_path}"}
+    assert overlaps_of(0, 2, None, offload) == [True, False]
+    assert overlaps_of(0, 2, False, offload) == [False, False]
 
 
 def wrapped(**options):
