@@ -13,11 +13,42 @@
 
 namespace ballast::optim {
 
-Decision decide(const GradientFacts& facts, double max_norm) {
+void check_max_norm(double max_norm) {
   require(max_norm > 0.0, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot clip gradients to a norm of {}", max_norm),
                    .needed = "a number above 0, or no clipping"};
   });
+}
+
+std::vector<std::pair<std::string, std::string>> named_options(const Rule& rule) {
+  std::vector<std::pair<std::string, std::string>> options{{"rule", std::string(name(rule))}};
+  const auto add = [&](std::string_view name, const auto& value) { options.emplace_back(name, fmt::to_string(value)); };
+  std::visit(
+      [&](const auto& of) {
+        if constexpr (requires { of.lr; }) add("lr", of.lr);
+        if constexpr (requires { of.beta1; }) add("beta1", of.beta1);
+        if constexpr (requires { of.beta2; }) add("beta2", of.beta2);
+        if constexpr (requires { of.eps; }) add("eps", of.eps);
+        if constexpr (requires { of.momentum; }) add("momentum", of.momentum);
+        if constexpr (requires { of.dampening; }) add("dampening", of.dampening);
+        if constexpr (requires { of.nesterov; }) add("nesterov", of.nesterov);
+        if constexpr (requires { of.lr_decay; }) add("lr_decay", of.lr_decay);
+        if constexpr (requires { of.weight_decay; }) add("weight_decay", of.weight_decay);
+        if constexpr (requires { of.maximize; }) add("maximize", of.maximize);
+        if constexpr (requires { of.ns_coefficients; }) {
+          add("ns_coefficients", fmt::format("{}", fmt::join(of.ns_coefficients, ", ")));
+          add("ns_steps", of.ns_steps);
+          add("adjust_lr_fn", static_cast<int>(of.adjust_lr_fn));
+          add("orthogonalization", static_cast<int>(of.orthogonalization));
+        }
+        if constexpr (requires { of.with_values(0); }) add("own values", of.state.own_values);
+      },
+      rule);
+  return options;
+}
+
+Decision decide(const GradientFacts& facts, double max_norm) {
+  check_max_norm(max_norm);
   require(facts.loss_scale > 0.0 && std::isfinite(facts.loss_scale) && facts.averaged_over >= 1.0, Code::bad_argument,
           [&] {
             return Problem{.what = fmt::format("cannot divide gradients by a loss scale of {} and average them over {}",

@@ -5,6 +5,9 @@
 #include <ballast/optim.h>
 
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "kernels/matrix_shape.h"
 #include "kernels/update.h"
@@ -21,6 +24,12 @@ struct GradientFacts {
   double loss_scale = 1.0;   // the factor of the loss before the backward pass
   double averaged_over = 1;  // ranks x micro-steps whose gradients were summed
 };
+
+// Throws B1001 for a norm to which no gradients can be clipped.
+void check_max_norm(double max_norm);
+
+// The rule's name, and its options by name, as text: two rules with equal texts make equal updates.
+std::vector<std::pair<std::string, std::string>> named_options(const Rule& rule);
 
 // Decided before any parameter changes.
 struct Decision {

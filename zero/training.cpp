@@ -2,105 +2,83 @@
 #include <ballast/training.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "optim/step.h"
 #include "zero/checkpoint/checkpoint.h"
+#include "zero/comm/on_all_ranks.h"
 #include "zero/engine/custom_update.h"
 #include "zero/engine/local_state.h"
 #include "zero/engine/off_plan.h"
 #include "zero/engine/op_executor.h"
 #include "zero/engine/scheduler.h"
 #include "zero/plan/compile.h"
-#include "zero/plan/description.h"
 #include "zero/plan/program_cost.h"
-#include "zero/plan/simulate.h"
 #include "zero/runs/records.h"
 
 namespace ballast {
 namespace {
 
-Placement placement_of(const TrainingOptions& options, std::size_t ranks) {
-  require(options.replicas > 0 && ranks % options.replicas == 0, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("cannot keep {} copies of the state", options.replicas),
-                   .needed = fmt::format("a number that {} ranks can be divided by", ranks)};
-  });
-  Placement placement = placement_of_stage(options.stage, ranks / options.replicas);
-  placement.replicas *= options.replicas;
-  placement.parameter_replicas = options.parameter_replicas;
-  placement.reduction = options.reduction;
-  placement.parameters = options.parameters;
-  placement.gradients = options.gradients;
-  placement.state = options.state;
-  return placement;
-}
-
-// What the rules keep, which has to be the same for all: it is laid out once.
-optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
-  require(!groups.empty(), Code::bad_argument, [] {
-    return Problem{.what = "cannot plan a training: it has no parameter groups", .needed = "at least one rule"};
-  });
-  require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return rule.index() == groups[0].index(); }),
-          Code::unsupported, [] {
-            return Problem{.what = "cannot plan a training: its parameter groups have different kinds of rules",
-                           .needed = "one kind for all"};
-          });
-  const optim::StateNames names = optim::state_names(groups[0]);
-  require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return optim::state_names(rule) == names; }),
-          Code::unsupported, [] {
-            return Problem{.what = "cannot plan a training: its parameter groups have different numbers of own values",
-                           .needed = "the same number for all"};
-          });
-  return names;
-}
-
-// The most of all groups: what it costs is planned for.
-std::optional<std::size_t> orthogonalization_steps(const std::vector<optim::Rule>& groups) {
-  std::optional<std::size_t> steps;
-  for (const optim::Rule& rule : groups)
-    steps = std::max(steps, optim::orthogonalization_steps(rule));  // none is less than 0
-  return steps;
-}
-
-PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
-                         const std::vector<optim::Rule>& groups) {
-  require(!options.drives.mirror || !options.drives.run.empty(), Code::bad_argument, [] {
-    return Problem{.what = "cannot mirror state on drives: it belongs to no run",
-                   .needed = "a name of the run",
-                   .remedy = "Name the run, or leave out mirror."};
-  });
-  if (!options.drives.run.empty()) require_run_on_drives(options.drives.run, options.state);
-  return {.placement = placement_of(options, position.ranks),
-          .rank = position.rank,
-          .ranks_per_host = position.ranks_per_host,
-          .tile_elements = options.tile_elements,
-          .micro_steps = options.micro_steps,
-          .format = options.format,
-          .gradient_format = options.gradient_format,
-          .names = names_of(groups),
-          .rule = describe(groups[0]),
-          .orthogonalization_steps = orthogonalization_steps(groups),
-          .trace = options.trace,
-          .schedule = options.schedule,
-          .wire = options.wire,
-          .mirror = options.drives.mirror,
-          .full_records = !options.drives.run.empty(),
-          .host_is_device = !options.gpu};
-}
-
-std::unique_ptr<const CompiledPlan> compiled_plan(Model model, const RankOf& position,
-                                                  const std::vector<optim::Rule>& groups,
-                                                  const TrainingOptions& options) {
-  const PlanOptions all = plan_options(options, position, groups);
-  require_groups(model, groups.size());
-  return std::make_unique<const CompiledPlan>(std::move(model), all);
-}
-
 static_assert(max_note_bytes == offload::max_note_bytes);
 
-// A run keeps the tiles that it began with, unless the caller asks for others, which it refuses.
-TrainingOptions with_tiles_of_run(TrainingOptions options, Communicator& world) {
+std::vector<NamedValue> named_options(const TrainingOptions& options, const std::vector<optim::Rule>& groups) {
+  std::vector<NamedValue> named;
+  const auto add = [&](std::string_view name, const auto& value) { named.emplace_back(name, fmt::to_string(value)); };
+  const auto text = [](const Spread& spread) { return fmt::format("{}", fmt::join(spread.fractions(), ", ")); };
+  add("stage", options.stage);
+  add("replicas", options.replicas);
+  add("parameter_replicas", options.parameter_replicas);
+  add("tiers of parameters", text(options.parameters));
+  add("tiers of gradients", text(options.gradients));
+  add("tiers of state", text(options.state));
+  add("reduction", static_cast<int>(options.reduction));
+  add("run", options.drives.run);
+  add("mirror", options.drives.mirror);
+  add("format", name(options.format));
+  add("gradient_format", name(options.gradient_format));
+  add("tile_elements", options.tile_elements);
+  add("micro_steps", options.micro_steps);
+  add("sums_micro_steps", options.sums_micro_steps);
+  add("update_in_backward", options.schedule.update_in_backward);
+  add("overlap_gathers", options.schedule.overlap_gathers);
+  add("wire.gather", name(options.wire.gather));
+  add("wire.reduce", name(options.wire.reduce));
+  add("wire.across", name(options.wire.sums()));
+  add("max_norm", options.max_norm);
+  add("verify", options.verify);
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    for (const auto& [name, value] : optim::named_options(groups[group]))
+      add(fmt::format("{} of parameter group {}", name, group), value);
+  }
+  return named;
+}
+
+std::vector<std::string> named_parameters(const Model& model) {
+  std::vector<std::string> lines;
+  for (const Unit& unit : model.units) {
+    for (const Tensor& tensor : unit.tensors) {
+      lines.push_back(fmt::format("{} of unit {}, {} of shape [{}], {} {}", tensor.name, unit.name, name(unit.dtype),
+                                  fmt::join(tensor.shape, ", "), tensor.frozen ? "frozen" : "in parameter group",
+                                  tensor.group));
+    }
+    for (const Tie& tie : unit.ties)
+      lines.push_back(
+          fmt::format("{} of unit {}, tied to tensor {} of unit {}", tie.name, unit.name, tie.tensor, tie.unit));
+  }
+  return lines;
+}
+
+// Returns the options as all ranks have them: others would lead to wrong values, or to ranks that wait for each other. A run keeps
+// the tiles that it began with, unless the caller asks for others, which it refuses.
+TrainingOptions agreed(TrainingOptions options, const std::vector<optim::Rule>& groups, const Model& model,
+                       Communicator& world) {
   const RecordOptions& drives = options.drives;
+  if (world.size() > 1) {
+    require_same_options(world, named_options(options, groups));
+    require_same_parameters(world, named_parameters(model));
+  }
   if (options.tile_elements == 0 && !drives.run.empty() && !drives.directories.empty()) {
     options.tile_elements = tile_of_run(world, drives);
   }
@@ -151,25 +129,6 @@ std::unique_ptr<CorruptionCheck> make_check(const CompiledPlan& plan, std::size_
 
 }  // namespace
 
-Plan::Plan(Model model, const RankOf& position, const std::vector<optim::Rule>& groups, const TrainingOptions& options)
-    : compiled_(compiled_plan(std::move(model), position, groups, options)) {}
-Plan::Plan(Plan&&) noexcept = default;
-Plan::~Plan() = default;
-
-const Model& Plan::model() const { return compiled_->model(); }
-const Placement& Plan::placement() const { return compiled_->placement(); }
-Ledger Plan::ledger() const { return ledger_of(compiled_->program(), compiled_->blocks().records()); }
-std::string Plan::to_text() const { return ballast::to_text(compiled_->program()); }
-
-Simulation Plan::simulate(const Machine& machine, std::span<const UnitWork> work) const {
-  require(work.size() == model().units.size(), Code::wrong_size, [&] {
-    return Problem{.what = "cannot simulate a step: the work of some units is missing",
-                   .needed = fmt::format("{} entries, one for each unit", model().units.size()),
-                   .available = std::to_string(work.size())};
-  });
-  return ballast::simulate({compiled_->program(), placement(), machine, work});
-}
-
 std::shared_ptr<ExchangeOrder> make_exchange_order() { return std::make_shared<ExchangeOrder>(); }
 
 // The parts of a training, for one rank's trainer. Operations run on the lanes' threads. An off-plan step, which leaves the
@@ -177,7 +136,7 @@ std::shared_ptr<ExchangeOrder> make_exchange_order() { return std::make_shared<E
 // row becomes the program of the following steps.
 struct Training::Impl {
   Impl(Model model, Communicator& all, std::vector<optim::Rule> rules, const TrainingOptions& asked)
-      : options(with_tiles_of_run(asked, all)),
+      : options(agreed(asked, rules, model, all)),
         groups(std::move(rules)),
         world(all),
         planned(std::move(model), {all.rank(), all.size(), all.ranks_per_host()}, groups, options) {
@@ -301,7 +260,6 @@ struct Training::Impl {
   void prepare(const StepOptions& step) {
     require_usable();
     agreement.check(step);
-    if (step.update) require_custom_update(plan, check != nullptr);
     before_write(RunWrite::step);
     agreement.prepare(step);
     if (options.schedule.update_in_backward) scheduler.run().numbers = agreement.numbers_before_norm();

@@ -74,8 +74,11 @@ if(nvcc_says MATCHES "release ([0-9.]+)" AND CMAKE_MATCH_1 VERSION_LESS 12.8)
 endif()
 
 enable_language(CUDA)
-ballast_find(CUDAToolkit REQUIRED)
+find_package(CUDAToolkit REQUIRED)
 set(BALLAST_HAS_CUDA ON)
+# CUDA's runtime is installed with the libraries, so that the projects that use them need no toolkit.
+set(BALLAST_CUDART $<BUILD_INTERFACE:CUDA::cudart_static>
+  $<INSTALL_INTERFACE:$<INSTALL_PREFIX>/lib/ballast/libcudart_static.a> $<INSTALL_INTERFACE:rt> ${CMAKE_DL_LIBS})
 
 if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know that nvcc has C++20
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")

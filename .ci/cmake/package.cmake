@@ -14,6 +14,9 @@ install(TARGETS ${libraries} EXPORT ballast INCLUDES DESTINATION ${CMAKE_INSTALL
 install(EXPORT ballast FILE ballastTargets.cmake NAMESPACE ballast:: DESTINATION ${config_folder})
 
 install(DIRECTORY kernels/include/ optim/include/ zero/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(BALLAST_HAS_CUDA)
+  install(FILES ${CUDA_cudart_static_LIBRARY} DESTINATION lib/ballast RENAME libcudart_static.a)
+endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 get_property(dependencies GLOBAL PROPERTY BALLAST_DEPENDENCIES)

@@ -13,7 +13,6 @@ function(ballast_library name)
   add_library(ballast_${name} STATIC ${arg_SOURCES})
   add_library(ballast::${name} ALIAS ballast_${name})
   target_include_directories(ballast_${name} PUBLIC
-    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/kernels/include>
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/optim/include>
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/zero/include>)

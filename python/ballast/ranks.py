@@ -262,18 +262,10 @@ def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
     return memory
 
 
-def require_same(by_rank: Sequence[Mapping[str, str]]) -> None:
-    """Refuse options, by name, of which a rank has another value than rank 0. All ranks raise the same error."""
-    first, *others = by_rank
-    for rank, theirs in enumerate(others, start=1):
-        for name in [*first, *theirs]:
-            here, there = first.get(name, "nothing"), theirs.get(name, "nothing")
-            if here != there:
-                refuse(
-                    f"cannot train: rank {rank} has another {name} than rank 0",
-                    where=f"{name} is {there} on rank {rank}, and {here} on rank 0",
-                    needed="the same optimizer and the same options on all ranks",
-                )
+def require_same(group: Group, options: Mapping[str, str]) -> None:
+    """Refuse options, by name, of which a rank has another value than rank 0. All ranks call it together, and raise the same
+    error."""
+    group._core.require_same_options([*options.items()])
 
 
 def least_and_most(group: Group, mine: Collection[float]) -> list[float]:

@@ -204,6 +204,7 @@ class WrapOptions(StepOptions):
         assert self.stage is not None  # it is chosen by now
         set_core(options, self, self.tuning, self.run)
         options.overlap_gathers = bool(self.tuning.overlap_gathers) and self.stage < 3  # stage 3 always overlaps them
+        options.max_norm = self.max_norm
         options.gpu = gpu
         options.stream = stream
         for kind, tiers in self.tiers.items():
@@ -296,11 +297,7 @@ def checked(options: WrapOptions) -> WrapOptions:
     if options.tuning.update_in_backward and options.keeps_full_parameters:
         why = f"in stage {options.stage} torch uses the parameters during the backward pass"
         refuse_value("update_in_backward", True, "stage 3", why=why)
-    if options.tuning.update_in_backward and options.max_grad_norm is not None:
-        refuse(
-            "update_in_backward and max_grad_norm exclude each other: the norm is known after the backward pass",
-            needed="one of them",
-        )
+    _core.require_clipping(update_in_backward=bool(options.tuning.update_in_backward), max_norm=options.max_norm)
     _check_offload(options)
     if options.outer is not None and options.run.name:
         refuse(

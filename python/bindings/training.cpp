@@ -190,6 +190,7 @@ void bind_options(py::module_& module) {
   option("gpu", "whose memory the device tier is; None: the host's", &TrainingOptions::gpu);
   option("keeps_timeline", "of what ran when", &TrainingOptions::keeps_timeline);
   option("exchanges", "the order of exchanges between GPUs, which trainings share", &TrainingOptions::exchanges);
+  option("max_norm", "to which gradients are clipped; infinite: none are", &TrainingOptions::max_norm);
   option("verify", "steps between two updates that are repeated; 0: never", &TrainingOptions::verify);
   constexpr auto drives = &TrainingOptions::drives;
   option("directories", "of one or several drives", drives, &RecordOptions::directories);
@@ -326,7 +327,7 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
       .def(
           "step",
           [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed,
-             double max_norm, double loss_scale, bool discard,
+             double loss_scale, bool discard,
              const py::typing::Optional<py::typing::Callable<void(ShownTiles, double, bool)>>& custom_step) {
             std::exception_ptr raised;
             const auto update = [&](const TilesToUpdate& turn) {
@@ -341,15 +342,14 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
             };
             return self.cast<TrainingBinding&>().step(
                 {.groups = rules,
-                 .max_norm = max_norm,
                  .loss_scale = loss_scale,
                  .discard = discard,
                  .missed = missed,
                  .update = custom_step.is_none() ? TrainerUpdate() : TrainerUpdate(update)},
                 raised);
           },
-          py::kw_only(), py::arg("rules"), py::arg("missed"), py::arg("max_norm"), py::arg("loss_scale"),
-          py::arg("discard"), py::arg("custom_step") = py::none())
+          py::kw_only(), py::arg("rules"), py::arg("missed"), py::arg("loss_scale"), py::arg("discard"),
+          py::arg("custom_step") = py::none())
       .def("step_prepared", &TrainingBinding::step_prepared)
       .def("prepare",
            working(
@@ -561,6 +561,7 @@ void bind_training(py::module_& module) {
   bind_result(module);
   module.attr("MAX_NOTE_BYTES") = max_note_bytes;
   module.def("require_run_name", &require_run_name, py::arg("run"));
+  module.def("require_clipping", &require_clipping, py::kw_only(), py::arg("update_in_backward"), py::arg("max_norm"));
   module.def("require_run_on_drives", &require_run_on_drives, py::arg("run"), py::kw_only(), py::arg("state"));
   py::native_enum<Moment> moments(module, "Moment", "enum.Enum");
   moments.value("momentum", Moment::momentum).value("variance", Moment::variance);

@@ -113,3 +113,16 @@ def test_the_build_type_of_a_project_that_contains_ballast_is_left_alone(tmp_pat
     code, said = configure(tmp_path, lines)
     assert code == 0 and "build type: <>" in said, said
     assert "CMAKE_BUILD_TYPE Release CACHE" in top
+
+
+def test_a_project_that_contains_ballast_sees_its_public_headers_alone(tmp_path: Path) -> None:
+    lines = (
+        "enable_language(CXX)\n"
+        f"add_subdirectory({ROOT} ballast)\n"
+        "get_target_property(folders ballast_zero INTERFACE_INCLUDE_DIRECTORIES)\n"
+        'message(STATUS "folders: ${folders}<")\n'
+    )
+    code, said = configure(tmp_path, lines, "-DBALLAST_CUDA=OFF")
+    assert code == 0, said
+    [folders] = re.findall("folders: (.*?)<", said.replace("$<BUILD_INTERFACE:", ""))
+    assert folders.split(";") == [f"{ROOT}/{part}/include>" for part in ("kernels", "optim", "zero")]

@@ -380,7 +380,7 @@ TEST_CASE("values of the trainer's own and momentum of Muon are saved and loaded
     std::vector<std::vector<float>> seen[2];
     for (const bool loads : {false, true}) {
       const std::size_t ranks = loads ? 1 : 2;
-      const TrainingOptions options{.stage = 2, .tile_elements = 256};
+      const TrainingOptions options{.stage = 2, .format = StateFormat::fp32, .tile_elements = 256};
       std::mutex mutex;
       CHECK(failures_of_ranks(ranks, [&](Communicator& world) {
               Training training(model, world, {rule, rule}, options);

@@ -293,8 +293,8 @@ TEST_CASE("custom updates are refused where they are not supported") {
   const auto world = lone_communicator(*backend);
   const auto refusal = [&](const TrainingOptions& options, const std::vector<optim::Rule>& rules,
                            const TrainerUpdate& update) -> std::string {
-    Trainee trainee(*world, options, rules);
     try {
+      Trainee trainee(*world, options, rules);
       trainee.training.prepare({.groups = trainee.training.groups(), .update = update});
     } catch (const UsageError& error) {
       return error.what();

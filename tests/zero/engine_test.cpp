@@ -113,6 +113,78 @@ TEST_CASE("a run is refused if its state is not all on drives") {
   }
 }
 
+TEST_CASE("options of steps are refused when the training is planned") {
+  const Model model{{{.name = "first", .tensors = {{"w", {10}}}}}};
+  const auto refusal = [&](const optim::Rule& rule, const TrainingOptions& options) -> std::string {
+    try {
+      Plan(model, {}, {rule}, options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK_THAT(refusal(optim::AdamW{.lr = -1.0}, {}), Contains("B1001") && Contains("lr = -1"));
+  CHECK_THAT(refusal(optim::AdamW{}, {.max_norm = -1.0}), Contains("B1001") && Contains("a norm of -1"));
+  CHECK_THAT(refusal(optim::AdamW{}, {.schedule = {.update_in_backward = true}, .max_norm = 1.0}),
+             Contains("B1001") && Contains("update_in_backward"));
+  CHECK_THAT(refusal(optim::External{}, {}), Contains("B1005") && Contains("format fp32"));
+  CHECK_THAT(refusal(optim::External{}, {.format = StateFormat::fp32, .verify = 1}),
+             Contains("B1005") && Contains("cannot verify updates"));
+}
+
+namespace {
+
+struct RankChoice {
+  Model model{{{.name = "first", .tensors = {{"w", {10}}, {"b", {4}}}}}};
+  TrainingOptions options{.stage = 2};
+  optim::AdamW rule{};
+};
+
+// Returns each rank's error, where rank 1 begins to train in another way.
+std::vector<std::string> errors_if(const std::function<void(RankChoice& choice)>& change) {
+  return failures_of_ranks(2, [&](Communicator& world) {
+    RankChoice choice;
+    if (world.rank() == 1) change(choice);
+    Training(choice.model, world, {choice.rule}, choice.options);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("ranks with other options, rules or parameters are refused before they exchange values") {
+  const std::pair<std::function<void(RankChoice & choice)>, std::string> cases[] = {
+      {[](RankChoice& rank) { rank.options.stage = 3; }, "rank 1 has another stage than rank 0"},
+      {[](RankChoice& rank) { rank.options.state = all_in(Tier::host); }, "tiers of state is 0, 1, 0 on rank 1"},
+      {[](RankChoice& rank) { rank.options.max_norm = 1.0; }, "max_norm is 1 on rank 1, and inf on rank 0"},
+      {[](RankChoice& rank) { rank.options.micro_steps = 2; }, "another micro_steps"},
+      {[](RankChoice& rank) { rank.rule.lr = 0.5; }, "lr of parameter group 0 is 0.5 on rank 1, and 0.001 on rank 0"},
+      {[](RankChoice& rank) { rank.rule.beta1 = 0.5; }, "another beta1 of parameter group 0"},
+      {[](RankChoice& rank) { rank.model.units[0].tensors[1].shape = {5}; },
+       "b of unit first, bf16 of shape [5], in parameter group 0 on rank 1, and b of unit first, bf16 of shape [4]"},
+      {[](RankChoice& rank) { rank.model.units[0].tensors.pop_back(); }, "nothing on rank 1, and b of unit first"},
+      {[](RankChoice& rank) { rank.model.units[0].tensors[1].frozen = true; }, "frozen"},
+  };
+  for (const auto& [change, words] : cases) {
+    for (const std::string& error : errors_if(change))
+      CHECK_THAT(error, Contains("B1001 cannot train") && Contains(words));
+  }
+  const auto threads = [](RankChoice& rank) { rank.options.threads = 1; };
+  CHECK(errors_if(threads) == std::vector<std::string>(2));
+}
+
+TEST_CASE("a learning rate that one rank alone changes is refused before its update") {
+  const auto failures = failures_of_ranks(2, [](Communicator& world) {
+    Training training({{{.name = "first", .tensors = {{"w", {10}}}}}}, world, {optim::AdamW{}}, {.stage = 2});
+    training.initialize(initial_parameters());
+    if (world.rank() == 1) std::get<optim::AdamW>(training.groups()[0]).lr = 0.5;
+    training.forward(0);
+    training.backward(0);
+    training.step();
+  });
+  for (const std::string& failure : failures)
+    CHECK_THAT(failure, Contains("B1001 cannot step: rank 1 has other options of the step than rank 0"));
+}
+
 TEST_CASE("groups that tensors name and that are missing are refused before anything is reserved") {
   const Model model{{{.name = "first", .tensors = {{"w", {10}}, {"b", {10}, 1}}}}};
   CHECK_THROWS_WITH(Plan(model, {}, {optim::AdamW{}}), Contains("B1001") && Contains("unit first, tensor b"));

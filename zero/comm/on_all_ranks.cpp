@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <sstream>
 
@@ -93,6 +94,35 @@ Failure failure_from(const std::string& text) {
           {fields.at(1), fields.at(2), fields.at(3), fields.at(4), fields.at(5)}};
 }
 
+// Values of the first name in which a rank differs from rank 0, or of a place that one of them lacks.
+struct OtherValue {
+  std::size_t rank = 0;
+  NamedValue here;  // on rank 0
+  NamedValue there;
+};
+
+std::optional<OtherValue> first_other_value(Communicator& world, const std::vector<NamedValue>& mine) {
+  std::vector<std::string> words;
+  for (const auto& [name, value] : mine)
+    words.insert(words.end(), {name, value});
+  const std::string text = join(words);
+  std::vector<std::int64_t> digests(world.size());
+  digests[world.rank()] = static_cast<std::int64_t>(std::hash<std::string>()(text));
+  if (world.size() > 1) world.all_reduce(digests);
+  if (std::ranges::count(digests, digests.front()) == std::ssize(digests)) return {};
+  const std::vector<std::string> ranks = texts_of_all(world, text);
+  const std::vector<std::string> first = split(ranks.front());
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    const std::vector<std::string> theirs = split(ranks[rank]);
+    const auto place = static_cast<std::size_t>(std::ranges::mismatch(first, theirs).in1 - first.begin()) / 2 * 2;
+    const auto value_in = [&](const std::vector<std::string>& of) {
+      return place < of.size() ? NamedValue{of[place], of[place + 1]} : NamedValue{"", "nothing"};
+    };
+    if (first != theirs) return OtherValue{rank, value_in(first), value_in(theirs)};
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<std::string> texts_of_all(Communicator& world, const std::string& mine) {
@@ -135,6 +165,35 @@ void on_all_ranks(Communicator& world, const std::function<void()>& work) {
   std::string& where = failure.problem.where;
   where = where.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {}: {}", rank, where);
   fail(failure.code, failure.problem);
+}
+
+void require_same_options(Communicator& world, const std::vector<NamedValue>& mine) {
+  const auto other = first_other_value(world, mine);
+  require(!other, Code::bad_argument, [&] {
+    const auto& [rank, here, there] = *other;
+    const std::string& name = here.first.empty() ? there.first : here.first;
+    return Problem{.what = fmt::format("cannot train: rank {} has another {} than rank 0", rank, name),
+                   .where = fmt::format("{} is {} on rank {}, and {} on rank 0", name,
+                                        there.first == name ? there.second : "nothing", rank, here.second),
+                   .needed = "the same optimizer and the same options on all ranks"};
+  });
+}
+
+void require_same_parameters(Communicator& world, const std::vector<std::string>& mine) {
+  std::vector<NamedValue> values;
+  for (const std::string& line : mine)
+    values.emplace_back("", line);
+  const auto other = first_other_value(world, values);
+  require(!other, Code::bad_argument, [&] {
+    const auto& [rank, here, there] = *other;
+    return Problem{
+        .what = fmt::format("cannot train: rank {} has other parameters than rank 0, or another order of them", rank),
+        .where = fmt::format("{} on rank {}, and {} on rank 0", there.second, rank, here.second),
+        .needed = "the same parameters and parameter groups in the same order on all ranks",
+        .remedy =
+            "Make lists of parameters from model.parameters(), or sort them by name. A set of parameters has "
+            "another order in each process."};
+  });
 }
 
 }  // namespace ballast

@@ -152,12 +152,22 @@ class TensorSums {
   Buffer host_;  // pinned if there is a GPU; reserved by the first call, because few trainings ask for these norms
 };
 
-// Which rank the others wait for.
-inline Straggler find_straggler(Mesh& mesh, double own_seconds) {  // all ranks call together and get the same
-  std::vector<std::int64_t> nanoseconds(mesh.ranks());             // one for each rank; the sums put them together
+// Which rank the others wait for. Refuses options of the step, of which this is the digest, that are not those of rank 0: one
+// exchange tells ranks both. All ranks call together, and get or throw the same.
+inline Straggler find_straggler(Mesh& mesh, double own_seconds, std::int64_t options = 0) {
+  std::vector<std::int64_t> nanoseconds(2 * mesh.ranks());  // and digests, of each rank; the sums put them together
   nanoseconds[mesh.rank()] = static_cast<std::int64_t>(own_seconds * 1e9);
+  nanoseconds[mesh.ranks() + mesh.rank()] = options;
   mesh.reduce->all_reduce(nanoseconds);
   mesh.replicas->all_reduce(nanoseconds);
+  const std::vector<std::int64_t> digests(nanoseconds.end() - std::ssize(nanoseconds) / 2, nanoseconds.end());
+  nanoseconds.resize(mesh.ranks());
+  const auto other = std::ranges::find_if(digests, [&](std::int64_t each) { return each != digests.front(); });
+  require(other == digests.end(), Code::bad_argument, [&] {
+    return Problem{
+        .what = fmt::format("cannot step: rank {} has other options of the step than rank 0", other - digests.begin()),
+        .needed = "the same rules, max_norm, loss_scale, micro_steps and discard on all ranks"};
+  });
   const auto slowest = std::ranges::max_element(nanoseconds);
   Straggler straggler{.slowest = static_cast<std::size_t>(slowest - nanoseconds.begin()),
                       .seconds = static_cast<double>(*slowest) * 1e-9};
@@ -186,11 +196,7 @@ class Agreement {
     require_rules(plan_, options);
     require_missed(plan_.model(), options.missed, steps_);
     const bool in_backward = plan_.input().schedule.update_in_backward;
-    require(!in_backward || options.max_norm.value_or(optim::no_clipping) == optim::no_clipping, Code::bad_argument,
-            [] {
-              return Problem{.what = "cannot clip gradients: parameters are updated before the norm is known",
-                             .needed = "no max_norm, or updates after the backward pass"};
-            });
+    require_clipping(in_backward, options.max_norm.value_or(optim::no_clipping));
     require(!in_backward || options.micro_steps.value_or(1) == 1, Code::bad_argument, [] {
       return Problem{.what = "cannot accumulate micro-steps: parameters are updated in the backward pass",
                      .needed = "one micro-step, or updates after the backward pass"};
@@ -290,7 +296,7 @@ class Agreement {
     optim::Decision decision = decide(sum_over_model(sum));
     const bool is_finite = !decision.skip;
     decision.skip = decision.skip || options_.discard;
-    run.result = {.norm = decision.norm, .straggler = find_straggler(mesh_, own_seconds)};
+    run.result = {.norm = decision.norm, .straggler = find_straggler(mesh_, own_seconds, digest_of_options())};
     if (!plan_.input().schedule.update_in_backward) {
       run.numbers = numbers_of(decision);
       run.result.skipped = decision.skip;
@@ -319,6 +325,16 @@ class Agreement {
     for (const Visit& visit : trace)
       uses[visit.unit] += visit.phase == Phase::backward ? 1 : 0;
     return uses;
+  }
+
+  std::int64_t digest_of_options() const {
+    std::string text = fmt::format("{} {} {} {}", options_.max_norm.value_or(optim::no_clipping), options_.loss_scale,
+                                   options_.micro_steps.value_or(plan_.input().micro_steps), options_.discard);
+    for (const optim::Rule& rule : rules_) {
+      for (const auto& [name, value] : optim::named_options(rule))
+        text += ' ' + value;
+    }
+    return static_cast<std::int64_t>(std::hash<std::string>()(text));
   }
 
   static void require_rules(const CompiledPlan& plan, const StepOptions& options) {

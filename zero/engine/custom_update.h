@@ -107,22 +107,6 @@ class CustomUpdate {
   Scheduler& scheduler_;
 };
 
-// Throws unless all masters are in fp32, and are updated when the norm is known. is_checked: by a CorruptionCheck.
-inline void require_custom_update(const CompiledPlan& plan, bool is_checked) {
-  bool in_fp32 = true;
-  for (std::size_t unit = 0; unit < plan.model().units.size(); ++unit) {
-    in_fp32 = in_fp32 && plan.blocks().state(unit, 0).format() == StateFormat::fp32;
-  }
-  require(!is_checked, Code::unsupported, [] {
-    return Problem{.what = "cannot verify updates: the trainer makes them itself", .needed = "a rule of the library"};
-  });
-  const bool in_backward = plan.input().schedule.update_in_backward;
-  require(in_fp32 && !in_backward, Code::unsupported, [] {
-    return Problem{.what = "cannot call a custom update: its masters are not in fp32 when the norm is known",
-                   .needed = "state of format fp32, and updates after the backward pass"};
-  });
-}
-
 // Called at the agreement, by the trainer's thread: issues it, and calls `update` unless the step is skipped: once for all tiles
 // in memory, and then for each other tile, when the list has brought it there. The list's updates make the parameters from the
 // masters. Issues the list up to the last of those tiles.

@@ -8,6 +8,7 @@
 #include <deque>
 #include <utility>
 
+#include "optim/step.h"
 #include "zero/plan/gradient_sums.h"
 #include "zero/plan/parameter_gathers.h"
 #include "zero/plan/record_stream.h"
@@ -358,6 +359,14 @@ void require_groups(const Model& model, std::size_t groups) {
       });
     }
   }
+}
+
+void require_clipping(bool update_in_backward, double max_norm) {
+  optim::check_max_norm(max_norm);
+  require(!update_in_backward || max_norm == optim::no_clipping, Code::bad_argument, [] {
+    return Problem{.what = "cannot clip gradients: update_in_backward updates parameters before the norm is known",
+                   .needed = "no max_norm, or updates after the backward pass"};
+  });
 }
 
 CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)

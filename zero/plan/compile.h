@@ -28,6 +28,8 @@ Program outline(const CompileInput& input);
 
 // Throws B1001 if a trained tensor is in none of so many parameter groups.
 void require_groups(const Model& model, std::size_t groups);
+// Likewise if it cannot clip its gradients to this norm.
+void require_clipping(bool update_in_backward, double max_norm);
 
 // A program with everything that it was compiled from.
 class CompiledPlan {

@@ -310,10 +310,10 @@ def connect_hosts(ranks: Sequence[int] | None, outer: DiLoCo, timeout: float | N
     """Connect with these ranks, or with all of the job. The first result has the ranks of this host, which share
     the state and average gradients in each step; they wait for each other for `timeout`."""
     with group_of(ranks, timeout) as everyone:
-        by_rank = from_all_ranks(everyone, (_core.machine_name(), socket.gethostname(), outer.shared()))
-        require_same([{f"{name} of DiLoCo": value for name, value in options.items()} for _, _, options in by_rank])
+        require_same(everyone, {f"{name} of DiLoCo": value for name, value in outer.shared().items()})
+        by_rank = from_all_ranks(everyone, (_core.machine_name(), socket.gethostname()))
         rank = everyone.rank
-    own = host_ranks([machine for machine, _, _ in by_rank], [name for _, name, _ in by_rank], outer.hosts)[rank]
+    own = host_ranks([machine for machine, _ in by_rank], [name for _, name in by_rank], outer.hosts)[rank]
     if rank == 0:
         log_hosts(own, outer)
     if len(own.names) == 1:

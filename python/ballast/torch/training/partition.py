@@ -18,7 +18,7 @@ from ballast import _core
 from ballast._torch_compat import NO_BACKWARD, current_backward, has_gradient_in_backward, without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError, UsageError
-from ballast.ranks import from_all_ranks, require_same, words_of_all_ranks
+from ballast.ranks import require_same, words_of_all_ranks
 from ballast.torch.gpu import in_stream, require_stream
 from ballast.torch.gradients.gradient_sums import GradientShards, refuse_different
 from ballast.torch.gradients.taken_gradients import (
@@ -49,7 +49,6 @@ class StepInputs:
 
     described: Callable[[], dict[str, str]]  # the options of the parameter groups as they are now, the same on all ranks
     rules: Callable[[], list[Rule]]  # one rule for each group, as it is now
-    max_norm: float
     # Makes the updates of tiles, with the factor of gradients, and whether it is the last call of a step. None: a rule does.
     custom_step: Callable[[ShardedState, Tiles, float, bool], None] | None
     joint_run: JointRun | None  # the run whose rounds the steps belong to
@@ -495,7 +494,7 @@ class Partition(ShardedState):
         if len({*are_discarded}) > 1:
             require_same_end(are_discarded)
         if len({*option_digests}) > 1:
-            require_same(from_all_ranks(self.ranks, options))
+            require_same(self.ranks, options)
         if count:
             self.gradients.compare_ranks(*taken)
         if any(written):
@@ -592,7 +591,6 @@ class Partition(ShardedState):
         return self.core.step(
             rules=rules,
             missed=self._missed(),
-            max_norm=self._inputs.max_norm,
             loss_scale=loss_scale / factor if self.has_finite_factor else loss_scale,
             discard=discard or not self.has_finite_factor,
             custom_step=None if custom_step is None else partial(custom_step, self),

@@ -18,7 +18,7 @@ import torch
 from ballast import _core
 from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse_order
-from ballast.ranks import from_all_ranks, require_same
+from ballast.ranks import require_same
 from ballast.tiers import tier_of
 from ballast.torch.calls.sharded_parameters import ShardedParameters
 from ballast.torch.gpu import gpu_of_tensors, stream_on
@@ -54,7 +54,6 @@ from ballast.torch.training.preconditions import (
     described,
     described_groups,
     require_own_memory,
-    require_same_parameters,
     warn_of_formats,
     warn_of_frozen,
     warn_of_layout,
@@ -85,8 +84,8 @@ class Partitioner:
         """Partition the parameters that are trained now. The count of steps continues that of the state, or
         `steps_before`; in a run that is resumed, that of the run."""
         self.updates.prepare(self._given.optimizer)
-        require_same(from_all_ranks(self.ranks.data_group, described(self._given.optimizer, self._requested)))
-        require_same_parameters(self.ranks.data_group, [*describe(self._given.trained(), self._given.names())])
+        require_same(self.ranks.data_group, described(self._given.optimizer, self._requested))
+        self.ranks.data_group._core.require_same_parameters([*describe(self._given.trained(), self._given.names())])
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
         members = self._members(made, steps)
@@ -186,7 +185,6 @@ class Partitioner:
         return StepInputs(
             described=lambda: described_groups(self._given.optimizer),
             rules=self.rules,
-            max_norm=self.options.max_norm,
             custom_step=self._custom_step if self.updates.has_custom_step else None,
             joint_run=self.joint_run,
             is_alone=not self._given.siblings(),

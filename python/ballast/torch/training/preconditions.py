@@ -3,11 +3,10 @@ memory, and a run resumes as it began."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse, refuse_order, refuse_unsupported
 from ballast.formats import AUTO, Formats, that_need_bf16
-from ballast.ranks import Group, from_all_ranks, words_of_all_ranks
+from ballast.ranks import Group
 from ballast.tiers import fractions_by_tier
 from ballast.torch.parameters.managed_parameter import Lifecycle, has_foreign_class, is_on_meta, is_without_values, managed
 from ballast.torch.parameters.units import UnitParameter, named_buffers, named_parameters
@@ -268,28 +267,6 @@ def _with_a_common_element(group: list[Named]) -> list[Named] | None:
             return [group[owner], (name, each)]
         bytes_of_it.fill_(number)
     return None
-
-
-def require_same_parameters(group: Group, mine: Sequence[str]) -> None:
-    """Compare parameters in words, in the order in which ranks exchange them. All ranks call it together, and raise the same
-    error if one has others. They exchange the words themselves only then."""
-    if group.size == 1:
-        return
-    digest = hashlib.blake2b("\n".join(mine).encode(), digest_size=7).digest()
-    [digests] = words_of_all_ranks(group, [int.from_bytes(digest, "little")])
-    if len({*digests}) == 1:
-        return
-    first, *others = from_all_ranks(group, mine)
-    for rank, theirs in enumerate(others, start=1):
-        for here, there in zip_longest(first, theirs, fillvalue="nothing"):
-            if here != there:
-                refuse(
-                    f"cannot train: rank {rank} has other parameters than rank 0, or another order of them",
-                    where=f"{there} on rank {rank}, and {here} on rank 0",
-                    needed="the same parameters and parameter groups in the same order on all ranks",
-                    remedy="Make lists of parameters from model.parameters(), or sort them by name. A set of parameters has "
-                    "another order in each process.",
-                )
 
 
 def describe(parameters: Iterable[tuple[int, torch.Tensor]], names: Mapping[int, str]) -> Iterator[str]:

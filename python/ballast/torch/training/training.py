@@ -125,9 +125,9 @@ class Training:
         model = self.given.model
         described_model = () if model is None else preconditions.describe_model(model)
         mine = [*preconditions.describe(self.given.parameters(), self.names()), *described_model]
-        preconditions.require_same_parameters(self.group, mine)
+        self.group._core.require_same_parameters(mine)
         if self.outer is not None and self.group.rank == 0:
-            preconditions.require_same_parameters(self.outer.hosts.group, mine)
+            self.outer.hosts.group._core.require_same_parameters(mine)
 
     def take_back(self) -> None:
         """Undo begin(): this rank refuses to wrap the optimizer and the model, and leaves them as they were."""
