@@ -10,6 +10,7 @@
 #include "zero/checkpoint/checkpoint.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/engine/custom_update.h"
+#include "zero/engine/leased_unit.h"
 #include "zero/engine/local_state.h"
 #include "zero/engine/off_plan.h"
 #include "zero/engine/op_executor.h"
@@ -73,8 +74,9 @@ std::vector<std::string> named_parameters(const Model& model) {
 // Returns the options as all ranks have them: others would lead to wrong values, or to ranks that wait for each other. A run keeps
 // the tiles that it began with, unless the caller asks for others, which it refuses.
 TrainingOptions agreed(TrainingOptions options, const std::vector<optim::Rule>& groups, const Model& model,
-                       Communicator& world) {
-  const RecordOptions& drives = options.drives;
+                       Communicator& world, Log& warnings) {
+  RecordOptions& drives = options.drives;
+  if (drives.log == nullptr) drives.log = options.log != nullptr ? options.log : &warnings;
   if (world.size() > 1) {
     require_same_options(world, named_options(options, groups));
     require_same_parameters(world, named_parameters(model));
@@ -136,7 +138,7 @@ std::shared_ptr<ExchangeOrder> make_exchange_order() { return std::make_shared<E
 // row becomes the program of the following steps.
 struct Training::Impl {
   Impl(Model model, Communicator& all, std::vector<optim::Rule> rules, const TrainingOptions& asked)
-      : options(agreed(asked, rules, model, all)),
+      : options(agreed(asked, rules, model, all, warnings)),
         groups(std::move(rules)),
         world(all),
         planned(std::move(model), {all.rank(), all.size(), all.ranks_per_host()}, groups, options) {
@@ -216,7 +218,7 @@ struct Training::Impl {
     scheduler.issue_up_to_trainer();
     if (!scheduler.uses_next(chain)) off_plan.serve(chain);
     const std::size_t first = scheduler.uses().next_number();
-    std::vector<Lease::Memory> memory;
+    std::vector<LeasedUnit> memory;
     while (memory.size() < chain.size()) {
       memory.push_back(memory_of(scheduler.begin_use()));
     }
@@ -228,9 +230,10 @@ struct Training::Impl {
     });
   }
 
-  Lease::Memory memory_of(const Op& use) const {
+  LeasedUnit memory_of(const Op& use) const {
     const Unit& unit = plan.model().units[use.unit];
-    return {.unit = &unit,
+    return {.number = use.unit,
+            .unit = &unit,
             .layout = &plan.layout().units[use.unit],
             .parameters = slots.view(use.from, unit.dtype),
             .backward = use.phase == Phase::backward,
@@ -308,6 +311,7 @@ struct Training::Impl {
     return *timeline;
   }
 
+  Log warnings{Log::to_stderr, Level::warning};  // where the caller has no log
   TrainingOptions options;
   std::vector<optim::Rule> groups;
   Communicator& world;
@@ -525,6 +529,17 @@ void Training::finish() {
 }
 
 std::vector<optim::Rule>& Training::groups() { return impl_->groups; }
+
+void Training::set_lr(double lr) {
+  for (optim::Rule& rule : impl_->groups) {
+    std::visit(
+        [lr](auto& of) {
+          if constexpr (requires { of.lr; }) of.lr = lr;
+        },
+        rule);
+  }
+}
+
 std::uint64_t Training::steps() const { return impl_->agreement.steps(); }
 
 void Training::offload(bool parameters, const AgreeOnMemory& agree) {

@@ -18,8 +18,8 @@ struct Layer {
   const Lease& lease;
   std::size_t weight;
 
-  ConstView weights() const { return lease.tensor(weight); }
-  ConstView bias() const { return lease.tensor(weight + 1); }
+  ConstView weights() const { return lease[weight]; }
+  ConstView bias() const { return lease[weight + 1]; }
 };
 
 // y = x weights^T + bias, or += that.
@@ -202,7 +202,7 @@ void Gpt::take_in(std::span<const std::uint8_t> text) {
 void Gpt::forward(Training& training) {
   {
     const Lease lease = training.forward(0);
-    maths_.embed(bytes_, {lease.tensor(embedding::tokens), lease.tensor(embedding::positions)}, input_of(0));
+    maths_.embed(bytes_, {lease[embedding::tokens], lease[embedding::positions]}, input_of(0));
   }
   for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
     const Lease lease = training.forward(shape_.blocks_begin() + layer);
@@ -224,23 +224,21 @@ void Gpt::backward(Training& training) {
 // Leaves the gradient of the logits and the input of the last product for the backward pass, which begins with the
 // head.
 void Gpt::head_forward(const Lease& lease) {
-  const ConstView weight = shape_.tied ? lease.tied(0) : lease.tensor(head::weight);
   Norm{maths_, lease, head::norm_weight}.forward(input_of(shape_.layers), block_memory_.normed);
   maths_.multiply({.a = matrix(ConstView(block_memory_.normed), shape_.width),
-                   .b = transposed(weight, shape_.width),
+                   .b = transposed(lease[head_weight(shape_)], shape_.width),
                    .to = matrix(logits_, Shape::vocabulary)});
   maths_.cross_entropy(logits_, {targets_, losses_, logits_gradient_});
 }
 
 void Gpt::head_backward(const Lease& lease) {
-  const ConstView weight = shape_.tied ? lease.tied(0) : lease.tensor(head::weight);
-  const View weight_gradient = shape_.tied ? lease.tied_gradient(0) : lease.gradient(head::weight);
+  const TensorId weight = head_weight(shape_);
   maths_.multiply({.a = transposed(ConstView(logits_gradient_), Shape::vocabulary),
                    .b = matrix(ConstView(block_memory_.normed), shape_.width),
-                   .to = matrix(weight_gradient, shape_.width),
+                   .to = matrix(lease.gradient(weight), shape_.width),
                    .add = true});
   maths_.multiply({.a = matrix(ConstView(logits_gradient_), Shape::vocabulary),
-                   .b = matrix(weight, shape_.width),
+                   .b = matrix(lease[weight], shape_.width),
                    .to = matrix(block_memory_.narrow_gradient, shape_.width)});
   maths_.clear(gradient_);
   Norm{maths_, lease, head::norm_weight}.backward(input_of(shape_.layers), block_memory_.narrow_gradient, gradient_);

@@ -8,11 +8,9 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
-#include <thread>
 #include <utility>
 
 #include "examples/gpt/options.h"
@@ -249,12 +247,16 @@ class Printer : public Observer {
   std::ofstream losses_, json_, timeline_, saved_;
 };
 
+int threads_of(const ProgramOptions& options, std::size_t ranks_here) {
+  const auto share = std::max<std::size_t>(1, usable_cores() / ranks_here);
+  return options.threads > 0 ? options.threads : static_cast<int>(share);
+}
+
 // A rank with its own device and threads. `ranks_here` ranks share the cores of this machine.
 class Rank {
  public:
-  Rank(const ProgramOptions& options, std::size_t ranks_here) : run_(options.run) {
-    const auto share = std::max<std::size_t>(1, usable_cores() / ranks_here);
-    threads_ = options.threads > 0 ? options.threads : static_cast<int>(share);
+  Rank(const ProgramOptions& options, std::size_t ranks_here)
+      : run_(options.run), threads_(threads_of(options, ranks_here)) {
     run_.training.threads = threads_;
     run_.hashes_parameters = !options.losses.empty();
     run_.keeps_parameters = !options.save.empty();
@@ -264,8 +266,6 @@ class Rank {
     if (stream_) run_.training.stream = stream_->handle();
   }
 
-  int threads() const { return threads_; }
-
   void train(Communicator& world, Observer& observer) {
     const auto maths = stream_ ? gpu_maths(stream_->handle(), stream_->gpu()) : cpu_maths(threads_);
     gpt::train(run_, world, *maths, observer);
@@ -273,49 +273,21 @@ class Rank {
 
  private:
   RunOptions run_;
-  int threads_ = 1;
+  int threads_;
   std::optional<Stream> stream_{};
 };
 
-void train_on_threads(const ProgramOptions& options) {
-  const auto ranks = thread_ranks(options.ranks);
-  Printer printer(options);
-  std::mutex mutex;
-  std::exception_ptr first_failure;
-  const auto as_rank = [&](std::size_t rank) {
-    try {
-      Rank own(options, options.ranks);
-      Observer silent;
-      own.train(*ranks[rank], rank == 0 ? printer : silent);
-    } catch (const std::exception& failure) {
-      const std::lock_guard lock(mutex);
-      if (!first_failure) first_failure = std::current_exception();
-      ranks[rank]->abort(failure.what());
-    }
-  };
-  std::vector<std::thread> others;
-  for (std::size_t rank = 1; rank < options.ranks; ++rank) {
-    others.emplace_back(as_rank, rank);
-  }
-  as_rank(0);
-  for (std::thread& other : others) {
-    other.join();
-  }
-  if (first_failure) std::rethrow_exception(first_failure);
-}
-
-void train_launched(ProgramOptions options, const Launch& launch) {
-  require(options.ranks == 1, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("cannot use --ranks in a process that {} started", launch.launcher),
-                   .remedy = "leave --ranks out, or start only one process"};
-  });
-  if (options.run.training.gpu) options.run.training.gpu = static_cast<int>(launch.local_rank);
-  Rank own(options, launch.size);
-  const auto world = connect({.threads = own.threads()});
+void train_rank(ProgramOptions options, const Launch& launch, Communicator& world) {
+  if (launch.size > 1 && options.run.training.gpu) options.run.training.gpu = static_cast<int>(launch.local_rank);
+  Rank own(options, world.size());
   Observer silent;
   std::optional<Printer> printer;
-  if (launch.rank == 0) printer.emplace(options);
-  own.train(*world, printer ? *printer : silent);
+  if (world.rank() == 0) printer.emplace(options);
+  try {
+    own.train(world, printer ? *printer : silent);
+  } catch (const std::bad_alloc&) {  // malloc gives no more information
+    fail(Code::host_memory, {.what = "malloc has no more memory"});
+  }
 }
 
 // glibc by default keeps more and more of the freed memory, in each thread: megabytes that no ledger counts.
@@ -325,13 +297,18 @@ void give_freed_memory_back() {
   mallopt(M_TRIM_THRESHOLD, 1 << 17);
 }
 
-void run(ProgramOptions options) {
+int run(ProgramOptions options) {
   give_freed_memory_back();
   MemoryOptions& memory = options.run.memory;
   memory.before = resident_memory();
   if (memory.limit) limit_own_memory(*memory.limit);
   const Launch launch = launch_from(Environment());
-  launch.size > 1 ? train_launched(options, launch) : train_on_threads(options);
+  require(launch.size == 1 || options.ranks == 1, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot use --ranks in a process that {} started", launch.launcher),
+                   .remedy = "leave --ranks out, or start only one process"};
+  });
+  const auto as_rank = [&](Communicator& world) { train_rank(options, launch, world); };
+  return run_ranks(options.ranks, as_rank, {.threads = threads_of(options, launch.size)}) == 0 ? 0 : 2;
 }
 
 }  // namespace
@@ -343,15 +320,9 @@ int main(int argc, char** argv) {
   ballast::gpt::describe(app, options);
   try {
     app.parse(argc, argv);
-    ballast::gpt::run(options);
-    return 0;
+    return ballast::gpt::run(options);
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : 2;
-  } catch (const std::bad_alloc&) {  // malloc gives no more information
-    fmt::print(stderr, "{}\n",
-               ballast::Error(ballast::Code::host_memory, {.what = "malloc has no more memory"}, ballast::Site::here())
-                   .what());
-    return 2;
   } catch (const std::exception& problem) {
     fmt::print(stderr, "{}\n", problem.what());
     return 2;

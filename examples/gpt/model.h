@@ -48,6 +48,11 @@ namespace head {
 enum Tensors : std::size_t { norm_weight, norm_bias, weight };  // the weight only if it is not tied
 }
 
+// The head's own weight, or the table that it is tied to.
+inline TensorId head_weight(const Shape& shape) {
+  return shape.tied ? TensorId{0, embedding::tokens} : TensorId{shape.head_unit(), head::weight};
+}
+
 // Matrices and tables are in parameter group 0, biases and norms in group 1, which has no weight decay.
 Model model_of(const Shape& shape);
 std::size_t parameters_of(const Model& model);

@@ -109,7 +109,7 @@ class Run {
     for (std::size_t unit = 0; unit < training_->model().units.size(); ++unit) {
       const Lease lease = training_->forward(unit);
       for (std::size_t tensor = 0; tensor < training_->model().units[unit].tensors.size(); ++tensor) {
-        add_to_end(lease.tensor(tensor), end);
+        add_to_end(lease[tensor], end);
       }
     }
   }

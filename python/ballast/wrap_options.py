@@ -387,7 +387,7 @@ def _check_offload(options: WrapOptions) -> None:
         left_out = "Kinds that are left out stay on the device; the state goes with the parameters."
         one_of("kind of state", kind, KINDS, remedy=left_out)
         for word in fractions_of(tiers):
-            _check_word(kind, word, options)
+            _check_word(kind, word)
     if options.replicas != 1 and spread_of(options.tiers.get("parameters", "device")) != _core.Spread(device=1.0):
         refuse(
             "replicas= and parameters in another tier exclude each other: copies of parameters are kept on the device",
@@ -401,10 +401,8 @@ def _check_offload(options: WrapOptions) -> None:
         _core.require_run_on_drives(run.name, state=spread_of(options.tiers.get("state", "device")))
 
 
-def _check_word(kind: str, word: str, options: WrapOptions) -> None:
+def _check_word(kind: str, word: str) -> None:
     tier, _, path = word.partition(":")
     one_of("tier", tier, TIERS)
-    if kind == "parameters" and tier != "device" and options.keeps_full_parameters:
-        refuse(f"cannot keep parameters on {tier}: below stage 3 each rank keeps all of them, on the device", needed="stage 3")
     if tier == "nvme" and not path:
         refuse(f"cannot keep {kind} on a drive: no directory is given", needed='a directory, such as "nvme:/scratch"')

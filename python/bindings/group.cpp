@@ -288,19 +288,12 @@ void bind_collectives(py::class_<Group>& type) {
           py::kw_only(), py::arg("address"), py::arg("bytes"), py::arg("root"));
 }
 
-void bind_comparisons(py::class_<Group>& type) {
-  type.def(
-          "require_same_options",
-          [](const Group& self, const std::vector<NamedValue>& mine) {
-            self.working([&](Communicator& group) { require_same_options(group, mine); });
-          },
-          py::arg("mine"))
-      .def(
-          "require_same_parameters",
-          [](const Group& self, const std::vector<std::string>& mine) {
-            self.working([&](Communicator& group) { require_same_parameters(group, mine); });
-          },
-          py::arg("mine"));
+// Binds a function that all ranks call with facts of their own.
+template <class Facts>
+auto on_all(void (*compare)(Communicator& group, const Facts& mine)) {
+  return [compare](const Group& self, const Facts& mine) {
+    self.working([&](Communicator& group) { compare(group, mine); });
+  };
 }
 
 }  // namespace
@@ -319,10 +312,11 @@ void bind_group(py::module_& module) {
       "begin_exit", [] { exit_has_begun = true; }, "From now on groups are left by the end of the process.");
   py::class_<Group> group(module, "Group");
   bind_collectives(group);
-  bind_comparisons(group);
   group.def(py::init<const Rendezvous&>(), py::arg("where"))
       .def_property_readonly("rank", &Group::rank)
       .def_property_readonly("size", &Group::size)
+      .def("require_same_options", on_all(require_same_options), py::arg("mine"))
+      .def("require_same_parameters", on_all(require_same_parameters), py::arg("mine"))
       .def("abort", &Group::abort, py::arg("reason"))
       .def_property_readonly("failed_ranks", &Group::failed_ranks)
       .def("leave",

@@ -75,3 +75,26 @@ TEST_CASE("a group refuses a rank beyond its size") {
   ThreadGroup group(2);
   CHECK_THROWS_WITH(thread_communicator(group, 2, *backend), Catch::Contains("a rank below 2"));
 }
+
+TEST_CASE("ranks that are threads run together, and the first error of one ends all of them") {
+  std::string lines;
+  Log log([&](Level level, std::string_view line) { lines += std::string(name(level)) + ": " + std::string(line); });
+  std::atomic<std::int64_t> sum = 0;
+  const auto add = [&](Communicator& world) {
+    std::int64_t one = 1;
+    world.all_reduce({&one, 1});
+    sum += one;
+  };
+  CHECK(run_ranks(3, add, {.log = &log}) == 0);
+  CHECK(sum == 9);
+  CHECK(lines == "");
+
+  const auto fail_on_one = [&](Communicator& world) {
+    if (world.rank() == 1) throw std::runtime_error("there is no text");
+    world.barrier();
+  };
+  CHECK(run_ranks(3, fail_on_one, {.log = &log}) == 1);
+  CHECK(lines == "error: there is no text");
+  CHECK(run_ranks(0, add, {.log = &log}) == 1);
+  CHECK_THAT(lines, Catch::Contains("cannot connect 0 threads"));
+}

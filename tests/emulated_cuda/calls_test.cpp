@@ -121,11 +121,11 @@ void check_calls_of_two_ranks(const Spread& state, const Limits& limits) {
 
 // A sum, a norm in two kernels, and an update; gathers in forward and backward, and a reduction.
 TEST_CASE("a unit takes four kernels, three exchanges and seven events where everything is on the device") {
-  check_calls_of_two_ranks(all_in(Tier::device), {.kernels = 4, .nccl_kernels = 3, .records = 7});
+  check_calls_of_two_ranks(Tier::device, {.kernels = 4, .nccl_kernels = 3, .records = 7});
 }
 
 TEST_CASE("a unit takes three kernels, three exchanges and eight events where its state is on the host") {
-  check_calls_of_two_ranks(all_in(Tier::host), {.kernels = 3, .nccl_kernels = 3, .records = 8});
+  check_calls_of_two_ranks(Tier::host, {.kernels = 3, .nccl_kernels = 3, .records = 8});
 }
 
 TEST_CASE("a group of GPUs that only gathers connects no pairs of ranks") {

@@ -51,7 +51,7 @@ void check_ranks_as_processes(const std::vector<Setup>& setups) {
 
 Placement in_stage(int stage, Tier state) {
   Placement placement = placement_of_stage(stage, 2);
-  placement.state = all_in(state);
+  placement.state = Spread(state);
   return placement;
 }
 
@@ -106,7 +106,7 @@ TEST_CASE("four ranks with a GPU each keep a copy of the parameters in each pair
   setup.placement.parameter_replicas = 2;
   const std::vector<Outcome> expected = train(setup);
   for (const Tier tier : {Tier::device, Tier::host}) {
-    setup.placement.state = all_in(tier);
+    setup.placement.state = Spread(tier);
     const TemporaryDirectory folder;
     check_ranks_as_processes(with_directory(setup, folder), expected);
   }

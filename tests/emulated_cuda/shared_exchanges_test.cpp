@@ -66,7 +66,7 @@ TEST_CASE("two trainings on GPUs exchange in one order, and have the bits of the
   Processes processes(2, [&](std::size_t rank) {
     rig.as_rank(rank, [&](Communicator& world) {
       for (const Tier state : {Tier::device, Tier::host}) {
-        TrainingOptions options{.stage = 3, .state = all_in(state), .tile_elements = 256, .threads = 1};
+        TrainingOptions options{.stage = 3, .state = Spread(state), .tile_elements = 256, .threads = 1};
         const std::vector<std::byte> expected = train_two(world, options);
         options.gpu = static_cast<int>(world.rank());
         options.exchanges = make_exchange_order();

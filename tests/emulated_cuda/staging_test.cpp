@@ -74,7 +74,7 @@ const TrainingOptions all_on_device{.format = StateFormat::fp32};
 
 TEST_CASE("pages are resident before they are pinned") {
   const std::size_t before = emulated::pages_populated_by_pinning();
-  Rig rig(plain_model(2, 100'000), {.gradients = {0.5, 0.5, 0.0}, .state = all_in(Tier::host)});
+  Rig rig(plain_model(2, 100'000), {.gradients = {0.5, 0.5, 0.0}, .state = Tier::host});
   rig.training->initialize(initial_parameters());
   rig.step(0);
   rig.training->offload();
@@ -86,8 +86,8 @@ TEST_CASE("pages are resident before they are pinned") {
 TEST_CASE("the number of waits in a start and in moves does not grow with the number of tiles") {
   using enum Tier;
   for (const auto& [stage, parameters, state] :
-       {PlacementCase{0, all_in(device), all_in(device)}, PlacementCase{0, all_in(device), {0.5, 0.5, 0.0}},
-        PlacementCase{3, all_in(device), all_in(host)}, PlacementCase{3, all_in(host), all_in(host)}}) {
+       {PlacementCase{0, Spread(device), Spread(device)}, PlacementCase{0, Spread(device), {0.5, 0.5, 0.0}},
+        PlacementCase{3, Spread(device), Spread(host)}, PlacementCase{3, Spread(host), Spread(host)}}) {
     std::vector<std::vector<std::size_t>> waits;  // one entry for each size of a tile
     for (const std::size_t tile_elements : {16384u, 4096u, 1024u}) {
       CAPTURE(stage, parameters.fractions(), state.fractions(), tile_elements);

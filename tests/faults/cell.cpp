@@ -69,9 +69,9 @@ class Faults {
 
 TrainingOptions options_of(const Cell& cell, const Stream* stream) {
   return {.stage = 3,
-          .parameters = all_in(Tier::nvme),
-          .gradients = all_in(Tier::device),
-          .state = all_in(Tier::nvme),
+          .parameters = Tier::nvme,
+          .gradients = Tier::device,
+          .state = Tier::nvme,
           .drives = {.directories = {cell.folder / "records"}, .run = "cell", .depth = 4},
           .tile_elements = 256,
           .threads = 1,

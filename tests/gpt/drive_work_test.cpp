@@ -12,8 +12,8 @@ namespace {
 
 PlanSetup setup_of(Tier parameters, Tier state) {
   PlanSetup setup{.model = plain_model(5), .placement = placement_of_stage(3, 2), .tile_elements = 128};
-  setup.placement.parameters = all_in(parameters);
-  setup.placement.state = all_in(state);
+  setup.placement.parameters = Spread(parameters);
+  setup.placement.state = Spread(state);
   setup.schedule.staging_slots = 6;
   return setup;
 }

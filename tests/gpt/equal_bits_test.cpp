@@ -35,9 +35,9 @@ std::vector<TrainingOptions> all_options(const TrainingOptions& base, const std:
       for (const Cut& cut : cuts) {
         TrainingOptions options = base;
         options.stage = stage;
-        options.parameters = all_in(tiers.parameters);
-        options.gradients = all_in(tiers.gradients);
-        options.state = all_in(tiers.state);
+        options.parameters = Spread(tiers.parameters);
+        options.gradients = Spread(tiers.gradients);
+        options.state = Spread(tiers.state);
         options.tile_elements = cut.tile;
         options.schedule = cut.schedule;
         all.push_back(options);
@@ -85,10 +85,10 @@ TEST_CASE("a GPT trains to the same bits at every stage and on all tiers") {
 TEST_CASE("a GPT with an untied head, in fp32, or updated in the backward pass, trains to the same bits") {
   gpt::RunOptions run = tiny_run();
   run.shape.tied = false;
-  run.training.state = all_in(Tier::nvme);
+  run.training.state = Tier::nvme;
   check_all_equal(run, 2, {run.training});
   run.shape.dtype = DType::fp32;
-  run.training.state = all_in(Tier::host);
+  run.training.state = Tier::host;
   check_all_equal(run, 2, {run.training});
   run.training.schedule.update_in_backward = true;
   check_all_equal(run, 2, {run.training});

@@ -191,9 +191,9 @@ TEST_CASE("a training on a GPU follows the one on the CPU, with the same bits on
     for (std::size_t step = 0; step < run.steps; ++step) {
       CHECK(on_gpu.steps[step].first == Approx(on_cpu.steps[step].first).epsilon(dtype == DType::fp32 ? 1e-3 : 0.02));
     }
-    run.training.state = all_in(Tier::host);
+    run.training.state = Tier::host;
     CHECK(train_gpt(run, 1) == on_gpu);
-    run.training.state = all_in(Tier::nvme);
+    run.training.state = Tier::nvme;
     CHECK(train_gpt(run, 1) == on_gpu);
   }
 }

@@ -25,7 +25,7 @@ struct Trainer {
       const Lease lease = training.forward(unit);
       values.emplace_back();
       for (std::size_t tensor = 0; tensor < training.model().units[unit].tensors.size(); ++tensor) {
-        const auto numbers = lease.tensor(tensor).as<float>();
+        const auto numbers = lease[tensor].as<float>();
         values.back().emplace_back(numbers.begin(), numbers.end());
       }
     }

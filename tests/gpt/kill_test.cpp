@@ -19,7 +19,7 @@ constexpr std::size_t ranks = 3;
 gpt::RunOptions run_on_drives(const std::filesystem::path& directory) {
   gpt::RunOptions run = tiny_run();
   run.steps = 40;
-  run.training.state = all_in(Tier::nvme);
+  run.training.state = Tier::nvme;
   run.training.drives = {.directories = {directory}, .run = "killed"};
   return run;
 }

@@ -25,8 +25,8 @@ TEST_CASE("gpt's command line names formats and tiers") {
   CHECK(options.run.shape.dtype == DType::fp32);
   CHECK(options.run.training.format == StateFormat::compact);
   CHECK(options.run.training.gradient_format == GradientFormat::bf16);
-  CHECK(options.run.training.state == Spread{.device = 0.0, .host = 0.25, .nvme = 0.75});
-  CHECK(options.run.training.gradients == all_in(Tier::host));
+  CHECK(options.run.training.state == Spread(0.0, 0.25, 0.75));
+  CHECK(options.run.training.gradients == Tier::host);
 }
 
 TEST_CASE("gpt uses the last value of an option that is given twice") {

@@ -20,14 +20,14 @@ void begin_at_zero(std::size_t, std::size_t, Range, const View& to) { std::range
 // The loss is half the sum of the squared distances to 1.
 void add_gradients(const Lease& lease) {
   for (std::size_t i = 0; i < elements; ++i) {
-    lease.gradient(0).as<float>()[i] += lease.tensor(0).as<float>()[i] - 1.0f;
+    lease.gradient(0).as<float>()[i] += lease[0].as<float>()[i] - 1.0f;
   }
 }
 
 double loss(const Lease& lease) {
   double sum = 0;
   for (std::size_t i = 0; i < elements; ++i) {
-    sum += 0.5 * std::pow(lease.tensor(0).as<float>()[i] - 1.0f, 2);
+    sum += 0.5 * std::pow(lease[0].as<float>()[i] - 1.0f, 2);
   }
   return sum;
 }
@@ -37,7 +37,7 @@ double loss(const Lease& lease) {
 int main() {
   const auto world = single_rank();
   Training training(model(), *world, {optim::AdamW{.lr = 0.02, .weight_decay = 0.0}},
-                    {.stage = 0, .state = all_in(Tier::host)});
+                    {.stage = 0, .state = Tier::host});
   training.start(begin_at_zero);
 
   const double first_loss = loss(training.forward(0));

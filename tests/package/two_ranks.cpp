@@ -3,9 +3,7 @@
 #include <ballast/tensor_state.h>
 
 #include <cmath>
-#include <cstdio>
-#include <exception>
-#include <thread>
+#include <stdexcept>
 #include <vector>
 
 namespace {
@@ -15,10 +13,13 @@ using namespace ballast;
 constexpr std::size_t elements = 1000;
 
 Model model() {
-  return {{{.name = "first", .dtype = DType::fp32, .tensors = {{"weight", {elements}}}},
-           {.name = "second",
-            .dtype = DType::bf16,
-            .tensors = {{"weight", {2, elements}}, {.name = "fixed", .shape = {8}, .frozen = true}}}}};
+  Model model;
+  model.unit("first", DType::fp32);
+  model.tensor({"weight", {elements}});
+  model.unit("second");
+  model.tensor({"weight", {2, elements}});
+  model.tensor({.name = "fixed", .shape = {8}, .frozen = true});
+  return model;
 }
 
 void begin_at_zero(std::size_t, std::size_t, Range, const View& to) {
@@ -53,7 +54,7 @@ bool has_right_momentum(Training& training) {
 }
 
 bool train(Communicator& world) {
-  const TrainingOptions options{.stage = 3, .state = all_in(Tier::host), .format = StateFormat::fp32};
+  const TrainingOptions options{.stage = 3, .state = Tier::host, .format = StateFormat::fp32};
   const std::vector<optim::Rule> groups{optim::AdamW{}};
   const Plan plan(model(), {world.rank(), world.size()}, groups, options);
   Training training(model(), world, groups, options);
@@ -81,19 +82,8 @@ bool plan() {
 }  // namespace
 
 int main() {
-  const auto ranks = thread_ranks(2);
-  bool is_right[] = {false, false};
-  const auto as_rank = [&](std::size_t rank) {
-    try {
-      is_right[rank] = train(*ranks[rank]);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "rank %zu: %s\n", rank, error.what());
-      ranks[rank]->abort(error.what());
-    }
-  };
-  std::thread other(as_rank, 1);
-  as_rank(0);
-  other.join();
-  if (!is_right[0] || !is_right[1]) return 1;
-  return plan() ? 0 : 2;
+  const int status = run_ranks(2, [](Communicator& world) {
+    if (!train(world)) throw std::runtime_error("the training is not as planned");
+  });
+  return status == 0 && plan() ? 0 : 1;
 }

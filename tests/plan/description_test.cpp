@@ -55,7 +55,7 @@ TEST_CASE("the description is the same on every rank and for any tiers and sched
   const auto expected = described(odd_model(), options_of(3, 2));
   PlanOptions other = options_of(3, 2);
   other.rank = 1;
-  other.placement.state = all_in(Tier::host);
+  other.placement.state = Tier::host;
   other.schedule.update_in_backward = true;
   CHECK(described(odd_model(), other) == expected);
 }

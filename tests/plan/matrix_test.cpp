@@ -138,7 +138,7 @@ TEST_CASE("blocks of one shape and group share a learning rate, and runs of a ti
 }
 
 TEST_CASE("the directions of a unit are collected while the products of the one before are computed") {
-  const CompiledPlan plan = muon_plan(2, all_in(Tier::host));
+  const CompiledPlan plan = muon_plan(2, Tier::host);
   std::vector<std::pair<OpKind, std::size_t>> order;
   for (const Op& op : plan.program().ops) {
     if (op.kind == OpKind::collect || op.kind == OpKind::orthogonalize) order.emplace_back(op.kind, op.unit);
@@ -151,7 +151,7 @@ TEST_CASE("the directions of a unit are collected while the products of the one 
 }
 
 TEST_CASE("the verifier finds an update with a direction that is not orthogonal, of another unit or another step") {
-  const CompiledPlan plan = muon_plan(2, all_in(Tier::device));
+  const CompiledPlan plan = muon_plan(2, Tier::device);
   const auto problem_with = [&](const auto& change) {
     Program broken = plan.program();
     change(broken.ops);

@@ -26,30 +26,30 @@ PlanSetup setup_of(int stage, std::size_t ranks, const Spread& state) {
 }
 
 PlanSetup state_on_drives(bool full_records, bool host_is_device = false) {
-  PlanSetup setup = setup_of(3, 2, all_in(Tier::nvme));
+  PlanSetup setup = setup_of(3, 2, Tier::nvme);
   setup.full_records = full_records;
   setup.host_is_device = host_is_device;
   return setup;
 }
 
 PlanSetup all_on_drives() {
-  PlanSetup setup = setup_of(3, 2, all_in(Tier::nvme));
-  setup.placement.parameters = all_in(Tier::nvme);
+  PlanSetup setup = setup_of(3, 2, Tier::nvme);
+  setup.placement.parameters = Tier::nvme;
   setup.schedule.update_in_backward = true;
   return setup;
 }
 
 PlanSetup mesh_on_host(GradientFormat gradient_format) {
-  PlanSetup setup = setup_of(3, 2, all_in(Tier::host));
+  PlanSetup setup = setup_of(3, 2, Tier::host);
   setup.placement.replicas = 2;
-  setup.placement.gradients = all_in(Tier::host);
+  setup.placement.gradients = Tier::host;
   setup.micro_steps = 2;
   setup.gradient_format = gradient_format;
   return setup;
 }
 
 PlanSetup encoded_mesh() {
-  PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
+  PlanSetup setup = setup_of(3, 2, Tier::device);
   setup.placement.replicas = 2;
   setup.wire = {.gather = WireFormat::int8, .reduce = WireFormat::int8, .across = WireFormat::int4};
   return setup;
@@ -64,14 +64,14 @@ PlanSetup muon_on_drives() {
 }
 
 PlanSetup copies_of_parameters() {
-  PlanSetup setup = setup_of(3, 4, all_in(Tier::host));
+  PlanSetup setup = setup_of(3, 4, Tier::host);
   setup.placement.parameter_replicas = 2;
   return setup;
 }
 
 const std::map<std::string, PlanSetup> characteristic{
-    {"stage0_alone", setup_of(0, 1, all_in(Tier::device))},
-    {"stage2_device", setup_of(2, 2, all_in(Tier::device))},
+    {"stage0_alone", setup_of(0, 1, Tier::device)},
+    {"stage2_device", setup_of(2, 2, Tier::device)},
     {"stage3_nvme", state_on_drives(true)},
     {"stage3_nvme_scratch", state_on_drives(false)},
     {"stage3_nvme_scratch_cpu", state_on_drives(false, true)},
@@ -128,7 +128,7 @@ TEST_CASE("write the golden programs", "[.][write-golden]") {
 TEST_CASE("with overlapping gathers, the operations of the last step that a forward use awaits are marked") {
   for (const std::size_t ranks : {1u, 2u}) {
     for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
-      PlanSetup setup = setup_of(ranks == 1 ? 0 : 2, ranks, all_in(tier));
+      PlanSetup setup = setup_of(ranks == 1 ? 0 : 2, ranks, Spread(tier));
       setup.schedule.overlap_gathers = true;
       const CompiledPlan plan = plan_of(setup);
       const std::vector<Op>& list = plan.program().ops;
@@ -149,7 +149,7 @@ TEST_CASE("with overlapping gathers, the operations of the last step that a forw
 }
 
 TEST_CASE("memory for the next gradients is cleared before a reduction, also where parameters are used in between") {
-  PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
+  PlanSetup setup = setup_of(3, 2, Tier::device);
   setup.trace = order_in_torch(setup.model);
   const CompiledPlan plan = plan_of(setup);
   CHECK(verify(plan.input(), plan.program()).empty());
@@ -162,7 +162,7 @@ TEST_CASE("memory for the next gradients is cleared before a reduction, also whe
 }
 
 TEST_CASE("the next unit is gathered while one is used, also where a unit is visited twice in a row") {
-  PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
+  PlanSetup setup = setup_of(3, 2, Tier::device);
   setup.model = plain_model(4);
   setup.trace = order_in_torch(setup.model);
   const CompiledPlan plan = plan_of(setup);
@@ -180,7 +180,7 @@ TEST_CASE("the next unit is gathered while one is used, also where a unit is vis
 
 TEST_CASE("with memory for some or all units, as many are gathered before the step ends") {
   for (const std::size_t units : {2u, 3u, 6u}) {
-    PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
+    PlanSetup setup = setup_of(3, 2, Tier::device);
     setup.model = plain_model(6);
     setup.schedule.gathered_bytes = units * 1024;  // 300 elements of 2 bytes, in shards of whole groups
     const CompiledPlan plan = plan_of(setup);
@@ -196,7 +196,7 @@ TEST_CASE("with memory for some or all units, as many are gathered before the st
 
 TEST_CASE("staged records share whole huge pages, and small ones take no more than their bytes") {
   for (const std::size_t elements : {1024u, 230'016u}) {
-    PlanSetup setup = setup_of(3, 1, all_in(Tier::nvme));
+    PlanSetup setup = setup_of(3, 1, Tier::nvme);
     setup.model = plain_model(8, elements);
     setup.tile_elements = elements;
     setup.schedule.kept_records = 3;
@@ -220,9 +220,9 @@ TEST_CASE("staged records share whole huge pages, and small ones take no more th
 TEST_CASE("frozen parameters are in the tier of parameters, and no step writes those on drives") {
   for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
     for (const std::size_t ranks : {1u, 2u, 3u}) {
-      PlanSetup setup = setup_of(3, ranks, all_in(tier));
+      PlanSetup setup = setup_of(3, ranks, Spread(tier));
       setup.model = odd_model();
-      setup.placement.parameters = all_in(tier);
+      setup.placement.parameters = Spread(tier);
       const CompiledPlan plan = plan_of(setup);
       CAPTURE(name(tier), ranks);
       CHECK(verify(plan.input(), plan.program()).empty());
@@ -251,7 +251,7 @@ TEST_CASE("frozen parameters are in the tier of parameters, and no step writes t
 }
 
 TEST_CASE("a unit of bytes is frozen, and no gather encodes it") {
-  PlanSetup setup = setup_of(3, 2, all_in(Tier::host));
+  PlanSetup setup = setup_of(3, 2, Tier::host);
   setup.wire.gather = WireFormat::int8;
   setup.model.units.push_back({.name = "packed", .dtype = DType::u8, .tensors = {{"codes", {1001}, 0, true}}});
   const std::size_t packed = setup.model.units.size() - 1;
@@ -268,7 +268,7 @@ TEST_CASE("a unit of bytes is frozen, and no gather encodes it") {
 
 TEST_CASE("the compiler refuses wrong input and names the fault") {
   const auto refuses = [](const auto& change) {
-    PlanSetup setup = setup_of(3, 2, all_in(Tier::host));
+    PlanSetup setup = setup_of(3, 2, Tier::host);
     change(setup);
     return [setup] { plan_of(setup); };
   };
@@ -328,14 +328,14 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
   CHECK_THAT(problem([](PlanSetup& s) {
                s.placement = placement_of_stage(3, 4);
                s.placement.parameter_replicas = 2;
-               s.placement.parameters = all_in(Tier::host);
+               s.placement.parameters = Tier::host;
              }),
              Contains("outside of the device"));
   CHECK_THAT(problem([](PlanSetup& s) { s.placement.state = {0.5, 0.2, 0.0}; }), Contains("add up to 1"));
-  CHECK_THAT(problem([](PlanSetup& s) { s.placement.gradients = all_in(Tier::nvme); }), Contains("on a drive"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.placement.gradients = Tier::nvme; }), Contains("on a drive"));
   CHECK_THAT(problem([](PlanSetup& s) {
                s.placement.full_parameters = true;
-               s.placement.parameters = all_in(Tier::host);
+               s.placement.parameters = Tier::host;
              }),
              Contains("stage 3, or parameters on the device"));
   CHECK_THAT(problem([](PlanSetup& s) {
@@ -365,7 +365,7 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
                s.wire.gather = WireFormat::int8;
              }),
              Contains("nothing is wrong"));
-  const CompiledPlan replaced = plan_of(setup_of(3, 2, all_in(Tier::host)));
+  const CompiledPlan replaced = plan_of(setup_of(3, 2, Tier::host));
   CompileInput with_its_memory = replaced.input();
   with_its_memory.gathered_bytes = 1000;
   CHECK_THAT(message([&] { compile(with_its_memory); }),

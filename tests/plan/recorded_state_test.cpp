@@ -17,7 +17,7 @@ TEST_CASE("each element of each trained tensor is where the ranks that wrote the
     CAPTURE(stage, ranks, replicas);
     PlanOptions options{.placement = placement_of_stage(stage, ranks), .tile_elements = 256, .rule = "AdamW"};
     options.placement.parameter_replicas = replicas;
-    options.placement.state = all_in(Tier::nvme);
+    options.placement.state = Tier::nvme;
     options.names = {"exp_avg", "exp_avg_sq"};
     options.full_records = true;
     const CompiledPlan first(model, options);

@@ -110,7 +110,7 @@ TEST_CASE("updates on the drive overlap with the next forward pass") {
   Machine machine = fast_machine();
   machine.read = machine.write = 100e6;
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
-  setup.placement.state = all_in(Tier::nvme);
+  setup.placement.state = Tier::nvme;
   setup.full_records = true;
   const Simulation step = simulation_of(setup, machine, {0.02, 0.04});
   const double disk = step.busy[at(Lane::disk)];
@@ -124,7 +124,7 @@ TEST_CASE("parameters on the drive are read as soon as they are written, ahead o
   Machine machine = fast_machine();
   machine.read = machine.write = 100e6;
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
-  setup.placement.parameters = setup.placement.state = all_in(Tier::nvme);
+  setup.placement.parameters = setup.placement.state = Tier::nvme;
   const Simulation step = simulation_of(setup, machine, {0.2, 0.1});
   const double a_unit = step.busy[at(Lane::disk)] / 8 + step.busy[at(Lane::fetch)] / 16;  // updated, and read again
   CHECK(step.busy[at(Lane::disk)] > 0.9);
@@ -136,7 +136,7 @@ TEST_CASE("a trainer that waits for updates does so after its compute, and waits
   Machine machine = fast_machine();
   machine.read = machine.write = 100e6;
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
-  setup.placement.state = all_in(Tier::nvme);
+  setup.placement.state = Tier::nvme;
   const Simulation overlapped = simulation_of(setup, machine, {0.02, 0.04});
   const Simulation waited = simulation_of(setup, machine, {0.02, 0.04}, true);
   const double disk = waited.busy[at(Lane::disk)];
@@ -179,7 +179,7 @@ TEST_CASE("where all lanes share a CPU, only the drive works in parallel with th
   CHECK(shared.seconds ==
         Approx(all));  // agreements alone leave the processor idle, and no two lanes use it at the same time
   CHECK(shared.critical[at(Lane::compute)] + shared.critical[at(Lane::gather)] <= shared.seconds * (1 + 1e-9));
-  setup.placement.state = all_in(Tier::nvme);
+  setup.placement.state = Tier::nvme;
   machine.read = machine.write = 200e6;
   const Simulation with_drive = simulation_of(setup, machine, work);
   all = 0;
@@ -193,7 +193,7 @@ TEST_CASE("the timeline has the times of a step, of the trainer and of what over
   Machine machine = fast_machine();
   machine.read = machine.write = 100e6;
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
-  setup.placement.state = all_in(Tier::nvme);
+  setup.placement.state = Tier::nvme;
   const CompiledPlan plan = plan_of(setup);
   const std::vector<UnitWork> work(8, {0.02, 0.04});
   const SimulationInput input{plan.program(), setup.placement, machine, work};
@@ -224,7 +224,7 @@ TEST_CASE("the timeline has the times of a step, of the trainer and of what over
 
 TEST_CASE("the ledger sums the bytes that a program reserves, by tier and owner") {
   PlanSetup setup{.model = plain_model(2), .placement = placement_of_stage(3, 2), .tile_elements = 128};
-  setup.placement.state = all_in(Tier::nvme);
+  setup.placement.state = Tier::nvme;
   setup.schedule.staging_slots = 4;
   const CompiledPlan plan = plan_of(setup);
   const Ledger ledger = ledger_of(plan.program(), plan.blocks().records());
@@ -243,7 +243,7 @@ TEST_CASE("a higher stage and a lower tier need less memory on the device") {
     std::size_t before = SIZE_MAX;
     for (const int stage : {0, 1, 3}) {
       PlanSetup setup{.model = model, .placement = placement_of_stage(stage, 2)};
-      setup.placement.state = setup.placement.gradients = all_in(tier);
+      setup.placement.state = setup.placement.gradients = Spread(tier);
       const CompiledPlan plan = plan_of(setup);
       const std::size_t bytes = bytes_in(ledger_of(plan.program(), plan.blocks().records()), Tier::device);
       CHECK(bytes < before);
@@ -257,7 +257,7 @@ TEST_CASE("the chosen placement fits, and fills each tier before it uses a slowe
   const std::vector<UnitWork> work(model.units.size(), {0.01, 0.03});
   ChoiceInput input = asking(model, work, 4);
   const Choice roomy = choose(input);
-  CHECK(roomy.placement.state == all_in(Tier::device));
+  CHECK(roomy.placement.state == Tier::device);
   CHECK(fits(roomy.ledger, input.machine));
   if (sanitized) return;  // the next searches take minutes, and the next test makes one like them
 
@@ -280,7 +280,7 @@ TEST_CASE("where the host is the device, one budget covers both, and no state is
   const std::vector<UnitWork> work(model.units.size());
   ChoiceInput input = asking(model, work, 4);
   input.machine.host_is_device = true;
-  CHECK(choose(input).placement.state == all_in(Tier::device));
+  CHECK(choose(input).placement.state == Tier::device);
 
   input.machine.bytes[0] = 24 * gib;
   const Choice tight = choose(input);
@@ -373,7 +373,7 @@ TEST_CASE("70B on 8 and on 1,024 ranks with state on drives is planned on this m
     ChoiceInput input{
         .model = model, .machine = fast_machine(), .work = work, .ranks = ranks, .names = optim::AdamW::state};
     Placement placement = placement_of_stage(3, ranks);
-    placement.state = all_in(Tier::nvme);
+    placement.state = Tier::nvme;
     const auto bytes_on_drives = [&](bool full_records) {
       input.full_records = full_records;
       const Choice choice = price(input, placement);

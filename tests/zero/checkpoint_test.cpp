@@ -110,7 +110,7 @@ std::vector<KeptRun> trainings() {
   all[3].options.tile_elements = 128;
   all[5].options.parameter_replicas = 2;
   KeptRun mixed = training_of(2, 2);
-  mixed.options.state = {.device = 0.3, .host = 0.3, .nvme = 0.4};
+  mixed.options.state = {0.3, 0.3, 0.4};
   all.push_back(mixed);
   return all;
 }

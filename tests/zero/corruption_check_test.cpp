@@ -78,7 +78,7 @@ TEST_CASE("a bit flipped between two updates is found, and its rank and its tens
     for (const int stage : {0, 3}) {
       const std::vector<std::string> failures = failures_of_ranks(2, [&](Communicator& world) {
         Training training(odd_model(), world, rules,
-                          {.stage = stage, .state = all_in(tier), .tile_elements = 256, .verify = 1});
+                          {.stage = stage, .state = Spread(tier), .tile_elements = 256, .verify = 1});
         training.initialize(initial_parameters());
         SyntheticTrainer trainer(training.model(), world.rank());
         trainer.run(training, 0);

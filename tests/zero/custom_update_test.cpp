@@ -47,7 +47,7 @@ std::vector<Placement> placements_of_own_rule(std::size_t ranks) {
   for (Placement placement : placements(ranks)) {
     all.push_back(placement);
     if (placement.state.host < 1.0) continue;
-    placement.gradients = all_in(Tier::host);
+    placement.gradients = Tier::host;
     all.push_back(placement);
   }
   return all;
@@ -210,8 +210,8 @@ TEST_CASE("a custom update that fails ends the training on all ranks") {
   const TemporaryDirectory directory;
   for (const Tier state : {Tier::device, Tier::nvme}) {
     const auto failures = failures_of_ranks(2, [&](Communicator& world) {
-      TrainingOptions options{.stage = 2, .state = all_in(state), .drives = {.directories = {directory.path()}}};
-      options.gradients = all_in(state == Tier::nvme ? Tier::host : Tier::device);
+      TrainingOptions options{.stage = 2, .state = Spread(state), .drives = {.directories = {directory.path()}}};
+      options.gradients = Spread(state == Tier::nvme ? Tier::host : Tier::device);
       options.format = StateFormat::fp32;
       Trainee own(world, options, external);
       own.trainer.run(own.training, 0);
@@ -232,7 +232,7 @@ TEST_CASE("a run of custom updates resumes with their values and note, as of the
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   const auto after_the_failure = lone_communicator(*backend);
-  TrainingOptions options{.stage = 3, .state = all_in(Tier::nvme), .tile_elements = 256};
+  TrainingOptions options{.stage = 3, .state = Tier::nvme, .tile_elements = 256};
   options.drives = {.directories = {directory.path()}, .run = "mine"};
   options.format = StateFormat::fp32;
   const Model model = odd_model();
@@ -280,7 +280,7 @@ TEST_CASE("a run of custom updates is not resumed with another number of values"
   const TemporaryDirectory directory;
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
-  TrainingOptions options{.stage = 3, .state = all_in(Tier::nvme), .tile_elements = 256};
+  TrainingOptions options{.stage = 3, .state = Tier::nvme, .tile_elements = 256};
   options.drives = {.directories = {directory.path()}, .run = "mine"};
   options.format = StateFormat::fp32;
   { Training(odd_model(), *world, with_values, options).start(initial_parameters()); }

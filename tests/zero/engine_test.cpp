@@ -54,8 +54,7 @@ TEST_CASE("a step is refused until every lease has ended") {
 }
 
 TEST_CASE("invalid options and calls are refused before anything changes") {
-  CHECK_THROWS_WITH(LoneTraining({.stage = 3, .state = all_in(Tier::nvme)}),
-                    Contains("B1001") && Contains("directories"));
+  CHECK_THROWS_WITH(LoneTraining({.stage = 3, .state = Tier::nvme}), Contains("B1001") && Contains("directories"));
   CHECK_THROWS_WITH(LoneTraining({.stage = 0, .replicas = 2}), Contains("divided"));
   CHECK_THROWS_WITH(LoneTraining({.stage = 0}, {}), Contains("at least one rule"));
   CHECK_THROWS_WITH(LoneTraining({.stage = 0}, {optim::AdamW{}, optim::Lion{}}), Contains("one kind for all"));
@@ -65,7 +64,7 @@ TEST_CASE("invalid options and calls are refused before anything changes") {
   CHECK_THROWS_WITH(LoneTraining().training.resume(initial_parameters()),
                     Contains("B1005") && Contains("not on a drive"));
   const TemporaryDirectory directory;
-  LoneTraining nameless({.stage = 3, .state = all_in(Tier::nvme), .drives = {.directories = {directory.path()}}});
+  LoneTraining nameless({.stage = 3, .state = Tier::nvme, .drives = {.directories = {directory.path()}}});
   CHECK_THROWS_WITH(nameless.training.resume(initial_parameters()), Contains("B1005") && Contains("not on a drive"));
   alone.use_all(1.0f);
   alone.training.groups() = {};
@@ -80,7 +79,7 @@ TEST_CASE("invalid options and calls are refused before anything changes") {
 TEST_CASE("a run that has steps begins again only on purpose") {
   const TemporaryDirectory directory;
   TrainingOptions options{
-      .stage = 3, .state = all_in(Tier::nvme), .drives = {.directories = {directory.path()}, .run = "mine"}};
+      .stage = 3, .state = Tier::nvme, .drives = {.directories = {directory.path()}, .run = "mine"}};
   {
     LoneTraining first(options);
     CHECK_THROWS_WITH(first.training.resume(initial_parameters()), Contains("B1007") && Contains("no steps"));
@@ -105,7 +104,7 @@ TEST_CASE("a run that has steps begins again only on purpose") {
 
 TEST_CASE("a run is refused if its state is not all on drives") {
   const TemporaryDirectory directory;
-  for (const Spread& state : {Spread{}, all_in(Tier::host), Spread{0.0, 0.5, 0.5}}) {
+  for (const Spread& state : {Spread{}, Spread(Tier::host), Spread{0.0, 0.5, 0.5}}) {
     const TrainingOptions options{
         .stage = 3, .state = state, .drives = {.directories = {directory.path()}, .run = "mine"}};
     CHECK_THROWS_WITH(LoneTraining(options),
@@ -154,7 +153,7 @@ std::vector<std::string> errors_if(const std::function<void(RankChoice& choice)>
 TEST_CASE("ranks with other options, rules or parameters are refused before they exchange values") {
   const std::pair<std::function<void(RankChoice & choice)>, std::string> cases[] = {
       {[](RankChoice& rank) { rank.options.stage = 3; }, "rank 1 has another stage than rank 0"},
-      {[](RankChoice& rank) { rank.options.state = all_in(Tier::host); }, "tiers of state is 0, 1, 0 on rank 1"},
+      {[](RankChoice& rank) { rank.options.state = Tier::host; }, "tiers of state is 0, 1, 0 on rank 1"},
       {[](RankChoice& rank) { rank.options.max_norm = 1.0; }, "max_norm is 1 on rank 1, and inf on rank 0"},
       {[](RankChoice& rank) { rank.options.micro_steps = 2; }, "another micro_steps"},
       {[](RankChoice& rank) { rank.rule.lr = 0.5; }, "lr of parameter group 0 is 0.5 on rank 1, and 0.001 on rank 0"},
@@ -276,14 +275,14 @@ TEST_CASE("a lease that has ended, or whose training has, gives no memory") {
     alone.training.initialize(initial_parameters());
     Lease ended = alone.training.forward(0);
     ended.end();
-    CHECK_THROWS_WITH(ended.tensor(0), Contains("B1007") && Contains("the lease has ended"));
+    CHECK_THROWS_WITH(ended[0], Contains("B1007") && Contains("the lease has ended"));
     Lease moved = alone.training.forward(1);
     outlives.emplace(std::move(moved));
     CHECK_THROWS_WITH(moved.parameters(), Contains("B1007"));  // NOLINT(bugprone-use-after-move)
-    CHECK(outlives->tensor(0).count() == 10);
+    CHECK((*outlives)[0].count() == 10);
   }
-  CHECK_THROWS_WITH(outlives->tensor(0), Contains("B1007") && Contains("its training has ended"));
-  CHECK_THROWS_WITH(outlives->tied(0), Contains("B1007"));
+  CHECK_THROWS_WITH((*outlives)[0], Contains("B1007") && Contains("its training has ended"));
+  CHECK_THROWS_WITH(outlives->parameters(), Contains("B1007"));
   CHECK_THROWS_WITH(outlives->gradients(), Contains("B1007"));
   CHECK_NOTHROW(outlives->end());
 }
@@ -317,8 +316,8 @@ std::vector<std::vector<float>> values_after(const std::vector<bool>& left_out, 
   const Lease lease = training.forward(0);
   std::vector<std::vector<float>> values(2);
   for (const std::size_t tensor : {0u, 1u}) {
-    for (std::size_t i = 0; i < lease.tensor(tensor).count(); ++i)
-      values[tensor].push_back(value_of(lease.tensor(tensor), i));
+    for (std::size_t i = 0; i < lease[tensor].count(); ++i)
+      values[tensor].push_back(value_of(lease[tensor], i));
   }
   return values;
 }
@@ -353,11 +352,53 @@ TEST_CASE("a lease gives tensors by number, and refuses those that it does not h
   alone.training.initialize(initial_parameters());
   {
     const Lease lease = alone.training.forward(0);
-    CHECK(lease.tensor(0).count() == 10);
-    CHECK_THROWS_WITH(lease.tensor(1), Contains("unit first") && Contains("a number below 1"));
-    CHECK_THROWS_WITH(lease.tied(0), Contains("tied tensor 0"));
+    CHECK(lease[0].count() == 10);
+    CHECK_THROWS_WITH(lease[1], Contains("unit first") && Contains("a number below 1"));
+    CHECK_THROWS_WITH((lease[{1, 0}]), Contains("B1001") && Contains("a tensor of unit 0, or one that is tied to it"));
     CHECK_THROWS_WITH(lease.gradient(0), Contains("in backward"));
   }
+}
+
+TEST_CASE("a trainer names its tensors, also those that are tied, by what the model returned for them") {
+  Model model;
+  model.unit("embedding", DType::fp32);
+  const TensorId table = model.tensor({"table", {10, 2}});
+  const std::size_t head = model.unit("head", DType::fp32);
+  const TensorId norm = model.tensor({"norm", {2}});
+  const TensorId out = model.tied("out", table);
+  CHECK(out == TensorId{0, 0});
+  CHECK(norm == TensorId{1, 0});
+  CHECK(head == 1);
+
+  const auto world = single_rank();
+  Training training(model, *world, {optim::Sgd{.lr = 9.0}}, {.stage = 3});
+  training.start([](std::size_t, std::size_t, Range, const View& to) { std::ranges::fill(to.as<float>(), 1.0f); });
+  training.set_lr(0.5);
+  CHECK_THROWS_WITH((training.forward(0)[norm]), Contains("B1001") && Contains("unit embedding"));
+  training.forward(1);
+  {
+    const Lease lease = training.backward(head);
+    CHECK(lease[out].count() == 20);
+    CHECK(lease[out].as<float>()[7] == 1.0f);
+    CHECK(lease[norm].count() == 2);
+    lease.gradient(out).as<float>()[7] += 1.0f;
+    lease.gradient(norm).as<float>()[0] += 1.0f;
+    CHECK_THROWS_WITH((lease[{1, 1}]), Contains("unit head") && Contains("a number below 1"));
+  }
+  training.backward(0).gradient(table).as<float>()[7] += 1.0f;
+  const StepResult result = training.step();
+  CHECK(training.forward(0)[table].as<float>()[7] == 0.0f);
+  CHECK(training.forward(1)[norm].as<float>()[0] == 0.5f);
+  CHECK_THAT(to_text(result), Contains("step 1  norm 2.236  ") && Contains("device ") && !Contains("\n"));
+}
+
+TEST_CASE("a training tells of its drives in the log of its options") {
+  const TemporaryDirectory directory;
+  std::string lines;
+  Log log([&](Level, std::string_view line) { lines += line; });
+  LoneTraining(
+      {.stage = 3, .state = Tier::nvme, .drives = {.directories = {directory.path()}, .run = "mine"}, .log = &log});
+  CHECK_THAT(lines, Contains("begins run \"mine\""));
 }
 
 TEST_CASE("updates in backward refuse clipping and a loss scale, and report gradients that are not finite") {
@@ -430,12 +471,12 @@ TEST_CASE("a loss scale does not change the norm") {
 TEST_CASE("a record that cannot be read ends the training on all ranks, is named, and costs no committed step") {
   const TemporaryDirectory directory;
   Setup setup{.placement = placement_of_stage(3, 2), .steps = 3};
-  setup.placement.state = all_in(Tier::nvme);
+  setup.placement.state = Tier::nvme;
   setup.directory = directory.path();
   train(setup);
   const std::vector<std::string> failures = failures_of_ranks(2, [&](Communicator& world) {
     TrainingOptions options{.stage = 3,
-                            .state = all_in(Tier::nvme),
+                            .state = Tier::nvme,
                             .drives = {.directories = {directory.path()}, .run = "test"},
                             .tile_elements = 256};
     const Model model = odd_model();

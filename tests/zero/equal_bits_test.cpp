@@ -81,7 +81,7 @@ TEST_CASE("tiles of different sizes in several tiers do not change a bit") {
 
 TEST_CASE("before the first step, more records may be read than fit into memory at once") {
   Placement on_drive = placement_of_stage(3, 1);
-  on_drive.parameters = on_drive.state = all_in(Tier::nvme);
+  on_drive.parameters = on_drive.state = Tier::nvme;
   const Setup setup{.placement = on_drive, .tile_elements = 128, .schedule = {.prefetch = 3}};
   check_same(train({.placement = placement_of_stage(0, 1)}), train(setup));
 }
@@ -114,7 +114,7 @@ TEST_CASE("offloading between steps does not change a bit") {
 
 TEST_CASE("looking at the state between steps does not change a bit") {
   Placement placement = placement_of_stage(3, 2);
-  placement.state = all_in(Tier::nvme);
+  placement.state = Tier::nvme;
   const std::vector<Outcome> expected = train({.placement = placement});
   for (const std::size_t kept_records : {std::size_t{2}, SIZE_MAX}) {
     for (const bool update_in_backward : {false, true}) {
@@ -144,8 +144,8 @@ TEST_CASE("a mesh of groups and replicas gives the same bits on every tier") {
   CHECK((expected[0].parameters == expected[2].parameters));
   for (const Tier tier : {Tier::host, Tier::nvme}) {
     Placement placement = mesh;
-    placement.state = all_in(tier);
-    placement.gradients = all_in(Tier::host);
+    placement.state = Spread(tier);
+    placement.gradients = Tier::host;
     check_same(expected, train({.placement = placement, .micro_steps = 2}));
   }
 }
@@ -157,7 +157,7 @@ TEST_CASE("a copy of the parameters in each host gives the bits of one that all 
     CAPTURE(name(tier));
     Placement copies = shared;
     copies.parameter_replicas = 2;
-    copies.state = all_in(tier);
+    copies.state = Spread(tier);
     copies.gradients = all_in(std::min(tier, Tier::host));
     const std::vector<Outcome> outcomes = train({.placement = copies, .micro_steps = 2});
     check_same(expected, outcomes);
@@ -183,7 +183,7 @@ TEST_CASE("copies of the parameters get each update in the backward pass, and of
 TEST_CASE("each format trains to the same bits in memory and on drives, and split to those of fp32") {
   for (const auto format : all_state_formats) {
     Placement on_drives = placement_of_stage(3, 2);
-    on_drives.state = all_in(Tier::nvme);
+    on_drives.state = Tier::nvme;
     const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, 2), .format = format});
     for (const bool keeps_run : {false, true}) {
       CAPTURE(name(format), keeps_run);

@@ -150,8 +150,7 @@ inline void check_norms_of_tensors() {
   const Stream stream;
   std::vector<std::vector<std::vector<double>>> norms;
   for (const bool gpu : {false, true}) {
-    TrainingOptions options{
-        .gradients = all_in(Tier::host), .state = all_in(Tier::host), .tile_elements = 256, .threads = 1};
+    TrainingOptions options{.gradients = Tier::host, .state = Tier::host, .tile_elements = 256, .threads = 1};
     if (gpu) options.gpu = 0, options.stream = stream.handle();
     Training training(model, *world, {optim::AdamW{}, optim::AdamW{}}, options);
     training.initialize(initial_parameters());
@@ -164,7 +163,7 @@ inline void check_norms_of_tensors() {
   CHECK(norms[0] == norms[2]);
   CHECK(norms[1] == norms[3]);
   Setup poisoned{.placement = placement_of_stage(3, 2), .poisoned_step = 1};  // the wrong gradient is named
-  poisoned.placement.gradients = poisoned.placement.state = all_in(Tier::host);
+  poisoned.placement.gradients = poisoned.placement.state = Tier::host;
   const std::vector<Outcome> expected = train(poisoned);
   poisoned.gpu = 0;
   check_same(expected, train(poisoned));

@@ -127,7 +127,7 @@ Parameters trained_in(const Model& model, const TrainingOptions& options) {
     for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
       const Lease lease = training.forward(unit);
       for (std::size_t i = 0; i < model.units[unit].tensors.size(); ++i) {
-        const auto bytes = lease.tensor(i).as_bytes();
+        const auto bytes = lease[i].as_bytes();
         parameters[model.units[unit].tensors[i].name] = {bytes.begin(), bytes.end()};
       }
     }
@@ -200,8 +200,8 @@ TEST_CASE("gradients in bf16: a mesh of groups and replicas gives the same bits 
   CHECK((expected[0].parameters == expected[2].parameters));
   for (const Tier tier : {Tier::host, Tier::nvme}) {
     Setup setup = reference;
-    setup.placement.state = all_in(tier);
-    setup.placement.gradients = all_in(Tier::host);
+    setup.placement.state = Spread(tier);
+    setup.placement.gradients = Tier::host;
     const std::vector<Outcome> outcomes = train(setup);
     check_same(expected, outcomes);
     check_as_planned(outcomes);
@@ -264,7 +264,7 @@ TEST_CASE("gradients of bf16 parameters take 2 bytes where they are kept and mov
   const auto bytes_with = [](GradientFormat format, SlotRole role, DType dtype) {
     PlanSetup setup{.model = plain_model(1, 1024), .placement = placement_of_stage(3, 2), .micro_steps = 2};
     setup.model.units[0].dtype = dtype;
-    setup.placement.gradients = setup.placement.state = all_in(Tier::host);
+    setup.placement.gradients = setup.placement.state = Tier::host;
     setup.gradient_format = format;
     const CompiledPlan plan = plan_of(setup);
     for (const Slot& slot : plan.program().slots) {
@@ -284,8 +284,8 @@ TEST_CASE("gradients of bf16 parameters take 2 bytes where they are kept and mov
 TEST_CASE("downloads of gradients in bf16 move 2 bytes an element, wherever they are kept") {
   const auto downloads = [](GradientFormat format, Tier gradients) {
     PlanSetup setup{.model = plain_model(3, 1024), .placement = placement_of_stage(2, 2)};
-    setup.placement.gradients = all_in(gradients);
-    setup.placement.state = all_in(Tier::host);
+    setup.placement.gradients = Spread(gradients);
+    setup.placement.state = Tier::host;
     setup.gradient_format = format;
     const CompiledPlan plan = plan_of(setup);
     std::size_t bytes = 0;

@@ -15,9 +15,9 @@ namespace {
 
 Setup setup_on_drives(bool parameters_too) {
   Setup setup{.placement = placement_of_stage(3, 3), .tile_elements = 128, .steps = 60};
-  setup.placement.state = all_in(Tier::nvme);
+  setup.placement.state = Tier::nvme;
   if (parameters_too) {
-    setup.placement.parameters = all_in(Tier::nvme);
+    setup.placement.parameters = Tier::nvme;
     setup.schedule.update_in_backward = true;
   }
   return setup;

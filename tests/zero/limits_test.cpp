@@ -16,7 +16,7 @@ namespace {
 void train_on_a_drive() {
   const TemporaryDirectory directory;
   Setup setup{.placement = placement_of_stage(3, 1), .steps = 2, .keeps_run = true, .directory = directory.path()};
-  setup.placement.state = all_in(Tier::nvme);
+  setup.placement.state = Tier::nvme;
   const auto backend = kernels::cpu_backend({.threads = 1});
   ThreadGroup alone(1, std::chrono::seconds(60));
   train_rank(setup, *thread_communicator(alone, 0, *backend));

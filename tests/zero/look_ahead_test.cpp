@@ -75,7 +75,7 @@ class AskingCommunicator final : public ForwardingCommunicator {
 };
 
 Placement on_host(Placement placement) {
-  placement.state = all_in(Tier::host);
+  placement.state = Tier::host;
   return placement;
 }
 

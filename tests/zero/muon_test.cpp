@@ -91,7 +91,7 @@ TEST_CASE("with Muon on a GPU, stages, tiers and homes do not change a bit", "[g
   for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
     CAPTURE(name(tier));
     Placement placement = placement_of_stage(3, 2);
-    placement.state = all_in(tier);
+    placement.state = Spread(tier);
     const Setup setup{.placement = placement,
                       .muon = true,
                       .tile_elements = tier == Tier::host ? 128u : 256u,
@@ -107,7 +107,7 @@ TEST_CASE("each format of Muon's momentum trains to the same bits in memory and 
   for (const auto format : all_state_formats) {
     CAPTURE(name(format));
     Placement on_drives = placement_of_stage(3, 2);
-    on_drives.state = all_in(Tier::nvme);
+    on_drives.state = Tier::nvme;
     const Setup reference{.placement = placement_of_stage(0, 2), .muon = true, .format = format};
     Setup setup = reference;
     setup.placement = on_drives;
@@ -124,7 +124,7 @@ TEST_CASE("Muon trains the same in groups of ranks that have a copy of the state
   copies.parameter_replicas = 2;
   for (Placement placement : {mesh, copies}) {
     for (const Tier tier : {Tier::device, Tier::host}) {
-      placement.state = all_in(tier);
+      placement.state = Spread(tier);
       const std::vector<Outcome> outcomes = train({.placement = placement, .muon = true});
       check_same(expected, outcomes);
       check_as_planned(outcomes);
@@ -146,7 +146,7 @@ TEST_CASE("a training with Muon does what its two updates and the orthogonalizat
   {
     const Lease lease = training.forward(0);
     for (std::size_t i = 0; i < count; ++i)
-      master[i] = value_of(lease.tensor(0), i);
+      master[i] = value_of(lease[0], i);
   }
   const auto orthogonalizer = kernels::cpu_orthogonalizer({.threads = 1});
   for (std::size_t step = 0; step < 3; ++step) {
@@ -185,7 +185,7 @@ TEST_CASE("a training with Muon does what its two updates and the orthogonalizat
     const Lease lease = training.forward(0);
     for (std::size_t i = 0; i < count; ++i) {
       const float rounded = kernels::from_bf16(kernels::to_bf16(master[i]));
-      if (value_of(lease.tensor(0), i) != rounded) FAIL("step " << step << ", element " << i);
+      if (value_of(lease[0], i) != rounded) FAIL("step " << step << ", element " << i);
     }
   }
 }

@@ -118,7 +118,7 @@ TEST_CASE("orders that change at every step give the bits of programs compiled f
     const auto gradient_format = ranks == 1 ? GradientFormat::bf16 : GradientFormat::fp32;
     Setup planned{
         .placement = placement_of_stage(0, ranks), .gradient_format = gradient_format, .directory = directory.path()};
-    planned.placement.state = all_in(Tier::nvme);
+    planned.placement.state = Tier::nvme;
     Outcome expected;
     for (std::size_t step = 0; step < uses_by_step.size(); ++step) {  // each resumes where the last one ended
       planned.steps = step + 1;
@@ -219,8 +219,7 @@ struct LoneTrainer {
 
 TEST_CASE("memory for a second sum of gradients is reserved when it is first needed", "[off-plan]") {
   for (const Tier gradients : {Tier::device, Tier::host}) {
-    LoneTrainer alone(
-        {.stage = 3, .gradients = all_in(gradients), .state = all_in(Tier::host), .sums_micro_steps = true});
+    LoneTrainer alone({.stage = 3, .gradients = Spread(gradients), .state = Tier::host, .sums_micro_steps = true});
     const std::size_t planned = bytes_in(alone.training.ledger(), Tier::device);
     for (int step = 0; step < 4; ++step) {
       alone.backward(1, 3.0f);

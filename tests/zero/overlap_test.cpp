@@ -67,7 +67,7 @@ class BackwardTrainer {
 
 Placement in_tier(Tier state) {
   Placement placement = placement_of_stage(2, 1);
-  placement.state = all_in(state);
+  placement.state = Spread(state);
   return placement;
 }
 

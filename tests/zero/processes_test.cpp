@@ -45,7 +45,7 @@ struct TrainingJob {
 
 Setup on_drives(std::size_t ranks, std::size_t steps) {
   Setup setup{.placement = placement_of_stage(3, ranks), .steps = steps};
-  setup.placement.state = all_in(Tier::nvme);
+  setup.placement.state = Tier::nvme;
   return setup;
 }
 

@@ -86,9 +86,9 @@ TEST_CASE("state that is copied into another training continues there with the s
 TEST_CASE("changes that a rank refuses leave the state of a run as it was") {
   const TemporaryDirectory directory;
   const TrainingOptions options{.stage = 3,
-                                .parameters = all_in(Tier::nvme),
-                                .gradients = all_in(Tier::host),
-                                .state = all_in(Tier::nvme),
+                                .parameters = Tier::nvme,
+                                .gradients = Tier::host,
+                                .state = Tier::nvme,
                                 .drives = {.directories = {directory.path()}, .run = "test", .depth = 4},
                                 .tile_elements = 256};
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
@@ -118,7 +118,7 @@ TEST_CASE("tiles on drives that are not requested are not read") {
   const auto world = lone_communicator(*backend);
   const TemporaryDirectory directory;
   Trainee trainee(*world, {.stage = 0,
-                           .state = all_in(Tier::nvme),
+                           .state = Tier::nvme,
                            .drives = {.directories = {directory.path()}, .run = "test", .depth = 4},
                            .tile_elements = 256});
   trainee.step(0);

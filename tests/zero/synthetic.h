@@ -83,7 +83,7 @@ class Writable : public Readable {
 // Appends the bytes of a unit's tensors, without padding.
 inline void add_bytes(const Unit& unit, const Lease& lease, const Stream* stream, std::vector<std::byte>& bytes) {
   for (std::size_t tensor = 0; tensor < unit.tensors.size(); ++tensor) {
-    const Readable readable(lease.tensor(tensor), stream);
+    const Readable readable(lease[tensor], stream);
     const auto more = readable.view().as_bytes();
     bytes.insert(bytes.end(), more.begin(), more.end());
   }
@@ -135,14 +135,15 @@ class SyntheticTrainer {
     const std::uint64_t seed = ((micro_step * 131 + rank_) * 137 + number) * 1'000'003;
     for (std::size_t tensor = 0; tensor < unit.tensors.size(); ++tensor) {
       if (unit.tensors[tensor].frozen) continue;
-      add(lease.gradient(tensor), lease.tensor(tensor), seed + tensor * 7919);
+      add(lease.gradient(tensor), lease[tensor], seed + tensor * 7919);
       if (number == 1 && tensor == 0) {
         Writable gradient(lease.gradient(tensor), stream_);
         set_value(gradient.view(), 5, value_of(gradient.view(), 5) + poison);
       }
     }
     for (std::size_t tie = 0; tie < unit.ties.size(); ++tie) {
-      add(lease.tied_gradient(tie), lease.tied(tie), seed + tie + 499);
+      const TensorId owner{unit.ties[tie].unit, unit.ties[tie].tensor};
+      add(lease.gradient(owner), lease[owner], seed + tie + 499);
     }
   }
 

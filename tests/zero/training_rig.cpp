@@ -35,7 +35,7 @@ TrainingOptions options_of(const Setup& setup, std::size_t rank, const Stream* s
           .state = placement.state,
           .reduction = placement.reduction,
           .drives = {.directories = {directory_of(setup, rank)},
-                     .run = setup.keeps_run && placement.state == all_in(Tier::nvme) ? "test" : "",
+                     .run = setup.keeps_run && placement.state == Tier::nvme ? "test" : "",
                      .mirror = setup.mirrors,
                      .depth = 4},
           .format = setup.format,
@@ -225,9 +225,9 @@ std::vector<Placement> placements(std::size_t ranks) {
                                Tiers{host, device, host}, Tiers{host, host, nvme}, Tiers{nvme, host, nvme}}) {
       if (stage < 3 && tiers.parameters != device) continue;
       Placement placement = placement_of_stage(stage, ranks);
-      placement.parameters = all_in(tiers.parameters);
-      placement.gradients = all_in(tiers.gradients);
-      placement.state = all_in(tiers.state);
+      placement.parameters = Spread(tiers.parameters);
+      placement.gradients = Spread(tiers.gradients);
+      placement.state = Spread(tiers.state);
       all.push_back(placement);
     }
   }

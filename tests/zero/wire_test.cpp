@@ -94,7 +94,7 @@ void keeps_exact_values(Communicator& world, Tier tier) {
   const Model model = odd_model();
   const optim::AdamW idle{.lr = 0.0, .weight_decay = 0.0};
   Training training(model, world, {idle, idle},
-                    {.parameters = all_in(tier), .state = all_in(tier), .wire = {.gather = int8, .reduce = int8}});
+                    {.parameters = Spread(tier), .state = Spread(tier), .wire = {.gather = int8, .reduce = int8}});
   training.initialize(initial_parameters());
   SyntheticTrainer trainer(model, world.rank());
   for (std::size_t step = 0; step < 3; ++step) {
@@ -105,15 +105,14 @@ void keeps_exact_values(Communicator& world, Tier tier) {
   std::vector<std::byte> exact;
   {
     const Lease lease = training.forward(0);
-    const ConstView used = lease.tensor(0);
+    const ConstView used = lease[0];
     exact = initial_values(used);
     if (!std::ranges::equal(used.as_bytes(), decoded({exact.data(), used.count(), used.dtype()})))
       throw std::logic_error("the used parameters are not the decoded ones");
   }
   {
     const Lease lease = training.exact_parameters(0);
-    if (!std::ranges::equal(lease.tensor(0).as_bytes(), exact))
-      throw std::logic_error("the exact parameters are not exact");
+    if (!std::ranges::equal(lease[0].as_bytes(), exact)) throw std::logic_error("the exact parameters are not exact");
   }
   training.visit_state([&](const LocalTile& tile) {
     if (tile.unit != 0) return;
@@ -187,8 +186,8 @@ TEST_CASE("sums of shard groups are encoded on their way to the replicas, which 
   check_as_planned(expected);
   CHECK((expected[0].parameters == expected[2].parameters));
   for (const Tier tier : {Tier::host, Tier::nvme}) {
-    mesh.placement.state = all_in(tier);
-    mesh.placement.gradients = all_in(Tier::host);
+    mesh.placement.state = Spread(tier);
+    mesh.placement.gradients = Tier::host;
     check_same(expected, train(mesh));
   }
 }
@@ -201,8 +200,8 @@ TEST_CASE("sums of the groups that share parameters are encoded on their way to 
   const std::vector<Outcome> expected = train(copies);
   check_as_planned(expected);
   CHECK((expected[0].parameters == expected[2].parameters));
-  copies.placement.state = all_in(Tier::nvme);
-  copies.placement.gradients = all_in(Tier::host);
+  copies.placement.state = Tier::nvme;
+  copies.placement.gradients = Tier::host;
   check_same(expected, train(copies));
 }
 
@@ -240,7 +239,7 @@ TEST_CASE("an encoded training has the same bits if it is updated in the backwar
              train({.placement = placement_of_stage(3, 2), .schedule = {.update_in_backward = true}, .wire = wire}));
   const TemporaryDirectory directory;
   Setup run{.placement = placement_of_stage(3, 2), .wire = wire, .steps = 2, .directory = directory.path()};
-  run.placement.state = all_in(Tier::nvme);
+  run.placement.state = Tier::nvme;
   train(run);
   run.steps = 4;
   const std::vector<Outcome> resumed = train(run);
@@ -265,7 +264,7 @@ TEST_CASE("exact uses anywhere in a step change no bit, and become a part of a p
   const Trace plain = plain_order(odd_model());
   const Trace exact{{.unit = 0, .exact = true}, {.unit = 5, .exact = true}};
   for (const Tier tier : {Tier::device, Tier::nvme}) {
-    setup.placement.parameters = setup.placement.state = all_in(tier);
+    setup.placement.parameters = setup.placement.state = Spread(tier);
     for (const std::size_t place : {std::size_t{0}, std::size_t{1}, plain.size() / 2, plain.size()}) {
       CAPTURE(static_cast<int>(tier), place);
       Trace uses = plain;
@@ -313,7 +312,7 @@ TEST_CASE("a run resumes with another wire format from exact values") {
             .steps = 2,
             .keeps_run = true,
             .directory = directory.path()};
-  run.placement.state = all_in(Tier::nvme);
+  run.placement.state = Tier::nvme;
   train(run);
   run.wire = {.reduce = int8};  // gathers have no codes: parameters that are used are those that are kept
   const std::vector<Outcome> exact = train(run);

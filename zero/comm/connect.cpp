@@ -5,7 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <mutex>
 #include <optional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "zero/comm/process_transport.h"
@@ -271,6 +275,36 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options, const Conne
 std::unique_ptr<Communicator> connect(const ConnectOptions& options) {
   const auto own = std::make_shared<OwnParts>(options.threads);
   return connect(options, {.backend = *own->backend, .accounts = own->accounts}, own);
+}
+
+int run_ranks(std::size_t threads, const std::function<void(Communicator& world)>& train,
+              const ConnectOptions& options) {
+  Log to_stderr;
+  std::mutex mutex;
+  bool has_failed = false;
+  const auto attempt = [&](Communicator* world, const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex);
+      if (!std::exchange(has_failed, true)) (options.log != nullptr ? *options.log : to_stderr).error(error.what());
+      if (world != nullptr) world->abort(error.what());
+    }
+  };
+  attempt(nullptr, [&] {
+    std::vector<std::unique_ptr<Communicator>> ranks;
+    if (options.launch.value_or(launch_from(Environment())).size > 1) {
+      ranks.push_back(connect(options));
+    } else {
+      ranks = thread_ranks(threads, options.ranks_per_host.value_or(1));
+    }
+    const auto as_rank = [&](Communicator& world) { attempt(&world, [&] { train(world); }); };
+    std::vector<std::jthread> others;
+    for (std::size_t rank = 1; rank < ranks.size(); ++rank)
+      others.emplace_back(as_rank, std::ref(*ranks[rank]));
+    as_rank(*ranks.front());
+  });
+  return has_failed ? 1 : 0;
 }
 
 }  // namespace ballast

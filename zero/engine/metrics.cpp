@@ -27,6 +27,19 @@ Metrics Metrics::since(const Metrics& before) const {
   return difference;
 }
 
+namespace {
+
+std::string memory_text(const Metrics& metrics) {
+  std::string text;
+  for (std::size_t tier = 0; tier < tier_count; ++tier) {
+    if (metrics.memory[tier] == 0) continue;
+    text += fmt::format("  {} {}", name(static_cast<Tier>(tier)), human_bytes(metrics.memory[tier]));
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string to_text(const Metrics& metrics) {
   std::string text = fmt::format("{:<10}{:>12}{:>10}{:>12}{:>10}\n", "lane", "bytes", "busy ms", "GB/s", "stalls ms");
   for (std::size_t lane = 0; lane < lane_count; ++lane) {
@@ -43,21 +56,27 @@ std::string to_text(const Metrics& metrics) {
   if (!metrics.timed) text += "  not measured: on a GPU, a timeline does it";
   text += fmt::format("\nsent      {} inside the host, {} to other hosts", human_bytes(metrics.sent_inside),
                       human_bytes(metrics.sent_across));
-  text += "\nmemory  ";
-  for (std::size_t tier = 0; tier < tier_count; ++tier) {
-    if (metrics.memory[tier] == 0) continue;
-    text += fmt::format("  {} {}", name(static_cast<Tier>(tier)), human_bytes(metrics.memory[tier]));
-  }
-  text += "\n";
+  text += "\nmemory  " + memory_text(metrics) + "\n";
   if (metrics.on_demand > 0) {
     text += fmt::format("{} {} served on demand: the trainer left the program's order\n", metrics.on_demand,
                         metrics.on_demand == 1 ? "step was" : "steps were");
   }
   return text;
 }
+
+std::string to_text(const StepResult& result) {
+  const Metrics& metrics = result.metrics;
+  std::string text = fmt::format("step {}  norm {:.4g}  {:.3f} s", result.step, result.norm, metrics.seconds);
+  if (metrics.timed) text += fmt::format("  waits {:.3f} s", metrics.seconds - metrics.own_seconds());
+  text += memory_text(metrics);
+  if (!result.reason.empty()) text += fmt::format("  {}: {}", result.skipped ? "skipped" : "warning", result.reason);
+  return text;
+}
+
 std::string to_text(const Straggler& straggler) {
   if (straggler.seconds == 0.0) return "ranks' own times are not measured: on a GPU, a timeline does it";
   return fmt::format("slowest rank {}: {:.1f} ms of its own, the median {:.1f} ms, the least {:.1f} ms",
                      straggler.slowest, straggler.seconds * 1e3, straggler.median * 1e3, straggler.least * 1e3);
 }
+
 }  // namespace ballast

@@ -34,9 +34,9 @@ constexpr double finest_of_tiles = 1.0 / 256;
 Placement filled(const ChoiceInput& input, double on_device, double in_memory) {
   Placement placement = placement_of_stage(3, input.ranks);
   placement.parameter_replicas = input.parameter_replicas;
-  placement.parameters = {.device = on_device, .host = 1.0 - on_device};
+  placement.parameters = {on_device, 1.0 - on_device, 0.0};
   placement.gradients = placement.parameters;
-  placement.state = {.device = in_memory, .nvme = 1.0 - in_memory};  // those of the host are no nearer than parameters
+  placement.state = {in_memory, 0.0, 1.0 - in_memory};  // those of the host are no nearer than parameters
   return placement;
 }
 
@@ -219,8 +219,8 @@ Placement with_one_more_unit(const ChoiceInput& input, const Placement& filled) 
   Placement placement = filled;
   const double more = 1.0 / static_cast<double>(input.model.units.size());
   const double on_device = std::min(1.0, round_fraction(filled.parameters.device + more));
-  placement.parameters = placement.gradients = {.device = on_device, .host = 1.0 - on_device};
-  placement.state = all_in(input.machine.bytes[2] > 0 ? Tier::nvme : Tier::host);
+  placement.parameters = placement.gradients = {on_device, 1.0 - on_device, 0.0};
+  placement.state = Spread(input.machine.bytes[2] > 0 ? Tier::nvme : Tier::host);
   return placement;
 }
 
@@ -243,9 +243,9 @@ std::vector<Placement> pure_placements(const ChoiceInput& input) {
           if (!std::ranges::all_of(tiers, [&](Tier tier) { return is_a_choice(tier, input.machine); })) continue;
           Placement placement = placement_of_stage(stage, input.ranks);
           placement.parameter_replicas = input.parameter_replicas;
-          placement.parameters = all_in(parameters);
-          placement.gradients = all_in(gradients);
-          placement.state = all_in(state);
+          placement.parameters = Spread(parameters);
+          placement.gradients = Spread(gradients);
+          placement.state = Spread(state);
           all.push_back(placement);
         }
       }

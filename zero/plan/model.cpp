@@ -9,6 +9,7 @@
 #include <numeric>
 #include <set>
 #include <string_view>
+#include <utility>
 
 namespace ballast {
 namespace {
@@ -53,6 +54,21 @@ void check_ties(const Model& model, std::size_t index) {
 
 std::size_t Tensor::elements() const {
   return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
+}
+
+std::size_t Model::unit(std::string name, DType dtype) {
+  units.push_back({.name = std::move(name), .dtype = dtype});
+  return units.size() - 1;
+}
+
+TensorId Model::tensor(Tensor tensor) {
+  units.back().tensors.push_back(std::move(tensor));
+  return {units.size() - 1, units.back().tensors.size() - 1};
+}
+
+TensorId Model::tied(std::string name, TensorId owner) {
+  units.back().ties.push_back({std::move(name), owner.unit, owner.tensor});
+  return owner;
 }
 
 void check(const Model& model) {

@@ -53,10 +53,6 @@ std::string_view name(Tier tier) {
   return names[static_cast<std::size_t>(tier)];
 }
 
-Spread all_in(Tier tier) {
-  return {tier == Tier::device ? 1.0 : 0.0, tier == Tier::host ? 1.0 : 0.0, tier == Tier::nvme ? 1.0 : 0.0};
-}
-
 Placement placement_of_stage(int stage, std::size_t ranks) {
   require(stage >= 0 && stage <= 3, Code::bad_argument,
           [&] { return Problem{.what = fmt::format("there is no stage {}", stage), .needed = "0, 1, 2 or 3"}; });

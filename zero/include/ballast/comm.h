@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -177,5 +178,11 @@ std::unique_ptr<Communicator> single_rank();
 
 // Ranks that are threads of this process: a communicator for each thread, in rank order. `ranks_per_host` as above.
 std::vector<std::unique_ptr<Communicator>> thread_ranks(std::size_t size, std::size_t ranks_per_host = 1);
+
+// Calls `train` on each rank: on so many threads of this process or, where a launcher has started several processes, on the rank
+// that this process is. An exception of a rank ends all ranks. The first one goes to the log of the options, or to stderr. Returns
+// the exit status for main().
+int run_ranks(std::size_t threads, const std::function<void(Communicator& world)>& train,
+              const ConnectOptions& options = {});
 
 }  // namespace ballast

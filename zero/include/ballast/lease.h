@@ -7,62 +7,39 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace ballast {
 
-struct UnitLayout;  // the library's own
+struct LeasedUnit;  // the library's own: the memory of a unit
 
 // Move-only. Ends when it is destroyed, or earlier by end(), on the thread that calls the training. A lease that has ended, or
 // whose training has, refuses to show memory (B1007).
 class Lease {
  public:
-  // The memory of one unit.
-  struct Memory {
-    const Unit* unit = nullptr;
-    const UnitLayout* layout = nullptr;
-    ConstView parameters{};  // all of it, as it is laid out
-    bool backward = false;
-    View gradients{};  // gradients of its trained tensors in backward, zeroed, to be added to
-  };
-
   // The last one is the requested unit; those before it own tensors that are tied to it. `training` expires with the training.
-  Lease(std::vector<Memory> memory, std::weak_ptr<const void> training, std::function<void()> on_end)
-      : memory_(std::move(memory)), training_(std::move(training)), on_end_(std::move(on_end)) {}
-  Lease(Lease&& other) noexcept
-      : memory_(std::move(other.memory_)),
-        training_(std::move(other.training_)),
-        on_end_(std::exchange(other.on_end_, nullptr)) {}
+  Lease(std::vector<LeasedUnit> units, std::weak_ptr<const void> training, std::function<void()> on_end);
+  Lease(Lease&& other) noexcept;
   Lease& operator=(Lease&&) = delete;
-  ~Lease() {
-    try {
-      end();
-    } catch (...) {  // the training's next call throws it again
-    }
-  }
+  ~Lease();
 
-  ConstView parameters() const { return memory().back().parameters; }
-  View gradients() const { return memory().back().gradients; }
+  ConstView parameters() const;  // all of the unit's, as they are laid out
+  View gradients() const;
 
-  // Takes the tensor's number in the unit. Frozen tensors and forward leases have no gradients (B1001).
-  ConstView tensor(std::size_t number) const { return part(memory().back(), number); }
-  View gradient(std::size_t number) const { return gradient_part(memory().back(), number); }
-  ConstView tied(std::size_t number) const;
-  View tied_gradient(std::size_t number) const;
+  // A tensor of the unit by its number there or its id, or by the id of its owner one that is tied to it. Gradients are to be added
+  // to; frozen tensors and forward leases have none (B1001).
+  ConstView operator[](std::size_t tensor) const;
+  ConstView operator[](TensorId tensor) const;
+  View gradient(std::size_t tensor) const;
+  View gradient(TensorId tensor) const;
 
-  void end() {
-    const auto on_end = std::exchange(on_end_, nullptr);
-    if (on_end && !training_.expired()) on_end();
-  }
+  void end();
 
  private:
-  const std::vector<Memory>& memory() const;
-  static ConstView part(const Memory& memory, std::size_t tensor);
-  static View gradient_part(const Memory& memory, std::size_t tensor);
-  const Memory& owner(std::size_t tie) const;
+  const std::vector<LeasedUnit>& units() const;
+  const LeasedUnit& owner(TensorId tensor) const;
 
-  std::vector<Memory> memory_;
+  std::vector<LeasedUnit> units_;
   std::weak_ptr<const void> training_;
   std::function<void()> on_end_;
 };

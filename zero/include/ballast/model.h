@@ -44,6 +44,14 @@ struct Tie {
   std::size_t tensor = 0;
 };
 
+// The place of a tensor in a model.
+struct TensorId {
+  std::size_t unit = 0;
+  std::size_t tensor = 0;  // its number in the unit
+
+  bool operator==(const TensorId&) const = default;
+};
+
 struct Unit {
   std::string name;
   DType dtype = DType::bf16;  // u8: opaque bytes, all of them frozen, which no collective encodes
@@ -52,7 +60,12 @@ struct Unit {
 };
 
 struct Model {
-  std::vector<Unit> units;
+  std::vector<Unit> units{};
+
+  // Begins a unit, and adds tensors and ties to the last one. A lease of the unit has a tied tensor by its owner's id.
+  std::size_t unit(std::string name, DType dtype = DType::bf16);
+  TensorId tensor(Tensor tensor);
+  TensorId tied(std::string name, TensorId owner);
 };
 
 // Throws B1001 for a model without units, an unknown unit in a tie, two units or tensors of one name, trained bytes,

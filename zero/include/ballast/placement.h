@@ -25,11 +25,17 @@ struct Spread {
   double host = 0.0;
   double nvme = 0.0;
 
+  constexpr Spread() = default;
+  constexpr Spread(double on_device, double on_host, double on_drives)
+      : device(on_device), host(on_host), nvme(on_drives) {}
+  constexpr Spread(Tier tier)  // NOLINT(google-explicit-constructor): a tier is all of it
+      : device(tier == Tier::device), host(tier == Tier::host), nvme(tier == Tier::nvme) {}
+
   std::array<double, tier_count> fractions() const { return {device, host, nvme}; }
   bool operator==(const Spread&) const = default;
 };
 
-Spread all_in(Tier tier);
+constexpr Spread all_in(Tier tier) { return tier; }
 
 // When gradients are summed over the ranks. The two round differently, as (a + b) + c and a + (b + c) do. Programs with
 // the same choice give equal bits.

@@ -109,4 +109,6 @@ struct StepResult {
   Straggler straggler{};   // the straggler of the last step; empty in the first
 };
 
+std::string to_text(const StepResult& result);  // one line: the step, its norm and time, the waits, and memory by tier
+
 }  // namespace ballast

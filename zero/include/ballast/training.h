@@ -2,10 +2,10 @@
 // that they lead to.
 //
 //   const auto world = ballast::connect();
-//   ballast::Training training(model, *world, {ballast::optim::AdamW{}}, {.stage = 3, .state = all_in(Tier::host)});
+//   ballast::Training training(model, *world, {ballast::optim::AdamW{}}, {.stage = 3, .state = Tier::host});
 //   training.start(source);  // resumes a run that is on drives
 //   for (...) {
-//     for (each unit) { const auto lease = training.forward(unit); ... lease.tensor(0) ... }
+//     for (each unit) { const auto lease = training.forward(unit); ... lease[0] ... }
 //     for (each unit, backwards) { const auto lease = training.backward(unit); ... lease.gradient(0) ... }
 //     const auto result = training.step();
 //   }
@@ -69,6 +69,7 @@ struct TrainingOptions {
   Communicator* norm_group = nullptr;
   bool keeps_timeline = false;  // records what ran when
   std::size_t verify = 0;       // every so many steps a tile's update is made twice and compared; 0: never
+  Log* log = nullptr;           // outlives the training; null: warnings go to stderr
   int threads = 0;  // threads for updates and memory of the CPU; 0: one for each core that this process may use
   std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;   // the stream on that GPU that leases are for; outlives the training
@@ -172,7 +173,8 @@ class Training {
   void wait_for_commit();  // waits until state on drives is that of the last step, also in the middle of the next one
   void finish();           // waits until all operations are done
 
-  std::vector<optim::Rule>& groups();  // the caller may change them between steps, such as a learning rate
+  std::vector<optim::Rule>& groups();  // the caller may change them between steps
+  void set_lr(double lr);              // of all groups, whatever their rule
   std::uint64_t steps() const;         // updates made so far
 
   // --- Between steps, on all ranks together.
