@@ -19,6 +19,7 @@ from ballast.api import (
     offload_activations,
     save,
     sync_weights,
+    tiled,
     wrap,
 )
 from ballast.deepspeed_config import ImportedConfig, import_deepspeed
@@ -70,6 +71,7 @@ __all__ = [
     "save",
     "sync_weights",
     "this_machine",
+    "tiled",
     "wrap",
 ]
 

@@ -456,7 +456,7 @@ def chunked_loss(
     Trainers with gradient accumulation have it. `label_smoothing` is that of torch, and `z_loss` a factor of the squared
     logarithm of the sum of each token's exponentials. The head may be any module that makes logits, with adapters too.
     """
-    from ballast.torch.chunked_loss import Loss, chunked_loss
+    from ballast.torch.chunks import Loss, chunked_loss
 
     if hidden.shape[:-1] != labels.shape:
         refuse(
@@ -469,6 +469,28 @@ def chunked_loss(
     loss = Loss(chunk, **options)
     total = chunked_loss(head, hidden, labels, loss)
     return total / ((labels != loss.ignore_index).sum() if num_items_in_batch is None else num_items_in_batch)
+
+
+def tiled(module: torch.nn.Module, tiles: int) -> torch.nn.Module:
+    """Let a module that treats each token alone, such as an MLP, compute them in this many tiles, and return it.
+
+    Backward computes each tile again, so that the activations of one tile are there at a time, and sums the gradients of
+    parameters in fp32. The module is changed in place; its names, parameters and files stay.
+
+    >>> import torch
+    >>> mlp = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+    >>> tokens = torch.randn(2, 50, 8)
+    >>> whole = mlp(tokens)
+    >>> torch.allclose(tiled(mlp, 4)(tokens), whole, atol=1e-6)
+    True
+    """
+    from ballast.torch.chunks import Tiled
+
+    if tiles < 1:
+        refuse("cannot compute a module in tiles", needed="at least one tile", available=str(tiles))
+    own = module.forward.forward if isinstance(module.forward, Tiled) else module.forward
+    module.forward = Tiled(own, module, tiles)
+    return module
 
 
 @contextmanager

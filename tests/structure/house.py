@@ -71,7 +71,7 @@ PYTHON_LAYERS = {
         *("outer", "outer.options", "outer.fragments"),
     ],
     "torch": [
-        *("_torch_compat", "torch", "torch.gpu", "torch.calls.hooks", "torch.chunked_loss", "torch.process_groups"),
+        *("_torch_compat", "torch", "torch.gpu", "torch.calls.hooks", "torch.chunks", "torch.process_groups"),
     ],
     "parameters": ["torch.memory", "torch.parameters", "torch.parameters.*"],
     "calls": ["torch.calls", "torch.calls.*"],

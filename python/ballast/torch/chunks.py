@@ -1,16 +1,18 @@
-"""The cross entropy of a language model whose logits are never there at once. Forward and backward of a chunk of tokens are one
-step, so that only the gradients stay until backward."""
+"""What is computed for some tokens at a time, so that the rest has no activations meanwhile: the cross entropy of a language
+model, whose forward and backward of a chunk are one step, and modules that are computed again in backward, tile by tile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class OfChunks(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        head: Callable[[torch.Tensor], torch.Tensor],
+        head: Forward,
         loss: Loss,
         labels: torch.Tensor,
         hidden: torch.Tensor,
@@ -101,3 +103,79 @@ def chunked_loss(head: torch.nn.Module, hidden: torch.Tensor, labels: torch.Tens
     with calling(head, run):
         result: torch.Tensor = head(hidden.reshape(-1, hidden.shape[-1]))
     return result
+
+
+class State(NamedTuple):
+    """What a computation depends on besides its inputs: random generators and autocast."""
+
+    device: torch.device
+    generators: tuple[torch.Tensor, torch.Tensor | None]
+    autocast: torch.dtype | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> State:
+        of_gpu = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+        is_on = torch.is_autocast_enabled(device.type)
+        return cls(device, (torch.get_rng_state(), of_gpu), torch.get_autocast_dtype(device.type) if is_on else None)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Have this state in the block, and the one before it afterwards."""
+        of_cpu, of_gpu = self.generators
+        before, gpu = State.now(self.device), torch.get_device_module(self.device)
+        torch.set_rng_state(of_cpu)
+        if of_gpu is not None:
+            gpu.set_rng_state(of_gpu, self.device)
+        try:
+            with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+                yield
+        finally:
+            torch.set_rng_state(before.generators[0])
+            if of_gpu is not None:
+                gpu.set_rng_state(before.generators[1], self.device)
+
+
+class OfTiles(torch.autograd.Function):
+    """A module's result, tile by tile. Backward computes each tile again, and sums gradients of parameters in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: Forward, tiles: int, tokens: torch.Tensor, *parameters: Any) -> torch.Tensor:
+        ctx.forward, ctx.tiles, ctx.parameters, ctx.state = forward, tiles, parameters, State.now(tokens.device)
+        ctx.save_for_backward(tokens)
+        return torch.cat([forward(each) for each in tokens.tensor_split(tiles)])
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        [tokens] = ctx.saved_tensors
+        needs_tokens, *needed = ctx.needs_input_grad[2:]
+        trained = [each for each, needs in zip(ctx.parameters, needed) if needs]
+        of_tokens: list[torch.Tensor] = []
+        sums: list[torch.Tensor] = []
+        with ctx.state.again():
+            for tile, of_tile in zip(tokens.tensor_split(ctx.tiles), gradient.tensor_split(ctx.tiles)):
+                with torch.enable_grad():
+                    inputs = tile.detach().requires_grad_(needs_tokens)
+                    result = ctx.forward(inputs)
+                gradients = list(torch.autograd.grad(result, [inputs, *trained] if needs_tokens else trained, of_tile))
+                if needs_tokens:
+                    of_tokens.append(gradients.pop(0))
+                sums = [into.add_(each) for into, each in zip(sums, gradients)] or [each.float() for each in gradients]
+        found = iter(sums)
+        of_parameters = [next(found).to(each.dtype) if needs else None for each, needs in zip(ctx.parameters, needed)]
+        return None, None, torch.cat(of_tokens) if needs_tokens else None, *of_parameters
+
+
+@dataclass
+class Tiled:
+    """The forward of a module that treats each token alone, in tiles of tokens."""
+
+    forward: Forward  # the module's own, a method: in a copy of the module it is that of the copy
+    module: torch.nn.Module
+    tiles: int
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        tokens = hidden.reshape(-1, hidden.shape[-1])
+        tiles = min(self.tiles, max(1, len(tokens)))
+        result: torch.Tensor = OfTiles.apply(self.forward, tiles, tokens, *self.module.parameters())
+        return result.reshape(*hidden.shape[:-1], -1)

@@ -1,8 +1,10 @@
-"""Tests of chunked_loss(): the values and gradients of torch's loss, one call of the head, and the logits of one chunk."""
+"""Tests of chunked_loss() and tiled(): the values and gradients of torch, and the activations of one part of the tokens."""
 
 from __future__ import annotations
 
+import copy
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from python.wrap.support.ranks import run_ranks
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 WORDS, WIDTH, TOKENS, CHUNK, STEPS = 700, 32, 24, 5, 3
 OPTIONS = [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"num_items_in_batch": 7}, {"ignore_index": 3}]
@@ -149,32 +152,42 @@ def test_a_head_with_an_adapter_is_trained():
         torch.testing.assert_close(one, other)
 
 
-def train_llama(rank: int, chunks: bool) -> list[float]:
+def train_llama(rank: int, folder: str, loss: str = "", tiles: int = 0) -> tuple[list[float], Counter[str]]:
+    """Return the losses, and how often each unit was gathered."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, **sizes))
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=8 * WIDTH, **sizes))
+    for layer in model.model.layers if tiles else []:
+        ballast.tiled(layer.mlp, tiles)
+    options = {"tuning": ballast.Tuning(timeline=True), "memory": "1800KiB"}  # nothing is kept gathered
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, **options)
     losses = []
     for step in range(STEPS):
         tokens = tokens_of(rank, step)
-        if chunks:
+        if loss == "chunked":
             hidden = model.model(input_ids=tokens).last_hidden_state
-            loss = ballast.chunked_loss(hidden[:, :-1], model.lm_head, tokens[:, 1:], chunk=CHUNK)
+            value = ballast.chunked_loss(hidden[:, :-1], model.lm_head, tokens[:, 1:], chunk=CHUNK)
         else:
-            loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
+            value = model(input_ids=tokens, labels=tokens).loss
+        value.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+        losses.append(value.item())
+    file = Path(folder, f"{rank}.json")
+    optimizer.write_timeline(file)
+    return losses, Counter(event["name"] for event in json.loads(file.read_text()) if event["name"].startswith("gather "))
 
 
-def test_a_llama_has_the_losses_of_transformers():
+def test_a_llama_has_the_losses_of_transformers_and_as_many_gathers(tmp_path):
     pytest.importorskip("transformers")
-    for one, other in zip(run_ranks(2, train_llama, True), run_ranks(2, train_llama, False)):
-        assert one == pytest.approx(other, rel=1e-4)
+    folder = str(tmp_path)
+    plain = run_ranks(2, train_llama, folder)
+    for changed in (run_ranks(2, train_llama, folder, "chunked"), run_ranks(2, train_llama, folder, "", 4)):
+        for (losses, gathers), (expected, of_plain) in zip(changed, plain):
+            assert losses == pytest.approx(expected, rel=1e-4)
+            assert all(times <= of_plain[unit] + 1 for unit, times in gathers.items())  # the next step has begun, or not
 
 
 def test_wrong_shapes_are_refused():
@@ -183,3 +196,81 @@ def test_wrong_shapes_are_refused():
         ballast.chunked_loss(torch.zeros(2, 3, WIDTH), head, torch.zeros(2, 4, dtype=torch.long))
     with pytest.raises(ballast.UsageError, match="B1001 cannot compute the loss"):
         ballast.chunked_loss(torch.zeros(2, 3, WIDTH), head, torch.zeros(2, 3, dtype=torch.long), chunk=0)
+
+
+# --- Tiles of a module ---
+
+
+def mlp(inner: int = 4 * WIDTH) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(WIDTH, inner), torch.nn.GELU(), torch.nn.Linear(inner, WIDTH))
+
+
+@pytest.mark.parametrize("tiles", [1, 3, 100])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_tiles_have_the_values_and_gradients_of_the_module(tiles, autocast):
+    seen = []
+    for module in (mlp(), ballast.tiled(mlp(), tiles)):
+        hidden = torch.randn(2, 11, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            value = module(hidden)
+        value.float().square().sum().backward()
+        seen.append([value.detach(), hidden.grad, *(each.grad for each in module.parameters())])
+        assert list(module.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    for one, other in zip(*seen):
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if autocast else {}
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+def test_backward_draws_the_random_numbers_of_forward():
+    module = ballast.tiled(torch.nn.Dropout(0.5), 4)
+    hidden = torch.rand(9, WIDTH, requires_grad=True)
+    value = module(hidden)
+    state = torch.get_rng_state()
+    value.sum().backward()
+    assert torch.equal(hidden.grad * hidden, value)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_copy_of_a_tiled_module_is_one_of_its_own():
+    module = ballast.tiled(ballast.tiled(mlp(), 2), 3)
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other[2].weight.zero_()
+        other[2].bias.zero_()
+    assert not other(torch.ones(4, WIDTH)).any() and module(torch.ones(4, WIDTH)).any()
+    with pytest.raises(ballast.UsageError, match="B1001 cannot compute a module in tiles"):
+        ballast.tiled(module, 0)
+
+
+def test_no_tensor_is_larger_than_a_tile():
+    module, hidden = ballast.tiled(mlp(inner=64 * WIDTH), 20), torch.randn(400, WIDTH, requires_grad=True)
+    with Largest() as largest:
+        module(hidden).sum().backward()
+    assert largest.elements == max(64 * WIDTH * WIDTH, 400 * WIDTH, 20 * 64 * WIDTH)
+
+
+def train_tiles(rank: int, tiles: int, stage: int, checkpoints: bool) -> list[float]:
+    torch.manual_seed(0)
+    blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.LayerNorm(WIDTH), mlp()) for _ in range(3))
+    for block in blocks if tiles else []:
+        ballast.tiled(block[1], tiles)
+    optimizer = ballast.wrap(torch.optim.AdamW(blocks.parameters(), lr=1e-2), blocks, stage=stage)
+    losses = []
+    for step in range(STEPS):
+        hidden = torch.randn(2, 10, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
+        for block in blocks:
+            hidden = hidden + (checkpoint(block, hidden, use_reentrant=False) if checkpoints else block(hidden))
+        loss = hidden.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_training_with_tiles_has_the_losses_of_one_without(stage, checkpoints):
+    for one, other in zip(*(run_ranks(2, train_tiles, tiles, stage, checkpoints) for tiles in (4, 0))):
+        assert one == pytest.approx(other, rel=1e-4)
