@@ -230,6 +230,20 @@ def test_parameters_move_to_a_gpu_without_room_for_them_twice(stage, offload, sm
         assert losses_of(model, optimizer) == expected
 
 
+def test_a_run_resumes_on_a_gpu_without_room_for_parameters_twice(small_units, tmp_path):
+    def wrapped(model, **options):
+        return ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=2, **options)
+
+    run = {"offload": {"state": f"nvme:{tmp_path}"}, "run": "again"}
+    plain, first, again = layers(), layers(), layers()
+    plain_optimizer, optimizer = wrapped(plain), wrapped(first, **run)
+    assert losses_of(plain, plain_optimizer) == losses_of(first, optimizer)
+    taken = int(optimizer.metrics()["memory_bytes/device"])
+    optimizer.close()
+    with leaving_free(taken - LAYERS // 2 * LAYER_BYTES):
+        assert losses_of(again, wrapped(again, **run)) == losses_of(plain, plain_optimizer)
+
+
 @pytest.mark.parametrize("has_model", [True, False])
 def test_a_training_that_does_not_fit_next_to_parameters_of_torch_leaves_them(has_model, small_units):
     """Without its model, a training begins with the first gradient, when autograd still uses all parameters."""
