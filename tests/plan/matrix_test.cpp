@@ -11,10 +11,10 @@
 
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
+#include "tests/plan/verify.h"
 #include "tests/plan/without.h"
 #include "zero/plan/layout.h"
 #include "zero/plan/matrix_homes.h"
-#include "zero/plan/verify.h"
 
 using namespace ballast;
 using namespace ballast::testing;

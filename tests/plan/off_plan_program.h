@@ -1,8 +1,8 @@
 // A program whose every step is an off-plan step of another program: one list of the operations that an engine runs.
 #pragma once
 
+#include "tests/plan/verify.h"
 #include "zero/plan/compile.h"
-#include "zero/plan/verify.h"
 
 namespace ballast::testing {
 

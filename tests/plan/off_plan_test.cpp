@@ -8,9 +8,9 @@
 #include "tests/plan/off_plan_program.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/spreads.h"
+#include "tests/plan/verify.h"
 #include "tests/plan/without.h"
 #include "tests/sanitizer.h"
-#include "zero/plan/verify.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -9,9 +9,9 @@
 
 #include "kernels/runtime/host_pages.h"
 #include "tests/plan/plan_rig.h"
+#include "tests/plan/verify.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/program_cost.h"
-#include "zero/plan/verify.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -7,7 +7,7 @@
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/spreads.h"
-#include "zero/plan/verify.h"
+#include "tests/plan/verify.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -1,4 +1,4 @@
-#include "zero/plan/verify.h"
+#include "tests/plan/verify.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

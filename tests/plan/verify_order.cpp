@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "zero/plan/verify.h"
+#include "tests/plan/verify.h"
 
 namespace ballast {
 namespace {

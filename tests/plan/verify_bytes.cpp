@@ -5,7 +5,7 @@
 #include <set>
 
 #include "kernels/exact_sum_math.h"
-#include "zero/plan/verify.h"
+#include "tests/plan/verify.h"
 
 namespace ballast {
 namespace {
