@@ -180,11 +180,6 @@ def unsealed(text: bytes, where: str) -> Any:
     _fail_changed(where)
 
 
-def require_sealed(content: bytes, seal: str, path: Path) -> None:
-    if seal_of(content) != seal:
-        _fail_changed(str(path))
-
-
 def _fail_changed(where: str) -> NoReturn:
     fail("bad_record", "a file of the checkpoint is not what was written", where=where)
 
