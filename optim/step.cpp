@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/orthogonalize.h"
 #include "optim/step.h"
@@ -18,33 +19,6 @@ void check_max_norm(double max_norm) {
     return Problem{.what = fmt::format("cannot clip gradients to a norm of {}", max_norm),
                    .needed = "a number above 0, or no clipping"};
   });
-}
-
-std::vector<std::pair<std::string, std::string>> named_options(const Rule& rule) {
-  std::vector<std::pair<std::string, std::string>> options{{"rule", std::string(name(rule))}};
-  const auto add = [&](std::string_view name, const auto& value) { options.emplace_back(name, fmt::to_string(value)); };
-  std::visit(
-      [&](const auto& of) {
-        if constexpr (requires { of.lr; }) add("lr", of.lr);
-        if constexpr (requires { of.beta1; }) add("beta1", of.beta1);
-        if constexpr (requires { of.beta2; }) add("beta2", of.beta2);
-        if constexpr (requires { of.eps; }) add("eps", of.eps);
-        if constexpr (requires { of.momentum; }) add("momentum", of.momentum);
-        if constexpr (requires { of.dampening; }) add("dampening", of.dampening);
-        if constexpr (requires { of.nesterov; }) add("nesterov", of.nesterov);
-        if constexpr (requires { of.lr_decay; }) add("lr_decay", of.lr_decay);
-        if constexpr (requires { of.weight_decay; }) add("weight_decay", of.weight_decay);
-        if constexpr (requires { of.maximize; }) add("maximize", of.maximize);
-        if constexpr (requires { of.ns_coefficients; }) {
-          add("ns_coefficients", fmt::format("{}", fmt::join(of.ns_coefficients, ", ")));
-          add("ns_steps", of.ns_steps);
-          add("adjust_lr_fn", static_cast<int>(of.adjust_lr_fn));
-          add("orthogonalization", static_cast<int>(of.orthogonalization));
-        }
-        if constexpr (requires { of.with_values(0); }) add("own values", of.state.own_values);
-      },
-      rule);
-  return options;
 }
 
 Decision decide(const GradientFacts& facts, double max_norm) {
@@ -102,13 +76,46 @@ float gradient_factor(const Step& step, bool maximize) {
   return maximize ? -step.gradient_factor : step.gradient_factor;
 }
 
+// Shows each option of a rule by its name.
+template <class Options, class Visit>
+void each_option(const Options& of, const Visit& visit) {
+  if constexpr (requires { of.lr; }) visit("lr", of.lr);
+  if constexpr (requires { of.beta1; }) visit("beta1", of.beta1);
+  if constexpr (requires { of.beta2; }) visit("beta2", of.beta2);
+  if constexpr (requires { of.momentum; }) visit("momentum", of.momentum);
+  if constexpr (requires { of.dampening; }) visit("dampening", of.dampening);
+  if constexpr (requires { of.nesterov; }) visit("nesterov", of.nesterov);
+  if constexpr (requires { of.lr_decay; }) visit("lr_decay", of.lr_decay);
+  if constexpr (requires { of.weight_decay; }) visit("weight_decay", of.weight_decay);
+  if constexpr (requires { of.eps; }) visit("eps", of.eps);
+  if constexpr (requires { of.maximize; }) visit("maximize", of.maximize);
+  if constexpr (requires { of.ns_steps; }) {
+    visit("ns_coefficients", fmt::format("{}", fmt::join(of.ns_coefficients, ", ")));
+    visit("ns_steps", of.ns_steps);
+    visit("adjust_lr_fn", static_cast<int>(of.adjust_lr_fn));
+    visit("orthogonalization", static_cast<int>(of.orthogonalization));
+  }
+  if constexpr (requires { of.with_values(0); }) visit("own values", of.state.own_values);
+}
+
+// Checks the numbers of a rule: rates are not negative, and weights of running means are below 1.
+template <class Options>
+void check_numbers(std::string_view rule, const Options& options) {
+  each_option(options, [&](std::string_view name, const auto& value) {
+    if constexpr (std::is_same_v<decltype(value), const double&>) {
+      const bool is_weight = name.starts_with("beta") || (name == "momentum" && std::is_same_v<Options, Muon>);
+      if (is_weight) {
+        require_below_one({rule, name, value});
+      } else if (name != "dampening") {
+        require_not_negative({rule, name, value});
+      }
+    }
+  });
+}
+
 template <class Options>
 void check_adam(std::string_view rule, const Options& options) {
-  require_not_negative({rule, "lr", options.lr});
-  require_below_one({rule, "beta1", options.beta1});
-  require_below_one({rule, "beta2", options.beta2});
-  require_not_negative({rule, "eps", options.eps});
-  require_not_negative({rule, "weight_decay", options.weight_decay});
+  check_numbers(rule, options);
   refuse_amsgrad(rule, options.amsgrad);
 }
 
@@ -186,10 +193,7 @@ static kernels::GroupStep group_step(const Adam& rule, const Step& step) {
       gradient_factor(step, rule.maximize)};
 }
 
-void Sgd::check() const {
-  require_not_negative({"SGD", "lr", lr});
-  require_not_negative({"SGD", "weight_decay", weight_decay});
-}
+void Sgd::check() const { check_numbers("SGD", *this); }
 
 static kernels::GroupStep group_step(const Sgd& rule, const Step& step) {
   return {kernels::Sgd{.lr = static_cast<float>(rule.lr), .l2 = static_cast<float>(rule.weight_decay)},
@@ -197,9 +201,7 @@ static kernels::GroupStep group_step(const Sgd& rule, const Step& step) {
 }
 
 void SgdMomentum::check() const {
-  require_not_negative({"SGD", "lr", lr});
-  require_not_negative({"SGD", "momentum", momentum});
-  require_not_negative({"SGD", "weight_decay", weight_decay});
+  check_numbers("SGD", *this);
   require(!nesterov || (momentum > 0.0 && dampening == 0.0), Code::bad_argument, [] {
     return Problem{.what = "cannot use SGD with Nesterov momentum: it has no momentum, or dampening",
                    .needed = "momentum above 0 and dampening 0"};
@@ -222,12 +224,7 @@ static kernels::GroupStep group_step(const SgdMomentum& rule, const Step& step) 
           gradient_factor(step, rule.maximize)};
 }
 
-void Lion::check() const {
-  require_not_negative({"Lion", "lr", lr});
-  require_below_one({"Lion", "beta1", beta1});
-  require_below_one({"Lion", "beta2", beta2});
-  require_not_negative({"Lion", "weight_decay", weight_decay});
-}
+void Lion::check() const { check_numbers("Lion", *this); }
 
 static kernels::GroupStep group_step(const Lion& rule, const Step& step) {
   return {kernels::Lion{.lr = static_cast<float>(rule.lr),
@@ -237,12 +234,7 @@ static kernels::GroupStep group_step(const Lion& rule, const Step& step) {
           gradient_factor(step, rule.maximize)};
 }
 
-void Adagrad::check() const {
-  require_not_negative({"Adagrad", "lr", lr});
-  require_not_negative({"Adagrad", "lr_decay", lr_decay});
-  require_not_negative({"Adagrad", "weight_decay", weight_decay});
-  require_not_negative({"Adagrad", "eps", eps});
-}
+void Adagrad::check() const { check_numbers("Adagrad", *this); }
 
 static kernels::GroupStep group_step(const Adagrad& rule, const Step& step) {
   const double decayed = rule.lr / (1.0 + static_cast<double>(step.number - 1) * rule.lr_decay);
@@ -253,10 +245,7 @@ static kernels::GroupStep group_step(const Adagrad& rule, const Step& step) {
 }
 
 void Muon::check() const {
-  require_not_negative({"Muon", "lr", lr});
-  require_below_one({"Muon", "momentum", momentum});
-  require_not_negative({"Muon", "weight_decay", weight_decay});
-  require_not_negative({"Muon", "eps", eps});
+  check_numbers("Muon", *this);
   require(ns_steps >= 0 && ns_steps <= most_steps, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot use Muon with ns_steps = {}", ns_steps),
                    .needed = fmt::format("0 to {}", most_steps),
@@ -309,6 +298,13 @@ void External::check() const {
 
 static kernels::GroupStep group_step(const External&, const Step& step) {
   return {kernels::External{}, step.gradient_factor};
+}
+
+std::vector<std::pair<std::string, std::string>> named_options(const Rule& rule) {
+  std::vector<std::pair<std::string, std::string>> options{{"rule", std::string(name(rule))}};
+  const auto add = [&](std::string_view name, const auto& value) { options.emplace_back(name, fmt::to_string(value)); };
+  std::visit([&](const auto& of) { each_option(of, add); }, rule);
+  return options;
 }
 
 kernels::GroupStep at(const Rule& rule, const Step& step) {

@@ -44,9 +44,8 @@ std::vector<NamedValue> named_options(const TrainingOptions& options, const std:
   add("sums_micro_steps", options.sums_micro_steps);
   add("update_in_backward", options.schedule.update_in_backward);
   add("overlap_gathers", options.schedule.overlap_gathers);
-  add("wire.gather", name(options.wire.gather));
-  add("wire.reduce", name(options.wire.reduce));
-  add("wire.across", name(options.wire.sums()));
+  add("wire",
+      fmt::format("{}, {}, {}", name(options.wire.gather), name(options.wire.reduce), name(options.wire.sums())));
   add("max_norm", options.max_norm);
   add("verify", options.verify);
   for (std::size_t group = 0; group < groups.size(); ++group) {

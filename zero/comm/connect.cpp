@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "zero/comm/process_transport.h"
@@ -279,32 +279,35 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options) {
 
 int run_ranks(std::size_t threads, const std::function<void(Communicator& world)>& train,
               const ConnectOptions& options) {
-  Log to_stderr;
-  std::mutex mutex;
-  bool has_failed = false;
-  const auto attempt = [&](Communicator* world, const std::function<void()>& work) {
+  std::once_flag first;
+  std::atomic<int> status = 0;
+  const auto report = [&](const std::exception& error) {
+    status = 1;
+    Log to_stderr;
+    std::call_once(first, [&] { (options.log != nullptr ? *options.log : to_stderr).error(error.what()); });
+  };
+  const auto as_rank = [&](Communicator& world) {
     try {
-      work();
+      train(world);
     } catch (const std::exception& error) {
-      const std::lock_guard lock(mutex);
-      if (!std::exchange(has_failed, true)) (options.log != nullptr ? *options.log : to_stderr).error(error.what());
-      if (world != nullptr) world->abort(error.what());
+      report(error);
+      world.abort(error.what());
     }
   };
-  attempt(nullptr, [&] {
-    std::vector<std::unique_ptr<Communicator>> ranks;
+  try {
     if (options.launch.value_or(launch_from(Environment())).size > 1) {
-      ranks.push_back(connect(options));
-    } else {
-      ranks = thread_ranks(threads, options.ranks_per_host.value_or(1));
+      as_rank(*connect(options));
+      return status;
     }
-    const auto as_rank = [&](Communicator& world) { attempt(&world, [&] { train(world); }); };
+    const auto ranks = thread_ranks(threads, options.ranks_per_host.value_or(1));
     std::vector<std::jthread> others;
-    for (std::size_t rank = 1; rank < ranks.size(); ++rank)
+    for (std::size_t rank = 1; rank < threads; ++rank)
       others.emplace_back(as_rank, std::ref(*ranks[rank]));
     as_rank(*ranks.front());
-  });
-  return has_failed ? 1 : 0;
+  } catch (const std::exception& error) {
+    report(error);
+  }
+  return status;
 }
 
 }  // namespace ballast

@@ -52,19 +52,6 @@ std::vector<std::string> exchanged_texts(Communicator& world, const std::string&
   return texts;
 }
 
-// A collective for each rank, in which every rank sends a message to every other one: messages grow with the cube of the ranks.
-std::vector<std::string> broadcast_texts(Communicator& world, const std::string& mine) {
-  std::vector<std::int64_t> bytes(world.size());
-  bytes[world.rank()] = static_cast<std::int64_t>(mine.size());
-  world.all_reduce(bytes);
-  std::vector<std::string> texts(world.size());
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    texts[rank] = rank == world.rank() ? mine : std::string(static_cast<std::size_t>(bytes[rank]), '\0');
-    send(world, texts[rank], rank);
-  }
-  return texts;
-}
-
 struct Failure {
   Code code = Code::internal;
   Problem problem{};
@@ -131,8 +118,11 @@ std::vector<std::string> texts_of_all(Communicator& world, const std::string& mi
   } catch (const Error& error) {
     // Communicators of other libraries need not have exchange(), and refuse it before they send anything.
     if (error.code() != Code::unsupported) throw;
-    return broadcast_texts(world, mine);
   }
+  std::vector<std::string> texts;  // in a few collectives for each rank: messages grow with the cube of the ranks
+  while (texts.size() < world.size())
+    texts.push_back(broadcast_text(world, mine, texts.size()));
+  return texts;
 }
 
 std::string broadcast_text(Communicator& world, const std::string& mine, std::size_t root) {
