@@ -472,7 +472,8 @@ def chunked_loss(
 
 
 def tiled(module: torch.nn.Module, tiles: int) -> torch.nn.Module:
-    """Let a module that treats each token alone, such as an MLP, compute them in this many tiles, and return it.
+    """Let a module that treats each token alone, such as an MLP, compute them in this many tiles, and return it. It takes one
+    tensor, and returns one.
 
     Backward computes each tile again, so that the activations of one tile are there at a time, and sums the gradients of
     parameters in fp32. The module is changed in place; its names, parameters and files stay.

@@ -3,14 +3,17 @@ model, whose forward and backward of a chunk are one step, and modules that are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
+
+from ballast.checks import refuse
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -34,47 +37,65 @@ class Loss:
         return total
 
 
+class Gradients:
+    """The gradients of parameters, summed in fp32 over parts of the tokens. One that no part uses has none, as in torch."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], needed: Sequence[bool]):
+        self._parameters = parameters
+        self._trained = [each for each, needs in zip(parameters, needed) if needs]
+        self._sums: dict[int, torch.Tensor] = {}
+
+    def add(self, result: torch.Tensor, inputs: torch.Tensor, of_result: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Add those of a part, and return the gradient of its inputs, if they need one."""
+        wanted = [inputs, *self._trained] if inputs.requires_grad else self._trained
+        found = list(torch.autograd.grad(result, wanted, of_result, allow_unused=True)) if wanted else []
+        of_inputs = found.pop(0) if inputs.requires_grad else None
+        for parameter, gradient in zip(self._trained, found):
+            if gradient is not None and id(parameter) in self._sums:
+                self._sums[id(parameter)] += gradient
+            elif gradient is not None:  # a copy: two parameters may have one tensor as their gradient
+                self._sums[id(parameter)] = gradient.to(torch.float32, copy=True)
+        return torch.zeros_like(inputs) if inputs.requires_grad and of_inputs is None else of_inputs
+
+    def scaled(self, scale: torch.Tensor | float = 1.0) -> list[torch.Tensor | None]:
+        sums = [self._sums.get(id(each)) for each in self._parameters]
+        return [None if total is None else total.mul_(scale).to(each.dtype) for total, each in zip(sums, self._parameters)]
+
+
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 class OfChunks(torch.autograd.Function):
-    """The sum over all tokens, and its gradients, chunk by chunk. Gradients of the head's parameters are summed in fp32."""
+    """The sum over all tokens, and its gradients, chunk by chunk."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        head: Forward,
-        loss: Loss,
-        labels: torch.Tensor,
-        hidden: torch.Tensor,
-        *parameters: torch.nn.Parameter,
+        ctx: Any, has_backward: bool, head: Forward, loss: Loss, labels: torch.Tensor, hidden: torch.Tensor, *parameters: Any
     ) -> torch.Tensor:
-        needs = [each for each, needed in zip((hidden, *parameters), ctx.needs_input_grad[3:]) if needed]
-        trained = [each for each in needs if each is not hidden]
-        sums = [torch.zeros_like(each, dtype=torch.float32) for each in trained]
-        of_hidden = torch.empty_like(hidden) if any(each is hidden for each in needs) else None
+        of_hidden, *needed = (has_backward and needs for needs in ctx.needs_input_grad[4:])
+        gradients = Gradients(parameters, needed)
+        parts: list[torch.Tensor] = []
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for first in range(0, len(hidden), loss.chunk):
-            part = slice(first, first + loss.chunk)
-            with torch.set_grad_enabled(bool(needs)):
-                tokens = hidden[part].detach().requires_grad_(of_hidden is not None)
-                value = loss.of(head(tokens), labels[part])
-                inputs = [tokens, *trained] if of_hidden is not None else trained
-                gradients = list(torch.autograd.grad(value, inputs)) if inputs else []
-            total += value.detach()
-            if of_hidden is not None:
-                of_hidden[part] = gradients.pop(0)
-            for into, gradient in zip(sums, gradients):
-                into += gradient
-        ctx.gradients = of_hidden, dict(zip(map(id, trained), sums))
-        ctx.parameters = [(id(each), each.dtype) for each in parameters]
+        # Hooks of the caller, such as those of an offload, would see the logits. Nothing of a chunk is saved beyond it.
+        with saved_tensors_hooks(as_it_is, as_it_is), torch.set_grad_enabled(of_hidden or any(needed)):
+            for tokens, of_tokens in zip(hidden.split(loss.chunk), labels.split(loss.chunk)):
+                tokens = tokens.detach().requires_grad_(of_hidden)
+                value = loss.of(head(tokens), of_tokens)
+                total += value.detach()
+                if torch.is_grad_enabled() and (part := gradients.add(value, tokens)) is not None:
+                    parts.append(part)
+        ctx.gradients = torch.cat(parts) if parts else None, gradients
         return total
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, scale: torch.Tensor) -> Any:
-        of_hidden, sums = ctx.gradients
-        del ctx.gradients
-        for_hidden = None if of_hidden is None else of_hidden.mul_(scale)
-        of_parameters = [sums[key].mul_(scale).to(dtype) if key in sums else None for key, dtype in ctx.parameters]
-        return None, None, None, for_hidden, *of_parameters
+        if ctx.gradients is None:
+            raise RuntimeError("chunked_loss() has one backward: its gradients are made in forward, and given away once")
+        of_hidden, gradients = ctx.gradients
+        ctx.gradients = None
+        return None, None, None, None, None if of_hidden is None else of_hidden.mul_(scale), *gradients.scaled(scale)
 
 
 @contextmanager
@@ -93,11 +114,11 @@ def calling(module: torch.nn.Module, forward: Callable[..., torch.Tensor]) -> It
 
 def chunked_loss(head: torch.nn.Module, hidden: torch.Tensor, labels: torch.Tensor, loss: Loss) -> torch.Tensor:
     """Return the sum of the loss of all tokens. It is one call of the head: a sharded head is gathered once."""
-    forward = head.forward
+    forward, has_backward = head.forward, torch.is_grad_enabled()
 
     def run(tokens: torch.Tensor) -> torch.Tensor:
         parameters = [each for each in head.parameters() if each.requires_grad]
-        total: torch.Tensor = OfChunks.apply(forward, loss, labels.reshape(-1), tokens, *parameters)
+        total: torch.Tensor = OfChunks.apply(has_backward, forward, loss, labels.reshape(-1), tokens, *parameters)
         return total
 
     with calling(head, run):
@@ -136,7 +157,7 @@ class State(NamedTuple):
 
 
 class OfTiles(torch.autograd.Function):
-    """A module's result, tile by tile. Backward computes each tile again, and sums gradients of parameters in fp32."""
+    """A module's result, tile by tile. Backward computes each tile again."""
 
     @staticmethod
     def forward(ctx: Any, forward: Forward, tiles: int, tokens: torch.Tensor, *parameters: Any) -> torch.Tensor:
@@ -148,22 +169,15 @@ class OfTiles(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         [tokens] = ctx.saved_tensors
-        needs_tokens, *needed = ctx.needs_input_grad[2:]
-        trained = [each for each, needs in zip(ctx.parameters, needed) if needs]
-        of_tokens: list[torch.Tensor] = []
-        sums: list[torch.Tensor] = []
-        with ctx.state.again():
+        of_tokens, *needed = ctx.needs_input_grad[2:]
+        gradients = Gradients(ctx.parameters, needed)
+        parts: list[torch.Tensor] = []
+        with ctx.state.again(), torch.enable_grad():
             for tile, of_tile in zip(tokens.tensor_split(ctx.tiles), gradient.tensor_split(ctx.tiles)):
-                with torch.enable_grad():
-                    inputs = tile.detach().requires_grad_(needs_tokens)
-                    result = ctx.forward(inputs)
-                gradients = list(torch.autograd.grad(result, [inputs, *trained] if needs_tokens else trained, of_tile))
-                if needs_tokens:
-                    of_tokens.append(gradients.pop(0))
-                sums = [into.add_(each) for into, each in zip(sums, gradients)] or [each.float() for each in gradients]
-        found = iter(sums)
-        of_parameters = [next(found).to(each.dtype) if needs else None for each, needs in zip(ctx.parameters, needed)]
-        return None, None, torch.cat(of_tokens) if needs_tokens else None, *of_parameters
+                inputs = tile.detach().requires_grad_(of_tokens)
+                if (part := gradients.add(ctx.forward(inputs), inputs, of_tile)) is not None:
+                    parts.append(part)
+        return None, None, torch.cat(parts) if parts else None, *gradients.scaled()
 
 
 @dataclass
@@ -177,5 +191,12 @@ class Tiled:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         tokens = hidden.reshape(-1, hidden.shape[-1])
         tiles = min(self.tiles, max(1, len(tokens)))
-        result: torch.Tensor = OfTiles.apply(self.forward, tiles, tokens, *self.module.parameters())
-        return result.reshape(*hidden.shape[:-1], -1)
+        result: torch.Tensor = OfTiles.apply(self._of_tile, tiles, tokens, *self.module.parameters())
+        return result.reshape(*hidden.shape[:-1], result.shape[-1])
+
+    def _of_tile(self, tokens: torch.Tensor) -> torch.Tensor:
+        result = self.forward(tokens)
+        if not isinstance(result, torch.Tensor) or len(result) != len(tokens):
+            what = "cannot compute a module in tiles: it does not return one tensor with a row for each token"
+            refuse(what, where=type(self.module).__name__, needed="a module that treats each token alone, such as an MLP")
+        return result

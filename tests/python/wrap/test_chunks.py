@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ballast
 import pytest
@@ -274,3 +275,72 @@ def train_tiles(rank: int, tiles: int, stage: int, checkpoints: bool) -> list[fl
 def test_a_training_with_tiles_has_the_losses_of_one_without(stage, checkpoints):
     for one, other in zip(*(run_ranks(2, train_tiles, tiles, stage, checkpoints) for tiles in (4, 0))):
         assert one == pytest.approx(other, rel=1e-4)
+
+
+class Joined(torch.nn.Module):
+    """A module whose two parameters have one tensor as their gradient, with an expert that only some tokens use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other = (torch.nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH) for _ in range(2))
+        self.expert, self.unused = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        result = functional.linear(tokens, self.one + self.other)
+        chosen = (tokens[..., 0] > 1.5).nonzero(as_tuple=True)
+        if len(chosen[0]):
+            result = result.index_put(chosen, self.expert(tokens[chosen]))
+        return result
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_parameters_may_share_a_gradient_or_have_none(in_chunks):
+    seen = []
+    for changed in (False, True):
+        module, hidden = Joined(), torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        if in_chunks:
+            (chunked if changed else whole)(hidden, module, torch.zeros(60, dtype=torch.long)).backward()
+        else:
+            (ballast.tiled(module, 9) if changed else module)(hidden).square().sum().backward()
+        seen.append([hidden.grad, *(each.grad for each in module.parameters())])
+        assert module.unused.weight.grad is None and module.expert.weight.grad is not None
+    for one, other in zip(*seen):
+        if one is not None:
+            torch.testing.assert_close(one, other)
+
+
+def test_nothing_is_computed_for_a_backward_that_does_not_come():
+    head, labels, hidden = torch.nn.Linear(WIDTH, WORDS), tokens_of(0), torch.randn(2, TOKENS, WIDTH)
+    expected = whole(hidden, head, labels).item()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), mock.patch("torch.autograd.grad", side_effect=AssertionError):
+            assert chunked(hidden, head, labels).item() == pytest.approx(expected)
+    value = chunked(hidden.requires_grad_(), head, labels)
+    value.backward()
+    with pytest.raises(RuntimeError, match="second time|one backward"):
+        value.backward()
+
+
+def test_hooks_of_saved_tensors_do_not_see_the_logits():
+    seen: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor.numel())
+        return tensor
+
+    head, labels, hidden = torch.nn.Linear(WIDTH, WORDS), tokens_of(0), torch.randn(2, TOKENS, WIDTH, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = chunked(hidden, head, labels)
+    assert max(seen, default=0) <= 1
+    again = checkpoint(lambda tokens: chunked(tokens, head, labels), hidden, use_reentrant=False)
+    for one, other in zip(*(torch.autograd.grad(each, [hidden, head.weight]) for each in (value, again))):
+        torch.testing.assert_close(one, other)
+
+
+def test_other_calls_of_a_tiled_module_are_refused():
+    assert ballast.tiled(mlp(), 4)(torch.zeros(0, WIDTH)).shape == (0, WIDTH)
+    with pytest.raises(ballast.UsageError, match="B1001 cannot compute a module in tiles"):
+        ballast.tiled(torch.nn.LSTM(WIDTH, WIDTH), 2)(torch.zeros(8, WIDTH))
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        ballast.tiled(mlp(), 4)(tokens=torch.zeros(4, WIDTH))
