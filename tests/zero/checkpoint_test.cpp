@@ -330,6 +330,23 @@ TEST_CASE("a checkpoint that does not fit is refused, and stays as it is") {
   }
 }
 
+TEST_CASE("tensors whose names would be one are not saved, and notes that are too large not loaded") {
+  const TemporaryDirectory directory;
+  KeptRun run = training_of(2, 3);
+  saved_by(run, directory.path());
+  KeptRun other = run;
+  other.model = {{{.name = "a.b", .tensors = {{"c", {300}}}},
+                  {.name = "x", .tensors = {{"a.b.c", {300}}}},
+                  {.name = "y", .tensors = {{"c", {300}}}}}};
+  check_refused(other, {.save = directory.path()},
+                Contains("B1001 cannot save a checkpoint: two tensors would have the same name") && Contains("a.b.c"));
+  other = run;
+  other.model.units[0].tensors[0].name = "weight\xff";
+  check_refused(other, {.save = directory.path()}, Contains("B1001 cannot save a checkpoint: a name is not UTF-8"));
+  std::ofstream(directory.path() / "checkpoint.json").close();
+  check_refused(run, {.load = directory.path()}, Contains("B3202 a file of the checkpoint is not what was written"));
+}
+
 TEST_CASE("a save or a load in the middle of a step is refused") {
   const TemporaryDirectory directory;
   const KeptRun run = training_of(1, 0);

@@ -71,6 +71,15 @@ struct NamedState {
 
 // --- Saving ---
 
+void add(SavedTensors& tensors, const std::string& name, SavedTensor tensor) {
+  const bool is_new = tensors.emplace(name, std::move(tensor)).second;
+  require(is_new, Code::bad_argument, [&] {
+    return Problem{.what = "cannot save a checkpoint: two tensors would have the same name in it",
+                   .where = name,
+                   .needed = "names of units and tensors that differ when they are joined with a dot"};
+  });
+}
+
 SavedTensors tensors_of(const NamedState& state, std::uint64_t step) {
   SavedTensors tensors;
   const std::vector<Unit>& units = state.plan.model().units;
@@ -86,10 +95,10 @@ SavedTensors tensors_of(const NamedState& state, std::uint64_t step) {
         saved.kind = state.kind(unit);
         saved.steps = step;
         for (std::size_t number = 0; number < state.own_values(); ++number)
-          tensors[value_name(name, number)] = {
-              .role = "own", .dtype = "float32", .item_bytes = sizeof(float), .shape = described.shape};
+          add(tensors, value_name(name, number),
+              {.role = "own", .dtype = "float32", .item_bytes = sizeof(float), .shape = described.shape});
       }
-      tensors[name] = std::move(saved);
+      add(tensors, name, std::move(saved));
     }
   }
   return tensors;
@@ -411,33 +420,64 @@ void change_together(const StateChange& change, const TileVisitor& visitor, cons
 
 }  // namespace
 
-bool load_checkpoint(const CheckpointPlace& place, const std::vector<LocalTile>& tiles, const StateChange& change) {
-  Communicator& world = place.world;
+namespace {
+
+constexpr int most_reads = 5;  // of checkpoints that other jobs replace meanwhile
+
+// The manifest that rank 0 reads; empty: there is none. All ranks call it together.
+std::string manifest_of_all(const CheckpointPlace& place) {
   std::optional<std::string> manifest;
-  on_all_ranks(world, [&] {
-    if (world.rank() == 0) manifest = read_manifest(place.directory);
+  on_all_ranks(place.world, [&] {
+    if (place.world.rank() == 0) manifest = read_manifest(place.directory);
   });
-  const std::string text = broadcast_text(world, manifest.value_or(""), 0);
-  if (text.empty()) return false;
-  SavedCheckpoint saved;
-  std::optional<StateLoading> loading;
-  LoadedCheckpoint loaded;
-  on_all_ranks(world, [&] {
-    saved = parse_checkpoint(place.directory, text);
-    loading.emplace(place, saved);
-    loading->begin(tiles);
-    const SavedExtra& extra = saved.extras[world.rank() % saved.extras.size()];
-    const std::string note = extra.is_raw ? extra.read() : "";  // Python's objects are none of ours
+  return broadcast_text(place.world, manifest.value_or(""), 0);
+}
+
+// What a rank reads of a checkpoint before it changes anything.
+struct Reading {
+  Reading(const CheckpointPlace& place, const std::string& manifest, const std::vector<LocalTile>& tiles)
+      : saved(parse_checkpoint(place.directory, manifest)), loading(place, saved), loaded{.step = saved.step} {
+    loading.begin(tiles);
+    const SavedExtra& extra = saved.extras[place.world.rank() % saved.extras.size()];
+    if (!extra.is_raw) return;  // an object of Python
+    require(extra.bytes <= offload::max_note_bytes, Code::wrong_size, [&] {
+      return Problem{.what = "cannot load the checkpoint: its note does not fit into a commit",
+                     .where = extra.file.string(),
+                     .needed = fmt::format("at most {} bytes", offload::max_note_bytes),
+                     .available = fmt::format("{} bytes", extra.bytes),
+                     .remedy = "Save less as extra= from Python. Nothing was changed."};
+    });
+    const std::string note = extra.read();
     const auto bytes = std::as_bytes(std::span(note));
     loaded.note.assign(bytes.begin(), bytes.end());
-    loaded.step = saved.step;
-  });
-  warn_of_missed_steps(saved, place);
+  }
+  Reading(Reading&&) = delete;
+
+  const SavedCheckpoint saved;
+  StateLoading loading;
+  LoadedCheckpoint loaded;
+};
+
+}  // namespace
+
+bool load_checkpoint(const CheckpointPlace& place, const std::vector<LocalTile>& tiles, const StateChange& change) {
+  std::optional<Reading> reading;
+  for (int read = 1; !reading; ++read) {
+    const std::string manifest = manifest_of_all(place);
+    if (manifest.empty()) return false;
+    try {
+      on_all_ranks(place.world, [&] { reading.emplace(place, manifest, tiles); });
+    } catch (const Error&) {  // the same on all ranks
+      reading.reset();
+      if (read == most_reads || manifest_of_all(place) == manifest) throw;
+    }
+  }
+  warn_of_missed_steps(reading->saved, place);
   const auto fill = [&](const LocalTile& tile) {
     for (const PartOfTile& each : parts_in(place.plan, tile))
-      loading->fill(each.part);
+      reading->loading.fill(each.part);
   };
-  change_together(change, fill, loaded, world);
+  change_together(change, fill, reading->loaded, place.world);
   return true;
 }
 

@@ -2,22 +2,20 @@
 
 #include <ballast/error.h>
 
+#include <fcntl.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <functional>
 #include <numeric>
-#include <regex>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/runtime/system_resources.h"
 #include "kernels/state_access.h"
 #include "offload/checksum.h"
 #include "offload/file.h"
@@ -59,14 +57,19 @@ std::string text_of(std::uint64_t seal) { return fmt::format("{:016x}", seal); }
 
 // None if there is no such file.
 std::optional<std::string> read_file(const std::filesystem::path& path, std::uint64_t most) {
-  std::error_code failed;
-  const std::uint64_t bytes = std::filesystem::file_size(path, failed);
-  if (failed == std::errc::no_such_file_or_directory || failed == std::errc::not_a_directory) return {};
-  if (failed) offload::fail_file("stat", path, 0, failed.value());
-  if (bytes > most) fail_changed(path);
-  std::ifstream file(path, std::ios::binary);
-  std::string text(bytes, '\0');
-  if (!file.read(text.data(), static_cast<std::streamsize>(bytes))) offload::fail_file("read", path, 0, errno);
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file && (errno == ENOENT || errno == ENOTDIR)) return {};
+  struct stat found {};
+  if (!file || ::fstat(file.get(), &found) != 0) offload::fail_file("open", path, 0, errno);
+  if (static_cast<std::uint64_t>(found.st_size) > most) fail_changed(path);
+  std::string text(static_cast<std::size_t>(found.st_size), '\0');
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t count = ::pread(file.get(), text.data() + done, text.size() - done, static_cast<off_t>(done));
+    if (count < 0 && errno != EINTR) offload::fail_file("read", path, done, errno);
+    if (count == 0) fail_changed(path);
+    if (count > 0) done += static_cast<std::size_t>(count);
+  }
   return text;
 }
 
@@ -92,7 +95,6 @@ class Value {
   }
 
   bool has(const std::string& key) const { return value_.is_object() && value_.contains(key); }
-  bool is_null() const { return value_.is_null(); }
 
   void each_item(const std::function<void(const std::string& key, const Value& value)>& visit) const {
     require_kind(value_.is_object(), "an object");
@@ -136,7 +138,10 @@ class Value {
   }
 
   void require_kind(bool is, const std::string& needed) const {
-    if (is) return;
+    if (!is) refuse(needed);
+  }
+
+  [[noreturn]] void refuse(const std::string& needed) const {
     std::string shown = value_.is_object() ? "an object" : value_.is_array() ? "a list" : value_.dump(-1, ' ', true);
     if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
     fail_malformed(file_, fmt::format("{} is {}", at_.empty() ? "its content" : at_, shown), needed);
@@ -151,7 +156,36 @@ class Value {
 };
 
 // As Python's json.dumps(content, sort_keys=True, separators=(",", ":")) writes it.
-std::string canonical(const json& content) { return content.dump(-1, ' ', true); }
+std::string canonical(const json& content) {
+  try {
+    return content.dump(-1, ' ', true);
+  } catch (const json::exception& error) {
+    fail(Code::bad_argument, {.what = fmt::format("cannot save a checkpoint: a name is not UTF-8 ({})", error.what()),
+                              .needed = "names of units and tensors in UTF-8"});
+  }
+}
+
+// Python writes NaN and Infinity among the options of groups, which JSON does not have and which are not needed here.
+std::string without_special_numbers(std::string_view text) {
+  std::string json_text;
+  bool is_in_string = false;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char letter = text[at];
+    if (letter == '"') is_in_string = !is_in_string;
+    if (is_in_string && letter == '\\') json_text += text[at++];
+    const std::string_view rest = text.substr(at);
+    constexpr std::string_view special[] = {"NaN", "Infinity", "-Infinity"};
+    const auto* const found =
+        std::ranges::find_if(special, [&](std::string_view each) { return rest.starts_with(each); });
+    if (!is_in_string && found != std::end(special)) {
+      json_text += "null";
+      at += found->size() - 1;
+    } else if (at < text.size()) {
+      json_text += text[at];
+    }
+  }
+  return json_text;
+}
 
 std::string sealed(const json& content) {
   const std::string text = canonical(content);
@@ -166,7 +200,7 @@ json unsealed(const std::string& text, const std::filesystem::path& file) {
       fmt::format("{}{}{}{}{}", before_content, content, before_seal, text_of(seal_of(content)), after_seal);
   if (text != expected) fail_changed(file);
   try {
-    return json::parse(content);
+    return json::parse(without_special_numbers(content));
   } catch (const json::exception& error) {
     fail_malformed(file, error.what());
   }
@@ -211,9 +245,15 @@ const TorchType& torch_type(const Value& name) {
 
 std::string rank_file(std::size_t rank, std::string_view kind) { return fmt::format("rank-{:05}.{}", rank, kind); }
 
-bool is_folder(const std::string& name) {
-  static const std::regex folder("step-[0-9]+-[0-9a-f]{8}");
-  return std::regex_match(name, folder);
+// Whether it is like step-12-8c31f0a2.
+bool is_folder(std::string_view name) {
+  constexpr std::string_view begin = "step-", digits = "0123456789", hex_digits = "0123456789abcdef";
+  if (!name.starts_with(begin)) return false;
+  name.remove_prefix(begin.size());
+  const std::size_t step = std::min(name.find_first_not_of(digits), name.size());
+  const std::string_view token = name.substr(std::min(step + 1, name.size()));
+  return step > 0 && step < name.size() && name[step] == '-' && token.size() == 8 &&
+         token.find_first_not_of(hex_digits) == std::string_view::npos;
 }
 
 SavedTensor tensor_of(const Value& entry) {
@@ -247,10 +287,9 @@ SavedPiece piece_of(const Value& chunk, std::size_t rank, const SavedTensor& ten
   const std::vector<Value> fields = chunk.elements(4);
   const Range range{fields[0].count(most_bytes), fields[1].count(data_bytes)};
   const offload::Chunk place{fields[2].count(most_bytes), tensor.chunk_bytes(range.count), fields[3].seal()};
-  fields[2].require_kind(
-      place.offset + place.bytes <= data_bytes && place.offset % offload::chunk_alignment == 0,
-      fmt::format("a chunk of {} bytes in the {} bytes of this rank's data", place.bytes, data_bytes));
-  fields[0].require_kind(!tensor.kind || range.first % group_size == 0, fmt::format("a multiple of {}", group_size));
+  if (place.offset + place.bytes > data_bytes || place.offset % offload::chunk_alignment != 0)
+    fields[2].refuse(fmt::format("a chunk of {} bytes in the {} bytes of this rank's data", place.bytes, data_bytes));
+  if (tensor.kind && range.first % group_size != 0) fields[0].refuse(fmt::format("a multiple of {}", group_size));
   return {range, {rank, place}};
 }
 
@@ -364,7 +403,9 @@ std::vector<std::filesystem::path> data_files(const std::filesystem::path& folde
 }
 
 std::optional<std::string> read_manifest(const std::filesystem::path& directory) {
-  return read_file(directory / manifest_name, most_json_bytes);
+  auto text = read_file(directory / manifest_name, most_json_bytes);
+  if (text && text->empty()) fail_changed(directory / manifest_name);
+  return text;
 }
 
 SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest) {
@@ -569,12 +610,14 @@ void CheckpointDirectory::make_current(const std::string& folder, const std::str
 
 void CheckpointDirectory::remove_stale() const {
   const auto named = current();
-  if (!named) return;  // everything stays until a saving has replaced the manifest
-  for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-    const std::string name = entry.path().filename().string();
+  if (!named) return;      // everything stays until a saving has replaced the manifest
+  std::error_code failed;  // the next saving removes what stays
+  for (std::filesystem::directory_iterator entry(path_, failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    const std::string name = entry->path().filename().string();
     const bool is_stale = unlocked_because_.empty() || name == replaced_;  // else another job may write to it
-    std::error_code failed;                                                // the next saving removes what stays
-    if (is_folder(name) && name != *named && is_stale) std::filesystem::remove_all(entry.path(), failed);
+    std::error_code stays;
+    if (is_folder(name) && name != *named && is_stale) std::filesystem::remove_all(entry->path(), stays);
   }
 }
 
