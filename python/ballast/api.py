@@ -314,8 +314,8 @@ def load_checkpoint(directory: str | os.PathLike[str], model: torch.nn.Module, o
 
     With another number of ranks, `extra` is that of rank `rank % saved_ranks`. Its tensors are on the host.
 
-    Of the directory of a run, or `directory/NAME` of several, the newest step that all of its ranks have is loaded. Of an
-    address of `ballast push`, such as s3://bucket/run-7, each rank gets the parts that it needs, into a temporary folder.
+    For a run's directory, or `directory/NAME` of several, this loads the newest step that all of its ranks have. From an
+    address of `ballast push`, in text such as "s3://bucket/run-7", each rank gets what it needs into a temporary folder.
 
     Checkpoints of other programs are read too: directories of `torch.distributed.checkpoint` (FSDP2, Accelerate, Lightning),
     of DeepSpeed (ZeRO stages 1 to 3, and universal), and files of `torch.save()`, or folders with them, that hold a model and

@@ -505,6 +505,12 @@ TEST_CASE("files of a checkpoint with other content are refused, or read as what
   const std::filesystem::path manifest = directory.path() / "checkpoint.json";
   const std::filesystem::path index = file_of(directory.path(), "rank-00001.json");
   const std::string manifest_text = text_of(manifest), index_text = text_of(index);
+  constexpr std::string_view before_folder = "\"folder\":\"step-";
+  std::string long_name = manifest_text;
+  long_name.insert(long_name.find(before_folder) + before_folder.size(), std::string(1'000'000, '1'));
+  constexpr std::size_t before_content = 12;
+  long_name = sealed(long_name.substr(before_content, long_name.size() - before_content - around_seal));
+  CHECK_THROWS_WITH(parse_checkpoint(directory.path(), long_name), Contains("B3"));
   std::size_t refused = 0, read = 0;
   for (std::uint64_t seed = 0; seed < 4000; seed += every(8)) {
     CAPTURE(seed);

@@ -19,7 +19,6 @@ from ballast.sizes import human_size
 from ballast.torch.parameters.units import names_in_model
 
 log = logging.getLogger("ballast")
-Written = tuple[int, int]  # offset in the file, and seal
 
 
 def lock(directory: Path) -> _core.CheckpointDirectory:

@@ -1,6 +1,5 @@
-"""The JSON files that describe a checkpoint, which may be damaged or forged, and their content as objects: which chunk holds
-which elements of a tensor. Read, check and write them, and compare the data with its checksums. FORMAT.md describes the files.
-Needs no torch."""
+"""The manifest of a checkpoint, which may be damaged or forged, and its content as objects. Read, check and write it, and
+compare the data with its checksums. FORMAT.md describes the files; zero/checkpoint reads those of the ranks. Needs no torch."""
 
 from __future__ import annotations
 

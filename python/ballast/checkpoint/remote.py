@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from ballast.checkpoint.tensors import LOADING
 from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.json_reader import Json
-from ballast.ranks import by_first_rank
+from ballast.ranks import Agreement, by_first_rank
 from ballast.torch.training.training import Training
 
 log = logging.getLogger("ballast")
@@ -64,7 +65,7 @@ class Remote:
     def put(self, path: Path, name: str) -> int:
         """Write a file, and return its bytes."""
         self._try(f"put {name} to", lambda: self._files.put_file(str(path), self._at(name)))
-        needed, found = path.stat().st_size, int(self._try("look at", lambda: self._files.info(self._at(name)))["size"])
+        needed, found = path.stat().st_size, self.size(name)
         if found != needed:
             fail(
                 "file_call",
@@ -73,6 +74,9 @@ class Remote:
                 needed=f"{needed} bytes",
             )
         return needed
+
+    def size(self, name: str) -> int:
+        return int(self._try(f"look at {name} of", lambda: self._files.info(self._at(name)))["size"])
 
     def put_text(self, name: str, text: bytes) -> None:
         self._try(f"put {name} to", lambda: self._files.pipe_file(self._at(name), text))
@@ -154,7 +158,7 @@ def push(directory: Path, address: str) -> Moved:
 def pull(address: str, directory: Path) -> Moved:
     """Get a checkpoint into a directory, where it becomes the current one when all of its bytes have their checksums: that of
     the address, or the newest of those in folders right below."""
-    remote = _newest(Remote(address))
+    remote = newest(Remote(address))
     for _ in range(manifest.READS):
         text = _manifest_of(remote)
         checkpoint = checkpoint_of(Json(manifest.unsealed(text, remote.address), remote.address))
@@ -188,8 +192,8 @@ def _pull(remote: Remote, text: bytes, checkpoint: Checkpoint, directory: Path) 
 class RemoteCheckpoint:
     """The checkpoint at an address. This process gets the parts that it reads, into files that go with this object."""
 
-    def __init__(self, address: str):
-        self._remote = _newest(Remote(address))
+    def __init__(self, remote: Remote):
+        self._remote = remote
         self._copy = TemporaryDirectory(prefix="ballast-")
         self._got: set[tuple[int, int]] = set()  # the file and the offset of pieces
 
@@ -205,21 +209,51 @@ class RemoteCheckpoint:
         folder = Path(self._copy.name)
         named = checkpoint_of(Json(manifest.unsealed(text, self.path), self.path))
         (folder / named.folder).mkdir(exist_ok=True)
+        self._got.clear()
         needed = [rank_file(number, "json") for number in range(named.ranks)] + [rank_file(rank % named.ranks, "extra")]
-        for name in needed:
-            self._remote.get(f"{named.folder}/{name}", folder / named.folder / name)
-        checkpoint = manifest.parse(folder, text)
+        with self._naming_missing():
+            for name in needed:
+                self._remote.get(f"{named.folder}/{name}", folder / named.folder / name)
+            checkpoint = manifest.parse(folder, text)
+            self._make_files(checkpoint)
+        checkpoint.fetch = partial(self._fetch, checkpoint.folder, checkpoint.files)
+        return checkpoint
+
+    def read(self) -> Checkpoint:
+        """Return the checkpoint. A push may replace it meanwhile: then that one."""
+        for _ in range(manifest.READS):
+            text = self.read_text()
+            try:
+                return self.parse(text, rank=0)
+            except Error:
+                if self.read_text() == text:
+                    raise
+        manifest.fail_replaced(self.path)
+
+    def _make_files(self, checkpoint: Checkpoint) -> None:
+        """Make a file of the right size for each with chunks at the address. Raise B3202 if one of those is cut off."""
         ends = dict.fromkeys(range(checkpoint.ranks), 0)
         for tensor in checkpoint.tensors.values():
             for piece in tensor.pieces:
                 ends[piece.file] = max(ends[piece.file], piece.offset + piece.bytes)
         for path, end in zip(checkpoint.files, ends.values()):
+            name = f"{checkpoint.folder}/{Path(path).name}"
+            if (found := self._remote.size(name)) < end:
+                where = f"{self.path}/{name}"
+                fail(
+                    "bad_record", "cannot get a checkpoint: a file is cut off", where=where, needed=f"{end} bytes, not {found}"
+                )
             with open(path, "wb") as file:
                 file.truncate(-(-end // BLOCK) * BLOCK)  # a reader takes whole blocks
-        checkpoint.fetch = partial(self._fetch, checkpoint)
-        return checkpoint
 
-    def _fetch(self, checkpoint: Checkpoint, wanted: Sequence[_core.Piece]) -> None:
+    @contextmanager
+    def _naming_missing(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            fail("file_call", f"cannot get a checkpoint: {error} is missing", where=self.path)
+
+    def _fetch(self, folder: str, files: Sequence[str], wanted: Sequence[_core.Piece]) -> None:
         missing = {(each.file, each.offset): each.bytes for each in wanted if (each.file, each.offset) not in self._got}
         ranges: list[list[int]] = []  # file, begin and end
         for (file, offset), length in sorted(missing.items()):
@@ -230,10 +264,10 @@ class RemoteCheckpoint:
                 ranges.append([file, offset, offset + length])
 
         def get(file: int, begin: int, end: int) -> None:
-            path = Path(checkpoint.files[file])
-            self._remote.get_range(f"{checkpoint.folder}/{path.name}", begin, end, path)
+            path = Path(files[file])
+            self._remote.get_range(f"{folder}/{path.name}", begin, end, path)
 
-        with ThreadPoolExecutor(CALLS_AT_ONCE) as calls:
+        with self._naming_missing(), ThreadPoolExecutor(CALLS_AT_ONCE) as calls:
             for done in [calls.submit(get, *each) for each in ranges]:
                 done.result()
         self._got.update(missing)
@@ -243,7 +277,10 @@ def remote_checkpoint(address: str, access: Training) -> RemoteCheckpoint:
     """Return the checkpoint that rank 0 finds at an address. All ranks call it together."""
     if access.outer is not None:
         refuse("cannot load from an address with outer=", needed="a directory, with the folders of hosts; see `ballast pull`")
-    return RemoteCheckpoint(by_first_rank(access.group, LOADING, lambda: _newest(Remote(address)).address))
+    found = by_first_rank(access.group, LOADING, lambda: newest(Remote(address)).address)
+    with Agreement(access.group, LOADING).settled():
+        place = RemoteCheckpoint(Remote(found))
+    return place
 
 
 def is_address(path: str) -> bool:
@@ -255,7 +292,7 @@ def is_address(path: str) -> bool:
     return "://" in path
 
 
-def _newest(remote: Remote) -> Remote:
+def newest(remote: Remote) -> Remote:
     """Return the address itself, if it has a checkpoint, or the folder below with the newest one."""
     if remote.text(MANIFEST) is not None:
         return remote

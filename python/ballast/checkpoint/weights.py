@@ -18,7 +18,7 @@ from ballast.checkpoint import manifest
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.manifest import MOMENTS, Checkpoint
-from ballast.checkpoint.remote import RemoteCheckpoint, is_address
+from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
 from ballast.checkpoint.sources import Latest
 from ballast.checkpoint.tensors import state_part
 from ballast.checks import fail, refuse
@@ -100,8 +100,7 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     """Return the weights in a checkpoint of any kind, or in files of safetensors or torch.save(). Reads no values. A model says
     which of several sets of weights is meant."""
     if isinstance(files, str) and is_address(files):
-        place = RemoteCheckpoint(files)
-        checkpoint = place.parse(place.read_text(), rank=0)
+        checkpoint = RemoteCheckpoint(newest(Remote(files))).read()
         return Weights(_tensors_of(checkpoint), trained_only=bool(checkpoint.converted_from))
     path = Path(files) if isinstance(files, (str, os.PathLike)) else None
     kind = kind_of(path) if path is not None else ""

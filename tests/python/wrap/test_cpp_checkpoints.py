@@ -97,3 +97,17 @@ def test_an_own_step_is_refused_in_cpp(tmp_path):
         train_in_cpp(tmp_path, "--steps", 2)
     assert "B1009" in failed.value.stderr and "it is of another update rule" in failed.value.stderr
     assert "that of RMSprop" in failed.value.stderr
+
+
+def test_what_cpp_cannot_keep_is_refused_on_all_ranks_and_numbers_of_python_are_no_obstacle(tmp_path):
+    torch.manual_seed(0)
+    model = Gpt()
+    optimizer = ballast.wrap(torch.optim.AdamW([{"params": list(model.parameters()), "mine": float("inf")}]), model)
+    optimizer.memory()
+    ballast.save(tmp_path, model, optimizer, extra=bytes(100_000))
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        train_in_cpp(tmp_path, "--steps", 2, "--ranks", 2)
+    assert "its note does not fit into a commit" in failed.value.stderr
+    ballast.save(tmp_path, model, optimizer, extra=b"")
+    assert len([*tmp_path.glob("step-*")]) == 1  # the folder before is removed
+    train_in_cpp(tmp_path, "--steps", 1, "--ranks", 2)

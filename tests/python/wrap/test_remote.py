@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from pathlib import Path
 from typing import Any
@@ -230,3 +231,49 @@ def test_a_chunk_that_changed_on_the_way_is_not_loaded(tmp_path):
     FaultyFiles.refusals = 99
     with pytest.raises(ballast.FailureError, match="B3201 cannot get .* after 5 attempts"):
         ballast.load(Tower(), "faulty://run")
+
+
+def test_a_missing_file_is_found_before_anything_changes(tmp_path):
+    remote.push(saved(tmp_path / "here"), "faulty://run")
+    [data] = [path for path in FaultyFiles.store if path.endswith(".data")]
+    FaultyFiles().pipe_file(data, FaultyFiles.store[data].getvalue()[:-5000])
+    model = Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    with pytest.raises(ballast.FailureError, match="B3202 cannot get a checkpoint: a file is cut off"):
+        ballast.load_checkpoint("faulty://run", model, optimizer)
+    FaultyFiles().rm(data)
+    with pytest.raises(ballast.FailureError, match=r"B3201 cannot get a checkpoint: .*data is missing"):
+        ballast.load_checkpoint("faulty://run", model, optimizer)
+    Loop(steps=1).train(model, optimizer)  # it is as it was
+
+
+@pytest.mark.parametrize("moment", ["get", "get_range"])
+def test_a_checkpoint_that_is_replaced_while_ranges_are_read_is_read_anew(moment, tmp_path):
+    remote.push(saved(tmp_path / "older"), "faulty://run")
+    newer, real, calls = saved(tmp_path / "newer", steps=3), getattr(remote.Remote, moment), []
+
+    def replaced_first(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            remote.push(newer, "faulty://run")
+        return real(self, *arguments)
+
+    model, weights = Tower(), Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    with mock.patch.object(remote.Remote, moment, replaced_first):
+        assert ballast.load_checkpoint("faulty://run", model, optimizer) == 3
+        ballast.load(weights, "faulty://run")
+    with ballast.gather(model):
+        assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights.parameters()))
+
+
+def test_nothing_is_left_of_the_parts_that_were_got(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    remote.push(saved(tmp_path / "here"), "faulty://run")
+    model = Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    gc.disable()
+    ballast.load_checkpoint("faulty://run", model, optimizer)
+    gc.enable()
+    assert not any((tmp_path / "temporary").iterdir())
