@@ -296,8 +296,8 @@ struct Training::Impl {
 
   std::size_t device_bytes() const { return running.memory()[static_cast<std::size_t>(Tier::device)]; }
 
-  CheckpointPlace checkpoint_in(const std::filesystem::path& directory) const {
-    return {.plan = plan, .world = world, .directory = directory, .log = options.drives.log};
+  CheckpointPlace checkpoint_in(const std::filesystem::path& directory) {
+    return {.plan = plan, .world = world, .known = checkpoints, .directory = directory, .log = options.drives.log};
   }
 
   // A change that belongs to no round of its own is one of the last round's state.
@@ -385,6 +385,7 @@ struct Training::Impl {
   std::vector<std::byte> note;
   JointRound round{};
   bool has_begun = false;
+  KnownCheckpoints checkpoints{};
   bool is_offloaded = false;
   bool norm_is_known = false;  // whether this step's norm is known
 };

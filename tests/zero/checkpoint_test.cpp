@@ -330,6 +330,29 @@ TEST_CASE("a checkpoint that does not fit is refused, and stays as it is") {
   }
 }
 
+TEST_CASE("two trainings do not take turns in a directory") {
+  const TemporaryDirectory directory;
+  const KeptRun run = training_of(1, 0);
+  saved_by(run, directory.path(), 1);
+  CHECK(failures_of_ranks(1, [&](Communicator& world) {
+          Training old(run.model, world, run.rules, run.options), other(run.model, world, run.rules, run.options);
+          old.start(initial_parameters());
+          other.start(initial_parameters());
+          expect(old.load(directory.path() / ""), "a checkpoint");
+          old.save(directory.path());
+          old.save(directory.path());    // it replaces its own
+          other.save(directory.path());  // a training that begins replaces what is there
+          try {
+            old.save(directory.path());
+            throw std::runtime_error("the test expects a refusal");
+          } catch (const Error& error) {
+            expect(error.code() == Code::directory_in_use, "B2204");
+          }
+          expect(old.load(directory.path()), "the other checkpoint");
+          old.save(directory.path());
+        }) == no_failures(1));
+}
+
 TEST_CASE("tensors whose names would be one are not saved, and notes that are too large not loaded") {
   const TemporaryDirectory directory;
   KeptRun run = training_of(2, 3);

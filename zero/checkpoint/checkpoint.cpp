@@ -196,6 +196,25 @@ void require_same_model(const std::filesystem::path& directory, const SavedTenso
   });
 }
 
+// Otherwise two jobs would take turns, and a reader would get the state of either. If this saving fails, either checkpoint may be the
+// current one, and the next saving may replace both.
+void require_same_history(const CheckpointPlace& place, const CheckpointDirectory& directory,
+                          const std::string& folder) {
+  const std::string there = directory.current().value_or("");
+  std::set<std::string>& here = place.known[std::filesystem::weakly_canonical(place.directory)];
+  const bool is_own = std::ranges::any_of(place.known, [&](const auto& each) { return each.second.contains(there); });
+  require(here.empty() || there.empty() || is_own, Code::directory_in_use, [&] {
+    return Problem{
+        .what = fmt::format("cannot save: another job has saved {} here since this training saved or loaded", there),
+        .where = place.directory.string(),
+        .needed = "one job that saves to a directory",
+        .remedy =
+            "Stop the other job, or save to another directory. To resume from the checkpoint that is "
+            "there, load it; to replace it, remove it first."};
+  });
+  here.insert({folder, there});
+}
+
 std::string new_folder(Communicator& world, std::uint64_t step) {
   std::int64_t token = world.rank() == 0 ? static_cast<std::int64_t>(std::random_device()()) : 0;
   world.all_reduce({&token, 1});
@@ -229,6 +248,7 @@ void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span
                         directory->unlocked_because(), place.directory.string()));
       }
       require_same_model(place.directory, checkpoint.tensors);
+      require_same_history(place, *directory, checkpoint.folder);
       directory->create(checkpoint.folder);
     });
     on_all_ranks(world, [&] {
@@ -478,6 +498,7 @@ bool load_checkpoint(const CheckpointPlace& place, const std::vector<LocalTile>&
       reading->loading.fill(each.part);
   };
   change_together(change, fill, reading->loaded, place.world);
+  place.known[std::filesystem::weakly_canonical(place.directory)] = {reading->saved.folder};
   return true;
 }
 

@@ -9,24 +9,32 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "zero/plan/compile.h"
 
 namespace ballast {
 
+// The folders of the checkpoints that a training has saved, loaded or replaced, by directory.
+using KnownCheckpoints = std::map<std::filesystem::path, std::set<std::string>>;
+
 // The training that saves or loads, and where. All of it outlives a call.
 struct CheckpointPlace {
   const CompiledPlan& plan;
   Communicator& world;
+  KnownCheckpoints& known;
   std::filesystem::path directory{};
   Log* log = nullptr;
 };
 
 // Writes a checkpoint, which replaces that of the directory once all of it is on the drive. `tiles` are those that this rank keeps, and
 // `visit` shows them with their memory. All ranks call it together, and all throw what fails on one: B1001 if the checkpoint there is
-// of another model or if they do not share the directory, B2202 without space, B2204 if another job saves there.
+// of another model or if they do not share the directory, B2202 without space, B2204 if another job saves
+// there, or has saved since this training has saved or loaded there.
 void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span<const std::byte> note,
                      const std::vector<LocalTile>& tiles, const std::function<void(const TileVisitor& visitor)>& visit);
 

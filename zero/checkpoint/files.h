@@ -141,6 +141,8 @@ class CheckpointDirectory {
   // Why it is not locked; empty: it is. Nothing prevents two jobs from saving to it at once then, and folders of stopped savings stay.
   const std::string& unlocked_because() const { return unlocked_because_; }
 
+  std::optional<std::string> current() const;  // the folder that the manifest names; none if it cannot be read
+
   // Makes a folder, and removes those of savings that were stopped.
   void create(const std::string& folder);
   // Replaces the manifest, once all ranks have written their files. Readers find the old checkpoint before, and the new one afterwards.
@@ -152,8 +154,6 @@ class CheckpointDirectory {
   void release() noexcept { lock_.reset(); }
 
  private:
-  std::optional<std::string> current() const;  // the folder that the manifest names; none if it cannot be read
-
   std::filesystem::path path_;
   std::optional<offload::DirectoryLock> lock_{};
   std::string unlocked_because_{};
