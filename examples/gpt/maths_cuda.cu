@@ -458,6 +458,18 @@ class GpuMaths : public Maths {
                                  floats(targets.losses), numbers(targets.gradient));
   }
 
+  // CUDA loads cuBLAS with its first product, and may wait for all work of the GPU meanwhile: also for that of NCCL, which waits
+  // for ranks that load theirs.
+  void load_products() {
+    constexpr std::size_t side = 16, all = side * side;
+    const View memory(scratch(3 * all * byte_size(DType::bf16)).data(), 3 * all, DType::bf16);
+    clear(memory);
+    multiply({.a = readable(matrix(memory.part(0, all), side)),
+              .b = readable(matrix(memory.part(all, all), side)),
+              .to = matrix(memory.part(2 * all, all), side)});
+    finish();
+  }
+
   void upload(std::span<const std::byte> from, const View& to) override {
     ballast::copy(to.data(), from.data(), from.size(), stream_);
   }
@@ -536,6 +548,10 @@ class GpuMaths : public Maths {
 
 }  // namespace
 
-std::unique_ptr<Maths> gpu_maths(StreamHandle stream, int gpu) { return std::make_unique<GpuMaths>(stream, gpu); }
+std::unique_ptr<Maths> gpu_maths(StreamHandle stream, int gpu) {
+  auto maths = std::make_unique<GpuMaths>(stream, gpu);
+  maths->load_products();
+  return maths;
+}
 
 }  // namespace ballast::gpt

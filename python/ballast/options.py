@@ -84,8 +84,7 @@ class MachineOptions:
     )
     gpu: Option[str | None, str | None] = Option(
         None,
-        f'the name of a GPU, such as "h100"; by default "{USUAL_GPU}", the measured one, or one that `gpu_memory` and '
-        "`flops` describe",
+        f'the name of a GPU, such as "h100"; by default "{USUAL_GPU}", the measured one, or `gpu_memory` and `flops`',
         read_with=lambda given, of: read_gpu(given, of.measured),
         metavar="NAME",
     )

@@ -388,6 +388,7 @@ std::string SavedExtra::read() const {
 std::vector<SavedExtra> read_indexes(const std::filesystem::path& folder, const std::vector<std::uint64_t>& seals,
                                      SavedTensors& tensors) {
   std::vector<SavedExtra> extras;
+  extras.reserve(seals.size());
   for (const std::uint64_t seal : seals)
     extras.push_back(read_index(folder, extras.size(), seal, tensors));
   for (auto& [name, tensor] : tensors)
@@ -516,7 +517,7 @@ std::span<const std::byte> PieceReader::go_to(const SavedPiece& piece, const std
     if (error.code() != Code::bad_record) throw;
     Problem problem = error.problem();
     problem.where += fmt::format(": {}, elements {} to {}", tensor, piece.range.first, piece.range.end());
-    fail(Code::bad_record, std::move(problem));
+    fail(Code::bad_record, problem);
   }
   current_ = piece.place;
   return now_;

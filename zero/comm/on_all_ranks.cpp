@@ -171,6 +171,7 @@ void require_same_options(Communicator& world, const std::vector<NamedValue>& mi
 
 void require_same_parameters(Communicator& world, const std::vector<std::string>& mine) {
   std::vector<NamedValue> values;
+  values.reserve(mine.size());
   for (const std::string& line : mine)
     values.emplace_back("", line);
   const auto other = first_other_value(world, values);

@@ -512,7 +512,7 @@ def test_commands_know_each_optimizer_of_a_checkpoint(tmp_path, capsys):
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert (content["format"], content["optimizer"], content["others"][0]["optimizer"]) == (1, "AdamW", "RMSprop")
-    state = state_in(tmp_path, manifest.read(tmp_path))
+    state = state_in(manifest.read(tmp_path))
     assert set(state["first.weight"]) == {"exp_avg", "exp_avg_sq"}
     assert set(state["position"]) == {"square_avg", "step"}
 
