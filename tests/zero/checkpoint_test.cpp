@@ -528,18 +528,25 @@ TEST_CASE("files of a checkpoint with other content are refused, or read as what
   const std::filesystem::path manifest = directory.path() / "checkpoint.json";
   const std::filesystem::path index = file_of(directory.path(), "rank-00001.json");
   const std::string manifest_text = text_of(manifest), index_text = text_of(index);
+  const auto read_all = [&](const std::string& text) {
+    const SavedCheckpoint found = parse_checkpoint(directory.path(), text);
+    for (const auto& [name, tensor] : found.tensors) {
+      PieceReader reader(found.files, tensor.pieces);
+      for (const SavedPiece& piece : tensor.pieces)
+        reader.go_to(piece, name);
+    }
+  };
   constexpr std::string_view before_folder = "\"folder\":\"step-";
   std::string long_name = manifest_text;
   long_name.insert(long_name.find(before_folder) + before_folder.size(), std::string(1'000'000, '1'));
   constexpr std::size_t before_content = 12;
   long_name = sealed(long_name.substr(before_content, long_name.size() - before_content - around_seal));
   CHECK_THROWS_WITH(parse_checkpoint(directory.path(), long_name), Contains("B3"));
-  std::size_t refused = 0, read = 0;
-  for (std::uint64_t seed = 0; seed < 4000; seed += every(8)) {
+  for (std::uint64_t seed = 0; seed < 4000; seed += every(2)) {
     CAPTURE(seed);
     std::mt19937_64 random(seed);
     std::string text = manifest_text;
-    if (seed / every(8) % 2 == 0) {
+    if (seed / every(2) % 2 == 0) {
       text = sealed(changed(manifest_text, random));
     } else {
       const std::string other = sealed(changed(index_text, random));
@@ -554,18 +561,11 @@ TEST_CASE("files of a checkpoint with other content are refused, or read as what
       text = sealed(content);
     }
     try {
-      const SavedCheckpoint found = parse_checkpoint(directory.path(), text);
-      for (const auto& [name, tensor] : found.tensors) {
-        PieceReader reader(found.files, tensor.pieces);
-        for (const SavedPiece& piece : tensor.pieces)
-          reader.go_to(piece, name);
-      }
-      ++read;
-    } catch (const Error&) {
-      ++refused;
+      read_all(text);
+    } catch (const Error& error) {
+      CHECK(error.code() != Code::internal);
     }
     std::ofstream(index, std::ios::binary) << index_text;
   }
-  CHECK(refused > 0);
-  CHECK(read > 0);
+  CHECK_NOTHROW(read_all(manifest_text));
 }
