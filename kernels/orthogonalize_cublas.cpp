@@ -49,8 +49,8 @@ class CudaOrthogonalizer : public Orthogonalizer {
   CudaOrthogonalizer(const CudaOrthogonalizer&) = delete;
   CudaOrthogonalizer& operator=(const CudaOrthogonalizer&) = delete;
 
-  // CUDA loads cuBLAS with its first product, and may wait for all work of the GPU meanwhile: also for that of NCCL, which waits
-  // for ranks that load theirs.
+  // The first product makes CUDA load cuBLAS, which may synchronize the GPU. Later, beside a collective of NCCL, that could be a
+  // deadlock between ranks.
   void load() {
     constexpr std::size_t side = 16;
     MemoryAccounts accounts;

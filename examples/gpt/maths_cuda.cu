@@ -458,8 +458,8 @@ class GpuMaths : public Maths {
                                  floats(targets.losses), numbers(targets.gradient));
   }
 
-  // CUDA loads cuBLAS with its first product, and may wait for all work of the GPU meanwhile: also for that of NCCL, which waits
-  // for ranks that load theirs.
+  // The first product makes CUDA load cuBLAS, which may synchronize the GPU. Later, beside a collective of NCCL, that could be a
+  // deadlock between ranks.
   void load_products() {
     constexpr std::size_t side = 16, all = side * side;
     const View memory(scratch(3 * all * byte_size(DType::bf16)).data(), 3 * all, DType::bf16);

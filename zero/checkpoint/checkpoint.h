@@ -32,9 +32,10 @@ struct CheckpointPlace {
 };
 
 // Writes a checkpoint, which replaces that of the directory once all of it is on the drive. `tiles` are those that this rank keeps, and
-// `visit` shows them with their memory. All ranks call it together, and all throw what fails on one: B1001 if the checkpoint there is
-// of another model or if they do not share the directory, B2202 without space, B2204 if another job saves
-// there, or has saved since this training has saved or loaded there.
+// `visit` shows them with their memory. All ranks call it together, and all throw what fails on one:
+// - B1001: the directory has a checkpoint of another model, or not all ranks see it.
+// - B2202: the drive has too little space.
+// - B2204: another job saves there, or has saved since this training saved or loaded there.
 void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span<const std::byte> note,
                      const std::vector<LocalTile>& tiles, const std::function<void(const TileVisitor& visitor)>& visit);
 

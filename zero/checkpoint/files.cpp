@@ -155,7 +155,7 @@ class Value {
   std::string at_;
 };
 
-// As Python's json.dumps(content, sort_keys=True, separators=(",", ":")) writes it.
+// Returns the text that Python's json.dumps(content, sort_keys=True, separators=(",", ":")) writes.
 std::string canonical(const json& content) {
   try {
     return content.dump(-1, ' ', true);

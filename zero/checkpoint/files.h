@@ -98,8 +98,8 @@ class PieceReader {
   // Throws B3202 for a file that is too short for its pieces.
   PieceReader(const std::vector<std::filesystem::path>& files, const std::vector<SavedPiece>& wanted);
 
-  // The chunk of the next piece, or of the same one again; it is valid until the next call. A damaged one is B3202, with the elements
-  // of the tensor, and the one after it can still be read.
+  // Returns the chunk of the next piece, or of the same one again, which stays valid until the next call. Throws B3202, with the
+  // elements of the tensor, if the chunk is damaged; later pieces can still be read.
   std::span<const std::byte> go_to(const SavedPiece& piece, const std::string& tensor);
   std::span<const std::byte> now() const { return now_; }
 

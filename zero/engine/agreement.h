@@ -152,8 +152,8 @@ class TensorSums {
   Buffer host_;  // pinned if there is a GPU; reserved by the first call, because few trainings ask for these norms
 };
 
-// Which rank the others wait for. Refuses options of the step, of which this is the digest, that are not those of rank 0: one
-// exchange tells ranks both. All ranks call together, and get or throw the same.
+// Returns the rank for which the others wait. Throws B1001 if the step has other options than on rank 0: `options` is their digest.
+// One exchange serves both. All ranks call it together, and get or throw the same.
 inline Straggler find_straggler(Mesh& mesh, double own_seconds, std::int64_t options = 0) {
   std::vector<std::int64_t> nanoseconds(2 * mesh.ranks());  // and digests, of each rank; the sums put them together
   nanoseconds[mesh.rank()] = static_cast<std::int64_t>(own_seconds * 1e9);

@@ -15,7 +15,7 @@ struct PartOfTile {
   std::size_t in_tile = 0;
 };
 
-// In order. Padding is in none.
+// Returns them in order. Padding belongs to no part.
 std::vector<PartOfTile> parts_in(const CompiledPlan& plan, const LocalTile& tile);
 
 }  // namespace ballast

@@ -1,5 +1,5 @@
-"""What is computed for some tokens at a time, so that the rest has no activations meanwhile: the cross entropy of a language
-model, whose forward and backward of a chunk are one step, and modules that are computed again in backward, tile by tile."""
+"""Less activation memory by computing some tokens at a time: a cross entropy that makes forward and backward of each chunk
+together, and modules that are recomputed in backward, tile by tile."""
 
 from __future__ import annotations
 

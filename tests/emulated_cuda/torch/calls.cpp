@@ -23,7 +23,7 @@ std::size_t emulated_total_bytes(int gpu) {
   cudaDeviceProp properties{};
   return cudaGetDeviceProperties(&properties, gpu) == cudaSuccess ? properties.totalGlobalMem : 0;
 }
-// Takes memory of the current GPU that nobody touches; null if too little is free.
+// Allocates memory of the current GPU, which stays unused; null if too little is free.
 void* emulated_take(std::size_t bytes) {
   void* memory = nullptr;
   return cudaMalloc(&memory, bytes) == cudaSuccess ? memory : nullptr;
