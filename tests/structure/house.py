@@ -44,6 +44,7 @@ PUBLIC_HEADERS = {
     "records.h": "zero/engine",
     "step.h": "zero/engine",
     "joint_runs.h": "zero/runs",
+    "safetensors.h": "zero",
     "tensor_state.h": "zero",
     "training.h": "zero",
 }
@@ -133,7 +134,7 @@ VENDORS = [
     Vendor("CUDA", r"(cuda|cub/|cooperative_groups|nvtx|nvml).*", ["*.cu", "*.cuh", "kernels/runtime/*cuda*"]),
     Vendor("pybind11", r"pybind11/.*", ["python/bindings/*", "benchmarks/harness/python_interface.cpp"]),
     Vendor("Catch2", r"catch2/.*", ["tests/*"]),
-    Vendor("nlohmann-json", r"nlohmann/.*", ["zero/checkpoint/files.cpp", "benchmarks/*", "examples/*"]),
+    Vendor("nlohmann-json", r"nlohmann/.*", ["zero/checkpoint/json_value.h", "benchmarks/*", "examples/*"]),
     Vendor("CLI11", r"CLI/.*", ["benchmarks/*", "examples/*"]),
 ]
 

@@ -13,12 +13,11 @@
 #include <functional>
 #include <numeric>
 
-#include <nlohmann/json.hpp>
-
 #include "kernels/runtime/system_resources.h"
 #include "kernels/state_access.h"
 #include "offload/checksum.h"
 #include "offload/file.h"
+#include "zero/checkpoint/json_value.h"
 
 namespace ballast {
 namespace {
@@ -27,23 +26,11 @@ using nlohmann::json;
 
 constexpr std::uint64_t version = 1;
 constexpr std::uint64_t most_json_bytes = std::uint64_t{256} << 20;
-constexpr std::uint64_t most_bytes = std::uint64_t{1}
-                                     << 56;  // of a file: sums and products of such numbers do not overflow
-constexpr std::size_t most_dimensions = 64;
 constexpr const char* manifest_name = "checkpoint.json";
 constexpr std::string_view before_content = "{\"content\": ";
 constexpr std::string_view before_seal = ", \"seal\": \"";
 constexpr std::string_view after_seal = "\"}\n";
 constexpr std::size_t seal_digits = 16;
-
-[[noreturn]] void fail_malformed(const std::filesystem::path& file, const std::string& why,
-                                 const std::string& needed = {}) {
-  fail(Code::bad_record,
-       {.what = "cannot use a file: " + why,
-        .where = file.string(),
-        .needed = needed,
-        .remedy = "It is damaged, or made by another program. Get it again from its source, or use an earlier one."});
-}
 
 [[noreturn]] void fail_changed(const std::filesystem::path& file) {
   fail(Code::bad_record, {.what = "a file of the checkpoint is not what was written", .where = file.string()});
@@ -81,79 +68,15 @@ std::string read_there(const std::filesystem::path& path, std::uint64_t most) {
 
 // --- JSON ---
 
-// A value in a JSON file. Its methods return it in a type of C++, and name its place in errors.
-class Value {
- public:
-  Value(const json& value, const std::filesystem::path& file, std::string at = {})
-      : value_(value), file_(file), at_(std::move(at)) {}
-
-  Value operator[](const std::string& key) const {
-    require_kind(value_.is_object(), "an object");
-    const auto found = value_.find(key);
-    if (found == value_.end()) fail_malformed(file_, below(key) + " is missing");
-    return {*found, file_, below(key)};
-  }
-
-  bool has(const std::string& key) const { return value_.is_object() && value_.contains(key); }
-
-  void each_item(const std::function<void(const std::string& key, const Value& value)>& visit) const {
-    require_kind(value_.is_object(), "an object");
-    for (const auto& [key, value] : value_.items())
-      visit(key, {value, file_, below(key)});
-  }
-
-  std::vector<Value> elements(std::optional<std::size_t> count = {}) const {
-    require_kind(value_.is_array() && value_.size() == count.value_or(value_.size()),
-                 count ? fmt::format("a list of {}", *count) : "a list");
-    std::vector<Value> found;
-    for (const json& each : value_)
-      found.push_back({each, file_, fmt::format("{}[{}]", at_, found.size())});
-    return found;
-  }
-
-  std::size_t count(std::uint64_t most = std::uint64_t{INT64_MAX}) const {
-    require_kind(value_.is_number_unsigned() && value_.get<std::uint64_t>() <= most,
-                 most == INT64_MAX ? "a whole number from 0 on" : fmt::format("a whole number from 0 to {}", most));
-    return value_.get<std::uint64_t>();
-  }
-
-  std::string text() const {
-    require_kind(value_.is_string(), "text");
-    return value_.get<std::string>();
-  }
-
-  bool flag() const {
-    require_kind(value_.is_boolean(), "true or false");
-    return value_.get<bool>();
-  }
-
-  std::uint64_t seal() const {
-    const std::string digits = text();
-    std::uint64_t number = 0;
-    const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), number, 16);
-    require_kind(digits.size() == seal_digits && failure == std::errc{} && end == digits.data() + digits.size() &&
-                     digits == text_of(number),
-                 "16 hexadecimal digits");
-    return number;
-  }
-
-  void require_kind(bool is, const std::string& needed) const {
-    if (!is) refuse(needed);
-  }
-
-  [[noreturn]] void refuse(const std::string& needed) const {
-    std::string shown = value_.is_object() ? "an object" : value_.is_array() ? "a list" : value_.dump(-1, ' ', true);
-    if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
-    fail_malformed(file_, fmt::format("{} is {}", at_.empty() ? "its content" : at_, shown), needed);
-  }
-
- private:
-  std::string below(const std::string& key) const { return at_.empty() ? key : at_ + "." + key; }
-
-  const json& value_;
-  const std::filesystem::path& file_;
-  std::string at_;
-};
+std::uint64_t seal_in(const JsonValue& value) {
+  const std::string digits = value.text();
+  std::uint64_t number = 0;
+  const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), number, 16);
+  value.require_kind(digits.size() == seal_digits && failure == std::errc{} && end == digits.data() + digits.size() &&
+                         digits == text_of(number),
+                     "16 hexadecimal digits");
+  return number;
+}
 
 // Returns the text that Python's json.dumps(content, sort_keys=True, separators=(",", ":")) writes.
 std::string canonical(const json& content) {
@@ -236,7 +159,7 @@ constexpr TorchType torch_types[] = {{"float32", 4, DType::fp32},
                                      {"uint64", 8, {}},
                                      {"complex128", 16, {}}};
 
-const TorchType& torch_type(const Value& name) {
+const TorchType& torch_type(const JsonValue& name) {
   const std::string found = name.text();
   const auto* const known = std::ranges::find(torch_types, found, &TorchType::name);
   name.require_kind(known != std::end(torch_types), "the name of a dtype of torch");
@@ -256,20 +179,14 @@ bool is_folder(std::string_view name) {
          token.find_first_not_of(hex_digits) == std::string_view::npos;
 }
 
-SavedTensor tensor_of(const Value& entry) {
+SavedTensor tensor_of(const JsonValue& entry) {
   const TorchType& type = torch_type(entry["dtype"]);
   SavedTensor tensor{.role = entry["role"].text(),
                      .dtype = std::string(type.name),
                      .item_bytes = entry["item_bytes"].count(),
+                     .shape = entry["shape"].shape(),
                      .steps = entry["steps"].count()};
   entry["item_bytes"].require_kind(tensor.item_bytes == type.bytes, fmt::format("{}, for {}", type.bytes, type.name));
-  const Value shape = entry["shape"];
-  for (const Value& size : shape.elements()) {
-    const std::size_t before = tensor.elements();
-    tensor.shape.push_back(size.count(most_bytes));
-    const bool fits = before == 0 || tensor.shape.back() <= most_bytes / before;
-    shape.require_kind(fits && tensor.shape.size() <= most_dimensions, "the shape of a tensor that fits into files");
-  }
   if (tensor.role != "trained") return tensor;
   const std::string format = entry["format"].text();
   const auto* const known =
@@ -283,10 +200,10 @@ SavedTensor tensor_of(const Value& entry) {
   return tensor;
 }
 
-SavedPiece piece_of(const Value& chunk, std::size_t rank, const SavedTensor& tensor, std::uint64_t data_bytes) {
-  const std::vector<Value> fields = chunk.elements(4);
+SavedPiece piece_of(const JsonValue& chunk, std::size_t rank, const SavedTensor& tensor, std::uint64_t data_bytes) {
+  const std::vector<JsonValue> fields = chunk.elements(4);
   const Range range{fields[0].count(most_bytes), fields[1].count(data_bytes)};
-  const offload::Chunk place{fields[2].count(most_bytes), tensor.chunk_bytes(range.count), fields[3].seal()};
+  const offload::Chunk place{fields[2].count(most_bytes), tensor.chunk_bytes(range.count), seal_in(fields[3])};
   if (place.offset + place.bytes > data_bytes || place.offset % offload::chunk_alignment != 0)
     fields[2].refuse(fmt::format("a chunk of {} bytes in the {} bytes of this rank's data", place.bytes, data_bytes));
   if (tensor.kind && range.first % group_size != 0) fields[0].refuse(fmt::format("a multiple of {}", group_size));
@@ -309,23 +226,23 @@ SavedExtra read_index(const std::filesystem::path& folder, std::size_t rank, std
   const std::string text = read_there(file, most_json_bytes);
   if (seal_of(text) != seal) fail_changed(file);
   const json content = unsealed(text, file);
-  const Value index(content, file);
+  const JsonValue index(content, file);
   const std::uint64_t data_bytes = index["data_bytes"].count(most_bytes);
   std::vector<SavedPiece> pieces;
-  index["chunks"].each_item([&](const std::string& name, const Value& chunks) {
+  index["chunks"].each_item([&](const std::string& name, const JsonValue& chunks) {
     const auto tensor = tensors.find(name);
     if (tensor == tensors.end())
       fail_malformed(file, fmt::format("it has chunks of {}, which is no tensor of the checkpoint", name));
-    for (const Value& chunk : chunks.elements()) {
+    for (const JsonValue& chunk : chunks.elements()) {
       pieces.push_back(piece_of(chunk, rank, tensor->second, data_bytes));
       tensor->second.pieces.push_back(pieces.back());
     }
   });
   require_apart(std::move(pieces), file);
-  const Value extra = index["extra"];
+  const JsonValue extra = index["extra"];
   return {.file = folder / rank_file(rank, "extra"),
           .bytes = extra["bytes"].count(most_bytes),
-          .seal = extra["seal"].seal(),
+          .seal = seal_in(extra["seal"]),
           .is_raw = extra.has("raw") && extra["raw"].flag()};
 }
 
@@ -346,7 +263,7 @@ void sort_pieces(const std::string& name, SavedTensor& tensor) {
   });
 }
 
-void require_known_format(const Value& content, const std::filesystem::path& file) {
+void require_known_format(const JsonValue& content, const std::filesystem::path& file) {
   const std::uint64_t found = content["format"].count();
   require(found <= version, Code::newer_format, [&] {
     const std::string writer = content.has("written_by") ? content["written_by"].text() : "a newer version";
@@ -356,8 +273,8 @@ void require_known_format(const Value& content, const std::filesystem::path& fil
   });
 }
 
-std::string moment_in(const Value& content, const std::string& kind) {
-  const Value moments = content["moments"];
+std::string moment_in(const JsonValue& content, const std::string& kind) {
+  const JsonValue moments = content["moments"];
   return moments.has(kind) ? moments[kind].text() : "";
 }
 
@@ -412,7 +329,7 @@ std::optional<std::string> read_manifest(const std::filesystem::path& directory)
 SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest) {
   const std::filesystem::path file = directory / manifest_name;
   const json parsed = unsealed(manifest, file);
-  const Value content(parsed, file);
+  const JsonValue content(parsed, file);
   require_known_format(content, file);
   SavedCheckpoint checkpoint{.folder = content["folder"].text(),
                              .step = content["step"].count(),
@@ -424,8 +341,8 @@ SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const s
   content["folder"].require_kind(is_folder(checkpoint.folder),
                                  "the name of a folder next to the manifest, such as step-12-8c31f0a2");
   content["tensors"].each_item(
-      [&](const std::string& name, const Value& entry) { checkpoint.tensors.emplace(name, tensor_of(entry)); });
-  const std::vector<Value> indexes = content["indexes"].elements();
+      [&](const std::string& name, const JsonValue& entry) { checkpoint.tensors.emplace(name, tensor_of(entry)); });
+  const std::vector<JsonValue> indexes = content["indexes"].elements();
   content["ranks"].require_kind(content["ranks"].count() == indexes.size() && !indexes.empty(),
                                 fmt::format("{}, the number of indexes, and at least 1", indexes.size()));
   const std::filesystem::path folder = directory / checkpoint.folder;
@@ -437,10 +354,10 @@ SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const s
         .remedy = fmt::format("Copy or move a checkpoint with all its files: {} and that folder.", manifest_name)};
   });
   std::vector<std::uint64_t> seals;
-  for (const Value& index : indexes) {
+  for (const JsonValue& index : indexes) {
     const std::string expected = rank_file(seals.size(), "json");
     index["file"].require_kind(index["file"].text() == expected, expected);
-    seals.push_back(index["seal"].seal());
+    seals.push_back(seal_in(index["seal"]));
   }
   checkpoint.files = data_files(folder, seals.size());
   checkpoint.extras = read_indexes(folder, seals, checkpoint.tensors);
@@ -634,7 +551,7 @@ std::optional<std::string> CheckpointDirectory::current() const {
     if (!manifest) return "";
     const std::filesystem::path file = path_ / manifest_name;
     const json content = unsealed(*manifest, file);
-    return Value(content, file)["folder"].text();
+    return JsonValue(content, file)["folder"].text();
   } catch (const Error&) {
     return {};
   }

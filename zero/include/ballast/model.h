@@ -33,6 +33,7 @@ struct Tensor {
   // The rows of each block of a matrix that a rule of whole matrices treats apart, such as a head, or q, k and v in
   // one. Empty: the matrix is one block.
   std::vector<std::size_t> blocks{};
+  std::string file_name{};  // its name in safetensors files; empty: those of its unit and its own, joined by a dot
 
   std::size_t elements() const;
 };

@@ -1,0 +1,242 @@
+// Tests of safetensors files: weights are read in every format and by ranges, what does not fit or is damaged is refused, and what a
+// training writes has its bits.
+#include <ballast/safetensors.h>
+
+#include <bit>
+#include <limits>
+
+#include "tests/fuzz/mutants.h"
+#include "tests/zero/kept_run.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+namespace fs = std::filesystem;
+using safetensors::Source;
+
+template <class T>
+std::string bytes_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+std::string file_of(const std::string& header, const std::string& data, std::uint64_t bytes = SIZE_MAX) {
+  const std::uint64_t size = std::min<std::uint64_t>(bytes, header.size());
+  return std::string(reinterpret_cast<const char*>(&size), sizeof size) + header + data;
+}
+
+std::string entry(const std::string& name, const std::string& format, const std::string& shape, std::size_t begin,
+                  std::size_t end) {
+  return fmt::format(R"("{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", name, format, shape, begin, end);
+}
+
+void write_file(const fs::path& path, const std::string& content) { std::ofstream(path, std::ios::binary) << content; }
+
+std::string failure_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+std::string failure_of_file(const std::string& content) {
+  const TemporaryDirectory directory;
+  write_file(directory.path() / "model.safetensors", content);
+  return failure_of([&] { const Source source(directory.path()); });
+}
+
+// A model of one tensor "u.t", or of one with a name of its own.
+Model model_of(DType dtype, std::vector<std::size_t> shape, const std::string& file_name = {}) {
+  Model model;
+  model.unit("u", dtype);
+  model.tensor({.name = "t", .shape = std::move(shape), .frozen = dtype == DType::u8, .file_name = file_name});
+  return model;
+}
+
+template <class T>
+std::vector<T> read(const ParameterSource& parameters, Range range) {
+  std::vector<T> values(range.count);
+  parameters(0, 0, range, View(reinterpret_cast<std::byte*>(values.data()), range.count, dtype_of<T>));
+  return values;
+}
+
+template <class T>
+std::vector<unsigned> patterns(const std::vector<T>& values) {
+  std::vector<unsigned> found;
+  for (const T& each : values) {
+    if constexpr (std::is_same_v<T, float>) {
+      found.push_back(std::bit_cast<unsigned>(each));
+    } else {
+      found.push_back(each.bits);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("weights of all formats are read, rounded to nearest") {
+  const TemporaryDirectory directory;
+  const fs::path path = directory.path() / "any.safetensors";
+  // 1 + 2^-8 and 1 + 3 * 2^-8 are ties in bf16. The first tensor of one byte puts the others at odd addresses.
+  const std::vector<double> wide{1.0, 1.0 + 0x1p-8, 1.0 + 0x3p-8, -2.5, 0x1p-30, 65520.0};
+  const std::vector<float> values(wide.begin(), wide.end());
+  const std::vector<std::uint16_t> brain{0x3f80, 0x4000, 0xc020}, half{0x3c00, 0x4000, 0x0001};
+  write_file(path, file_of("{" + entry("pad", "U8", "1", 0, 1) + "," + entry("d", "F64", "2,3", 1, 49) + "," +
+                               entry("f", "F32", "2,3", 49, 73) + "," + entry("b", "BF16", "3", 73, 79) + "," +
+                               entry("h", "F16", "3", 79, 85) + R"(,"__metadata__":{"format":"pt"}})",
+                           "x" + bytes_of(wide) + bytes_of(values) + bytes_of(brain) + bytes_of(half)));
+  const Source source(directory.path());
+  CHECK(source.names() == std::vector<std::string>{"b", "d", "f", "h", "pad"});
+  REQUIRE(source.find("f") != nullptr);
+  CHECK(source.find("f")->format == "F32");
+  CHECK(source.find("f")->shape == std::vector<std::size_t>{2, 3});
+  CHECK(source.find("f")->bytes.size() == 24);
+  CHECK(source.find("u.f") == nullptr);
+  const auto of = [&](const char* name, DType dtype, std::vector<std::size_t> shape) {
+    return Source(path).parameters(model_of(dtype, std::move(shape), name));  // the files outlive the Source
+  };
+  CHECK(patterns(read<bf16>(of("b", DType::bf16, {3}), {0, 3})) == std::vector<unsigned>{0x3f80, 0x4000, 0xc020});
+  CHECK(read<float>(of("b", DType::fp32, {3}), {1, 2}) == std::vector<float>{2.0f, -2.5f});
+  CHECK(read<float>(of("h", DType::fp32, {3}), {0, 3}) == std::vector<float>{1.0f, 2.0f, 0x1p-24f});
+  CHECK(read<std::uint8_t>(of("pad", DType::u8, {1}), {0, 1}) == std::vector<std::uint8_t>{'x'});
+  for (const char* const name : {"d", "f"}) {
+    CHECK(read<float>(of(name, DType::fp32, {2, 3}), {0, 6}) == values);
+    CHECK(read<float>(of(name, DType::fp32, {2, 3}), {2, 2}) == std::vector<float>{values[2], values[3]});
+    CHECK(patterns(read<bf16>(of(name, DType::bf16, {2, 3}), {0, 6})) ==
+          std::vector<unsigned>{0x3f80, 0x3f80, 0x3f82, 0xc020, 0x3080, 0x4780});
+    CHECK(patterns(read<fp16>(of(name, DType::fp16, {2, 3}), {1, 5})) ==
+          std::vector<unsigned>{0x3c04, 0x3c0c, 0xc100, 0x0000, 0x7c00});
+  }
+}
+
+TEST_CASE("long tensors are converted piece by piece") {
+  const TemporaryDirectory directory;
+  std::vector<float> values(200'001);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(i % 251);
+  write_file(directory.path() / "a.safetensors",
+             file_of("{" + entry("u.t", "F32", "200001", 0, 800004) + "}", bytes_of(values)));
+  const ParameterSource parameters = Source(directory.path()).parameters(model_of(DType::bf16, {200'001}));
+  const std::vector<bf16> read_values = read<bf16>(parameters, {7, 199'990});
+  bool is_same = true;
+  for (std::size_t i = 0; i < read_values.size(); ++i)
+    is_same = is_same && kernels::from_bf16(std::uint32_t{read_values[i].bits}) == values[i + 7];
+  CHECK(is_same);
+}
+
+TEST_CASE("an index names the files of a model") {
+  const TemporaryDirectory directory;
+  const auto index = [&](const std::string& weights) {
+    write_file(directory.path() / "model.safetensors.index.json",
+               R"({"metadata":{"total_size":8},"weight_map":{)" + weights + "}}");
+  };
+  const std::string one = entry("u.t", "F32", "1", 0, 4), other = entry("w", "F32", "1", 0, 4);
+  write_file(directory.path() / "1.safetensors", file_of("{" + one + "}", bytes_of<float>({3.0f})));
+  write_file(directory.path() / "2.safetensors", file_of("{" + other + "}", bytes_of<float>({4.0f})));
+  const auto failure = [&] { return failure_of([&] { const Source source(directory.path()); }); };
+  CHECK_THAT(failure(), Contains("B1001 cannot read weights: there are several files, and no index of them"));
+  index(R"("u.t":"1.safetensors","w":"2.safetensors")");
+  CHECK(Source(directory.path()).names() == std::vector<std::string>{"u.t", "w"});
+  const Source source(directory.path() / "model.safetensors.index.json");
+  CHECK(read<float>(source.parameters(model_of(DType::fp32, {1})), {0, 1}) == std::vector<float>{3.0f});
+  CHECK(read<float>(source.parameters(model_of(DType::fp32, {1}, "w")), {0, 1}) == std::vector<float>{4.0f});
+  index(R"("u.t":"1.safetensors","w":"3.safetensors")");
+  CHECK_THAT(failure(), Contains("B3202") && Contains("index.json") && Contains("weight_map.w is \"3.safetensors\"") &&
+                            Contains("the name of a file that is next to the index"));
+  index(R"("u.t":"../1.safetensors")");
+  CHECK_THAT(failure(), Contains("B3202") && Contains("the name of a file that is next to the index"));
+  index(R"("u.t":"1.safetensors","v":"2.safetensors")");
+  CHECK_THAT(failure(), Contains("B3202") && Contains("v is not in 2.safetensors"));
+  index(R"("w":"1.safetensors","w":"2.safetensors")");
+  CHECK_THAT(failure(), Contains("B3202") && Contains("it has w twice"));
+  fs::copy(directory.path() / "1.safetensors", directory.path() / "3.safetensors");
+  index(R"("u.t":"1.safetensors","w":"3.safetensors")");
+  CHECK_THAT(failure(),
+             Contains("B3202") && Contains("3.safetensors") && Contains("another file of the index has u.t too"));
+  index("");
+  write_file(directory.path() / "model.safetensors.index.json", "{}");
+  CHECK_THAT(failure(), Contains("B3202") && Contains("weight_map is missing"));
+  fs::copy(directory.path() / "2.safetensors", directory.path() / "model.safetensors");
+  CHECK(Source(directory.path()).names() == std::vector<std::string>{"w"});  // as transformers does
+}
+
+TEST_CASE("files that are missing or damaged are refused by name") {
+  const std::string floats = bytes_of<float>({1.0f, 2.0f});
+  const std::string whole = entry("a", "F32", "2", 0, 8);
+  CHECK(failure_of_file(file_of("{" + whole + "}", floats)) == "none");
+  CHECK(failure_of_file(file_of("{}", "")) == "none");
+  const std::pair<std::string, std::string> damaged[] = {
+      {"", "it is empty"},
+      {"1234", "it ends before its header"},
+      {file_of("{" + whole + "}", "").substr(0, 20), "its header has 54 bytes, but 12 follow"},
+      {file_of("{" + whole + "}", floats.substr(1)), "a.data_offsets[1] is 8"},
+      {file_of("{" + whole + "}", floats + "1"), "no tensor has bytes 8 to 9 of its data"},
+      {file_of("{" + whole + "}", floats, 30), "parse error"},
+      {file_of("[1]", ""), "its content is a list"},
+      {file_of("{" + whole + "," + entry("b", "F32", "1", 4, 8) + "}", floats), "two tensors overlap at byte 4"},
+      {file_of("{" + entry("a", "F32", "1", 4, 8) + "}", floats), "no tensor has bytes 0 to 4 of its data"},
+      {file_of("{" + whole + "," + whole + "}", floats), "it has a twice"},
+      {file_of("{" + entry("a", "F32", "3", 0, 8) + "}", floats), "a.data_offsets[1] is 8"},
+      {file_of("{" + entry("a", "F32", "2", 8, 0) + "}", floats), "a.data_offsets[1] is 0"},
+      {file_of("{" + entry("a", "F4", "2", 0, 1) + "}", "x"), "a.dtype is \"F4\""},
+      {file_of("{" + entry("a", "F32", "-1", 0, 8) + "}", floats), "a.shape[0] is -1"},
+      {file_of("{" + entry("a", "F32", "4294967296,4294967296", 0, 0) + "}", ""), "the shape of a tensor that fits"},
+      {file_of(R"({"a":{"dtype":"F32","shape":[2]}})", floats), "a.data_offsets is missing"}};
+  for (const auto& [content, words] : damaged) {
+    CHECK_THAT(failure_of_file(content), Contains("B3202") && Contains("model.safetensors") && Contains(words));
+  }
+  const TemporaryDirectory directory;
+  for (const fs::path& path : {directory.path(), directory.path() / "nothing"}) {
+    CHECK_THAT(failure_of([&] { const Source source(path); }),
+               Contains("B1001 cannot read weights: there are none") && Contains(path.string()));
+  }
+}
+
+TEST_CASE("all tensors of a model that are missing or do not fit are named before anything is read") {
+  const TemporaryDirectory directory;
+  write_file(directory.path() / "a.safetensors",
+             file_of("{" + entry("u.a", "F32", "2", 0, 8) + "," + entry("u.b", "I32", "2", 8, 16) + "," +
+                         entry("head", "F32", "2", 16, 24) + "}",
+                     std::string(24, '\0')));
+  const Source source(directory.path());
+  Model model;
+  model.unit("u", DType::fp32);
+  const TensorId tied = model.tensor({"a", {2}});
+  model.unit("v", DType::fp32);
+  model.tensor({.name = "own", .shape = {2}, .frozen = true, .file_name = "head"});
+  model.tied("head", tied);  // in the files under another name, which is not looked for
+  CHECK_NOTHROW(source.parameters(model));
+  model.units[0].tensors[0].shape = {1, 2};
+  model.units[0].tensors.push_back({"b", {2}});
+  for (const char* const name : {"c", "d", "e"})
+    model.tensor({name, {1}});
+  CHECK_THAT(
+      failure_of([&] { source.parameters(model); }),
+      Contains("B1001 cannot read the weights of a model: 5 of its tensors are missing or do not fit") &&
+          Contains("u.a has the shape [2], and [1, 2] in the model; u.b has the format I32, and fp32 in the model; "
+                   "v.c is missing; v.d is missing; and 1 more"));
+}
+
+TEST_CASE("damaged headers are refused, or read right") {
+  const std::string genuine =
+      file_of("{" + entry("a", "F32", "2", 0, 8) + "," + entry("b", "U8", "3", 8, 11) + "}", "01234567abc");
+  const TemporaryDirectory directory;
+  const fs::path path = directory.path() / "model.safetensors";
+  CHECK_NOTHROW(for_mutants(2000, [&](std::mt19937_64& random) {
+    write_file(path, mutant(genuine, random));
+    may_refuse([&] {
+      const Source source(path);
+      std::size_t sum = 0;
+      for (const std::string& name : source.names()) {
+        for (const std::byte each : source.find(name)->bytes)
+          sum += static_cast<std::size_t>(each);
+      }
+      require_holds(sum < SIZE_MAX, "the bytes can be read");
+    });
+  }));
+}

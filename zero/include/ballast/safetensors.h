@@ -1,0 +1,48 @@
+// Weights in safetensors files: a training begins with those of the Hugging Face Hub.
+//
+//   const ballast::safetensors::Source weights("path/to/Llama-3.2-1B");
+//   training.start(weights.parameters(model));
+//
+// A tensor of a model has the name Tensor::file_name in files, or "UNIT.TENSOR". Tied tensors are those of their owners.
+#pragma once
+
+#include <ballast/local_state.h>
+#include <ballast/model.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ballast::safetensors {
+
+struct StoredTensor {
+  std::string_view format{};  // as files name it, such as "BF16"
+  std::vector<std::size_t> shape{};
+  std::span<const std::byte> bytes{};  // in the mapped file, at any address, while a copy of the Source exists
+};
+
+// The tensors of a model in files, which are mapped: bytes are read where they are used. Copies share the files. Any threads may call.
+class Source {
+ public:
+  // `path` is a file, an index of several, or a folder with model.safetensors, with model.safetensors.index.json, or with a single
+  // *.safetensors. Reads the headers. Throws B1001 if there is none of these, and B3202 for damaged or missing files.
+  explicit Source(const std::filesystem::path& path);
+
+  std::vector<std::string> names() const;                   // in alphabetical order
+  const StoredTensor* find(const std::string& name) const;  // null: there is no such tensor
+
+  // The values of all tensors of a model, for Training::start(). F64, F32, F16 and BF16 are rounded to the formats of the units, to
+  // nearest, ties to even; F64 through fp32, as in torch. Units of u8 take formats of one byte. Throws B1001, with the first names,
+  // if tensors are missing or do not fit. The files stay mapped as long as the result exists.
+  ParameterSource parameters(const Model& model) const;
+
+ private:
+  struct Contents;
+  std::shared_ptr<const Contents> contents_;
+};
+
+}  // namespace ballast::safetensors

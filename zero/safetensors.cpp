@@ -1,0 +1,288 @@
+#include <ballast/safetensors.h>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <ranges>
+#include <set>
+#include <utility>
+
+#include "kernels/backend.h"
+#include "kernels/runtime/host_pages.h"
+#include "kernels/runtime/system_resources.h"
+#include "offload/file.h"
+#include "zero/checkpoint/json_value.h"
+
+namespace ballast::safetensors {
+namespace {
+
+using nlohmann::json;
+using std::filesystem::path;
+
+constexpr const char* suffix = ".safetensors";
+constexpr const char* single_name = "model.safetensors";
+constexpr const char* index_name = "model.safetensors.index.json";
+constexpr std::size_t converted_at_once = std::size_t{1} << 16;  // elements
+
+struct Format {
+  std::string_view name;
+  std::size_t bytes;
+  std::optional<DType> ours{};
+};
+
+constexpr Format formats[] = {{"F32", 4, DType::fp32},
+                              {"BF16", 2, DType::bf16},
+                              {"F16", 2, DType::fp16},
+                              {"U8", 1, DType::u8},
+                              {"F64", 8},
+                              {"BOOL", 1},
+                              {"I8", 1},
+                              {"F8_E4M3", 1},
+                              {"F8_E5M2", 1},
+                              {"F8_E8M0", 1},
+                              {"I16", 2},
+                              {"U16", 2},
+                              {"I32", 4},
+                              {"U32", 4},
+                              {"I64", 8},
+                              {"U64", 8},
+                              {"C64", 8}};
+
+const Format& format_of(std::string_view name) { return *std::ranges::find(formats, name, &Format::name); }
+
+bool converts(const Format& from, DType to) {
+  if (to == DType::u8) return from.bytes == 1;
+  return from.name == "F64" || (from.ours && from.ours != DType::u8);
+}
+
+std::string name_in_files(const Unit& unit, const Tensor& tensor) {
+  return tensor.file_name.empty() ? fmt::format("{}.{}", unit.name, tensor.name) : tensor.file_name;
+}
+
+// --- Reading ---
+
+HostPages map_file(const path& file) {
+  const Descriptor descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat found {};
+  if (!descriptor || ::fstat(descriptor.get(), &found) != 0) offload::fail_file("open", file, 0, errno);
+  const auto bytes = static_cast<std::size_t>(found.st_size);
+  if (bytes == 0) fail_malformed(file, "it is empty");
+  void* const memory = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
+  if (memory == MAP_FAILED) offload::fail_file("mmap", file, 0, errno);
+  return HostPages(static_cast<std::byte*>(memory), Unmap{bytes});
+}
+
+std::span<const std::byte> bytes_of(const HostPages& file) { return {file.get(), file.get_deleter().bytes}; }
+
+json parse(std::span<const std::byte> bytes, const path& file) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  std::vector<std::set<std::string>> names;  // those in each object that is open
+  const auto require_new = [&](int, json::parse_event_t event, const json& value) {
+    if (event == json::parse_event_t::object_start) names.emplace_back();
+    if (event == json::parse_event_t::object_end) names.pop_back();
+    if (event == json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second)
+      fail_malformed(file, fmt::format("it has {} twice", value.get<std::string>()));
+    return true;
+  };
+  try {
+    return json::parse(text, require_new);
+  } catch (const json::exception& error) {
+    fail_malformed(file, error.what());
+  }
+}
+
+// A tensor whose bytes are a part of `data`.
+StoredTensor tensor_of(const JsonValue& entry, std::span<const std::byte> data) {
+  const std::string name = entry["dtype"].text();
+  const auto* const format = std::ranges::find(formats, name, &Format::name);
+  entry["dtype"].require_kind(format != std::end(formats), "the name of a format whose elements are whole bytes");
+  StoredTensor tensor{.format = format->name, .shape = entry["shape"].shape()};
+  std::size_t bytes = format->bytes;
+  for (const std::size_t size : tensor.shape)
+    bytes *= size;
+  const std::vector<JsonValue> offsets = entry["data_offsets"].elements(2);
+  const std::size_t begin = offsets[0].count(most_bytes), end = offsets[1].count(most_bytes);
+  offsets[1].require_kind(end == begin + bytes, fmt::format("{}, for its shape and format", begin + bytes));
+  offsets[1].require_kind(end <= data.size(), fmt::format("at most {}: the file ends there", data.size()));
+  tensor.bytes = data.subspan(begin, bytes);
+  return tensor;
+}
+
+// Each byte of the data belongs to one tensor, as the format demands.
+void require_complete(const std::map<std::string, StoredTensor>& tensors, std::span<const std::byte> data,
+                      const path& file) {
+  std::vector<std::pair<std::size_t, std::size_t>> places;  // begin and end
+  for (const auto& [name, tensor] : tensors) {
+    const auto begin = static_cast<std::size_t>(tensor.bytes.data() - data.data());
+    places.emplace_back(begin, begin + tensor.bytes.size());
+  }
+  std::ranges::sort(places);
+  places.emplace_back(data.size(), data.size());
+  std::size_t end = 0;
+  for (const auto& [begin, next] : places) {
+    if (begin < end) fail_malformed(file, fmt::format("two tensors overlap at byte {} of its data", begin));
+    if (begin > end) fail_malformed(file, fmt::format("no tensor has bytes {} to {} of its data", end, begin));
+    end = next;
+  }
+}
+
+std::map<std::string, StoredTensor> tensors_in(std::span<const std::byte> bytes, const path& file) {
+  std::uint64_t header = 0;
+  if (bytes.size() < sizeof header) fail_malformed(file, "it ends before its header");
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const std::span<const std::byte> rest = bytes.subspan(sizeof header);
+  if (header > rest.size())
+    fail_malformed(file, fmt::format("its header has {} bytes, but {} follow", header, rest.size()));
+  const std::span<const std::byte> data = rest.subspan(header);
+  const json content = parse(rest.first(header), file);
+  std::map<std::string, StoredTensor> tensors;
+  JsonValue(content, file).each_item([&](const std::string& name, const JsonValue& entry) {
+    if (name != "__metadata__") tensors.emplace(name, tensor_of(entry, data));
+  });
+  require_complete(tensors, data, file);
+  return tensors;
+}
+
+path file_of(const path& given) {
+  std::error_code failed;
+  std::vector<path> found;
+  if (!std::filesystem::is_directory(given, failed)) {
+    if (std::filesystem::is_regular_file(given, failed)) return given;
+  } else {
+    for (const char* const name : {single_name, index_name}) {
+      if (std::filesystem::exists(given / name, failed)) return given / name;
+    }
+    for (std::filesystem::directory_iterator each(given, failed), end; !failed && each != end; each.increment(failed)) {
+      if (each->path().extension() == suffix) found.push_back(each->path());
+    }
+    if (found.size() == 1) return found.front();
+  }
+  fail(Code::bad_argument,
+       {.what = found.empty() ? "cannot read weights: there are none"
+                              : "cannot read weights: there are several files, and no index of them",
+        .where = given.string(),
+        .needed = fmt::format("a file, or a folder with {}, with {}, or with one *{}", single_name, index_name, suffix),
+        .available = failed ? failed.message() : fmt::format("{} files *{}", found.size(), suffix)});
+}
+
+void read(const StoredTensor& from, const Range& range, const View& to, kernels::Backend& backend) {
+  const Format& format = format_of(from.format);
+  const auto bytes = from.bytes.subspan(range.first * format.bytes, range.count * format.bytes);
+  if (bytes.empty()) return;
+  if (to.dtype() == DType::u8 || format.ours == to.dtype()) {
+    std::memcpy(to.data(), bytes.data(), bytes.size());
+    return;
+  }
+  std::vector<double> aligned(converted_at_once);
+  for (std::size_t first = 0; first < range.count; first += converted_at_once) {
+    const std::size_t count = std::min(converted_at_once, range.count - first);
+    std::memcpy(aligned.data(), bytes.data() + first * format.bytes, count * format.bytes);
+    if (format.ours) {
+      backend.cast({reinterpret_cast<const std::byte*>(aligned.data()), count, *format.ours}, to.part(first, count));
+    } else {
+      std::vector<float> rounded(count);
+      std::ranges::transform(std::span(aligned).first(count), rounded.begin(),
+                             [](double each) { return static_cast<float>(each); });
+      backend.cast(std::span<const float>(rounded), to.part(first, count));
+    }
+  }
+}
+
+}  // namespace
+
+struct Source::Contents {
+  path source{};
+  std::vector<HostPages> files{};
+  std::map<std::string, StoredTensor> tensors{};
+
+  void add_file(const path& file) {
+    const std::span<const std::byte> bytes = bytes_of(files.emplace_back(map_file(file)));
+    std::map<std::string, StoredTensor> found = tensors_in(bytes, file);
+    tensors.merge(found);
+    if (!found.empty()) fail_malformed(file, fmt::format("another file of the index has {} too", found.begin()->first));
+  }
+
+  void add_indexed(const path& index) {
+    const HostPages text = map_file(index);
+    const json content = parse(bytes_of(text), index);
+    std::map<std::string, std::vector<std::string>> listed;  // the names in each file
+    JsonValue(content, index)["weight_map"].each_item([&](const std::string& name, const JsonValue& where) {
+      const std::string file = where.text();
+      std::error_code failed;
+      const bool is_there = std::filesystem::is_regular_file(index.parent_path() / file, failed);
+      where.require_kind(is_there && path(file).filename() == file, "the name of a file that is next to the index");
+      listed[file].push_back(name);
+    });
+    for (const auto& [file, names] : listed) {
+      add_file(index.parent_path() / file);
+      for (const std::string& name : names) {
+        if (!tensors.contains(name)) fail_malformed(index, fmt::format("{} is not in {}", name, file));
+      }
+    }
+  }
+};
+
+Source::Source(const path& given) {
+  auto contents = std::make_shared<Contents>();
+  contents->source = file_of(given);
+  contents->source.extension() == ".json" ? contents->add_indexed(contents->source)
+                                          : contents->add_file(contents->source);
+  contents_ = std::move(contents);
+}
+
+std::vector<std::string> Source::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : contents_->tensors)
+    names.push_back(name);
+  return names;
+}
+
+const StoredTensor* Source::find(const std::string& name) const {
+  const auto found = contents_->tensors.find(name);
+  return found == contents_->tensors.end() ? nullptr : &found->second;
+}
+
+ParameterSource Source::parameters(const Model& model) const {
+  std::vector<std::vector<const StoredTensor*>> stored;
+  std::vector<std::string> unfit;
+  for (const Unit& unit : model.units) {
+    stored.emplace_back();
+    for (const Tensor& tensor : unit.tensors) {
+      const std::string name = name_in_files(unit, tensor);
+      const StoredTensor* const found = stored.back().emplace_back(find(name));
+      if (found == nullptr) {
+        unfit.push_back(name + " is missing");
+      } else if (found->shape != tensor.shape) {
+        unfit.push_back(fmt::format("{} has the shape [{}], and [{}] in the model", name, fmt::join(found->shape, ", "),
+                                    fmt::join(tensor.shape, ", ")));
+      } else if (!converts(format_of(found->format), unit.dtype)) {
+        unfit.push_back(
+            fmt::format("{} has the format {}, and {} in the model", name, found->format, ballast::name(unit.dtype)));
+      }
+    }
+  }
+  require(unfit.empty(), Code::bad_argument, [&] {
+    constexpr std::size_t listed = 4;
+    const std::size_t more = unfit.size() - std::min(unfit.size(), listed);
+    return Problem{.what = fmt::format(
+                       "cannot read the weights of a model: {} of its tensors are missing or do not fit", unfit.size()),
+                   .where = contents_->source.string(),
+                   .needed = "the tensors of the model, under Tensor::file_name or the names of unit and tensor",
+                   .available = fmt::format("{}{}", fmt::join(unfit | std::views::take(listed), "; "),
+                                            more > 0 ? fmt::format("; and {} more", more) : "")};
+  });
+  const std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});
+  return [files = contents_, stored, backend](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+    read(*stored[unit][tensor], range, to, *backend);
+  };
+}
+
+}  // namespace ballast::safetensors
