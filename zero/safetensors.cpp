@@ -11,7 +11,6 @@
 #include <cstring>
 #include <map>
 #include <optional>
-#include <ranges>
 #include <set>
 #include <utility>
 
@@ -270,14 +269,14 @@ ParameterSource Source::parameters(const Model& model) const {
     }
   }
   require(unfit.empty(), Code::bad_argument, [&] {
-    constexpr std::size_t listed = 4;
-    const std::size_t more = unfit.size() - std::min(unfit.size(), listed);
-    return Problem{.what = fmt::format(
-                       "cannot read the weights of a model: {} of its tensors are missing or do not fit", unfit.size()),
-                   .where = contents_->source.string(),
-                   .needed = "the tensors of the model, under Tensor::file_name or the names of unit and tensor",
-                   .available = fmt::format("{}{}", fmt::join(unfit | std::views::take(listed), "; "),
-                                            more > 0 ? fmt::format("; and {} more", more) : "")};
+    const std::span<const std::string> first = std::span(unfit).first(std::min<std::size_t>(unfit.size(), 4));
+    const std::size_t more = unfit.size() - first.size();
+    return Problem{
+        .what = fmt::format("cannot read the weights of a model: {} of its tensors are missing or do not fit",
+                            unfit.size()),
+        .where = contents_->source.string(),
+        .needed = "the tensors of the model, under Tensor::file_name or the names of unit and tensor",
+        .available = fmt::format("{}{}", fmt::join(first, "; "), more > 0 ? fmt::format("; and {} more", more) : "")};
   });
   const std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});
   return [files = contents_, stored, backend](std::size_t unit, std::size_t tensor, Range range, const View& to) {
