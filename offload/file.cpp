@@ -158,8 +158,8 @@ std::string begin_direct_io(int descriptor, bool is_new) {
 
 namespace {
 
-Descriptor open_or_fail(const std::filesystem::path& path, int flags) {
-  Descriptor descriptor(::open(path.c_str(), flags | O_CLOEXEC, 0600));
+Descriptor open_or_fail(const std::filesystem::path& path, int flags, mode_t mode = 0600) {
+  Descriptor descriptor(::open(path.c_str(), flags | O_CLOEXEC, mode));
   const bool is_link = !descriptor && errno == ELOOP && (flags & O_NOFOLLOW) != 0;
   if (is_link) fail(Code::foreign_file, {.what = "cannot write there: it is a link", .where = path.string()});
   if (!descriptor) fail_file("open", path, 0, errno);
@@ -176,7 +176,7 @@ Descriptor open_file(const std::filesystem::path& path, const FileOptions& optio
   check_place(path.parent_path(), options);
   const int flags = options.create ? O_CREAT | O_EXCL : 0;
   // A link may lead to a file that is not the caller's.
-  return open_or_fail(path, flags | (options.writable ? O_RDWR | O_NOFOLLOW : O_RDONLY));
+  return open_or_fail(path, flags | (options.writable ? O_RDWR | O_NOFOLLOW : O_RDONLY), options.mode);
 }
 
 // Returns the owner of the path, or of the nearest directory above it that this process can look at, if that is another user.

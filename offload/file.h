@@ -48,10 +48,11 @@ std::string begin_direct_io(int descriptor, bool is_new);
 inline constexpr std::size_t block_bytes = 4096;  // the unit of direct I/O that works on all known drives
 
 struct FileOptions {
-  bool create = false;         // a new file, readable by its user only; an existing one is an error
+  bool create = false;         // a new file; an existing one is an error
   bool direct = true;          // bypass the page cache if the file system supports it
   bool allow_network = false;  // network file systems are slow, and a lost server blocks the process
   bool writable = true;
+  mode_t mode = 0600;  // of a new file: readable by its user only
 };
 
 // Owns the descriptor. It does no I/O on the content: an IoQueue does.

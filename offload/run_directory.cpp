@@ -144,26 +144,42 @@ std::string seal_of(std::string_view text) {
   return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));
 }
 
-void write_all(const File& file, std::string_view text) {
-  std::size_t written = 0;
-  while (written < text.size()) {
-    const ssize_t more =
-        ::pwrite(file.descriptor(), text.data() + written, text.size() - written, static_cast<off_t>(written));
-    if (more < 0 && errno != EINTR) fail_file("write", file.path(), written, errno);
-    if (more > 0) written += static_cast<std::size_t>(more);
-  }
-  if (::fsync(file.descriptor()) != 0) fail_file("fsync", file.path(), 0, errno);
+std::filesystem::path unfinished(std::filesystem::path name) { return name += ".unfinished"; }
+
+// Removes what a killed process has left.
+File new_file(const std::filesystem::path& name, mode_t mode) {
+  std::error_code none_there;
+  std::filesystem::remove(name, none_there);
+  return File(name, {.create = true, .direct = false, .allow_network = true, .mode = mode});
 }
 
 }  // namespace
 
+NewFile::NewFile(std::filesystem::path name, mode_t mode)
+    : name_(std::move(name)), file_(new_file(unfinished(name_), mode)) {}
+
+NewFile::~NewFile() {
+  if (file_.path() != name_) ::unlink(file_.path().c_str());
+}
+
+void NewFile::append(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t more = ::pwrite(file_.descriptor(), bytes.data(), bytes.size(), static_cast<off_t>(bytes_));
+    if (more < 0 && errno != EINTR) fail_file("write", file_.path(), bytes_, errno);
+    bytes.remove_prefix(more > 0 ? static_cast<std::size_t>(more) : 0);
+    bytes_ += more > 0 ? static_cast<std::uint64_t>(more) : 0;
+  }
+}
+
+void NewFile::flush() {
+  if (::fsync(file_.descriptor()) != 0) fail_file("fsync", file_.path(), 0, errno);
+}
+
 void write_text(const std::filesystem::path& path, std::string_view text) {
-  const std::filesystem::path unfinished = path.string() + ".unfinished";
-  std::error_code none_there;
-  std::filesystem::remove(unfinished, none_there);  // left by a killed process
-  File file(unfinished, {.create = true, .direct = false, .allow_network = true});
-  write_all(file, text);
-  file.rename(path);
+  NewFile file(path);
+  file.append(text);
+  file.flush();
+  file.keep();
   flush_directory(path.parent_path());
 }
 

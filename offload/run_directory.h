@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <string_view>
 
 #include "kernels/runtime/system_resources.h"
+#include "offload/file.h"
 
 namespace ballast::offload {
 
@@ -59,6 +61,25 @@ class RunDirectory {
  private:
   std::filesystem::path path_;
   DirectoryLock lock_;
+};
+
+// A file that is written under a temporary name, from beginning to end. It is removed unless it gets its own name.
+class NewFile {
+ public:
+  explicit NewFile(std::filesystem::path name, mode_t mode = 0600);
+  NewFile(NewFile&&) = delete;
+  ~NewFile();
+
+  const std::filesystem::path& name() const { return name_; }
+
+  void append(std::string_view bytes);
+  void flush();                         // its bytes are on the drive when this returns
+  void keep() { file_.rename(name_); }  // its name is on the drive after flush_directory()
+
+ private:
+  std::filesystem::path name_;
+  File file_;
+  std::uint64_t bytes_ = 0;
 };
 
 // Small text files with a seal, which are complete or absent after a crash or power loss at any moment.

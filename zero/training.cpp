@@ -636,10 +636,14 @@ void Training::parameters_changed() {
   if (impl_->check) impl_->check->forget();
 }
 
-void Training::read_memory(const ConstView& view, std::byte* into) const { impl_->homes.read(view, into); }
+void Training::read_memory(const ConstView& view, std::byte* into) const {
+  impl_->trainer.finish();
+  impl_->homes.read(view, into);
+}
 
 const Model& Training::model() const { return impl_->plan.model(); }
 const Plan& Training::plan() const { return impl_->planned; }
+Communicator& Training::world() const { return impl_->world; }
 const MemoryAccounts& Training::memory() const { return impl_->accounts; }
 Ledger Training::ledger() const { return ledger_of(impl_->running.program(), impl_->plan.blocks().records()); }
 

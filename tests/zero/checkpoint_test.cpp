@@ -365,7 +365,7 @@ TEST_CASE("tensors whose names would be one are not saved, and notes that are to
                 Contains("B1001 cannot save a checkpoint: two tensors would have the same name") && Contains("a.b.c"));
   other = run;
   other.model.units[0].tensors[0].name = "weight\xff";
-  check_refused(other, {.save = directory.path()}, Contains("B1001 cannot save a checkpoint: a name is not UTF-8"));
+  check_refused(other, {.save = directory.path()}, Contains("B1001 cannot write a file: a name is not UTF-8"));
   std::ofstream(directory.path() / "checkpoint.json").close();
   check_refused(run, {.load = directory.path()}, Contains("B3202 a file of the checkpoint is not what was written"));
 }

@@ -6,7 +6,10 @@
 #include <limits>
 
 #include "tests/fuzz/mutants.h"
-#include "tests/zero/kept_run.h"
+#include "tests/limited_child.h"
+#include "tests/skip.h"
+#include "tests/zero/killed_at_call.h"
+#include "tests/zero/moved_run.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -116,13 +119,13 @@ TEST_CASE("weights of all formats are read, rounded to nearest") {
 
 TEST_CASE("long tensors are converted piece by piece") {
   const TemporaryDirectory directory;
-  std::vector<float> values(200'001);
+  std::vector<float> values(700'001);
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = static_cast<float>(i % 251);
   write_file(directory.path() / "a.safetensors",
-             file_of("{" + entry("u.t", "F32", "200001", 0, 800004) + "}", bytes_of(values)));
-  const ParameterSource parameters = Source(directory.path()).parameters(model_of(DType::bf16, {200'001}));
-  const std::vector<bf16> read_values = read<bf16>(parameters, {7, 199'990});
+             file_of("{" + entry("u.t", "F32", "700001", 0, 2800004) + "}", bytes_of(values)));
+  const ParameterSource parameters = Source(directory.path()).parameters(model_of(DType::bf16, {700'001}));
+  const std::vector<bf16> read_values = read<bf16>(parameters, {7, 699'990});
   bool is_same = true;
   for (std::size_t i = 0; i < read_values.size(); ++i)
     is_same = is_same && kernels::from_bf16(std::uint32_t{read_values[i].bits}) == values[i + 7];
@@ -239,4 +242,226 @@ TEST_CASE("damaged headers are refused, or read right") {
       require_holds(sum < SIZE_MAX, "the bytes can be read");
     });
   }));
+}
+
+namespace {
+
+constexpr std::size_t small_files = 1200;  // bytes, for several_units() in three files
+
+// Tensors with and without names of their own in files, trained and frozen, a tied one, and opaque bytes.
+Model exported_model() {
+  Model model = several_units();
+  model.units[2].tensors[0].file_name = "final_norm.weight";
+  model.units[3].ties.push_back({"head", 0, 0});
+  model.unit("codes", DType::u8);
+  model.tensor({.name = "packed", .shape = {5, 3}, .frozen = true});
+  return model;
+}
+
+const std::vector<std::string> exported_names{
+    "codes.packed", "embedding.weight", "final_norm.weight", "h.0.b", "h.0.fixed", "h.0.w", "nothing.empty"};
+
+ParameterSource exported_parameters() {
+  return [](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+    if (to.dtype() != DType::u8) return initial_parameters()(unit, tensor, range, to);
+    for (std::size_t i = 0; i < range.count; ++i)
+      to.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(range.first + i);
+  };
+}
+
+std::vector<std::byte> parameters_of(Training& training) {
+  std::vector<std::byte> bytes;
+  for (std::size_t unit = 0; unit < training.model().units.size(); ++unit)
+    add_bytes(training.model().units[unit], training.forward(unit), nullptr, bytes);
+  return bytes;
+}
+
+// A training of some steps, which ends with an export. Returns the parameters at the end.
+std::vector<std::byte> train_and_write(Communicator& world, const fs::path& directory, std::size_t file_bytes,
+                                       std::size_t steps = 1) {
+  const Model model = exported_model();
+  Training training(model, world, {optim::AdamW{.lr = 0.1}}, {.stage = 3, .tile_elements = 256});
+  training.start(exported_parameters());
+  SyntheticTrainer trainer(model, world.rank());
+  for (std::size_t step = 0; step < steps; ++step) {
+    trainer.run(training, step);
+    training.step();
+  }
+  safetensors::write(directory, training, {.file_bytes = file_bytes});
+  return parameters_of(training);
+}
+
+// The bytes of all tensors of an export, and the names of its files.
+std::string all_bytes(const fs::path& directory) {
+  const Source source(directory);
+  std::string bytes;
+  for (const std::string& name : source.names()) {
+    const auto more = source.find(name)->bytes;
+    bytes.append(reinterpret_cast<const char*>(more.data()), more.size());
+  }
+  return bytes;
+}
+
+std::string files_in(const fs::path& directory) {
+  std::set<std::string> names;
+  for (const auto& each : fs::directory_iterator(directory))
+    names.insert(each.path().filename().string());
+  return fmt::format("{}", fmt::join(names, " "));
+}
+
+std::string files_of_parts(std::size_t parts) {
+  std::string names;
+  for (std::size_t part = 1; part <= parts; ++part)
+    names += fmt::format("model-{:05}-of-{:05}.safetensors ", part, parts);
+  return names + "model.safetensors.index.json";
+}
+
+}  // namespace
+
+TEST_CASE("what a training writes is read bit by bit, on any number of ranks") {
+  const auto [ranks, file_bytes] = GENERATE(table<std::size_t, std::size_t>(
+      {{1, safetensors::WriteOptions{}.file_bytes}, {2, safetensors::WriteOptions{}.file_bytes}, {2, small_files}}));
+  CAPTURE(ranks, file_bytes);
+  const TemporaryDirectory directory;
+  const fs::path path = directory.path() / "new" / "export";
+  std::vector<std::vector<std::byte>> written(ranks), read_again(3);
+  CHECK(failures_of_ranks(ranks, [&](Communicator& world) {
+          written[world.rank()] = train_and_write(world, path, file_bytes);
+        }) == no_failures(ranks));
+  const Source source(path);
+  CHECK(source.names() == exported_names);
+  CHECK(source.find("final_norm.weight")->format == "F32");
+  CHECK(source.find("h.0.w")->format == "BF16");
+  CHECK(source.find("codes.packed")->format == "U8");
+  CHECK(source.find("codes.packed")->shape == std::vector<std::size_t>{5, 3});
+  CHECK(contents(path).begin()->second.find(R"("__metadata__":{"format":"pt"})") != std::string::npos);
+  CHECK(failures_of_ranks(3, [&](Communicator& world) {
+          Training training(exported_model(), world, {optim::AdamW{}}, {.stage = 3, .tile_elements = 128});
+          training.start(source.parameters(training.model()));
+          read_again[world.rank()] = parameters_of(training);
+        }) == no_failures(3));
+  for (const auto& each : {written, read_again})
+    CHECK((each == std::vector<std::vector<std::byte>>(each.size(), written.front())));
+}
+
+TEST_CASE("an export leaves a training as it is") {
+  std::vector<std::byte> parameters[2];
+  for (const bool writes : {false, true}) {
+    const TemporaryDirectory directory;
+    CHECK(failures_of_ranks(2, [&](Communicator& world) {
+            Training training(two_layers(), world, {optim::AdamW{}}, {.stage = 2, .tile_elements = 256});
+            training.start(initial_parameters());
+            SyntheticTrainer trainer(training.model(), world.rank());
+            for (std::size_t step = 0; step < 3; ++step) {
+              trainer.run(training, step);
+              training.step();
+              if (writes) safetensors::write(directory.path(), training);
+            }
+            if (world.rank() == 0) parameters[writes ? 1 : 0] = parameters_of(training);
+            if (world.rank() == 1) parameters_of(training);
+          }) == no_failures(2));
+  }
+  CHECK(parameters[0] == parameters[1]);
+}
+
+TEST_CASE("an export replaces the one before, and leaves nothing of it") {
+  const TemporaryDirectory directory;
+  const auto world = single_rank();
+  const std::size_t large = safetensors::WriteOptions{}.file_bytes;
+  std::ofstream(directory.path() / "config.json") << "{}";
+  std::ofstream(directory.path() / "model-00007-of-00009.safetensors.unfinished") << "of a killed job";
+  for (const auto& [file_bytes, files] :
+       {std::pair(large, std::string("model.safetensors")), std::pair(small_files, files_of_parts(3)),
+        std::pair(small_files, files_of_parts(4)), std::pair(small_files, files_of_parts(3)),
+        std::pair(large, std::string("model.safetensors"))}) {
+    CAPTURE(files);
+    train_and_write(*world, directory.path(), file_bytes);
+    CHECK(files_in(directory.path()) == "config.json " + files);
+    CHECK(Source(directory.path()).names() == exported_names);
+  }
+  train_and_write(*world, directory.path(), 1);
+  CHECK(files_in(directory.path()) == "config.json " + files_of_parts(6));  // each tensor with values has its own file
+  write_file(directory.path() / "model-00001-of-00007.safetensors", "of a killed job");
+  train_and_write(*world, directory.path(), 1);
+  CHECK(files_in(directory.path()) == "config.json " + files_of_parts(8));
+  CHECK(Source(directory.path()).names() == exported_names);
+}
+
+TEST_CASE("an export that is killed at any call leaves the old one or the new one") {
+  const std::size_t large = safetensors::WriteOptions{}.file_bytes;
+  const auto [before, after] = GENERATE_COPY(table<std::size_t, std::size_t>(
+      {{large, large}, {large, small_files}, {small_files, small_files}, {small_files, large}}));
+  CAPTURE(before, after);
+  const TemporaryDirectory original, whole;
+  train_and_write(*single_rank(), original.path(), before);
+  train_and_write(*single_rank(), whole.path(), after, 2);
+  const std::string old = all_bytes(original.path()), newer = all_bytes(whole.path());
+  REQUIRE(old != newer);
+  std::set<std::string> found;
+  ChildEnd end = ChildEnd::killed;
+  for (std::size_t moment = 1; end == ChildEnd::killed; ++moment) {
+    CAPTURE(moment);
+    const TemporaryDirectory directory;
+    fs::copy(original.path(), directory.path(), fs::copy_options::recursive);
+    end = run_killed_at(moment,
+                        [&, file_bytes = after] { train_and_write(*single_rank(), directory.path(), file_bytes, 2); });
+    if (end == ChildEnd::untraceable) return skip("a process may not trace its child here");
+    const std::string now = all_bytes(directory.path());
+    CHECK((now == old || now == newer));
+    found.insert(now);
+  }
+  CHECK(end == ChildEnd::done);
+  CHECK(found.size() == 2);
+}
+
+TEST_CASE("a failure of an export reaches all ranks, and leaves nothing") {
+  const TemporaryDirectory directory;
+  const auto failures = [&](const fs::path& path, std::size_t fails_at = SIZE_MAX) {
+    return failures_of_ranks(2, [&](Communicator& world) {
+      FailingCommunicator group(world, world.rank() == 1 ? fails_at : SIZE_MAX);
+      train_and_write(group, path, small_files);
+    });
+  };
+  write_file(directory.path() / "file", "");
+  for (const std::string& failure : failures(directory.path() / "file" / "below"))
+    CHECK_THAT(failure, Contains("B3201 mkdir failed") && Contains("file/below"));
+  fs::remove(directory.path() / "file");
+  const std::string full = in_a_child([&]() -> std::string {  // as if the drive were full
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1500, 1500};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    return fmt::format("{}", fmt::join(failures(directory.path()), "\n"));
+  });
+  CHECK_THAT(full, Contains("rank 0: " + directory.path().string() + "/model-00001-of-00003.safetensors.unfinished"));
+  CHECK_THAT(full.substr(full.find("B2202") + 1), Contains("B2202 write failed"));  // on the second rank too
+  CHECK(files_in(directory.path()).empty());
+  std::size_t failed = 0;
+  for (std::size_t agreement = 1; failures(directory.path(), agreement) != no_failures(2); ++agreement) {
+    ++failed;
+    CHECK_THAT(files_in(directory.path()), !Contains("unfinished"));
+  }
+  CHECK(failed > 5);
+}
+
+TEST_CASE("tensors of the same name in files are refused") {
+  Model model = two_layers();
+  model.units[0].tensors[0].file_name = "h.second";
+  const auto world = single_rank();
+  Training training(model, *world, {optim::AdamW{}}, {});
+  training.start(initial_parameters());
+  const TemporaryDirectory directory;
+  CHECK_THROWS_WITH(safetensors::write(directory.path(), training), Contains("B1001") && Contains("h.second"));
+  CHECK(files_in(directory.path()).empty());
+}
+
+TEST_CASE("weights go from files to a GPU and back", "[gpu]") {
+  const TemporaryDirectory from, to;
+  train_and_write(*single_rank(), from.path(), small_files);
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const Stream stream;
+  Training training(exported_model(), *world, {optim::AdamW{}}, {.threads = 1, .gpu = 0, .stream = stream.handle()});
+  training.start(Source(from.path()).parameters(training.model()));
+  safetensors::write(to.path(), training);
+  CHECK(all_bytes(to.path()) == all_bytes(from.path()));
 }

@@ -78,16 +78,6 @@ std::uint64_t seal_in(const JsonValue& value) {
   return number;
 }
 
-// Returns the text that Python's json.dumps(content, sort_keys=True, separators=(",", ":")) writes.
-std::string canonical(const json& content) {
-  try {
-    return content.dump(-1, ' ', true);
-  } catch (const json::exception& error) {
-    fail(Code::bad_argument, {.what = fmt::format("cannot save a checkpoint: a name is not UTF-8 ({})", error.what()),
-                              .needed = "names of units and tensors in UTF-8"});
-  }
-}
-
 // Python writes NaN and Infinity among the options of groups, which JSON does not have and which are not needed here.
 std::string without_special_numbers(std::string_view text) {
   std::string json_text;
@@ -111,7 +101,7 @@ std::string without_special_numbers(std::string_view text) {
 }
 
 std::string sealed(const json& content) {
-  const std::string text = canonical(content);
+  const std::string text = json_text(content);
   return fmt::format("{}{}{}{}{}", before_content, text, before_seal, text_of(seal_of(text)), after_seal);
 }
 
@@ -470,9 +460,6 @@ std::uint64_t RankFiles::finish(std::span<const std::byte> extra, bool is_raw) {
   return data_bytes;
 }
 
-namespace {
-
-// Those that are made are on the drive when this returns. The parent of an existing one needs no permission to read it.
 void make_directories(const std::filesystem::path& path) {
   const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
   int failed = ::mkdir(path.c_str(), 0777) == 0 ? 0 : errno;
@@ -483,6 +470,8 @@ void make_directories(const std::filesystem::path& path) {
   if (failed == 0) return offload::flush_directory(parent);
   if (!std::filesystem::is_directory(path)) offload::fail_file("mkdir", path, 0, failed);
 }
+
+namespace {
 
 void require_own(const std::filesystem::path& path) {
   struct stat found {};

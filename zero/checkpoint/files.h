@@ -132,6 +132,10 @@ class RankFiles {
   std::map<std::string, std::vector<SavedPiece>> chunks_{};
 };
 
+// Makes a directory and its parents. Those that are made are on the drive when this returns. The parent of an existing one needs no
+// permission to read it.
+void make_directories(const std::filesystem::path& path);
+
 // A directory while one job saves to it. Rank 0 of the job uses it, and holds the directory's lock.
 class CheckpointDirectory {
  public:

@@ -31,6 +31,17 @@ inline constexpr std::size_t most_dimensions = 64;
         .remedy = "It is damaged, or made by another program. Get it again from its source, or use an earlier one."});
 }
 
+// Returns the text that Python's json.dumps(content, sort_keys=True, separators=(",", ":")) writes. Throws B1001 for text in another
+// encoding than UTF-8.
+inline std::string json_text(const nlohmann::json& content, int indent = -1) {
+  try {
+    return content.dump(indent, ' ', true);
+  } catch (const nlohmann::json::exception& error) {
+    fail(Code::bad_argument, {.what = fmt::format("cannot write a file: a name is not UTF-8 ({})", error.what()),
+                              .needed = "names of units and tensors in UTF-8"});
+  }
+}
+
 // A value in a JSON file. Its methods return it in a type of C++, and name its place in errors.
 class JsonValue {
  public:

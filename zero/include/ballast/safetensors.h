@@ -1,13 +1,16 @@
-// Weights in safetensors files: a training begins with those of the Hugging Face Hub.
+// Weights in safetensors files: a training begins with those of the Hugging Face Hub, and writes its own for transformers.
 //
 //   const ballast::safetensors::Source weights("path/to/Llama-3.2-1B");
 //   training.start(weights.parameters(model));
+//   ...
+//   ballast::safetensors::write("out", training);
 //
 // A tensor of a model has the name Tensor::file_name in files, or "UNIT.TENSOR". Tied tensors are those of their owners.
 #pragma once
 
 #include <ballast/local_state.h>
 #include <ballast/model.h>
+#include <ballast/training.h>
 
 #include <cstddef>
 #include <filesystem>
@@ -44,5 +47,15 @@ class Source {
   struct Contents;
   std::shared_ptr<const Contents> contents_;
 };
+
+struct WriteOptions {
+  std::size_t file_bytes = 5'000'000'000;  // the most bytes of tensors in a file, unless one tensor has more
+};
+
+// Writes the parameters in the formats of their units, as transformers loads them: to model.safetensors, or to several files with an
+// index. All ranks call it together between steps. Rank 0 writes, unit by unit, so that no rank holds the model. The export in the
+// directory, which is made if there is none, is replaced when the new one is on the drive: a job that is killed leaves the old one
+// or the new one. A failure, such as a full drive (B2202), is thrown on all ranks, and removes what was written.
+void write(const std::filesystem::path& directory, Training& training, const WriteOptions& options = {});
 
 }  // namespace ballast::safetensors

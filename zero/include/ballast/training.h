@@ -214,11 +214,13 @@ class Training {
   void set_round(const JointRound& round);
   View full_parameters(std::size_t unit);  // the parameters of a unit that is kept full, as it is laid out
   void parameters_changed();               // the caller has written to full parameters that have no other copy
-  void read_memory(const ConstView& view, std::byte* into) const;  // memory of the training, on a GPU too
+  // Reads memory of the training, on a GPU too, after the work in the trainer's stream.
+  void read_memory(const ConstView& view, std::byte* into) const;
 
   // --- Facts.
   const Model& model() const;
   const Plan& plan() const;
+  Communicator& world() const;  // all ranks, for agreements of the caller's between other calls
   const MemoryAccounts& memory() const;
   Ledger ledger() const;                 // the ledger of the program that runs now
   Metrics metrics() const;               // since the training was constructed
