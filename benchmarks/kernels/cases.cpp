@@ -9,7 +9,7 @@
 #include "benchmarks/harness/buffer.h"
 #include "benchmarks/harness/suite.h"
 #include "benchmarks/kernels/elementwise.h"
-#include "examples/gpt/multiply.h"
+#include "examples/llama/multiply.h"
 #include "kernels/cpu.h"
 #include "kernels/orthogonalize.h"
 
@@ -159,15 +159,14 @@ Subject product_by_library(const ProductSizes& sizes, DType dtype) {
           right(sizes.inner * sizes.columns, dtype),
           to(sizes.rows * sizes.columns, dtype) {}
 
-    gpt::Multiplier multiply;
     Values left, right, to;
   };
   const auto parts = std::make_shared<Parts>(sizes, dtype);
   const auto run = [parts, sizes] {
-    const gpt::ConstMatrix left = gpt::matrix(ConstView(parts->left.view()), sizes.inner);
-    const gpt::ConstMatrix right = gpt::matrix(ConstView(parts->right.view()), sizes.columns);
-    parts->multiply(
-        {left, sizes.symmetric ? gpt::transposed(left) : right, gpt::matrix(parts->to.view(), sizes.columns)});
+    const llama::ConstMatrix left(parts->left.view(), sizes.inner), right(parts->right.view(), sizes.columns);
+    llama::multiply_on_this_thread({.a = left,
+                                    .b = sizes.symmetric ? left.transpose() : right,
+                                    .to = llama::Matrix(parts->to.view(), sizes.columns)});
   };
   return {.work = billions(sizes), .run = run};
 }

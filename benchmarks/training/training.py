@@ -1,4 +1,4 @@
-"""Measure the memory and throughput of one GPT in all stages and tiers, in turn with the configurations to compare with.
+"""Measure the memory and throughput of one Llama in all stages and tiers, in turn with the configurations to compare with.
 
 Every configuration trains in turn, round after round; its ranks are processes. A line's value is tokens a second, its
 ratio is of the seconds of a step. The table at the end adds memory, the time that the trainer waited, and the forecast of
@@ -170,7 +170,7 @@ def without_drive(case: Case) -> Case:
 
 def model_name(options: argparse.Namespace, parameters: int) -> str:
     shape = f"{options.layers} layers, width {options.width}, context {options.context}"
-    return f"GPT of {parameters / 1e6:.1f} million parameters ({shape})"
+    return f"Llama of {parameters / 1e6:.1f} million parameters ({shape})"
 
 
 def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace) -> dict:

@@ -7,7 +7,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from on_a_gpu.gpt_tiers import losses_of
+from on_a_gpu.tiers import losses_of
 from on_a_gpu.machine import ROOT, Machine
 
 FORECASTS = {
@@ -21,7 +21,7 @@ FORECASTS = {
 RUNTIME = ["test_runtime"]
 ENGINE = ["test_offload", "test_comm", "test_zero"]
 PACKAGE = ["_core"]
-TRAINER = ["gpt", "test_gpt"]
+TRAINER = ["llama", "benchmark_training", "test_llama"]
 RATES = ["benchmark_gpu"]
 
 QUICK = "[gpu]~*many elements*~*more elements*~*orthogonalizes*"  # tests of kernels that compute-sanitizer runs in seconds
@@ -113,7 +113,7 @@ def runtime(machine: Machine) -> list[Step]:
 
 
 def engine(machine: Machine) -> list[Step]:
-    rest = ctest(machine, "-E", "^(kernels|runtime|gpt):")
+    rest = ctest(machine, "-E", "^(kernels|runtime|llama):")
     return [
         building(machine, "engine", ENGINE, "tests/test_zero"),
         Step("test-engine", "offload, NCCL, and training at each stage and tier", 240, rest, after="build-engine"),
@@ -147,24 +147,24 @@ def sanitizers(machine: Machine) -> list[Step]:
 
 
 def trainer(machine: Machine) -> list[Step]:
-    tests = ctest(machine, "-R", "^gpt:")
+    tests = ctest(machine, "-R", "^llama:")
 
-    folders = ("--build", str(machine.build), "--work", str(machine.work / "gpt"))
+    folders = ("--build", str(machine.build), "--work", str(machine.work / "llama"))
 
     def tier(name: str) -> Step:
-        command, about = python("-m", "on_a_gpu.gpt_tiers", name, *folders), f"the GPT trainer with its state on the {name}"
-        losses = losses_of(name, machine.work / "gpt")
+        command, about = python("-m", "on_a_gpu.tiers", name, *folders), f"the Llama trainer with its state on the {name}"
+        losses = losses_of(name, machine.work / "llama")
         # The others are compared with those of the device, where they are there.
-        return Step(f"gpt-{name}", about, 180, command, after="build-gpt", product=losses if name == "device" else None)
+        return Step(f"llama-{name}", about, 180, command, after="build-llama", product=losses if name == "device" else None)
 
-    compare = python("-m", "on_a_gpu.gpt_tiers", "compare", *folders)
+    compare = python("-m", "on_a_gpu.tiers", "compare", *folders)
     return [
-        building(machine, "gpt", TRAINER, "examples/gpt/gpt"),
-        Step("test-gpt", "layers on the GPU vs. the CPU, and a small training", 180, tests, after="build-gpt"),
+        building(machine, "llama", TRAINER, "benchmarks/benchmark_training"),
+        Step("test-llama", "layers on the GPU vs. the CPU, and a small training", 180, tests, after="build-llama"),
         tier("device"),
         tier("host"),
         tier("drive"),
-        Step("gpt-losses", "all tiers give the same losses, bit by bit", 30, compare, after="gpt-device"),
+        Step("llama-losses", "all tiers give the same losses, bit by bit", 30, compare, after="llama-device"),
     ]
 
 

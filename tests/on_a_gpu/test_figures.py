@@ -1,6 +1,6 @@
 """Tests of the comparison of losses, and of the text of rates."""
 
-from on_a_gpu.gpt_tiers import compare, losses_of
+from on_a_gpu.tiers import compare, losses_of
 from on_a_gpu.rates import said
 
 

@@ -100,7 +100,7 @@ TOP |= {"CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs", "mkdocs.yml", ".g
 TOP |= {"quickstart", "run-benchmarks", "run-tests", ".ci", ".clang-format", ".clang-tidy", ".gitignore"}
 
 # nvcc takes 2 s for a .cu file that includes only these, and 6 s for one that includes higher layers.
-CUDA_SOURCES_MAY_INCLUDE = ["kernels", "examples/gpt"]
+CUDA_SOURCES_MAY_INCLUDE = ["kernels", "examples/llama"]
 
 # Stand-ins of CUDA, NCCL and cuBLAS: their functions have the names and the parameters of those libraries.
 EMULATION = "tests/emulated_cuda/*"
@@ -128,9 +128,9 @@ VENDORS = [
     Vendor("NCCL", r"nccl.*\.h", ["zero/comm/*nccl*"]),
     Vendor("Gloo", r"gloo/.*", ["zero/comm/*gloo*"]),
     Vendor("libsodium", r"sodium(\.h|/.*)", ["zero/comm/admission.cpp"]),
-    Vendor("cuBLAS", r"cublas.*", ["examples/gpt/*", "kernels/*cublas*"]),
-    Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["examples/gpt/*.cpp"], one_file=True),
-    Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp"]),
+    Vendor("cuBLAS", r"cublas.*", ["examples/llama/*", "kernels/*cublas*"]),
+    Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["examples/llama/*.cpp"], one_file=True),
+    Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp", "examples/llama/*_cpu.cpp"]),
     Vendor("CUDA", r"(cuda|cub/|cooperative_groups|nvtx|nvml).*", ["*.cu", "*.cuh", "kernels/runtime/*cuda*"]),
     Vendor("pybind11", r"pybind11/.*", ["python/bindings/*", "benchmarks/harness/python_interface.cpp"]),
     Vendor("Catch2", r"catch2/.*", ["tests/*"]),
@@ -149,7 +149,7 @@ HOMES = [
     Home(
         "raw GPU or pinned memory",
         r"\bcuda(Malloc\w*|HostAlloc|HostRegister|HostUnregister|Free\w*)\s*\(|\bcuMem(Alloc|Free|Create)\w*\s*\(",
-        ["kernels/runtime/device_cuda.cpp", EMULATION],
+        ["kernels/runtime/device_cuda.cpp", "examples/llama/maths_cuda.cu", EMULATION],
     ),
     Home("environment variable", r"\b(secure_)?getenv\s*\(", ["kernels/runtime/environment.cpp"]),
     Home(

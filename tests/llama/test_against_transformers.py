@@ -1,0 +1,86 @@
+"""Compare the Llama trainer in C++ with the same model in transformers and torch.optim.AdamW: weights, tokens, losses, norms.
+
+Both compute in fp32, in different orders.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from llama.trainer import CONFIGS, DECAY, MAX_NORM, MICRO_STEPS, PROGRAM, RATE, STEPS, draw, make_model, train_ours, write_tokens
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+@pytest.fixture(autouse=True)
+def program():
+    if not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM} is not built: oneDNN is missing")
+
+
+def train_theirs(model: torch.nn.Module, tokens: numpy.ndarray, ranks: int) -> list[list[float]]:
+    matrices = [tensor for tensor in model.parameters() if tensor.dim() == 2]
+    others = [tensor for tensor in model.parameters() if tensor.dim() == 1]
+    groups = [dict(params=matrices, weight_decay=DECAY), dict(params=others, weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+    steps = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for text in (draw(tokens, step, micro_step, rank) for micro_step in range(MICRO_STEPS) for rank in range(ranks)):
+            logits = model(text[:, :-1]).logits
+            loss = functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()) / (MICRO_STEPS * ranks)
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        steps.append([total, norm.item()])
+    return steps
+
+
+@pytest.fixture(params=list(CONFIGS))
+def trial(request, tmp_path: Path) -> SimpleNamespace:
+    model = make_model(CONFIGS[request.param], tmp_path / "model")
+    layout = ["nanoGPT", "llm.c", "llmq"][list(CONFIGS).index(request.param) % 3]
+    tokens = write_tokens(tmp_path / "tokens.bin", layout)
+    return SimpleNamespace(folder=tmp_path, model=model, tokens=tokens, file=tmp_path / "tokens.bin")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_losses_and_weights_are_those_of_transformers(trial, ranks):
+    out = trial.folder / "out"
+    ours = train_ours(trial.folder, trial.file, trial.folder / "losses", "--ranks", ranks, "--stage", 3, "--save", out)
+    theirs = train_theirs(trial.model, trial.tokens, ranks)
+    assert theirs[-1][0] < theirs[0][0] - 0.1
+    assert [step[0] for step in ours] == pytest.approx([step[0] for step in theirs], abs=1e-5)
+    assert [step[1] for step in ours] == pytest.approx([step[1] for step in theirs], rel=5e-4)
+    saved = AutoModelForCausalLM.from_pretrained(out)
+    for name, parameter in trial.model.named_parameters():
+        worst = (saved.get_parameter(name) - parameter).abs().max().item()
+        assert worst <= RATE * STEPS / 50, name
+
+
+def test_a_killed_training_resumes_to_the_same_bits(tmp_path):
+    make_model(CONFIGS["qwen 3"], tmp_path / "model")
+    write_tokens(tmp_path / "tokens.bin", "nanoGPT")
+    straight = train_ours(tmp_path, tmp_path / "tokens.bin", tmp_path / "straight")
+    on_drive = ("--state", "nvme", "--drive", tmp_path, "--run", "killed", "--ranks", 1)
+    first = train_ours(tmp_path, tmp_path / "tokens.bin", tmp_path / "first", *on_drive, steps=4)
+    rest = train_ours(tmp_path, tmp_path / "tokens.bin", tmp_path / "rest", *on_drive)
+    assert first + rest == straight
+
+
+def test_what_a_model_lacks_is_named(tmp_path):
+    make_model(CONFIGS["qwen 3"], tmp_path / "model")
+    write_tokens(tmp_path / "tokens.bin", "nanoGPT")
+    shutil.copytree(tmp_path / "model", tmp_path / "other")
+    config = (tmp_path / "other" / "config.json").read_text()
+    (tmp_path / "other" / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    ended = subprocess.run([PROGRAM, tmp_path / "other", tmp_path / "tokens.bin"], capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert "model.layers.2" in ended.stderr
