@@ -42,6 +42,7 @@ std::vector<NamedValue> named_options(const TrainingOptions& options, const std:
   add("tile_elements", options.tile_elements);
   add("micro_steps", options.micro_steps);
   add("sums_micro_steps", options.sums_micro_steps);
+  add("layer_major", options.schedule.layer_major);
   add("update_in_backward", options.schedule.update_in_backward);
   add("overlap_gathers", options.schedule.overlap_gathers);
   add("wire",

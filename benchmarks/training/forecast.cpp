@@ -11,8 +11,8 @@
 #include <functional>
 #include <random>
 
-#include "examples/llama/llama.h"
 #include "benchmarks/training/run.h"
+#include "examples/llama/llama.h"
 #include "kernels/backend.h"
 #include "kernels/runtime/buffer.h"
 #include "offload/record_store.h"
@@ -238,11 +238,9 @@ std::vector<UnitWork> work_of_one_layer(const RunOptions& options, Communicator&
   const llama::Architecture architecture(config);
   const auto alone = world.split(world.rank());
   const optim::Rule resting = optim::Sgd{.lr = 0.0};
-  Training training(architecture.model, *alone, {resting, resting},
-                    {.stage = 0,
-                     .trace = llama::trace_of(config),
-                     .keeps_timeline = true,
-                     .threads = options.training.threads});
+  Training training(
+      architecture.model, *alone, {resting, resting},
+      {.stage = 0, .trace = llama::trace_of(config), .keeps_timeline = true, .threads = options.training.threads});
   llama::Llama model(config, options.batch, maths);
   training.start(llama::initial_values(architecture.model, options.seed));
   world.barrier();  // the ranks compute at the same time, as in the training

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "examples/llama/llama.h"
 #include "benchmarks/training/run.h"
+#include "examples/llama/llama.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/sizes.h"
 #include "offload/preflight.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/llama.h"
 #include "benchmarks/training/needs.h"
+#include "examples/llama/llama.h"
 
 namespace ballast::benchmarks {
 

@@ -22,7 +22,8 @@ struct BasicMatrix {
   bool transposed = false;
 
   BasicMatrix() = default;
-  BasicMatrix(const AnyView& all, std::size_t width) : memory(all), rows(all.count() / width), columns(width), stride(width) {}
+  BasicMatrix(const AnyView& all, std::size_t width)
+      : memory(all), rows(all.count() / width), columns(width), stride(width) {}
   template <class Other>
   BasicMatrix(const BasicMatrix<Other>& m)
       : memory(m.memory), rows(m.rows), columns(m.columns), stride(m.stride), transposed(m.transposed) {}
@@ -87,10 +88,11 @@ struct Attended {
 class Maths {
  public:
   virtual ~Maths() = default;
-  virtual std::string library() const = 0;                  // what multiplies matrices
-  virtual std::optional<int> gpu() const { return {}; }     // whose memory it works on; none: the host's
-  virtual StreamHandle stream() const { return nullptr; }  // its stream on that GPU
-  virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;     // aligned to 256 bytes
+  virtual std::string library() const = 0;                             // what multiplies matrices
+  virtual std::optional<int> gpu() const { return {}; }                // whose memory it works on; none: the host's
+  virtual StreamHandle stream() const { return nullptr; }              // its stream on that GPU
+  // Memory aligned to 256 bytes: its own, or the host's, which copy() reaches too.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t bytes, bool on_host = false) = 0;
   virtual void upload(const void* from, void* to, std::size_t bytes) = 0;
   virtual void download(const void* from, void* to, std::size_t bytes) = 0;  // waits for it
   virtual void clear(const View& to) = 0;                                    // zeros

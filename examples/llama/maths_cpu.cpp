@@ -72,7 +72,9 @@ class GroupAttention {
     Floats slopes_memory(scores_.size()), keys(shape_.context * width), values(shape_.context * width);
     each_block([&](std::size_t query_head, std::size_t first, std::size_t count) {
       const std::size_t seen = first + count;
-      const auto part = [&](const auto& view) { return head(view, shape_.heads, query_head).part(first, count, 0, width); };
+      const auto part = [&](const auto& view) {
+        return head(view, shape_.heads, query_head).part(first, count, 0, width);
+      };
       const ConstMatrix gradient = part(known.gradient), output = part(known.output);
       const Matrix scores = score(query_head, first, count), slopes = matrix(slopes_memory, count, seen);
       multiply_on_this_thread({.a = gradient, .b = value_.part(0, seen, 0, width).transpose(), .to = slopes});
@@ -88,7 +90,8 @@ class GroupAttention {
         std::ranges::fill(slope.subspan(causal), 0.0f);
       }
       const ConstMatrix weights = as_factor(scores, weights_), of_scores = as_factor(slopes, slopes_);
-      multiply_on_this_thread({.a = weights.transpose(), .b = gradient, .to = matrix(values, seen, width), .add = true});
+      multiply_on_this_thread(
+          {.a = weights.transpose(), .b = gradient, .to = matrix(values, seen, width), .add = true});
       multiply_on_this_thread({.a = of_scores, .b = key_.part(0, seen, 0, width), .to = part(to.query)});
       multiply_on_this_thread(
           {.a = of_scores.transpose(), .b = part(query_), .to = matrix(keys, seen, width), .add = true});
@@ -154,7 +157,7 @@ class CpuMaths : public Maths {
 
   std::string library() const override { return multiplier_name(); }
 
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+  std::shared_ptr<std::byte> allocate(std::size_t bytes, bool /*on_host*/) override {
     constexpr std::align_val_t alignment{256};
     return {static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), alignment)),
             [](std::byte* memory) { ::operator delete(memory, alignment); }};
@@ -188,7 +191,8 @@ class CpuMaths : public Maths {
 
   void add_rows(const ConstView& from, const View& gradient) override {
     const std::size_t width = gradient.count();
-    sum_parts(from.count() / width, gradient, [&](std::size_t row, Row sum) { rows::add(sum, read(from, row * width, width)); });
+    sum_parts(from.count() / width, gradient,
+              [&](std::size_t row, Row sum) { rows::add(sum, read(from, row * width, width)); });
   }
 
   void embed(const Tokens& tokens, const ConstView& table, const View& to) override {
@@ -235,7 +239,8 @@ class CpuMaths : public Maths {
     });
   }
 
-  void rotate(const View& x, std::size_t head_width, const ConstView& angles, std::size_t row_width, bool back) override {
+  void rotate(const View& x, std::size_t head_width, const ConstView& angles, std::size_t row_width,
+              bool back) override {
     const std::size_t half = head_width / 2, positions = angles.count() / head_width;
     by_parts(x.count() / row_width, rows_at_once, [&](std::size_t first, std::size_t last) {
       for (std::size_t i = first; i < last; ++i) {
@@ -252,12 +257,14 @@ class CpuMaths : public Maths {
 
   void attention(const AttentionShape& shape, const Attended<ConstView>& from, const View& to,
                  const View& sums) override {
-    each(groups(shape, from), [&](std::size_t group) { GroupAttention(shape, from, group).forward(to, sums.as<float>()); });
+    each(groups(shape, from),
+         [&](std::size_t group) { GroupAttention(shape, from, group).forward(to, sums.as<float>()); });
   }
 
   void attention_backward(const AttentionShape& shape, const Attended<ConstView>& from, const AttentionGradient& known,
                           const Attended<View>& gradients) override {
-    each(groups(shape, from), [&](std::size_t group) { GroupAttention(shape, from, group).backward(known, gradients); });
+    each(groups(shape, from),
+         [&](std::size_t group) { GroupAttention(shape, from, group).backward(known, gradients); });
   }
 
   void swiglu(const ConstView& gate, const ConstView& up, const View& to) override {

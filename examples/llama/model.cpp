@@ -49,20 +49,23 @@ Config parse(const nlohmann::json& json) {
                 .has_head_norms = family == "qwen3"};
   config.kv_heads = json.value("num_key_value_heads", config.heads);
   const auto width = json.find("head_dim");
-  config.head_width = width != json.end() && width->is_number() ? width->get<std::size_t>() : config.hidden / config.heads;
+  config.head_width =
+      width != json.end() && width->is_number() ? width->get<std::size_t>() : config.hidden / config.heads;
   read_rope(json, config);
   const bool has_other_parts = json.value("mlp_bias", false) || (family != "qwen2" && config.has_biases);
   require(!has_other_parts && json.value("hidden_act", "silu") == "silu", Code::unsupported, [] {
     return Problem{.what = "cannot train this model: it has biases in other places than Qwen 2, or another activation",
                    .needed = "hidden_act silu, without attention_bias and mlp_bias"};
   });
-  require(!json.value("use_sliding_window", false) || family == "mistral", Code::unsupported,
-          [] { return Problem{.what = "cannot train a model with a sliding window", .needed = "attention to all positions"}; });
-  require(config.kv_heads > 0 && config.heads % config.kv_heads == 0 && config.head_width % 2 == 0, Code::bad_argument, [&] {
-    return Problem{.what = "cannot divide " + std::to_string(config.heads) + " heads among " +
-                           std::to_string(config.kv_heads) + " heads of keys and values",
-                   .needed = "a divisor, and heads of an even width"};
+  require(!json.value("use_sliding_window", false) || family == "mistral", Code::unsupported, [] {
+    return Problem{.what = "cannot train a model with a sliding window", .needed = "attention to all positions"};
   });
+  require(config.kv_heads > 0 && config.heads % config.kv_heads == 0 && config.head_width % 2 == 0, Code::bad_argument,
+          [&] {
+            return Problem{.what = "cannot divide " + std::to_string(config.heads) + " heads among " +
+                                   std::to_string(config.kv_heads) + " heads of keys and values",
+                           .needed = "a divisor, and heads of an even width"};
+          });
   const std::string dtype = json.value("dtype", json.value("torch_dtype", "bfloat16"));
   config.dtype = dtype == "float32" ? DType::fp32 : DType::bf16;
   return config;
@@ -109,7 +112,8 @@ std::vector<float> rope_angles(const Config& config, std::size_t context) {
 
 Architecture::Architecture(const Config& c) {
   const auto matrix = [&](const std::string& name, std::size_t rows, std::size_t columns) {
-    return model.tensor({.name = name + ".weight", .shape = {rows, columns}, .group = decays, .file_name = name + ".weight"});
+    return model.tensor(
+        {.name = name + ".weight", .shape = {rows, columns}, .group = decays, .file_name = name + ".weight"});
   };
   const auto row = [&](const std::string& name, std::size_t width) {
     return model.tensor({.name = name, .shape = {width}, .group = stays, .file_name = name});

@@ -67,8 +67,8 @@ void run(const Product& p) {
   using Key = std::array<std::size_t, 11>;
   thread_local std::map<Key, Compiled> all;
   const auto type = [](const auto& m) { return static_cast<std::size_t>(m.memory.dtype()); };
-  const Key key{p.to.rows,    p.to.columns,   p.a.columns, p.a.stride, p.a.transposed, p.b.stride, p.b.transposed,
-                p.to.stride,  type(p.a),      type(p.to),  p.add};
+  const Key key{p.to.rows,      p.to.columns, p.a.columns, p.a.stride, p.a.transposed, p.b.stride,
+                p.b.transposed, p.to.stride,  type(p.a),   type(p.to), p.add};
   auto found = all.find(key);
   if (found == all.end()) found = all.emplace(key, describe(p)).first;
   const Compiled& compiled = found->second;

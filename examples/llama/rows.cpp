@@ -165,7 +165,8 @@ BALLAST_FOR_EACH_ISA void exponentiate(Row x, float scale, float offset) {
 
 BALLAST_FOR_EACH_ISA float softmax(Row x, float scale) {
   const auto larger = [](float a, float b) { return a > b ? a : b; };
-  const float most = scale * reduce(x.size(), x[0], [=](std::size_t i) { return x[i]; }, larger);
+  const float most = scale * reduce(
+                                 x.size(), x[0], [=](std::size_t i) { return x[i]; }, larger);
   exponentiate(x, scale, most);
   const float total = sum(x.size(), [=](std::size_t i) { return x[i]; }), factor = 1.0f / total;
   for (std::size_t i = 0; i < x.size(); ++i)

@@ -20,7 +20,8 @@ float dot(ConstRow a, ConstRow b);
 
 void scale_by(Row x, float factor, ConstRow weight);  // x *= factor * weight
 // Adds to the gradients of x, whose root mean square is 1 / factor, and of the weight.
-void rms_norm_backward(ConstRow x, ConstRow weight, float factor, ConstRow gradient, Row weight_gradient, Row x_gradient);
+void rms_norm_backward(ConstRow x, ConstRow weight, float factor, ConstRow gradient, Row weight_gradient,
+                       Row x_gradient);
 
 void rotate(Row low, Row high, ConstRow cosines, ConstRow sines, float sign);
 

@@ -61,8 +61,8 @@ void TokenFiles::add(const std::filesystem::path& path) {
     if (all != nullptr) munmap(const_cast<std::byte*>(all), size);
   });
   const Layout layout = layout_of(path, {memory.get(), size});
-  const bool fits = (layout.width == 1 || layout.width == 2 || layout.width == 4) &&
-                    layout.first_byte <= size && layout.count <= (size - layout.first_byte) / layout.width;
+  const bool fits = (layout.width == 1 || layout.width == 2 || layout.width == 4) && layout.first_byte <= size &&
+                    layout.count <= (size - layout.first_byte) / layout.width;
   require(fits, Code::bad_argument, [&] {
     return Problem{.what = "cannot read a file of tokens: it is shorter than its header says, or of another format",
                    .where = path.string(),

@@ -75,6 +75,14 @@ def test_a_killed_training_resumes_to_the_same_bits(tmp_path):
     assert first + rest == straight
 
 
+def test_the_order_of_layers_and_micro_steps_changes_no_bit(tmp_path):
+    make_model(CONFIGS["llama 2, tied"], tmp_path / "model")
+    write_tokens(tmp_path / "tokens.bin", "nanoGPT")
+    by_micro_steps = train_ours(tmp_path, tmp_path / "tokens.bin", tmp_path / "losses", "--ranks", 2)
+    on_drive = ("--ranks", 2, "--layer-major", "--parameters", "nvme", "--state", "nvme", "--drive", tmp_path)
+    assert train_ours(tmp_path, tmp_path / "tokens.bin", tmp_path / "losses", *on_drive) == by_micro_steps
+
+
 def test_what_a_model_lacks_is_named(tmp_path):
     make_model(CONFIGS["qwen 3"], tmp_path / "model")
     write_tokens(tmp_path / "tokens.bin", "nanoGPT")

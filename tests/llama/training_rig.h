@@ -52,7 +52,8 @@ inline benchmarks::RunOptions tiny_run() {
 }
 
 // Trains one rank, with one CPU thread or on a GPU.
-inline void train_rank(const benchmarks::RunOptions& options, ThreadGroup& group, std::size_t rank, Recorder& recorder) {
+inline void train_rank(const benchmarks::RunOptions& options, ThreadGroup& group, std::size_t rank,
+                       Recorder& recorder) {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto maths = options.training.gpu ? llama::gpu_maths(0) : llama::cpu_maths(1);
   benchmarks::train(options, *thread_communicator(group, rank, *backend), *maths, recorder);

@@ -83,6 +83,14 @@ def public_headers_include_public_headers_only(tree: Tree):
                     yield path, include.line, f"a public header may not include {include.path}"
 
 
+@rule("public-api")
+def examples_use_the_public_api(tree: Tree):
+    for path, text in tree.code():
+        for include in source.includes(text):
+            if path.startswith("examples/") and include.quoted and not include.path.startswith("examples/"):
+                yield path, include.line, f"an example may not include {include.path}: only <ballast/...> and its own headers"
+
+
 @rule("cuda-includes")
 def cuda_sources_include_little(tree: Tree):
     for path, text in tree.with_suffix({".cu", ".cuh"}):

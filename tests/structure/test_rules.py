@@ -53,6 +53,7 @@ PLANTED = [
     ("layering", "optim/adam.cpp", 3, '// first\n\n  #  include "offload/file.h"\n'),
     ("layering", "zero/engine.cpp", 1, '#include "benchmarks/copy.h"\n'),
     ("layering", "attic/old.cpp", 1, "int x;\n"),
+    ("public-api", "examples/trainer/main.cpp", 2, "#include <ballast/training.h>\n#include \"zero/comm/connect.h\"\n"),
     ("layering", "optim/adam.cpp", 1, "#include <ballast/training.h>\n"),
     ("layering", "kernels/include/ballast/view.h", 1, "#include <ballast/training.h>\n"),
     ("layering", "zero/include/ballast/engine.h", 1, "#pragma once\n"),  # the header is not listed

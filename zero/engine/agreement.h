@@ -188,7 +188,7 @@ class Agreement {
         arithmetic_(arithmetic),
         tensor_sums_(tensor_sums),
         sums_micro_steps_(sums_micro_steps),
-        uses_of_micro_step_(uses_in_backward(plan.model(), trace_of(plan.input()))) {}
+        uses_of_pass_(uses_in_backward(plan.model(), trace_of(plan.input()))) {}
   Agreement(Agreement&&) = delete;
 
   // check() throws if a step cannot use these options. prepare() copies them for the next step.
@@ -222,22 +222,21 @@ class Agreement {
   // number of micro-steps is the wrong one for all units.
   void check_accumulated(const Trace& visited, std::optional<std::size_t> micro_steps) const {
     if (sums_micro_steps_ && !micro_steps) return;
-    const std::size_t number = micro_steps.value_or(plan_.input().micro_steps);
+    const std::size_t number = micro_steps.value_or(planned_micro_steps());
     const std::vector<Unit>& units = plan_.model().units;
     const std::vector<std::size_t> uses = uses_in_backward(plan_.model(), visited);
     std::size_t other = none;  // the first unit with uses that are not as many
     for (std::size_t unit = 0; unit < units.size(); ++unit) {
       if (uses[unit] == 0) continue;
-      if (uses[unit] == number * std::max<std::size_t>(uses_of_micro_step_[unit], 1)) return;
+      if (uses[unit] == number * uses_of_micro_step(unit)) return;
       other = std::min(other, unit);
     }
     require(number > 0 && other == none, Code::out_of_order, [&] {
       if (other == none) return Problem{.what = "cannot step with 0 micro-steps", .needed = "at least 1"};
-      const std::size_t planned = std::max<std::size_t>(uses_of_micro_step_[other], 1);
       return Problem{
           .what = fmt::format("cannot step with {}: another number was accumulated", counted(number, "micro-step")),
           .where = fmt::format("unit {}, and all other units with gradients", units[other].name),
-          .needed = counted(number * planned, "use") + " in backward",
+          .needed = counted(number * uses_of_micro_step(other), "use") + " in backward",
           .available = counted(uses[other], "use"),
           .remedy =
               "Name the micro-steps that were made in StepOptions::micro_steps. Where a micro-step uses units "
@@ -327,9 +326,14 @@ class Agreement {
     return uses;
   }
 
+  std::size_t planned_micro_steps() const { return plan_.input().micro_steps * plan_.input().in_one_pass; }
+  std::size_t uses_of_micro_step(std::size_t unit) const {
+    return std::max<std::size_t>(uses_of_pass_[unit] / plan_.input().in_one_pass, 1);
+  }
+
   std::int64_t digest_of_options() const {
     std::string text = fmt::format("{} {} {} {}", options_.max_norm.value_or(optim::no_clipping), options_.loss_scale,
-                                   options_.micro_steps.value_or(plan_.input().micro_steps), options_.discard);
+                                   options_.micro_steps.value_or(planned_micro_steps()), options_.discard);
     for (const optim::Rule& rule : rules_) {
       for (const auto& [name, value] : optim::named_options(rule))
         text += ' ' + value;
@@ -377,7 +381,7 @@ class Agreement {
 
   optim::Decision decide(const kernels::ExactSum& squares) const {
     const Placement& placement = plan_.placement();
-    const std::size_t micro_steps = sums_micro_steps_ ? 1 : options_.micro_steps.value_or(plan_.input().micro_steps);
+    const std::size_t micro_steps = sums_micro_steps_ ? 1 : options_.micro_steps.value_or(planned_micro_steps());
     return optim::decide({.sum_of_squares = kernels::value(squares),
                           .loss_scale = options_.loss_scale,
                           .averaged_over = static_cast<double>(placement.ranks() * micro_steps)},
@@ -479,7 +483,7 @@ class Agreement {
   const LaneArithmetic& arithmetic_;
   TensorSums& tensor_sums_;
   bool sums_micro_steps_;
-  std::vector<std::size_t> uses_of_micro_step_;  // uses in backward, for each unit
+  std::vector<std::size_t> uses_of_pass_;  // uses in backward, for each unit
   std::vector<optim::Rule> rules_;
   std::vector<std::uint64_t> missed_;
   StepOptions options_{};                                      // its groups are rules_, its missed is missed_

@@ -123,6 +123,21 @@ void check_matrices(const Model& model) {
   }
 }
 
+// With Schedule::layer_major, the uses of all micro-steps become one pass: each is made as often as there are micro-steps, with the
+// units that are held for it.
+PlanOptions ordered(PlanOptions options, const Model& model) {
+  if (!options.schedule.layer_major || options.micro_steps <= 1) return options;
+  const Trace of_micro_step = options.trace.empty() ? declared_order(model) : std::exchange(options.trace, {});
+  for (auto chain = of_micro_step.begin(); chain != of_micro_step.end();) {
+    const auto end = std::next(std::find_if(chain, of_micro_step.end(), [](const Visit& visit) { return !visit.held; }));
+    for (std::size_t micro_step = 0; micro_step < options.micro_steps; ++micro_step)
+      options.trace.insert(options.trace.end(), chain, end);
+    chain = end;
+  }
+  options.in_one_pass = std::exchange(options.micro_steps, 1);
+  return options;
+}
+
 }  // namespace
 
 PlanOptions options_of(const ChoiceInput& question, const Placement& placement, std::size_t rank) {
@@ -146,7 +161,7 @@ CutModel::CutModel(const Model& model, const PlanOptions& options)
     : layout(lay_out(model, options.placement, options.tile_elements)),
       blocks(model, layout, options.placement,
              {.format = options.format, .names = options.names, .full_records = options.full_records}),
-      input{{options}, model, layout, blocks, rank_in_shard_group(options)} {}
+      input{{ordered(options, model)}, model, layout, blocks, rank_in_shard_group(options)} {}
 
 Trace trace_of(const CompileInput& input) { return input.trace.empty() ? declared_order(input.model) : input.trace; }
 

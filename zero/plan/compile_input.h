@@ -49,7 +49,8 @@ struct PlanOptions {
   std::size_t rank = 0;            // number among all ranks: those of a shard group are neighbours
   std::size_t ranks_per_host = 1;  // if each host has as many neighbouring ranks; 1 or less: hosts are not told apart
   std::size_t tile_elements = 0;   // limit of a tile; 0: the sizes of lay_out()
-  std::size_t micro_steps = 1;     // backward passes whose gradients one step sums
+  std::size_t micro_steps = 1;     // passes over the trace whose gradients one step sums
+  std::size_t in_one_pass = 1;     // micro-steps that a pass has, with Schedule::layer_major
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};                             // names of the state that the optimizer keeps

@@ -40,6 +40,9 @@ struct Schedule {
   std::size_t gathered_bytes = 0;   // bytes for full parameters that are not kept; at least what prefetching needs
   std::size_t staging_slots = 8;    // records in memory at once, on their way from and to the drive
   std::size_t kept_records = 0;     // tiles whose records stay in memory and are not read: the first ones of a step
+  // All micro-steps of a step go through a unit before the next unit: the trainer makes the uses of a unit in a row, one for each
+  // micro-step, and keeps what lies between units. So parameters are gathered, uploaded and read once a pass, not once a micro-step.
+  bool layer_major = false;
   bool update_in_backward = false;  // as soon as a unit's gradients are summed; then nothing can be clipped or skipped
   // Units are updated and gathered in the order of the next forward, even if only backward uses are leased, and
   // Training::wait_for_parameters() can wait for each unit.
