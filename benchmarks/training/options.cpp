@@ -133,6 +133,8 @@ void describe_schedule(CLI::App& app, RunOptions& run) {
       ->check(CLI::PositiveNumber);
   app.add_option("--staging", training.schedule.staging_slots, "Tiles in flight from and to drives")
       ->capture_default_str();
+  app.add_flag("--layer-major", training.schedule.layer_major,
+               "Let all micro-steps go through a layer before the next layer");
   app.add_flag("--update-in-backward", training.schedule.update_in_backward,
                "Update a unit as soon as its gradients are reduced");
   app.add_flag("--wait-for-updates", run.waits_for_updates,

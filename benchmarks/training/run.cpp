@@ -47,12 +47,13 @@ class Run {
  public:
   Run(const RunOptions& options, Communicator& world, llama::Maths& maths, Observer& observer)
       : options_(options), world_(world), maths_(maths), observer_(observer), text_(options.text) {
+    if (options.training.schedule.layer_major) options_.batch.together = options.training.micro_steps;
     options_.training.gpu = maths.gpu();
     options_.training.stream = maths.stream();
     options_.training.trace = llama::trace_of(options.model);
     begin();
     training_.emplace(architecture_.model, world, rules_of(options_), options_.training);
-    model_.emplace(options.model, options.batch, maths);
+    model_.emplace(options.model, options_.batch, maths);
     training_->start(llama::initial_values(architecture_.model, options.seed));
   }
 
@@ -111,8 +112,13 @@ class Run {
   Step one_step(std::uint64_t number) {
     const double begin = now();
     double loss = 0;
+    std::vector<std::uint32_t> drawn;
     for (std::uint64_t micro = 0; micro < options_.training.micro_steps; ++micro) {
-      loss += model_->run(*training_, draw(llama::noise({options_.seed, number, micro, world_.rank()})));
+      const auto more = draw(llama::noise({options_.seed, number, micro, world_.rank()}));
+      drawn.insert(drawn.end(), more.begin(), more.end());
+      if ((micro + 1) % options_.batch.together > 0) continue;
+      loss += model_->run(*training_, drawn);
+      drawn.clear();
     }
     const double computed = now() - begin;
     const StepResult result = training_->step();

@@ -180,8 +180,8 @@ void Llama::backward(const Layer& layer, const Lease& lease) {
   recompute(layer, lease);
   mlp_backward(layer, lease);
   attention_backward(layer, lease);
-  maths_.rms_norm_backward(at_.input, lease[layer.norm], config_.epsilon, at_.narrow_gradient, lease.gradient(layer.norm),
-                           at_.gradient);
+  maths_.rms_norm_backward(at_.input, lease[layer.norm], config_.epsilon, at_.narrow_gradient,
+                           lease.gradient(layer.norm), at_.gradient);
 }
 
 void Llama::mlp_backward(const Layer& layer, const Lease& lease) {
@@ -241,7 +241,12 @@ void Llama::head(const Lease& lease, std::size_t micro_batch) {
 double Llama::loss() {
   std::vector<float> losses(at_.losses.count());
   maths_.download(at_.losses.data(), losses.data(), at_.losses.bytes());
-  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+  double sum = 0;
+  each_micro_batch([&](std::size_t m) {
+    const std::span<const float> own = std::span(losses).subspan(m * batch_.positions(), batch_.positions());
+    sum += std::accumulate(own.begin(), own.end(), 0.0) / static_cast<double>(own.size());
+  });
+  return sum;
 }
 
 void Llama::linear(const ConstView& weight, const ConstMatrix& x, const View& y, bool add) {

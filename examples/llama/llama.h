@@ -49,7 +49,7 @@ class Llama {
   Llama(const Config& config, const Batch& batch, Maths& maths);
 
   // Runs a micro-step, or all that go through layers together, on sequences of context + 1 tokens, one after the other. Returns the
-  // mean loss.
+  // sum of the micro-batches' mean losses.
   double run(Training& training, std::span<const std::uint32_t> text);
 
   const Model& model() const { return architecture_.model; }

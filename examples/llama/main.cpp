@@ -169,11 +169,11 @@ void train(const Options& o, Communicator& world) {
       const std::vector<std::uint32_t> more = text.draw(key, batch.sequences, batch.context + 1);
       drawn.insert(drawn.end(), more.begin(), more.end());
       if ((micro + 1) % batch.together > 0) continue;
-      loss += llama.run(training, drawn) / static_cast<double>(micro_steps / batch.together);
+      loss += llama.run(training, drawn);
       drawn.clear();
     }
     const StepResult result = training.step();
-    const double mean = mean_of_ranks(world, loss);
+    const double mean = mean_of_ranks(world, loss / static_cast<double>(micro_steps));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     if (world.rank() == 0) print(o, result, mean, tokens / seconds.count());
   }

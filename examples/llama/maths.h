@@ -88,9 +88,9 @@ struct Attended {
 class Maths {
  public:
   virtual ~Maths() = default;
-  virtual std::string library() const = 0;                             // what multiplies matrices
-  virtual std::optional<int> gpu() const { return {}; }                // whose memory it works on; none: the host's
-  virtual StreamHandle stream() const { return nullptr; }              // its stream on that GPU
+  virtual std::string library() const = 0;                 // what multiplies matrices
+  virtual std::optional<int> gpu() const { return {}; }    // whose memory it works on; none: the host's
+  virtual StreamHandle stream() const { return nullptr; }  // its stream on that GPU
   // Memory aligned to 256 bytes: its own, or the host's, which copy() reaches too.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes, bool on_host = false) = 0;
   virtual void upload(const void* from, void* to, std::size_t bytes) = 0;

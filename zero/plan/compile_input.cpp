@@ -129,7 +129,8 @@ PlanOptions ordered(PlanOptions options, const Model& model) {
   if (!options.schedule.layer_major || options.micro_steps <= 1) return options;
   const Trace of_micro_step = options.trace.empty() ? declared_order(model) : std::exchange(options.trace, {});
   for (auto chain = of_micro_step.begin(); chain != of_micro_step.end();) {
-    const auto end = std::next(std::find_if(chain, of_micro_step.end(), [](const Visit& visit) { return !visit.held; }));
+    const auto end =
+        std::next(std::find_if(chain, of_micro_step.end(), [](const Visit& visit) { return !visit.held; }));
     for (std::size_t micro_step = 0; micro_step < options.micro_steps; ++micro_step)
       options.trace.insert(options.trace.end(), chain, end);
     chain = end;
