@@ -94,8 +94,8 @@ class MachineOptions:
     )
     host_memory: Option[Size | None, int | None] = Option(
         None,
-        "of a machine, of which a 64th, 4 GiB, and 2 GiB for each rank are left to the system and torch (an eighth at most, "
-        "but a 64th and 2 GiB at least); without it nothing is kept on the host. It replaces the memory of measured CPUs",
+        "of a machine; of it a 64th, 4 GiB, and 2 GiB for each rank are left to the system and torch, about an eighth at most. "
+        "Without it nothing is kept on the host. It replaces the memory of measured CPUs",
         parse_size,
         metavar="SIZE",
     )
@@ -145,6 +145,9 @@ class MachineOptions:
     )
     micro_steps: Option[int, int] = Option(
         1, "backward passes of one step", _count("micro_steps"), core="micro_steps", metavar="N"
+    )
+    layer_major: Option[bool, bool] = Option(
+        False, "all micro-steps go through a layer before the next one: a trainer in C++ can", core="layer_major"
     )
     efficiency: Option[float | None, float] = Option(
         None,

@@ -33,6 +33,8 @@ void describe_step_options(const Option& option) {
   option("wire", "the formats in which ranks send values", &Options::wire);
   option("prefetch", "units that are gathered ahead", &Options::schedule, &Schedule::prefetch);
   option("gathered_bytes", "for full parameters that are not kept", &Options::schedule, &Schedule::gathered_bytes);
+  option("layer_major", "all micro-steps go through a unit before the next unit", &Options::schedule,
+         &Schedule::layer_major);
   option("update_in_backward", "updates a unit as soon as its gradients are summed", &Options::schedule,
          &Schedule::update_in_backward);
   option("overlap_gathers", "updates and gathers in the order of the next forward", &Options::schedule,

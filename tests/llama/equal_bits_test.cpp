@@ -98,11 +98,17 @@ TEST_CASE("a Llama trains to the same bits where all micro-steps go through a la
   benchmarks::RunOptions run = tiny_run();
   run.model.tied = false;  // a tied table sums in another order
   run.training.micro_steps = 3;
-  run.training.max_norm = 0.5;
   for (const std::size_t ranks : {1u, 3u}) {
+    run.training.max_norm = 0.5;
     std::vector<TrainingOptions> all = all_options(run.training, {all_cuts[ranks % 3]});
     for (TrainingOptions& options : all)
       options.schedule.layer_major = true;
+    check_all_equal(run, ranks, all);
+    run.training.max_norm = optim::no_clipping;
+    for (TrainingOptions& options : all) {
+      options.max_norm = optim::no_clipping;
+      options.schedule.update_in_backward = true;
+    }
     check_all_equal(run, ranks, all);
   }
 }

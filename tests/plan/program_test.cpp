@@ -39,6 +39,13 @@ PlanSetup all_on_drives() {
   return setup;
 }
 
+PlanSetup by_layers() {
+  PlanSetup setup = all_on_drives();
+  setup.micro_steps = 2;
+  setup.schedule.layer_major = true;
+  return setup;
+}
+
 PlanSetup mesh_on_host(GradientFormat gradient_format) {
   PlanSetup setup = setup_of(3, 2, Tier::host);
   setup.placement.replicas = 2;
@@ -76,6 +83,7 @@ const std::map<std::string, PlanSetup> characteristic{
     {"stage3_nvme_scratch", state_on_drives(false)},
     {"stage3_nvme_scratch_cpu", state_on_drives(false, true)},
     {"all_on_drives_update_in_backward", all_on_drives()},
+    {"all_on_drives_layer_major", by_layers()},
     {"mesh_on_host_two_micro_steps", mesh_on_host(GradientFormat::fp32)},
     {"mesh_on_host_gradients_in_bf16", mesh_on_host(GradientFormat::bf16)},
     {"mesh_encoded", encoded_mesh()},

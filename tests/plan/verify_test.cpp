@@ -75,9 +75,11 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
         for (const Schedule& schedule :
              {Schedule{.prefetch = 0, .staging_slots = 1},
               Schedule{.prefetch = 1, .staging_slots = 4, .kept_records = 2},
-              Schedule{.prefetch = 3, .kept_records = 100}, Schedule{.update_in_backward = true}}) {
+              Schedule{.prefetch = 3, .kept_records = 100}, Schedule{.layer_major = true},
+              Schedule{.update_in_backward = true}, Schedule{.layer_major = true, .update_in_backward = true}}) {
           for (const std::size_t micro_steps : {1u, 3u}) {
-            if (schedule.update_in_backward && micro_steps > 1) continue;
+            if (schedule.update_in_backward && !schedule.layer_major && micro_steps > 1) continue;
+            if (schedule.layer_major && micro_steps == 1) continue;
             PlanSetup setup{.model = model, .placement = placement, .micro_steps = micro_steps, .schedule = schedule};
             setup.rank = mesh.parameter_replicas > 1 ? 1 : mesh.shards - 1;
             if (programs % 2 == 1) setup.gradient_format = GradientFormat::bf16;

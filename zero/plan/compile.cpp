@@ -229,6 +229,13 @@ class OffPlanCompiler {
         program_(trace_of(input), input.model.units.size()),
         uses_(trace, input.model.units.size()),
         compiler_(input, program_, uses_, true) {
+    const bool has_gradients = std::ranges::find(trace, Phase::backward, &Visit::phase) != trace.end();
+    require(!input.updates_by_layers() || !has_gradients, Code::out_of_order, [] {
+      return Problem{.what =
+                         "cannot use units in another order than that of the plan: units are updated in the backward "
+                         "pass of several micro-steps",
+                     .needed = "the uses of Schedule::layer_major in the order of TrainingOptions::trace"};
+    });
     compiler_.begin_step();
     take_over();
   }

@@ -39,7 +39,7 @@ Trace declared_order(const Model& model) {
 }
 
 Uses::Uses(Trace trace, std::size_t units)
-    : trace_(std::move(trace)), positions_(units), backward_(units, 0), last_backward_(units, none) {
+    : trace_(std::move(trace)), positions_(units), backward_(units, 0), last_backward_(units, none), rows_(units, 0) {
   for (std::size_t i = 0; i < trace_.size(); ++i) {
     const Visit& visit = trace_[i];
     require(visit.unit < units && visit.phase != Phase::step, Code::bad_argument, [&] {
@@ -51,6 +51,8 @@ Uses::Uses(Trace trace, std::size_t units)
     if (visit.phase == Phase::backward) {
       ++backward_[visit.unit];
       last_backward_[visit.unit] = i;
+      const bool continues = i > 0 && trace_[i - 1] == visit;
+      rows_[visit.unit] += continues ? 0 : 1;
     }
   }
 }

@@ -27,6 +27,8 @@ class Uses {
   std::size_t next(std::size_t unit, std::size_t from) const;  // position of its next visit at `from` or later; or none
   std::size_t last_backward(std::size_t unit) const { return last_backward_[unit]; }  // none: it has no backward visit
   std::size_t backward_visits(std::size_t unit) const { return backward_[unit]; }
+  // Whether no other unit is used in backward between its first and its last backward visit.
+  bool is_once_in_a_row(std::size_t unit) const { return backward_[unit] > 0 && rows_[unit] == 1; }
   bool is_last_backward(std::size_t position) const { return last_backward_[trace_[position].unit] == position; }
   std::size_t end_of_chain(std::size_t position) const;  // one past the visit that ends what is held at `position`
   // One past the visits of the unit at `position` and of the `further` units after it, and at most `end`. A trainer may visit a
@@ -41,6 +43,7 @@ class Uses {
   std::vector<std::vector<std::size_t>> positions_;  // one for each unit
   std::vector<std::size_t> backward_;                // one for each unit
   std::vector<std::size_t> last_backward_;           // one for each unit
+  std::vector<std::size_t> rows_;                    // one for each unit: how often its backward visits begin anew
   bool has_forward_ = false;
 };
 
@@ -77,6 +80,7 @@ struct CompileInput : PlanOptions {
   // Bytes of the program that this one replaces; none: as the schedule says.
   std::optional<std::size_t> gathered_bytes{};
 
+  bool updates_by_layers() const { return schedule.update_in_backward && in_one_pass > 1; }
   bool needs_matrices() const { return orthogonalization_steps.has_value(); }
   bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }
   bool gathers_codes(std::size_t unit) const { return gathers_codes() && model.units[unit].dtype != DType::u8; }

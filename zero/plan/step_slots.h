@@ -140,7 +140,7 @@ class StepSlots {
       const bool all_here = placement.shards == 1 && residence_[unit].parameters == Tier::device;
       is_gathered_per_use_.push_back(!placement.full_parameters && !all_here);
       sums_.push_back(placement.reduction == Reduction::each ? uses.backward_visits(unit) * input.micro_steps : 1);
-      add_unit(unit);
+      add_unit(unit, uses);
       add_tiles(unit);
     }
     if (input.needs_matrices()) matrices_ = home_matrices(input.model, input.layout);
@@ -231,7 +231,7 @@ class StepSlots {
   static constexpr std::size_t mirrored_in_flight = 2;   // one arrives while the other is written
   static constexpr std::size_t first_regions_ahead = 8;  // read for the gathers that come next
 
-  void add_unit(std::size_t unit) {
+  void add_unit(std::size_t unit, const Uses& uses) {
     const UnitLayout& layout = in_.layout.units[unit];
     const std::string which = std::to_string(unit);
     UnitSlots& slots = units_.emplace_back();
@@ -247,9 +247,25 @@ class StepSlots {
     if (in_.placement.reduction == Reduction::boundary) {
       slots.gradients = slots_.add(SlotRole::gradients, Tier::device, layout.trained.count() * in_.width(unit), which);
     }
-    if (!in_.schedule.update_in_backward || sums_[unit] > 1) {
+    if (in_.updates_by_layers() && uses.is_once_in_a_row(unit)) {
+      slots.reduced = sum_in_turn(residence_[unit].gradients);
+    } else if (!in_.schedule.update_in_backward || sums_[unit] > 1) {
       slots.reduced = slots_.add(SlotRole::reduced, residence_[unit].gradients, shard_bytes(unit), which);
     }
+  }
+
+  // Units that are updated right after their last backward use keep their sums in the same memory, in turn.
+  std::size_t sum_in_turn(Tier tier) {
+    std::vector<std::size_t>& shared = sums_in_turn_[static_cast<std::size_t>(tier)];
+    if (shared.size() < pieces_in_flight) {
+      std::size_t bytes = 0;
+      for (std::size_t unit = 0; unit < in_.model.units.size(); ++unit)
+        bytes = std::max(bytes, shard_bytes(unit));
+      shared.push_back(slots_.add(SlotRole::reduced, tier, bytes, fmt::format("{} in turn", shared.size())));
+      return shared.back();
+    }
+    std::ranges::rotate(shared, shared.begin() + 1);
+    return shared.back();
   }
 
   void add_tiles(std::size_t unit) {
@@ -518,6 +534,7 @@ class StepSlots {
   std::vector<std::size_t> sums_;          // each unit's reductions that make up a step's gradients
   SlotList slots_;
   std::vector<UnitSlots> units_;
+  std::array<std::vector<std::size_t>, tier_count> sums_in_turn_{};
   std::size_t gathered_ = none;
   std::size_t gather_codes_ = none;
   std::size_t reduce_codes_ = none;

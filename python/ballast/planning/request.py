@@ -113,7 +113,7 @@ def _question(model: _core.Model, options: Options, budget: Mapping[str, int], t
 
 
 def _updates_in_backward(options: Options) -> bool:
-    return options.update_in_backward and options.micro_steps == 1
+    return options.update_in_backward and (options.micro_steps == 1 or options.layer_major)
 
 
 def notes_of_optimizer(description: Description, options: Options) -> list[str]:
@@ -214,10 +214,11 @@ def activation_bytes(description: Description, options: Options) -> dict[str, in
     else:
         all_of_them = known.bytes(options.tokens, checkpointed=checkpointed, loss_chunk=options.loss_chunk)
         on_device, away = known.offloaded(options.tokens, checkpointed=checkpointed, loss_chunk=options.loss_chunk)
+    further = options.micro_steps - 1 if options.layer_major else 0  # micro-steps whose layers' inputs are kept too
     if tier == "device":
-        return {"device": all_of_them}
+        return {"device": all_of_them + further * away}
     buffers = {"host": parse_size(IN_FLIGHT)} if tier == "nvme" else {}
-    return {"device": on_device, **buffers, tier: away}
+    return {"device": on_device, **buffers, tier: (1 + further) * away}
 
 
 def _unit_bytes(description: Description, size: int) -> list[int]:
@@ -346,7 +347,7 @@ class PlanRequest:
         notes += self.options.measured.notes() if self.options.measured else ()
         if len(self.options.not_given) == 2 and self.options.offload == "auto":  # the planner has no tier to choose
             notes.append(self.not_given())
-        if self.options.update_in_backward and self.options.micro_steps > 1:
+        if self.options.update_in_backward and not _updates_in_backward(self.options):
             notes.append("updates are not made in the backward pass: that needs one micro-step")
         return (*notes, *notes_of_unused(self.options, self._stage(placement), as_flags=self.as_flags))
 
