@@ -13,9 +13,22 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from llama.trainer import CONFIGS, DECAY, MAX_NORM, MICRO_STEPS, PROGRAM, RATE, STEPS, draw, make_model, train_ours, write_tokens
+from llama.trainer import (
+    CONFIGS,
+    DECAY,
+    MAX_NORM,
+    MICRO_STEPS,
+    PROGRAM,
+    RATE,
+    STEPS,
+    draw,
+    make_model,
+    train_ours,
+    write_tokens,
+)
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
+
 
 @pytest.fixture(autouse=True)
 def program():

@@ -7,8 +7,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from on_a_gpu.tiers import losses_of
 from on_a_gpu.machine import ROOT, Machine
+from on_a_gpu.tiers import losses_of
 
 FORECASTS = {
     "plain": "a billion parameters in plain torch, to compare with and to learn the efficiency of the model's own work",

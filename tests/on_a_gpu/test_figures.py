@@ -1,7 +1,7 @@
 """Tests of the comparison of losses, and of the text of rates."""
 
-from on_a_gpu.tiers import compare, losses_of
 from on_a_gpu.rates import said
+from on_a_gpu.tiers import compare, losses_of
 
 
 def write(work, **texts):

@@ -1,4 +1,4 @@
-"""Train a Llama with the program of `benchmarks/training` on a GPU with everything on one tier, or compare the losses that all tiers have written."""
+"""Train with the program of `benchmarks/training` on a GPU, with everything on one tier, or compare what all tiers wrote."""
 
 from __future__ import annotations
 

@@ -109,7 +109,8 @@ def test_what_a_training_in_cpp_has_saved_is_used_here(folder, capsys):
 
 
 def refusal(folder: Path, *options: object) -> str:
-    command = [PROGRAM, folder / "model", folder / "tokens.bin", "--context", 16, "--checkpoint", folder / "checkpoint", *options]
+    saved = ("--context", 16, "--checkpoint", folder / "checkpoint")
+    command = [PROGRAM, folder / "model", folder / "tokens.bin", *saved, *options]
     ended = subprocess.run([*map(str, command)], capture_output=True, text=True)
     assert ended.returncode != 0
     return ended.stderr
