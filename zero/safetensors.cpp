@@ -8,12 +8,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <regex>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "kernels/backend.h"
@@ -36,6 +40,7 @@ constexpr const char* suffix = ".safetensors";
 constexpr const char* single_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 constexpr std::size_t moved_at_once = std::size_t{1} << 18;  // elements
+constexpr std::size_t most_header_bytes = 100'000'000;       // the limit of the safetensors package
 constexpr mode_t readable_by_all = 0666;                     // as far as the process lets it be
 
 struct Format {
@@ -103,72 +108,82 @@ HostPages map_file(const path& file) {
 
 std::span<const std::byte> bytes_of(const HostPages& file) { return {file.get(), file.get_deleter().bytes}; }
 
+[[noreturn]] void fail_foreign(const path& file, const std::string& why) {
+  fail(Code::bad_argument, {.what = "cannot read weights: it is no safetensors file, nor an index of some: " + why,
+                            .where = file.string(),
+                            .needed = "a header in JSON after 8 bytes with its length"});
+}
+
 json parse(std::span<const std::byte> bytes, const path& file) {
+  if (bytes.size() > most_header_bytes)
+    fail_malformed(file, fmt::format("it has a header of {}", human_bytes(bytes.size())), "at most 100 MB");
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   std::vector<std::set<std::string>> names;  // those in each object that is open
   const auto require_new = [&](int, json::parse_event_t event, const json& value) {
     if (event == json::parse_event_t::object_start) names.emplace_back();
     if (event == json::parse_event_t::object_end) names.pop_back();
     if (event == json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second)
-      fail_malformed(file, fmt::format("it has {} twice", value.get<std::string>()));
+      fail_foreign(file, fmt::format("it names {} twice", value.dump()));
     return true;
   };
   try {
     return json::parse(text, require_new);
   } catch (const json::exception& error) {
-    fail_malformed(file, error.what());
+    fail_foreign(file, words_of(error));
   }
 }
 
-// A tensor whose bytes are a part of `data`.
-StoredTensor tensor_of(const JsonValue& entry, std::span<const std::byte> data) {
-  const std::string name = entry["dtype"].text();
-  const auto* const format = std::ranges::find(formats, name, &Format::name);
-  entry["dtype"].require_kind(format != std::end(formats), "the name of a format whose elements are whole bytes");
-  StoredTensor tensor{.format = format->name, .shape = entry["shape"].shape()};
-  std::size_t bytes = format->bytes;
-  for (const std::size_t size : tensor.shape)
-    bytes *= size;
-  const std::vector<JsonValue> offsets = entry["data_offsets"].elements(2);
-  const std::size_t begin = offsets[0].count(most_bytes), end = offsets[1].count(most_bytes);
-  offsets[1].require_kind(end == begin + bytes, fmt::format("{}, for its shape and format", begin + bytes));
-  offsets[1].require_kind(end <= data.size(), fmt::format("at most {}: the file ends there", data.size()));
-  tensor.bytes = data.subspan(begin, bytes);
-  return tensor;
-}
-
-// Each byte of the data belongs to one tensor, as the format demands.
-void require_complete(const std::map<std::string, StoredTensor>& tensors, std::span<const std::byte> data,
-                      const path& file) {
-  std::vector<std::pair<std::size_t, std::size_t>> places;  // begin and end
-  for (const auto& [name, tensor] : tensors) {
-    const auto begin = static_cast<std::size_t>(tensor.bytes.data() - data.data());
-    places.emplace_back(begin, begin + tensor.bytes.size());
-  }
-  std::ranges::sort(places);
-  places.emplace_back(data.size(), data.size());
-  std::size_t end = 0;
-  for (const auto& [begin, next] : places) {
-    if (begin < end) fail_malformed(file, fmt::format("two tensors overlap at byte {} of its data", begin));
-    if (begin > end) fail_malformed(file, fmt::format("no tensor has bytes {} to {} of its data", end, begin));
-    end = next;
-  }
-}
-
+// The tensors of a file. Each byte after the header belongs to one of them, as the format demands.
 std::map<std::string, StoredTensor> tensors_in(std::span<const std::byte> bytes, const path& file) {
   std::uint64_t header = 0;
-  if (bytes.size() < sizeof header) fail_malformed(file, "it ends before its header");
-  std::memcpy(&header, bytes.data(), sizeof header);
-  const std::span<const std::byte> rest = bytes.subspan(sizeof header);
-  if (header > rest.size())
-    fail_malformed(file, fmt::format("its header has {} bytes, but {} follow", header, rest.size()));
-  const std::span<const std::byte> data = rest.subspan(header);
-  const json content = parse(rest.first(header), file);
+  if (bytes.size() >= sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
+  if (bytes.size() < sizeof header || header > bytes.size() - sizeof header)
+    fail_foreign(file, "it ends before its header does");
+  const json content = parse(bytes.subspan(sizeof header, header), file);
+  if (!content.is_object()) fail_foreign(file, "its header is no JSON object");
+  const std::span<const std::byte> data = bytes.subspan(sizeof header + header);
   std::map<std::string, StoredTensor> tensors;
+  std::vector<std::tuple<std::size_t, std::size_t, std::string>> places;  // begin and end in the data, and name
   JsonValue(content, file).each_item([&](const std::string& name, const JsonValue& entry) {
-    if (name != "__metadata__") tensors.emplace(name, tensor_of(entry, data));
+    if (name == "__metadata__") return;
+    const std::string dtype = entry["dtype"].text();
+    const auto* const format = std::ranges::find(formats, dtype, &Format::name);
+    require(format != std::end(formats), Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("cannot read a tensor that holds {}", dtype),
+                     .where = fmt::format("{} in {}", name, file.string()),
+                     .needed = "a format whose elements are whole bytes"};
+    });
+    const StoredTensor& tensor =
+        tensors[name] = {.format = format->name, .shape = entry["shape"].shape(), .file = file};
+    const std::size_t needed =
+        std::accumulate(tensor.shape.begin(), tensor.shape.end(), format->bytes, std::multiplies());
+    const std::vector<JsonValue> offsets = entry["data_offsets"].elements(2);
+    const std::size_t begin = offsets[0].count(most_bytes), end = offsets[1].count(most_bytes);
+    if (end != begin + needed) {
+      fail_malformed(file, fmt::format("{} has {} bytes", name, static_cast<std::int64_t>(end - begin)),
+                     fmt::format("{}, for its shape and format", needed));
+    }
+    places.emplace_back(begin, end, name);
   });
-  require_complete(tensors, data, file);
+  std::ranges::sort(places);
+  std::size_t end = 0;
+  std::string last = "the header";
+  for (const auto& [begin, next, name] : places) {
+    if (begin < end) fail_malformed(file, fmt::format("{} overlaps with {}", name, last));
+    if (begin > end) fail_malformed(file, fmt::format("{} does not begin where {} ends", name, last));
+    tensors[name].begin = bytes.size() - data.size() + begin;
+    if (next > data.size()) {
+      fail(Code::bad_record, {.what = fmt::format("cannot use a file: it is cut off inside of {}", name),
+                              .where = file.string(),
+                              .needed = fmt::format("{} bytes", bytes.size() - data.size() + next),
+                              .available = fmt::format("{} bytes", bytes.size())});
+    }
+    tensors[name].bytes = data.subspan(begin, next - begin);
+    end = next;
+    last = name;
+  }
+  if (end < data.size())
+    fail_malformed(file, fmt::format("no tensor has the {} bytes at the end of it", data.size() - end));
   return tensors;
 }
 
@@ -228,7 +243,7 @@ struct Source::Contents {
     const std::span<const std::byte> bytes = bytes_of(files.emplace_back(map_file(file)));
     std::map<std::string, StoredTensor> found = tensors_in(bytes, file);
     tensors.merge(found);
-    if (!found.empty()) fail_malformed(file, fmt::format("another file of the index has {} too", found.begin()->first));
+    if (!found.empty()) fail_malformed(file, fmt::format("another file has {} too", found.begin()->first));
   }
 
   void add_indexed(const path& index) {

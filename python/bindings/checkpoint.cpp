@@ -1,4 +1,5 @@
 // Writes parts of a training's state to the files of a checkpoint, and reads them back.
+#include <ballast/safetensors.h>
 #include <ballast/tensor_state.h>
 
 #include <pybind11/stl.h>
@@ -319,6 +320,17 @@ void bind_runs(py::module_& module) {
       "runs_in", [](const std::string& directory) { return runs_in(directory); }, py::arg("directory"));
 }
 
+// The format, the shape, the file and the first byte there of each tensor.
+auto safetensors_in(const std::string& path) {
+  std::map<std::string, std::tuple<std::string, std::vector<std::size_t>, std::string, std::size_t>> found;
+  const safetensors::Source source(path);
+  for (const std::string& name : source.names()) {
+    const safetensors::StoredTensor& tensor = *source.find(name);
+    found[name] = {std::string(tensor.format), tensor.shape, tensor.file.string(), tensor.begin};
+  }
+  return found;
+}
+
 }  // namespace
 
 void bind_checkpoint(py::module_& module) {
@@ -345,6 +357,7 @@ void bind_checkpoint(py::module_& module) {
   module.def(
       "index_seals", [](const std::string& folder, std::size_t ranks) { return index_seals(folder, ranks); },
       py::arg("folder"), py::arg("ranks"), "The seals of the ranks' indexes, which a manifest has.");
+  module.def("safetensors_in", &safetensors_in, py::arg("path"), Released());
   module.def(
       "checksum",
       [](const py::buffer& bytes) {

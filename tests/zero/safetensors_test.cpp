@@ -156,11 +156,10 @@ TEST_CASE("an index names the files of a model") {
   index(R"("u.t":"1.safetensors","v":"2.safetensors")");
   CHECK_THAT(failure(), Contains("B3202") && Contains("v is not in 2.safetensors"));
   index(R"("w":"1.safetensors","w":"2.safetensors")");
-  CHECK_THAT(failure(), Contains("B3202") && Contains("it has w twice"));
+  CHECK_THAT(failure(), Contains("index.json") && Contains("it names \"w\" twice"));
   fs::copy(directory.path() / "1.safetensors", directory.path() / "3.safetensors");
   index(R"("u.t":"1.safetensors","w":"3.safetensors")");
-  CHECK_THAT(failure(),
-             Contains("B3202") && Contains("3.safetensors") && Contains("another file of the index has u.t too"));
+  CHECK_THAT(failure(), Contains("B3202") && Contains("3.safetensors") && Contains("another file has u.t too"));
   index("");
   write_file(directory.path() / "model.safetensors.index.json", "{}");
   CHECK_THAT(failure(), Contains("B3202") && Contains("weight_map is missing"));
@@ -175,23 +174,26 @@ TEST_CASE("files that are missing or damaged are refused by name") {
   CHECK(failure_of_file(file_of("{}", "")) == "none");
   const std::pair<std::string, std::string> damaged[] = {
       {"", "it is empty"},
-      {"1234", "it ends before its header"},
-      {file_of("{" + whole + "}", "").substr(0, 20), "its header has 54 bytes, but 12 follow"},
-      {file_of("{" + whole + "}", floats.substr(1)), "a.data_offsets[1] is 8"},
-      {file_of("{" + whole + "}", floats + "1"), "no tensor has bytes 8 to 9 of its data"},
+      {"1234",
+       "B1001 cannot read weights: it is no safetensors file, nor an index of some: it ends before its header does"},
+      {file_of("{" + whole + "}", "").substr(0, 20),
+       "it is no safetensors file, nor an index of some: it ends before its header does"},
+      {file_of("{" + whole + "}", floats.substr(1)), "B3202 cannot use a file: it is cut off inside of a"},
+      {file_of("{" + whole + "}", floats + "1"), "no tensor has the 1 bytes at the end of it"},
       {file_of("{" + whole + "}", floats, 30), "parse error"},
-      {file_of("[1]", ""), "its content is a list"},
-      {file_of("{" + whole + "," + entry("b", "F32", "1", 4, 8) + "}", floats), "two tensors overlap at byte 4"},
-      {file_of("{" + entry("a", "F32", "1", 4, 8) + "}", floats), "no tensor has bytes 0 to 4 of its data"},
-      {file_of("{" + whole + "," + whole + "}", floats), "it has a twice"},
-      {file_of("{" + entry("a", "F32", "3", 0, 8) + "}", floats), "a.data_offsets[1] is 8"},
-      {file_of("{" + entry("a", "F32", "2", 8, 0) + "}", floats), "a.data_offsets[1] is 0"},
-      {file_of("{" + entry("a", "F4", "2", 0, 1) + "}", "x"), "a.dtype is \"F4\""},
+      {file_of("[1]", ""), "its header is no JSON object"},
+      {file_of("{" + whole + "," + entry("b", "F32", "1", 4, 8) + "}", floats),
+       "B3202 cannot use a file: b overlaps with a"},
+      {file_of("{" + entry("a", "F32", "1", 4, 8) + "}", floats), "a does not begin where the header ends"},
+      {file_of("{" + whole + "," + whole + "}", floats), "it names \"a\" twice"},
+      {file_of("{" + entry("a", "F32", "3", 0, 8) + "}", floats), "a has 8 bytes"},
+      {file_of("{" + entry("a", "F32", "2", 8, 0) + "}", floats), "a has -8 bytes"},
+      {file_of("{" + entry("a", "F4", "2", 0, 1) + "}", "x"), "B1001 cannot read a tensor that holds F4"},
       {file_of("{" + entry("a", "F32", "-1", 0, 8) + "}", floats), "a.shape[0] is -1"},
       {file_of("{" + entry("a", "F32", "4294967296,4294967296", 0, 0) + "}", ""), "the shape of a tensor that fits"},
       {file_of(R"({"a":{"dtype":"F32","shape":[2]}})", floats), "a.data_offsets is missing"}};
   for (const auto& [content, words] : damaged) {
-    CHECK_THAT(failure_of_file(content), Contains("B3202") && Contains("model.safetensors") && Contains(words));
+    CHECK_THAT(failure_of_file(content), Contains("model.safetensors") && Contains(words));
   }
   const TemporaryDirectory directory;
   for (const fs::path& path : {directory.path(), directory.path() / "nothing"}) {
@@ -319,8 +321,8 @@ std::string files_of_parts(std::size_t parts) {
 }  // namespace
 
 TEST_CASE("what a training writes is read bit by bit, on any number of ranks") {
-  const auto [ranks, file_bytes] = GENERATE(table<std::size_t, std::size_t>(
-      {{1, safetensors::WriteOptions{}.file_bytes}, {2, safetensors::WriteOptions{}.file_bytes}, {2, small_files}}));
+  const std::size_t ranks = GENERATE(1u, 2u);
+  const std::size_t file_bytes = GENERATE(safetensors::WriteOptions{}.file_bytes, small_files);
   CAPTURE(ranks, file_bytes);
   const TemporaryDirectory directory;
   const fs::path path = directory.path() / "new" / "export";

@@ -115,7 +115,7 @@ json unsealed(const std::string& text, const std::filesystem::path& file) {
   try {
     return json::parse(without_special_numbers(content));
   } catch (const json::exception& error) {
-    fail_malformed(file, error.what());
+    fail_malformed(file, words_of(error));
   }
 }
 

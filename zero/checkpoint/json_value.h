@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -40,6 +41,14 @@ inline std::string json_text(const nlohmann::json& content, int indent = -1) {
     fail(Code::bad_argument, {.what = fmt::format("cannot write a file: a name is not UTF-8 ({})", error.what()),
                               .needed = "names of units and tensors in UTF-8"});
   }
+}
+
+// The words of a parser, which may repeat bytes that are no text.
+inline std::string words_of(const nlohmann::json::exception& error) {
+  std::string words = error.what();
+  std::ranges::replace_if(
+      words, [](char each) { return each < ' '; }, '?');
+  return words;
 }
 
 // A value in a JSON file. Its methods return it in a type of C++, and name its place in errors.

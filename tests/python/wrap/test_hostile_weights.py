@@ -42,8 +42,8 @@ HEADERS = {
     "text": (with_bias(shape=["2"]), r"bias.shape\[0\] is \"2\""),
     "bool": (with_bias(data_offsets=[False, 8]), r"bias.data_offsets\[0\] is false"),
     "many": (with_bias(shape=[0] * 100_000), "bias.shape is a list"),
-    "huge": (with_bias(shape=[1 << 62, 1 << 62]), "bias has 8 bytes"),
-    "more than a count": (with_bias(shape=[1 << 64]), r"bias.shape\[0\] is 18446744073709551616"),
+    "huge": (with_bias(shape=[1 << 62, 1 << 62]), r"bias.shape\[0\] is 4611686018427387904"),
+    "more than a count": (with_bias(shape=[1 << 64]), r"bias.shape\[0\] is 1.8446744073709552e\+19"),
     "no entry": ({**GOOD, "bias": None}, "bias is null"),
     "no shape": ({**GOOD, "bias": {"dtype": "F32", "data_offsets": [0, 8]}}, "bias.shape is missing"),
     "one offset": (with_bias(data_offsets=[0]), "a list of 2"),
@@ -85,7 +85,7 @@ def test_a_header_of_gigabytes_is_not_read(tmp_path):
     path = tmp_path / "one.safetensors"
     path.write_bytes(struct.pack("<Q", 3 << 30) + b"{")
     os.truncate(path, 4 << 30)
-    assert "a header of 3,221,225,472 bytes" in refusal(path)
+    assert "a header of 3 GiB" in refusal(path)
 
 
 INDEXES = {

@@ -25,6 +25,8 @@ namespace ballast::safetensors {
 struct StoredTensor {
   std::string_view format{};  // as files name it, such as "BF16"
   std::vector<std::size_t> shape{};
+  std::filesystem::path file{};
+  std::size_t begin = 0;               // byte of the file
   std::span<const std::byte> bytes{};  // in the mapped file, at any address, while a copy of the Source exists
 };
 
