@@ -20,13 +20,14 @@ namespace emulated {
 namespace {
 
 constexpr unsigned warp_size = 32;
+using Words = std::array<std::uint64_t, warp_size>;
 
 // A point that threads reach together, again and again. Values of the last time are still there while the threads
 // read them, because none of them can be two times ahead.
 struct Meeting {
   unsigned arrived = 0;
   std::size_t times = 0;
-  std::array<std::array<std::uint64_t, warp_size>, 2> values{};
+  std::array<Words, 2> values{};
   std::vector<Fiber*> waiting{};
 };
 
@@ -54,14 +55,19 @@ class Block {
   void wait_for_block() { meet(barrier_, threads_); }
 
   std::uint64_t exchange(unsigned mask, std::uint64_t mine, unsigned source_lane) {
+    if ((mask >> source_lane & 1) == 0) broken("a shuffle reads a thread of its mask", "the source's bit is not set");
+    return gather(mask, mine)[source_lane];
+  }
+
+  // The words of all threads of the mask. They stay until each of these threads has called again.
+  const Words& gather(unsigned mask, std::uint64_t mine) {
     const unsigned lane = threadIdx.x % warp_size;
     if ((mask >> lane & 1) == 0) broken("a thread names itself in a warp's mask", "its bit is not set");
-    if ((mask >> source_lane & 1) == 0) broken("a shuffle reads a thread of its mask", "the source's bit is not set");
     Meeting& meeting = warps_[{threadIdx.x / warp_size, mask}];
     auto& values = meeting.values[meeting.times % 2];
     values[lane] = mine;
     meet(meeting, static_cast<unsigned>(std::popcount(mask)));
-    return values[source_lane];
+    return values;
   }
 
  private:
@@ -149,6 +155,37 @@ std::uint64_t exchange_in_warp(unsigned mask, std::uint64_t mine, unsigned sourc
 }
 
 unsigned lane_of_this_thread() { return threadIdx.x % warp_size; }
+
+void multiply_tensors(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  const auto pair = [](std::uint32_t low, std::uint32_t high) { return std::uint64_t{high} << 32 | low; };
+  const std::array<Words, 3> all{block().gather(~0u, pair(a[0], a[1])), block().gather(~0u, pair(a[2], a[3])),
+                                 block().gather(~0u, pair(b0, b1))};
+  const auto number = [](std::uint64_t word, unsigned place) {  // of four in bf16
+    return std::bit_cast<float>(static_cast<std::uint32_t>(word >> 16 * place << 16));
+  };
+  const unsigned lane = lane_of_this_thread();
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned held_by = k % 8 / 2;
+      sums[i] += number(all[k / 8][row % 8 * 4 + held_by], row / 8 * 2 + k % 2) *
+                 number(all[2][column * 4 + held_by], k / 8 * 2 + k % 2);
+    }
+  }
+}
+
+void load_matrices(std::uint32_t (&to)[4], const void* row, bool transposed) {
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0) broken("rows of matrices are aligned", "to 16 bytes");
+  const Words rows = block().gather(~0u, reinterpret_cast<std::uintptr_t>(row));
+  const unsigned lane = lane_of_this_thread();
+  for (unsigned i = 0; i < 8; ++i) {
+    const unsigned down = transposed ? lane % 4 * 2 + i % 2 : lane / 4,
+                   across = transposed ? lane / 4 : lane % 4 * 2 + i % 2;
+    std::uint16_t half = 0;
+    std::memcpy(&half, reinterpret_cast<const std::uint16_t*>(rows[i / 2 * 8 + down]) + across, sizeof half);
+    to[i / 2] = i % 2 == 0 ? half : to[i / 2] | std::uint32_t{half} << 16;
+  }
+}
 
 }  // namespace emulated
 

@@ -142,3 +142,12 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
   });
   return CUBLAS_STATUS_SUCCESS;
 }
+
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t a_operation, cublasOperation_t b_operation,
+                            int rows, int columns, int inner, const void* alpha, const void* a, cudaDataType a_type,
+                            int a_stride, const void* b, cudaDataType b_type, int b_stride, const void* beta, void* c,
+                            cudaDataType c_type, int c_stride, cublasComputeType_t compute,
+                            cublasGemmAlgo_t algorithm) {
+  return cublasGemmStridedBatchedEx(handle, a_operation, b_operation, rows, columns, inner, alpha, a, a_type, a_stride,
+                                    0, b, b_type, b_stride, 0, beta, c, c_type, c_stride, 0, 1, compute, algorithm);
+}

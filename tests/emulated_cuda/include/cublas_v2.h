@@ -27,3 +27,7 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
                                           long long b_step, const void* beta, void* c, cudaDataType c_type,
                                           int c_stride, long long c_step, int batch, cublasComputeType_t compute,
                                           cublasGemmAlgo_t algorithm);
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t a_operation, cublasOperation_t b_operation,
+                            int rows, int columns, int inner, const void* alpha, const void* a, cudaDataType a_type,
+                            int a_stride, const void* b, cudaDataType b_type, int b_stride, const void* beta, void* c,
+                            cudaDataType c_type, int c_stride, cublasComputeType_t compute, cublasGemmAlgo_t algorithm);

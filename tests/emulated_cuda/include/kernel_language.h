@@ -33,6 +33,11 @@ namespace emulated {
 std::uint64_t exchange_in_warp(unsigned mask, std::uint64_t mine, unsigned source_lane);
 unsigned lane_of_this_thread();
 
+// Instructions of tensor cores, with matrices that a warp holds: mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32, and
+// ldmatrix.sync.aligned.m8n8.x4(.trans).shared.b16.
+void multiply_tensors(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+void load_matrices(std::uint32_t (&to)[4], const void* row, bool transposed);
+
 using Thread = std::function<void()>;
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const Thread& thread);
 void give_access(void* words, std::size_t bytes);
@@ -43,13 +48,18 @@ void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffffu);
 
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, unsigned distance) {
+T __shfl_sync(unsigned mask, T value, unsigned source_lane) {
   static_assert(sizeof value <= sizeof(std::uint64_t));
   std::uint64_t word = 0;
   std::memcpy(&word, &value, sizeof value);
-  word = emulated::exchange_in_warp(mask, word, emulated::lane_of_this_thread() ^ distance);
+  word = emulated::exchange_in_warp(mask, word, source_lane % 32);
   std::memcpy(&value, &word, sizeof value);
   return value;
+}
+
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, unsigned distance) {
+  return __shfl_sync(mask, value, emulated::lane_of_this_thread() ^ distance);
 }
 
 unsigned long long atomicAdd(unsigned long long* at, unsigned long long value);
