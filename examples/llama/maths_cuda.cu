@@ -279,21 +279,12 @@ __device__ Exponentials join_block(Exponentials mine) {
   return mine;
 }
 
-struct Logits {
-  const float* data;
-  const std::uint32_t* targets;
-  std::size_t rows;
-  std::size_t width;
-  float scale;
-};
-
 // Rows may have any width, so their elements are taken one by one.
-__global__ void cross_entropy_kernel(Logits logits, float* losses, Out gradient) {
-  each_piece(logits.rows, [&](std::size_t row) {
-    const std::size_t width = logits.width;
-    const float* const x = logits.data + row * width;
-    const std::uint32_t target = logits.targets[row];
-    const float expected = x[target];
+__global__ void cross_entropy_kernel(const float* logits, const std::uint32_t* targets, float scale, std::size_t rows,
+                                     float* losses, Out gradient) {
+  const std::size_t width = gradient.count / rows;
+  each_piece(rows, [&](std::size_t row) {
+    const float *const x = logits + row * width, expected = x[targets[row]];
     Exponentials mine{-FLT_MAX, 0};  // not -infinity, because the difference of two is no number
     for (std::size_t i = threadIdx.x; i < width; i += threads)
       mine.take(x[i], 1);
@@ -301,7 +292,7 @@ __global__ void cross_entropy_kernel(Logits logits, float* losses, Out gradient)
     const float factor = 1.0f / all.total;
     for (std::size_t i = threadIdx.x; i < width; i += threads) {
       const float share = factor * expf(x[i] - all.most);
-      store(Pack<1>{logits.scale * (i == target ? share - 1.0f : share)}, gradient, row * width + i);
+      store(Pack<1>{scale * (i == targets[row] ? share - 1.0f : share)}, gradient, row * width + i);
     }
     if (threadIdx.x == 0) losses[row] = logf(all.total) - (expected - all.most);
   });
@@ -326,13 +317,8 @@ std::vector<const void*>& all_kernels() {
   return kernels;
 }
 
-bool register_kernel(const void* kernel) {
-  all_kernels().push_back(kernel);
-  return true;
-}
-
 template <auto kernel>
-inline const bool is_registered = register_kernel(reinterpret_cast<const void*>(kernel));
+inline const bool is_registered = (all_kernels().push_back(reinterpret_cast<const void*>(kernel)), true);
 
 void check_packs(std::size_t width, const void* data = nullptr) {
   const bool fits = width % packed == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
@@ -507,9 +493,8 @@ class GpuMaths : public Maths {
 
   void cross_entropy(const ConstView& logits, const std::uint32_t* targets, float scale, const View& losses,
                      const View& gradient) override {
-    const Logits from{logits.as<float>().data(), targets, losses.count(), logits.count() / losses.count(), scale};
-    launch<cross_entropy_kernel>(losses.count(), from, losses.as<float>().data(),
-                                 Out{gradient.data(), gradient.count(), gradient.dtype()});
+    launch<cross_entropy_kernel>(losses.count(), logits.as<float>().data(), targets, scale, losses.count(),
+                                 losses.as<float>().data(), Out{gradient.data(), gradient.count(), gradient.dtype()});
   }
 
  private:
@@ -560,10 +545,11 @@ class GpuMaths : public Maths {
 
   // The first product makes CUDA load cuBLAS, which may wait for all work of the GPU, as loading a kernel does.
   void load_products() {
-    constexpr std::size_t side = 16;
-    const View square(reinterpret_cast<std::byte*>(scratch(side * side)), side * side, DType::bf16);
-    clear(square);
-    multiply({.a = Matrix(square, side), .b = Matrix(square, side), .to = Matrix(square, side)});
+    constexpr std::size_t side = 16, all = side * side;
+    const View memory(reinterpret_cast<std::byte*>(scratch(3 * all)), 3 * all, DType::bf16);
+    const auto matrix = [&](std::size_t number) { return Matrix(memory.part(number * all, all), side); };
+    clear(memory);
+    multiply({.a = matrix(0), .b = matrix(1), .to = matrix(2)});
     check(cudaStreamSynchronize(stream()), "wait for a GPU");
   }
 
@@ -593,20 +579,21 @@ class GpuMaths : public Maths {
 
   template <Wanted wanted>
   void attend(const AttentionMemory& memory, const View& to) {
-    const auto with_width = [&]<class T, unsigned width>() {
+    to.dtype() == DType::fp32 ? attend<wanted, float>(memory, to) : attend<wanted, bf16>(memory, to);
+  }
+
+  // Takes the narrowest tiles that are as wide as a head.
+  template <Wanted wanted, class T, unsigned width = 64>
+  void attend(const AttentionMemory& memory, const View& to) {
+    if constexpr (width > 256) {
+      fail(Code::unsupported, {.what = "cannot compute attention on a GPU: the heads are too wide",
+                               .needed = "at most 256 elements",
+                               .available = std::to_string(memory.head_width)});
+    } else if (memory.head_width > width) {
+      attend<wanted, T, 2 * width>(memory, to);
+    } else {
       launch<attention_kernel<T, width, wanted>, attention_threads>(memory.pieces(wanted), memory, to.as<T>().data());
-    };
-    const auto with_type = [&]<class T>() {
-      if (memory.head_width <= 64) return with_width.template operator()<T, 64>();
-      if (memory.head_width <= 128) return with_width.template operator()<T, 128>();
-      with_width.template operator()<T, 256>();
-    };
-    require(memory.head_width <= 256, Code::unsupported, [&] {
-      return Problem{.what = "cannot compute attention on a GPU: the heads are too wide",
-                     .needed = "at most 256 elements",
-                     .available = std::to_string(memory.head_width)};
-    });
-    to.dtype() == DType::fp32 ? with_type.template operator()<float>() : with_type.template operator()<bf16>();
+    }
   }
 
   int gpu_;
