@@ -122,8 +122,14 @@ __global__ void embed_backward_kernel(Tokens tokens, In gradient, Out table) {
   each_piece(tokens.count * across, [&](std::size_t piece) {
     const std::size_t first = piece / across, column = (piece % across * threads + threadIdx.x) * packed;
     if (column >= width || (first > 0 && id(first - 1) == id(first))) return;
+    std::size_t last = first, above = tokens.count;
+    while (above - last > 1) {
+      const std::size_t middle = (last + above) / 2;
+      (id(middle) == id(first) ? last : above) = middle;
+    }
     Pack<packed> sum{};
-    for (std::size_t place = first; place < tokens.count && id(place) == id(first); ++place)
+#pragma unroll 4
+    for (std::size_t place = first; place <= last; ++place)
       sum += load(gradient, tokens.order[place] * width + column);
     add(sum, table, id(first) * width + column);
   });
