@@ -241,10 +241,12 @@ std::vector<UnitWork> work_of_one_layer(const RunOptions& options, Communicator&
   Training training(
       architecture.model, *alone, {resting, resting},
       {.stage = 0, .trace = llama::trace_of(config), .keeps_timeline = true, .threads = options.training.threads});
-  llama::Llama model(config, options.batch, maths);
+  llama::Batch batch = options.batch;
+  batch.together = 1;
+  llama::Llama model(config, batch, maths);
   training.start(llama::initial_values(architecture.model, options.seed));
   world.barrier();  // the ranks compute at the same time, as in the training
-  model.run(training, std::vector<std::uint32_t>(options.batch.sequences * (options.batch.context + 1)));
+  model.run(training, std::vector<std::uint32_t>(batch.sequences * (batch.context + 1)));
   std::vector<UnitWork> work = training.unit_work();
   training.step();
   return work;

@@ -2,7 +2,6 @@
 #include <ballast/comm.h>
 
 #include <fmt/format.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -268,15 +267,7 @@ void train_rank(const ProgramOptions& options, Communicator& world) {
   }
 }
 
-// glibc by default keeps more and more of the freed memory, in each thread: megabytes that no ledger counts.
-void give_freed_memory_back() {
-  mallopt(M_ARENA_MAX, 1);
-  mallopt(M_MMAP_THRESHOLD, 1 << 19);
-  mallopt(M_TRIM_THRESHOLD, 1 << 17);
-}
-
 int run(ProgramOptions options) {
-  give_freed_memory_back();
   MemoryOptions& memory = options.run.memory;
   memory.before = resident_memory();
   if (memory.limit) limit_own_memory(*memory.limit);
