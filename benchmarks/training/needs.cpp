@@ -17,7 +17,7 @@ namespace {
 
 // Stacks of threads, and memory that oneDNN, TBB and malloc keep: the resident part (8 to 20 MiB were measured), and the
 // address space.
-constexpr std::size_t resident_of_libraries = std::size_t{14} << 20;
+constexpr std::size_t resident_of_libraries = std::size_t{10} << 20;
 constexpr std::size_t space_of_libraries = std::size_t{192} << 20;
 
 }  // namespace
