@@ -162,12 +162,12 @@ NewFile::~NewFile() {
   if (file_.path() != name_) ::unlink(file_.path().c_str());
 }
 
-void NewFile::append(std::string_view bytes) {
+void NewFile::write(std::uint64_t begin, std::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t more = ::pwrite(file_.descriptor(), bytes.data(), bytes.size(), static_cast<off_t>(bytes_));
-    if (more < 0 && errno != EINTR) fail_file("write", file_.path(), bytes_, errno);
+    const ssize_t more = ::pwrite(file_.descriptor(), bytes.data(), bytes.size(), static_cast<off_t>(begin));
+    if (more < 0 && errno != EINTR) fail_file("write", file_.path(), begin, errno);
     bytes.remove_prefix(more > 0 ? static_cast<std::size_t>(more) : 0);
-    bytes_ += more > 0 ? static_cast<std::uint64_t>(more) : 0;
+    begin += more > 0 ? static_cast<std::uint64_t>(more) : 0;
   }
 }
 
@@ -177,7 +177,7 @@ void NewFile::flush() {
 
 void write_text(const std::filesystem::path& path, std::string_view text) {
   NewFile file(path);
-  file.append(text);
+  file.write(0, text);
   file.flush();
   file.keep();
   flush_directory(path.parent_path());

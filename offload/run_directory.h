@@ -63,7 +63,7 @@ class RunDirectory {
   DirectoryLock lock_;
 };
 
-// A file that is written under a temporary name, from beginning to end. It is removed unless it gets its own name.
+// A file that is written under a temporary name. It is removed unless it gets its own.
 class NewFile {
  public:
   explicit NewFile(std::filesystem::path name, mode_t mode = 0600);
@@ -72,14 +72,13 @@ class NewFile {
 
   const std::filesystem::path& name() const { return name_; }
 
-  void append(std::string_view bytes);
+  void write(std::uint64_t begin, std::string_view bytes);
   void flush();                         // its bytes are on the drive when this returns
   void keep() { file_.rename(name_); }  // its name is on the drive after flush_directory()
 
  private:
   std::filesystem::path name_;
   File file_;
-  std::uint64_t bytes_ = 0;
 };
 
 // Small text files with a seal, which are complete or absent after a crash or power loss at any moment.

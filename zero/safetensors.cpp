@@ -10,12 +10,10 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <numeric>
 #include <optional>
-#include <regex>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -25,10 +23,9 @@
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_resources.h"
 #include "offload/file.h"
-#include "offload/run_directory.h"
-#include "zero/checkpoint/files.h"
 #include "zero/checkpoint/json_value.h"
 #include "zero/comm/on_all_ranks.h"
+#include "zero/safetensors_writer.h"
 
 namespace ballast::safetensors {
 namespace {
@@ -41,7 +38,6 @@ constexpr const char* single_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 constexpr std::size_t moved_at_once = std::size_t{1} << 18;  // elements
 constexpr std::size_t most_header_bytes = 100'000'000;       // the limit of the safetensors package
-constexpr mode_t readable_by_all = 0666;                     // as far as the process lets it be
 
 struct Format {
   std::string_view name;
@@ -326,130 +322,42 @@ ParameterSource Source::parameters(const Model& model) const {
 
 namespace {
 
-std::string part_name(std::size_t number, std::size_t parts) {
-  return parts == 1 ? single_name : fmt::format("model-{:05}-of-{:05}{}", number + 1, parts, suffix);
+std::vector<SafetensorsItem> items_of(const Model& model, const std::vector<std::vector<std::string>>& names) {
+  std::vector<SafetensorsItem> items;
+  for (std::size_t unit = 0; unit < names.size(); ++unit) {
+    const Format& format = *std::ranges::find(formats, model.units[unit].dtype, &Format::ours);
+    for (std::size_t tensor = 0; tensor < names[unit].size(); ++tensor) {
+      const Tensor& described = model.units[unit].tensors[tensor];
+      items.push_back({names[unit][tensor], format.name, described.shape, described.elements() * format.bytes});
+    }
+  }
+  return items;
 }
 
-// The files of an export, on rank 0, while they are written in the order of the model.
-class Export {
- public:
-  Export(const path& directory, const Training& training, std::size_t most_bytes)
-      : directory_(directory), training_(training) {
-    make_directories(directory_);
-    const std::vector<std::vector<std::string>> names = names_in_files(training.model());
-    for (std::size_t unit = 0; unit < names.size(); ++unit) {
-      const auto& [unit_name, dtype, tensors, ties] = training.model().units[unit];
-      const Format& format = *std::ranges::find(formats, dtype, &Format::ours);
-      for (std::size_t tensor = 0; tensor < tensors.size(); ++tensor) {
-        const std::size_t bytes = tensors[tensor].elements() * format.bytes;
-        if (parts_.back().bytes > 0 && parts_.back().bytes + bytes > most_bytes) parts_.emplace_back();
-        Part& part = parts_.back();
-        part.header[names[unit][tensor]] = {{"dtype", format.name},
-                                            {"shape", tensors[tensor].shape},
-                                            {"data_offsets", {part.bytes, part.bytes + bytes}}};
-        part.bytes += bytes;
-        ++part.tensors;
-      }
-    }
-    // The export that is there stays until the end. Another number of parts, with an empty one, gives all of them other names.
-    while (parts_.size() > 1 && std::filesystem::exists(directory_ / part_name(0, parts_.size())))
-      parts_.emplace_back();
+void write(const std::string& name, const ConstView& values, const Training& training, SafetensorsWriter& files) {
+  std::string buffer;
+  for (std::size_t first = 0; first < values.count(); first += moved_at_once) {
+    const ConstView part = values.part(first, std::min(moved_at_once, values.count() - first));
+    buffer.resize(part.bytes());
+    training.read_memory(part, reinterpret_cast<std::byte*>(buffer.data()));
+    files.write(name, first * byte_size(values.dtype()), buffer);
   }
-
-  // The next tensor of the model.
-  void append(const ConstView& values) {
-    while (files_.empty() || left_ == 0)
-      begin_part();
-    --left_;
-    for (std::size_t first = 0; first < values.count(); first += moved_at_once) {
-      const ConstView part = values.part(first, std::min(moved_at_once, values.count() - first));
-      buffer_.resize(part.bytes());
-      training_.read_memory(part, reinterpret_cast<std::byte*>(buffer_.data()));
-      files_.back().append(buffer_);
-    }
-  }
-
-  void finish() {
-    while (files_.size() < parts_.size())
-      begin_part();
-    files_.back().flush();
-    if (parts_.size() > 1) write_index();
-    for (offload::NewFile& file : files_) {
-      if (&file == &files_.back()) offload::flush_directory(directory_);  // the parts come before their index
-      file.keep();
-    }
-    offload::flush_directory(directory_);
-    remove_others();
-  }
-
- private:
-  struct Part {
-    json header{{"__metadata__", {{"format", "pt"}}}};
-    std::size_t bytes = 0;
-    std::size_t tensors = 0;
-  };
-
-  void begin_part() {
-    if (!files_.empty()) files_.back().flush();
-    const Part& part = parts_[files_.size()];
-    std::string text = json_text(part.header);
-    text.resize(round_up(text.size(), sizeof(std::uint64_t)), ' ');
-    const std::uint64_t bytes = text.size();
-    offload::NewFile& file = files_.emplace_back(directory_ / part_name(files_.size(), parts_.size()), readable_by_all);
-    file.append({reinterpret_cast<const char*>(&bytes), sizeof bytes});
-    file.append(text);
-    left_ = part.tensors;
-  }
-
-  void write_index() {
-    json index;
-    std::size_t bytes = 0;
-    for (std::size_t number = 0; number < parts_.size(); ++number) {
-      bytes += parts_[number].bytes;
-      for (const auto& [name, entry] : parts_[number].header.items()) {
-        if (entry.contains("dtype")) index["weight_map"][name] = part_name(number, parts_.size());
-      }
-    }
-    index["metadata"]["total_size"] = bytes;
-    offload::NewFile& file = files_.emplace_back(directory_ / index_name, readable_by_all);
-    file.append(json_text(index, 2) + "\n");
-    file.flush();
-  }
-
-  // Readers take the single file where there is one, so that goes first.
-  void remove_others() const {
-    static const std::regex own(R"(model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?(\.unfinished)?)");
-    std::vector<path> others{directory_ / single_name, directory_ / index_name};
-    for (const auto& each : std::filesystem::directory_iterator(directory_)) {
-      if (std::regex_match(each.path().filename().string(), own)) others.push_back(each.path());
-    }
-    for (const path& each : others) {
-      const bool stays = std::ranges::count(files_, each, &offload::NewFile::name) > 0;
-      if (!stays && ::unlink(each.c_str()) != 0 && errno != ENOENT) offload::fail_file("unlink", each, 0, errno);
-    }
-  }
-
-  path directory_;
-  const Training& training_;
-  std::vector<Part> parts_{1};
-  std::deque<offload::NewFile> files_{};
-  std::size_t left_ = 0;  // tensors of the last file that are not written yet
-  std::string buffer_{};
-};
+}
 
 }  // namespace
 
 void write(const path& directory, Training& training, const WriteOptions& options) {
   Communicator& world = training.world();
-  std::optional<Export> files;  // of rank 0
+  const std::vector<std::vector<std::string>> names = names_in_files(training.model());
+  std::optional<SafetensorsWriter> files;  // of rank 0
   on_all_ranks(world, [&] {
-    if (world.rank() == 0) files.emplace(directory, training, options.file_bytes);
+    if (world.rank() == 0) files.emplace(directory, "model", items_of(training.model(), names), options.file_bytes);
   });
-  for (std::size_t unit = 0; unit < training.model().units.size(); ++unit) {
+  for (std::size_t unit = 0; unit < names.size(); ++unit) {
     const Lease lease = training.exact_parameters(unit);
     on_all_ranks(world, [&] {
-      for (std::size_t tensor = 0; files && tensor < training.model().units[unit].tensors.size(); ++tensor)
-        files->append(lease[tensor]);
+      for (std::size_t tensor = 0; files && tensor < names[unit].size(); ++tensor)
+        write(names[unit][tensor], lease[tensor], training, *files);
     });
   }
   on_all_ranks(world, [&] {

@@ -16,6 +16,7 @@
 #include "python/bindings/bindings.h"
 #include "zero/checkpoint/files.h"
 #include "zero/runs/recorded_run.h"
+#include "zero/safetensors_writer.h"
 
 namespace ballast::python {
 
@@ -331,6 +332,31 @@ auto safetensors_in(const std::string& path) {
   return found;
 }
 
+using SafetensorsEntry = std::tuple<std::string, std::string, std::vector<std::size_t>, std::size_t>;
+
+void bind_safetensors(py::module_& module) {
+  module.def("safetensors_in", &safetensors_in, py::arg("path"), Released());
+  py::class_<SafetensorsWriter>(module, "SafetensorsWriter")
+      .def(py::init([](const std::string& folder, const std::string& stem, const std::vector<SafetensorsEntry>& entries,
+                       std::optional<std::size_t> part_bytes) {
+             std::vector<SafetensorsItem> items;
+             for (const auto& [name, format, shape, bytes] : entries)
+               items.push_back({name, format, shape, bytes});
+             return std::make_unique<SafetensorsWriter>(folder, stem, items, part_bytes.value_or(SIZE_MAX));
+           }),
+           py::arg("folder"), py::arg("stem"), py::arg("items"), py::arg("part_bytes"), Released())
+      .def_property_readonly("names", &SafetensorsWriter::names)
+      .def(
+          "write",
+          [](SafetensorsWriter& writer, const std::string& name, std::size_t begin, std::uintptr_t address,
+             std::size_t bytes) {
+            writer.write(name, begin, {reinterpret_cast<const char*>(address), bytes});
+          },
+          py::arg("name"), py::arg("begin"), py::arg("address"), py::arg("bytes"), Released())
+      .def("finish", &SafetensorsWriter::finish, Released())
+      .def("discard", &SafetensorsWriter::discard);
+}
+
 }  // namespace
 
 void bind_checkpoint(py::module_& module) {
@@ -339,6 +365,7 @@ void bind_checkpoint(py::module_& module) {
   bind_reading(module);
   bind_piece_reader(module);
   bind_runs(module);
+  bind_safetensors(module);
   py::class_<CheckpointDirectory>(module, "CheckpointDirectory")
       .def(py::init<const std::string&>(), py::arg("directory"))
       .def_property_readonly("unlocked_because", &CheckpointDirectory::unlocked_because)
@@ -357,7 +384,6 @@ void bind_checkpoint(py::module_& module) {
   module.def(
       "index_seals", [](const std::string& folder, std::size_t ranks) { return index_seals(folder, ranks); },
       py::arg("folder"), py::arg("ranks"), "The seals of the ranks' indexes, which a manifest has.");
-  module.def("safetensors_in", &safetensors_in, py::arg("path"), Released());
   module.def(
       "checksum",
       [](const py::buffer& bytes) {

@@ -7,7 +7,6 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from ballast.checkpoint import manifest
 from ballast.checkpoint.distributed import METADATA
 from ballast.checkpoint.folder import Commit, folder_name, lock, require_space
 from ballast.checkpoint.foreign import source_of
-from ballast.checkpoint.full_model import COPIED, SafetensorsWriter, item_of
+from ballast.checkpoint.full_model import COPIED, item_of, safetensors_files, write_values
 from ballast.checkpoint.kinds import FOREIGN, kind_of, refuse_without_checkpoint
 from ballast.checkpoint.manifest import Checkpoint, SavedOptimizer, Tensor, content_in, slices
 from ballast.checkpoint.saving import INDEX_BYTES, SLICE, packed
@@ -31,7 +30,7 @@ from ballast.checkpoint.weights import state_in, weights_in
 from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import read_json
 from ballast.new_files import require_no_link, write_new
-from ballast.safetensors_format import are_files_for
+from ballast.safetensors_format import INDEX, SINGLE
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.updates.rules import moments_by_name
 
@@ -234,22 +233,19 @@ class OfflineExport:
 
     def _write_safetensors(self, tensors: dict[str, StoredTensor]) -> list[str]:
         items = [item_of(name, each.dtype, each.shape) for name, each in tensors.items()]
-        writer = SafetensorsWriter(self.folder, STEM, items, self.most_bytes)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as at_the_end:
-            writer.begin(at_the_end)
+        with safetensors_files(self.folder, STEM, items, self.most_bytes) as writer:
             for name, stored in tensors.items():
                 for first, count in slices(stored.elements, COPIED):
-                    writer.write(name, first, stored.read_part(first, count))
+                    write_values(writer, name, first, stored.read_part(first, count))
             writer.finish()
-        return writer.names
+            return writer.names
 
     def _require_folder(self) -> None:
         """Refuse a folder in which the files of two formats would be mixed, or a checkpoint of torch would be replaced."""
         found = ""
         if (self.folder / METADATA).exists():
             found = "a checkpoint of torch.distributed.checkpoint"
-        elif self.to == "distributed" and any(are_files_for(path.name, STEM) for path in self.folder.glob("*")):
+        elif self.to == "distributed" and any((self.folder / name).exists() for name in (SINGLE, INDEX)):
             found = "an export to safetensors"
         if found:
             refuse(f"cannot export to {self.folder}: there is {found} already", needed="another folder, or none")

@@ -17,7 +17,7 @@ import torch
 from ballast import _core
 from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import fail_malformed
-from ballast.safetensors_format import DTYPES, INDEX
+from ballast.safetensors_format import DTYPES, INDEX, SINGLE, SUFFIX
 from ballast.torch.memory import bytes_at, tensor_at
 
 
@@ -138,8 +138,8 @@ def _paths(files: Files) -> Iterator[Path]:
         return
     path = Path(files)
     if path.is_dir():
-        index = path / INDEX
-        yield from _paths(index if index.exists() else path / "*.safetensors")
+        named = [path / name for name in (SINGLE, INDEX) if (path / name).exists()]
+        yield from _paths(named[0] if named else path / f"*{SUFFIX}")
         return
     paths = [path] if path.exists() else [Path(found) for found in sorted(glob(str(path)))]
     if not paths:
