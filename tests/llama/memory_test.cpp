@@ -51,12 +51,12 @@ TEST_CASE("a training's resident memory is within 3 % of the announced bytes") {
   for (const char* where : {
            "--stage 0",
            "--stage 3 --ranks 2 --threads 1 --gradients host --state host",
-           "--stage 3 --state nvme --micro-steps 2 --prefetch 3",
+           "--stage 3 --state nvme --micro-steps 2 --prefetch 3 --layers 3",
            "--stage 3 --parameters nvme --gradients host --state nvme",
            all_on_drive,
        }) {
     CAPTURE(where);
-    const Ended ended = run_trainer(fmt::format("{} --layers 2 --width 1024", where));
+    const Ended ended = run_trainer(fmt::format("--layers 2 --width 1024 {}", where));
     REQUIRE(ended.errors == "");
     const std::size_t announced = number_in(ended.steps, "announced_bytes");
     const std::size_t held = number_in(ended.steps, "peak_bytes") - number_in(ended.steps, "code_bytes") -

@@ -361,7 +361,9 @@ class Follower {
   void accumulate(const Op& op) {
     const Content from = contents_.first(op.from);
     const Content to = contents_.first(op.to);
-    expect(op.from, {Meaning::sum, op.unit, 0, from.version});
+    const bool is_reduced = op.value_bytes == 0;  // a lone rank has nothing to reduce
+    if (!is_reduced && in_.placement.ranks() > 1) complain("adds gradients that are not reduced");
+    expect(op.from, {is_reduced ? Meaning::sum : Meaning::gradients, op.unit, 0, from.version});
     expect(op.to, {Meaning::sum, op.unit, 0, to.version});
     if (op.sum != to.version) complain("adds sum {} to {} of them", op.sum, to.version);
     contents_.write(op.to, {Meaning::sum, op.unit, 0, from.version + to.version});

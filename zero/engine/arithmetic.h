@@ -37,7 +37,7 @@ class Arithmetic {
 
   // Rounding to nearest again and again would drop gradients that are small next to the sum.
   void accumulate(const Op& op, std::uint64_t step) const {
-    const View from = sums(op, op.from);
+    const View from = op.value_bytes > 0 ? slots_.view(op.from, dtype(op)) : sums(op, op.from);
     const View into = sums(op, op.to);
     if (into.dtype() == DType::fp32) return context_.backend().accumulate(from, into);
     const UnitLayout& layout = plan_.layout().units[op.unit];

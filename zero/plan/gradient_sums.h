@@ -64,6 +64,11 @@ class GradientSums {
     const std::size_t kept = slots.of(unit).reduced;
     const Piece home = kept == none ? Piece{} : Piece{kept, 0, bytes};
     const std::size_t number = home.exists() ? sums_done_[unit]++ : 0;
+    if (number > 0 && slots.adds_at_home(unit)) {
+      accumulate(unit, gradients, home, context_.width(unit));
+      summed_[unit] = home;
+      return false;
+    }
     const bool straight_home = home.exists() && number == 0;
     Piece sum = on_device && straight_home ? home : slots.rings.arriving.next(bytes);
     reduce(unit, number, gradients, sum);
@@ -80,15 +85,7 @@ class GradientSums {
                             .to = landed});
       sum = landed;
     }
-    if (home.exists() && sum != home) {
-      context_.builder.add({.kind = OpKind::accumulate,
-                            .lane = on_device ? Lane::reduce : Lane::host,
-                            .phase = Phase::backward,
-                            .unit = unit,
-                            .sum = sums_done_[unit] - 1,
-                            .from = sum,
-                            .to = home});
-    }
+    if (home.exists() && sum != home) accumulate(unit, sum, home, 0);
     summed_[unit] = home.exists() ? home : sum;
     return is_normed;
   }
@@ -132,6 +129,19 @@ class GradientSums {
       gradients = context_.slots.rings.gradients.next(bytes_of(unit));
       clear(unit, gradients);
     }
+  }
+
+  // `value_bytes`: of gradients that are not reduced first; 0 for those that are.
+  void accumulate(std::size_t unit, const Piece& from, const Piece& home, std::size_t value_bytes) {
+    const bool on_device = context_.residence(unit).gradients == Tier::device;
+    context_.builder.add({.kind = OpKind::accumulate,
+                          .lane = on_device ? Lane::reduce : Lane::host,
+                          .phase = Phase::backward,
+                          .unit = unit,
+                          .sum = sums_done_[unit] - 1,
+                          .value_bytes = value_bytes,
+                          .from = from,
+                          .to = home});
   }
 
   void clear(std::size_t unit, const Piece& gradients) {

@@ -176,6 +176,12 @@ class StepSlots {
   std::size_t full_bytes(std::size_t unit) const { return in_.layout.units[unit].elements() * in_.width(unit); }
 
   // Returns the bytes of a unit's reduced gradients.
+  // Whether later uses of a step add to a unit's sum directly: a lone rank reduces nothing.
+  bool adds_at_home(std::size_t unit) const {
+    const bool is_lone = in_.placement.ranks() == 1 && in_.placement.reduction == Reduction::each;
+    return is_lone && units_[unit].reduced != none && residence_[unit].gradients == Tier::device;
+  }
+
   std::size_t shard_bytes(std::size_t unit) const {
     return in_.layout.units[unit].trained.shard * in_.width_of_sums(unit);
   }
@@ -349,7 +355,8 @@ class StepSlots {
     const bool each = in_.placement.reduction == Reduction::each;
     const bool mesh = in_.placement.ranks_per_group() > 1 && in_.placement.groups() > 1;
     const auto passes_by = [&](std::size_t unit) {  // the sum so far, or the home that the sum does not have
-      return (each && (sums_[unit] > 1 || in_.extra_sum_slots)) || units_[unit].reduced == none;
+      const bool adds = each && (sums_[unit] > 1 || in_.extra_sum_slots) && !adds_at_home(unit);
+      return adds || units_[unit].reduced == none;
     };
     const auto on_host = [&](std::size_t unit) { return residence_[unit].gradients == Tier::host; };
     const bool arrives = most([&](std::size_t unit) { return passes_by(unit) || on_host(unit); }) > 0;
