@@ -144,7 +144,7 @@ std::string seal_of(std::string_view text) {
   return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));
 }
 
-std::filesystem::path unfinished(std::filesystem::path name) { return name += ".unfinished"; }
+std::filesystem::path unfinished_name(std::filesystem::path name) { return name += ".unfinished"; }
 
 // Removes what a killed process has left.
 File new_file(const std::filesystem::path& name, mode_t mode) {
@@ -156,7 +156,7 @@ File new_file(const std::filesystem::path& name, mode_t mode) {
 }  // namespace
 
 NewFile::NewFile(std::filesystem::path name, mode_t mode)
-    : name_(std::move(name)), file_(new_file(unfinished(name_), mode)) {}
+    : name_(std::move(name)), file_(new_file(unfinished_name(name_), mode)) {}
 
 NewFile::~NewFile() {
   if (file_.path() != name_) ::unlink(file_.path().c_str());
