@@ -41,7 +41,7 @@ void cast_walk(const ConstNumbers& from, const Numbers& to, Stores wanted) {
           store_number<S, Target>(at + i, load_number<S, Source>(source + i), stores);
         }
       };
-      walk_vectors<S>(elements<From>(from), target, from.count, allowed<S, To>(wanted, target), cast);
+      walk_vectors<S>(elements<From>(from), target, from.count, allowed<S>(wanted, target), cast);
     });
   });
 }
@@ -169,7 +169,7 @@ void sum_walk(const Summands& from, const Numbers& into, Stores stores) {
   with_format(from.dtype, [&]<class From>(From) {
     with_format(into.dtype, [&]<class Into>(Into) {
       auto* const target = elements<Into>(into);
-      sum_arrays<S, From, Into>(from, target, allowed<S, Into>(stores, target));
+      sum_arrays<S, From, Into>(from, target, allowed<S>(stores, target));
     });
   });
 }

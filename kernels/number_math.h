@@ -9,9 +9,11 @@
 namespace ballast::kernels {
 
 using simd::above;
+using simd::add_where;
 using simd::as_float;
 using simd::below;
 using simd::bits;
+using simd::blend_halves;
 using simd::fma;
 using simd::is_nan;
 using simd::is_number;
@@ -22,6 +24,8 @@ using simd::select;
 using simd::shift_left;
 using simd::shift_right;
 using simd::sqrt;
+using simd::Two;
+using simd::zero_where;
 
 template <class F>
 using BitsOf = decltype(bits(F{}));
@@ -37,7 +41,7 @@ constexpr F magnitude(F x) {
 template <class F>
 constexpr F flush(F x) {
   using U = BitsOf<F>;
-  return select(none_of(bits(x), U(0x7f800000u)), F(0.0f), x);
+  return zero_where(none_of(bits(x), U(0x7f800000u)), x);
 }
 
 // bf16 is the upper half of fp32.
@@ -87,7 +91,37 @@ constexpr BitsOf<F> to_fp16(F x) {
 // Adds noise below the kept bits. Cutting the bits below off then rounds up with the right probability. NaN stays NaN.
 template <class F>
 constexpr BitsOf<F> add_noise(F x, BitsOf<F> noise) {
-  return select(is_number(x), bits(x) + noise, bits(x));
+  return add_where(is_number(x), bits(x), noise);
+}
+
+template <int bits, class U>
+constexpr U extend_sign(U code) {
+  constexpr std::uint32_t sign = 1u << (bits - 1);
+  return (code ^ U(sign)) - U(sign);
+}
+
+// --- Pairs: 16-bit values are the halves of lanes, codes of 8 bits the low bytes of halves, and those of 4 bits the two halves of
+// a low byte ---
+
+template <class U>
+constexpr U upper_halves(const Two<U>& x) {
+  return blend_halves(shift_right<16>(x.a), x.b);
+}
+
+template <class U>
+constexpr U lower_halves(const Two<U>& x) {
+  return blend_halves(x.a, shift_left<16>(x.b));
+}
+
+template <int bits, class U>
+constexpr U pack_low_bits(const Two<U>& codes) {
+  if constexpr (bits == 8) return lower_halves(codes) & U(0x00ff00ffu);
+  return ((codes.a & U(0xfu)) | shift_left<4>(codes.b)) & U(0xffu);
+}
+template <int bits, class U>
+constexpr Two<U> unpack_low_bits(U codes) {
+  if constexpr (bits == 8) return {codes & U(0xffu), shift_right<16>(codes)};
+  return {codes & U(0xfu), shift_right<4>(codes)};
 }
 
 // --- The formats of buffers: types that decode a stored pattern to fp32 and round fp32 to a pattern ---

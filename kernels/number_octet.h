@@ -232,7 +232,7 @@ constexpr FloatOctet load_quantized(const ConstQuantizedPiece& from, const Octet
   const bool eight = from.bits == CodeBits::eight;
   Octet codes = eight ? load_code_words<std::uint8_t>(at) : load_code_words<Nibble>(at);
   for (std::uint32_t& code : codes.at) {
-    code = eight ? sign_extended(code) : extend_sign_of_4_bits(code);
+    code = eight ? extend_sign<8>(code) : extend_sign<4>(code);
   }
   const std::byte* const block = from.blocks + place.first / group_size * block_bytes(from.bits);
   float scale = 0.0f;

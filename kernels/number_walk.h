@@ -4,10 +4,12 @@
 
 #include <ballast/state_format.h>
 
+#include <array>
 #include <cstring>
 
 #include "kernels/number_math.h"
 #include "kernels/numbers.h"
+#include "kernels/random_math.h"
 
 namespace ballast::kernels {
 
@@ -23,6 +25,34 @@ typename S::U load_pattern(const typename Format::Stored* from) {
 template <class S, class Format>
 typename S::F load_number(const typename Format::Stored* from) {
   return Format::decode(load_pattern<S, Format>(from));
+}
+
+template <class S, class T>
+auto load_two(const T* from) -> Two<decltype(S::load(from))> {
+  return {S::load(from), S::load(from + S::width)};
+}
+
+template <class S, class T, class Lanes>
+void store_two(T* to, const Two<Lanes>& x) {
+  S::store(to, x.a);
+  S::store(to + S::width, x.b);
+}
+
+// Two vectors, in pairs or in the order of memory.
+template <class S, class Format, bool in_pairs>
+Two<typename S::F> load_two_numbers(const typename Format::Stored* from) {
+  using U = typename S::U;
+  if constexpr (!in_pairs) {
+    return {load_number<S, Format>(from), load_number<S, Format>(from + S::width)};
+  } else if constexpr (std::is_same_v<Format, Fp32Format>) {
+    return S::load_pairs(from);
+  } else if constexpr (std::is_same_v<Format, Bf16Format>) {
+    const U pairs = S::load_pairs(from);
+    return {as_float(shift_left<16>(pairs)), as_float(pairs & U(0xffff0000u))};
+  } else {
+    const U pairs = S::load_pairs(from);
+    return {Format::decode(pairs & U(0xffffu)), Format::decode(shift_right<16>(pairs))};
+  }
 }
 
 template <class S, class Format>
@@ -41,10 +71,23 @@ void store_number(typename Format::Stored* to, typename S::F x, Stores stores = 
   }
 }
 
-// Streaming needs addresses that are multiples of the bytes that one store writes.
+// Stores pairs in the order of memory.
 template <class S, class Format>
-Stores allowed(Stores wanted, const typename Format::Stored* to) {
-  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % (S::width * sizeof(typename Format::Stored)) == 0;
+void store_two_numbers(typename Format::Stored* to, const Two<typename S::F>& pairs, Stores stores) {
+  if constexpr (std::is_same_v<Format, Fp32Format>) {
+    const auto ordered = S::in_order(pairs);
+    store_number<S, Format>(to, ordered.a, stores);
+    store_number<S, Format>(to + S::width, ordered.b, stores);
+  } else {
+    const auto halves = lower_halves<typename S::U>({Format::encode(pairs.a), Format::encode(pairs.b)});
+    stores == Stores::streamed ? S::stream_pairs(to, halves) : S::store_pairs(to, halves);
+  }
+}
+
+// Streaming needs addresses that are multiples of a vector.
+template <class S>
+Stores allowed(Stores wanted, const void* to) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % (S::width * sizeof(float)) == 0;
   return aligned ? wanted : Stores::cached;
 }
 
@@ -96,7 +139,32 @@ void each_group(const Stored* from, std::size_t count, const Walk& walk) {
   }
 }
 
-// Arrays of 8-bit and 4-bit codes, as lanes S access them.
+// Draws the random bits of a group, in pairs. `index` is that of its first element, a multiple of the group size. The first product of an index is a sum: the product of the element's place in two
+// vectors, that of the place of these vectors in their group, and that of the rest, which the group shares.
+template <class S>
+void draw_random_bits(std::uint64_t stream, std::uint64_t index, std::uint32_t* to) {
+  using U = typename S::U;
+  constexpr std::uint32_t places = 2 * S::width;
+  static constexpr auto products = [] {
+    std::array<std::uint32_t, group_size / places> made{};
+    for (std::uint32_t i = 0; i < made.size(); ++i)
+      made[i] = i * places * first_multiplier;
+    return made;
+  }();
+  const RoundingKey key = rounding_key(stream, index);
+  const std::uint32_t mixed = key.first ^ static_cast<std::uint32_t>(index);
+  constexpr std::uint32_t in_group = group_size;
+  const U place = shift_left<1>(S::lane_numbers()) ^ U(mixed % places);
+  const U rest(mixed / in_group * in_group * first_multiplier);
+  const Two<U> product{place * U(first_multiplier) + rest, (place ^ U(1u)) * U(first_multiplier) + rest};
+  for (std::uint32_t i = 0; i < group_size; i += places) {
+    const U of_vectors(products[(mixed % in_group ^ i) / places]);
+    store_two<S>(to + i, Two<U>{random_bits_of_product(product.a + of_vectors, key),
+                                random_bits_of_product(product.b + of_vectors, key)});
+  }
+}
+
+// Arrays of 8-bit and 4-bit codes, as lanes S access them: in pairs, of which a lane holds two in its halves, or in its low byte.
 template <class S, int bits>
 class CodeArray {
   using U = typename S::U;
@@ -105,19 +173,16 @@ class CodeArray {
  public:
   explicit CodeArray(std::uint8_t* bytes) : bytes_(bytes) {}
 
-  // `i` is a multiple of the number of lanes. Storing takes the low bits of each lane.
+  // `i` is a multiple of the elements of two vectors, or of four where that many are stored.
   U load(std::size_t i) const {
-    if constexpr (bits == 8) {
-      return S::load(bytes_ + i);
-    } else {
-      return S::load_nibbles(bytes_, i);
-    }
+    if constexpr (bits == 8) return S::load_pairs(bytes_ + i);
+    return S::load(bytes_ + i / 2);
   }
-  void store(std::size_t i, U codes) const {
+  void store(std::size_t i, U first, U second) const {
     if constexpr (bits == 8) {
-      S::store(bytes_ + i, codes);
+      S::store_half_bytes(bytes_ + i, first, second);
     } else {
-      S::store_nibbles(bytes_, i, codes);
+      S::store_lane_bytes(bytes_ + i / 2, first, second);
     }
   }
 

@@ -75,9 +75,6 @@ constexpr PackedOctet<T> pack(const Octet& octet) {
   return packed;
 }
 
-// Returns a stored byte as a signed number.
-constexpr std::uint32_t sign_extended(std::uint32_t byte) { return (byte ^ 0x80u) - 0x80u; }
-
 template <class T>
 constexpr std::uint32_t load_element(const std::byte* from, std::size_t i) {
   if constexpr (bits_of<T> < 8) {

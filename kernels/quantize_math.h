@@ -86,11 +86,6 @@ constexpr auto from_code(U code, decltype(as_float(U{})) scale) {
   return one_nan((as_float(code + U(whole_number_zero)) - F(whole_numbers)) * scale);
 }
 
-template <class U>
-constexpr U extend_sign_of_4_bits(U code) {
-  return (code ^ U(8u)) - U(8u);
-}
-
 // Quantized values in memory, as the walks take them: blocks, one for each group of elements. They are plain structs, see
 // numbers.h.
 // A block is the group's scale, in fp32, and then its codes. Codes of 4 bits lie two in a byte, the first in the lower half. A

@@ -5,7 +5,6 @@
 #include "kernels/number_math.h"
 #include "kernels/number_walk.h"
 #include "kernels/quantize_math.h"
-#include "kernels/random_math.h"
 
 namespace ballast::kernels {
 
@@ -15,36 +14,47 @@ template <class S, class Format>
 std::uint32_t read_group(const typename Format::Stored* from, float* group) {
   using U = typename S::U;
   U largest(0u);
-  for (std::size_t i = 0; i < group_size; i += S::width) {
-    const auto x = load_number<S, Format>(from + i);
-    S::store(group + i, x);
-    largest = max(largest, bits(magnitude(x)));
+  for (std::size_t i = 0; i < group_size; i += 2 * S::width) {
+    const auto x = load_two_numbers<S, Format, true>(from + i);
+    store_two<S>(group + i, x);
+    largest = max(largest, max(bits(magnitude(x.a)), bits(magnitude(x.b))));
   }
   return S::max_of_lanes(largest);
 }
 
-template <class S, class Codes>
-void encode_group(const float* group, const GroupScale& scale, const CodeRounding& rounding, CodeBits code_bits,
-                  const Codes& codes) {
+// Stores the codes code(i) of a group, of the two vectors that begin at i, which are in the low bits of their lanes.
+template <class S, int bits, class Code>
+void store_codes(const CodeArray<S, bits>& to, const Code& code) {
+  const auto packed = [&](std::size_t i) { return pack_low_bits<bits>(code(i)); };
+  for (std::size_t i = 0; i < group_size; i += 4 * S::width) {
+    to.store(i, packed(i), packed(i + 2 * S::width));
+  }
+}
+
+template <class S, int bits>
+void encode_group(const float* group, const GroupScale& scale, const CodeRounding& rounding,
+                  const CodeArray<S, bits>& codes) {
   using F = typename S::F;
   using U = typename S::U;
+  constexpr CodeBits code_bits = bits == 8 ? CodeBits::eight : CodeBits::four;
   const U largest(static_cast<std::uint32_t>(largest_code(code_bits)));
   const F factor(scale.factor);
   if (scale.factor == 0.0f) {
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      codes.store(i, U(0u));
-    }
+    store_codes(codes, [](std::size_t) -> Two<U> { return {U(0u), U(0u)}; });
   } else if (!rounding.stochastic) {
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      codes.store(i, to_nearest_code(S::load(group + i), factor, largest));
-    }
+    store_codes(codes, [&](std::size_t i) -> Two<U> {
+      const Two<F> x = load_two<S>(group + i);
+      return {to_nearest_code(x.a, factor, largest), to_nearest_code(x.b, factor, largest)};
+    });
   } else {
-    const RoundingKey key = rounding_key(rounding.stream, rounding.first_index);
-    const U index = S::lane_numbers() + U(static_cast<std::uint32_t>(rounding.first_index));
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      const F noise = noise_of(random_bits(index + U(static_cast<std::uint32_t>(i)), key));
-      codes.store(i, to_stochastic_code(S::load(group + i), factor, noise, largest));
-    }
+    alignas(64) std::uint32_t random[group_size];
+    draw_random_bits<S>(rounding.stream, rounding.first_index, random);
+    store_codes(codes, [&](std::size_t i) -> Two<U> {
+      const Two<F> x = load_two<S>(group + i);
+      const Two<U> drawn = load_two<S>(random + i);
+      return {to_stochastic_code(x.a, factor, noise_of(drawn.a), largest),
+              to_stochastic_code(x.b, factor, noise_of(drawn.b), largest)};
+    });
   }
 }
 
@@ -55,9 +65,9 @@ void quantize_group(const typename Format::Stored* from, const QuantizedPiece& t
   std::memcpy(to.blocks, &scale.scale, scale_bytes);
   auto* const codes = reinterpret_cast<std::uint8_t*>(to.blocks) + scale_bytes;
   if (to.bits == CodeBits::eight) {
-    encode_group<S>(group, scale, rounding, to.bits, CodeArray<S, 8>(codes));
+    encode_group(group, scale, rounding, CodeArray<S, 8>(codes));
   } else {
-    encode_group<S>(group, scale, rounding, to.bits, CodeArray<S, 4>(codes));
+    encode_group(group, scale, rounding, CodeArray<S, 4>(codes));
   }
 }
 
@@ -81,23 +91,25 @@ typename S::F load_scale(const std::byte* block) {
   return typename S::F(scale);
 }
 
-// The values of the block's codes from `i` on, a multiple of the number of lanes.
-template <class S, CodeBits bits>
-typename S::F load_quantized(const std::byte* block, std::size_t i, typename S::F scale) {
-  const auto* const codes = reinterpret_cast<const std::uint8_t*>(block) + scale_bytes;
-  if constexpr (bits == CodeBits::eight) {
-    return from_code(S::load_signed(codes + i), scale);
-  } else {
-    return from_code(extend_sign_of_4_bits(S::load_nibbles(codes, i)), scale);
+constexpr int bits_of(CodeBits bits) { return bits == CodeBits::eight ? 8 : 4; }
+
+// Calls take(i, values) for the values of a block in two vectors from `i` on, in pairs.
+template <class S, CodeBits code_bits, class Take>
+void each_two_quantized(const std::byte* block, const Take& take) {
+  using U = typename S::U;
+  constexpr int bits = bits_of(code_bits);
+  const typename S::F scale = load_scale<S>(block);
+  const CodeArray<S, bits> codes(reinterpret_cast<std::uint8_t*>(const_cast<std::byte*>(block)) + scale_bytes);
+  for (std::size_t i = 0; i < group_size; i += 2 * S::width) {
+    const Two<U> two = unpack_low_bits<bits>(codes.load(i));
+    take(i, Two<typename S::F>{from_code(extend_sign<bits>(two.a), scale), from_code(extend_sign<bits>(two.b), scale)});
   }
 }
 
 template <class S, CodeBits bits, class Format>
 void dequantize_group(const std::byte* block, typename Format::Stored* to, Stores stores) {
-  const auto scale = load_scale<S>(block);
-  for (std::size_t i = 0; i < group_size; i += S::width) {
-    store_number<S, Format>(to + i, load_quantized<S, bits>(block, i, scale), stores);
-  }
+  each_two_quantized<S, bits>(
+      block, [&](std::size_t i, const auto& values) { store_two_numbers<S, Format>(to + i, values, stores); });
 }
 
 template <class S, CodeBits bits, class Format>
@@ -119,7 +131,7 @@ template <class S>
 void dequantize_walk(const ConstQuantizedPiece& from, const Numbers& to, Stores wanted) {
   with_format(to.dtype, [&]<class Format>(Format) {
     auto* const target = elements<Format>(to);
-    const Stores stores = allowed<S, Format>(wanted, target);
+    const Stores stores = allowed<S>(wanted, target);
     if (from.bits == CodeBits::eight) {
       dequantize_groups<S, CodeBits::eight, Format>(from.blocks, target, to.count, stores);
     } else {
@@ -135,29 +147,29 @@ template <class S, CodeBits bits>
 void add_groups(const Summands& from, std::size_t at, float* sums) {
   using F = typename S::F;
   for (std::size_t array = 0; array < from.arrays; ++array) {
-    const std::byte* const block = from.data[array] + at;
-    const F scale = load_scale<S>(block);
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      S::store(sums + i, accumulated(S::load(sums + i), load_quantized<S, bits>(block, i, scale), F(1.0f)));
-    }
+    each_two_quantized<S, bits>(from.data[array] + at, [&](std::size_t i, const Two<F>& values) {
+      const Two<F> sum = load_two<S>(sums + i);
+      store_two<S>(sums + i, Two<F>{accumulated(sum.a, values.a, F(1.0f)), accumulated(sum.b, values.b, F(1.0f))});
+    });
   }
 }
 
 template <class S, CodeBits bits, class Into>
 void sum_quantized_arrays(const Summands& from, typename Into::Stored* into) {
-  using F = typename S::F;
   std::size_t at = 0;
   for (std::size_t first = 0; first < from.count; first += group_size) {
     const std::size_t count = from.count - first < group_size ? from.count - first : group_size;
     typename Into::Stored group[group_size]{};
-    alignas(64) float sums[group_size];
-    if (from.continues) std::memcpy(group, into + first, count * sizeof group[0]);
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      S::store(sums + i, from.continues ? load_number<S, Into>(group + i) : F(0.0f));
+    alignas(64) float sums[group_size]{};
+    if (from.continues) {
+      std::memcpy(group, into + first, count * sizeof group[0]);
+      for (std::size_t i = 0; i < group_size; i += 2 * S::width) {
+        store_two<S>(sums + i, load_two_numbers<S, Into, true>(group + i));
+      }
     }
     add_groups<S, bits>(from, at, sums);
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      store_number<S, Into>(group + i, S::load(sums + i));
+    for (std::size_t i = 0; i < group_size; i += 2 * S::width) {
+      store_two_numbers<S, Into>(group + i, load_two<S>(sums + i), Stores::cached);
     }
     std::memcpy(into + first, group, count * sizeof group[0]);
     at += block_bytes(bits);

@@ -44,11 +44,17 @@ constexpr RoundingKey rounding_key(std::uint64_t stream, std::uint64_t index) {
 
 // 32 random bits for the element whose index ends in `low_index`. Two multiplications (constants by C. Wellons, found
 // by search for the least bias), with the second half of the key between them.
+inline constexpr std::uint32_t first_multiplier = 0x7feb352du;
+
 template <class U>
-constexpr U random_bits(U low_index, RoundingKey key) {
-  U x = (low_index ^ U(key.first)) * U(0x7feb352du);
+constexpr U random_bits_of_product(U x, RoundingKey key) {
   x = (x ^ shift_right<15>(x) ^ U(key.second)) * U(0x846ca68bu);
   return x ^ shift_right<16>(x);
+}
+
+template <class U>
+constexpr U random_bits(U low_index, RoundingKey key) {
+  return random_bits_of_product((low_index ^ U(key.first)) * U(first_multiplier), key);
 }
 
 }  // namespace ballast::kernels

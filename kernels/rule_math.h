@@ -55,11 +55,19 @@ struct AdamW {
   float step_size;  // lr / (1 - beta1^step)
 
   template <class F>
-  constexpr void operator()(F& p, F& m, SecondMoment<F>& v, F g) const {
+  constexpr void update_moments(F& m, SecondMoment<F>& v, F g) const {
     m = mean(m, g);
     v.set(fma(F(one_minus_beta2) * g, g, F(beta2) * v.value));
-    const F denominator = fma(v.root, F(inverse_root_correction2), F(eps));
-    p = fma(F(-step_size), m / denominator, p * F(decay));
+  }
+  template <class F>
+  constexpr F updated_master(F p, F m, F root) const {
+    const F denominator = fma(root, F(inverse_root_correction2), F(eps));
+    return fma(F(-step_size), m / denominator, p * F(decay));
+  }
+  template <class F>
+  constexpr void operator()(F& p, F& m, SecondMoment<F>& v, F g) const {
+    update_moments(m, v, g);
+    p = updated_master(p, m, v.root);
   }
 };
 
@@ -197,6 +205,13 @@ struct External {
 // --- All rules ---
 
 using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad, External, MuonMomentum, MuonStep>;
+
+// A rule whose moments do not depend on the master, and whose master depends on the new moments alone.
+template <class Rule>
+concept UpdatesMomentsFirst = requires(const Rule rule, float x, SecondMoment<float> v) {
+  rule.update_moments(x, v, x);
+  rule.updated_master(x, x, x);
+};
 
 // A rule that has no master: its first argument is a direction, which walks write to the tile's parameter, rounded to nearest,
 // ties to even. It starts at zero.

@@ -80,8 +80,20 @@ void with_code(StateFormat format, Moment moment, const Visit& visit) {
 }
 
 template <class Code>
-CodeArray<simd::Scalar, Code::bits_of_code> codes_at(std::byte* bytes) {
-  return CodeArray<simd::Scalar, Code::bits_of_code>(reinterpret_cast<std::uint8_t*>(bytes));
+std::uint32_t load_code(const std::byte* bytes, std::size_t i) {
+  if (Code::bits_of_code == 8) return std::to_integer<std::uint32_t>(bytes[i]);
+  return std::to_integer<std::uint32_t>(bytes[i / 2]) >> (4 * (i % 2)) & 0xfu;
+}
+
+template <class Code>
+void store_code(std::byte* bytes, std::size_t i, std::uint32_t code) {
+  if (Code::bits_of_code == 8) {
+    bytes[i] = static_cast<std::byte>(code);
+  } else {
+    const auto low = static_cast<std::uint32_t>(4 * (i % 2));
+    const auto other = std::to_integer<std::uint32_t>(bytes[i / 2]) & ~(0xfu << low);
+    bytes[i / 2] = static_cast<std::byte>(other | (code & 0xfu) << low);
+  }
 }
 
 // A momentum is coded as it is, a variance by its root.
@@ -98,7 +110,7 @@ void encode_group(std::span<const float> values, Moment moment, std::byte* bytes
   const float factor = Code::factor(largest);
   scale = Code::scale(largest);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    codes_at<Code>(bytes).store(i, Code::encode(coded(values[i], moment), factor, Code::nearest));
+    store_code<Code>(bytes, i, Code::encode(coded(values[i], moment), factor, Code::nearest));
   }
 }
 
@@ -219,9 +231,8 @@ void read_moment(const TileMemory& tile, Moment moment, std::span<float> values)
     case StateFormat::compact:
     case StateFormat::four_bit:
       with_code(tile.format, moment, [&]<class Code>(Code) {
-        const auto codes = codes_at<Code>(kept.bytes);
         for (std::size_t i = 0; i < values.size(); ++i) {
-          values[i] = from_coded(Code::decode(codes.load(i), kept.scales[i / group_size]), moment);
+          values[i] = from_coded(Code::decode(load_code<Code>(kept.bytes, i), kept.scales[i / group_size]), moment);
         }
       });
       return;

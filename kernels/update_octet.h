@@ -114,7 +114,7 @@ constexpr float decode_master(std::uint32_t parameter, std::uint32_t stored) {
   if constexpr (format == StateFormat::fp32) {
     return as_float(stored);
   } else if constexpr (master_bytes(format) == 1) {
-    return join8(shift_left<16>(parameter), sign_extended(stored));
+    return join8(shift_left<16>(parameter), extend_sign<8>(stored));
   } else {
     return join16(shift_left<16>(parameter) | stored);
   }

@@ -17,24 +17,26 @@
 #include <cstring>
 
 #include "kernels/number_walk.h"
-#include "kernels/random_math.h"
 #include "kernels/state_math.h"
 #include "kernels/update.h"
 
 namespace ballast::kernels {
 
-// Returns the address of element `first` of an array, or null if the tile has no such array.
-template <class T>
-T* at(std::byte* array, std::size_t first) {
-  return array == nullptr ? nullptr : reinterpret_cast<T*>(array) + first;
-}
-
-// The values that one pass over a group hands to the next, in the innermost cache.
+// The values that one pass over a group hands to the next, in the innermost cache, as the vectors of the format hold them: in
+// pairs, or in the order of memory.
 struct Scratch {
   alignas(64) float gradient[group_size];
   alignas(64) std::uint32_t random[group_size];
+  alignas(64) float master[group_size];
   alignas(64) float momentum[group_size];
   alignas(64) float root[group_size];
+};
+
+// Two vectors of a tile: their first element, and its place in the scratch of their group.
+struct Place {
+  std::size_t element;
+  std::size_t i;
+  Scratch& scratch;
 };
 
 // --- Masters ---
@@ -44,32 +46,31 @@ class Fp32Master {
   using F = typename S::F;
 
  public:
-  static constexpr bool rounds = false;
-
-  Fp32Master(const TileMemory& tile, std::size_t first, const Scratch&)
-      : master_(at<float>(tile.parameter_dtype == DType::fp32 ? tile.parameter : tile.master, first)),
-        parameter_(at<std::uint16_t>(tile.parameter, first)),
+  explicit Fp32Master(const TileMemory& tile)
+      : master_(reinterpret_cast<float*>(tile.parameter_dtype == DType::fp32 ? tile.parameter : tile.master)),
+        parameter_(reinterpret_cast<std::uint16_t*>(tile.parameter)),
         dtype_(tile.parameter_dtype),
         aligned_(reinterpret_cast<std::uintptr_t>(parameter_) % (2 * S::width) == 0) {}
 
-  F read(std::size_t i) const { return S::load(master_ + i); }
+  Two<F> read(std::size_t at) const { return load_two<S>(master_ + at); }
 
-  void write(std::size_t i, F master) {
-    S::store(master_ + i, master);
+  void write(std::size_t at, const Two<F>& master) const {
+    store_two<S>(master_ + at, master);
     if (dtype_ == DType::bf16) {
-      write_parameter(i, to_bf16_parameter(master));
+      write_parameter(parameter_ + at, {to_bf16_parameter(master.a), to_bf16_parameter(master.b)});
     } else if (dtype_ == DType::fp16) {
-      write_parameter(i, to_fp16(master));
+      write_parameter(parameter_ + at, {to_fp16(master.a), to_fp16(master.b)});
     }
   }
 
  private:
   // The parameter is written but never read here, so its stores bypass the caches. That saves reading its lines first.
-  void write_parameter(std::size_t i, typename S::U half) {
+  void write_parameter(std::uint16_t* to, const Two<typename S::U>& halves) const {
     if (aligned_) {
-      S::stream(parameter_ + i, half);
+      S::stream(to, halves.a);
+      S::stream(to + S::width, halves.b);
     } else {
-      S::store(parameter_ + i, half);
+      store_two<S>(to, halves);
     }
   }
 
@@ -79,19 +80,36 @@ class Fp32Master {
   bool aligned_;
 };
 
-template <class S>
+template <class S, bool in_pairs>
 class SplitMaster {
   using F = typename S::F;
+  using U = typename S::U;
 
  public:
-  static constexpr bool rounds = false;
+  explicit SplitMaster(const TileMemory& tile)
+      : parameter_(reinterpret_cast<std::uint16_t*>(tile.parameter)),
+        remainder_(reinterpret_cast<std::uint16_t*>(tile.master)) {}
 
-  SplitMaster(const TileMemory& tile, std::size_t first, const Scratch&)
-      : parameter_(at<std::uint16_t>(tile.parameter, first)), remainder_(at<std::uint16_t>(tile.master, first)) {}
+  Two<F> read(std::size_t at) const {
+    const std::uint16_t *const high = parameter_ + at, *const low = remainder_ + at;
+    if constexpr (in_pairs) {
+      return join_pairs(S::load_pairs(high), S::load_pairs(low));
+    } else {
+      return {join16(S::load_halves(high, low)), join16(S::load_halves(high + S::width, low + S::width))};
+    }
+  }
 
-  F read(std::size_t i) const { return join16(S::load_halves(parameter_ + i, remainder_ + i)); }
-
-  void write(std::size_t i, F master) { S::store_halves(parameter_ + i, remainder_ + i, split16(master)); }
+  void write(std::size_t at, const Two<F>& master) const {
+    std::uint16_t *const high = parameter_ + at, *const low = remainder_ + at;
+    if constexpr (in_pairs) {
+      const Two<U> rounded{rounded_parameter(master.a), rounded_parameter(master.b)};
+      S::store_pairs(high, upper_halves(rounded));
+      S::store_pairs(low, remainders_of(lower_halves(rounded)));
+    } else {
+      S::store_halves(high, low, split16(master.a));
+      S::store_halves(high + S::width, low + S::width, split16(master.b));
+    }
+  }
 
  private:
   std::uint16_t* parameter_;
@@ -101,43 +119,50 @@ class SplitMaster {
 template <class S>
 class CompactMaster {
   using F = typename S::F;
+  using U = typename S::U;
 
  public:
-  static constexpr bool rounds = true;
+  explicit CompactMaster(const TileMemory& tile)
+      : parameter_(reinterpret_cast<std::uint16_t*>(tile.parameter)),
+        remainder_(reinterpret_cast<std::uint8_t*>(tile.master)) {}
 
-  CompactMaster(const TileMemory& tile, std::size_t first, const Scratch& scratch)
-      : parameter_(at<std::uint16_t>(tile.parameter, first)),
-        remainder_(at<std::uint8_t>(tile.master, first)),
-        random_(scratch.random) {}
-
-  F read(std::size_t i) const { return join8(S::load_high(parameter_ + i), S::load_signed(remainder_ + i)); }
-
-  void write(std::size_t i, F master) {
-    const auto parts = split8(master, S::load(random_ + i));
-    S::store_high(parameter_ + i, parts.parameter);
-    S::store(remainder_ + i, parts.remainder);
+  Two<F> read(std::size_t at) const {
+    return join_pairs(S::load_pairs(parameter_ + at), shift_left<8>(remainder_.load(at)));
+  }
+  // Remainders are bytes, which take two times two vectors to fill one.
+  void write(const Place& at, const Two<F>& first, const Two<F>& second) const {
+    const auto write_parameters = [&](std::size_t offset, const Two<F>& master) {
+      const Two<U> random = load_two<S>(at.scratch.random + at.i + offset);
+      const auto a = split8(master.a, random.a), b = split8(master.b, random.b);
+      S::store_pairs(parameter_ + at.element + offset, upper_halves<U>({a.parameter, b.parameter}));
+      return pack_low_bits<8, U>({a.remainder, b.remainder});
+    };
+    remainder_.store(at.element, write_parameters(0, first), write_parameters(2 * S::width, second));
   }
 
  private:
   std::uint16_t* parameter_;
-  std::uint8_t* remainder_;
-  const std::uint32_t* random_;
+  CodeArray<S, 8> remainder_;
 };
 
 // A direction in place of a parameter. Nothing is read.
-template <class S>
+template <class S, bool in_pairs>
 class Direction {
   using F = typename S::F;
+  using U = typename S::U;
 
  public:
-  static constexpr bool rounds = false;
+  explicit Direction(const TileMemory& tile) : direction_(reinterpret_cast<std::uint16_t*>(tile.parameter)) {}
 
-  Direction(const TileMemory& tile, std::size_t first, const Scratch&)
-      : direction_(at<std::uint16_t>(tile.parameter, first)) {}
-
-  F read(std::size_t) const { return F(0.0f); }
-
-  void write(std::size_t i, F direction) { S::store(direction_ + i, to_bf16(direction)); }
+  Two<F> read(std::size_t) const { return {F(0.0f), F(0.0f)}; }
+  void write(std::size_t at, const Two<F>& direction) const {
+    const Two<U> halves{to_bf16(direction.a), to_bf16(direction.b)};
+    if constexpr (in_pairs) {
+      S::store_pairs(direction_ + at, lower_halves(halves));
+    } else {
+      store_two<S>(direction_ + at, halves);
+    }
+  }
 
  private:
   std::uint16_t* direction_;
@@ -151,18 +176,20 @@ class Fp32Moments {
 
  public:
   static constexpr bool rounds = false;
+  static constexpr bool in_pairs = false;
+  static constexpr bool have_scales = false;
 
-  Fp32Moments(const TileMemory& tile, std::size_t first, const Scratch&)
-      : momenta_(at<float>(tile.momentum, first)), variances_(at<float>(tile.variance, first)) {}
+  explicit Fp32Moments(const TileMemory& tile)
+      : momenta_(reinterpret_cast<float*>(tile.momentum)), variances_(reinterpret_cast<float*>(tile.variance)) {}
 
-  F momentum(std::size_t i) const { return S::load(momenta_ + i); }
-  SecondMoment<F> variance(std::size_t i) const { return {S::load(variances_ + i), F{}}; }
-  void write_momentum(std::size_t i, F m) { S::store(momenta_ + i, flush(m)); }
-  void write_variance(std::size_t i, const SecondMoment<F>& v) { S::store(variances_ + i, v.value); }
-  template <class Rule>
-  void find_scales() {}
-  template <class Rule>
-  void encode() {}
+  Two<F> momentum(std::size_t at) const { return load_two<S>(momenta_ + at); }
+  Two<F> variance(std::size_t at) const { return load_two<S>(variances_ + at); }
+  void write_momentum(const Place& at, const Two<F>& m) const {
+    store_two<S>(momenta_ + at.element, Two<F>{flush(m.a), flush(m.b)});
+  }
+  void write_variance(const Place& at, const SecondMoment<F>& a, const SecondMoment<F>& b) const {
+    store_two<S>(variances_ + at.element, Two<F>{a.value, b.value});
+  }
 
  private:
   float* momenta_;
@@ -176,29 +203,29 @@ class Bf16Moments {
 
  public:
   static constexpr bool rounds = true;
+  static constexpr bool in_pairs = true;
+  static constexpr bool have_scales = false;
 
-  Bf16Moments(const TileMemory& tile, std::size_t first, const Scratch& scratch)
-      : momenta_(at<std::uint16_t>(tile.momentum, first)),
-        variances_(at<std::uint16_t>(tile.variance, first)),
-        random_(scratch.random) {}
+  explicit Bf16Moments(const TileMemory& tile)
+      : momenta_(reinterpret_cast<std::uint16_t*>(tile.momentum)),
+        variances_(reinterpret_cast<std::uint16_t*>(tile.variance)) {}
 
-  F momentum(std::size_t i) const { return as_float(S::load_high(momenta_ + i)); }
-  SecondMoment<F> variance(std::size_t i) const { return {as_float(S::load_high(variances_ + i)), F{}}; }
-  void write_momentum(std::size_t i, F m) {
-    S::store_high(momenta_ + i, add_noise(flush(m), S::load(random_ + i) & U(0xffffu)));
+  Two<F> momentum(std::size_t at) const { return load_two_numbers<S, Bf16Format, true>(momenta_ + at); }
+  Two<F> variance(std::size_t at) const { return load_two_numbers<S, Bf16Format, true>(variances_ + at); }
+  void write_momentum(const Place& at, const Two<F>& m) const {
+    const Two<U> random = load_two<S>(at.scratch.random + at.i);
+    const auto rounded = [](F x, U bits) { return add_noise(flush(x), bits & U(0xffffu)); };
+    S::store_pairs(momenta_ + at.element, upper_halves<U>({rounded(m.a, random.a), rounded(m.b, random.b)}));
   }
-  void write_variance(std::size_t i, const SecondMoment<F>& v) {
-    S::store_high(variances_ + i, add_noise(v.value, shift_right<16>(S::load(random_ + i))));
+  void write_variance(const Place& at, const SecondMoment<F>& a, const SecondMoment<F>& b) const {
+    const Two<U> random = load_two<S>(at.scratch.random + at.i);
+    const auto rounded = [](F x, U bits) { return add_noise(x, shift_right<16>(bits)); };
+    S::store_pairs(variances_ + at.element, upper_halves<U>({rounded(a.value, random.a), rounded(b.value, random.b)}));
   }
-  template <class Rule>
-  void find_scales() {}
-  template <class Rule>
-  void encode() {}
 
  private:
   std::uint16_t* momenta_;
   std::uint16_t* variances_;
-  const std::uint32_t* random_;
 };
 
 // The scale of a group is known only when all its new moments are known. Until then they stay as fp32 in the scratch.
@@ -206,153 +233,196 @@ template <class S, StateFormat format>
 class CodedMoments {
   using F = typename S::F;
   using U = typename S::U;
-  using Momentum = typename MomentCodes<format>::Momentum;
-  using Root = typename MomentCodes<format>::Root;
+
+  template <class Code>
+  struct Array {
+    Array(std::byte* bytes, float* scales_of_groups)
+        : codes(reinterpret_cast<std::uint8_t*>(bytes)), scales(scales_of_groups) {}
+
+    void begin(std::size_t element) {
+      old_scale = F(scales[element / group_size]);
+      largest = U(0u);
+    }
+    Two<F> read(std::size_t at) const { return Code::decode_pairs(codes.load(at), old_scale); }
+    void compare(F a, F b) { largest = max(largest, max(bits(a), bits(b))); }
+    void find_scale(std::size_t element) {
+      const float of_group = as_float(S::max_of_lanes(largest));
+      scales[element / group_size] = Code::scale(of_group);
+      factor = F(Code::factor(of_group));
+    }
+    void encode(const Place& at, const float* moments) const {
+      const auto encoded = [&](std::size_t offset) {
+        return Code::encode_pairs(load_two<S>(moments + offset), factor,
+                                  load_two<S>(at.scratch.random + at.i + offset));
+      };
+      codes.store(at.element, encoded(0), encoded(2 * S::width));
+    }
+
+    CodeArray<S, Code::bits_of_code> codes;
+    float* scales;
+    F old_scale{};
+    U largest{};
+    F factor{};
+  };
 
  public:
   static constexpr bool rounds = true;
+  static constexpr bool in_pairs = true;
+  static constexpr bool have_scales = true;
 
-  CodedMoments(const TileMemory& tile, std::size_t first, Scratch& scratch)
-      : momenta_(at<std::uint8_t>(tile.momentum, moment_bytes(format, first))),
-        roots_(at<std::uint8_t>(tile.variance, moment_bytes(format, first))),
-        scratch_(scratch) {
-    if (tile.momentum != nullptr) {
-      momentum_scale_ = tile.momentum_scales + first / group_size;
-      old_momentum_scale_ = F(*momentum_scale_);
-    }
-    if (tile.variance != nullptr) {
-      root_scale_ = tile.variance_scales + first / group_size;
-      old_root_scale_ = F(*root_scale_);
-    }
-  }
-
-  F momentum(std::size_t i) const { return Momentum::decode(momenta_.load(i), old_momentum_scale_); }
-  SecondMoment<F> variance(std::size_t i) const {
-    const F root = Root::decode(roots_.load(i), old_root_scale_);
-    return {root * root, root};
-  }
-  void write_momentum(std::size_t i, F m) {
-    S::store(scratch_.momentum + i, m);
-    largest_momentum_ = max(largest_momentum_, bits(magnitude(m)));
-  }
-  void write_variance(std::size_t i, const SecondMoment<F>& v) {
-    S::store(scratch_.root + i, v.root);
-    largest_root_ = max(largest_root_, bits(v.root));
-  }
+  explicit CodedMoments(const TileMemory& tile)
+      : momenta_(tile.momentum, tile.momentum_scales), roots_(tile.variance, tile.variance_scales) {}
 
   template <class Rule>
-  void find_scales() {
-    if constexpr (Rule::has_momentum) momentum_factor_ = new_scale<Momentum>(largest_momentum_, *momentum_scale_);
-    if constexpr (Rule::has_variance) root_factor_ = new_scale<Root>(largest_root_, *root_scale_);
+  void begin(std::size_t element) {
+    if constexpr (Rule::has_momentum) momenta_.begin(element);
+    if constexpr (Rule::has_variance) roots_.begin(element);
+  }
+  Two<F> momentum(std::size_t at) const { return momenta_.read(at); }
+  Two<F> variance(std::size_t at) const {
+    const Two<F> root = roots_.read(at);
+    return {root.a * root.a, root.b * root.b};
+  }
+  void write_momentum(const Place&, const Two<F>& m) { momenta_.compare(magnitude(m.a), magnitude(m.b)); }
+  void write_variance(const Place&, const SecondMoment<F>& a, const SecondMoment<F>& b) {
+    roots_.compare(a.root, b.root);
   }
   template <class Rule>
-  void encode() {
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      const U random = S::load(scratch_.random + i);
-      if constexpr (Rule::has_momentum) {
-        momenta_.store(i, Momentum::encode(S::load(scratch_.momentum + i), momentum_factor_, random));
-      }
-      if constexpr (Rule::has_variance) {
-        roots_.store(i, Root::encode(S::load(scratch_.root + i), root_factor_, random));
-      }
-    }
+  void find_scales(std::size_t element) {
+    if constexpr (Rule::has_momentum) momenta_.find_scale(element);
+    if constexpr (Rule::has_variance) roots_.find_scale(element);
+  }
+  // Encodes two times two vectors.
+  template <class Rule>
+  void encode(const Place& at) const {
+    if constexpr (Rule::has_momentum) momenta_.encode(at, at.scratch.momentum + at.i);
+    if constexpr (Rule::has_variance) roots_.encode(at, at.scratch.root + at.i);
   }
 
  private:
-  template <class Code>
-  static F new_scale(U largest_lanes, float& scale) {
-    const float largest = as_float(S::max_of_lanes(largest_lanes));
-    scale = Code::scale(largest);
-    return F(Code::factor(largest));
-  }
-
-  CodeArray<S, Momentum::bits_of_code> momenta_;
-  CodeArray<S, Root::bits_of_code> roots_;
-  float* momentum_scale_ = nullptr;
-  float* root_scale_ = nullptr;
-  Scratch& scratch_;
-  F old_momentum_scale_{};
-  F old_root_scale_{};
-  F momentum_factor_{};
-  F root_factor_{};
-  U largest_momentum_{0u};
-  U largest_root_{0u};
+  Array<typename MomentCodes<format>::Momentum> momenta_;
+  Array<typename MomentCodes<format>::Root> roots_;
 };
 
 // --- The step ---
 
 // This is inlined because a call would move all coefficients from registers to memory and back.
-template <class S>
+template <class S, bool in_pairs>
 [[gnu::always_inline]] inline void read_gradient(const TileMemory& tile, std::size_t first, float factor, float* to) {
-  const auto read = [=](auto lanes_at) {
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      S::store(to + i, lanes_at(i) * typename S::F(factor));
-    }
-  };
-  const auto* wide = reinterpret_cast<const float*>(tile.gradient) + first;
-  const auto* half = reinterpret_cast<const std::uint16_t*>(tile.gradient) + first;
-  switch (tile.gradient_dtype) {
-    case DType::fp32: return read([=](std::size_t i) { return S::load(wide + i); });
-    case DType::bf16: return read([=](std::size_t i) { return as_float(S::load_high(half + i)); });
-    default: return read([=](std::size_t i) { return from_fp16(S::load(half + i)); });
-  }
-}
-
-template <class S>
-void draw_random_bits(const TileMemory& tile, std::size_t first, std::uint32_t* to) {
-  using U = typename S::U;
-  const std::uint64_t index = tile.first_index + first;
-  RoundingKey key = rounding_key(tile.rounding_stream, index);
-  key.first ^= static_cast<std::uint32_t>(index);  // a group begins at a multiple of its size, so XOR adds the index
-  for (std::size_t i = 0; i < group_size; i += S::width) {
-    S::store(to + i, random_bits(S::lane_numbers() + U(static_cast<std::uint32_t>(i)), key));
-  }
-}
-
-// The rule is passed by value so that its coefficients stay in registers across the stores.
-template <class S, class Master, class Moments, class Rule>
-void update_each_group(const TileMemory& tile, const Rule rule, float gradient_factor) {
   using F = typename S::F;
-  Scratch scratches[2];
-  const auto scratch_of = [&](std::size_t first) -> Scratch& { return scratches[first / group_size % 2]; };
-  const auto prepare = [&](std::size_t first) {
-    if (first >= tile.count) return;
-    read_gradient<S>(tile, first, gradient_factor, scratch_of(first).gradient);
-    if constexpr (Master::rounds || Moments::rounds) draw_random_bits<S>(tile, first, scratch_of(first).random);
-  };
-  prepare(0);
-  for (std::size_t first = 0; first < tile.count; first += group_size) {
-    Scratch& scratch = scratch_of(first);
-    Master master(tile, first, scratch);
-    Moments moments(tile, first, scratch);
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      F p = master.read(i);
-      F m{};
-      SecondMoment<F> v{};
-      if constexpr (Rule::has_momentum) m = moments.momentum(i);
-      if constexpr (Rule::has_variance) v = moments.variance(i);
-      rule(p, m, v, S::load(scratch.gradient + i));
-      master.write(i, p);
-      if constexpr (Rule::has_momentum) moments.write_momentum(i, m);
-      if constexpr (Rule::has_variance) moments.write_variance(i, v);
+  const auto read = [&]<class Format>(Format) {
+    const auto* const from = reinterpret_cast<const typename Format::Stored*>(tile.gradient) + first;
+    for (std::size_t i = 0; i < group_size; i += 2 * S::width) {
+      const Two<F> g = load_two_numbers<S, Format, in_pairs>(from + i);
+      store_two<S>(to + i, Two<F>{g.a * F(factor), g.b * F(factor)});
     }
-    moments.template find_scales<Rule>();
-    prepare(first + group_size);  // overlaps the long chain of operations that computes the scales
-    moments.template encode<Rule>();
+  };
+  switch (tile.gradient_dtype) {
+    case DType::fp32: return read(Fp32Format{});
+    case DType::bf16: return read(Bf16Format{});
+    default: return read(Fp16Format{});
+  }
+}
+
+// The two passes over a group: the first updates the moments, the second the master, and encodes what a scale had to wait for.
+// Each waits for a root or for a quotient only, so the processor looks far enough ahead to fill the time. A rule that is one
+// formula computes all in the first pass.
+// The rule is kept by value so that its coefficients stay in registers across the stores.
+template <class S, class Master, class Moments, class Rule>
+struct Passes {
+  using F = typename S::F;
+
+  void update_moments(const Place& at) {
+    const Two<F> g = load_two<S>(at.scratch.gradient + at.i);
+    Two<F> m{}, v{};
+    if constexpr (Rule::has_momentum) m = moments.momentum(at.element);
+    if constexpr (Rule::has_variance) v = moments.variance(at.element);
+    SecondMoment<F> va{v.a, F{}}, vb{v.b, F{}};
+    if constexpr (UpdatesMomentsFirst<Rule>) {
+      rule.update_moments(m.a, va, g.a);
+      rule.update_moments(m.b, vb, g.b);
+    } else {
+      Two<F> p = master.read(at.element);
+      rule(p.a, m.a, va, g.a);
+      rule(p.b, m.b, vb, g.b);
+      store_two<S>(at.scratch.master + at.i, p);
+    }
+    if constexpr (Rule::has_momentum) {
+      store_two<S>(at.scratch.momentum + at.i, m);
+      moments.write_momentum(at, m);
+    }
+    if constexpr (Rule::has_variance) {
+      store_two<S>(at.scratch.root + at.i, Two<F>{va.root, vb.root});
+      moments.write_variance(at, va, vb);
+    }
+  }
+
+  Two<F> new_master(const Place& at) const {
+    if constexpr (UpdatesMomentsFirst<Rule>) {
+      const Two<F> p = master.read(at.element);
+      const Two<F> m = load_two<S>(at.scratch.momentum + at.i), root = load_two<S>(at.scratch.root + at.i);
+      return {rule.updated_master(p.a, m.a, root.a), rule.updated_master(p.b, m.b, root.b)};
+    } else {
+      return load_two<S>(at.scratch.master + at.i);
+    }
+  }
+
+  // Updates two times two vectors.
+  void update_master(const Place& at) const {
+    const Place next{at.element + 2 * S::width, at.i + 2 * S::width, at.scratch};
+    const Two<F> first = new_master(at), second = new_master(next);
+    if constexpr (requires { master.write(at, first, second); }) {
+      master.write(at, first, second);
+    } else {
+      master.write(at.element, first);
+      master.write(next.element, second);
+    }
+    if constexpr (Moments::have_scales) moments.template encode<Rule>(at);
+  }
+
+  const Rule rule;
+  const Master master;
+  Moments moments;
+};
+
+// Everything is inlined because a call would move all coefficients from registers to memory and back.
+template <class S, class Master, class Moments, class Rule>
+[[gnu::flatten]] void update_each_group(const TileMemory& tile, const Rule& rule, float gradient_factor) {
+  Passes<S, Master, Moments, Rule> passes{rule, Master(tile), Moments(tile)};
+  Scratch scratch;
+  for (std::size_t first = 0; first < tile.count; first += group_size) {
+    const auto place = [&](std::size_t i) -> Place { return {first + i, i, scratch}; };
+    const auto draw = [&] { draw_random_bits<S>(tile.rounding_stream, tile.first_index + first, scratch.random); };
+    read_gradient<S, Moments::in_pairs>(tile, first, gradient_factor, scratch.gradient);
+    if constexpr (Moments::have_scales) {
+      passes.moments.template begin<Rule>(first);
+    } else if constexpr (Moments::rounds) {
+      draw();
+    }
+    for (std::size_t i = 0; i < group_size; i += 2 * S::width) {
+      passes.update_moments(place(i));
+    }
+    if constexpr (Moments::have_scales) {
+      passes.moments.template find_scales<Rule>(first);
+      draw();  // overlaps the long chain of operations that computes the scales
+    }
+    for (std::size_t i = 0; i < group_size; i += 4 * S::width) {
+      passes.update_master(place(i));
+    }
   }
 }
 
 template <class S, class Rule>
 void update_groups(const TileMemory& tile, const Rule& rule, float gradient_factor) {
   const auto with = [&]<class Master, class Moments>() {
-    using Written = std::conditional_t<MakesDirection<Rule>, Direction<S>, Master>;
+    using Written = std::conditional_t<MakesDirection<Rule>, Direction<S, Moments::in_pairs>, Master>;
     update_each_group<S, Written, Moments>(tile, rule, gradient_factor);
   };
   using enum StateFormat;
   switch (tile.format) {
     case fp32: return with.template operator()<Fp32Master<S>, Fp32Moments<S>>();
-    case split: return with.template operator()<SplitMaster<S>, Fp32Moments<S>>();
-    case bf16: return with.template operator()<SplitMaster<S>, Bf16Moments<S>>();
+    case split: return with.template operator()<SplitMaster<S, false>, Fp32Moments<S>>();
+    case bf16: return with.template operator()<SplitMaster<S, true>, Bf16Moments<S>>();
     case compact: return with.template operator()<CompactMaster<S>, CodedMoments<S, compact>>();
     case four_bit: return with.template operator()<CompactMaster<S>, CodedMoments<S, four_bit>>();
   }

@@ -6,7 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+
+#include "kernels/simd/scalar.h"
 
 namespace ballast::kernels::simd::avx2 {
 
@@ -60,6 +61,11 @@ inline Mask above(U a, U b) {  // there is no unsigned comparison: flip the top 
 inline Mask none_of(U x, U mask) {
   return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(x.v, mask.v), _mm256_setzero_si256()))};
 }
+inline U add_where(Mask where, U a, U b) {
+  return _mm256_add_epi32(a.v, _mm256_and_si256(b.v, _mm256_castps_si256(where.v)));
+}
+inline F zero_where(Mask where, F x) { return _mm256_andnot_ps(where.v, x.v); }
+inline U blend_halves(U low, U high) { return _mm256_blend_epi16(low.v, high.v, 0xaa); }
 inline Doubles operator+(Doubles a, Doubles b) { return {_mm256_add_pd(a.low, b.low), _mm256_add_pd(a.high, b.high)}; }
 inline Doubles operator*(Doubles a, Doubles b) { return {_mm256_mul_pd(a.low, b.low), _mm256_mul_pd(a.high, b.high)}; }
 template <int Count>
@@ -89,9 +95,6 @@ struct Avx2 {
   static U load(const std::uint8_t* from) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }
-  static U load_signed(const std::uint8_t* from) {
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
-  }
   static void store(float* to, F x) { _mm256_storeu_ps(to, x.v); }
   static void store(std::uint32_t* to, U x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x.v); }
   static void store(std::uint16_t* to, U x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), low_halves(x)); }
@@ -99,22 +102,12 @@ struct Avx2 {
     const __m128i halves = _mm_and_si128(low_halves(x), _mm_set1_epi16(0xff));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(halves, halves));
   }
-  static U load_nibbles(const std::uint8_t* from, std::size_t i) {
-    std::int32_t bytes;
-    std::memcpy(&bytes, from + i / 2, sizeof bytes);
-    return nibbles_apart(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes)));
+  static void stream(float* to, F x) {
+    streamed([&] { _mm256_stream_ps(to, x.v); });
   }
-  static void store_nibbles(std::uint8_t* to, std::size_t i, U x) {
-    const __m256i first_byte_of_each =
-        _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
-                         -1, -1, 0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-    const __m256i bytes = _mm256_shuffle_epi8(nibbles_together(x), first_byte_of_each);
-    const std::int32_t all =
-        _mm_cvtsi128_si32(_mm_or_si128(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
-    std::memcpy(to + i / 2, &all, sizeof all);
+  static void stream(std::uint16_t* to, U x) {
+    streamed([&] { _mm_stream_si128(reinterpret_cast<__m128i*>(to), low_halves(x)); });
   }
-  static void stream(float* to, F x) { _mm256_stream_ps(to, x.v); }
-  static void stream(std::uint16_t* to, U x) { _mm_stream_si128(reinterpret_cast<__m128i*>(to), low_halves(x)); }
   static void finish_streams() { _mm_sfence(); }
   static U load_high(const std::uint16_t* high) { return shift_left<16>(load(high)); }
   static U load_halves(const std::uint16_t* high, const std::uint16_t* low) {
@@ -122,13 +115,39 @@ struct Avx2 {
     const __m128i l = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low));
     return _mm256_set_m128i(_mm_unpackhi_epi16(l, h), _mm_unpacklo_epi16(l, h));
   }
-  static void store_high(std::uint16_t* high, U x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm256_extracti128_si256(halves_apart(x), 1));
-  }
   static void store_halves(std::uint16_t* high, std::uint16_t* low, U x) {
     const __m256i halves = halves_apart(x);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm256_castsi256_si128(halves));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm256_extracti128_si256(halves, 1));
+  }
+  static U load_pairs(const std::uint16_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+  static U load_pairs(const std::uint8_t* from) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static Two<F> load_pairs(const float* from) {
+    const __m256 first = _mm256_loadu_ps(from), second = _mm256_loadu_ps(from + width);
+    const auto ordered = [](__m256 x) {
+      return F(_mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), _MM_SHUFFLE(3, 1, 2, 0))));
+    };
+    return {ordered(_mm256_shuffle_ps(first, second, _MM_SHUFFLE(2, 0, 2, 0))),
+            ordered(_mm256_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1)))};
+  }
+  static Two<F> in_order(const Two<F>& pairs) {
+    const __m256 low = _mm256_unpacklo_ps(pairs.a.v, pairs.b.v), high = _mm256_unpackhi_ps(pairs.a.v, pairs.b.v);
+    return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+  }
+  static void stream_pairs(std::uint16_t* to, U x) {
+    streamed([&] { _mm256_stream_si256(reinterpret_cast<__m256i*>(to), x.v); });
+  }
+  static void store_pairs(std::uint16_t* to, U x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x.v); }
+  static void store_half_bytes(std::uint8_t* to, U a, U b) {
+    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(a.v, b.v), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+  }
+  static void store_lane_bytes(std::uint8_t* to, U a, U b) {
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(a.v, b.v), _MM_SHUFFLE(3, 1, 2, 0));
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
   }
   static U lane_numbers() { return _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0); }
   static std::uint32_t max_of_lanes(U x) {
@@ -147,14 +166,6 @@ struct Avx2 {
   }
 
  private:
-  // These convert between a byte of two nibbles in each 64 bits, and a nibble in each 32 bits.
-  static U nibbles_apart(__m256i bytes) {
-    return _mm256_and_si256(_mm256_or_si256(bytes, _mm256_slli_epi64(bytes, 28)), _mm256_set1_epi32(0xf));
-  }
-  static __m256i nibbles_together(U x) {
-    const __m256i nibbles = _mm256_and_si256(x.v, _mm256_set1_epi32(0xf));
-    return _mm256_or_si256(nibbles, _mm256_srli_epi64(nibbles, 28));
-  }
   // Returns all lower halves, then all upper halves.
   static __m256i halves_apart(U x) {
     const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/simd/scalar.h"
+
 namespace ballast::kernels::simd::avx512 {
 
 struct F {
@@ -53,6 +55,12 @@ inline U max(U a, U b) { return _mm512_max_epu32(a.v, b.v); }
 inline U min(U a, U b) { return _mm512_min_epu32(a.v, b.v); }
 inline Mask above(U a, U b) { return {_mm512_cmpgt_epu32_mask(a.v, b.v)}; }
 inline Mask none_of(U x, U mask) { return {_mm512_testn_epi32_mask(x.v, mask.v)}; }
+inline U add_where(Mask where, U a, U b) { return _mm512_mask_add_epi32(a.v, where.v, a.v, b.v); }
+inline F zero_where(Mask where, F x) { return _mm512_mask_mov_ps(x.v, where.v, _mm512_setzero_ps()); }
+inline U blend_halves(U low, U high) {
+  return _mm512_ternarylogic_epi32(low.v, high.v, _mm512_set1_epi32(0xffff),
+                                   0xe4);  // bit by bit, third ? first : second
+}
 inline Doubles operator+(Doubles a, Doubles b) { return {_mm512_add_pd(a.v, b.v)}; }
 inline Doubles operator*(Doubles a, Doubles b) { return {_mm512_mul_pd(a.v, b.v)}; }
 template <int Count>
@@ -76,7 +84,6 @@ constexpr Order order(From from) {
   return made;
 }
 inline constexpr Order interleaved = order([](unsigned i) { return i / 2 + i % 2 * 32; });
-inline constexpr Order odd = order([](unsigned i) { return i % 16 * 2 + 1; });
 inline constexpr Order even_then_odd = order([](unsigned i) { return i % 16 * 2 + i / 16; });
 
 }  // namespace ballast::kernels::simd::avx512
@@ -97,9 +104,6 @@ struct Avx512 {
   static U load(const std::uint8_t* from) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
-  static U load_signed(const std::uint8_t* from) {
-    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  }
   static void store(float* to, F x) { _mm512_storeu_ps(to, x.v); }
   static void store(std::uint32_t* to, U x) { _mm512_storeu_si512(to, x.v); }
   static void store(std::uint16_t* to, U x) {
@@ -108,19 +112,11 @@ struct Avx512 {
   static void store(std::uint8_t* to, U x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x.v));
   }
-  // Each 64 bits hold a byte of two nibbles on the way between memory and lanes.
-  static U load_nibbles(const std::uint8_t* from, std::size_t i) {
-    const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i / 2)));
-    return _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28)), _mm512_set1_epi32(0xf));
+  static void stream(float* to, F x) {
+    streamed([&] { _mm512_stream_ps(to, x.v); });
   }
-  static void store_nibbles(std::uint8_t* to, std::size_t i, U x) {
-    const __m512i nibbles = _mm512_and_si512(x.v, _mm512_set1_epi32(0xf));
-    const __m512i bytes = _mm512_or_si512(nibbles, _mm512_srli_epi64(nibbles, 28));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + i / 2), _mm512_cvtepi64_epi8(bytes));
-  }
-  static void stream(float* to, F x) { _mm512_stream_ps(to, x.v); }
   static void stream(std::uint16_t* to, U x) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.v));
+    streamed([&] { _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.v)); });
   }
   static void finish_streams() { _mm_sfence(); }
   static U load_high(const std::uint16_t* high) {
@@ -129,14 +125,37 @@ struct Avx512 {
   static U load_halves(const std::uint16_t* high, const std::uint16_t* low) {
     return _mm512_permutex2var_epi16(sixteen(low), take(avx512::interleaved), sixteen(high));
   }
-  static void store_high(std::uint16_t* high, U x) {
-    const __m512i halves = _mm512_permutexvar_epi16(take(avx512::odd), x.v);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_castsi512_si256(halves));
-  }
   static void store_halves(std::uint16_t* high, std::uint16_t* low, U x) {
     const __m512i halves = _mm512_permutexvar_epi16(take(avx512::even_then_odd), x.v);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_castsi512_si256(halves));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(halves, 1));
+  }
+  static U load_pairs(const std::uint16_t* from) { return _mm512_loadu_si512(from); }
+  static U load_pairs(const std::uint8_t* from) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static Two<F> load_pairs(const float* from) {
+    const __m512 first = _mm512_loadu_ps(from), second = _mm512_loadu_ps(from + width);
+    const __m512i even = _mm512_slli_epi32(lane_numbers().v, 1);
+    return {_mm512_permutex2var_ps(first, even, second),
+            _mm512_permutex2var_ps(first, _mm512_or_si512(even, _mm512_set1_epi32(1)), second)};
+  }
+  static Two<F> in_order(const Two<F>& pairs) {
+    const __m512i first = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return {_mm512_permutex2var_ps(pairs.a.v, first, pairs.b.v),
+            _mm512_permutex2var_ps(pairs.a.v, _mm512_add_epi32(first, _mm512_set1_epi32(8)), pairs.b.v)};
+  }
+  static void store_pairs(std::uint16_t* to, U x) { _mm512_storeu_si512(to, x.v); }
+  static void stream_pairs(std::uint16_t* to, U x) {
+    streamed([&] { _mm512_stream_si512(reinterpret_cast<__m512i*>(to), x.v); });
+  }
+  static void store_half_bytes(std::uint8_t* to, U a, U b) {
+    const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi64(order, _mm512_packus_epi16(a.v, b.v)));
+  }
+  static void store_lane_bytes(std::uint8_t* to, U a, U b) {
+    store(to, a);
+    store(to + width, b);
   }
   static U lane_numbers() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
   static std::uint32_t max_of_lanes(U x) { return _mm512_reduce_max_epu32(x.v); }

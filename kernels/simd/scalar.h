@@ -30,6 +30,11 @@ constexpr bool below(float a, float b) { return a < b; }
 constexpr bool is_nan(float x) { return x != x; }
 constexpr bool is_number(float x) { return x == x; }
 constexpr bool none_of(std::uint32_t x, std::uint32_t mask) { return (x & mask) == 0; }
+constexpr std::uint32_t add_where(bool where, std::uint32_t a, std::uint32_t b) { return where ? a + b : a; }
+constexpr float zero_where(bool where, float x) { return where ? 0.0f : x; }
+constexpr std::uint32_t blend_halves(std::uint32_t low, std::uint32_t high) {
+  return (low & 0xffffu) | (high & 0xffff0000u);
+}
 
 template <int Count>
 constexpr std::uint32_t shift_left(std::uint32_t x) {
@@ -59,6 +64,22 @@ constexpr EightDoubles operator*(const EightDoubles& a, const EightDoubles& b) {
   return product;
 }
 
+// Two vectors. Small values are accessed in pairs: `a` has the elements at even positions and `b` those after them. Then 16-bit
+// values are the halves of 32-bit lanes, which takes fewer shifts and permutations than vectors in the order of memory.
+template <class T>
+struct Two {
+  T a;
+  T b;
+};
+
+// Calls store(), which bypasses the caches. Without the empty asm Clang merges it with an ordinary store of another branch, which
+// does not.
+template <class Store>
+void streamed(const Store& store) {
+  store();
+  asm volatile("");
+}
+
 // Memory accesses and lane numbers. Walks need these; formulas do not.
 struct Scalar {
   using F = float;
@@ -70,17 +91,10 @@ struct Scalar {
   static U load(const std::uint32_t* from) { return *from; }
   static U load(const std::uint16_t* from) { return *from; }
   static U load(const std::uint8_t* from) { return *from; }
-  static U load_signed(const std::uint8_t* from) { return static_cast<U>(static_cast<std::int8_t>(*from)); }
   static void store(float* to, F x) { *to = x; }
   static void store(std::uint32_t* to, U x) { *to = x; }
   static void store(std::uint16_t* to, U x) { *to = static_cast<std::uint16_t>(x); }  // the low half
   static void store(std::uint8_t* to, U x) { *to = static_cast<std::uint8_t>(x); }    // the low byte
-  // These access elements i to i + width of an array of 4-bit codes, two in a byte, the first in its lower half.
-  static U load_nibbles(const std::uint8_t* from, std::size_t i) { return from[i / 2] >> (4 * (i % 2)) & 0xfu; }
-  static void store_nibbles(std::uint8_t* to, std::size_t i, U x) {
-    const unsigned low = 4 * (i % 2);
-    to[i / 2] = static_cast<std::uint8_t>((to[i / 2] & ~(0xfu << low)) | (x & 0xfu) << low);
-  }
   // Stores past the caches, to addresses that are multiples of the bytes written.
   static void stream(float* to, F x) { store(to, x); }
   static void stream(std::uint16_t* to, U x) { store(to, x); }
@@ -88,10 +102,28 @@ struct Scalar {
   // These access a pattern whose upper half lies at `high`. Its lower half lies at `low`, or is zero.
   static U load_high(const std::uint16_t* high) { return U{*high} << 16; }
   static U load_halves(const std::uint16_t* high, const std::uint16_t* low) { return U{*high} << 16 | *low; }
-  static void store_high(std::uint16_t* high, U x) { *high = static_cast<std::uint16_t>(x >> 16); }
   static void store_halves(std::uint16_t* high, std::uint16_t* low, U x) {
-    store_high(high, x);
+    store(high, x >> 16);
     store(low, x);
+  }
+  // Pairs: 2 * width values, those at even positions in the lower halves of the lanes.
+  static U load_pairs(const std::uint16_t* from) { return U{from[0]} | U{from[1]} << 16; }
+  static U load_pairs(const std::uint8_t* from) { return U{from[0]} | U{from[1]} << 16; }
+  static Two<F> load_pairs(const float* from) { return {from[0], from[1]}; }
+  static Two<F> in_order(const Two<F>& pairs) { return pairs; }
+  static void store_pairs(std::uint16_t* to, U x) {
+    store(to, x);
+    store(to + 1, x >> 16);
+  }
+  static void stream_pairs(std::uint16_t* to, U x) { store_pairs(to, x); }
+  // These store the bytes of two vectors. Only the low byte of each half, or of each lane, is not zero.
+  static void store_half_bytes(std::uint8_t* to, U a, U b) {
+    store_lane_bytes(to, a, a >> 16);
+    store_lane_bytes(to + 2, b, b >> 16);
+  }
+  static void store_lane_bytes(std::uint8_t* to, U a, U b) {
+    store(to, a);
+    store(to + 1, b);
   }
   static U lane_numbers() { return 0; }
   static std::uint32_t max_of_lanes(U x) { return x; }
