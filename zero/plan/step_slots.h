@@ -270,7 +270,7 @@ class StepSlots {
       shared.push_back(slots_.add(SlotRole::reduced, tier, bytes, fmt::format("{} in turn", shared.size())));
       return shared.back();
     }
-    std::ranges::rotate(shared, shared.begin() + 1);
+    std::rotate(shared.begin(), shared.begin() + 1, shared.end());
     return shared.back();
   }
 
