@@ -68,7 +68,7 @@ void describe_placement(CLI::App& app, Options& o) {
                  "A name: all state stays on the drives, and a run of this name is resumed");
 }
 
-CLI::App& describe(CLI::App& app, Options& o) {
+void describe(CLI::App& app, Options& o) {
   app.option_defaults()->take_last();
   app.add_option("model", o.model, "A folder with config.json and *.safetensors")
       ->required()
@@ -104,7 +104,6 @@ CLI::App& describe(CLI::App& app, Options& o) {
   app.add_option("--threads", o.training.threads, "CPU threads of a rank (default: its share of the cores)");
   app.add_flag("--gpu", o.on_gpu, "Compute on GPUs: rank r on the GPU r of its machine");
   describe_placement(app, o);
-  return app;
 }
 
 double mean_of_ranks(Communicator& world, double mine) {
@@ -188,7 +187,8 @@ void train(const Options& o, Communicator& world) {
 int main(int argc, char** argv) {
   CLI::App app{"Trains a Llama or a Qwen with Ballast"};
   ballast::llama::Options options;
-  CLI11_PARSE(ballast::llama::describe(app, options), argc, argv);
+  ballast::llama::describe(app, options);
+  CLI11_PARSE(app, argc, argv);
   return ballast::run_ranks(options.ranks,
                             [&](ballast::Communicator& world) { ballast::llama::train(options, world); });
 }

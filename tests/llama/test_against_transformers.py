@@ -105,3 +105,6 @@ def test_what_a_model_lacks_is_named(tmp_path):
     ended = subprocess.run([PROGRAM, tmp_path / "other", tmp_path / "tokens.bin"], capture_output=True, text=True)
     assert ended.returncode != 0
     assert "model.layers.2" in ended.stderr
+    ended = subprocess.run([PROGRAM, tmp_path / "missing", tmp_path / "tokens.bin"], capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert "Directory does not exist" in ended.stdout + ended.stderr
