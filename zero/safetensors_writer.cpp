@@ -54,7 +54,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& directory, std
   make_directories(directory_);
   std::vector<Part> parts = parts_of(items, part_bytes);
   // One part more gives all parts other names than those of the export that is there, which stays until the end.
-  while (parts.size() > 1 && std::filesystem::exists(directory_ / part_name(0, parts.size())))
+  std::error_code unreadable;
+  while (parts.size() > 1 && std::filesystem::exists(directory_ / part_name(0, parts.size()), unreadable))
     split_longest(parts);
   json index;
   std::uint64_t total = 0;
