@@ -1,18 +1,17 @@
-// Measures how fast this machine moves bytes and multiplies matrices, and forecasts the time of a step with the simulator, from
-// those rates and the time of one block's arithmetic.
+// Measures how fast this machine moves bytes, and forecasts the time of a step with the simulator, from those rates and the time
+// of one block's arithmetic.
 #include <ballast/comm.h>
 #include <ballast/planner.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <random>
 
+#include "benchmarks/harness/measure.h"
 #include "benchmarks/training/run.h"
-#include "examples/llama/llama.h"
 #include "kernels/backend.h"
 #include "kernels/runtime/buffer.h"
 #include "offload/record_store.h"
@@ -38,9 +37,9 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 // Measures with the code of the engine. All ranks measure at the same time, so that each gets its share of common resources. The
 // result is the same on all ranks: the rates of the slowest.
-class Rates {
+class MachineRates {
  public:
-  Rates(Communicator& world, const TrainingOptions& options, const UnitLayout& block)
+  MachineRates(Communicator& world, const TrainingOptions& options, const UnitLayout& block)
       : world_(world),
         options_(options),
         backend_(kernels::cpu_backend({.threads = options.threads})),
@@ -244,7 +243,7 @@ std::vector<UnitWork> work_of_one_layer(const RunOptions& options, Communicator&
   llama::Batch batch = options.batch;
   batch.together = 1;
   llama::Llama model(config, batch, maths);
-  training.start(llama::initial_values(architecture.model, options.seed));
+  training.start(llama::initial_values(architecture.model, 1));
   world.barrier();  // the ranks compute at the same time, as in the training
   model.run(training, std::vector<std::uint32_t>(batch.sequences * (batch.context + 1)));
   std::vector<UnitWork> work = training.unit_work();
@@ -270,30 +269,6 @@ double forward_share(std::span<const UnitWork> work) {
   return forward / both;
 }
 
-constexpr double long_enough = 0.2;  // seconds of one size
-
-double fastest_square(llama::Maths& maths, const View& memory, std::size_t edge) {
-  const auto square = [&](std::size_t number) {
-    return llama::Matrix(memory.part(number * edge * edge, edge * edge), edge);
-  };
-  const llama::Product product{.a = square(0), .b = square(1), .to = square(2)};
-  const auto multiply = [&] {
-    maths.multiply(product);
-    float first = 0;
-    maths.download(product.to.memory.data(), &first, 2);  // waits for the product
-  };
-  multiply();  // the first one warms up
-  double best = 0;
-  for (double total = 0; total < long_enough;) {
-    const auto begin = Clock::now();
-    multiply();
-    const double seconds = seconds_since(begin);
-    best = std::max(best, 2.0 * std::pow(static_cast<double>(edge), 3) / seconds);
-    total += seconds;
-  }
-  return best;
-}
-
 }  // namespace
 
 Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, llama::Maths& maths) {
@@ -304,23 +279,10 @@ Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& wor
   // Many drives are fast for some seconds only, so a step that moves more is measured longer.
   const std::size_t on_drives = compiled.tiles_on_drive() * compiled.blocks().records().record;
   const std::size_t drive_bytes = on_drives == 0 ? 0 : std::clamp(on_drives / 8, least_drive_bytes, most_drive_bytes);
-  const Machine machine = Rates(world, options.training, block).measure(drive_bytes);
+  const Machine machine = MachineRates(world, options.training, block).measure(drive_bytes);
   const std::vector<UnitWork> work = work_of_units(options, world, maths);
-  return {machine, simulate({compiled.program(), plan.placement(), machine, work, options.waits_for_updates}),
-          forward_share(work)};
-}
-
-double measure_matrix_rate(llama::Maths& maths, DType dtype) {
-  const std::size_t largest = maths.gpu() ? 8192 : 1536;
-  const std::size_t elements = 3 * largest * largest;
-  const auto owner = maths.allocate(elements * byte_size(dtype));
-  const View memory(owner.get(), elements, dtype);
-  maths.clear(memory);
-  double best = 0;
-  for (const std::size_t edge : {largest / 3, largest * 2 / 3, largest}) {
-    best = std::max(best, fastest_square(maths, memory, edge / 64 * 64));
-  }
-  return best;
+  const Simulation step = simulate({compiled.program(), plan.placement(), machine, work, options.waits_for_updates});
+  return {step.seconds, forward_share(work)};
 }
 
 }  // namespace ballast::benchmarks

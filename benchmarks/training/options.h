@@ -1,26 +1,31 @@
-// The command line of the program.
+// A training: the model, its steps, and where they keep their memory. The command line sets it, or a test.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <ballast/training.h>
 
-#include "benchmarks/training/run.h"
+#include <CLI/CLI.hpp>
+#include <optional>
+
+#include "examples/llama/llama.h"
+#include "kernels/runtime/host_limits.h"
 
 namespace ballast::benchmarks {
 
-struct ProgramOptions {
-  RunOptions run{};
-  std::size_t ranks = 1;  // threads of this process
+struct RunOptions {
+  llama::Config model{.vocabulary = 256, .hidden = 768, .layers = 8, .heads = 12, .tied = true};
+  llama::Batch batch{};
+  std::size_t steps = 20;
+  double lr = 1e-4;
+  TrainingOptions training{};
+  std::size_t ranks = 1;  // ranks of this process, as threads
   bool on_gpu = false;    // rank r on the GPU r of its machine
-  int threads = 0;        // threads of each rank; 0: its share of the cores
-  std::filesystem::path timeline{};
-  std::filesystem::path losses{};
-  std::filesystem::path json{};
-  std::filesystem::path save{};
+  bool forecasts = false;
+  bool waits_for_updates = false;             // false: updates overlap the next forward pass
+  bool hashes_parameters = false;             // reads all parameters at the end
+  std::optional<std::size_t> memory_limit{};  // of this process; the kernel enforces it
+  ResidentMemory before{};                    // the resident memory when the program began
 };
 
-// Sets what a model of this width and these heads leaves out: the widths of heads and MLPs, and the heads of keys and values.
-void complete(llama::Config& model);
-
-void describe(CLI::App& app, ProgramOptions& options);
+void describe(CLI::App& app, RunOptions& options);
 
 }  // namespace ballast::benchmarks

@@ -107,17 +107,16 @@ def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
 
 def run_once(case: Case, options: argparse.Namespace) -> Run:
     with tempfile.TemporaryDirectory(prefix="ballast-training-", dir=options.directory) as folder:
-        lines = Path(folder) / "steps.jsonl"
         drives = [Path(folder, str(rank)) for rank in range(case.ranks)]
         for each in drives:
             each.mkdir()
         ranks = suite.start_ranks(
             case.ranks,
-            lambda rank: [*command(case, options, drives[rank]), *(["--json", str(lines)] if rank == 0 else [])],
-            lambda rank: {"stdout": subprocess.DEVNULL},
+            lambda rank: command(case, options, drives[rank]),
+            lambda rank: {"stdout": subprocess.PIPE if rank == 0 else subprocess.DEVNULL},
         )
+        steps = [json.loads(line) for line in ranks[0].stdout]
         resident = max(wait(rank, case) for rank in ranks)
-        steps = [json.loads(line) for line in lines.read_text().splitlines()]
     work = drive.Work(**steps[0]["drive"]) if "drive" in steps[0] else None
     rate = drive.measure(work, case.ranks, options.directory) if work and drive.has_fio() else 0.0
     return summary(steps[1:], resident, work, rate)  # the first one prepares

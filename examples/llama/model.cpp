@@ -177,12 +177,4 @@ std::size_t parameters_of(const Model& model) {
   return count;
 }
 
-double operations_of_token(const Config& c, std::size_t context) {
-  const auto number = [](std::size_t count) { return static_cast<double>(count); };
-  const double attention = 2 * number(c.hidden) * number(c.query_width() + c.kv_width());
-  const double mlp = 3 * number(c.hidden) * number(c.intermediate);
-  const double scores = number(c.query_width()) * number(context);  // half of both products, because they are causal
-  return 6 * (number(c.layers) * (attention + mlp + scores) + number(c.vocabulary) * number(c.hidden));
-}
-
 }  // namespace ballast::llama

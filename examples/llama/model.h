@@ -66,7 +66,4 @@ ParameterSource initial_values(const Model& model, std::uint64_t seed);
 
 std::size_t parameters_of(const Model& model);
 
-// Returns the matrix operations for a token, forward and backward, without recomputation: the model FLOPs of MFU.
-double operations_of_token(const Config& config, std::size_t context);
-
 }  // namespace ballast::llama

@@ -116,15 +116,12 @@ TEST_CASE("a Llama trains to the same bits where all micro-steps go through a la
 TEST_CASE("the number of threads changes no bit") {
   benchmarks::RunOptions run = tiny_run();
   run.model = {.vocabulary = 256, .hidden = 96, .layers = 1, .heads = 3, .tied = true};
-  benchmarks::complete(run.model);
   run.batch.context = 150;
   const auto backend = kernels::cpu_backend({.threads = 1});
   std::vector<Outcome> outcomes;
   for (const int threads : {1, 2, 5}) {
-    Recorder recorder;
     const auto maths = llama::cpu_maths(threads);
-    benchmarks::train(run, *lone_communicator(*backend), *maths, recorder);
-    outcomes.push_back(recorder.outcome);
+    outcomes.push_back(outcome_of(run, *lone_communicator(*backend), *maths));
   }
   CHECK(outcomes[1] == outcomes[0]);
   CHECK(outcomes[2] == outcomes[0]);

@@ -24,30 +24,20 @@ benchmarks::RunOptions run_on_drives(const std::filesystem::path& directory) {
   return run;
 }
 
-// Reports its progress, and writes a hash of its parameters to a file.
-class OutcomeWriter : public benchmarks::Observer {
- public:
-  OutcomeWriter(std::filesystem::path file, int progress) : file_(std::move(file)), progress_(progress) {}
-  void step(const benchmarks::Step&) override {
-    if (progress_ >= 0 && ::write(progress_, "s", 1) != 1)
-      throw std::runtime_error("cannot report progress: the reader is gone");
-  }
-  void end(const benchmarks::End& end) override { std::ofstream(file_) << end.parameters_hash; }
-
- private:
-  std::filesystem::path file_;
-  int progress_;
-};
-
 struct DriveJob {
   explicit DriveJob(const std::filesystem::path& in)
       : directory(in), group(ranks, process_kinds().front().transport, patient) {}
 
+  // Rank 0 reports its progress. Each rank writes a hash of its parameters to a file.
   void as_rank(std::size_t rank, int progress) const {
+    const auto report = [=](const benchmarks::Start&, const benchmarks::Step&) {
+      if (rank == 0 && progress >= 0 && ::write(progress, "s", 1) != 1)
+        throw std::runtime_error("cannot report progress: the reader is gone");
+    };
     group.as_rank(rank, [&](Communicator& world) {
-      OutcomeWriter writer(directory / std::to_string(rank), rank == 0 ? progress : -1);
       const auto maths = llama::cpu_maths(1);
-      benchmarks::train(run_on_drives(directory), world, *maths, writer);
+      const std::uint64_t hash = benchmarks::train(run_on_drives(directory), world, *maths, report);
+      std::ofstream(directory / std::to_string(rank)) << hash;
     });
   }
 

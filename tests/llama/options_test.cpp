@@ -9,9 +9,9 @@ using Catch::Contains;
 
 namespace {
 
-ProgramOptions parsed(const std::string& line) {
+RunOptions parsed(const std::string& line) {
   CLI::App app;
-  ProgramOptions options;
+  RunOptions options;
   describe(app, options);
   app.parse(line);
   return options;
@@ -20,25 +20,24 @@ ProgramOptions parsed(const std::string& line) {
 }  // namespace
 
 TEST_CASE("the command line names formats and tiers") {
-  const ProgramOptions options =
+  const RunOptions options =
       parsed("--dtype fp32 --state-format compact --gradient-format bf16 --state host=0.25,nvme=0.75 --gradients host");
-  CHECK(options.run.model.dtype == DType::fp32);
-  CHECK(options.run.training.format == StateFormat::compact);
-  CHECK(options.run.training.gradient_format == GradientFormat::bf16);
-  CHECK(options.run.training.state == Spread(0.0, 0.25, 0.75));
-  CHECK(options.run.training.gradients == Tier::host);
+  CHECK(options.model.dtype == DType::fp32);
+  CHECK(options.training.format == StateFormat::compact);
+  CHECK(options.training.gradient_format == GradientFormat::bf16);
+  CHECK(options.training.state == Spread(0.0, 0.25, 0.75));
+  CHECK(options.training.gradients == Tier::host);
 }
 
 TEST_CASE("the command line uses the last value of an option that is given twice") {
-  CHECK(parsed("--stage 1 --stage 3").run.training.stage == 3);
-  CHECK(parsed("--state-format fp32 --state-format bf16").run.training.format == StateFormat::bf16);
+  CHECK(parsed("--stage 1 --stage 3").training.stage == 3);
+  CHECK(parsed("--state-format fp32 --state-format bf16").training.format == StateFormat::bf16);
 }
 
 TEST_CASE("the command line refuses an unknown word and names the known ones") {
-  CHECK_THROWS_WITH(parsed("--state-format fp8"), Contains("cannot set --state-format to \"fp8\"") &&
-                                                      Contains("one of 4bit, bf16, compact, fp32, split"));
-  CHECK_THROWS_WITH(parsed("--dtype half"),
-                    Contains("cannot set --dtype to \"half\"") && Contains("one of bf16, fp32"));
+  CHECK_THROWS_WITH(parsed("--state-format fp8"),
+                    Contains("--state-format: fp8 not in {4bit,bf16,compact,fp32,split}"));
+  CHECK_THROWS_WITH(parsed("--dtype half"), Contains("--dtype: half not in {bf16,fp32}"));
   CHECK_THROWS_WITH(parsed("--state disk"), Contains("there is no tier \"disk\"") && Contains("device, host or nvme"));
   CHECK_THROWS_WITH(parsed("--state host=much"),
                     Contains("cannot read \"host=much\" as a fraction") && Contains("host=0.5"));

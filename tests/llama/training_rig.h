@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "benchmarks/training/options.h"
+#include "benchmarks/training/run.h"
 #include "tests/temporary_directory.h"
 #include "zero/comm/thread_communicator.h"
 
@@ -29,34 +29,30 @@ inline std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
   return out << std::hex << outcome.parameters;
 }
 
-class Recorder : public benchmarks::Observer {
- public:
-  void step(const benchmarks::Step& step) override {
-    if (outcome.steps.empty()) outcome.first_step = step.step;
-    outcome.steps.emplace_back(step.loss, step.norm);
-  }
-  void end(const benchmarks::End& end) override { outcome.parameters = end.parameters_hash; }
-
-  Outcome outcome{};
-};
-
 inline benchmarks::RunOptions tiny_run() {
-  llama::Config model{.vocabulary = 256, .hidden = 32, .layers = 2, .heads = 4, .kv_heads = 2, .tied = true};
-  benchmarks::complete(model);
-  return {.model = model,
+  return {.model = {.vocabulary = 256, .hidden = 32, .layers = 2, .heads = 4, .kv_heads = 2, .tied = true},
           .batch = {.sequences = 2, .context = 16, .chunk = 12},
           .steps = 3,
           .lr = 0.01,
           .training = {.tile_elements = 4096},
-          .measures_rate = false};
+          .hashes_parameters = true};
+}
+
+inline Outcome outcome_of(const benchmarks::RunOptions& options, Communicator& world, llama::Maths& maths) {
+  Outcome outcome;
+  outcome.parameters =
+      benchmarks::train(options, world, maths, [&](const benchmarks::Start&, const benchmarks::Step& step) {
+        if (outcome.steps.empty()) outcome.first_step = step.step;
+        outcome.steps.emplace_back(step.loss, step.result.norm);
+      });
+  return outcome;
 }
 
 // Trains one rank, with one CPU thread or on a GPU.
-inline void train_rank(const benchmarks::RunOptions& options, ThreadGroup& group, std::size_t rank,
-                       Recorder& recorder) {
+inline Outcome train_rank(const benchmarks::RunOptions& options, ThreadGroup& group, std::size_t rank) {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto maths = options.training.gpu ? llama::gpu_maths(0) : llama::cpu_maths(1);
-  benchmarks::train(options, *thread_communicator(group, rank, *backend), *maths, recorder);
+  return outcome_of(options, *thread_communicator(group, rank, *backend), *maths);
 }
 
 // Returns rank 0's outcome. The parameters of all ranks must be the same.
@@ -64,13 +60,13 @@ inline Outcome train_llama(benchmarks::RunOptions options, std::size_t ranks) {
   const TemporaryDirectory directory;
   if (options.training.drives.directories.empty()) options.training.drives.directories = {directory.path()};
   ThreadGroup group(ranks, std::chrono::seconds(60));
-  std::vector<Recorder> recorders(ranks);
+  std::vector<Outcome> outcomes(ranks);
   std::vector<std::string> failures(ranks);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        train_rank(options, group, rank, recorders[rank]);
+        outcomes[rank] = train_rank(options, group, rank);
       } catch (const std::exception& failure) {
         failures[rank] = failure.what();
         group.abort(failure.what());
@@ -81,10 +77,10 @@ inline Outcome train_llama(benchmarks::RunOptions options, std::size_t ranks) {
     thread.join();
   }
   if (failures != std::vector<std::string>(ranks)) throw std::runtime_error(failures.front());
-  for (const Recorder& recorder : recorders) {
-    if (recorder.outcome != recorders.front().outcome) throw std::runtime_error("ranks differ");
+  for (const Outcome& outcome : outcomes) {
+    if (outcome != outcomes.front()) throw std::runtime_error("ranks differ");
   }
-  return recorders.front().outcome;
+  return outcomes.front();
 }
 
 }  // namespace ballast::testing

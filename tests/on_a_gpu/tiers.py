@@ -23,8 +23,7 @@ def command(tier: str, build: Path, work: Path, options: Sequence[str]) -> list[
     placed = ["--parameters", name, "--state", name]
     if tier == "drive":
         placed += ["--drive", str(work / "drive")]
-    written = ["--losses", str(losses_of(tier, work)), "--json", str(work / f"{tier}.jsonl")]
-    return [str(build / "benchmarks" / "benchmark_training"), *MODEL, *STEPS, *placed, *written, *options]
+    return [str(build / "benchmarks" / "benchmark_training"), *MODEL, *STEPS, *placed, "--hash", *options]
 
 
 def losses_of(tier: str, work: Path) -> Path:
@@ -35,12 +34,20 @@ def train(tier: str, build: Path, work: Path, options: Sequence[str]) -> int:
     losses_of(tier, work).unlink(missing_ok=True)
     drive = work / "drive"
     drive.mkdir(parents=True, exist_ok=True)
+    lines = []
     try:
-        code = subprocess.run(command(tier, build, work, options)).returncode
+        trainer = subprocess.Popen(command(tier, build, work, options), stdout=subprocess.PIPE, text=True)
+        assert trainer.stdout is not None
+        for line in trainer.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        code = trainer.wait()
     finally:
         shutil.rmtree(drive)
     if code == 0:
-        steps = [json.loads(line) for line in (work / f"{tier}.jsonl").read_text().splitlines()]
+        *steps, last = map(json.loads, lines)
+        losses = "".join(f"{step['step']} {step['loss']!r} {step['grad_norm']!r}\n" for step in steps)
+        losses_of(tier, work).write_text(f"{losses}parameters {last['parameters_hash']}\n")
         rate = median(step["tokens_per_second"] for step in steps[1:])
         print(f"== {tier}: {rate:,.0f} tokens/s, loss {steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}")
     return code
