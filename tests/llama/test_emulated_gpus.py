@@ -10,13 +10,14 @@ from launching import mpirun
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release")) / "tests" / "training_emulated"
-MODEL = "--layers 2 --width 48 --heads 3 --context 24 --batch 2 --steps 3 --micro-steps 2 --max-norm 0.7 --hash"
+MODEL = "--layers 2 --width 48 --heads 3 --context 24 --batch 2 --untied --steps 3 --micro-steps 2 --max-norm 0.7 --hash"
 ON_HOST = "--gradients host --state host"
 TIERS = {
     "device": "--stage 3",
     "stage 2": "--stage 2",
     "host": f"--stage 3 {ON_HOST}",
     "parameters on the host": f"--stage 3 --parameters host {ON_HOST}",
+    "all micro-steps go through a layer together": f"--stage 3 --layer-major --parameters host {ON_HOST}",
     "drive": "--stage 3 --state nvme --parameters nvme --gradients host",
     "all tiers": "--stage 3 --state device=0.3,host=0.3,nvme=0.4 --prefetch 2 --tile 512",
 }
