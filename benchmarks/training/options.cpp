@@ -49,9 +49,13 @@ void describe_steps(CLI::App& app, RunOptions& o) {
   app.add_option("--heads", o.model.heads, "Attention heads");
   app.add_option("--vocabulary", o.model.vocabulary, "Tokens that there are");
   add_choice(app, "--dtype", o.model.dtype, formats, "Format of parameters and activations");
+  app.add_flag("!--untied", o.model.tied, "Give the head its own weight instead of the embedding's");
   app.add_option("--context", o.batch.context, "Tokens of a sequence");
   app.add_option("--batch", o.batch.sequences, "Sequences in a micro-step of each rank")->check(CLI::PositiveNumber);
   app.add_option("--micro-steps", o.training.micro_steps, "Backward passes in a step")->check(CLI::PositiveNumber);
+  app.add_flag("--layer-major", o.training.schedule.layer_major,
+               "Let all micro-steps go through a layer before the next layer");
+  app.add_flag("--borders-on-host", o.batch.borders_on_host, "Keep the inputs of layers in host memory (GPUs)");
   app.add_option("--steps", o.steps, "Total number of steps, including those before a restart");
   app.add_option("--max-norm", o.training.max_norm, "Clip gradients to this norm");
 }

@@ -17,7 +17,7 @@ TIERS = {
     "stage 2": "--stage 2",
     "host": f"--stage 3 {ON_HOST}",
     "parameters on the host": f"--stage 3 --parameters host {ON_HOST}",
-    "all micro-steps go through a layer together": f"--stage 3 --layer-major --parameters host {ON_HOST}",
+    "all micro-steps through a layer together": f"--stage 3 --layer-major --borders-on-host --parameters host {ON_HOST}",
     "drive": "--stage 3 --state nvme --parameters nvme --gradients host",
     "all tiers": "--stage 3 --state device=0.3,host=0.3,nvme=0.4 --prefetch 2 --tile 512",
 }
