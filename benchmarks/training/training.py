@@ -51,6 +51,7 @@ STATE_ON_DRIVE = "stage 3, state on the drive"
 RUN = "stage 3, a run on the drive"
 ALL_ON_DRIVE = "stage 3, all on host and drive"
 ALONE = "one rank, resident"
+ALONE_8 = "one rank, resident, 8 micro-steps"
 BY_MICRO_STEPS = "one rank, all on host and drive, 8 micro-steps"
 
 _ON_DRIVE = "--stage 3 --state nvme"
@@ -78,7 +79,8 @@ CASES = [
     case("one rank, state on the drive", _ON_DRIVE, ALONE, ranks=1),
     case("one rank, state on the drive, updated in backward", f"{_ON_DRIVE} --update-in-backward", ALONE, ranks=1),
     case("one rank, all on host and drive", _ALL, ALONE, ranks=1),
-    case(BY_MICRO_STEPS, f"{_ALL} --micro-steps 8", BY_MICRO_STEPS, ranks=1),
+    case(ALONE_8, "--stage 0 --micro-steps 8", ALONE_8, ranks=1),
+    case(BY_MICRO_STEPS, f"{_ALL} --micro-steps 8", ALONE_8, ranks=1),
     case(f"{BY_MICRO_STEPS}, by layers", f"{_ALL} --micro-steps 8 --layer-major", BY_MICRO_STEPS, ranks=1),
 ]
 
