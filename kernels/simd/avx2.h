@@ -149,6 +149,15 @@ struct Avx2 {
     const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
   }
+  struct Table {
+    __m256 low, high;
+  };
+  static Table table(const float* values) { return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + width)}; }
+  static F look_up(const Table& table, U index) {
+    const __m256 top_bit = _mm256_castsi256_ps(_mm256_slli_epi32(index.v, 28));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, index.v), _mm256_permutevar8x32_ps(table.high, index.v),
+                            top_bit);
+  }
   static U lane_numbers() { return _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0); }
   static std::uint32_t max_of_lanes(U x) {
     __m128i m = _mm_max_epu32(_mm256_castsi256_si128(x.v), _mm256_extracti128_si256(x.v, 1));

@@ -157,6 +157,11 @@ struct Avx512 {
     store(to, a);
     store(to + width, b);
   }
+  struct Table {
+    __m512 values;
+  };
+  static Table table(const float* values) { return {_mm512_loadu_ps(values)}; }
+  static F look_up(const Table& table, U index) { return _mm512_permutexvar_ps(index.v, table.values); }
   static U lane_numbers() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
   static std::uint32_t max_of_lanes(U x) { return _mm512_reduce_max_epu32(x.v); }
   static Doubles load_doubles(const float* from) { return {_mm512_cvtps_pd(_mm256_loadu_ps(from))}; }

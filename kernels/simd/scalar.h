@@ -125,6 +125,18 @@ struct Scalar {
     store(to, a);
     store(to + 1, b);
   }
+  // Sixteen values, of which look_up() takes those that the low four bits of the lanes name.
+  struct Table {
+    F values[16];
+  };
+  static Table table(const float* values) {
+    Table made;
+    for (std::size_t i = 0; i < 16; ++i) {
+      made.values[i] = values[i];
+    }
+    return made;
+  }
+  static F look_up(const Table& table, U index) { return table.values[index & 0xfu]; }
   static U lane_numbers() { return 0; }
   static std::uint32_t max_of_lanes(U x) { return x; }
   static Doubles load_doubles(const float* from) {
