@@ -92,12 +92,7 @@ def seconds_of(run: Callable, repeats: int) -> float:
 def measure(case: Case, ours: Communicator, rounds: int) -> list[dict]:
     repeats = max(1, BYTES_A_SAMPLE // (case.mebibytes * MIB))
     runs = subjects(case, ours)
-    seconds = {name: [] for name in runs}
-    for number in range(rounds + 1):
-        for name, run in runs.items():
-            sample = seconds_of(run, repeats)
-            if number > 0:  # the first warms up
-                seconds[name].append(sample)
+    seconds = suite.in_turn(runs, lambda name: seconds_of(runs[name], repeats), rounds, warm_up=1)
     return [record(case, seconds["ballast"], name, seconds[name]) for name in ("memcpy", "torch gloo")]
 
 

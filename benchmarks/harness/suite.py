@@ -53,6 +53,17 @@ def run_ranks(what: str, ranks: int, command: Callable[[int], Sequence], folder:
     return [json.loads(text) for text in said if text]
 
 
+def in_turn(subjects: Iterable[Any], run: Callable[[Any], Any], rounds: int, warm_up: int = 0) -> dict[Any, list[Any]]:
+    """Run the subjects in turn, round after round. Return what each run has returned, without the rounds that warm up."""
+    samples: dict[Any, list[Any]] = {subject: [] for subject in subjects}
+    for number in range(-warm_up, rounds):
+        for subject, own in samples.items():
+            sample = run(subject)
+            if number >= 0:
+                own.append(sample)
+    return samples
+
+
 def comparison(ours: list[float], theirs: list[float], value_of: Callable[[float], float]) -> dict:
     """Return the seconds of rounds that ran in turn as fields of a line; `value_of` turns seconds into the case's unit."""
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]

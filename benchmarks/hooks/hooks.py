@@ -148,15 +148,15 @@ CASES = [Case(event, stage) for event in EVENTS for stage in (0, 1, 2, 3)]
 
 def measure(event: Event, stages: list[int], rounds: int) -> list[dict]:
     subjects = {stage: Subject(event.kind, stage) for stage in (None, *stages)}
-    seconds: dict[int | None, list[float]] = {stage: [] for stage in subjects}
-    for number in range(rounds + 3):
-        for stage, subject in subjects.items():
-            gc.collect()
-            gc.disable()  # as garbage of one subject is not the time of another
-            taken = event.of(subject.step()) / (event.kind.events * BLOCKS)
-            gc.enable()
-            if number >= 3:  # the first ones warm up
-                seconds[stage].append(taken)
+
+    def taken(stage: int | None) -> float:
+        gc.collect()
+        gc.disable()  # as garbage of one subject is not the time of another
+        times = subjects[stage].step()
+        gc.enable()
+        return event.of(times) / (event.kind.events * BLOCKS)
+
+    seconds = suite.in_turn(subjects, taken, rounds, warm_up=3)
     return [row for stage in stages for row in rows_of(Case(event, stage), seconds[stage], seconds[None])]
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import network
+import suite
 import torch
 import torch.distributed as dist
 from collectives import Case, subjects
@@ -31,11 +32,7 @@ def main() -> None:
         case = Case(collective, torch.bfloat16, mebibytes, dist.get_world_size(), "fastest")
         runs = subjects(case, ours)
         calls |= {collective: runs["ballast"], f"{collective}, torch gloo": runs["torch gloo"]}
-    taken: dict[str, list[tuple[float, int]]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            taken[name].append(timed(call))
-    print(json.dumps({name: samples[1:] for name, samples in taken.items()}), flush=True)  # the first warms up
+    print(json.dumps(suite.in_turn(calls, lambda name: timed(calls[name]), rounds, warm_up=1)), flush=True)
     ours.close()
     os._exit(0)  # torch's groups sometimes hang at exit
 

@@ -92,13 +92,13 @@ def with_other_losses(cases: list[Case], runs: Runs) -> list[Case]:
 
 def measure(cases: list[Case], rounds: int) -> Runs:
     """Train in turn, round after round, in one network after the other."""
-    runs: Runs = {case: [] for case in cases}
+    runs: Runs = {}
     with tempfile.TemporaryDirectory(prefix="ballast-hosts-") as folder:
         for site in dict.fromkeys(case.site for case in cases):
             with Network(site.hosts, site.link) as network:
-                for _ in range(rounds):
-                    for case in (case for case in cases if case.site == site):
-                        runs[case].append(run_once(case, network, Path(folder), Path(folder) / "text"))
+                here = [case for case in cases if case.site == site]
+                run = lambda case, network=network: run_once(case, network, Path(folder), Path(folder) / "text")
+                runs |= suite.in_turn(here, run, rounds)
     return runs
 
 

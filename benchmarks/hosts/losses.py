@@ -120,14 +120,6 @@ def records(row: dict, ddp: dict | None) -> list[dict]:
     return lines
 
 
-def table(rows: Sequence[dict]) -> str:
-    text = f"\n{'':<58}{'steps':>6}{'loss':>8}{'s':>8}{'MB sent':>9}\n"
-    for row in rows:
-        step, loss, seconds, sent = row["curve"][-1]
-        text += f"{row['case']:<58}{step:>6}{loss:>8.3f}{seconds:>8.0f}{sent / 1e6:>9.0f}\n"
-    return text
-
-
 def train(case: LossCase, steps: int, network: Network) -> dict:
     with tempfile.TemporaryDirectory(prefix="ballast-losses-") as folder:
         return row_of(case, steps, run_ranks(SITE, network, [str(RANK), case.name, str(steps)], Path(folder)))
@@ -145,8 +137,6 @@ def compare(options: Namespace) -> None:
             row = train(case, steps, network) | {"commit": suite.commit()}
             finished[key(case.name, case.setting(steps))] = row
             append(options.runs, row)
-    rows = [finished[key(case.name, case.setting(steps))] for case, steps in wanted]
-    for (case, steps), row in zip(wanted, rows, strict=True):
+    for case, steps in wanted:
         ddp = finished.get(key(case._replace(scheme=DDP).name, case.setting(steps)))
-        suite.emit(records(row, ddp))
-    print(table(rows), file=sys.stderr)
+        suite.emit(records(finished[key(case.name, case.setting(steps))], ddp))

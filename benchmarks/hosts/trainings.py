@@ -25,7 +25,7 @@ SMALL_GRADIENTS = {"gather": "int8", "reduce": "int4"}
 NAMES = [ALONE, DDP, FSDP, *(deepspeed_name(stage) for stage in (1, 2, 3)), *(f"Ballast stage {stage}" for stage in (1, 2, 3))]
 TRAINED = [
     *(system for system in SYSTEMS if system.name in NAMES),
-    System(HYBRID, "HybridFsdp", {}, (ALONE, DDP)),
+    System(HYBRID, "Fsdp", {"hybrid": True}, (ALONE, DDP)),
     *(
         System(f"Ballast stage {stage}, {name}", "Ballast", {"stage": stage, "overlap_gathers": overlaps}, (ALONE, DDP))
         for stage in (1, 2)

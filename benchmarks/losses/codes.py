@@ -6,14 +6,12 @@ run takes many times as long. A line's value is a mean of the last losses of all
 have no line.
 """
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import contest
+import suite
 from contest import Case, Contest
 
 RANK = Path(__file__).with_name("loss_training.py")
@@ -29,12 +27,10 @@ CONTEST = Contest("codes", "what ranks send", tuple(WIRES))
 def train_on_ranks(case: Case, steps: int, folder: Path) -> contest.Losses:
     from loss_training import Losses
 
-    with tempfile.TemporaryDirectory(prefix="ballast-codes-") as result_folder:
-        result = Path(result_folder) / "losses.json"
-        ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        arguments = [RANK, case.contender, case.seed, steps, folder, result]
-        subprocess.run([*ranks, *map(str, arguments)], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
-        return Losses(**json.loads(result.read_text()))
+    command = [sys.executable, RANK, case.contender, str(case.seed), str(steps), folder]
+    with tempfile.TemporaryDirectory(prefix="ballast-codes-") as logs:
+        [losses] = suite.run_ranks(f"codes: {case.name}", 2, lambda rank: command, Path(logs))
+    return Losses(**losses)
 
 
 def main() -> None:

@@ -121,11 +121,12 @@ def append(path: Path, row: Mapping[str, object]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def refuse_other_setting(name: str, recorded: str, setting: str, *, suite_name: str) -> None:
+def refuse_other_settings(suite_name: str, finished: Mapping[Any, Any], setting_of: Callable[[Any], str]) -> None:
     """End the program if the losses of a recorded run cannot be compared with those of the runs to make."""
-    if recorded != setting:
-        reason = f"{name} has '{recorded}', not '{setting}'"
-        sys.exit(f"{suite_name}: cannot add to the recorded runs: {reason}; use another file")
+    for case, row in finished.items():
+        if row["setting"] != setting_of(case):
+            reason = f"{case.name} has '{row['setting']}', not '{setting_of(case)}'"
+            sys.exit(f"{suite_name}: cannot add to the recorded runs: {reason}; use another file")
 
 
 # --- The command ---
@@ -205,17 +206,13 @@ class Contest(NamedTuple):
     def row_of(self, case: Case) -> dict[str, Any]:
         return {self.differs_in: case.contender, "seed": case.seed}
 
-    def refuse_other_settings(self, finished: Finished, setting: str) -> None:
-        for case, row in finished.items():
-            refuse_other_setting(case.name, row["setting"], setting, suite_name=self.suite)
-
     def make_runs(
         self, options: argparse.Namespace, setting: str, train: Callable[[Case, int, Path], Losses]
     ) -> None:
         """Make the runs that the file lacks. `setting` tells in words what decides the losses, besides contender and seed; the
         folder that `train` gets is for what a stopped run has trained."""
         finished = self.read(options.runs)
-        self.refuse_other_settings(finished, setting)
+        refuse_other_settings(self.suite, finished, lambda case: setting)
 
         def row_of(case: Case) -> dict[str, Any]:
             losses = train(case, options.steps, options.runs.with_suffix("") / case.folder(options.steps))

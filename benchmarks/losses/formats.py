@@ -94,11 +94,6 @@ def remaining(chosen: Sequence[Case], finished: Collection[Case], has_start: boo
     return [START, *(case for case in missing if case != START)]
 
 
-def refuse_other_settings(finished: Finished, settings: Mapping[str, str]) -> None:
-    for case, row in finished.items():
-        contest.refuse_other_setting(case.name, row["setting"], settings[case.task.name], suite_name="formats")
-
-
 def cells(result: Result) -> list[str]:
     variant, losses = result.contender, result.losses.values()
     state = "`fp32`, `split`" if variant.state == "fp32" else f"`{variant.state}`"
@@ -199,7 +194,7 @@ def arguments() -> argparse.Namespace:
 def train(options: argparse.Namespace) -> None:
     trainer = Trainer(options)
     finished = read(options.runs)
-    refuse_other_settings(finished, trainer.settings)
+    contest.refuse_other_settings("formats", finished, lambda case: trainer.settings[case.task.name])
     for case in remaining(options.cases, finished, trainer.start() is not None):
         contest.record_run("formats", case.name, options, lambda case=case: trainer.train(case))
 

@@ -281,14 +281,14 @@ class RankTraining(Training):
 
 
 def main() -> None:
-    """Train one of several ranks with codes: loss_training.py CODES SEED STEPS FOLDER RESULT. Rank 0 writes the losses."""
-    codes, seed, steps, folder, result = sys.argv[1:]
+    """Train one of several ranks with codes: loss_training.py CODES SEED STEPS FOLDER. Rank 0 prints the losses, in JSON."""
+    codes, seed, steps, folder = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     training = RankTraining(codes, int(seed), int(steps))
     losses = training.train(Path(folder))
     if dist.get_rank() == 0:
-        Path(result).write_text(json.dumps(losses._asdict()))
+        print(json.dumps(losses._asdict()), flush=True)
     training.close()
     dist.destroy_process_group()
 

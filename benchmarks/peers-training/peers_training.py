@@ -154,11 +154,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     cases = with_their_opponents(options.cases)
-    runs: Runs = {case: [] for case in cases}
     with tempfile.TemporaryDirectory(prefix="ballast-peers-") as folder:
-        for _ in range(options.rounds):
-            for case in cases:
-                runs[case].append(run_once(case, options.directory, Path(folder) / "text"))
+        text = Path(folder) / "text"
+        runs = suite.in_turn(cases, lambda case: run_once(case, options.directory, text), options.rounds)
     for case in cases:
         suite.emit(records(case, runs))
     rows = [details(case, runs) for case in cases]

@@ -72,7 +72,7 @@ SYSTEMS = [
     System(ALONE, "Alone", {}, ()),
     System(UPDATED, "Alone", {"updates": True}, (ALONE,)),
     peer(DDP, "Ddp"),
-    peer("ZeroRedundancyOptimizer", "Zero"),
+    peer("ZeroRedundancyOptimizer", "Ddp", partitions=True),
     peer(FSDP, "Fsdp"),
     deepspeed(1),
     deepspeed(2),

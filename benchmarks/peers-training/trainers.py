@@ -109,56 +109,41 @@ class Alone(Trainer):
 
 
 class Ddp(Trainer):
-    def __init__(self, model: torch.nn.Module, workload: Workload):
+    def __init__(self, model: torch.nn.Module, workload: Workload, partitions: bool = False):
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        super().__init__(model, self.optimizers_of(model, workload), workload)
-
-    @staticmethod
-    def optimizers_of(model: torch.nn.Module, workload: Workload) -> Optimizers:
-        return optimizers_for(model, workload)
+        super().__init__(model, [partitioned_adamw(model)] if partitions else optimizers_for(model, workload), workload)
 
     def alone(self, is_last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if is_last else self.model.no_sync()
 
 
-class Zero(Ddp):
-    @staticmethod
-    def optimizers_of(model: torch.nn.Module, workload: Workload) -> Optimizers:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
+def partitioned_adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        options = {"parameters_as_bucket_view": True, "lr": LEARNING_RATE, "fused": True}
-        return [ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)]
+    options = {"parameters_as_bucket_view": True, "lr": LEARNING_RATE, "fused": True}
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)
 
 
 class Fsdp(Trainer):
-    def __init__(self, model: torch.nn.Module, workload: Workload):
+    """The model, sharded over all ranks; if hybrid, a copy in each host, sharded over the ranks there."""
+
+    def __init__(self, model: torch.nn.Module, workload: Workload, hybrid: bool = False):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         dist.init_process_group("gloo")
-        mesh = init_device_mesh("cpu", self.mesh_shape(), mesh_dim_names=("hosts", "ranks")[-len(self.mesh_shape()) :])
+        ranks, local = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+        shape = {"hosts": ranks // local, "ranks": local} if hybrid else {"ranks": ranks}
+        mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         super().__init__(model, optimizers_for(model, workload), workload)
 
-    @staticmethod
-    def mesh_shape() -> tuple[int, ...]:
-        return (dist.get_world_size(),)
-
     def alone(self, is_last: bool) -> contextlib.AbstractContextManager:
         self.model.set_requires_gradient_sync(is_last)
         return contextlib.nullcontext()
-
-
-class HybridFsdp(Fsdp):
-    """A copy of the model in each host, sharded over the ranks there."""
-
-    @staticmethod
-    def mesh_shape() -> tuple[int, ...]:
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-        return dist.get_world_size() // local, local
 
 
 class DeepSpeed(Trainer):

@@ -55,37 +55,35 @@ class Ballast:
         self._optimizer.step(next(self._steps), self._tile)
 
 
-class Torch:
-    """torch.optim.AdamW(fused=True): one pass over memory."""
+class Peer:
+    """An optimizer of torch or DeepSpeed."""
 
-    def __init__(self, parameter: torch.Tensor, gradient: torch.Tensor):
+    def __init__(self, optimizer: Callable, parameter: torch.Tensor, gradient: torch.Tensor):
         self.parameter = torch.nn.Parameter(parameter)
         self.parameter.grad = gradient
-        self._optimizer = torch.optim.AdamW([self.parameter], fused=True)
+        self._optimizer = optimizer([self.parameter])
 
     def step(self) -> None:
         self._optimizer.step()
 
 
-class DeepSpeed:
-    """DeepSpeedCPUAdam, with torch's default options. Its operator is compiled when the first one is made."""
+def fused_adamw(parameter: torch.Tensor, gradient: torch.Tensor) -> Peer:
+    """Return torch's AdamW that makes one pass over memory."""
+    return Peer(lambda parameters: torch.optim.AdamW(parameters, fused=True), parameter, gradient)
 
-    def __init__(self, parameter: torch.Tensor, gradient: torch.Tensor):
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        self.parameter = torch.nn.Parameter(parameter)
-        self.parameter.grad = gradient
-        self._optimizer = DeepSpeedCPUAdam([self.parameter], weight_decay=0.01, adamw_mode=True)
+def deepspeed_adam(parameter: torch.Tensor, gradient: torch.Tensor) -> Peer:
+    """Return DeepSpeed's Adam with torch's default options. Its operator is compiled when the first one is made."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    def step(self) -> None:
-        self._optimizer.step()
+    return Peer(lambda parameters: DeepSpeedCPUAdam(parameters, weight_decay=0.01, adamw_mode=True), parameter, gradient)
 
 
 class WithCasts:
     """bf16 training around an fp32 optimizer: the gradient is widened and the parameter narrowed, both into buffers that
     exist already."""
 
-    def __init__(self, optimizer: type, parameter: torch.Tensor, gradient: torch.Tensor):
+    def __init__(self, optimizer: Callable, parameter: torch.Tensor, gradient: torch.Tensor):
         self.parameter = parameter
         self._gradient = gradient
         self._fp32_gradient = gradient.float()
@@ -109,21 +107,21 @@ class Case(NamedTuple):
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def with_casts(optimizer: type) -> Callable:
+def with_casts(optimizer: Callable) -> Callable:
     return lambda parameter, gradient: WithCasts(optimizer, parameter, gradient)
 
 
 # The table: a new comparison is a line here.
 CASES = [
-    Case("adamw fp32, all in fp32", "fp32", FP32, "torch fused", Torch),
-    Case("adamw fp32, bf16 in and out", "fp32", BF16, "torch fused + casts", with_casts(Torch)),
-    Case("adamw split, bf16 in and out", "split", BF16, "torch fused + casts", with_casts(Torch)),
-    Case("adamw bf16, bf16 in and out", "bf16", BF16, "torch fused + casts", with_casts(Torch), False),
-    Case("adamw compact, bf16 in and out", "compact", BF16, "torch fused + casts", with_casts(Torch), False),
-    Case("adamw fp32, all in fp32", "fp32", FP32, "DeepSpeed", DeepSpeed),
-    Case("adamw fp32, bf16 in and out", "fp32", BF16, "DeepSpeed + casts", with_casts(DeepSpeed)),
-    Case("adamw split, bf16 in and out", "split", BF16, "DeepSpeed + casts", with_casts(DeepSpeed)),
-    Case("adamw split, bf16 in and out", "split", BF16, "DeepSpeed bf16, no master", DeepSpeed, False),
+    Case("adamw fp32, all in fp32", "fp32", FP32, "torch fused", fused_adamw),
+    Case("adamw fp32, bf16 in and out", "fp32", BF16, "torch fused + casts", with_casts(fused_adamw)),
+    Case("adamw split, bf16 in and out", "split", BF16, "torch fused + casts", with_casts(fused_adamw)),
+    Case("adamw bf16, bf16 in and out", "bf16", BF16, "torch fused + casts", with_casts(fused_adamw), False),
+    Case("adamw compact, bf16 in and out", "compact", BF16, "torch fused + casts", with_casts(fused_adamw), False),
+    Case("adamw fp32, all in fp32", "fp32", FP32, "DeepSpeed", deepspeed_adam),
+    Case("adamw fp32, bf16 in and out", "fp32", BF16, "DeepSpeed + casts", with_casts(deepspeed_adam)),
+    Case("adamw split, bf16 in and out", "split", BF16, "DeepSpeed + casts", with_casts(deepspeed_adam)),
+    Case("adamw split, bf16 in and out", "split", BF16, "DeepSpeed bf16, no master", deepspeed_adam, False),
 ]
 
 
@@ -152,15 +150,11 @@ def seconds_of(step: Callable) -> float:
     return time.perf_counter() - start
 
 
-def alternate(ours, theirs, warm_up: int, rounds: int) -> tuple[list, list]:
-    pairs = [(seconds_of(ours.step), seconds_of(theirs.step)) for _ in range(warm_up + rounds)][warm_up:]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
 def measure(case: Case, optimizer: ballast_bench.AdamW, options: argparse.Namespace) -> dict:
-    our_seconds, their_seconds = alternate(*make(case, optimizer, options.elements), options.warm_up, options.rounds)
+    sides = make(case, optimizer, options.elements)
+    seconds = suite.in_turn(sides, lambda side: seconds_of(side.step), options.rounds, options.warm_up)
     billions = options.elements / 1e9
-    fields = suite.comparison(our_seconds, their_seconds, lambda seconds: seconds / billions)
+    fields = suite.comparison(*seconds.values(), lambda seconds: seconds / billions)
     return {"suite": "peers", "case": case.name, "unit": "s/1e9", "against": case.against, **fields}
 
 

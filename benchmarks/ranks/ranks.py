@@ -5,7 +5,6 @@ they share its cores: seconds for each rank show what grows faster than the numb
 """
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -123,7 +122,7 @@ def main() -> None:
     for case in options.cases:
         for name, (value, unit) in measure(options.program, *case).items():
             row = {"suite": "ranks", "case": f"{case_of(case)}: {name}", "value": value, "unit": unit, "against": ""}
-            print(json.dumps(row | {"ratio": None, "machine": suite.machine_name()}), flush=True)
+            suite.emit([row | {"ratio": None}])
 
 
 if __name__ == "__main__":

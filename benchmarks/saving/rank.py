@@ -11,9 +11,10 @@ from typing import Any
 
 import ballast
 import gpt
+import suite
 import torch
 import torch.distributed as dist
-from saving import OURS, THEIRS, Seconds
+from saving import MEASURES, OURS, THEIRS, Seconds
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -70,7 +71,7 @@ def timed(do: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def saves(system: Any, folder: Path) -> dict[str, float]:
-    """Save once in the background and once without it."""
+    """Save once in the background and once without it; remove both."""
     plain, _ = timed(lambda: step(system))
     begin = time.perf_counter()
     call, finish = timed(lambda: system.begin(folder / "background"))
@@ -79,6 +80,10 @@ def saves(system: Any, folder: Path) -> dict[str, float]:
     dist.barrier()
     total = time.perf_counter() - begin
     waits, _ = timed(lambda: system.save(folder / "waits"))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    dist.barrier()
     return {"call": call, "step": first, "total": total, "waits": waits, "plain step": plain}
 
 
@@ -88,17 +93,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     systems = {OURS: Ballast, THEIRS: Fsdp2}
     made = {name: kind(gpt.GPT(LAYERS, width, width // 64, CONTEXT)) for name, kind in systems.items()}
-    found: Seconds = {name: {} for name in made}
-    for number in range(-1, rounds):
-        for name, system in made.items():
-            here = folder / name
-            for measure, seconds in saves(system, here).items():
-                if number >= 0:  # the first round warms up
-                    found[name].setdefault(measure, []).append(seconds)
-            dist.barrier()
-            if dist.get_rank() == 0:
-                shutil.rmtree(here)
-            dist.barrier()
+    samples = suite.in_turn(made, lambda name: saves(made[name], folder / name), rounds, warm_up=1)
+    found: Seconds = {name: {key: [save[key] for save in samples[name]] for key in MEASURES} for name in made}
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     made[OURS].optimizer.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import drive
+import fio
 import suite
 
 
@@ -102,12 +103,10 @@ class Run(NamedTuple):
 
 def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
     """Return the command of a rank, whose drive is this folder."""
-    shape = ["--layers", "--width", "--heads", "--context", "--batch", "--steps"]
-    values = [options.layers, options.width, options.heads, options.context, options.batch, options.steps]
-    values_of_shape = [text for name, value in zip(shape, values, strict=True) for text in (name, str(value))]
+    shape = [f"--{name}={getattr(options, name)}" for name in ("layers", "width", "heads", "context", "batch", "steps")]
     threads = max(1, len(os.sched_getaffinity(0)) // case.ranks)
     on_drive = ["--drive", str(folder)] if case.on_drive else []
-    return [options.program, *values_of_shape, *case.options, *on_drive, "--threads", str(threads), "--forecast"]
+    return [options.program, *shape, *case.options, *on_drive, "--threads", str(threads), "--forecast"]
 
 
 def run_once(case: Case, options: argparse.Namespace) -> Run:
@@ -123,7 +122,7 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
         steps = [json.loads(line) for line in ranks[0].stdout]
         resident = max(wait(rank, case) for rank in ranks)
     work = drive.Work(**steps[0]["drive"]) if "drive" in steps[0] else None
-    rate = drive.measure(work, case.ranks, options.directory) if work and drive.has_fio() else 0.0
+    rate = drive.measure(work, case.ranks, options.directory) if work and fio.is_installed() else 0.0
     return summary(steps[1:], resident, work, rate)  # the first one prepares
 
 
@@ -287,13 +286,11 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    if not drive.has_fio():
+    if not fio.is_installed():
         print("training: fio is not installed, so there are no floors of rows with a drive", file=sys.stderr)
     cases = with_their_opponents(options.cases)
-    runs: dict[str, list[Run]] = {case.name: [] for case in cases}
-    for _ in range(options.rounds):
-        for case in cases:
-            runs[case.name].append(run_once(case, options))
+    by_case = suite.in_turn(cases, lambda case: run_once(case, options), options.rounds)
+    runs = {case.name: of_case for case, of_case in by_case.items()}
     suite.emit(record(case, runs) for case in cases)
     rows = [details(case, runs, options) for case in cases]
     print(table(rows), floor_table(rows), sep="\n", file=sys.stderr)

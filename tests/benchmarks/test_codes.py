@@ -1,8 +1,7 @@
 """Tests that the codes suite trains on two ranks, with a tiny model. They need the built package."""
 
-import json
-import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 import codes  # noqa: E402 (as all below, it needs both)
 import gpt  # noqa: E402
 import loss_training  # noqa: E402
+import suite  # noqa: E402
 from codes import CONTEST, EXACT  # noqa: E402
 from contest import Case  # noqa: E402
 from loss_training import RankTraining  # noqa: E402
@@ -70,11 +70,10 @@ def test_codes_change_the_losses_little_on_both_ranks_alike(tmp_path: Path):
 
 
 def test_a_run_starts_both_ranks_and_takes_the_losses_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def start(command: list[str], **options: Any) -> None:
-        assert command[3:5] == ["--standalone", "--nproc-per-node=2"] and command[6:9] == [EXACT, "1", "20"]
-        assert options["check"] and options["env"]["OMP_NUM_THREADS"] == "1"
-        Path(command[-1]).write_text(json.dumps({"curve": [[20, 2.5]], "last": 2.25}))
+    def start(what: str, ranks: int, command: Callable[[int], list], folder: Path) -> list[dict[str, Any]]:
+        assert ranks == 2 and command(1)[2:] == [EXACT, "1", "20", tmp_path / "run"]
+        return [{"curve": [[20, 2.5]], "last": 2.25}]  # the other rank prints nothing
 
-    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.setattr(suite, "run_ranks", start)
     losses = codes.train_on_ranks(Case(EXACT, 1), STEPS, tmp_path / "run")
     assert (losses.curve, losses.last) == ([[20, 2.5]], 2.25)

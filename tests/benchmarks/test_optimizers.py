@@ -45,9 +45,9 @@ def test_a_run_is_read_as_it_was_recorded(tmp_path: Path):
 
 
 def test_runs_of_another_setting_are_refused():
-    CONTEST.refuse_other_settings(finished(LOSSES), "20 steps")
+    contest.refuse_other_settings("optimizers", finished(LOSSES), lambda case: "20 steps")
     with pytest.raises(SystemExit, match="Muon in torch, seed 0 has '20 steps', not '40 steps'; use another file"):
-        CONTEST.refuse_other_settings(finished(LOSSES), "40 steps")
+        contest.refuse_other_settings("optimizers", finished(LOSSES), lambda case: "40 steps")
 
 
 def test_the_table_has_the_seeds_and_their_statistics():

@@ -4,6 +4,7 @@ import argparse
 import json
 
 import drive
+import fio
 import pytest
 import training
 
@@ -74,7 +75,7 @@ def test_a_floor_is_compared_with_the_steps_of_its_own_round():
 def test_fio_gets_the_steps_mix_records_and_ranks():
     options = dict(
         option.removeprefix("--").partition("=")[::2]
-        for option in drive.fio_command(WORK, 2, drive.ENGINES[0], "folder")[1:]
+        for option in [*fio.COMMON, *drive.fio_options(WORK, 2, "folder")]
     )
     assert (options["rw"], options["rwmixread"]) == ("rw", "75")
     assert (options["bs"], options["iodepth"], options["numjobs"]) == (str(500 * 4096), "8", "2")
@@ -84,7 +85,7 @@ def test_fio_gets_the_steps_mix_records_and_ranks():
 
 def test_the_rate_of_fio_is_reads_and_writes_together():
     report = {"jobs": [{"read": {"bw_bytes": 3000}, "write": {"bw_bytes": 1000}}]}
-    assert drive.bytes_per_second("fio: a warning\n" + json.dumps(report)) == 4000
+    assert drive.bytes_per_second(fio.job_of("fio: a warning\n" + json.dumps(report))) == 4000
 
 
 def test_a_points_memory_is_what_a_rank_has_outside_the_drive():
