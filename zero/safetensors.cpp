@@ -25,6 +25,7 @@
 #include "offload/file.h"
 #include "zero/checkpoint/json_value.h"
 #include "zero/comm/on_all_ranks.h"
+#include "zero/plan/description.h"
 #include "zero/safetensors_writer.h"
 
 namespace ballast::safetensors {
@@ -72,17 +73,14 @@ bool converts(const Format& from, DType to) {
 
 // The names of all tensors in files, by unit.
 std::vector<std::vector<std::string>> names_in_files(const Model& model) {
-  std::vector<std::vector<std::string>> names;
+  std::vector<std::vector<std::string>> names = names_in_runs(model);
   std::set<std::string> all;
-  for (const Unit& unit : model.units) {
-    names.emplace_back();
-    for (const Tensor& tensor : unit.tensors) {
-      const std::string& name = names.back().emplace_back(
-          tensor.file_name.empty() ? fmt::format("{}.{}", unit.name, tensor.name) : tensor.file_name);
+  for (const std::vector<std::string>& of_unit : names) {
+    for (const std::string& name : of_unit) {
       require(all.insert(name).second, Code::bad_argument, [&] {
         return Problem{.what = "cannot use safetensors files: two tensors of the model have the same name in them",
                        .where = name,
-                       .needed = "names of units and tensors, or Tensor::file_name, that differ"};
+                       .needed = "names of units and tensors that differ when they are joined with a dot"};
       });
     }
   }
@@ -309,7 +307,7 @@ ParameterSource Source::parameters(const Model& model) const {
         .what = fmt::format("cannot read the weights of a model: {} of its tensors are missing or do not fit",
                             unfit.size()),
         .where = contents_->source.string(),
-        .needed = "the tensors of the model, under Tensor::file_name or the names of unit and tensor",
+        .needed = "the tensors of the model, under their names in it",
         .available = fmt::format("{}{}", fmt::join(first, "; "), more > 0 ? fmt::format("; and {} more", more) : "")};
   });
   const std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});

@@ -112,11 +112,10 @@ std::vector<float> rope_angles(const Config& config, std::size_t context) {
 
 Architecture::Architecture(const Config& c) {
   const auto matrix = [&](const std::string& name, std::size_t rows, std::size_t columns) {
-    return model.tensor(
-        {.name = name + ".weight", .shape = {rows, columns}, .group = decays, .file_name = name + ".weight"});
+    return model.tensor({.name = name + ".weight", .shape = {rows, columns}, .group = decays});
   };
   const auto row = [&](const std::string& name, std::size_t width) {
-    return model.tensor({.name = name, .shape = {width}, .group = stays, .file_name = name});
+    return model.tensor({.name = name, .shape = {width}, .group = stays});
   };
   model.unit("model.embed_tokens", c.dtype);
   table = matrix("model.embed_tokens", c.vocabulary, c.hidden);

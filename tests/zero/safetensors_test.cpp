@@ -53,11 +53,11 @@ std::string failure_of_file(const std::string& content) {
   return failure_of([&] { const Source source(directory.path()); });
 }
 
-// A model of one tensor "u.t", or of one with a name of its own.
-Model model_of(DType dtype, std::vector<std::size_t> shape, const std::string& file_name = {}) {
+// A model of one tensor.
+Model model_of(DType dtype, std::vector<std::size_t> shape, const std::string& name = "u.t") {
   Model model;
   model.unit("u", dtype);
-  model.tensor({.name = "t", .shape = std::move(shape), .frozen = dtype == DType::u8, .file_name = file_name});
+  model.tensor({.name = name, .shape = std::move(shape), .frozen = dtype == DType::u8});
   return model;
 }
 
@@ -212,14 +212,14 @@ TEST_CASE("all tensors of a model that are missing or do not fit are named befor
   const Source source(directory.path());
   Model model;
   model.unit("u", DType::fp32);
-  const TensorId tied = model.tensor({"a", {2}});
+  const TensorId tied = model.tensor({"u.a", {2}});
   model.unit("v", DType::fp32);
-  model.tensor({.name = "own", .shape = {2}, .frozen = true, .file_name = "head"});
+  model.tensor({.name = "head", .shape = {2}, .frozen = true});
   model.tied("head", tied);  // in the files under another name, which is not looked for
   CHECK_NOTHROW(source.parameters(model));
   model.units[0].tensors[0].shape = {1, 2};
-  model.units[0].tensors.push_back({"b", {2}});
-  for (const char* const name : {"c", "d", "e"})
+  model.units[0].tensors.push_back({"u.b", {2}});
+  for (const char* const name : {"v.c", "v.d", "v.e"})
     model.tensor({name, {1}});
   CHECK_THAT(
       failure_of([&] { source.parameters(model); }),
@@ -254,7 +254,7 @@ constexpr std::size_t small_files = 1200;  // bytes, for several_units() in thre
 // Tensors with and without names of their own in files, trained and frozen, a tied one, and opaque bytes.
 Model exported_model() {
   Model model = several_units();
-  model.units[2].tensors[0].file_name = "final_norm.weight";
+  model.units[2].tensors[0].name = "final_norm.weight";
   model.units[3].ties.push_back({"head", 0, 0});
   model.unit("codes", DType::u8);
   model.tensor({.name = "packed", .shape = {5, 3}, .frozen = true});
@@ -451,7 +451,7 @@ TEST_CASE("a failure of an export reaches all ranks, and leaves nothing") {
 
 TEST_CASE("tensors of the same name in files are refused") {
   Model model = two_layers();
-  model.units[0].tensors[0].file_name = "h.second";
+  model.units[0].tensors[0].name = "h.second";
   const auto world = single_rank();
   Training training(model, *world, {optim::AdamW{}}, {});
   training.start(initial_parameters());

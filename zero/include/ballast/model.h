@@ -21,6 +21,8 @@ struct Range {
 };
 
 struct Tensor {
+  // In checkpoints and in safetensors files it has this name, if no other tensor of the model has it, else that of its unit and
+  // this one, joined by a dot.
   std::string name;
   std::vector<std::size_t> shape;
   std::size_t group = 0;  // a group of parameters with the same options
@@ -33,7 +35,6 @@ struct Tensor {
   // The rows of each block of a matrix that a rule of whole matrices treats apart, such as a head, or q, k and v in
   // one. Empty: the matrix is one block.
   std::vector<std::size_t> blocks{};
-  std::string file_name{};  // its name in safetensors files; empty: those of its unit and its own, joined by a dot
 
   std::size_t elements() const;
 };

@@ -5,7 +5,7 @@
 //   ...
 //   ballast::safetensors::write("out", training);
 //
-// A tensor of a model has the name Tensor::file_name in files, or "UNIT.TENSOR". Tied tensors are those of their owners.
+// A tensor has the name that it has in checkpoints: see Tensor::name. Tied tensors are those of their owners.
 #pragma once
 
 #include <ballast/local_state.h>
