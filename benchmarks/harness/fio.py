@@ -59,7 +59,8 @@ def run(job: Job, engine: str) -> Sample:
     directions = (ran["read"], ran["write"])
     scale = job.bytes / sum(each["io_bytes"] for each in directions)
     seconds = scale * max(each["runtime"] for each in directions) / 1000  # fio gives whole milliseconds
-    return Sample(seconds, seconds * jobs * (ran["usr_cpu"] + ran["sys_cpu"]) / 100)
+    cpu = seconds * jobs * (ran["usr_cpu"] + ran["sys_cpu"]) / 100
+    return Sample(seconds, max(cpu, 1e-6))  # it may be 0 in a short run, by whose time others are divided
 
 
 def best_engine(job: Job) -> str:

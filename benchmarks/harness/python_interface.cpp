@@ -1,12 +1,15 @@
-// Ballast's AdamW and its communicator as an extension of Python, so that suites can run them in turn with others, on memory that
-// torch owns. It is for measurements only; the Python package does not use it. Formats and transports are numbers, in the order of
-// their enumerations.
+// Ballast's AdamW, its communicator and its drive tier as an extension of Python, so that suites can run them in turn with others,
+// on memory that torch owns. It is for measurements only; the Python package does not use it. Formats and transports are numbers,
+// in the order of their enumerations.
 #include <ballast/optim.h>
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstring>
 
+#include "benchmarks/offload/stretch.h"
+#include "benchmarks/offload/update.h"
 #include "kernels/backend.h"
 #include "kernels/runtime/buffer.h"
 #include "kernels/state_math.h"
@@ -99,4 +102,19 @@ PYBIND11_MODULE(ballast_bench, module) {
       .def("shared_memory", &Rank::shared_memory, released)
       .def("all_gather", &Rank::all_gather, released)
       .def("reduce_scatter", &Rank::reduce_scatter, released);
+  py::class_<benchmarks::Stretch>(module, "Stretch")
+      .def(py::init<const std::vector<std::string>&, std::size_t, std::size_t>(), released)
+      .def("files", &benchmarks::Stretch::files)
+      .def("bytes", &benchmarks::Stretch::bytes)
+      .def("move", &benchmarks::Stretch::move, released);
+  using Update = benchmarks::OffloadedUpdate;
+  py::class_<Update>(module, "OffloadedUpdate")
+      .def(py::init<const std::string&, std::size_t, std::size_t, bool, bool>(), released)
+      .def("gigabytes", &Update::gigabytes)
+      .def("tiles", &Update::tiles)
+      .def("tile_bytes", &Update::tile_bytes)
+      .def("pipeline", &Update::pipeline, released)
+      .def("without_seals", &Update::without_seals, released)
+      .def("drive_alone", &Update::drive_alone, released)
+      .def("drained", &Update::drained, released);
 }

@@ -1,9 +1,11 @@
-"""Measure DeepSpeed's async_io, used as its optimizer swapper uses it. Each tensor has a file. The reads of a tile's tensors
-start together, and its writes start when the reads have ended. The output is the seconds of the second pass, as JSON."""
+"""Measure DeepSpeed's async_io, used as its optimizer swapper uses it: deepspeed_aio.py FOLDER TILES BYTES_OF_A_TILE.
 
-import argparse
+Each tensor has a file. The reads of a tile's tensors start together, and its writes start when the reads have ended. The output
+is the seconds of the second pass, as JSON."""
+
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -13,25 +15,15 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 TENSORS = 4  # tensors of a tile: parameter, remainder, two moments
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--tiles", type=int, required=True)
-    parser.add_argument("--tile-bytes", type=int, required=True)
-    return parser.parse_args()
-
-
 class Swapper:
-    def __init__(self, options: argparse.Namespace):
+    def __init__(self, folder: Path, tiles: int, tile_bytes: int):
         # DeepSpeed's default block size, queue depth, single_submit, overlap_events and intra_op_parallelism.
         self._handle = AsyncIOBuilder().load(verbose=False).aio_handle(1 << 20, 8, False, True, 1)
-        bytes_of_tensor = options.tile_bytes // TENSORS // 4096 * 4096
+        bytes_of_tensor = tile_bytes // TENSORS // 4096 * 4096
         self._tensors = [
             self._handle.new_cpu_locked_tensor(bytes_of_tensor, torch.empty(0, dtype=torch.uint8)) for _ in range(TENSORS)
         ]
-        self._files = [
-            [str(options.folder / f"tile-{tile}-{tensor}") for tensor in range(TENSORS)] for tile in range(options.tiles)
-        ]
+        self._files = [[str(folder / f"tile-{tile}-{tensor}") for tensor in range(TENSORS)] for tile in range(tiles)]
 
     def _wait(self) -> None:
         if self._handle.wait() != TENSORS:
@@ -50,22 +42,17 @@ class Swapper:
             self.write(tile)
 
 
-def cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
-
-
 def main() -> None:
-    options = arguments()
+    folder, tiles, tile_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     records = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed and the compiler it starts write to stdout
-    swapper = Swapper(options)
-    for tile in range(options.tiles):
+    swapper = Swapper(folder, tiles, tile_bytes)
+    for tile in range(tiles):
         swapper.write(tile)
     swapper.step()
-    cpu, start = cpu_seconds(), time.perf_counter()
+    cpu, start = time.process_time(), time.perf_counter()
     swapper.step()
-    print(json.dumps({"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu}), file=records)
+    print(json.dumps({"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}), file=records)
 
 
 if __name__ == "__main__":

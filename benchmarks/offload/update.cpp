@@ -16,6 +16,8 @@ namespace {
 using offload::IoKind;
 
 constexpr auto format = StateFormat::split;
+constexpr std::size_t elements_of_tile = 128 * 1024;
+constexpr std::size_t tensors_of_tile = 4;  // parameter, remainder and two moments
 constexpr const char* names[] = {"ballast-benchmark-first", "ballast-benchmark-second"};
 
 offload::RecordShape shape_of(std::size_t tiles, std::size_t parameter_bytes, std::size_t state_bytes) {
@@ -24,75 +26,41 @@ offload::RecordShape shape_of(std::size_t tiles, std::size_t parameter_bytes, st
 
 }  // namespace
 
-TensorFiles::TensorFiles(std::filesystem::path folder, std::size_t tiles, std::size_t tile_bytes)
-    : folder_(std::move(folder)), tiles_(tiles), tile_bytes_(tile_bytes) {
-  std::filesystem::create_directories(folder_);
-}
-
-TensorFiles::~TensorFiles() {
-  std::error_code stays;
-  std::filesystem::remove_all(folder_, stays);
-}
-
-std::string TensorFiles::options() const {
-  return fmt::format("--folder {} --tiles {} --tile-bytes {}", folder_.string(), tiles_, tile_bytes_);
-}
-
-std::filesystem::path TensorFiles::path(std::size_t tile, std::size_t tensor) const {
-  return folder_ / fmt::format("tile-{}-{}", tile, tensor);
-}
-
-void TensorFiles::create() const {
-  for (std::size_t tile = 0; tile < tiles_; ++tile) {
-    for (std::size_t tensor = 0; tensor < tensors_of_tile; ++tensor) {
-      offload::File(path(tile, tensor), {.create = true});
-    }
+OffloadedUpdate::OffloadedUpdate(const std::string& directory, std::size_t state_bytes, std::size_t depth,
+                                 bool ours_is_second, bool tensor_files)
+    : directory_(directory),
+      depth_(depth),
+      layout_({.format = format, .parameter = DType::bf16, .names = optim::AdamW::state}, elements_of_tile),
+      parameter_bytes_(round_up(2 * elements_of_tile, 64)),
+      tiles_(state_bytes / (parameter_bytes_ + layout_.bytes())),
+      queue_(offload::open_queue({.depth = depth})),
+      drive_{directory, queue_.get()},
+      store_(make_two_and_open_one(ours_is_second)),
+      plain_(file_of(names[ours_is_second ? 0 : 1])),
+      memory_(allocate(accounts_,
+                       {.kind = MemoryKind::pinned, .bytes = (depth + 2) * store_.record_bytes(), .owner = "staging"})),
+      gradients_(tiles_ * 2 * elements_of_tile),
+      backend_(kernels::cpu_backend({.threads = 1})) {  // one is enough for a drive; another core serves the ring
+  queue_->remember(plain_);
+  queue_->remember({memory_.data(), memory_.bytes()});
+  for (std::size_t tile = 0; tensor_files && tile < tiles_; ++tile) {
+    move_tensors(IoKind::write, tile, true);
   }
 }
 
-void TensorFiles::move(offload::IoKind kind, std::size_t tile, std::span<std::byte> memory,
-                       offload::IoQueue& queue) const {
-  const std::size_t bytes = tile_bytes_ / tensors_of_tile / offload::block_bytes * offload::block_bytes;
+OffloadedUpdate::~OffloadedUpdate() { queue_->forget({memory_.data(), memory_.bytes()}); }
+
+void OffloadedUpdate::move_tensors(IoKind kind, std::size_t tile, bool create) {
+  const std::size_t bytes = store_.record_bytes() / tensors_of_tile / offload::block_bytes * offload::block_bytes;
   std::vector<offload::File> files;
   files.reserve(tensors_of_tile);
   offload::InFlight under_way;
   for (std::size_t tensor = 0; tensor < tensors_of_tile; ++tensor) {
-    const auto& file = files.emplace_back(path(tile, tensor));
-    under_way.add(queue.submit({kind, &file, 0, memory.subspan(tensor * bytes, bytes)}));
+    const auto& file = files.emplace_back(directory_ / fmt::format("ballast-benchmark-tile-{}-{}", tile, tensor),
+                                          offload::FileOptions{.create = create});
+    under_way.add(queue_->submit({kind, &file, 0, slot(0).subspan(tensor * bytes, bytes)}));
   }
   under_way.wait();
-}
-
-OffloadedUpdate::OffloadedUpdate(const UpdateSetting& setting)
-    : setting_(setting),
-      layout_({.format = format, .parameter = DType::bf16, .names = optim::AdamW::state}, setting.elements_of_tile),
-      parameter_bytes_(round_up(2 * setting.elements_of_tile, 64)),
-      tiles_(setting.state_bytes / (parameter_bytes_ + layout_.bytes())),
-      queue_(offload::open_queue({.depth = setting.depth})),
-      drive_{setting.directory, queue_.get()},
-      store_(make_two_and_open_one()),
-      plain_(file_of(names[setting.ours_is_second ? 0 : 1])),
-      memory_(allocate(
-          accounts_,
-          {.kind = MemoryKind::pinned, .bytes = (setting.depth + 2) * store_.record_bytes(), .owner = "staging"})),
-      gradients_(tiles_ * 2 * setting.elements_of_tile),
-      backend_(kernels::cpu_backend({.threads = 1})),  // one is enough for a drive; another core serves the ring
-      tensors_(setting.directory / "ballast-benchmark-tensors", tiles_, store_.record_bytes()) {
-  queue_->remember(plain_);
-  queue_->remember({memory_.data(), memory_.bytes()});
-  if (!setting.tensor_files) return;
-  tensors_.create();
-  for (std::size_t tile = 0; tile < tiles_; ++tile) {
-    tensors_.move(IoKind::write, tile, slot(0), *queue_);
-  }
-}
-
-OffloadedUpdate::~OffloadedUpdate() {
-  queue_->forget({memory_.data(), memory_.bytes()});
-  for (const char* name : names) {
-    std::error_code gone_already;
-    std::filesystem::remove(file_of(name), gone_already);
-  }
 }
 
 std::span<std::byte> OffloadedUpdate::slot(std::size_t number) const {
@@ -100,15 +68,15 @@ std::span<std::byte> OffloadedUpdate::slot(std::size_t number) const {
 }
 
 std::filesystem::path OffloadedUpdate::file_of(const char* name) const {
-  return setting_.directory / fmt::format("{}.records", name);
+  return directory_ / fmt::format("{}.records", name);
 }
 
-offload::RecordStore OffloadedUpdate::make_two_and_open_one() const {
+offload::RecordStore OffloadedUpdate::make_two_and_open_one(bool second) const {
   const auto shape = shape_of(tiles_, parameter_bytes_, layout_.bytes());
   for (const char* name : names) {
     offload::RecordStore::create(shape, {&drive_, 1}, {.name = name});
   }
-  return offload::RecordStore::open(shape, {&drive_, 1}, {.name = names[setting_.ours_is_second ? 1 : 0]});
+  return offload::RecordStore::open(shape, {&drive_, 1}, {.name = names[second ? 1 : 0]});
 }
 
 double OffloadedUpdate::gigabytes() const { return 2.0 * static_cast<double>(tiles_ * store_.record_bytes()) / 1e9; }
@@ -116,10 +84,10 @@ double OffloadedUpdate::gigabytes() const { return 2.0 * static_cast<double>(til
 void OffloadedUpdate::update(std::size_t tile, std::span<std::byte> payload) {
   TileMemory state = layout_.tile(payload.data() + parameter_bytes_);
   state.parameter = payload.data();
-  state.gradient = gradients_.data() + tile * 2 * setting_.elements_of_tile;
+  state.gradient = gradients_.data() + tile * 2 * elements_of_tile;
   state.gradient_dtype = DType::bf16;
-  state.count = setting_.elements_of_tile;
-  state.first_index = tile * setting_.elements_of_tile;
+  state.count = elements_of_tile;
+  state.first_index = tile * elements_of_tile;
   state.rounding_stream = kernels::rounding_stream(0, 0, steps_);
   const kernels::Run run{.begin = 0, .count = state.count, .group = 0};
   const kernels::GroupStep group = optim::at(optim::AdamW{}, {.number = steps_});
@@ -140,10 +108,10 @@ void OffloadedUpdate::run(const Mode& mode) {
   std::deque<Reading> reading;
   std::deque<Writing> writing;
   std::vector<std::span<std::byte>> free;
-  for (std::size_t number = setting_.depth + 2; number > 0; --number) {
+  for (std::size_t number = depth_ + 2; number > 0; --number) {
     free.push_back(slot(number - 1));
   }
-  const std::size_t ahead = setting_.depth / 2;
+  const std::size_t ahead = depth_ / 2;
   std::size_t next = 0;
   for (std::size_t tile = 0; tile < tiles_; ++tile) {
     for (; next < tiles_ && next < tile + ahead; ++next) {
@@ -214,11 +182,10 @@ void OffloadedUpdate::drive_alone() {
 
 void OffloadedUpdate::drained() {
   ++steps_;
-  const std::span<std::byte> memory = slot(0);
   for (std::size_t tile = 0; tile < tiles_; ++tile) {
-    tensors_.move(IoKind::read, tile, memory, *queue_);
-    update(tile, store_.payload(memory));
-    tensors_.move(IoKind::write, tile, memory, *queue_);
+    move_tensors(IoKind::read, tile);
+    update(tile, store_.payload(slot(0)));
+    move_tensors(IoKind::write, tile);
   }
 }
 

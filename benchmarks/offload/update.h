@@ -16,42 +16,12 @@
 
 namespace ballast::benchmarks {
 
-// A tile's state as stored by an optimizer that swaps tensor by tensor has a file for each of its four tensors.
-inline constexpr std::size_t tensors_of_tile = 4;  // parameter, remainder and two moments
-
-// A folder for such files. The destructor removes it.
-class TensorFiles {
- public:
-  TensorFiles(std::filesystem::path folder, std::size_t tiles, std::size_t tile_bytes);
-  ~TensorFiles();
-
-  std::size_t tile_bytes() const { return tile_bytes_; }
-  void create() const;          // all files, empty
-  std::string options() const;  // options of an external program that makes them
-
-  // Opens the files of a tile, moves all of them to or from `memory`, and waits.
-  void move(offload::IoKind kind, std::size_t tile, std::span<std::byte> memory, offload::IoQueue& queue) const;
-
- private:
-  std::filesystem::path path(std::size_t tile, std::size_t tensor) const;
-
-  std::filesystem::path folder_;
-  std::size_t tiles_;
-  std::size_t tile_bytes_;
-};
-
-struct UpdateSetting {
-  std::filesystem::path directory;
-  std::size_t state_bytes = 0;
-  std::size_t elements_of_tile = 0;
-  std::size_t depth = 0;
-  bool ours_is_second = false;  // the library's path gets the second of the two files
-  bool tensor_files = false;    // makes the files that only drained() uses
-};
-
 class OffloadedUpdate {
  public:
-  explicit OffloadedUpdate(const UpdateSetting& setting);
+  // Makes files in an empty directory, and leaves them there. With `ours_is_second`, the library's path gets the second of the two files. With `tensor_files`, it makes the files that only
+  // drained() uses.
+  OffloadedUpdate(const std::string& directory, std::size_t state_bytes, std::size_t depth, bool ours_is_second,
+                  bool tensor_files);
   OffloadedUpdate(OffloadedUpdate&&) = delete;
   ~OffloadedUpdate();
 
@@ -78,12 +48,16 @@ class OffloadedUpdate {
   Mode unchecked(bool updates);
   void update(std::size_t tile, std::span<std::byte> payload);
   std::filesystem::path file_of(const char* name) const;
-  offload::RecordStore make_two_and_open_one() const;
+  offload::RecordStore make_two_and_open_one(bool second) const;
   std::uint64_t place(std::size_t tile, bool other) const;
   void flush();
   std::span<std::byte> slot(std::size_t number) const;
 
-  UpdateSetting setting_;
+  // Opens the files of a tile, with one for each of its four tensors, moves all of them to or from the first slot, and waits.
+  void move_tensors(offload::IoKind kind, std::size_t tile, bool create = false);
+
+  std::filesystem::path directory_;
+  std::size_t depth_;
   optim::StateLayout layout_;
   std::size_t parameter_bytes_;
   std::size_t tiles_;
@@ -95,7 +69,6 @@ class OffloadedUpdate {
   ballast::Buffer memory_;  // pinned and known to the queue: slots of one record each
   Buffer gradients_;
   std::unique_ptr<kernels::Backend> backend_;
-  TensorFiles tensors_;
   std::uint64_t steps_ = 0;
   bool other_ = false;
 };

@@ -1,0 +1,165 @@
+"""Compare the drive tier with what the drive can do: with fio, with the drive alone, and with DeepSpeed's async_io.
+
+Both sides of a case run in turn, round after round. fio and DeepSpeed report their own times, without their time to start.
+"""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import fio
+import suite
+
+MEBIBYTE = 1 << 20
+TILES_OF_A_RUN = 256  # the fewest tiles
+LAYOUTS = 4  # layouts of files; an even number, so that half of them are in each order
+DEEPSPEED = "DeepSpeed async_io"
+
+Side = Callable[[], fio.Sample]
+
+
+def timed(run: Callable[[], None]) -> fio.Sample:
+    """Return the wall-clock time of a run, and the processor time of the whole process."""
+    cpu, begin = time.process_time(), time.perf_counter()
+    run()
+    return fio.Sample(time.perf_counter() - begin, time.process_time() - cpu)
+
+
+class Tiles(NamedTuple):
+    direction: str  # fio's word
+    mebibytes: int
+    directories: int = 1
+
+    @property
+    def name(self) -> str:
+        direction = "read and write" if self.direction == "rw" else self.direction
+        directories = "" if self.directories == 1 else f", {self.directories} directories"
+        return f"{direction} tiles of {self.mebibytes} MiB{directories}"
+
+
+class Case(NamedTuple):
+    """A comparison. It is set up when it runs, so that only one at a time takes space on the drive."""
+
+    name: str
+    against: str
+    subject: Tiles | str  # tiles vs. fio; else a function of OffloadedUpdate that runs vs. DeepSpeed, or vs. `other`
+    other: str = ""
+
+    @property
+    def line(self) -> str:
+        return f"{self.name}, vs. {self.against}"
+
+
+TILES = [
+    *(Tiles(direction, mebibytes) for direction in ("read", "write") for mebibytes in (1, 4, 16)),
+    Tiles("rw", 4),
+    *(Tiles(direction, 4, directories) for directories in (2, 4) for direction in ("read", "write")),
+]
+UPDATE = "adamw split from the drive"
+CASES = [
+    *(Case(tiles.name, "fio", tiles) for tiles in TILES),
+    Case(UPDATE, "drive alone", "pipeline", "drive_alone"),
+    Case(UPDATE, "no checksums", "pipeline", "without_seals"),
+    Case(UPDATE, "drained queue", "pipeline", "drained"),
+    Case("tiles read and written", DEEPSPEED, "drive_alone"),
+]
+
+
+def contest(case: Case, gigabytes: float, sides: tuple[Side, Side], rounds: int, renew: Callable[[], None] = lambda: None):
+    """Run both sides in turn; return the line of speed, and the line of processor time. `renew` is called three times between
+    rounds: the position of a file on the drive changes its speed by up to a tenth, so it makes the files anew, and swaps those
+    of the two sides."""
+    in_a_row = -(-rounds // LAYOUTS) + 1  # one of them to warm up
+    samples = []
+    for number in range(LAYOUTS * in_a_row):
+        if number and number % in_a_row == 0:
+            renew()
+        sample = [side() for side in sides]
+        if number % in_a_row:
+            samples.append(sample)
+    line = {"suite": "offload", "case": case.name, "unit": "GB/s", "against": case.against}
+    in_unit = lambda seconds: gigabytes / seconds
+    speed, cpu = (suite.comparison(*zip(*([each[field] for each in pair] for pair in samples)), in_unit) for field in (0, 1))
+    return {**line, **speed}, {**line, "case": f"{case.name}, by CPU time", "unit": "GB/CPU s", **cpu}
+
+
+def versus_fio(case: Case, options: argparse.Namespace, folder: Path) -> tuple[dict, dict]:
+    from ballast_bench import Stretch
+
+    tiles = case.subject
+    directories = [folder / str(number) for number in range(tiles.directories)]
+    for directory in directories:
+        directory.mkdir()
+    tile_bytes = tiles.mebibytes * MEBIBYTE
+    # Large tiles move more bytes: the last requests and the start of fio's threads would be much of a short run.
+    stretch = Stretch(list(map(str, directories)), max(options.bytes, TILES_OF_A_RUN * tile_bytes), options.depth)
+    job = fio.Job(stretch.files(), tiles.direction, tile_bytes, options.depth * tiles.directories, stretch.bytes())
+    engine = fio.best_engine(job)
+    sides = lambda: timed(lambda: stretch.move(tiles.direction, tile_bytes)), lambda: fio.run(job, engine)
+    return contest(case._replace(against=f"fio, {engine}"), stretch.bytes() / 1e9, sides, options.rounds)
+
+
+def update_of(options: argparse.Namespace, folder: Path, *, ours_is_second: bool = False, tensor_files: bool = False):
+    from ballast_bench import OffloadedUpdate
+
+    return OffloadedUpdate(str(folder), options.bytes, 2 * options.depth, ours_is_second, tensor_files)
+
+
+def versus_deepspeed(case: Case, options: argparse.Namespace, folder: Path) -> tuple[dict, dict]:
+    update = update_of(options, folder)
+    command = [sys.executable, Path(__file__).with_name("deepspeed_aio.py"), folder, update.tiles(), update.tile_bytes()]
+
+    def deepspeed() -> fio.Sample:
+        ended = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        if ended.returncode != 0:
+            raise SystemExit(f"offload: DeepSpeed's async_io could not be measured:\n{ended.stderr[-2000:]}")
+        return fio.Sample(**json.loads(ended.stdout))
+
+    return contest(case, update.gigabytes(), (lambda: timed(update.drive_alone), deepspeed), options.rounds)
+
+
+def versus(case: Case, options: argparse.Namespace, folder: Path) -> tuple[dict]:
+    files = {"ours_is_second": False, "tensor_files": case.other == "drained"}
+    updates = [update_of(options, folder, **files)]
+
+    def renew() -> None:
+        updates.clear()
+        for file in folder.iterdir():
+            file.unlink()
+        files["ours_is_second"] = not files["ours_is_second"]
+        updates.append(update_of(options, folder, **files))
+
+    ours, theirs = (lambda name=name: timed(getattr(updates[0], name)) for name in (case.subject, case.other))
+    return contest(case, updates[0].gigabytes(), (ours, theirs), options.rounds, renew)[:1]
+
+
+def measure(case: Case, options: argparse.Namespace) -> None:
+    if case.against == "fio" and not fio.is_installed():
+        return print(f"offload: skipped {case.line}: fio is not installed", file=sys.stderr)
+    if case.against == DEEPSPEED and importlib.util.find_spec("deepspeed") is None:
+        return print(f"offload: skipped {case.line}: ./run-benchmarks peers installs it", file=sys.stderr)
+    runs = versus_fio if case.against == "fio" else versus_deepspeed if case.against == DEEPSPEED else versus
+    with tempfile.TemporaryDirectory(prefix="ballast-benchmark-", dir=options.directory) as folder:
+        suite.emit(runs(case, options, Path(folder)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="offload", description=__doc__.split("\n")[0])
+    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="a directory on the drive to measure (here)")
+    parser.add_argument("--bytes", type=int, default=1 << 30, help="that a run reads or writes (1 GiB; more for large tiles)")
+    parser.add_argument("--depth", type=int, default=16, help="requests in flight for each directory (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=12, help="timed rounds of each case, a multiple of 4 (%(default)s)")
+    options = suite.choose(parser, CASES, lambda case: case.line)
+    for case in options.cases:
+        measure(case, options)
+
+
+if __name__ == "__main__":
+    main()
