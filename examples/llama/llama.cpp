@@ -60,7 +60,6 @@ Trace trace_of(const Config& config) {
   const std::size_t head_unit = config.layers + 1;
   for (std::size_t unit = 0; unit < head_unit; ++unit)
     trace.push_back({unit, Phase::forward});
-  if (config.tied) trace.push_back({.unit = 0, .phase = Phase::backward, .held = true});  // the head's weight
   for (std::size_t unit = head_unit + 1; unit-- > 0;)
     trace.push_back({unit, Phase::backward});
   return trace;

@@ -340,6 +340,7 @@ void bind_safetensors(py::module_& module) {
       .def(py::init([](const std::string& folder, const std::string& stem, const std::vector<SafetensorsEntry>& entries,
                        std::optional<std::size_t> part_bytes) {
              std::vector<SafetensorsItem> items;
+             items.reserve(entries.size());
              for (const auto& [name, format, shape, bytes] : entries)
                items.push_back({name, format, shape, bytes});
              return std::make_unique<SafetensorsWriter>(folder, stem, items, part_bytes.value_or(SIZE_MAX));

@@ -127,6 +127,23 @@ TEST_CASE("characteristic programs are equal to the golden files (write those wi
   }
 }
 
+TEST_CASE("a trace need not name the owners of tied tensors") {
+  PlanSetup setup = setup_of(3, 2, Tier::host);
+  setup.model = odd_model();
+  const std::string expected = to_text(plan_of(setup).program());
+  setup.trace = declared_order(setup.model);
+  CHECK(std::erase_if(setup.trace, [](const Visit& visit) { return visit.held; }) == 2);
+  CHECK(to_text(plan_of(setup).program()) == expected);
+  setup.trace.insert(setup.trace.begin(), {.unit = 1, .held = true});  // unit 1 owns no tensor of the next one
+  CHECK(to_text(plan_of(setup).program()) == expected);
+}
+
+TEST_CASE("a tensor belongs to a unit") {
+  Model model;
+  CHECK_THROWS_WITH(model.tensor({"w", {3}}), Catch::Contains("B1001") && Catch::Contains("cannot add tensor w"));
+  CHECK_THROWS_WITH(model.tied("head", {}), Catch::Contains("B1001") && Catch::Contains("a call of unit() before"));
+}
+
 TEST_CASE("write the golden programs", "[.][write-golden]") {
   for (const auto& [name, text] : texts()) {
     CHECK(std::ofstream(path_of(name)) << text);

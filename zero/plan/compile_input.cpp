@@ -125,9 +125,22 @@ void check_matrices(const Model& model) {
   }
 }
 
+// The same uses, each with the owners of its tied tensors held, whether the trainer has named those or not.
+Trace with_owners(const Model& model, const Trace& uses) {
+  Trace trace;
+  for (const Visit& visit : uses) {
+    if (visit.held) continue;
+    const bool is_known = visit.unit < model.units.size();  // check() refuses others
+    const Trace visits = is_known ? visits_of(model, visit.unit, visit.phase, visit.exact) : Trace{visit};
+    trace.insert(trace.end(), visits.begin(), visits.end());
+  }
+  return trace;
+}
+
 // With Schedule::layer_major, the uses of all micro-steps become one pass: each is made as often as there are micro-steps, with the
 // units that are held for it.
 PlanOptions ordered(PlanOptions options, const Model& model) {
+  options.trace = with_owners(model, options.trace);
   if (!options.schedule.layer_major || options.micro_steps <= 1) return options;
   const Trace of_micro_step = options.trace.empty() ? declared_order(model) : std::exchange(options.trace, {});
   for (auto chain = of_micro_step.begin(); chain != of_micro_step.end();) {

@@ -62,11 +62,14 @@ std::size_t Model::unit(std::string name, DType dtype) {
 }
 
 TensorId Model::tensor(Tensor tensor) {
+  if (units.empty())
+    refuse(fmt::format("cannot add tensor {}: the model has no unit", tensor.name), "", "a call of unit() before");
   units.back().tensors.push_back(std::move(tensor));
   return {units.size() - 1, units.back().tensors.size() - 1};
 }
 
 TensorId Model::tied(std::string name, TensorId owner) {
+  if (units.empty()) refuse(fmt::format("cannot tie {}: the model has no unit", name), "", "a call of unit() before");
   units.back().ties.push_back({std::move(name), owner.unit, owner.tensor});
   return owner;
 }

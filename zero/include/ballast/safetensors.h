@@ -54,10 +54,11 @@ struct WriteOptions {
   std::size_t file_bytes = 5'000'000'000;  // the most bytes of tensors in a file, unless one tensor has more
 };
 
-// Writes the parameters in the formats of their units, as transformers loads them: to model.safetensors, or to several files with an
-// index. All ranks call it together between steps. Rank 0 writes, unit by unit, so that no rank holds the model. The export in the
-// directory, which is made if there is none, is replaced when the new one is on the drive: a job that is killed leaves the old one
-// or the new one. A failure, such as a full drive (B2202), is thrown on all ranks, and removes what was written.
+// Writes the parameters in the formats of their units, to model.safetensors, or to several files with an index. transformers loads
+// them with the config.json of the model next to them. All ranks call it together between steps. Rank 0 writes, unit by unit, so
+// that no rank holds the model. The export in the directory, which is made if there is none, is replaced when the new one is on the
+// drive: a job that is killed leaves the old one or the new one. A failure, such as a full drive (B2202), is thrown on all ranks, and
+// removes what was written.
 void write(const std::filesystem::path& directory, Training& training, const WriteOptions& options = {});
 
 }  // namespace ballast::safetensors

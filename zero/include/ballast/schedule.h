@@ -25,7 +25,7 @@ std::string_view name(Phase phase);
 struct Visit {
   std::size_t unit = 0;
   Phase phase = Phase::forward;
-  // Its memory is needed until the next visit ends, because tied tensors of two units are used together.
+  // Its memory is needed until the next visit ends, which uses its tied tensors. Plans add these visits to a trace by themselves.
   bool held = false;
   bool exact = false;  // uses the parameters as ranks keep them, even if Wire::gather is not exact
 
@@ -36,10 +36,10 @@ using Trace = std::vector<Visit>;  // the uses of one micro-step
 
 // How far ahead a program works, and when it updates. Changes no bit of the training.
 struct Schedule {
-  std::size_t prefetch = 1;         // how many units are gathered ahead
-  std::size_t gathered_bytes = 0;   // bytes for full parameters that are not kept; at least what prefetching needs
-  std::size_t staging_slots = 8;    // records in memory at once, on their way from and to the drive
-  std::size_t kept_records = 0;     // tiles whose records stay in memory and are not read: the first ones of a step
+  std::size_t prefetch = 1;        // how many units are gathered ahead
+  std::size_t gathered_bytes = 0;  // bytes for full parameters that are not kept; at least what prefetching needs
+  std::size_t staging_slots = 8;   // records in memory at once, on their way from and to the drive
+  std::size_t kept_records = 0;    // tiles whose records stay in memory and are not read: the first ones of a step
   // All micro-steps of a step go through a unit before the next unit: the trainer makes the uses of a unit in a row, one for each
   // micro-step, and keeps what lies between units. So parameters are gathered, uploaded and read once a pass, not once a micro-step.
   bool layer_major = false;
