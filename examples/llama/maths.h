@@ -50,7 +50,7 @@ struct BasicMatrix {
 using Matrix = BasicMatrix<View>;
 using ConstMatrix = BasicMatrix<ConstView>;
 
-// to = a b, or to += a b. Both factors have one format; sums are fp32.
+// Computes to = a b, or to += a b. Both factors have one format; sums are fp32.
 struct Product {
   ConstMatrix a;
   ConstMatrix b;

@@ -72,7 +72,7 @@ struct Columns {
   constexpr std::size_t sums() const { return segments() * width; }
 };
 
-// With x, the elements of a row are multiplied by those of x and the factor of the row.
+// Multiplies the elements of each row by those of x and the factor of the row first, where there is an x.
 __global__ void sum_segments_kernel(Columns of, In from, In x, const float* factors, float* to) {
   __shared__ float sums[Columns::rows_at_once][Columns::of_block];
   each_piece(of.blocks(), [&](std::size_t piece) {

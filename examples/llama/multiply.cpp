@@ -93,7 +93,7 @@ ConstMatrix widen(const ConstMatrix& from, std::vector<float>& values) {
   return from.transposed ? to.transpose() : to;
 }
 
-// For processors without bf16 arithmetic.
+// Multiplies in fp32, on processors without bf16 arithmetic.
 void run_widened(const Product& p) {
   std::vector<float> a, b, result(p.to.rows * p.to.columns);
   for (std::size_t first = 0; first < p.a.columns; first += depth_at_once) {

@@ -125,7 +125,7 @@ void check_matrices(const Model& model) {
   }
 }
 
-// The same uses, each with the owners of its tied tensors held, whether the trainer has named those or not.
+// Returns the same uses, each with the owners of its tied tensors held, whether the trainer has named those or not.
 Trace with_owners(const Model& model, const Trace& uses) {
   Trace trace;
   for (const Visit& visit : uses) {
@@ -137,8 +137,8 @@ Trace with_owners(const Model& model, const Trace& uses) {
   return trace;
 }
 
-// With Schedule::layer_major, the uses of all micro-steps become one pass: each is made as often as there are micro-steps, with the
-// units that are held for it.
+// Makes one pass of all micro-steps, for Schedule::layer_major: each use comes as often as there are micro-steps, with the units that
+// are held for it.
 PlanOptions ordered(PlanOptions options, const Model& model) {
   options.trace = with_owners(model, options.trace);
   if (!options.schedule.layer_major || options.micro_steps <= 1) return options;

@@ -21,8 +21,8 @@ struct Range {
 };
 
 struct Tensor {
-  // In checkpoints and in safetensors files it has this name, if no other tensor of the model has it, else that of its unit and
-  // this one, joined by a dot.
+  // The tensor's name in checkpoints and in safetensors files, if no other tensor of the model has it; else the name there is that of
+  // its unit and this one, joined by a dot.
   std::string name;
   std::vector<std::size_t> shape;
   std::size_t group = 0;  // a group of parameters with the same options
