@@ -6,6 +6,7 @@ Both compute in fp32, in different orders.
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from llama.trainer import (
     PROGRAM,
     RATE,
     STEPS,
+    command_of,
     draw,
     make_model,
     train_ours,
@@ -81,11 +83,18 @@ def test_losses_and_weights_are_those_of_transformers(trial, ranks):
 def test_a_killed_training_resumes_to_the_same_bits(tmp_path):
     make_model(CONFIGS["qwen 3"], tmp_path / "model")
     write_tokens(tmp_path / "tokens.bin", "nanoGPT")
-    straight = train_ours(tmp_path, tmp_path / "tokens.bin", tmp_path / "straight")
+    tokens, steps = tmp_path / "tokens.bin", 300
+    straight = train_ours(tmp_path, tokens, tmp_path / "straight", steps=steps)
     on_drive = ("--state", "nvme", "--drive", tmp_path, "--run", "killed", "--ranks", 1)
-    first = train_ours(tmp_path, tmp_path / "tokens.bin", tmp_path / "first", *on_drive, steps=4)
-    rest = train_ours(tmp_path, tmp_path / "tokens.bin", tmp_path / "rest", *on_drive)
-    assert first + rest == straight
+    losses = tmp_path / "killed"
+    program = subprocess.Popen(command_of(tmp_path, tokens, losses, *on_drive, steps=steps), stdout=subprocess.DEVNULL)
+    while not losses.exists() or len(losses.read_text().splitlines()) < 4:
+        assert program.poll() is None
+    program.kill()
+    assert program.wait() == -signal.SIGKILL
+    rest = train_ours(tmp_path, tokens, tmp_path / "rest", *on_drive, steps=steps)
+    assert 0 < len(rest) < steps  # the last step before the kill may be made again
+    assert rest == straight[-len(rest) :]
 
 
 def test_the_order_of_layers_and_micro_steps_changes_no_bit(tmp_path):

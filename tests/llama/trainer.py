@@ -52,13 +52,17 @@ def write_tokens(path: Path, layout: str, count: int = 4000) -> numpy.ndarray:
     return tokens
 
 
+def command_of(folder: Path, tokens: Path, losses: Path, *more: object, steps: int = STEPS) -> list[str]:
+    options = dict(context=CONTEXT, batch=BATCH, steps=steps, seed=SEED, chunk=33, losses=losses, threads=1)
+    options |= {"micro-steps": MICRO_STEPS, "lr": RATE, "weight-decay": DECAY, "max-norm": MAX_NORM}
+    command = [PROGRAM, folder / "model", tokens, *(f"--{name}={value}" for name, value in options.items()), *more]
+    return [str(word) for word in command]
+
+
 def train_ours(folder: Path, tokens: Path, losses: Path, *more: object, steps: int = STEPS) -> list[list[float]]:
     """Return loss and norm of each step that the program makes."""
     losses.unlink(missing_ok=True)
-    options = dict(context=CONTEXT, batch=BATCH, steps=steps, seed=SEED, chunk=33, losses=losses, threads=1)
-    options |= {"micro-steps": MICRO_STEPS, "lr": RATE, "weight-decay": DECAY, "max-norm": MAX_NORM}
-    command = [PROGRAM, folder / "model", tokens, *(f"--{name}={value}" for name, value in options.items()), *map(str, more)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command_of(folder, tokens, losses, *more, steps=steps), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     lines = losses.read_text().splitlines() if losses.exists() else []  # none: no step was made
     return [[float.fromhex(number) for number in line.split()[1:]] for line in lines]
