@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,62 +15,54 @@ from ballast.checkpoint.kinds import kind_of, run_at
 from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, SavedOptimizer, Tensor, problems_of, slices
 from ballast.errors import Error
 from ballast.sizes import human_size, parse_size
+from ballast.tools import Answer, add_command
 
 READ_AT_ONCE = 1 << 20  # elements of a tensor that `ballast verify` reads of a run
 
-INSPECT_EXAMPLES = """\
-examples:
-  ballast inspect checkpoints
-  ballast inspect checkpoints --tensors
-  ballast inspect checkpoints --json
-"""
+OF_SAVE = "the directory of ballast.save()"
 
 
 def add_inspect(commands: Any) -> None:
     about = "Show what a checkpoint contains. Reads the manifest only; `ballast verify` reads all tensors."
-    parser = commands.add_parser("inspect", help="show the content of a checkpoint", description=about, epilog=INSPECT_EXAMPLES)
-    parser.add_argument("directory", help="the directory of ballast.save() or of a run, or directory/NAME of several runs")
-    parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--json", action="store_true", help="print JSON, with every tensor")
-    parser.set_defaults(run=inspect)
+    examples = "inspect checkpoints\ninspect checkpoints --tensors\ninspect checkpoints --json"
+    parser = add_command(commands, inspect, "show the content of a checkpoint", about, examples)
+    parser.add_argument("directory", help=f"{OF_SAVE} or of a run, or directory/NAME of several runs")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor, as --json does")
 
 
-def inspect(chosen: argparse.Namespace) -> int:
+def inspect(chosen: argparse.Namespace) -> Answer:
     if kind_of(Path(chosen.directory)) == "run":
         return _inspect_run(chosen)
     checkpoint = manifest.read(chosen.directory)
     if chosen.json:
-        fields = ("first", "count", "file", "offset", "bytes")
-        pieces = {
-            name: [{field: getattr(piece, field) for field in fields} for piece in tensor.pieces]
-            for name, tensor in checkpoint.tensors.items()
-        }
-        content = checkpoint.to_json()
-        content["tensors"] = {name: {**each, "pieces": pieces[name]} for name, each in content["tensors"].items()}
-        print(json.dumps(content, indent=2))
-        return 0
-    print("\n".join(_summary(checkpoint)))
-    if chosen.tensors:
-        print()
-        for name, tensor in checkpoint.tensors.items():
-            state = f", state in {tensor.format}" if tensor.format else ""
-            print(f"{name}  {tensor.dtype} {tensor.shape}, {tensor.role}{state}, {_counted(len(tensor.pieces), 'piece')}")
-    return 0
+        return Answer("", _content(checkpoint))
+    lines = [*_summary(checkpoint), *([""] if chosen.tensors else [])]
+    for name, tensor in checkpoint.tensors.items() if chosen.tensors else ():
+        state = f", state in {tensor.format}" if tensor.format else ""
+        pieces = _counted(len(tensor.pieces), "piece")
+        lines.append(f"{name}  {tensor.dtype} {tensor.shape}, {tensor.role}{state}, {pieces}")
+    return Answer("\n".join(lines), None)
 
 
-def _inspect_run(chosen: argparse.Namespace) -> int:
+def _content(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the manifest, with the pieces of each tensor."""
+    content, fields = checkpoint.to_json(), ("first", "count", "file", "offset", "bytes")
+    for name, tensor in checkpoint.tensors.items():
+        content["tensors"][name]["pieces"] = [{field: getattr(piece, field) for field in fields} for piece in tensor.pieces]
+    return content
+
+
+def _inspect_run(chosen: argparse.Namespace) -> Answer:
     run = _core.RecordedRun(*map(str, run_at(Path(chosen.directory))))
     tensors = dict(run.tensors())
-    if chosen.json:
-        print(json.dumps({"step": run.step, "ranks": run.ranks, "rule": run.rule, "tensors": tensors}, indent=2))
-        return 0
     elements = sum(map(math.prod, tensors.values()))
-    print(f"step        {run.step}, the newest of a run on {_counted(run.ranks, 'rank')}")
-    print(f"optimizer   {run.rule}; moments: {', '.join(run.moments.values()) or 'none'}")
-    print(f"trained     {_counted(len(tensors), 'tensor')}, {_counted(elements, 'element')}")
-    if chosen.tensors:
-        print("", *(f"{name}  {shape}" for name, shape in tensors.items()), sep="\n")
-    return 0
+    lines = [
+        f"step        {run.step}, the newest of a run on {_counted(run.ranks, 'rank')}",
+        f"optimizer   {run.rule}; moments: {', '.join(run.moments.values()) or 'none'}",
+        f"trained     {_counted(len(tensors), 'tensor')}, {_counted(elements, 'element')}",
+        *(["", *(f"{name}  {shape}" for name, shape in tensors.items())] if chosen.tensors else []),
+    ]
+    return Answer("\n".join(lines), {"step": run.step, "ranks": run.ranks, "rule": run.rule, "tensors": tensors})
 
 
 def _summary(checkpoint: Checkpoint) -> list[str]:
@@ -110,30 +101,19 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-VERIFY_EXAMPLES = """\
-examples:
-  ballast verify checkpoints
-  ballast verify checkpoints --json
-"""
-
-
 def add_verify(commands: Any) -> None:
     about = "Read all of a checkpoint, and list every piece that differs from its checksum. Exits with 1 if there is any."
-    parser = commands.add_parser("verify", help="check all bytes of a checkpoint", description=about, epilog=VERIFY_EXAMPLES)
-    parser.add_argument("directory", help="the directory of ballast.save()")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=verify)
+    examples = "verify checkpoints\nverify checkpoints --json"
+    parser = add_command(commands, verify, "check all bytes of a checkpoint", about, examples)
+    parser.add_argument("directory", help=OF_SAVE)
 
 
-def verify(chosen: argparse.Namespace) -> int:
+def verify(chosen: argparse.Namespace) -> Answer:
     is_run = kind_of(Path(chosen.directory)) == "run"
     problems = _problems_of_run(Path(chosen.directory)) if is_run else problems_of(chosen.directory)
-    if chosen.json:
-        print(json.dumps({"problems": problems}, indent=2))
-    else:
-        what = "each parameter and moment of the newest step" if is_run else "every byte"
-        print("\n".join(problems) or f"{chosen.directory} is intact: {what} has its checksum")
-    return 1 if problems else 0
+    what = "each parameter and moment of the newest step" if is_run else "every byte"
+    text = "\n".join(problems) or f"{chosen.directory} is intact: {what} has its checksum"
+    return Answer(text, {"problems": problems}, code=1 if problems else 0)
 
 
 def _problems_of_run(path: Path) -> list[str]:
@@ -154,10 +134,9 @@ def _problems_of_run(path: Path) -> list[str]:
 
 
 EXPORT_EXAMPLES = """\
-examples:
-  ballast export checkpoints exported
-  ballast export checkpoints exported --dtype bf16 --max-shard-size 5GB --config path/to/config.json
-  ballast export checkpoints of-torch --to distributed --json
+export checkpoints exported
+export checkpoints exported --dtype bf16 --max-shard-size 5GB --config path/to/config.json
+export checkpoints of-torch --to distributed --json
 """
 
 
@@ -167,9 +146,8 @@ def add_export(commands: Any) -> None:
         "torch.distributed.checkpoint and of DeepSpeed, and files of torch.save() and safetensors. Needs no GPU, no ranks\n"
         "and no model, and memory for a few tensors."
     )
-    parser = commands.add_parser(
-        "export", help="write the weights of a checkpoint to safetensors files", description=about, epilog=EXPORT_EXAMPLES
-    )
+    help = "write the weights of a checkpoint to safetensors files"
+    parser = add_command(commands, export, help, about, EXPORT_EXAMPLES)
     parser.add_argument("checkpoint", help="the directory of a checkpoint")
     parser.add_argument("folder", help="the folder for the files; earlier safetensors files there are replaced")
     help = "safetensors (default), or distributed: for torch.distributed.checkpoint, with the optimizer's state of a training"
@@ -179,11 +157,9 @@ def add_export(commands: Any) -> None:
     help = "size of the largest file, such as 5GB; default: one file"
     parser.add_argument("--max-shard-size", metavar="SIZE", help=help)
     parser.add_argument("--config", metavar="FILE", help="copy this config.json, or that of this folder, to the weights")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=export)
 
 
-def export(chosen: argparse.Namespace) -> int:
+def export(chosen: argparse.Namespace) -> Answer:
     from ballast.checkpoint.conversion import OfflineExport  # imports torch, which few commands need
 
     exported = OfflineExport(
@@ -194,19 +170,15 @@ def export(chosen: argparse.Namespace) -> int:
         to=chosen.to,
         config=None if chosen.config is None else Path(chosen.config),
     ).run()
-    if chosen.json:
-        print(json.dumps(asdict(exported), indent=2))
-    else:
-        files = f"{len(exported.files)} files" if len(exported.files) > 1 else exported.files[0]
-        print(f"{chosen.folder}: {files} with {exported.tensors:,} tensors, {human_size(exported.bytes)}")
-    return 0
+    files = f"{len(exported.files)} files" if len(exported.files) > 1 else exported.files[0]
+    text = f"{chosen.folder}: {files} with {exported.tensors:,} tensors, {human_size(exported.bytes)}"
+    return Answer(text, asdict(exported))
 
 
 CONVERT_EXAMPLES = """\
-examples:
-  ballast convert output/checkpoint-500 checkpoints
-  ballast convert of-deepspeed/global_step3 checkpoints --json
-  ballast convert lightning_logs/version_0/checkpoints/last.ckpt checkpoints
+convert output/checkpoint-500 checkpoints
+convert of-deepspeed/global_step3 checkpoints --json
+convert lightning_logs/version_0/checkpoints/last.ckpt checkpoints
 """
 
 
@@ -217,33 +189,23 @@ def add_convert(commands: Any) -> None:
         "moments and the steps, and any number of ranks resumes from it. Needs no GPU, no ranks and no model, and memory\n"
         "for a few tensors. ballast.load_checkpoint() reads the same checkpoints directly."
     )
-    parser = commands.add_parser(
-        "convert", help="make a checkpoint of Ballast from one of another program", description=about, epilog=CONVERT_EXAMPLES
-    )
+    help = "make a checkpoint of Ballast from one of another program"
+    parser = add_command(commands, convert, help, about, CONVERT_EXAMPLES)
     parser.add_argument("source", help="the directory or the file of the other program")
     parser.add_argument("directory", help="the directory for the checkpoint, which must not hold one")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=convert)
 
 
-def convert(chosen: argparse.Namespace) -> int:
+def convert(chosen: argparse.Namespace) -> Answer:
     from ballast.checkpoint.conversion import Conversion  # imports torch, which few commands need
 
     converted = Conversion(Path(chosen.source), Path(chosen.directory)).run()
-    if chosen.json:
-        print(json.dumps(asdict(converted), indent=2))
-    else:
-        state = f"{converted.trained:,} of them with {' and '.join(converted.moments)}"
-        tensors = f"{converted.tensors:,} tensors, {state}"
-        print(f"{chosen.directory}: step {converted.step}, {tensors}, {human_size(converted.bytes)}")
-    return 0
+    state = f"{converted.trained:,} of them with {' and '.join(converted.moments)}"
+    tensors = f"{converted.tensors:,} tensors, {state}"
+    text = f"{chosen.directory}: step {converted.step}, {tensors}, {human_size(converted.bytes)}"
+    return Answer(text, asdict(converted))
 
 
-PUSH_EXAMPLES = """\
-examples:
-  ballast push checkpoints s3://bucket/run-7
-  ballast pull s3://bucket/run-7 checkpoints
-"""
+PUSH_EXAMPLES = "push checkpoints s3://bucket/run-7\npull s3://bucket/run-7 checkpoints"
 
 
 def add_push(commands: Any) -> None:
@@ -251,17 +213,15 @@ def add_push(commands: Any) -> None:
         "Put the current checkpoint of a directory to an address of fsspec, such as s3:// (with the package s3fs) or gs://\n"
         "(gcsfs). The manifest comes last, and replaces the checkpoint that was there."
     )
-    parser = commands.add_parser("push", help="put a checkpoint to an object store", description=about, epilog=PUSH_EXAMPLES)
-    parser.add_argument("directory", help="the directory of ballast.save()")
+    parser = add_command(commands, push, "put a checkpoint to an object store", about, PUSH_EXAMPLES)
+    parser.add_argument("directory", help=OF_SAVE)
     parser.add_argument("address", help="the address of a folder for this checkpoint alone")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run_push)
 
 
-def run_push(chosen: argparse.Namespace) -> int:
-    from ballast.checkpoint.remote import push  # imports torch, which few commands need
+def push(chosen: argparse.Namespace) -> Answer:
+    from ballast.checkpoint import remote  # imports torch, which few commands need
 
-    return _report_moved(push(Path(chosen.directory), chosen.address), chosen.json)
+    return _moved(remote.push(Path(chosen.directory), chosen.address))
 
 
 def add_pull(commands: Any) -> None:
@@ -269,25 +229,20 @@ def add_pull(commands: Any) -> None:
         "Get a checkpoint of `ballast push`, or the newest of those in folders right below the address. It becomes the\n"
         "current checkpoint of the directory when all of its bytes have their checksums."
     )
-    parser = commands.add_parser("pull", help="get a checkpoint from an object store", description=about, epilog=PUSH_EXAMPLES)
+    parser = add_command(commands, pull, "get a checkpoint from an object store", about, PUSH_EXAMPLES)
     parser.add_argument("address", help="the address of `ballast push`, or of the folder above")
     parser.add_argument("directory", help="the directory for the checkpoint; another one there is replaced")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run_pull)
 
 
-def run_pull(chosen: argparse.Namespace) -> int:
-    from ballast.checkpoint.remote import pull  # imports torch, which few commands need
+def pull(chosen: argparse.Namespace) -> Answer:
+    from ballast.checkpoint import remote  # imports torch, which few commands need
 
-    return _report_moved(pull(chosen.address, Path(chosen.directory)), chosen.json)
+    return _moved(remote.pull(chosen.address, Path(chosen.directory)))
 
 
-def _report_moved(moved: Any, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(asdict(moved), indent=2))
-    else:
-        print(f"{moved.where}: step {moved.step}, {moved.files} files, {human_size(moved.bytes)}")
-    return 0
+def _moved(moved: Any) -> Answer:
+    text = f"{moved.where}: step {moved.step}, {moved.files} files, {human_size(moved.bytes)}"
+    return Answer(text, asdict(moved))
 
 
 COMMANDS = (add_inspect, add_verify, add_export, add_convert, add_push, add_pull)

@@ -53,11 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 0
     try:
         try:
-            code = chosen.run(chosen)
+            text, content, code = chosen.run(chosen)
+            print(json.dumps(content, indent=2) if chosen.json else text)
         except Error as error:
             code = 2 if isinstance(error, UsageError) else 1
             _report(error, as_json=chosen.json)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = 130
+        print("\nstopped: no process of it runs any more", file=sys.stderr)
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

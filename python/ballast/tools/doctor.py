@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -15,21 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from ballast import _core
+from ballast.checks import refuse
 from ballast.errors import Error
 from ballast.planning.hardware import MachineFound
 from ballast.sizes import human_size
+from ballast.tools import Answer, add_command
 
 SMALL_MEMLOCK = 1 << 30
 SMALL_SHARED_MEMORY = 1 << 30  # NCCL and data loaders with workers use it; Ballast itself does not
 PROBE = 64 << 20  # bytes that are written and read
 LITTLE_SPACE = 64 << 30
 SLOW = 1e9  # bytes a second
-EXAMPLE = """\
-examples:
-  ballast doctor
-  ballast doctor --drive . --json
-  ballast doctor --issue
-"""
+EXAMPLES = "doctor\ndoctor --drive . --json\ndoctor --issue"
 MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 
 
@@ -318,25 +314,22 @@ def _block(lines: Iterator[str] | Sequence[str]) -> str:
 
 def add_to(commands: Any) -> None:
     about = "Examine this machine, and name what to change. Exits with 1 if a problem would stop a training."
-    parser = commands.add_parser("doctor", help="examine this machine", description=about, epilog=EXAMPLE)
+    parser = add_command(commands, doctor, "examine this machine", about, EXAMPLES)
     help = "measure this folder as a place for state; takes some seconds; may be repeated"
     parser.add_argument("--drive", action="append", metavar="FOLDER", help=help)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
     help = "print what a report of a bug needs, as Markdown: versions, the machine, variables of the launch; no secrets"
-    form.add_argument("--issue", action="store_true", help=help)
-    parser.set_defaults(run=run)
+    parser.add_argument("--issue", action="store_true", help=help)
 
 
-def run(chosen: argparse.Namespace) -> int:
+def doctor(chosen: argparse.Namespace) -> Answer:
+    if chosen.issue and chosen.json:
+        refuse("cannot print JSON and the report of a bug", needed="--json or --issue")
     diagnostics = examine(drives=chosen.drive or ["."])
-    if chosen.json:
-        names = ("state", "about", "found", "remedy")
-        print(json.dumps([{name: getattr(diagnostic, name) for name in names} for diagnostic in diagnostics], indent=2))
-    else:
-        lines = "\n".join(_line(diagnostic) for diagnostic in diagnostics)
-        print(bug_report(lines.splitlines()) if chosen.issue else lines)
-    return int(any(diagnostic.state == "bad" for diagnostic in diagnostics))
+    lines = "\n".join(_line(diagnostic) for diagnostic in diagnostics)
+    names = ("state", "about", "found", "remedy")
+    content = [{name: getattr(diagnostic, name) for name in names} for diagnostic in diagnostics]
+    is_bad = any(diagnostic.state == "bad" for diagnostic in diagnostics)
+    return Answer(bug_report(lines.splitlines()) if chosen.issue else lines, content, code=int(is_bad))
 
 
 def _line(diagnostic: Diagnostic) -> str:

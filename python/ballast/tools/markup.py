@@ -80,12 +80,23 @@ class Drawing:
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         self._shapes.append(f'<path d="M{path}Z" class="{style}" fill-opacity="{opacity:g}"/>')
 
+    def legend(self, x: float, y: float, entries: Sequence[tuple[str, str]]) -> None:
+        """Write names from left to right, each after a dot of its style."""
+        for style, words in entries:
+            self.dot(x + 5, y + 4, 4, style)
+            self.text(x + 16, y + 8, words, "quiet")
+            x += legend_width([(style, words)])
+
     def svg(self, *, alone: bool) -> str:
         """Return the drawing as a file of its own, or as a part of a page that has the style sheet."""
         size = f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" height="{self.height:g}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escaped(self._label)}">'
         ground = f'<rect width="{self.width:g}" height="{self.height:g}" class="ground"/>'
         return "\n".join([head, *([f"<style>\n{style()}</style>", ground] if alone else []), *self._shapes, "</svg>\n"])
+
+
+def legend_width(entries: Sequence[tuple[str, str]]) -> float:
+    return sum(40 + 6.6 * len(words) for _, words in entries)
 
 
 def _tag_end(tag: str, title: str) -> str:
@@ -119,14 +130,28 @@ class Axis:
         return [(i * step, f"{i * step:,.{decimals}f}") for i in range(first, last + 1)]
 
 
-def draw_scales(drawing: Drawing, across: Axis, up: Axis, names: tuple[str, str]) -> None:
-    """Draw the numbers of two axes from 0 on and their names, and lines of a grid for the one that goes up."""
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its axes."""
+
+    drawing: Drawing
+    across: Axis
+    up: Axis
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        return self.across.at(x), self.up.at(y)
+
+
+def draw_scales(drawing: Drawing, across: Axis, up: Axis, names: tuple[str, str], *, whole: bool = False) -> None:
+    """Draw the numbers of two axes and their names, and lines of a grid for the one that goes up. With `whole`, only whole
+    numbers are across."""
     for value, words in up.ticks(6):
         drawing.line([(across.begin, up.at(value)), (across.end, up.at(value))], "grid" if value else "rule")
         drawing.text(across.begin - 8, up.at(value) + 4, words, "quiet", "end")
     for value, words in across.ticks(9):
-        drawing.line([(across.at(value), up.begin), (across.at(value), up.begin + 5)], "rule")
-        drawing.text(across.at(value), up.begin + 20, words, "quiet", "middle")
+        if not whole or value == int(value):
+            drawing.line([(across.at(value), up.begin), (across.at(value), up.begin + 5)], "rule")
+            drawing.text(across.at(value), up.begin + 20, words.partition(".")[0] if whole else words, "quiet", "middle")
     drawing.text(across.begin - 68, up.end - 10, names[1], "ink")
     drawing.text(across.begin, up.begin + 46, names[0], "ink")
 

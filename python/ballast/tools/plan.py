@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,16 +21,16 @@ from ballast.planning.planner import best, searched, unbeaten
 from ballast.planning.request import PlanRequest, request_plan
 from ballast.planning.result import Plan, wrapped
 from ballast.schema import option_name, options_of, signature_of
+from ballast.tools import Answer, add_command
 from ballast.tools.plan_page import draw_front, front_rows, page
 
-EXAMPLE = """\
-examples:
-  ballast plan llama-70b --ranks 8 --gpu h100 --host-memory 2TiB --drive-space 30TB
-  ballast plan path/to/config.json --ranks 2 --gpu rtx4090 --host-memory 128GiB --offload host --tokens 4096
-  ballast plan llama-8b --ranks 1 --gpu rtx4090 --host-memory 128GiB --tokens 2048 --json
-  ballast plan models.json:small --ranks 2 --gpu l4 --tokens 1024 --sequence 1024
-  ballast plan llama-8b --ranks 2 --measured this-machine.json
-  ballast plan llama-8b --ranks 8 --gpu h100 --price 2.5 --train-tokens 15T --plot front.svg --html plan.html
+EXAMPLES = """\
+plan llama-70b --ranks 8 --gpu h100 --host-memory 2TiB --drive-space 30TB
+plan path/to/config.json --ranks 2 --gpu rtx4090 --host-memory 128GiB --offload host --tokens 4096
+plan llama-8b --ranks 1 --gpu rtx4090 --host-memory 128GiB --tokens 2048 --json
+plan models.json:small --ranks 2 --gpu l4 --tokens 1024 --sequence 1024
+plan llama-8b --ranks 2 --measured this-machine.json
+plan llama-8b --ranks 8 --gpu h100 --price 2.5 --train-tokens 15T --plot front.svg --html plan.html
 """
 
 MODEL = (
@@ -45,7 +44,7 @@ NAMES = {"gpu": GPUS, "optimizer": _core.optimizers()}  # names that help lists
 
 def add_to(commands: Any) -> None:
     about = "Find out whether a model fits a machine, and how fast it trains there. Needs no GPU."
-    parser = commands.add_parser("plan", help="find out whether a model fits a machine", description=about, epilog=EXAMPLE)
+    parser = add_command(commands, plan, "find out whether a model fits a machine", about, EXAMPLES)
     parser.add_argument("model", help=MODEL)
     cost = parser.add_argument_group("cost")
     for keyword in signature_of(Options):
@@ -55,8 +54,6 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--rate", dest="rates", action="append", metavar="NAME=RATE", help=help)
     _add_files(parser.add_argument_group("files"))
     parser.add_argument("--program", action="store_true", help="print only the step, as the engine runs it")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def _add_flag(group: Any, keyword: inspect.Parameter) -> None:
@@ -81,8 +78,8 @@ def _add_files(group: Any) -> None:
     group.add_argument("--html", metavar="FILE.html", help=help)
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Print the plan, and a table of plans with more or less memory."""
+def plan(chosen: argparse.Namespace) -> Answer:
+    """Return the plan, and a table of plans with more or less memory."""
     plot, html = _files(chosen)
     given = {name: value for name in options_of(Options) if (value := getattr(chosen, name)) is not None}
     if chosen.rates:
@@ -90,23 +87,18 @@ def run(chosen: argparse.Namespace) -> int:
     if "outer" in given:
         given["outer"] = outer_from_text(given["outer"])
     request = replace(request_plan(chosen.model, **given), as_flags=True)  # advice names flags
-    plan = _best(request, as_json=chosen.json or chosen.program)
+    found = _best(request, as_json=chosen.json or chosen.program)
     if chosen.program:
-        program = plan.program()
-        print(json.dumps({"program": program.splitlines()}, indent=2) if chosen.json else program)
-        return 0
-    plans = searched(request, also=plan, fitting=not (plot or html))
-    front = unbeaten(plans, also=plan)
+        program = found.program()
+        return Answer(program, {"program": program.splitlines()})
+    plans = searched(request, also=found, fitting=not (plot or html))
+    front = unbeaten(plans, also=found)
     if plot:
-        write_output(plot, draw_front(plans, front, plan).svg(alone=True))
+        write_output(plot, draw_front(plans, front, found).svg(alone=True))
     if html:
-        write_output(html, page(plans, front, plan))
-    if chosen.json:
-        print(json.dumps({"plan": plan.to_dict(), "pareto_front": [each.to_dict() for each in front]}, indent=2))
-    else:
-        print(plan.text())
-        print("\n" + table(front, plan))
-    return 0
+        write_output(html, page(plans, front, found))
+    content = {"plan": found.to_dict(), "pareto_front": [each.to_dict() for each in front]}
+    return Answer(f"{found.text()}\n\n{table(front, found)}", content)
 
 
 def _best(request: PlanRequest, *, as_json: bool) -> Plan:

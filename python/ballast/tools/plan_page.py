@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ballast import _core
 from ballast.planning.result import Plan, differences
 from ballast.sizes import human_amount, human_count, human_size, human_time
-from ballast.tools.markup import Axis, Drawing, document, draw_scales, escaped, figures_list, round_step, table
+from ballast.tools.markup import Axis, Chart, Drawing, document, draw_scales, escaped, figures_list, round_step, table
 
 MARGIN, LEFT = 24, 92  # pixels
 HEIGHT = 296  # the length of the axis
@@ -32,19 +32,9 @@ LEGEND = {"forward": "forward", "backward": "backward", "step": "update", "earli
 # --- Memory against throughput ---
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A drawing with its axes: GiB across, and tokens a second up."""
-
-    drawing: Drawing
-    across: Axis
-    up: Axis
-
-    def place(self, plan: Plan) -> tuple[float, float]:
-        return self.across.at(_memory(plan)), self.up.at(plan.tokens_per_second)
-
-    def dot(self, plan: Plan, radius: float, style: str, title: str) -> None:
-        self.drawing.dot(*self.place(plan), radius, style, title)
+def _place(chart: Chart, plan: Plan) -> tuple[float, float]:
+    """Return the place of a plan: GiB across, and tokens a second up."""
+    return chart.place(_memory(plan), plan.tokens_per_second)
 
 
 def draw_front(searched: Sequence[Plan], front: Sequence[Plan], chosen: Plan, *, titled: bool = True) -> Drawing:
@@ -55,12 +45,12 @@ def draw_front(searched: Sequence[Plan], front: Sequence[Plan], chosen: Plan, *,
     draw_scales(chart.drawing, chart.across, chart.up, (f"memory of a {chosen.rank_device}, GiB", "tokens/s, all ranks"))
     _draw_limit(chart, limit)
     for plan in sorted(shown, key=lambda plan: plan.fits):
-        chart.dot(plan, 4, "searched" if plan.fits else "searched-line", describe(plan))
-    points = [chart.place(plan) for plan in front]
+        chart.drawing.dot(*_place(chart, plan), 4, "searched" if plan.fits else "searched-line", describe(plan))
+    points = [_place(chart, plan) for plan in front]
     joined = [point for i, point in enumerate(points) if all(point[0] < x for x, _ in points[:i])]
     chart.drawing.line(joined, "chosen", width=1.5)
     for plan in front:
-        chart.dot(plan, 4.5, "chosen", describe(plan))
+        chart.drawing.dot(*_place(chart, plan), 4.5, "chosen", describe(plan))
     _draw_chosen(chart, chosen, limit)
     _draw_legend(chart, has_larger=any(not plan.fits for plan in shown))
     if hidden := len(searched) - len(shown):
@@ -117,9 +107,9 @@ def _draw_limit(chart: Chart, limit: float) -> None:
 
 def _draw_chosen(chart: Chart, chosen: Plan, limit: float) -> None:
     """Mark the chosen plan. Its label stays to the left of the limit."""
-    x, y = chart.place(chosen)
-    chart.dot(chosen, 6, "chosen", f"chosen: {describe(chosen)}")
-    chart.dot(chosen, 9.5, "chosen-line", "")
+    x, y = _place(chart, chosen)
+    chart.drawing.dot(x, y, 6, "chosen", f"chosen: {describe(chosen)}")
+    chart.drawing.dot(x, y, 9.5, "chosen-line")
     right = min(chart.across.at(limit), chart.across.end) - 34
     chart.drawing.text(max(min(x, right), chart.across.begin + 30), y - 16, "chosen", "bold chosen", "middle")
 
@@ -127,11 +117,7 @@ def _draw_chosen(chart: Chart, chosen: Plan, limit: float) -> None:
 def _draw_legend(chart: Chart, *, has_larger: bool) -> None:
     entries = [("chosen", "least memory for the throughput"), ("searched", "other placements")]
     entries += [("searched-line", "do not fit")] if has_larger else []
-    x, y = chart.across.begin - 68, chart.up.end - 40
-    for style, words in entries:
-        chart.drawing.dot(x + 5, y + 4, 4, style)
-        chart.drawing.text(x + 16, y + 8, words, "quiet")
-        x += 16 + 6.6 * len(words) + 24
+    chart.drawing.legend(chart.across.begin - 68, chart.up.end - 40, entries)
 
 
 # --- Memory by owner ---
@@ -226,7 +212,8 @@ def draw_timeline(entries: Sequence[_core.TimelineEntry], seconds: float) -> Dra
     _draw_waits(drawing, across, lanes["compute"])
     for number, (lane, boxes) in enumerate(lanes.items()):
         _draw_lane(drawing, across, TOP + LANE * number, lane, boxes)
-    _draw_phases(drawing)
+    drawing.legend(FIRST, 10, [*LEGEND.items(), ("waits", "the training waits")])
+    drawing.text(WIDTH - 8, 20, "busy", "quiet", "end")
     return drawing
 
 
@@ -250,15 +237,6 @@ def _draw_waits(drawing: Drawing, across: Axis, boxes: Sequence[Box]) -> None:
             size = (across.at(end) - across.at(begin), LANE - 8)
             words = f"the training waits: {_milliseconds(end - begin)} ms, at {_milliseconds(begin)} ms"
             drawing.box(across.at(begin), TOP + 4, size, "waits", words)
-
-
-def _draw_phases(drawing: Drawing) -> None:
-    x = float(FIRST)
-    for style, words in [*LEGEND.items(), ("waits", "the training waits")]:
-        drawing.box(x, 8, (14, 14), style)
-        drawing.text(x + 20, 20, words, "quiet")
-        x += 20 + 6.6 * len(words) + 24
-    drawing.text(WIDTH - 8, 20, "busy", "quiet", "end")
 
 
 def _style(entry: _core.TimelineEntry) -> str:

@@ -18,14 +18,21 @@ from ballast.new_files import output_path, write_output
 from ballast.sizes import human_size, human_time
 from ballast.step_reports import FORMAT
 from ballast.tiers import lane_in_words
-from ballast.tools.markup import Axis, Drawing, document, escaped, figures_list, round_step, table
+from ballast.tools import Answer, add_command
+from ballast.tools.markup import (
+    Axis,
+    Chart,
+    Drawing,
+    document,
+    draw_scales,
+    escaped,
+    figures_list,
+    legend_width,
+    round_step,
+    table,
+)
 
-EXAMPLE = """\
-examples:
-  ballast report runs/first
-  ballast report runs/first --html first.html
-  ballast report runs/first --json
-"""
+EXAMPLES = "report runs/first\nreport runs/first --html first.html\nreport runs/first --json"
 
 NAME = re.compile(r"rank-(\d+)\.jsonl")
 NEEDED = {"step", "seconds", "at"}  # each step has them
@@ -46,25 +53,21 @@ Step = dict[str, Any]
 
 def add_to(commands: Any) -> None:
     about = "Write a page about a training whose steps a ballast.StepLog has recorded: losses, times, waiting, memory, ranks."
-    parser = commands.add_parser("report", help="show a recorded training", description=about, epilog=EXAMPLE)
+    parser = add_command(commands, report, "show a recorded training", about, EXAMPLES)
     parser.add_argument("folder", metavar="RUN", help="the folder of the ballast.StepLog")
-    parser.add_argument("--html", metavar="FILE.html", help="the page; default: report.html in that folder")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON, and write no page without --html")
-    parser.set_defaults(run=run)
+    parser.add_argument("--html", metavar="FILE.html", help="the page; default: report.html in the folder, none with --json")
 
 
-def run(chosen: argparse.Namespace) -> int:
+def report(chosen: argparse.Namespace) -> Answer:
     folder = Path(chosen.folder)
     logs = read_run(folder)
     figures = summary(logs)
+    lines = [f"{name:<24}{value}" for name, value in figures.items()]
     if chosen.html is not None or not chosen.json:
         html = output_path("--html", chosen.html or str(folder / "report.html"), ".html")
         write_output(html, run_page(folder.resolve().name, logs))
-    if chosen.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        print("\n".join([*(f"{name:<24}{value}" for name, value in figures.items()), f"{'page':<24}{html}"]))
-    return 0
+        lines.append(f"{'page':<24}{html}")
+    return Answer("\n".join(lines), figures)
 
 
 # --- The files of a StepLog ---
@@ -384,10 +387,10 @@ def draw_curves(label: str, curves: Sequence[Curve], *, from_zero: bool = True, 
     low = min(0.0 if from_zero else min(curve.low) for curve in curves)
     chart = _chart(label, curves, low, max(max(curve.high) for curve in curves))
     for style, curve in zip(STYLES, curves):
-        upper = chart.points(curve.steps, curve.high)
-        chart.drawing.area([*upper, *reversed(chart.points(curve.steps, curve.low))], style, opacity=0.2)
+        upper = _points(chart, curve.steps, curve.high)
+        chart.drawing.area([*upper, *reversed(_points(chart, curve.steps, curve.low))], style, opacity=0.2)
     for style, curve in zip(STYLES, curves):
-        chart.line(curve.steps, curve.means, style)
+        _draw_line(chart, curve.steps, curve.means, style)
     return _finished(chart, [curve.name for curve in curves], marks)
 
 
@@ -397,47 +400,32 @@ def draw_stacked(label: str, curves: Sequence[Curve], *, marks: Sequence[float] 
     chart = _chart(label, curves, 0.0, max(map(sum, zip(*(curve.means for curve in curves)))))
     for style, curve in zip(STYLES, curves):
         above = [a + b for a, b in zip(sums, curve.means)]
-        upper = chart.points(curve.steps, above)
-        chart.drawing.area([*upper, *reversed(chart.points(curve.steps, sums))], style, opacity=0.7)
-        chart.line(curve.steps, above, style)
+        upper = _points(chart, curve.steps, above)
+        chart.drawing.area([*upper, *reversed(_points(chart, curve.steps, sums))], style, opacity=0.7)
+        _draw_line(chart, curve.steps, above, style)
         sums = above
     return _finished(chart, [curve.name for curve in curves], marks)
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A drawing with its axes: steps across, values up."""
+def _points(chart: Chart, steps: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
+    return [chart.place(step, value) for step, value in zip(steps, values)]
 
-    drawing: Drawing
-    across: Axis
-    up: Axis
 
-    def points(self, steps: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
-        return [(self.across.at(step), self.up.at(value)) for step, value in zip(steps, values)]
-
-    def line(self, steps: Sequence[float], values: Sequence[float], style: str) -> None:
-        points = self.points(steps, values)
-        self.drawing.line(points, style, width=1.5)
-        if len(points) == 1:
-            self.drawing.dot(*points[0], 3, style)
+def _draw_line(chart: Chart, steps: Sequence[float], values: Sequence[float], style: str) -> None:
+    points = _points(chart, steps, values)
+    chart.drawing.line(points, style, width=1.5)
+    if len(points) == 1:
+        chart.drawing.dot(*points[0], 3, style)
 
 
 def _chart(label: str, curves: Sequence[Curve], low: float, high: float) -> Chart:
     first, last = min(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
     high = high if high > low else low + (abs(low) or 1.0)
     room = round_step((high - low) / 10)
-    drawing = Drawing(WIDTH, TOP + HEIGHT + 44, label)
+    drawing = Drawing(WIDTH, TOP + HEIGHT + 52, label)
     up = Axis(high + room, TOP + HEIGHT, TOP, low=low - room if low else 0.0)
     across = Axis(last if last > first else first + 1, LEFT, RIGHT, low=first)
-    for value, words in up.ticks(5):
-        drawing.line([(LEFT, up.at(value)), (RIGHT, up.at(value))], "grid")
-        drawing.text(LEFT - 8, up.at(value) + 4, words, "quiet", "end")
-    for value, words in across.ticks(10):
-        if value == int(value):
-            drawing.line([(across.at(value), up.begin), (across.at(value), up.begin + 5)], "rule")
-            drawing.text(across.at(value), up.begin + 20, words.partition(".")[0], "quiet", "middle")
-    drawing.text(LEFT, 18, label, "ink")
-    drawing.text(RIGHT, up.begin + 38, "step", "quiet", "end")
+    draw_scales(drawing, across, up, ("step", label), whole=True)
     return Chart(drawing, across, up)
 
 
@@ -447,10 +435,7 @@ def _finished(chart: Chart, names: Sequence[str], marks: Sequence[float]) -> Dra
         x = chart.across.at(step)
         chart.drawing.line([(x, chart.up.end), (x, chart.up.begin)], "limit", dashes="4 4")
         chart.drawing.text(x, chart.up.begin + 38, f"resumed at {step:,.0f}", "limit", "middle")
-    x = float(RIGHT)
-    for style, name in reversed(list(zip(STYLES, names)) if len(names) > 1 else []):
-        chart.drawing.text(x, 18, name, "quiet", "end")
-        x -= 6.6 * len(name) + 20
-        chart.drawing.box(x, 8, (12, 12), style)
-        x -= 16
+    if len(names) > 1:
+        entries = [*zip(STYLES, names)]
+        chart.drawing.legend(RIGHT - legend_width(entries), 10, entries)
     return chart.drawing

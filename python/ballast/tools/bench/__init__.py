@@ -11,14 +11,14 @@ from typing import Any
 
 from ballast.checks import read_count, refuse
 from ballast.new_files import output_path, write_output
+from ballast.tools import Answer, add_command
 from ballast.tools.bench.cases import select_cases
 
-EXAMPLE = """\
-examples:
-  ballast bench
-  ballast bench --quick --output this-machine.json --plot this-machine.svg
-  ballast bench --ranks 4 --model path/to/config.json --only "stage 3" --only FSDP2
-  ballast plan llama-8b --ranks 2 --measured this-machine.json
+EXAMPLES = """\
+bench
+bench --quick --output this-machine.json --plot this-machine.svg
+bench --ranks 4 --model path/to/config.json --only "stage 3" --only FSDP2
+plan llama-8b --ranks 2 --measured this-machine.json
 """
 
 
@@ -28,7 +28,7 @@ def add_to(commands: Any) -> None:
         "installed. Each case trains in processes of its own. Takes minutes; with --quick less than one."
     )
     help = "measure memory and throughput on this machine"
-    parser = commands.add_parser("bench", help=help, description=about, epilog=EXAMPLE)
+    parser = add_command(commands, bench, help, about, EXAMPLES)
     parser.add_argument("--ranks", type=int, metavar="N", help="processes; default: one for each GPU, or 2 on a CPU")
     help = "train the model of a config.json, or one with a known name, scaled to fit; default: a small GPT"
     parser.add_argument("--model", metavar="MODEL", help=help)
@@ -40,11 +40,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--drive", type=Path, default=Path("."), metavar="DIRECTORY", help=help)
     parser.add_argument("--output", metavar="FILE.json", help="write all figures; ballast plan --measured reads them")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw memory against throughput")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.set_defaults(run=bench)
 
 
-def bench(chosen: argparse.Namespace) -> int:
+def bench(chosen: argparse.Namespace) -> Answer:
     """Measure, and print a table. Return 1 where a case of Ballast failed."""
     output = output_path("--output", chosen.output, ".json") if chosen.output is not None else None
     plot = output_path("--plot", chosen.plot, ".svg") if chosen.plot is not None else None
@@ -59,17 +57,13 @@ def bench(chosen: argparse.Namespace) -> int:
     if chosen.model is not None:
         setting = scaled_setting(setting, chosen.model, quick=chosen.quick)
     selected = select_cases(on_gpu=setting.on_gpu, quick=chosen.quick, only=chosen.only)
-    try:
-        report = measure(setting, selected, report_progress=_progress)
-    except KeyboardInterrupt:
-        print("\nstopped: no process of it runs any more", file=sys.stderr)
-        return 130
+    report = measure(setting, selected, report_progress=_progress)
     if output:
         write_output(output, json.dumps(report.to_dict(), indent=2) + "\n")
     if plot:
         write_output(plot, report.drawing().svg(alone=True))
-    print(json.dumps(report.to_dict(), indent=2) if chosen.json else report.table())
-    return int(any(row.failure and row.is_ballast for row in report.rows))
+    has_failed = any(row.failure and row.is_ballast for row in report.rows)
+    return Answer(report.table(), report.to_dict(), code=int(has_failed))
 
 
 def _progress(words: str) -> None:
