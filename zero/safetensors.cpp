@@ -1,4 +1,5 @@
 #include <ballast/safetensors.h>
+#include <ballast/training_state.h>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -332,12 +333,12 @@ std::vector<SafetensorsItem> items_of(const Model& model, const std::vector<std:
   return items;
 }
 
-void write(const std::string& name, const ConstView& values, const Training& training, SafetensorsWriter& files) {
+void write(const std::string& name, const ConstView& values, const TrainingState& state, SafetensorsWriter& files) {
   std::string buffer;
   for (std::size_t first = 0; first < values.count(); first += moved_at_once) {
     const ConstView part = values.part(first, std::min(moved_at_once, values.count() - first));
     buffer.resize(part.bytes());
-    training.read_memory(part, reinterpret_cast<std::byte*>(buffer.data()));
+    state.read_memory(part, reinterpret_cast<std::byte*>(buffer.data()));
     files.write(name, first * byte_size(values.dtype()), buffer);
   }
 }
@@ -346,16 +347,18 @@ void write(const std::string& name, const ConstView& values, const Training& tra
 
 void write(const path& directory, Training& training, const WriteOptions& options) {
   Communicator& world = training.world();
+  TrainingState state(training);
+  state.require_between_steps("write the parameters");
   const std::vector<std::vector<std::string>> names = names_in_files(training.model());
   std::optional<SafetensorsWriter> files;  // of rank 0
   on_all_ranks(world, [&] {
     if (world.rank() == 0) files.emplace(directory, "model", items_of(training.model(), names), options.file_bytes);
   });
   for (std::size_t unit = 0; unit < names.size(); ++unit) {
-    const Lease lease = training.exact_parameters(unit);
+    const Lease lease = state.exact_parameters(unit);
     on_all_ranks(world, [&] {
       for (std::size_t tensor = 0; files && tensor < names[unit].size(); ++tensor)
-        write(names[unit][tensor], lease[tensor], training, *files);
+        write(names[unit][tensor], lease[tensor], state, *files);
     });
   }
   on_all_ranks(world, [&] {

@@ -45,7 +45,7 @@ ChunkKind TensorState::chunk_kind(std::size_t unit) const {
 
 std::vector<StatePart> TensorState::parts() const {
   std::vector<StatePart> parts;
-  for (const LocalTile& tile : training_.local_tiles()) {
+  for (const LocalTile& tile : tiles_.tiles()) {
     for (const PartOfTile& each : parts_in(training_.plan().compiled(), tile))
       parts.push_back(each.part);
   }
@@ -63,12 +63,10 @@ TileVisitor by_part(const CompiledPlan& plan, const TensorState::Visitor& visito
 
 }  // namespace
 
-void TensorState::visit(const Visitor& visitor) {
-  training_.visit_state(by_part(training_.plan().compiled(), visitor));
-}
+void TensorState::visit(const Visitor& visitor) { tiles_.visit(by_part(training_.plan().compiled(), visitor)); }
 
 void TensorState::change(const Visitor& visitor, const std::function<void()>& agree) {
-  training_.change_state(by_part(training_.plan().compiled(), visitor), agree);
+  tiles_.change(by_part(training_.plan().compiled(), visitor), agree);
 }
 
 void TensorState::read_moment(std::size_t unit, std::size_t tensor, Moment moment, float* into) {
@@ -79,7 +77,7 @@ void TensorState::read_moment(std::size_t unit, std::size_t tensor, Moment momen
       if (found == tensor) visit(range, in_tile);
     });
   };
-  training_.visit_state(
+  tiles_.visit(
       [&](const LocalTile& tile) {
         values.resize(tile.memory.count);
         kernels::read_moment(tile.memory, moment, values);
@@ -96,7 +94,7 @@ void TensorState::read_moment(std::size_t unit, std::size_t tensor, Moment momen
 
 void TensorState::write_moments(const MomentSource& source) {
   std::vector<float> values;
-  training_.change_state([&](const LocalTile& tile) {
+  tiles_.change([&](const LocalTile& tile) {
     for (const Moment moment : moments_in(tile.memory)) {
       values.resize(tile.memory.count);
       kernels::read_moment(tile.memory, moment, values);
@@ -111,7 +109,7 @@ void TensorState::write_moments(const MomentSource& source) {
 
 void TensorState::write_parameters(const ParameterWriter& writer) {
   const auto backend = kernels::cpu_backend({.threads = 1});
-  training_.change_state([&](const LocalTile& tile) {
+  tiles_.change([&](const LocalTile& tile) {
     const std::size_t width = byte_size(tile.memory.parameter_dtype);
     each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
       const bool is_new = writer(tile.unit, tensor, range, tile.memory.parameter + in_tile * width);
@@ -122,9 +120,9 @@ void TensorState::write_parameters(const ParameterWriter& writer) {
 
 void TensorState::take_full_parameters(const TensorSet& written) {
   const auto backend = kernels::cpu_backend({.threads = 1});
-  training_.change_state([&](const LocalTile& tile) {
-    const View part = training_.full_parameters(tile.unit).part(tile.range.first, tile.range.count);
-    training_.read_memory(part, tile.memory.parameter);
+  tiles_.change([&](const LocalTile& tile) {
+    const View part = tiles_.full_parameters(tile.unit).part(tile.range.first, tile.range.count);
+    tiles_.read_memory(part, tile.memory.parameter);
     if (tile.frozen) return;
     each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
       if (!written.contains({tile.unit, tensor})) return;

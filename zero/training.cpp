@@ -1,5 +1,5 @@
 #include <ballast/error.h>
-#include <ballast/training.h>
+#include <ballast/training_state.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -153,7 +153,8 @@ struct Training::Impl {
     lives.reset();
     scheduler.abandon_uses();
     try {
-      if (off_plan.has_gradients()) mesh.abort("its training was ended in the middle of a step");
+      const std::string reason = refusal.empty() ? "" : ", after this error: " + refusal;
+      if (off_plan.has_gradients()) mesh.abort("its training was ended in the middle of a step" + reason);
     } catch (const std::exception&) {
     }
     threads.stop();
@@ -189,7 +190,7 @@ struct Training::Impl {
   void require_not_begun() const {
     require(!has_begun, Code::out_of_order, [] {
       return Problem{.what = "cannot begin the training: it has begun",
-                     .needed = "start(), initialize() or resume() once, and change_state() after that"};
+                     .needed = "start(), initialize() or resume() once, and TrainingState::change() after that"};
     });
   }
 
@@ -240,6 +241,11 @@ struct Training::Impl {
             .gradients = use.to.exists() ? slots.view(use.to, unit.dtype) : View{}};
   }
 
+  void finish() {
+    require_usable();
+    scheduler.finish();
+  }
+
   void begin() {
     scheduler.run_entry(running.program().entry, true);
     has_begun = true;
@@ -262,10 +268,45 @@ struct Training::Impl {
   // Throws before anything changes: a rank that stopped after the agreement would leave the others a step ahead.
   void prepare(const StepOptions& step) {
     require_usable();
-    agreement.check(step);
+    refuse_alone([&] { agreement.check(step); });
     before_write(RunWrite::step);
     agreement.prepare(step);
     if (options.schedule.update_in_backward) scheduler.run().numbers = agreement.numbers_before_norm();
+  }
+
+  StepResult step() {
+    require_usable();
+    refuse_alone([this] { agreement.check_accumulated(off_plan.visited()); });
+    reach_agreement();
+    StepRun& run = scheduler.run();
+    const std::size_t decision = scheduler.position();
+    if (agreement.has_custom_update())
+      update_by_trainer(plan, slots, scheduler, failure, agreement.take_custom_update());
+    run.note = note;
+    run.round = round;
+    scheduler.issue_rest();
+    scheduler.wait_for(decision);
+    agreement.end_step(run.numbers.number);
+    off_plan.end_step();
+    scheduler.begin_step();
+    number_step();
+    norm_is_known = false;
+    refusal.clear();
+    run.result.metrics = counters.end_step(metrics());
+    return run.result;
+  }
+
+  // Does a check that this rank alone may fail. The step has no options then. Others wait for this rank in the step: if its training
+  // ends then, they learn why.
+  template <class Check>
+  void refuse_alone(const Check& refuses) {
+    try {
+      refuses();
+    } catch (const Error& error) {
+      agreement.cancel();
+      refusal = error.what();
+      throw;
+    }
   }
 
   // A backward pass that makes updates needs their options when it begins.
@@ -293,6 +334,16 @@ struct Training::Impl {
     scheduler.issue_up_to_trainer();
     if (!scheduler.is_at_agreement()) off_plan.serve_step();
     trainer.finish();
+  }
+
+  Metrics metrics() const {
+    Metrics metrics = counters.totals();
+    metrics.verified = check ? check->places() : 0;
+    const SentBytes sent = mesh.sent() + (mirror ? mirror->sent() : SentBytes{});
+    metrics.sent_inside = sent.inside;
+    metrics.sent_across = sent.across;
+    metrics.memory = running.memory();
+    return metrics;
   }
 
   std::size_t device_bytes() const { return running.memory()[static_cast<std::size_t>(Tier::device)]; }
@@ -389,6 +440,7 @@ struct Training::Impl {
   KnownCheckpoints checkpoints{};
   bool is_offloaded = false;
   bool norm_is_known = false;  // whether this step's norm is known
+  std::string refusal{};       // the text of the last error by which this rank alone could not step
 };
 
 Training::Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options)
@@ -396,10 +448,6 @@ Training::Training(Model model, Communicator& world, std::vector<optim::Rule> gr
 Training::~Training() = default;
 
 bool Training::found() const { return impl_->records && impl_->records->found(); }
-const std::optional<LostRun>& Training::lost() const {
-  static const std::optional<LostRun> nothing;
-  return impl_->records ? impl_->records->lost() : nothing;
-}
 void Training::start(const ParameterSource& source) { found() ? resume(source) : initialize(source); }
 
 void Training::initialize(const ParameterSource& source) {
@@ -430,10 +478,6 @@ void Training::resume(const ParameterSource& frozen) {
 
 Lease Training::forward(std::size_t unit) { return impl_->acquire(unit, Phase::forward); }
 
-Lease Training::exact_parameters(std::size_t unit) {
-  return impl_->acquire(unit, Phase::forward, impl_->plan.input().gathers_codes());
-}
-
 Lease Training::backward(std::size_t unit) {
   impl_->prepare_backward();
   return impl_->acquire(unit, Phase::backward);
@@ -442,16 +486,6 @@ Lease Training::backward(std::size_t unit) {
 double Training::gradient_norm(double loss_scale, std::optional<std::size_t> micro_steps) {
   impl_->complete_gradients(micro_steps);
   return impl_->agreement.norm(impl_->scheduler.rest().front(), loss_scale, micro_steps);
-}
-
-std::vector<std::vector<double>> Training::tensor_norms(double loss_scale, std::optional<std::size_t> micro_steps) {
-  impl_->complete_gradients(micro_steps);
-  return impl_->agreement.tensor_norms(impl_->scheduler.list(), loss_scale, micro_steps);
-}
-
-void Training::visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps) {
-  impl_->complete_gradients(micro_steps);
-  impl_->tensor_sums.visit(impl_->scheduler.list(), impl_->scheduler.rest().front(), impl_->slots, visit);
 }
 
 void Training::leave_out(std::size_t unit, std::size_t tensor) {
@@ -468,13 +502,15 @@ void Training::leave_out(std::size_t unit, std::size_t tensor) {
 }
 
 StepResult Training::step(double loss_scale) {
-  if (!impl_->options.schedule.update_in_backward) return step({.loss_scale = loss_scale});
+  const bool in_backward = impl_->options.schedule.update_in_backward;
+  if (!in_backward && !impl_->agreement.is_prepared()) return step({.loss_scale = loss_scale});
   require(loss_scale == 1.0, Code::out_of_order, [&] {
-    return Problem{.what = fmt::format("cannot step with a loss scale of {}: the updates are made already", loss_scale),
-                   .needed = "a loss that is not scaled, or prepare(options) before backward"};
+    return Problem{
+        .what = fmt::format("cannot step with a loss scale of {}: the step has its options already", loss_scale),
+        .needed = "a loss that is not scaled, or its scale in prepare(options)"};
   });
   impl_->prepare_backward();  // if no unit was used in backward
-  return step_prepared();
+  return impl_->step();
 }
 
 StepResult Training::step(const StepOptions& options) {
@@ -483,51 +519,12 @@ StepResult Training::step(const StepOptions& options) {
                    .needed = "prepare(options) before backward, and step() without any"};
   });
   prepare(options);
-  return step_prepared();
+  return impl_->step();
 }
 
 void Training::prepare(const StepOptions& options) { impl_->prepare(impl_->completed(options)); }
 
-StepResult Training::step_prepared() {
-  impl_->require_usable();
-  require(impl_->agreement.is_prepared(), Code::out_of_order,
-          [] { return Problem{.what = "cannot step: there are no options", .needed = "step(options)"}; });
-  impl_->agreement.check_accumulated(impl_->off_plan.visited());
-  impl_->reach_agreement();
-  StepRun& run = impl_->scheduler.run();
-  const std::size_t agreement = impl_->scheduler.position();
-  if (impl_->agreement.has_custom_update()) {
-    update_by_trainer(impl_->plan, impl_->slots, impl_->scheduler, impl_->failure,
-                      impl_->agreement.take_custom_update());
-  }
-  run.note = impl_->note;
-  run.round = impl_->round;
-  impl_->scheduler.issue_rest();
-  impl_->scheduler.wait_for(agreement);
-  impl_->agreement.end_step(run.numbers.number);
-  impl_->off_plan.end_step();
-  impl_->scheduler.begin_step();
-  impl_->number_step();
-  impl_->norm_is_known = false;
-  run.result.metrics = impl_->counters.end_step(metrics());
-  return run.result;
-}
-
-void Training::wait_for_parameters(std::size_t unit) {
-  impl_->require_usable();
-  impl_->require_unit(unit);
-  impl_->scheduler.wait_for_parameters(unit);
-}
-
-void Training::wait_for_commit() {
-  impl_->require_usable();
-  impl_->scheduler.wait_for_last_step();
-}
-
-void Training::finish() {
-  impl_->require_usable();
-  impl_->scheduler.finish();
-}
+void Training::finish() { impl_->finish(); }
 
 std::vector<optim::Rule>& Training::groups() { return impl_->groups; }
 
@@ -543,82 +540,25 @@ void Training::set_lr(double lr) {
 
 std::uint64_t Training::steps() const { return impl_->agreement.steps(); }
 
-void Training::offload(bool parameters, const AgreeOnMemory& agree) {
-  impl_->require_between_steps("offload the training");
-  impl_->scheduler.finish();
-  Staging staging = impl_->homes.staging(impl_->device_bytes());
-  impl_->slots.offload(impl_->running.program(), staging, parameters, agree);
-  impl_->is_offloaded = true;
-  impl_->off_plan.restart_step();  // uses in forward since the last step are discarded
-}
-
-void Training::reload(const AgreeOnMemory& agree) {
-  require(impl_->is_offloaded, Code::out_of_order, [] {
-    return Problem{.what = "cannot reload: the training is already on its device", .needed = "offload() first"};
-  });
-  {
-    Staging staging = impl_->homes.staging(impl_->device_bytes());
-    impl_->slots.reload(staging, agree);
-  }
-  impl_->is_offloaded = false;
-  impl_->scheduler.run_entry(impl_->running.program().entry, true);
-}
-
-void Training::keep_gathered(std::size_t bytes, const AgreeOnMemory& agree) {
-  impl_->require_between_steps("change the memory of the training");
-  impl_->off_plan.keep_gathered(bytes, agree);
-}
-
-std::size_t Training::gathered_bytes() const { return impl_->slots.all_of(SlotRole::gathered).bytes(); }
-
 void Training::save(const std::filesystem::path& directory) {
   impl_->require_between_steps("save a checkpoint");
-  save_checkpoint(impl_->checkpoint_in(directory), steps(), note(), local_tiles(),
-                  [this](const TileVisitor& visit) { visit_state(visit); });
+  TrainingState state(*this);
+  save_checkpoint(impl_->checkpoint_in(directory), steps(), note(), state.tiles(),
+                  [&](const TileVisitor& visit) { state.visit(visit); });
 }
 
 bool Training::load(const std::filesystem::path& directory) {
   impl_->require_between_steps("load a checkpoint");
-  const auto change = [this](const TileVisitor& visit, const std::function<LoadedCheckpoint()>& agree) {
-    change_state(visit, [&] {
+  TrainingState state(*this);
+  const auto change = [&](const TileVisitor& visit, const std::function<LoadedCheckpoint()>& agree) {
+    state.change(visit, [&] {
       const LoadedCheckpoint loaded = agree();
-      set_steps(loaded.step);
+      state.set_steps(loaded.step);
       set_note(loaded.note);
     });
   };
-  return load_checkpoint(impl_->checkpoint_in(directory), local_tiles(), change);
+  return load_checkpoint(impl_->checkpoint_in(directory), state.tiles(), change);
 }
-
-void Training::visit_state(const TileVisitor& look, const TileFilter& which) {
-  finish();
-  impl_->state.look(look, which);
-}
-
-// The entry gathers parameters and reads kept records again, from the changed state.
-void Training::change_state(const TileVisitor& change, const std::function<void()>& agree) {
-  parameters_changed();
-  impl_->before_write(RunWrite::change);
-  impl_->state.change(change, agree, [this] { return CommittedState{steps(), impl_->note, impl_->round_of_change()}; });
-  impl_->off_plan.forget_gathered();
-  impl_->scheduler.run_entry(impl_->running.program().entry, true);
-}
-
-std::vector<LocalTile> Training::local_tiles() const { return impl_->state.tiles(); }
-
-void Training::set_steps(std::uint64_t steps) {
-  impl_->agreement.set_steps(steps);
-  impl_->number_step();
-}
-
-RunPoint Training::committed() const {
-  impl_->require_usable();
-  impl_->scheduler.wait_for_last_step();
-  const offload::RecordStore* const trained = impl_->records ? impl_->records->stores().trained : nullptr;
-  const offload::CommitPoint point = trained != nullptr ? trained->point() : offload::CommitPoint{};
-  return {point.incarnation, point.number};
-}
-
-void Training::set_round(const JointRound& round) { impl_->round = round; }
 
 void Training::set_note(std::span<const std::byte> note) {
   require(note.size() <= max_note_bytes, Code::wrong_size, [&] {
@@ -630,17 +570,6 @@ void Training::set_note(std::span<const std::byte> note) {
 }
 
 const std::vector<std::byte>& Training::note() const { return impl_->note; }
-View Training::full_parameters(std::size_t unit) { return impl_->homes.full_parameters(unit); }
-
-void Training::parameters_changed() {
-  finish();
-  if (impl_->check) impl_->check->forget();
-}
-
-void Training::read_memory(const ConstView& view, std::byte* into) const {
-  impl_->trainer.finish();
-  impl_->homes.read(view, into);
-}
 
 const Model& Training::model() const { return impl_->plan.model(); }
 const Plan& Training::plan() const { return impl_->planned; }
@@ -648,22 +577,121 @@ Communicator& Training::world() const { return impl_->world; }
 const MemoryAccounts& Training::memory() const { return impl_->accounts; }
 Ledger Training::ledger() const { return ledger_of(impl_->running.program(), impl_->plan.blocks().records()); }
 
-Metrics Training::metrics() const {
-  Metrics metrics = impl_->counters.totals();
-  metrics.verified = impl_->check ? impl_->check->places() : 0;
-  const SentBytes sent = impl_->mesh.sent() + (impl_->mirror ? impl_->mirror->sent() : SentBytes{});
-  metrics.sent_inside = sent.inside;
-  metrics.sent_across = sent.across;
-  metrics.memory = impl_->running.memory();
-  return metrics;
-}
-
-std::size_t Training::unreserved_bytes() const { return impl_->slots.unreserved_bytes(); }
-std::string Training::unpinned_because() const { return impl_->slots.unpinned_because(); }
+Metrics Training::metrics() const { return impl_->metrics(); }
 
 std::vector<UnitWork> Training::unit_work() const { return impl_->kept_timeline().work(model().units.size()); }
 std::string Training::chrome_trace() const {
   return impl_->kept_timeline().to_chrome_trace(model(), impl_->mesh.rank());
 }
+
+const std::optional<LostRun>& TrainingState::lost() const {
+  static const std::optional<LostRun> nothing;
+  return impl_->records ? impl_->records->lost() : nothing;
+}
+
+Lease TrainingState::exact_parameters(std::size_t unit) {
+  return impl_->acquire(unit, Phase::forward, impl_->plan.input().gathers_codes());
+}
+
+std::vector<std::vector<double>> TrainingState::tensor_norms(double loss_scale,
+                                                             std::optional<std::size_t> micro_steps) {
+  impl_->complete_gradients(micro_steps);
+  return impl_->agreement.tensor_norms(impl_->scheduler.list(), loss_scale, micro_steps);
+}
+
+void TrainingState::visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps) {
+  impl_->complete_gradients(micro_steps);
+  impl_->tensor_sums.visit(impl_->scheduler.list(), impl_->scheduler.rest().front(), impl_->slots, visit);
+}
+
+void TrainingState::wait_for_parameters(std::size_t unit) {
+  impl_->require_usable();
+  impl_->require_unit(unit);
+  impl_->scheduler.wait_for_parameters(unit);
+}
+
+void TrainingState::wait_for_commit() {
+  impl_->require_usable();
+  impl_->scheduler.wait_for_last_step();
+}
+
+void TrainingState::require_between_steps(std::string_view what) const { impl_->require_between_steps(what); }
+
+void TrainingState::offload(bool parameters, const AgreeOnMemory& agree) {
+  impl_->require_between_steps("offload the training");
+  impl_->scheduler.finish();
+  Staging staging = impl_->homes.staging(impl_->device_bytes());
+  impl_->slots.offload(impl_->running.program(), staging, parameters, agree);
+  impl_->is_offloaded = true;
+  impl_->off_plan.restart_step();  // uses in forward since the last step are discarded
+}
+
+void TrainingState::reload(const AgreeOnMemory& agree) {
+  require(impl_->is_offloaded, Code::out_of_order, [] {
+    return Problem{.what = "cannot reload: the training is already on its device", .needed = "offload() first"};
+  });
+  {
+    Staging staging = impl_->homes.staging(impl_->device_bytes());
+    impl_->slots.reload(staging, agree);
+  }
+  impl_->is_offloaded = false;
+  impl_->scheduler.run_entry(impl_->running.program().entry, true);
+}
+
+void TrainingState::keep_gathered(std::size_t bytes, const AgreeOnMemory& agree) {
+  impl_->require_between_steps("change the memory of the training");
+  impl_->off_plan.keep_gathered(bytes, agree);
+}
+
+std::size_t TrainingState::gathered_bytes() const { return impl_->slots.all_of(SlotRole::gathered).bytes(); }
+
+void TrainingState::visit(const TileVisitor& look, const TileFilter& which) {
+  impl_->finish();
+  impl_->state.look(look, which);
+}
+
+// The entry gathers parameters and reads kept records again, from the changed state.
+void TrainingState::change(const TileVisitor& change, const std::function<void()>& agree) {
+  parameters_changed();
+  impl_->before_write(RunWrite::change);
+  impl_->state.change(change, agree, [this] {
+    return CommittedState{impl_->agreement.steps(), impl_->note, impl_->round_of_change()};
+  });
+  impl_->off_plan.forget_gathered();
+  impl_->scheduler.run_entry(impl_->running.program().entry, true);
+}
+
+std::vector<LocalTile> TrainingState::tiles() const { return impl_->state.tiles(); }
+
+void TrainingState::set_steps(std::uint64_t steps) {
+  impl_->agreement.set_steps(steps);
+  impl_->number_step();
+}
+
+RunPoint TrainingState::committed() const {
+  impl_->require_usable();
+  impl_->scheduler.wait_for_last_step();
+  const offload::RecordStore* const trained = impl_->records ? impl_->records->stores().trained : nullptr;
+  const offload::CommitPoint point = trained != nullptr ? trained->point() : offload::CommitPoint{};
+  return {point.incarnation, point.number};
+}
+
+void TrainingState::set_round(const JointRound& round) { impl_->round = round; }
+
+View TrainingState::full_parameters(std::size_t unit) { return impl_->homes.full_parameters(unit); }
+
+void TrainingState::parameters_changed() {
+  impl_->finish();
+  if (impl_->check) impl_->check->forget();
+}
+
+void TrainingState::read_memory(const ConstView& view, std::byte* into) const {
+  impl_->trainer.finish();
+  impl_->homes.read(view, into);
+}
+
+std::size_t TrainingState::unreserved_bytes() const { return impl_->slots.unreserved_bytes(); }
+
+std::string TrainingState::unpinned_because() const { return impl_->slots.unpinned_because(); }
 
 }  // namespace ballast

@@ -43,6 +43,16 @@ AgreeOnMemory agree_in_python(const AgreeInPython& agree) {
   };
 }
 
+// Returns the training, or its state.
+template <class Object>
+decltype(auto) as(Training& training) {
+  if constexpr (std::is_same_v<Object, Training>) {
+    return (training);
+  } else {
+    return Object(training);
+  }
+}
+
 // A Training as Python uses it: memory by its address, and callbacks for values that torch holds. Keeps the groups that
 // it trains in, and releases Python's lock while it works or waits. It decides nothing.
 class TrainingBinding {
@@ -70,6 +80,7 @@ class TrainingBinding {
   }
 
   Training& training() const { return *training_; }  // any thread may call what only reads
+  TrainingState state() const { return TrainingState(*training_); }
   const std::optional<int>& gpu() const { return gpu_; }
 
   // Returns the lines since the last call, with the numbers of Python's levels.
@@ -79,9 +90,10 @@ class TrainingBinding {
   }
 
   // Acquires memory of one unit at a time, until it is released.
-  const Lease& acquire(Lease (Training::*memory)(std::size_t unit), std::size_t unit) {
+  template <class Object>
+  const Lease& acquire(Lease (Object::*memory)(std::size_t unit), std::size_t unit) {
     const OneThread::Working working(thread_);
-    return lease_.emplace((training_.get()->*memory)(unit));
+    return lease_.emplace((as<Object>(*training_).*memory)(unit));
   }
 
   void release() {
@@ -104,7 +116,7 @@ class TrainingBinding {
 
   StepResult step_prepared() {
     const OneThread::Working working(thread_);
-    StepResult result = training_->step_prepared();
+    StepResult result = training_->step();
     count_steps();
     return result;
   }
@@ -245,16 +257,6 @@ void bind_result(py::module_& module) {
           "None where the ranks do not know their own times.");
 }
 
-// Returns the training, or its state by tensor.
-template <class Object>
-decltype(auto) as(Training& training) {
-  if constexpr (std::is_same_v<Object, Training>) {
-    return (training);
-  } else {
-    return Object(training);
-  }
-}
-
 // Binds a function as it is, or a lambda that gets the training first. See TrainingBinding::working().
 template <class Object, class Result, class... Arguments>
 auto working(Result (Object::*method)(Arguments...)) {
@@ -288,7 +290,8 @@ Memory memory_of(const py::object& training, const ConstView& view, bool on_gpu 
 }
 
 // Binds a function that acquires parameters.
-auto acquiring(Lease (Training::*method)(std::size_t unit)) {
+template <class Object>
+auto acquiring(Lease (Object::*method)(std::size_t unit)) {
   return [method](const py::object& self, std::size_t unit) {
     return memory_of(self, self.cast<TrainingBinding&>().acquire(method, unit).parameters());
   };
@@ -371,8 +374,9 @@ void bind_gradients(py::class_<TrainingBinding>& training) {
       .def("gradient_norm",
            working([](Training& training, double loss_scale) { return training.gradient_norm(loss_scale); }),
            py::kw_only(), py::arg("loss_scale"))
-      .def("tensor_norms",
-           working([](Training& training, double loss_scale) { return training.tensor_norms(loss_scale); }),
+      .def("tensor_norms", working([](Training& training, double loss_scale) {
+             return TrainingState(training).tensor_norms(loss_scale);
+           }),
            py::kw_only(), py::arg("loss_scale"))
       .def(
           "visit_gradients",
@@ -381,7 +385,8 @@ void bind_gradients(py::class_<TrainingBinding>& training) {
               const py::gil_scoped_acquire lock;
               visit(unit, tensor, memory_of(self, gradients, on_gpu), gradients.dtype());
             };
-            self.cast<TrainingBinding&>().working([&](Training& training) { training.visit_gradients(show); });
+            self.cast<TrainingBinding&>().working(
+                [&](Training& training) { TrainingState(training).visit_gradients(show); });
           },
           py::arg("visit"));
 }
@@ -398,28 +403,29 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def_property_readonly(
           "lost",
           [](const TrainingBinding& self) {
-            const auto& lost = self.training().lost();
+            const auto& lost = self.state().lost();
             return lost ? std::optional(std::pair(lost->reason, lost->step)) : std::nullopt;
           },
           "The reason why a run has begun again, and the newest step that it had; None if it has not.")
       .def("start", &TrainingBinding::start, py::arg("fill"))
       .def_property_readonly("steps", reading(&Training::steps))
-      .def("wait_for_parameters", working(&Training::wait_for_parameters), py::arg("unit"))
+      .def("wait_for_parameters", working(&TrainingState::wait_for_parameters), py::arg("unit"))
       .def(
-          "wait_for_commit", [](TrainingBinding& self) { self.training().wait_for_commit(); }, Released())
+          "wait_for_commit", [](TrainingBinding& self) { self.state().wait_for_commit(); }, Released())
       .def("finish", working(&Training::finish))
       .def("offload", working([](Training& training, bool parameters, const AgreeInPython& agree) {
-             training.offload(parameters, agree_in_python(agree));
+             TrainingState(training).offload(parameters, agree_in_python(agree));
            }),
            py::kw_only(), py::arg("parameters"), py::arg("agree"))
-      .def("reload",
-           working([](Training& training, const AgreeInPython& agree) { training.reload(agree_in_python(agree)); }),
+      .def("reload", working([](Training& training, const AgreeInPython& agree) {
+             TrainingState(training).reload(agree_in_python(agree));
+           }),
            py::kw_only(), py::arg("agree"))
       .def("keep_gathered", working([](Training& training, std::size_t bytes, const AgreeInPython& agree) {
-             training.keep_gathered(bytes, agree_in_python(agree));
+             TrainingState(training).keep_gathered(bytes, agree_in_python(agree));
            }),
            py::arg("bytes"), py::kw_only(), py::arg("agree"))
-      .def_property_readonly("gathered_bytes", reading(&Training::gathered_bytes));
+      .def_property_readonly("gathered_bytes", reading(&TrainingState::gathered_bytes));
 }
 
 void bind_parameters(py::class_<TrainingBinding>& training) {
@@ -433,11 +439,11 @@ void bind_parameters(py::class_<TrainingBinding>& training) {
       .def(
           "full_parameters",
           [](const py::object& self, std::size_t unit) {
-            return memory_of(self, self.cast<TrainingBinding&>().training().full_parameters(unit));
+            return memory_of(self, self.cast<TrainingBinding&>().state().full_parameters(unit));
           },
           py::arg("unit"))
       .def("acquire_parameters", acquiring(&Training::forward), py::arg("unit"))
-      .def("acquire_exact_parameters", acquiring(&Training::exact_parameters), py::arg("unit"),
+      .def("acquire_exact_parameters", acquiring(&TrainingState::exact_parameters), py::arg("unit"),
            "Gather exact ones even if gathers are encoded.")
       .def_property_readonly(
           "gathers_codes",
@@ -445,7 +451,7 @@ void bind_parameters(py::class_<TrainingBinding>& training) {
           "If false, acquire_parameters() gathers exact ones.")
       .def("release", &TrainingBinding::release)
       .def("take_full_parameters", working(&TensorState::take_full_parameters), py::arg("written"))
-      .def("parameters_changed", working(&Training::parameters_changed))
+      .def("parameters_changed", working(&TrainingState::parameters_changed))
       .def("write_parameters", working([](Training& training, const TrainingBinding::Fill& fill) {
              TensorState(training).write_parameters(
                  [&](std::size_t unit, std::size_t tensor, Range range, std::byte* into) {
@@ -492,7 +498,7 @@ void bind_commits(py::class_<TrainingBinding>& training) {
       .def(
           "set_steps",
           [](TrainingBinding& self, std::uint64_t steps) {
-            self.working([&](Training& training) { training.set_steps(steps); });
+            self.working([&](Training& training) { TrainingState(training).set_steps(steps); });
             self.count_steps();
           },
           py::arg("steps"))
@@ -510,13 +516,13 @@ void bind_commits(py::class_<TrainingBinding>& training) {
            })
       .def_property_readonly(
           "committed",
-          py::cpp_function([](const TrainingBinding& self) { return self.training().committed(); }, Released()))
+          py::cpp_function([](const TrainingBinding& self) { return self.state().committed(); }, Released()))
       .def(
-          "set_round", [](TrainingBinding& self, const JointRound& round) { self.training().set_round(round); },
+          "set_round", [](TrainingBinding& self, const JointRound& round) { self.state().set_round(round); },
           py::arg("round"))
-      .def_property_readonly("unreserved_bytes", reading(&Training::unreserved_bytes),
+      .def_property_readonly("unreserved_bytes", reading(&TrainingState::unreserved_bytes),
                              "Of parameters and state on a GPU, before start().")
-      .def_property_readonly("unpinned_because", reading(&Training::unpinned_because))
+      .def_property_readonly("unpinned_because", reading(&TrainingState::unpinned_because))
       .def(
           "ledger",
           [](const TrainingBinding& self, const std::pair<Tier, std::size_t>& own_state) {

@@ -41,7 +41,8 @@ void check_memory_of_rank(const TrainingOptions& asked, std::size_t ranks_per_ho
   Training training(model, world, rules, options);
   expect(training.ledger() == planned, "the ledger is not that of the plan");
   const std::size_t late = bytes_of(planned, "parameters") + bytes_of(planned, "state");
-  expect(training.unreserved_bytes() == late, "other memory than that of parameters and state is reserved later");
+  expect(TrainingState(training).unreserved_bytes() == late,
+         "other memory than that of parameters and state is reserved later");
   expect(reserved_on_device(training) + late == bytes_in(planned, Tier::device), "not all of the ledger is reserved");
   training.initialize(initial_parameters());
   expect(reserved_on_device(training) == bytes_in(planned, Tier::device), "not all is reserved at the beginning");
@@ -54,8 +55,8 @@ void check_memory_of_rank(const TrainingOptions& asked, std::size_t ranks_per_ho
     const std::size_t now = emulated::live().device_bytes;
     expect(now == before, fmt::format("step {} changed the bytes on the device from {} to {}", step, before, now));
     if (step > 0) continue;
-    training.offload();
-    training.reload();
+    TrainingState(training).offload();
+    TrainingState(training).reload();
   }
 }
 

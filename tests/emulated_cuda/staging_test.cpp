@@ -43,7 +43,7 @@ class Rig {
   // Parameters, masters and moments, of the format fp32.
   std::vector<std::byte> state() {
     std::vector<std::byte> all;
-    training->visit_state([&](const LocalTile& tile) {
+    TrainingState(*training).visit([&](const LocalTile& tile) {
       const TileMemory& memory = tile.memory;
       all.insert(all.end(), memory.parameter, memory.parameter + memory.count * byte_size(memory.parameter_dtype));
       for (const std::byte* const part : {memory.master, memory.momentum, memory.variance}) {
@@ -77,9 +77,9 @@ TEST_CASE("pages are resident before they are pinned") {
   Rig rig(plain_model(2, 100'000), {.gradients = {0.5, 0.5, 0.0}, .state = Tier::host});
   rig.training->initialize(initial_parameters());
   rig.step(0);
-  rig.training->offload();
-  rig.training->reload();
-  CHECK(rig.training->unpinned_because().empty());
+  TrainingState(*rig.training).offload();
+  TrainingState(*rig.training).reload();
+  CHECK(TrainingState(*rig.training).unpinned_because().empty());
   CHECK(emulated::pages_populated_by_pinning() == before);
 }
 
@@ -96,8 +96,8 @@ TEST_CASE("the number of waits in a start and in moves does not grow with the nu
       const Cost start = cost_of([&] { rig.training->initialize(initial_parameters()); });
       rig.step(0);
       rig.training->finish();
-      const Cost offload = cost_of([&] { rig.training->offload(); });
-      const Cost reload = cost_of([&] { rig.training->reload(); });
+      const Cost offload = cost_of([&] { TrainingState(*rig.training).offload(); });
+      const Cost reload = cost_of([&] { TrainingState(*rig.training).reload(); });
       CHECK(start.slow_copies + offload.slow_copies + reload.slow_copies == 0);
       waits.push_back({start.waits, offload.waits, reload.waits});
     }
@@ -123,12 +123,12 @@ TEST_CASE("more bytes than are staged at once come and go with their bits") {
       kernels::write_moment(tile.memory, moment, values);
     }
   };
-  on_cpu.training->change_state(change);
-  on_gpu.training->change_state(change);
+  TrainingState(*on_cpu.training).change(change);
+  TrainingState(*on_gpu.training).change(change);
   const std::size_t most_waits = 9 + 14 * elements / staged_at_once;
   for (const bool parameters : sanitized ? std::vector{true} : std::vector{true, false}) {
-    const Cost offload = cost_of([&] { on_gpu.training->offload(parameters); });
-    const Cost reload = cost_of([&] { on_gpu.training->reload(); });
+    const Cost offload = cost_of([&] { TrainingState(*on_gpu.training).offload(parameters); });
+    const Cost reload = cost_of([&] { TrainingState(*on_gpu.training).reload(); });
     CHECK(offload.slow_copies + reload.slow_copies == 0);
     CHECK(offload.waits <= most_waits);
     CHECK(reload.waits <= most_waits);
@@ -141,7 +141,7 @@ TEST_CASE("the state is read and changed through pinned memory") {
   rig.training->initialize(initial_parameters());
   rig.step(0);
   const std::vector<std::byte> before = rig.state();
-  CHECK(cost_of([&] { rig.training->change_state([](const LocalTile&) {}); }).slow_copies == 0);
+  CHECK(cost_of([&] { TrainingState(*rig.training).change([](const LocalTile&) {}); }).slow_copies == 0);
   CHECK(cost_of([&] { CHECK((rig.state() == before)); }).slow_copies == 0);
 }
 
@@ -149,12 +149,12 @@ TEST_CASE("nothing of the staging memory is left, on the GPU or in the accounts"
   emulated::Live before{};
   Rig rig(odd_model(), {.state = {0.5, 0.5, 0.0}});
   before = emulated::live();
-  before.device_bytes += rig.training->unreserved_bytes();
+  before.device_bytes += TrainingState(*rig.training).unreserved_bytes();
   rig.training->initialize(initial_parameters());
-  CHECK(rig.training->unreserved_bytes() == 0);
-  rig.training->visit_state([](const LocalTile&) {});
-  rig.training->offload();
-  rig.training->reload();
+  CHECK(TrainingState(*rig.training).unreserved_bytes() == 0);
+  TrainingState(*rig.training).visit([](const LocalTile&) {});
+  TrainingState(*rig.training).offload();
+  TrainingState(*rig.training).reload();
   CHECK(emulated::live() == before);
   CHECK(rig.training->memory().usage(MemoryKind::pinned, "staging").peak == 0);
 }
@@ -170,13 +170,13 @@ TEST_CASE("a training moves with the same bits where the driver refuses to pin m
     emulated::fail_call(call, cudaErrorMemoryAllocation);
     std::size_t slow_copies = 0;
     try {
-      slow_copies = cost_of([&] { rig.training->offload(); }).slow_copies;
+      slow_copies = cost_of([&] { TrainingState(*rig.training).offload(); }).slow_copies;
     } catch (const Error&) {
       emulated::fail_no_call();
       continue;
     }
     emulated::fail_no_call();
-    rig.training->reload();
+    TrainingState(*rig.training).reload();
     CHECK((rig.state() == before));
     was_refused = was_refused || slow_copies > 0;
   }

@@ -46,6 +46,7 @@ PUBLIC_HEADERS = {
     "joint_runs.h": "zero/runs",
     "safetensors.h": "zero",
     "tensor_state.h": "zero",
+    "training_state.h": "zero",
     "training.h": "zero",
 }
 

@@ -162,7 +162,7 @@ TEST_CASE("a run that moves keeps its notes") {
   on_ranks(3, [&](Training& training, std::size_t rank) {
     const std::string note = fmt::format("of rank {}", rank);
     training.set_note(std::as_bytes(std::span(note)));
-    training.change_state([](const LocalTile&) {});
+    TrainingState(training).change([](const LocalTile&) {});
   });
   CHECK(on_ranks(2, nothing) == std::vector<std::string>{"of rank 0", "of rank 1"});
   run.model = in_two_units();

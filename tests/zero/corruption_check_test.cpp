@@ -83,7 +83,7 @@ TEST_CASE("a bit flipped between two updates is found, and its rank and its tens
         SyntheticTrainer trainer(training.model(), world.rank());
         trainer.run(training, 0);
         training.step();
-        training.visit_state([&](const LocalTile& tile) {
+        TrainingState(training).visit([&](const LocalTile& tile) {
           if (!tile.frozen && world.rank() == 1) tile.memory.variance[0] ^= std::byte{16};
         });
         trainer.run(training, 1);
@@ -106,7 +106,7 @@ TEST_CASE("a change of state by its owner between two updates is not a fault") {
   for (std::size_t step = 0; step < 3; ++step) {
     trainer.run(training, step);
     training.step();
-    training.change_state([](const LocalTile& tile) {
+    TrainingState(training).change([](const LocalTile& tile) {
       if (!tile.frozen) tile.memory.variance[0] ^= std::byte{16};
     });
   }

@@ -153,7 +153,7 @@ TEST_CASE("a custom update gets every tile once, those in memory together, and k
     };
     own.training.step({.groups = groups(own), .update = look});
     std::vector<std::pair<std::size_t, std::size_t>> wanted;
-    for (const LocalTile& tile : own.training.local_tiles()) {
+    for (const LocalTile& tile : TrainingState(own.training).tiles()) {
       if (!tile.frozen) wanted.emplace_back(tile.unit, tile.range.first);
     }
     std::ranges::sort(seen);
@@ -272,7 +272,7 @@ TEST_CASE("a run of custom updates resumes with their values and note, as of the
   CHECK(resumed->steps() == 2);
   CHECK(resumed->note() == note(2));
   CHECK(own_values(*resumed, 0) == sums);
-  resumed->change_state([](const LocalTile&) {});  // commits again
+  TrainingState(*resumed).change([](const LocalTile&) {});  // commits again
   CHECK(resumed->note() == note(2));
 }
 

@@ -28,9 +28,9 @@ TEST_CASE("a training is offloaded between steps only, and refuses every use unt
   const auto world = lone_communicator(*backend);
   Trainee trainee(*world, {.stage = 3});
   Training& training = trainee.training;
-  CHECK_THROWS_WITH(training.reload(), Contains("B1007"));
+  CHECK_THROWS_WITH(TrainingState(training).reload(), Contains("B1007"));
   trainee.trainer.run(trainee.training, 0);
-  CHECK_THROWS_WITH(training.offload(), Contains("B1007") && Contains("in the middle of a step"));
+  CHECK_THROWS_WITH(TrainingState(training).offload(), Contains("B1007") && Contains("in the middle of a step"));
   trainee.training.step();
   const auto reserved = [&] {
     std::size_t bytes = 0;
@@ -39,12 +39,12 @@ TEST_CASE("a training is offloaded between steps only, and refuses every use unt
     return bytes;
   };
   const std::size_t before = reserved();
-  training.offload();
+  TrainingState(training).offload();
   CHECK(reserved() < before);
   CHECK_THROWS_WITH(trainee.training.forward(0), Contains("B1007") && Contains("reload"));
   CHECK_THROWS_WITH(trainee.training.step(), Contains("B1007"));
-  CHECK_THROWS_WITH(training.offload(), Contains("B1007"));
-  training.reload();
+  CHECK_THROWS_WITH(TrainingState(training).offload(), Contains("B1007"));
+  TrainingState(training).reload();
   CHECK(reserved() == before);
   CHECK(trainee.step(1).step == 2);
 }
@@ -59,23 +59,24 @@ TEST_CASE("gathered parameters get more memory between steps only, and stay in i
       training.finish();
       return training.metrics().bytes[static_cast<std::size_t>(Lane::gather)] - before;
     };
-    const std::size_t least = training.gathered_bytes();
+    const std::size_t least = TrainingState(training).gathered_bytes();
     const std::size_t twice = gathered(0);
     trainee.trainer.run(training, 1);
     try {
-      training.keep_gathered(SIZE_MAX);
+      TrainingState(training).keep_gathered(SIZE_MAX);
       throw std::runtime_error("it was changed in the middle of a step");
     } catch (const UsageError&) {
     }
     training.step();
-    training.keep_gathered(SIZE_MAX);
-    const std::size_t all = training.gathered_bytes();
+    TrainingState(training).keep_gathered(SIZE_MAX);
+    const std::size_t all = TrainingState(training).gathered_bytes();
     gathered(2);
     const std::size_t once = gathered(3);
     if (all <= least || once * 3 > twice * 2) throw std::runtime_error(fmt::format("{} of {} bytes", once, twice));
-    training.keep_gathered(0);
+    TrainingState(training).keep_gathered(0);
     gathered(4);
-    if (training.gathered_bytes() != least || gathered(5) != twice) throw std::runtime_error("it did not go back");
+    if (TrainingState(training).gathered_bytes() != least || gathered(5) != twice)
+      throw std::runtime_error("it did not go back");
   });
   CHECK(failures == std::vector<std::string>(2));
 }
@@ -92,18 +93,19 @@ TEST_CASE("if one rank has no memory for more gathered parameters, no rank keeps
     Trainee plain(world, {.stage = 3});
     Trainee trainee(world, {.stage = 3, .allocator = &allocator});
     plain.step(0), trainee.step(0);
-    const std::size_t before = trainee.training.gathered_bytes();
+    const std::size_t before = TrainingState(trainee.training).gathered_bytes();
     allocator.is_empty = world.rank() == 1;
     bool refused = false;
     try {
-      trainee.training.keep_gathered(SIZE_MAX, agree);
+      TrainingState(trainee.training).keep_gathered(SIZE_MAX, agree);
     } catch (const std::exception&) {
       refused = true;
     }
-    if (!refused || trainee.training.gathered_bytes() != before) throw std::runtime_error("it was changed");
+    if (!refused || TrainingState(trainee.training).gathered_bytes() != before)
+      throw std::runtime_error("it was changed");
     allocator.is_empty = false;
     if (plain.step(1).norm != trainee.step(1).norm) throw std::runtime_error("another norm");
-    trainee.training.keep_gathered(SIZE_MAX, agree);
+    TrainingState(trainee.training).keep_gathered(SIZE_MAX, agree);
     if (plain.step(2).norm != trainee.step(2).norm) throw std::runtime_error("another norm");
     if (plain.parameters() != trainee.parameters()) throw std::runtime_error("other parameters");
   });
@@ -123,17 +125,17 @@ TEST_CASE("if one rank has no memory to reload, no rank reloads, and all can try
       Trainee plain(world, {.stage = stage});
       Trainee offloaded(world, {.stage = stage, .allocator = &allocator});
       plain.step(0), offloaded.step(0);
-      offloaded.training.offload(true, agree);
+      TrainingState(offloaded.training).offload(true, agree);
       allocator.is_empty = world.rank() == 1;
       bool refused = false;
       try {
-        offloaded.training.reload(agree);
+        TrainingState(offloaded.training).reload(agree);
       } catch (const std::exception&) {
         refused = true;
       }
       if (!refused) throw std::runtime_error("it returned");
       allocator.is_empty = false;
-      offloaded.training.reload(agree);
+      TrainingState(offloaded.training).reload(agree);
       if (plain.step(1).norm != offloaded.step(1).norm) throw std::runtime_error("another norm");
       if (plain.parameters() != offloaded.parameters()) throw std::runtime_error("other parameters");
     });

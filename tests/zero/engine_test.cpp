@@ -310,7 +310,7 @@ std::vector<std::vector<float>> values_after(const std::vector<bool>& left_out, 
       }
       if (leaves_out) training.leave_out(0, 1);
     }
-    in_backward ? training.step_prepared() : training.step(options);
+    in_backward ? training.step() : training.step(options);
     missed[1] += leaves_out ? 1 : 0;
   }
   const Lease lease = training.forward(0);

@@ -117,7 +117,7 @@ inline void check_large_tiles_are_read_in_stretches() {
       };
       step(0);
       std::size_t stretches = 0;
-      training.change_state([&](const LocalTile& tile) {
+      TrainingState(training).change([&](const LocalTile& tile) {
         ++stretches;
         std::vector<float> values(tile.memory.count);
         kernels::read_moment(tile.memory, Moment::momentum, values);
@@ -128,7 +128,7 @@ inline void check_large_tiles_are_read_in_stretches() {
       step(1);
       std::vector<float>& all = moments.emplace_back();
       std::vector<float>& masters = parameters.emplace_back();
-      training.visit_state([&](const LocalTile& tile) {
+      TrainingState(training).visit([&](const LocalTile& tile) {
         CHECK(tile.range.first == all.size());
         all.resize(all.size() + tile.memory.count);
         kernels::read_moment(tile.memory, Moment::momentum, std::span(all).last(tile.memory.count));
@@ -156,7 +156,7 @@ inline void check_norms_of_tensors() {
     training.initialize(initial_parameters());
     SyntheticTrainer trainer(model, 0, gpu ? &stream : nullptr);
     trainer.run(training, 0);
-    norms.push_back(training.tensor_norms());
+    norms.push_back(TrainingState(training).tensor_norms());
     norms.push_back({{training.step().norm}});
   }
   CHECK(norms[0][0][0] > 0.0);
@@ -197,7 +197,7 @@ inline void check_gpu_work_is_accounted_for() {
                        .gpu = 0,
                        .stream = stream.handle(),
                        .allocator = &allocator});
-    CHECK(allocator.given + training.unreserved_bytes() == bytes_in(training.ledger(), Tier::device));
+    CHECK(allocator.given + TrainingState(training).unreserved_bytes() == bytes_in(training.ledger(), Tier::device));
     training.initialize(initial_parameters());
     CHECK(allocator.given == bytes_in(training.ledger(), Tier::device));
     SyntheticTrainer trainer(model, 0, &stream);
@@ -205,9 +205,9 @@ inline void check_gpu_work_is_accounted_for() {
       trainer.run(training, step);
       training.step();
     }
-    training.offload();
+    TrainingState(training).offload();
     CHECK(allocator.given == 0);
-    training.reload();
+    TrainingState(training).reload();
     CHECK(allocator.given == bytes_in(training.ledger(), Tier::device));
     const Metrics metrics = training.metrics();
     const std::string trace = training.chrome_trace();
@@ -223,7 +223,7 @@ inline void check_gpu_work_is_accounted_for() {
   CHECK(allocator.given == 0);
 }
 
-// The owner's stream writes full parameters late; visit_state(), which reads them in another stream, must wait for it.
+// The owner's stream writes full parameters late; TrainingState::visit(), which reads them in another stream, must wait for it.
 inline void check_trainer_is_waited_for() {
   const Model model = odd_model();
   const auto backend = kernels::cpu_backend({.threads = 1});
@@ -238,10 +238,10 @@ inline void check_trainer_is_waited_for() {
   }
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     if (training.plan().compiled().layout().units[unit].elements() == 0) continue;
-    const View whole = training.full_parameters(unit);
+    const View whole = TrainingState(training).full_parameters(unit);
     fill(whole.data(), 0, whole.bytes(), stream);
   }
-  training.visit_state([&](const LocalTile& tile) {
+  TrainingState(training).visit([&](const LocalTile& tile) {
     const std::size_t bytes = tile.memory.count * byte_size(model.units[tile.unit].dtype);
     const std::span seen(tile.memory.parameter, bytes);
     CHECK(std::ranges::all_of(seen, [](std::byte byte) { return byte == std::byte{0}; }));
@@ -267,9 +267,9 @@ inline void check_gpu_norms_of_tensors() {
       of_cpu.run(on_cpu, step);
       of_gpu.run(on_gpu, step);
       const double norm = on_cpu.gradient_norm();
-      const auto norms = on_gpu.tensor_norms();
-      CHECK(norms == on_cpu.tensor_norms());
-      CHECK(on_gpu.tensor_norms() == norms);
+      const auto norms = TrainingState(on_gpu).tensor_norms();
+      CHECK(norms == TrainingState(on_cpu).tensor_norms());
+      CHECK(TrainingState(on_gpu).tensor_norms() == norms);
       CHECK(on_gpu.step().norm == norm);
       on_cpu.step();
     }

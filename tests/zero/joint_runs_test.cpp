@@ -61,9 +61,9 @@ struct Member {
 
   void step(std::size_t round, const JointRound& joint) {
     trainer.run(training, round);
-    training.set_round(joint);
+    TrainingState(training).set_round(joint);
     round == skipped ? training.step({.groups = training.groups(), .discard = true}) : training.step();
-    training.set_round({});
+    TrainingState(training).set_round({});
     if (progress >= 0) CHECK(::write(progress, "", 1) == 1);
   }
 
@@ -89,7 +89,7 @@ void train_rank(const Pair& pair, Communicator& world, Ends& ends) {
   for (std::size_t i = 0; i < 2; ++i) {
     options[i].drives.resume_at = points ? (*points)[i] : RunPoint{};
     options[i].drives.before_write = [&members, i](RunWrite) {
-      if (members[1 - i]) members[1 - i]->training.wait_for_commit();
+      if (members[1 - i]) TrainingState(members[1 - i]->training).wait_for_commit();
     };
     members[i] = std::make_unique<Member>(pair, i, world, options[i]);
   }

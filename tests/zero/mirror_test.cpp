@@ -155,17 +155,17 @@ TEST_CASE("a mirror holds the changes between steps, and the notes") {
   with_training(run, [](Training& training, std::size_t rank) {
     const std::string note = fmt::format("of rank {}", rank);
     training.set_note(std::as_bytes(std::span(note)));
-    training.change_state([](const LocalTile& tile) {
+    TrainingState(training).change([](const LocalTile& tile) {
       if (!tile.frozen) std::ranges::fill_n(reinterpret_cast<std::uint16_t*>(tile.memory.parameter), 1, 0x4000);  // 2.0
     });
     bool is_refused = false;  // Catch's macros are for one thread
     try {
-      training.change_state([](const LocalTile&) {}, [] { throw std::runtime_error("refused"); });
+      TrainingState(training).change([](const LocalTile&) {}, [] { throw std::runtime_error("refused"); });
     } catch (const std::runtime_error&) {
       is_refused = true;
     }
-    if (!is_refused) throw std::logic_error("change_state() has lost an error");
-    training.change_state([](const LocalTile&) {});
+    if (!is_refused) throw std::logic_error("change() has lost an error");
+    TrainingState(training).change([](const LocalTile&) {});
   });
   const Ended changed = train(run, 1);
   lose(run, "b");

@@ -20,7 +20,7 @@ Model part_of_model(std::size_t part) {
 }
 
 double counted_squares(Training& training) {
-  const std::vector<std::vector<double>> norms = training.tensor_norms();
+  const std::vector<std::vector<double>> norms = TrainingState(training).tensor_norms();
   double squares = 0.0;
   for (std::size_t unit = 0; unit < norms.size(); ++unit) {
     for (std::size_t tensor = 0; tensor < norms[unit].size(); ++tensor) {

@@ -40,13 +40,13 @@ class BackwardTrainer {
   }
 
   std::vector<std::byte> parameters(std::size_t unit) {
-    const auto bytes = training_.full_parameters(unit).as_bytes();
+    const auto bytes = TrainingState(training_).full_parameters(unit).as_bytes();
     return {bytes.begin(), bytes.end()};
   }
 
   // A few of the other rank's bytes, of two: only a gather writes them, so they may be read while this rank updates its own.
   std::vector<std::byte> gathered_part(std::size_t unit, std::size_t rank) {
-    const auto bytes = training_.full_parameters(unit).as_bytes();
+    const auto bytes = TrainingState(training_).full_parameters(unit).as_bytes();
     const auto part = bytes.subspan(bytes.size() * (rank == 0 ? 3 : 1) / 4, 64);
     return {part.begin(), part.end()};
   }
@@ -105,7 +105,7 @@ TEST_CASE("with overlapping gathers a step returns before parameters are gathere
     trainer.step();  // returns, though nothing is gathered
     for (std::size_t unit = 0; unit < 3; ++unit) {
       gate.release(1);
-      trainer.training().wait_for_parameters(unit);
+      TrainingState(trainer.training()).wait_for_parameters(unit);
       if (trainer.parameters(unit) != expected[unit]) throw std::runtime_error("a unit came too late");
       if (unit < 2 && trainer.gathered_part(2, world.rank()) != before) {
         throw std::runtime_error("the last unit came too early");
@@ -128,7 +128,7 @@ TEST_CASE("with overlapping gathers, each unit is waited for where no rank gathe
       finishing.step();
       finishing.training().finish();
       for (std::size_t unit = 0; unit < 3; ++unit) {
-        waiting.training().wait_for_parameters(unit);
+        TrainingState(waiting.training()).wait_for_parameters(unit);
         REQUIRE((waiting.parameters(unit) == finishing.parameters(unit)));
       }
     }
@@ -139,8 +139,8 @@ TEST_CASE("nothing is waited for before the first step, and an unknown unit is r
   const TemporaryDirectory folder;
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     BackwardTrainer trainer(world, folder.path() / std::to_string(world.rank()), true);
-    trainer.training().wait_for_parameters(0);
-    trainer.training().wait_for_parameters(3);
+    TrainingState(trainer.training()).wait_for_parameters(0);
+    TrainingState(trainer.training()).wait_for_parameters(3);
   });
   for (const std::string& failure : failures) {
     CHECK_THAT(failure, Catch::Contains("there is no unit 3"));

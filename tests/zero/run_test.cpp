@@ -261,7 +261,7 @@ TEST_CASE("state of a run is not changed before all ranks take part") {
     training.finish();
     world.barrier();
     if (world.rank() == 1) return world.abort("it ends here");
-    training.change_state([&](const LocalTile&) { ++changed; });
+    TrainingState(training).change([&](const LocalTile&) { ++changed; });
   });
   CHECK_THAT(failures[0], Contains("B3301"));
   CHECK(changed == 0);
@@ -274,7 +274,7 @@ TEST_CASE("a change of state is committed as the step that is set in the ranks' 
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Training training(run.model, world, run.rules, run.options);
     training.start(initial_parameters());
-    training.change_state([](const LocalTile&) {}, [&] { training.set_steps(3); });
+    TrainingState(training).change([](const LocalTile&) {}, [&] { TrainingState(training).set_steps(3); });
   });
   CHECK(failures == std::vector<std::string>(2));
   CHECK(train(run, 0).began_at == std::vector<std::uint64_t>(2, 3));
@@ -295,14 +295,14 @@ TEST_CASE("state of a run is changed on all ranks or on none") {
     };
     const auto change = [&](const TileVisitor& look, const std::function<void()>& agree) {
       try {
-        training.change_state(look, agree);
+        TrainingState(training).change(look, agree);
       } catch (const std::exception& error) {
         refused[world.rank()].emplace_back(error.what());
       }
     };
     change([&](const LocalTile&) { fail_on_1(); }, [] {});
     change(nothing, fail_on_1);
-    training.change_state(nothing);
+    TrainingState(training).change(nothing);
     SyntheticTrainer trainer(run.model, world.rank());
     trainer.run(training, 0);
     training.step();

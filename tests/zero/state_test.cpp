@@ -44,12 +44,12 @@ Taken take_out(
       taken[{tile.unit, tile.range.first}].emplace_back(stretch.begin(), stretch.end());
     }
   };
-  training.visit_state(take, which);
+  TrainingState(training).visit(take, which);
   return taken;
 }
 
 void put_in(Training& training, const Taken& taken) {
-  training.change_state([&](const LocalTile& tile) {
+  TrainingState(training).change([&](const LocalTile& tile) {
     const auto& kept = taken.at({tile.unit, tile.range.first});
     const auto places = stretches(tile);
     for (std::size_t i = 0; i < places.size(); ++i) {
@@ -72,7 +72,7 @@ TEST_CASE("state that is copied into another training continues there with the s
       const Taken taken = take_out(one.training);
       Trainee other(world, options);
       put_in(other.training, taken);
-      other.training.set_steps(3);
+      TrainingState(other.training).set_steps(3);
       for (const std::size_t step : {3u, 4u}) {
         if (one.step(step).norm != other.step(step).norm) throw std::runtime_error("another norm");
       }
@@ -97,11 +97,12 @@ TEST_CASE("changes that a rank refuses leave the state of a run as it was") {
     const Taken before = take_out(trainee.training);
     bool refused = false;
     try {
-      trainee.training.change_state(
-          [&](const LocalTile& tile) {
-            if (!tile.frozen) std::ranges::fill(stretches(tile)[0], std::byte{7});
-          },
-          [] { throw std::runtime_error("no"); });
+      TrainingState(trainee.training)
+          .change(
+              [&](const LocalTile& tile) {
+                if (!tile.frozen) std::ranges::fill(stretches(tile)[0], std::byte{7});
+              },
+              [] { throw std::runtime_error("no"); });
     } catch (const std::runtime_error&) {
       refused = true;
     }
@@ -151,7 +152,7 @@ TEST_CASE("gradient_norm() returns the step's norm, also in off-plan steps") {
             trainee.trainer.run(trainee.training, step * micro_steps + micro);
           const double asked = trainee.training.gradient_norm(2.0);
           double squares = 0.0;
-          for (const std::vector<double>& unit : trainee.training.tensor_norms(2.0)) {
+          for (const std::vector<double>& unit : TrainingState(trainee.training).tensor_norms(2.0)) {
             squares = std::inner_product(unit.begin(), unit.end(), unit.begin(), squares);
           }
           if (std::abs(std::sqrt(squares) - asked) > 1e-12 * asked)
@@ -218,7 +219,7 @@ TEST_CASE("full parameters are at the address where a trainer below stage 3 sees
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   Trainee trainee(*world, {.stage = 0});
-  const ConstView whole = trainee.training.full_parameters(0);
+  const ConstView whole = TrainingState(trainee.training).full_parameters(0);
   trainee.step(0);
   trainee.training.finish();
   const Lease lease = trainee.training.forward(0);
@@ -233,7 +234,7 @@ TEST_CASE("a rule without state has tiles without master and moments") {
   Training training(model, *world, {optim::Sgd{}}, {.stage = 0});
   training.initialize(initial_parameters());
   std::size_t elements = 0;
-  training.visit_state([&](const LocalTile& tile) {
+  TrainingState(training).visit([&](const LocalTile& tile) {
     CHECK(tile.memory.master == nullptr);
     CHECK(tile.memory.momentum == nullptr);
     elements += tile.range.count;

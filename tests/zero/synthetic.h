@@ -2,7 +2,7 @@
 // late, twice, from the wrong memory or not at all changes everything that follows.
 #pragma once
 
-#include <ballast/training.h>
+#include <ballast/training_state.h>
 
 #include <cmath>
 #include <cstdint>
@@ -116,7 +116,7 @@ class SyntheticTrainer {
     std::map<std::size_t, std::size_t> times;  // the uses of each unit so far
     for (const Visit& use : uses) {
       if (use.exact) {
-        const Lease exact = training.exact_parameters(use.unit);
+        const Lease exact = TrainingState(training).exact_parameters(use.unit);
         continue;
       }
       const bool forward = use.phase == Phase::forward;

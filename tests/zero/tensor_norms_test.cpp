@@ -17,7 +17,7 @@ TEST_CASE("the norms of all tensors need one exchange, however many tensors ther
         trainee.trainer.run(trainee.training, step);
         trainee.training.finish();
         const std::size_t before = counting.agreements();
-        const auto norms = trainee.training.tensor_norms();
+        const auto norms = TrainingState(trainee.training).tensor_norms();
         const std::size_t exchanges = counting.agreements() - before;
         if (exchanges != 1) throw std::runtime_error(std::to_string(exchanges) + " exchanges");
         if (norms.size() != trainee.training.model().units.size()) throw std::runtime_error("norms are missing");
@@ -37,8 +37,8 @@ TEST_CASE("a step after the norms of tensors has the bits of a step without them
     for (std::size_t step = 0; step < 3; ++step) {
       plain.trainer.run(plain.training, step);
       asked.trainer.run(asked.training, step);
-      const auto norms = asked.training.tensor_norms();
-      CHECK(asked.training.tensor_norms() == norms);
+      const auto norms = TrainingState(asked.training).tensor_norms();
+      CHECK(TrainingState(asked.training).tensor_norms() == norms);
       CHECK(asked.training.step().norm == plain.training.step().norm);
     }
     CHECK(asked.parameters() == plain.parameters());
@@ -55,7 +55,7 @@ TEST_CASE("a step uses the gradients and the norm that a visitor has changed") {
         for (std::size_t step = 0; step < 3; ++step) {
           plain.trainer.run(plain.training, step);
           changed.trainer.run(changed.training, step);
-          changed.training.visit_gradients([](std::size_t, std::size_t, const View& part, bool) {
+          TrainingState(changed.training).visit_gradients([](std::size_t, std::size_t, const View& part, bool) {
             auto* const values = reinterpret_cast<float*>(part.data());
             for (std::size_t i = 0; i < part.count(); ++i)
               values[i] *= 0.25f;

@@ -83,16 +83,16 @@ std::size_t bytes_on_device(const Training& training) {
 void offload_and_reload(Training& training, const Stream* stream) {
   const std::size_t before = bytes_on_device(training);
   { const Lease evaluated = training.forward(0); }
-  training.offload();
+  TrainingState(training).offload();
   if (bytes_on_device(training) > 0) throw std::logic_error("memory stayed on the device");
-  training.reload();
+  TrainingState(training).reload();
   if (bytes_on_device(training) != before) throw std::logic_error("other bytes are on the device");
   if (stream != nullptr) stream->synchronize();
 }
 
 void keep_gathered(Training& training, std::size_t bytes) {
   { const Lease evaluated = training.forward(0); }
-  training.keep_gathered(bytes);
+  TrainingState(training).keep_gathered(bytes);
 }
 
 void count_moves(const Training& training, std::size_t steps, Outcome& outcome) {
@@ -130,7 +130,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
                                   : training.step({.loss_scale = setup.loss_scale, .micro_steps = micro_steps});
     if (world.rank() == 0 && setup.progress >= 0 && ::write(setup.progress, "s", 1) != 1) return outcome;
     if (setup.offloads) offload_and_reload(training, stream);
-    if (setup.looks) training.visit_state([](const LocalTile&) {});
+    if (setup.looks) TrainingState(training).visit([](const LocalTile&) {});
     if (setup.regathers) keep_gathered(training, training.steps() % 2 == 1 ? SIZE_MAX : 0);
     outcome.norms.push_back(result.norm);
     outcome.on_demand.push_back(result.metrics.on_demand);

@@ -111,10 +111,10 @@ void keeps_exact_values(Communicator& world, Tier tier) {
       throw std::logic_error("the used parameters are not the decoded ones");
   }
   {
-    const Lease lease = training.exact_parameters(0);
+    const Lease lease = TrainingState(training).exact_parameters(0);
     if (!std::ranges::equal(lease[0].as_bytes(), exact)) throw std::logic_error("the exact parameters are not exact");
   }
-  training.visit_state([&](const LocalTile& tile) {
+  TrainingState(training).visit([&](const LocalTile& tile) {
     if (tile.unit != 0) return;
     const std::size_t width = byte_size(model.units[0].dtype);
     const std::size_t first = std::min(tile.range.first * width, exact.size());

@@ -43,7 +43,7 @@ struct LoadedCheckpoint {
   std::uint64_t step = 0;
   std::vector<std::byte> note{};
 };
-// Changes what a rank keeps, and calls `agree` before it commits changes on drives: see Training::change_state().
+// Changes what a rank keeps, and calls `agree` before it commits changes on drives: see TrainingState::change().
 using StateChange = std::function<void(const TileVisitor& visitor, const std::function<LoadedCheckpoint()>& agree)>;
 
 // Loads the checkpoint of the directory. Returns false if there is none. All ranks call it together, and all throw what fails on one:

@@ -231,8 +231,9 @@ class Agreement {
       if (uses[unit] == number * uses_of_micro_step(unit)) return;
       other = std::min(other, unit);
     }
-    require(number > 0 && other == none, Code::out_of_order, [&] {
-      if (other == none) return Problem{.what = "cannot step with 0 micro-steps", .needed = "at least 1"};
+    require(number > 0, Code::out_of_order,
+            [] { return Problem{.what = "cannot step with 0 micro-steps", .needed = "at least 1"}; });
+    require(other == none, Code::out_of_order, [&] {
       return Problem{
           .what = fmt::format("cannot step with {}: another number was accumulated", counted(number, "micro-step")),
           .where = fmt::format("unit {}, and all other units with gradients", units[other].name),
@@ -248,6 +249,7 @@ class Agreement {
   // The next step leaves it out.
   void leave_out(std::size_t unit, std::size_t tensor) { left_out_.emplace_back(unit, tensor); }
   bool is_prepared() const { return is_prepared_; }
+  void cancel() { is_prepared_ = false; }  // the step that was prepared is not made
   bool has_custom_update() const { return static_cast<bool>(options_.update); }
   TrainerUpdate take_custom_update() { return std::exchange(options_.update, {}); }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ballast/local_state.h>
-#include <ballast/training.h>
+#include <ballast/training_state.h>
 
 #include <cstddef>
 #include <functional>
@@ -12,8 +12,8 @@
 
 namespace ballast {
 
-// Use it between steps. All ranks call the functions that change state or read it from drives together; change_state() in
-// training.h says what holds if one fails. The training outlives this object.
+// Use it between steps. All ranks call the functions that change state or read it from drives together; TrainingState::change()
+// says what holds if one fails. The training outlives this object.
 class TensorState {
  public:
   using Visitor = std::function<void(const StatePart& part)>;
@@ -23,7 +23,7 @@ class TensorState {
   using MomentSource = std::function<const float*(std::size_t unit, std::size_t tensor, Moment moment)>;
   using TensorSet = std::set<std::pair<std::size_t, std::size_t>>;  // unit and tensor
 
-  explicit TensorState(Training& training) : training_(training) {}
+  explicit TensorState(Training& training) : training_(training), tiles_(training) {}
 
   std::vector<Range> local_ranges(std::size_t unit, std::size_t tensor) const;  // elements of the tensor
   ChunkKind chunk_kind(std::size_t unit) const;                                 // the kind of its trained tensors
@@ -46,6 +46,7 @@ class TensorState {
   std::size_t rank() const;  // number in its shard group
 
   Training& training_;
+  TrainingState tiles_;
 };
 
 }  // namespace ballast

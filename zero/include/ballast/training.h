@@ -39,6 +39,7 @@ namespace ballast {
 
 class CompiledPlan;   // the library's own
 class ExchangeOrder;  // likewise
+class TrainingState;  // what frameworks need of a training: training_state.h
 
 struct TrainingOptions {
   int stage = 3;
@@ -130,9 +131,8 @@ class Training {
   ~Training();  // waits for operations in flight, ignores failures; in the middle of a step it aborts the other ranks
 
   // --- Begin: one of the three comes first, once. Optimizer state begins at zero, or comes from the records of a run.
-  bool found() const;                          // whether the drives hold a step of this run to resume from
-  const std::optional<LostRun>& lost() const;  // the run that has lost its steps, if RecordOptions::begins_again
-  void start(const ParameterSource& source);   // resume() if found(), else initialize()
+  bool found() const;                         // whether the drives hold a step of this run to resume from
+  void start(const ParameterSource& source);  // resume() if found(), else initialize()
   // Refused (B1007) if found(). RecordOptions::resume_at {0, 0} begins a run again.
   void initialize(const ParameterSource& source);
   void resume(const ParameterSource& frozen);
@@ -140,19 +140,10 @@ class Training {
   // --- A step: leases of units, forward and backward, and then the step.
   Lease forward(std::size_t unit);
   Lease backward(std::size_t unit);
-  // Acquires the parameters as ranks keep them, like forward(), even if Wire::gather is not exact: to write or export
-  // them. All ranks call together. If Wire::gather is not exact, the plan counts this as a use of its own: a step whose
-  // trace lacks it goes off plan, until the same order comes twice in a row.
-  Lease exact_parameters(std::size_t unit);
 
   // The norm of the gradients that the step would use, before clipping. All ranks call together. Backward uses may follow, except
   // with Reduction::boundary, and take the step off plan. Loss scale and micro-steps are those of StepOptions.
   double gradient_norm(double loss_scale = 1.0, std::optional<std::size_t> micro_steps = {});
-  std::vector<std::vector<double>> tensor_norms(  // the norm of each tensor, by unit
-      double loss_scale = 1.0, std::optional<std::size_t> micro_steps = {});
-  // Shows those gradients, as sums over ranks and micro-steps, in this rank's shards. The visitor may change them: norms and the
-  // step use the changed ones. All ranks call together. Work that the visitor issues to a GPU must be done when it returns.
-  void visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps = {});
 
   // Leaves a tensor as it is in this step, as torch does with a parameter that has no gradient: no decay, no change of its state.
   // Otherwise gradients that no rank has written are zeros. All ranks call it for the same tensors: before step(), or with
@@ -163,30 +154,16 @@ class Training {
   // that of the training; with Schedule::update_in_backward only the first form is allowed, and the loss scale must be 1.
   StepResult step(double loss_scale = 1.0);
   StepResult step(const StepOptions& options);
-  // prepare() sets the options of the updates before the backward pass, if Schedule::update_in_backward is set. Without
-  // it they use groups(). step_prepared() ends such a step.
+  // Sets the options of the step that follows, which step() without any then ends: before the backward pass, if
+  // Schedule::update_in_backward is set.
   void prepare(const StepOptions& options);
-  StepResult step_prepared();
-  // step() returns while full parameters are still updated and gathered, if Schedule::overlap_gathers is set. This
-  // waits for those of a unit, in the order of the trainer's stream. Each rank may call it as it likes.
-  void wait_for_parameters(std::size_t unit);
-  void wait_for_commit();  // waits until state on drives is that of the last step, also in the middle of the next one
-  void finish();           // waits until all operations are done
+  void finish();  // waits until all operations are done
 
   std::vector<optim::Rule>& groups();  // the caller may change them between steps
   void set_lr(double lr);              // of all groups, whatever their rule
   std::uint64_t steps() const;         // updates made so far
 
   // --- Between steps, on all ranks together.
-  // Frees the device tier's memory until reload(); no other call is allowed meanwhile. With `parameters` false, full
-  // parameters stay on the device; otherwise their addresses change. If `agree` throws, nothing has changed.
-  void offload(bool parameters = true, const AgreeOnMemory& agree = throw_own);
-  void reload(const AgreeOnMemory& agree = throw_own);
-  // Gives gathered parameters this much memory from now on, at least what prefetching needs and at most what all of them take.
-  // Those that fit stay from forward to backward. If `agree` throws, nothing has changed.
-  void keep_gathered(std::size_t bytes, const AgreeOnMemory& agree = throw_own);
-  std::size_t gathered_bytes() const;  // the memory that gathered parameters have now; 0 if none are gathered
-
   // Writes the parameters, their state, the note and the number of steps to a checkpoint, as ballast.save() of Python does. It replaces
   // that of the directory, which all ranks share, once all of it is on the drive.
   void save(const std::filesystem::path& directory);
@@ -195,43 +172,25 @@ class Training {
   // chunks turn out to be damaged (B3202) or a drive fails (B3201) while they are read: then load another one, or end the training.
   [[nodiscard]] bool load(const std::filesystem::path& directory);
 
-  // Show the local shard, tile by tile, in host memory. TensorState shows it by tensor. change_state() commits changed tiles
-  // on drives together, as step steps(), once `agree` has returned. If it throws, the records of a run stay as they were;
-  // other state may be partly changed. All ranks must change full parameters to the same values. If a change fails on one
-  // rank of a run, no rank changes the run: that rank throws its own error, the others throw B3301.
-  void visit_state(
-      const TileVisitor& visit, const TileFilter& which = [](const LocalTile&) { return true; });
-  void change_state(
-      const TileVisitor& change, const std::function<void()>& agree = [] {});
-  std::vector<LocalTile> local_tiles() const;  // listed in the order of visits; without their memory
-  void set_steps(std::uint64_t steps);         // called after loading state from elsewhere
   // Bytes that each later commit of state on drives holds, up to max_note_bytes: what a trainer with a rule of its own has to keep
   // with the state, such as a count. It may set them in its update. A training that resumes a run has those of the resumed commit.
   void set_note(std::span<const std::byte> note);
   const std::vector<std::byte>& note() const;
-  RunPoint committed() const;  // the last commit of a run
-  // The round of joint runs that later commits belong to. With one, a step that is skipped is committed too.
-  void set_round(const JointRound& round);
-  View full_parameters(std::size_t unit);  // the parameters of a unit that is kept full, as it is laid out
-  void parameters_changed();               // the caller has written to full parameters that have no other copy
-  // Reads memory of the training, on a GPU too, after the work in the trainer's stream.
-  void read_memory(const ConstView& view, std::byte* into) const;
 
   // --- Facts.
   const Model& model() const;
   const Plan& plan() const;
   Communicator& world() const;  // all ranks, for agreements of the caller's between other calls
   const MemoryAccounts& memory() const;
-  Ledger ledger() const;                 // the ledger of the program that runs now
-  Metrics metrics() const;               // since the training was constructed
-  std::size_t unreserved_bytes() const;  // of parameters and state on a GPU, before the training begins
-  std::string unpinned_because() const;  // if not empty, copies to and from a GPU are slow
+  Ledger ledger() const;    // the ledger of the program that runs now
+  Metrics metrics() const;  // since the training was constructed
 
   // A training that keeps a timeline has these. Read them after finish().
   std::vector<UnitWork> unit_work() const;  // the mean time of the trainer's uses of each unit, for Plan::simulate()
   std::string chrome_trace() const;         // which operation ran when, for the trace viewers of Chrome and Perfetto
 
  private:
+  friend TrainingState;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
