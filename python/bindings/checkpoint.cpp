@@ -88,11 +88,6 @@ class Snapshot {
   bool is_reused_ = false;
 };
 
-// The pieces of a tensor, which stay in C++: there may be many, and each cover() looks at few.
-struct Pieces {
-  std::vector<SavedPiece> list{};
-};
-
 // `count` elements of the reader's chunk of `in_chunk`, from `first` on. They become those of a part from `into` on.
 struct Elements {
   std::size_t in_chunk = 0;
@@ -113,22 +108,13 @@ void copy_elements(const PieceReader& reader, const ChunkKind& kind, const Eleme
                       kernels::part(to.memory, elements.into, elements.count));
 }
 
-// The kind of a tensor's chunks, the bytes of its elements, and their number.
-using Described = std::tuple<std::optional<ChunkKind>, std::size_t, std::size_t>;
-
-std::pair<std::map<std::string, Pieces>, std::vector<SavedExtra>> indexes_in(
-    const std::string& folder, const std::vector<std::uint64_t>& seals,
-    const std::map<std::string, Described>& tensors) {
-  SavedTensors saved;
-  for (const auto& [name, described] : tensors) {
-    const auto& [kind, item_bytes, elements] = described;
-    saved[name] = {.item_bytes = item_bytes, .shape = {elements}, .kind = kind};
-  }
-  std::vector<SavedExtra> extras = read_indexes(folder, seals, saved);
-  std::map<std::string, Pieces> pieces;
-  for (auto& [name, tensor] : saved)
-    pieces[name] = {std::move(tensor.pieces)};
-  return {std::move(pieces), std::move(extras)};
+// The folder, the tensors, the extra of each rank and the files with chunks of a checkpoint.
+auto parsed(const std::string& directory, const py::bytes& manifest) {
+  const std::string text = manifest;
+  const py::gil_scoped_release released;
+  SavedCheckpoint found = parse_checkpoint(directory, text);
+  std::vector<std::string> files(found.files.begin(), found.files.end());
+  return std::tuple(std::move(found.folder), std::move(found.tensors), std::move(found.extras), std::move(files));
 }
 
 void bind_parts(py::module_& module) {
@@ -236,16 +222,27 @@ void bind_reading(py::module_& module) {
       .def_readonly("first", &Cut::first)
       .def_readonly("into", &Cut::into)
       .def_readonly("count", &Cut::count);
-  py::class_<Pieces>(module, "Pieces", "The pieces of a tensor, in order. They hold each element once.")
-      .def(py::init<>())
-      .def("__len__", [](const Pieces& pieces) { return pieces.list.size(); })
-      .def(
-          "__iter__", [](const Pieces& pieces) { return py::make_iterator(pieces.list.begin(), pieces.list.end()); },
-          py::keep_alive<0, 1>())
+  using Kind = std::optional<ChunkKind>;
+  py::class_<SavedTensor>(module, "SavedTensor", "A tensor of a checkpoint.")
+      .def(py::init([](std::string role, std::string dtype, std::size_t item_bytes, std::vector<std::size_t> shape,
+                       Kind kind, std::uint64_t steps) {
+             return SavedTensor{std::move(role), std::move(dtype), item_bytes, std::move(shape), kind, steps};
+           }),
+           py::kw_only(), py::arg("role"), py::arg("dtype"), py::arg("item_bytes"), py::arg("shape"),
+           py::arg("kind") = Kind(), py::arg("steps") = 0)
+      .def_readonly("role", &SavedTensor::role)
+      .def_readonly("dtype", &SavedTensor::dtype, "Torch's name.")
+      .def_readonly("item_bytes", &SavedTensor::item_bytes)
+      .def_readonly("shape", &SavedTensor::shape)
+      .def_readonly("kind", &SavedTensor::kind, "The kind of chunks with state; None: they are elements as they are.")
+      .def_readonly("steps", &SavedTensor::steps, "Steps that have trained it.")
+      .def_readonly("pieces", &SavedTensor::pieces)
+      .def_property_readonly("elements", &SavedTensor::elements)
+      .def("chunk_bytes", &SavedTensor::chunk_bytes, py::arg("elements"))
       .def(
           "cover",
-          [](const Pieces& pieces, std::size_t first, std::size_t count) {
-            return cover(pieces.list, {first, count});
+          [](const SavedTensor& tensor, std::size_t first, std::size_t count) {
+            return cover(tensor.pieces, {first, count});
           },
           py::arg("first"), py::arg("count"), "The cuts of pieces that hold these elements.");
   py::class_<SavedExtra>(module, "SavedExtra", "What a rank has saved with its tensors.")
@@ -253,9 +250,8 @@ void bind_reading(py::module_& module) {
       .def_readonly("raw", &SavedExtra::is_raw)
       .def("read", [](const SavedExtra& extra) { return py::bytes(extra.read()); });
   module.def(
-      "read_indexes", &indexes_in, py::arg("folder"), py::arg("seals"), py::arg("tensors"), Released(),
-      "The pieces of each tensor, and the extra of each rank. A tensor is described by the kind of its chunks, if "
-      "they have state, the bytes of an element and the number of its elements.");
+      "parse_checkpoint", &parsed, py::arg("directory"), py::arg("manifest"),
+      "The folder, the tensors, the extra of each rank and the files of the checkpoint that a manifest describes.");
 }
 
 void bind_piece_reader(py::module_& module) {

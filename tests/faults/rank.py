@@ -44,7 +44,7 @@ def come_to(where: str) -> None:
 
 def watch(name: str) -> None:
     """From now on, this rank comes to a phase when it opens a file of the checkpoint."""
-    owner, opener = {"save": (saving, "RankFiles"), "load": (ballast._core, "read_indexes")}[name]
+    owner, opener = {"save": (saving, "RankFiles"), "load": (ballast._core, "parse_checkpoint")}[name]
     real = getattr(owner, opener)
 
     def opens(*arguments: Any) -> Any:

@@ -149,6 +149,9 @@ constexpr TorchType torch_types[] = {{"float32", 4, DType::fp32},
                                      {"uint64", 8, {}},
                                      {"complex128", 16, {}}};
 
+constexpr std::string_view roles[] = {"trained", "frozen",     "buffer",     "moment",
+                                      "own",     "own tensor", "own number", "outer"};
+
 const TorchType& torch_type(const JsonValue& name) {
   const std::string found = name.text();
   const auto* const known = std::ranges::find(torch_types, found, &TorchType::name);
@@ -177,7 +180,12 @@ SavedTensor tensor_of(const JsonValue& entry) {
                      .shape = entry["shape"].shape(),
                      .steps = entry["steps"].count()};
   entry["item_bytes"].require_kind(tensor.item_bytes == type.bytes, fmt::format("{}, for {}", type.bytes, type.name));
-  if (tensor.role != "trained") return tensor;
+  entry["role"].require_kind(std::ranges::count(roles, tensor.role) > 0, fmt::format("one of {}", fmt::join(roles, ", ")));
+  if (tensor.role != "trained") {
+    for (const char* moment : {"momentum", "variance"})
+      entry[moment].require_kind(!entry[moment].flag(), "false, for a tensor that is not trained");
+    return tensor;
+  }
   const std::string format = entry["format"].text();
   const auto* const known =
       std::ranges::find_if(all_state_formats, [&](StateFormat each) { return name(each) == format; });

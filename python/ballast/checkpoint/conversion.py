@@ -22,10 +22,10 @@ from ballast.checkpoint.folder import Commit, folder_name, lock, require_space
 from ballast.checkpoint.foreign import source_of
 from ballast.checkpoint.full_model import COPIED, item_of, safetensors_files, write_values
 from ballast.checkpoint.kinds import FOREIGN, kind_of, refuse_without_checkpoint
-from ballast.checkpoint.manifest import Checkpoint, SavedOptimizer, Tensor, content_in, slices
+from ballast.checkpoint.manifest import Checkpoint, SavedOptimizer, content_in, slices
 from ballast.checkpoint.saving import INDEX_BYTES, SLICE, packed
 from ballast.checkpoint.sources import STEP, Source, steps_made
-from ballast.checkpoint.tensors import state_part
+from ballast.checkpoint.tensors import saved_tensor, state_part
 from ballast.checkpoint.weights import state_in, weights_in
 from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import read_json
@@ -35,7 +35,6 @@ from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.updates.rules import moments_by_name
 
 log = logging.getLogger("ballast")
-MASTER_DTYPE = "float32"  # the masters of parameters with state
 OPTIMIZER = "another program's optimizer"
 MODEL_KEY, OPTIMIZER_KEY = "model", "optim"  # the keys in an export to torch.distributed.checkpoint
 STEM = "model"  # transformers looks for files of this name
@@ -78,14 +77,14 @@ class Conversion:
         self._entries = {name: self._entry(name, stored) for name, stored in self._tensors.items()}
 
     def run(self) -> Converted:
-        step = max(entry.steps for entry in self._entries.values())
+        step = max(each.steps for each in self._entries.values())
         if self._source.trained_only:
             log.warning("%s holds no frozen parameters and no buffers: those of the model will stay", self._path)
         try:
             written = self._write(step)
         except OSError as error:
             fail_of_system(error)
-        trained = [entry for entry in self._entries.values() if entry.role == "trained"]
+        trained = [each for each in self._entries.values() if each.role == "trained"]
         return Converted(step, len(self._entries), len(trained), [*self._moments.values()], written)
 
     # --- What there is ---
@@ -113,22 +112,21 @@ class Conversion:
             )
         return {kind: found[kind] for kind in ("momentum", "variance") if kind in found}
 
-    def _entry(self, name: str, stored: StoredTensor) -> Tensor:
+    def _entry(self, name: str, stored: StoredTensor) -> _core.SavedTensor:
         """Describe a tensor for the manifest. One without state is a frozen parameter or a buffer; which of them, the model
         knows that loads it."""
         if not self._source.state(name):
-            dtype = str(stored.dtype).removeprefix("torch.")
-            return Tensor("frozen", dtype, stored.dtype.itemsize, list(stored.shape))
+            return saved_tensor("frozen", stored.dtype, stored.shape)
         for moment in self._moments.values():
             kept = self._source.tensor(name, moment)
             if kept is None:
                 refuse(f"the checkpoint lacks the optimizer's {moment}", where=name, needed="one for each parameter with state")
             if kept.elements != stored.elements:
                 refuse(f"the checkpoint holds {moment} of shape {kept.shape}", where=name, needed=f"{stored.shape}")
-        entry = Tensor("trained", MASTER_DTYPE, torch.float32.itemsize, list(stored.shape), format="fp32")
-        entry.momentum, entry.variance = "momentum" in self._moments, "variance" in self._moments
-        entry.steps = steps_made(self._source, name, needed=entry.variance)
-        return entry
+        has = {kind: kind in self._moments for kind in ("momentum", "variance")}
+        kind = _core.ChunkKind(parameter=_core.DType.fp32, format=_core.StateFormat.fp32, **has)
+        steps = steps_made(self._source, name, needed=has["variance"])
+        return saved_tensor("trained", torch.float32, stored.shape, kind=kind, steps=steps)
 
     # --- Writing ---
 
@@ -157,20 +155,20 @@ class Conversion:
         return written
 
     def _bytes(self) -> int:
-        pieces = sum(entry.elements // SLICE + 1 for entry in self._entries.values())
-        return sum(entry.chunk_bytes(entry.elements) for entry in self._entries.values()) + INDEX_BYTES * pieces
+        pieces = sum(each.elements // SLICE + 1 for each in self._entries.values())
+        return sum(each.chunk_bytes(each.elements) for each in self._entries.values()) + INDEX_BYTES * pieces
 
     def _write_files(self, folder: Path) -> int:
         """Write the files of the only rank, and return the bytes of its data."""
         files = _core.RankFiles(str(folder), rank=0)
-        for name, entry in self._entries.items():
-            for elements in slices(entry.elements, SLICE):
-                self._append(files, name, entry, elements)
+        for name, each in self._entries.items():
+            for elements in slices(each.elements, SLICE):
+                self._append(files, name, each, elements)
         return files.finish(packed(None), raw=False)
 
-    def _append(self, files: _core.RankFiles, name: str, entry: Tensor, elements: tuple[int, int]) -> None:
+    def _append(self, files: _core.RankFiles, name: str, described: _core.SavedTensor, elements: tuple[int, int]) -> None:
         stored = self._tensors[name]
-        if entry.role != "trained":
+        if described.role != "trained":
             values = stored.read_part(*elements)
             return files.append_memory(values.data_ptr(), values.nbytes, name, elements)
         sources: Mapping[str, StoredTensor | None] = {

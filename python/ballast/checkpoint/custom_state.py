@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ballast.checkpoint.manifest import CUSTOM, Tensor
+from ballast import _core
+from ballast.checkpoint.manifest import CUSTOM
 from ballast.checkpoint.tensors import PlainTensor, Target, TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
 from ballast.ranks import Agreement, from_all_ranks
@@ -98,10 +99,12 @@ def _merged(all_states: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, 
 class CustomState:
     """The state that is loaded: this rank's shards, and the full state of frozen parameters."""
 
-    def __init__(self, access: Training, tensors: Mapping[str, Tensor], names: Mapping[int, str]):
+    def __init__(self, access: Training, tensors: Mapping[str, _core.SavedTensor], names: Mapping[int, str]):
         self._access = access
         self._names = names
-        self._entries: dict[str, dict[str, Tensor]] = {}  # keys: the parameter, and the name in the optimizer's state
+        self._entries: dict[
+            str, dict[str, _core.SavedTensor]
+        ] = {}  # keys: the parameter, and the name in the optimizer's state
         for name, entry in tensors.items():
             parameter, colon, key = name.rpartition(": ")
             if colon and entry.role in CUSTOM:
@@ -128,7 +131,7 @@ class CustomState:
                         needed="the same options of the optimizer; or its state in memory",
                     )
 
-    def stored(self, parameter: str) -> list[tuple[int, Tensor]]:
+    def stored(self, parameter: str) -> list[tuple[int, _core.SavedTensor]]:
         """Return the values of each element that the library keeps of this parameter: their number there, and their
         entry."""
         entries = self._entries.get(parameter, {})

@@ -15,7 +15,7 @@ import torch
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.custom_state import CustomState
-from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint, SavedOptimizer
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, PARAMETERS, Checkpoint, SavedOptimizer
 from ballast.checkpoint.outer import OuterLoading
 from ballast.checkpoint.remote import RemoteCheckpoint
 from ballast.checkpoint.tensors import (
@@ -42,9 +42,6 @@ from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.rules import set_options
 from ballast.torch.updates.sharded_state import State
-
-OPAQUE = _core.ChunkKind(parameter=_core.DType.u8, format=None, momentum=False, variance=False)  # bytes as they are
-
 
 Place = manifest.LocalCheckpoint | RemoteCheckpoint
 
@@ -251,16 +248,16 @@ class LoadingPart:
         """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
         of the value."""
         name, (first, count) = self._name(member.parameter), member.parameter_range(part.first, part.count)
-        for cut in self._tensors[name].pieces.cover(first, count):
+        for cut in self._tensors[name].cover(first, count):
             yield cut, None
         for number, entry in [] if part.frozen else self._custom.stored(name):
-            for cut in entry.pieces.cover(first, count):
+            for cut in entry.cover(first, count):
                 yield cut, number
 
     def _change(self, part: _core.StatePart, member: UnitParameter, stream: _core.PieceReader) -> None:
         name = self._name(member.parameter)
         entry, values = self._tensors[name], dict(self._custom.stored(name))
-        kind, width = OPAQUE if member.is_opaque else entry.kind(), member.width
+        kind, width = kind_of(entry, member), member.width
         for cut, number in self._cuts(member, part):
             stream.go_to(cut.piece, name)
             if number is None:
@@ -279,8 +276,16 @@ class LoadingPart:
         return self._names[id(parameter)]
 
 
+def kind_of(entry: _core.SavedTensor, member: UnitParameter) -> _core.ChunkKind:
+    """Return the kind of a parameter's chunks. Without state they are its elements, or its bytes, as they are."""
+    if entry.kind is not None and not member.is_opaque:
+        return entry.kind
+    dtype = _core.DType.u8 if member.is_opaque else PARAMETER_DTYPES[entry.dtype]
+    return _core.ChunkKind(parameter=dtype, format=None, momentum=False, variance=False)
+
+
 def cuts_of(target: Target) -> list[_core.Cut]:
-    return target.entry.pieces.cover(target.first, target.count)
+    return target.entry.cover(target.first, target.count)
 
 
 def moments_by_kind(thawed: State, access: Training) -> dict[tuple[int, _core.Moment], torch.Tensor]:
@@ -328,7 +333,7 @@ def require_compatible(
     """Raise B1001 where names, shapes, optimizer or parameter groups differ."""
     saved = checkpoint.tensors
     if not checkpoint.converted_from:  # else nothing says which tensors are buffers
-        _require_names("parameter", parameters, [name for name, entry in saved.items() if entry.is_parameter()])
+        _require_names("parameter", parameters, [name for name, entry in saved.items() if entry.role in PARAMETERS])
         _require_names("buffer", buffers, [name for name, entry in saved.items() if entry.role == "buffer"])
     for name, tensor in {**parameters, **buffers}.items():
         entry = saved[name]

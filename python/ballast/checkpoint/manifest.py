@@ -4,13 +4,13 @@ compare the data with its checksums. FORMAT.md describes the files; zero/checkpo
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ballast import _core
 from ballast.checkpoint.kinds import MANIFEST, refuse_without_checkpoint
@@ -19,6 +19,7 @@ from ballast.errors import Error
 from ballast.json_reader import MOST_BYTES, Json, fail_malformed
 from ballast.json_reader import parse as parse_json
 
+Result = TypeVar("Result")
 VERSION = 1
 IN_CPP = "a training in C++"  # what such a checkpoint is converted from: it has no groups
 FOLDER = re.compile(r"step-[0-9]+-[0-9a-f]{8}")
@@ -28,7 +29,8 @@ PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "
 # Roles of a custom optimizer's state: a tensor with a value for each element, another tensor, a number.
 CUSTOM = ("own", "own tensor", "own number")
 OUTER = "outer"  # what the outer optimizer keeps of a parameter
-ROLES = ("trained", "frozen", "buffer", "moment", *CUSTOM, OUTER)
+PARAMETERS = ("trained", "frozen")
+ROLES = (*PARAMETERS, "buffer", "moment", *CUSTOM, OUTER)
 
 
 def slices(elements: int, most: int) -> Iterator[tuple[int, int]]:
@@ -39,39 +41,6 @@ def slices(elements: int, most: int) -> Iterator[tuple[int, int]]:
     """
     for first in range(0, elements, most):
         yield first, min(most, elements - first)
-
-
-@dataclass
-class Tensor:
-    """A parameter with its state, or another tensor of the model or the optimizer."""
-
-    role: str  # one of ROLES
-    dtype: str  # torch's name
-    item_bytes: int
-    shape: list[int]
-    format: str | None = None  # the format of a trained parameter's state; the next two say which moments it has
-    momentum: bool = False
-    variance: bool = False
-    steps: int = 0  # number of steps that have trained it
-    pieces: _core.Pieces = field(default_factory=_core.Pieces)  # the ranks' own files list them, not the manifest
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-    def is_parameter(self) -> bool:
-        return self.role in ("trained", "frozen")
-
-    def kind(self) -> _core.ChunkKind:
-        return _core.ChunkKind(
-            parameter=PARAMETER_DTYPES[self.dtype],
-            format=None if self.format is None else _core.StateFormat[self.format],
-            momentum=self.momentum,
-            variance=self.variance,
-        )
-
-    def chunk_bytes(self, elements: int) -> int:
-        return self.kind().bytes(elements) if self.role == "trained" else elements * self.item_bytes
 
 
 @dataclass
@@ -98,7 +67,7 @@ class Checkpoint:
     ranks: int
     folder: str  # the folder next to the manifest with the files of this checkpoint
     optimizers: list[SavedOptimizer]  # there is at least one
-    tensors: dict[str, Tensor]
+    tensors: dict[str, _core.SavedTensor]
     indexes: list[dict[str, Any]]  # the name and the seal of each rank's file
     converted_from: str = ""  # what `ballast convert` has read. Then there are no groups, and untrained tensors may be missing
     written_by: str = _core.version
@@ -119,18 +88,23 @@ class Checkpoint:
     def to_json(self) -> dict[str, Any]:
         """Return the content of the manifest, to which the fields of the first optimizer belong."""
         first, *others = (asdict(each) for each in self.optimizers)
-        listed = ("pieces",)  # in the ranks' own files
-        tensors = {
-            name: {key: value for key, value in vars(tensor).items() if key not in listed}
-            for name, tensor in self.tensors.items()
-        }
         return {
             "format": VERSION,
             **{key: getattr(self, key) for key in ("ranks", "folder", "indexes", "converted_from", "written_by")},
             **first,
-            "tensors": tensors,
+            "tensors": {name: _described(tensor) for name, tensor in self.tensors.items()},
             "others": others,
         }
+
+
+def _described(tensor: _core.SavedTensor) -> dict[str, Any]:
+    kind = tensor.kind
+    return {
+        **{key: getattr(tensor, key) for key in ("role", "dtype", "item_bytes", "shape", "steps")},
+        "format": None if kind is None or kind.format is None else kind.format.name,
+        "momentum": kind is not None and kind.momentum,
+        "variance": kind is not None and kind.variance,
+    }
 
 
 def rank_file(rank: int, kind: str) -> str:
@@ -139,16 +113,6 @@ def rank_file(rank: int, kind: str) -> str:
 
 
 READS = 5  # attempts to read a checkpoint that other jobs replace meanwhile
-MOST_DATA_BYTES = 1 << 56  # the most of a rank's file: sums and products of such numbers stay below 2^63
-MOST_DIMENSIONS = 64
-ITEM_BYTES = {  # keys: torch's dtypes
-    **dict.fromkeys(("bool", "int8", "uint8"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
-    **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
-    **dict.fromkeys(("complex32", "float32", "int32", "uint32"), 4),
-    **dict.fromkeys(("complex64", "float64", "int64", "uint64"), 8),
-    "complex128": 16,
-}
 MOMENTS = ("momentum", "variance")
 
 
@@ -195,19 +159,22 @@ def seal_of(text: bytes) -> str:
 
 
 def read(directory: str | Path) -> Checkpoint:
-    """Return the checkpoint in a directory, with all pieces of all tensors. Raise an error that names the
-    fault.
+    """Return the checkpoint in a directory, with all pieces of all tensors. Raise an error that names the fault."""
+    path = Path(directory)
+    return current(partial(read_text, path), partial(parse, path), path)
 
-    A saving may replace the manifest meanwhile, and remove the files that it names. Then the new checkpoint is read."""
-    directory = Path(directory)
+
+def current(read_manifest: Callable[[], bytes], use: Callable[[bytes], Result], where: Path | str) -> Result:
+    """Return what `use` makes of the manifest, and of the files that it names. A saving may replace the manifest meanwhile, and
+    remove the files: then the new checkpoint is used."""
     for _ in range(READS):
-        text = read_text(directory)
+        text = read_manifest()
         try:
-            return parse(directory, text)
-        except Error:
-            if read_text(directory) == text:
+            return use(text)
+        except (Error, OSError):
+            if read_manifest() == text:
                 raise
-    fail_replaced(directory)
+    fail_replaced(where)
 
 
 def read_text(directory: Path) -> bytes:
@@ -262,22 +229,60 @@ def fail_replaced(directory: Path | str) -> NoReturn:
     )
 
 
+class Outline(NamedTuple):
+    """What a manifest says before the files that it names are there."""
+
+    folder: str
+    ranks: int
+    step: int
+
+    @staticmethod
+    def of(text: bytes, where: str) -> Outline:
+        content = content_of(text, where)
+        folder = content["folder"]
+        if not FOLDER.fullmatch(folder.text()):
+            folder.refuse("the name of a folder next to the manifest, such as step-12-8c31f0a2")
+        steps = [each["step"].count() for each in (content, *content["others"].elements())]
+        return Outline(folder.text(), len(content["indexes"].elements()), max(steps))
+
+
+def content_of(text: bytes, where: str) -> Json:
+    """Return the content of a manifest. Raise B1008 for a format that a newer version of Ballast has written."""
+    content = Json(unsealed(text, where), where)
+    found = content["format"].count()
+    if found > VERSION:
+        fail(
+            "newer_format",
+            f"cannot read a checkpoint of format {found}: Ballast {content.get('written_by', '').text()} wrote it",
+            where=where,
+            needed=f"format {VERSION}",
+        )
+    return content
+
+
 def parse(directory: Path, text: bytes) -> Checkpoint:
     """Return the checkpoint of this manifest, with the pieces that the ranks' own files name."""
-    path = directory / MANIFEST
-    checkpoint = checkpoint_of(Json(unsealed(text, str(path)), str(path)))
-    _require_folder(directory, checkpoint.folder)
-    described = {
-        name: (each.kind() if each.role == "trained" else None, each.item_bytes, each.elements)
-        for name, each in checkpoint.tensors.items()
-    }
-    seals = [int(entry["seal"], 16) for entry in checkpoint.indexes]
-    pieces, checkpoint.extras = _core.read_indexes(str(directory / checkpoint.folder), seals, described)
-    for name, tensor in checkpoint.tensors.items():
-        tensor.pieces = pieces[name]
-    ranks = range(checkpoint.ranks)
-    checkpoint.files = [str(directory / checkpoint.folder / rank_file(rank, "data")) for rank in ranks]
-    return checkpoint
+    content = content_of(text, str(directory / MANIFEST))
+    optimizers = [content, *content["others"].elements()]
+    folder, tensors, extras, files = _core.parse_checkpoint(str(directory), text)
+    step, skipped = (max(each[kind].count() for each in optimizers) for kind in ("step", "skipped"))
+    for name, tensor in tensors.items():
+        content["tensors"][name]["steps"].count(step + skipped if tensor.role == OUTER else step)
+    saved = [_optimizer(each, tensors) for each in optimizers]
+    names = [name for each in saved for name in each.parameters]
+    if len(saved) > 1 and len(set(names)) < len(names):
+        fail_malformed(content.file, "a parameter is in the groups of two optimizers")
+    return Checkpoint(
+        ranks=len(files),
+        folder=folder,
+        optimizers=saved,
+        tensors=tensors,
+        indexes=content["indexes"].value,
+        converted_from=content["converted_from"].text(),
+        written_by=content["written_by"].text(),
+        extras=extras,
+        files=files,
+    )
 
 
 @dataclass(frozen=True)
@@ -292,16 +297,6 @@ class LocalCheckpoint:
     def parse(self, text: bytes, rank: int) -> Checkpoint:
         """Return the checkpoint of this manifest, for a rank that reads it."""
         return parse(self.path, text)
-
-
-def _require_folder(directory: Path, folder: str) -> None:
-    if not (directory / folder).is_dir():
-        fail(
-            "file_call",
-            f"cannot read a checkpoint: the folder {folder}, which its {MANIFEST} names, is not there",
-            where=str(directory),
-            remedy=f"Copy or move a checkpoint with all its files: {MANIFEST} and that folder.",
-        )
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -319,46 +314,7 @@ def fail_file(path: Path, error: OSError) -> NoReturn:
     fail("file_call", f"cannot read a file of a checkpoint: {error.strerror}", where=str(path))
 
 
-def require_known_format(content: Json) -> None:
-    """Raise B1008 for a format that a newer version of Ballast has written."""
-    found = content["format"].count()
-    if found > VERSION:
-        fail(
-            "newer_format",
-            f"cannot read a checkpoint of format {found}: Ballast {content.get('written_by', '').text()} wrote it",
-            where=content.file,
-            needed=f"format {VERSION}",
-        )
-
-
-def checkpoint_of(content: Json) -> Checkpoint:
-    """Return the checkpoint that a manifest describes, without the pieces of its tensors."""
-    require_known_format(content)
-    optimizers = [content, *content["others"].elements()]
-    step, skipped = (max(each[kind].count() for each in optimizers) for kind in ("step", "skipped"))
-    tensors = {name: _tensor(entry, step, skipped) for name, entry in content["tensors"].items()}
-    indexes = [_index(entry, rank) for rank, entry in enumerate(content["indexes"].elements())]
-    if content["ranks"].count() != len(indexes) or not indexes:
-        content["ranks"].refuse(f"{len(indexes)}, the number of indexes, and at least 1")
-    folder = content["folder"]
-    if not FOLDER.fullmatch(folder.text()):
-        folder.refuse("the name of a folder next to the manifest, such as step-12-8c31f0a2")
-    saved = [_optimizer(each, tensors) for each in optimizers]
-    names = [name for each in saved for name in each.parameters]
-    if len(saved) > 1 and len(set(names)) < len(names):
-        fail_malformed(content.file, "a parameter is in the groups of two optimizers")
-    return Checkpoint(
-        ranks=len(indexes),
-        folder=folder.text(),
-        optimizers=saved,
-        tensors=tensors,
-        indexes=indexes,
-        converted_from=content["converted_from"].text(),
-        written_by=content["written_by"].text(),
-    )
-
-
-def _optimizer(content: Json, tensors: dict[str, Tensor]) -> SavedOptimizer:
+def _optimizer(content: Json, tensors: Container[str]) -> SavedOptimizer:
     identity = content["outer_identity"]
     if not IDENTITY.fullmatch(identity.text()):
         identity.refuse("16 hexadecimal digits, or nothing")
@@ -379,35 +335,7 @@ def _is_moment(kind: str, name: Json) -> bool:
     return True
 
 
-def _tensor(entry: Json, step: int, skipped: int) -> Tensor:
-    role = entry["role"].text(ROLES)
-    found = Tensor(
-        role=role,
-        dtype=entry["dtype"].text(ITEM_BYTES),
-        item_bytes=entry["item_bytes"].count(),
-        shape=entry["shape"].counts(),
-        momentum=entry["momentum"].flag(),
-        variance=entry["variance"].flag(),
-        steps=entry["steps"].count(step + skipped if role == OUTER else step),
-    )
-    if found.item_bytes != ITEM_BYTES[found.dtype]:
-        entry["item_bytes"].refuse(f"{ITEM_BYTES[found.dtype]}, for {found.dtype}")
-    if len(found.shape) > MOST_DIMENSIONS or found.elements > MOST_DATA_BYTES:
-        entry["shape"].refuse("the shape of a tensor that fits into files")
-    if found.role == "trained":
-        entry["dtype"].text(PARAMETER_DTYPES)
-        found.format = entry["format"].text([known.name for known in _core.StateFormat])
-    elif entry["format"].value is not None or found.momentum or found.variance:
-        fail_malformed(entry.file, f"{entry.at} has a state, and is not trained")
-    return found
-
-
-def _index(entry: Json, rank: int) -> dict[str, Any]:
-    entry["seal"].seal()
-    return {"file": entry["file"].text([rank_file(rank, "json")]), "seal": entry["seal"].text()}
-
-
-def _group(entry: Json, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _group(entry: Json, tensors: Container[str]) -> dict[str, Any]:
     names = entry["parameters"].elements()
     for name in names:
         if name.text() not in tensors:

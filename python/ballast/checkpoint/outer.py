@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from ballast import _core
 from ballast.checkpoint.kinds import HOST_FOLDER
-from ballast.checkpoint.manifest import OUTER, Tensor, content_in
+from ballast.checkpoint.manifest import OUTER, content_in
 from ballast.checkpoint.tensors import LOADING, FlatTarget, Target, TorchTensor, Writers, moment_name
 from ballast.checks import refuse
 from ballast.outer.hosts import HostGroup
@@ -142,7 +143,7 @@ class _Reader:
 class OuterLoading:
     """The outer state that is loaded. A checkpoint without it lets the outer optimizer begin with the parameters."""
 
-    def __init__(self, access: Training, tensors: Mapping[str, Tensor], names: Mapping[int, str], identity: str):
+    def __init__(self, access: Training, tensors: Mapping[str, _core.SavedTensor], names: Mapping[int, str], identity: str):
         self._outer = access.outer
         self._identity = identity
         self._names = names
@@ -205,7 +206,7 @@ class _FragmentLoader:
 class _OuterTarget(FlatTarget):
     """Takes this rank's elements of one parameter."""
 
-    def __init__(self, name: str, entry: Tensor, loader: _FragmentLoader, kind: str, span: Span):
+    def __init__(self, name: str, entry: _core.SavedTensor, loader: _FragmentLoader, kind: str, span: Span):
         super().__init__(name, entry, span.first, span.count)
         self._loader, self._kind, self._span = loader, kind, span
 

@@ -18,11 +18,9 @@ from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.folder import lock
 from ballast.checkpoint.kinds import MANIFEST
-from ballast.checkpoint.manifest import FOLDER, Checkpoint, checkpoint_of, rank_file
+from ballast.checkpoint.manifest import FOLDER, Checkpoint, Outline, rank_file
 from ballast.checkpoint.tensors import LOADING
 from ballast.checks import fail, refuse
-from ballast.errors import Error
-from ballast.json_reader import Json
 from ballast.ranks import Agreement, by_first_rank
 from ballast.torch.training.training import Training
 
@@ -114,6 +112,13 @@ class Remote:
         except Exception as error:  # what stays takes room, and nothing else
             log.warning("cannot remove %s/%s, which no checkpoint needs: %s", self.address, name, error)
 
+    @contextmanager
+    def naming_missing(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            fail("file_call", f"cannot get a checkpoint: {error} is missing", where=self.address)
+
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
@@ -138,39 +143,32 @@ class Remote:
 def push(directory: Path, address: str) -> Moved:
     """Put the current checkpoint of a directory to an address, where it replaces another one of ours."""
     remote = Remote(address)
-    for _ in range(manifest.READS):
-        text = manifest.read_text(directory)
-        try:
-            checkpoint = manifest.parse(directory, text)
-            sizes = [remote.put(directory / name, name) for name in _files_of(checkpoint)]
-        except (Error, OSError):
-            if manifest.read_text(directory) == text:
-                raise
-            continue  # a save has replaced the checkpoint
+
+    def put(text: bytes) -> Moved:
+        checkpoint = manifest.parse(directory, text)
+        sizes = [remote.put(directory / name, name) for name in _files_of(checkpoint)]
         remote.put_text(MANIFEST, text)
         for name in remote.folders():
             if FOLDER.fullmatch(name) and name != checkpoint.folder:
                 remote.remove(name)
         return Moved(remote.address, checkpoint.step, len(sizes) + 1, sum(sizes) + len(text))
-    manifest.fail_replaced(directory)
+
+    return manifest.current(partial(manifest.read_text, directory), put, directory)
 
 
 def pull(address: str, directory: Path) -> Moved:
     """Get a checkpoint into a directory, where it becomes the current one when all of its bytes have their checksums: that of
     the address, or the newest of those in folders right below."""
     remote = newest(Remote(address))
-    for _ in range(manifest.READS):
-        text = _manifest_of(remote)
-        checkpoint = checkpoint_of(Json(manifest.unsealed(text, remote.address), remote.address))
-        try:
-            return _pull(remote, text, checkpoint, directory)
-        except FileNotFoundError as error:
-            if remote.text(MANIFEST) == text:
-                fail("file_call", f"cannot get a checkpoint: {error} is missing", where=remote.address)
-    manifest.fail_replaced(remote.address)
+
+    def get(text: bytes) -> Moved:
+        with remote.naming_missing():
+            return _pull(remote, text, Outline.of(text, remote.address), directory)
+
+    return manifest.current(partial(_manifest_of, remote), get, remote.address)
 
 
-def _pull(remote: Remote, text: bytes, checkpoint: Checkpoint, directory: Path) -> Moved:
+def _pull(remote: Remote, text: bytes, checkpoint: Outline, directory: Path) -> Moved:
     place = lock(directory)
     try:
         place.create(checkpoint.folder)
@@ -207,11 +205,11 @@ class RemoteCheckpoint:
     def parse(self, text: bytes, rank: int) -> Checkpoint:
         """Return the checkpoint of this manifest, for a rank that reads it."""
         folder = Path(self._copy.name)
-        named = checkpoint_of(Json(manifest.unsealed(text, self.path), self.path))
+        named = Outline.of(text, self.path)
         (folder / named.folder).mkdir(exist_ok=True)
         self._got.clear()
         needed = [rank_file(number, "json") for number in range(named.ranks)] + [rank_file(rank % named.ranks, "extra")]
-        with self._naming_missing():
+        with self._remote.naming_missing():
             for name in needed:
                 self._remote.get(f"{named.folder}/{name}", folder / named.folder / name)
             checkpoint = manifest.parse(folder, text)
@@ -221,14 +219,7 @@ class RemoteCheckpoint:
 
     def read(self) -> Checkpoint:
         """Return the checkpoint. A push may replace it meanwhile: then that one."""
-        for _ in range(manifest.READS):
-            text = self.read_text()
-            try:
-                return self.parse(text, rank=0)
-            except Error:
-                if self.read_text() == text:
-                    raise
-        manifest.fail_replaced(self.path)
+        return manifest.current(self.read_text, partial(self.parse, rank=0), self.path)
 
     def _make_files(self, checkpoint: Checkpoint) -> None:
         """Make a file of the right size for each with chunks at the address. Raise B3202 if one of those is cut off."""
@@ -246,13 +237,6 @@ class RemoteCheckpoint:
             with open(path, "wb") as file:
                 file.truncate(-(-end // BLOCK) * BLOCK)  # a reader takes whole blocks
 
-    @contextmanager
-    def _naming_missing(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            fail("file_call", f"cannot get a checkpoint: {error} is missing", where=self.path)
-
     def _fetch(self, folder: str, files: Sequence[str], wanted: Sequence[_core.Piece]) -> None:
         missing = {(each.file, each.offset): each.bytes for each in wanted if (each.file, each.offset) not in self._got}
         ranges: list[list[int]] = []  # file, begin and end
@@ -267,7 +251,7 @@ class RemoteCheckpoint:
             path = Path(files[file])
             self._remote.get_range(f"{folder}/{path.name}", begin, end, path)
 
-        with self._naming_missing(), ThreadPoolExecutor(CALLS_AT_ONCE) as calls:
+        with self._remote.naming_missing(), ThreadPoolExecutor(CALLS_AT_ONCE) as calls:
             for done in [calls.submit(get, *each) for each in ranges]:
                 done.result()
         self._got.update(missing)
@@ -300,7 +284,7 @@ def newest(remote: Remote) -> Remote:
     for name in remote.folders():
         if not FOLDER.fullmatch(name) and (text := remote.text(f"{name}/{MANIFEST}")) is not None:
             where = f"{remote.address}/{name}"
-            steps[name] = checkpoint_of(Json(manifest.unsealed(text, where), where)).step
+            steps[name] = Outline.of(text, where).step
     if not steps:
         _refuse_without(remote)
     return Remote(f"{remote.address}/{max(steps, key=lambda name: steps[name])}")
@@ -315,5 +299,5 @@ def _refuse_without(remote: Remote) -> NoReturn:
     refuse(f"cannot get a checkpoint: there is none at {remote.address}", needed="an address of `ballast push`")
 
 
-def _files_of(checkpoint: Checkpoint) -> list[str]:
+def _files_of(checkpoint: Checkpoint | Outline) -> list[str]:
     return [f"{checkpoint.folder}/{rank_file(rank, kind)}" for rank in range(checkpoint.ranks) for kind in KINDS]

@@ -33,7 +33,7 @@ from ballast.checkpoint.folder import (
     require_same_model,
     require_space,
 )
-from ballast.checkpoint.manifest import Checkpoint, SavedOptimizer, Tensor, slices
+from ballast.checkpoint.manifest import Checkpoint, SavedOptimizer, slices
 from ballast.checkpoint.outer import folder_to_save, others_remover, outer_tensors
 from ballast.checkpoint.runs import notice_for_run
 from ballast.checkpoint.tensors import (
@@ -333,7 +333,7 @@ class Saving:
         self._torch_tensors = list(torch_tensors(model, accesses, partitions))
         for access, partition in zip(accesses, partitions):
             self._torch_tensors += outer_tensors(access, partition, self._names)
-        self._entries: dict[str, Tensor] = {}
+        self._entries: dict[str, _core.SavedTensor] = {}
         for part in self._parts:
             part.look()
             self._entries.update(part.entries)
@@ -511,7 +511,7 @@ class SavingPart:
         self.partition.require_not_updated("cannot save the model")
         self._names: Mapping[int, str] = {}
         self._groups: list[dict[str, Any]] = []
-        self.entries: dict[str, Tensor] = {}
+        self.entries: dict[str, _core.SavedTensor] = {}
         self._local: list[_core.StatePart] = []
 
     def check(self, names: Mapping[int, str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ballast import _core
-from ballast.checkpoint.manifest import PARAMETER_DTYPES, Tensor
+from ballast.checkpoint.manifest import PARAMETER_DTYPES
 from ballast.checks import refuse
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.optimizer import WrappedOptimizer
@@ -158,31 +158,24 @@ def warn_of_left(names: Sequence[str], access: Training) -> None:
         log.warning("these tensors stay as they are, because the checkpoint does not hold them: %s", ", ".join(sorted(names)))
 
 
-def entry_of(held: TorchTensor) -> Tensor:
-    tensor = held.tensor
-    return Tensor(
-        held.role,
-        str(tensor.dtype).removeprefix("torch."),
-        tensor.element_size(),
-        list(tensor.shape if held.full_shape is None else held.full_shape),
-        steps=held.steps,
-    )
+def entry_of(held: TorchTensor) -> _core.SavedTensor:
+    shape = held.tensor.shape if held.full_shape is None else held.full_shape
+    return saved_tensor(held.role, held.tensor.dtype, shape, steps=held.steps)
 
 
-def entry_of_member(member: UnitParameter, partition: Partition, access: Training) -> Tensor:
-    parameter = member.parameter
-    entry = Tensor(
-        "frozen" if member.group is None else "trained",
-        str(parameter.dtype).removeprefix("torch."),
-        parameter.element_size(),
-        list(parameter.shape),
-        steps=steps_of(access, parameter, member),
-    )
-    if member.group is not None:
-        kind = partition.core.kind(member.unit)
-        assert kind.format is not None
-        entry.format, entry.momentum, entry.variance = kind.format.name, kind.momentum, kind.variance
-    return entry
+def saved_tensor(
+    role: str, dtype: torch.dtype, shape: Sequence[int], *, kind: _core.ChunkKind | None = None, steps: int = 0
+) -> _core.SavedTensor:
+    """Describe a tensor for the manifest. `kind` is that of chunks with state."""
+    name = str(dtype).removeprefix("torch.")
+    return _core.SavedTensor(role=role, dtype=name, item_bytes=dtype.itemsize, shape=list(shape), kind=kind, steps=steps)
+
+
+def entry_of_member(member: UnitParameter, partition: Partition, access: Training) -> _core.SavedTensor:
+    parameter, steps = member.parameter, steps_of(access, member.parameter, member)
+    if member.group is None:
+        return saved_tensor("frozen", parameter.dtype, parameter.shape, steps=steps)
+    return saved_tensor("trained", parameter.dtype, parameter.shape, kind=partition.core.kind(member.unit), steps=steps)
 
 
 def steps_of(access: Training, parameter: torch.nn.Parameter, member: UnitParameter | None = None) -> int:
@@ -195,7 +188,7 @@ class Target(Protocol):
     """A tensor to fill: begin(), take() for each cut in order, finish()."""
 
     name: str
-    entry: Tensor
+    entry: _core.SavedTensor
     first: int  # element of the checkpoint's tensor
     count: int
 
@@ -209,7 +202,7 @@ class FlatTarget:
 
     _flat: torch.Tensor
 
-    def __init__(self, name: str, entry: Tensor, first: int, count: int):
+    def __init__(self, name: str, entry: _core.SavedTensor, first: int, count: int):
         self.name, self.entry, self.first, self.count = name, entry, first, count
         self._dtype = getattr(torch, entry.dtype)
 
@@ -221,7 +214,7 @@ class FlatTarget:
 class PlainTensor(FlatTarget):
     """A buffer, a frozen parameter or its moments: all of its elements, or a shard."""
 
-    def __init__(self, name: str, entry: Tensor, tensor: torch.Tensor, first: int = 0):
+    def __init__(self, name: str, entry: _core.SavedTensor, tensor: torch.Tensor, first: int = 0):
         super().__init__(name, entry, first, tensor.numel())
         self._tensor = tensor
 
@@ -244,11 +237,15 @@ class TrainedTensor:
     """Takes a parameter that was trained, and is frozen now, with its moments. `parameter` is None where it is sharded:
     then its values go to the shards."""
 
-    def __init__(self, name: str, entry: Tensor, parameter: torch.Tensor | None, moments: Mapping[str, torch.Tensor]):
+    def __init__(
+        self, name: str, entry: _core.SavedTensor, parameter: torch.Tensor | None, moments: Mapping[str, torch.Tensor]
+    ):
         self.name, self.entry = name, entry
         self.first, self.count = 0, entry.elements
         self._parameter = parameter
         self._moments = moments
+        assert entry.kind is not None
+        self._kind = entry.kind
 
     def begin(self) -> None:
         dtype = torch.float32 if self._parameter is None else self._parameter.dtype
@@ -256,7 +253,7 @@ class TrainedTensor:
         self._part = state_part({"parameter": self._values, **self._moments})
 
     def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None:
-        reader.copy(self.entry.kind(), (cut.piece.count, cut.first, cut.into, cut.count), self._part)
+        reader.copy(self._kind, (cut.piece.count, cut.first, cut.into, cut.count), self._part)
 
     def finish(self) -> None:
         if self._parameter is not None:

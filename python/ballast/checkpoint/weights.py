@@ -17,7 +17,7 @@ from ballast._torch_compat import without_modes
 from ballast.checkpoint import manifest
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.manifest import MOMENTS, Checkpoint
+from ballast.checkpoint.manifest import MOMENTS, PARAMETERS, Checkpoint
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
 from ballast.checkpoint.sources import Latest
 from ballast.checkpoint.tensors import state_part
@@ -58,7 +58,7 @@ class CheckpointTensor(StoredTensor):
         return super().in_format(dtype)
 
     def read(self, first: int, count: int, into: int) -> None:
-        for cut in self._entry.pieces.cover(first, count):
+        for cut in self._entry.cover(first, count):
             values = self._latest.get(self._key_of(cut.piece), partial(self._values_of, cut.piece))
             place = tensor_at(into + cut.into * self.dtype.itemsize, cut.count, self.dtype)
             place.copy_(values[cut.first : cut.first + cut.count])
@@ -76,7 +76,8 @@ class CheckpointTensor(StoredTensor):
         if str(self.dtype) == f"torch.{self._entry.dtype}":  # the parameter comes first in a chunk
             values.copy_(torch.frombuffer(reader.memory(), dtype=self.dtype, count=piece.count))
         else:
-            reader.copy(self._entry.kind(), (piece.count, 0, 0, piece.count), state_part({"parameter": values}))
+            assert self._entry.kind is not None
+            reader.copy(self._entry.kind, (piece.count, 0, 0, piece.count), state_part({"parameter": values}))
         return values
 
 
@@ -92,7 +93,8 @@ class MomentTensor(CheckpointTensor):
 
     def _values_of(self, piece: _core.Piece) -> torch.Tensor:
         part = {kind: torch.zeros(piece.count, dtype=torch.float32, device="cpu") for kind in ("parameter", *MOMENTS)}
-        self._reader_at(piece).copy(self._entry.kind(), (piece.count, 0, 0, piece.count), state_part(part))
+        assert self._entry.kind is not None
+        self._reader_at(piece).copy(self._entry.kind, (piece.count, 0, 0, piece.count), state_part(part))
         return part[self._kind]
 
 
@@ -124,7 +126,7 @@ def _tensors_of(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     return {
         name: CheckpointTensor(name, checkpoint, latest)
         for name, entry in checkpoint.tensors.items()
-        if entry.is_parameter() or entry.role == "buffer"
+        if entry.role in (*PARAMETERS, "buffer")
     }
 
 
@@ -135,12 +137,11 @@ def state_in(checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
     found: dict[str, dict[str, StoredTensor]] = {}
     for name, entry in checkpoint.tensors.items():
         parameter, colon, key = name.rpartition(": ")
-        if entry.role == "trained":
-            kept = {"momentum": entry.momentum, "variance": entry.variance}
+        if entry.kind is not None:
             for kind, torch_name in moments.get(name, {}).items():
-                if kept[kind]:
+                if getattr(entry.kind, kind):
                     found.setdefault(name, {})[torch_name] = MomentTensor(kind, name, checkpoint, latest)
-        elif colon and not entry.is_parameter() and entry.role != "buffer":
+        elif colon and entry.role not in (*PARAMETERS, "buffer"):
             found.setdefault(parameter, {})[key] = CheckpointTensor(name, checkpoint, latest)
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.kinds import kind_of, run_at
-from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, SavedOptimizer, Tensor, problems_of, slices
+from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, SavedOptimizer, problems_of, slices
 from ballast.errors import Error
 from ballast.sizes import human_size, parse_size
 from ballast.tools import Answer, add_command
@@ -38,7 +38,7 @@ def inspect(chosen: argparse.Namespace) -> Answer:
         return Answer("", _content(checkpoint))
     lines = [*_summary(checkpoint), *([""] if chosen.tensors else [])]
     for name, tensor in checkpoint.tensors.items() if chosen.tensors else ():
-        state = f", state in {tensor.format}" if tensor.format else ""
+        state = f", state in {tensor.kind.format.name}" if tensor.kind and tensor.kind.format else ""
         pieces = _counted(len(tensor.pieces), "piece")
         lines.append(f"{name}  {tensor.dtype} {tensor.shape}, {tensor.role}{state}, {pieces}")
     return Answer("\n".join(lines), None)
@@ -88,7 +88,7 @@ def _summary(checkpoint: Checkpoint) -> list[str]:
     return lines
 
 
-def _state_kept(saved: SavedOptimizer, tensors: Mapping[str, Tensor]) -> str:
+def _state_kept(saved: SavedOptimizer, tensors: Mapping[str, _core.SavedTensor]) -> str:
     if not saved.own_step:
         return f"moments: {', '.join(saved.moments.values()) or 'none'}"
     own = set(saved.parameters)

@@ -108,7 +108,7 @@ def values_in(directory: str | Path) -> Values:
             target = PlainTensor(name, entry, values[name])
         reader = checkpoint.reader([*entry.pieces])
         target.begin()
-        for cut in entry.pieces.cover(0, entry.elements):
+        for cut in entry.cover(0, entry.elements):
             reader.go_to(cut.piece, name)
             target.take(reader, cut)
         target.finish()
