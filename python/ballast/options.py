@@ -72,9 +72,9 @@ def _copies(given: Replicas | None, options: Options) -> int:
 class MachineOptions:
     """The machine of a plan, and the work that it does."""
 
-    ranks: Option[int, int] = Option(1, "the number of GPUs in all", _count("ranks"), metavar="N")
+    ranks: Option[int, int] = Option(1, "the number of GPUs in all", _count("ranks"))
     gpus_per_machine: Option[int, int] = Option(
-        8, "GPUs of one machine, which share its host memory and drives", _count("gpus_per_machine"), metavar="N"
+        8, "GPUs of one machine, which share its host memory and drives", _count("gpus_per_machine")
     )
     measured: Option[str | os.PathLike[str] | None, Measured | None] = Option(
         None,
@@ -86,24 +86,17 @@ class MachineOptions:
         None,
         f'the name of a GPU, such as "h100"; by default "{USUAL_GPU}", the measured one, or `gpu_memory` and `flops`',
         read_with=lambda given, of: read_gpu(given, of.measured),
-        metavar="NAME",
     )
-    gpu_memory: Option[Size | None, int | None] = Option(None, "replaces the memory of that GPU", parse_size, metavar="SIZE")
-    flops: Option[Count | None, int | None] = Option(
-        None, 'replaces its peak in bf16, such as "990T"', parse_count, metavar="N"
-    )
+    gpu_memory: Option[Size | None, int | None] = Option(None, "replaces the memory of that GPU", parse_size)
+    flops: Option[Count | None, int | None] = Option(None, 'replaces its peak in bf16, such as "990T"', parse_count)
     host_memory: Option[Size | None, int | None] = Option(
         None,
         "of a machine; of it a 64th, 4 GiB, and 2 GiB for each rank are left to the system and torch, about an eighth at most. "
         "Without it nothing is kept on the host. It replaces the memory of measured CPUs",
         parse_size,
-        metavar="SIZE",
     )
     drive_space: Option[Size | None, int | None] = Option(
-        None,
-        "free space on the drives of a machine; without it nothing is kept there",
-        parse_size,
-        metavar="SIZE",
+        None, "free space on the drives of a machine; without it nothing is kept there", parse_size
     )
     rates: Option[Mapping[str, Rate] | None, Mapping[str, Rate]] = Option(
         None,
@@ -115,7 +108,6 @@ class MachineOptions:
         "memory of each GPU for CUDA, NCCL and the allocator's gaps. None: 2 GiB, and more where NVLink joins the ranks of a "
         "machine: 5 GiB for 8 of them. On measured CPUs it is 384 MiB, for Python and torch",
         parse_size,
-        metavar="SIZE",
     )
     headroom: Option[float | str, float] = Option(
         HEADROOM,
@@ -131,21 +123,15 @@ class MachineOptions:
         metavar="HOW",
     )
     loss_chunk: Option[int | None, int | None] = Option(
-        None,
-        "tokens whose logits are there at once, as with `ballast.chunked_loss(chunk=)`; None: all",
-        _count("tokens"),
-        metavar="N",
+        None, "tokens whose logits are there at once, as with `ballast.chunked_loss(chunk=)`; None: all", _count("tokens")
     )
-    tokens: Option[int, int] = Option(8192, "tokens of one rank in one micro-step", _count("tokens"), metavar="N")
+    tokens: Option[int, int] = Option(8192, "tokens of one rank in one micro-step", _count("tokens"))
     sequence: Option[int | None, int | None] = Option(
         None,
         "tokens that attend to each other; at most `tokens`. None: 4096, or the most that the model takes",
         _count("sequence"),
-        metavar="N",
     )
-    micro_steps: Option[int, int] = Option(
-        1, "backward passes of one step", _count("micro_steps"), core="micro_steps", metavar="N"
-    )
+    micro_steps: Option[int, int] = Option(1, "backward passes of one step", _count("micro_steps"), core="micro_steps")
     layer_major: Option[bool, bool] = Option(
         False, "all micro-steps go through a layer before the next one: a trainer in C++ can", core="layer_major"
     )
@@ -153,17 +139,13 @@ class MachineOptions:
         None,
         "the fraction of the GPU's peak that the model's arithmetic reaches; 0.5, and 1 of measured flops",
         read_with=lambda given, of: read_efficiency(given, reached=of.measured is not None and of.flops is None),
-        metavar="X",
     )
     optimizer: Option[str, str] = Option(
         "adamw",
         '"adamw", or another optimizer that the library knows; with "muon", AdamW has all but matrices of blocks',
         lambda given: one_of("optimizer", str(given).lower(), _core.optimizers()),
-        metavar="NAME",
     )
-    dtype: Option[str | None, str | None] = Option(
-        None, "the parameters' format: bf16, fp16 or fp32; None: the model's own", metavar="NAME"
-    )
+    dtype: Option[str | None, str | None] = Option(None, "the parameters' format: bf16, fp16 or fp32; None: the model's own")
     resumable: Option[bool, bool] = Option(
         False, "True: all state is on drives, with the parameters, as with `wrap(run=...)`", core="full_records"
     )
@@ -171,13 +153,9 @@ class MachineOptions:
         None,
         "of one GPU for an hour, in any currency: the plan has the cost of a million tokens on all ranks",
         lambda given: read_price(given),
-        metavar="X",
     )
     train_tokens: Option[Count | None, int | None] = Option(
-        None,
-        'tokens of the whole training, such as "15T": the plan has its seconds and, with a price, its cost',
-        parse_count,
-        metavar="N",
+        None, 'tokens of the whole training, such as "15T": the plan has its seconds and, with a price, its cost', parse_count
     )
 
 

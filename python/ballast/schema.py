@@ -48,7 +48,7 @@ class Option(Generic[Given, Value]):
     per_rank: bool = False  # changes no value of the training, so each rank may have its own
     core: str = ""  # the option of the C++ library that gets the value
     to_core: Callable[[Any], Any] | None = None  # turns the value into that of the C++ library
-    metavar: str = ""  # names the value of the flag on a command line
+    metavar: str = ""  # names the value of the flag on a command line, where its type does not
     deepspeed: tuple[str, ...] = ()  # DeepSpeed's keys, instead of which this option is set
     name: str = field(default="", init=False)
 

@@ -207,7 +207,6 @@ class ScheduleOptions:
         partial(read_count, "prefetch", least=0, most=MOST_UNITS, needed="a number of units"),
         needs_stage_3=True,
         core="prefetch",
-        metavar="N",
         deepspeed=("zero_optimization.prefetch_bucket_size", "zero_optimization.stage3_prefetch_bucket_size"),
     )
     keep_gathered: Option[KeepGathered | None, bool | int | None] = Option(

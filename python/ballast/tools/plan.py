@@ -39,6 +39,7 @@ MODEL = (
 )
 COST = ("price", "train_tokens")
 NUMBERS = {"int": int, "float": float}
+METAVARS = {"int": "N", "Count": "N", "float": "X", "Size": "SIZE", "str": "NAME"}
 NAMES = {"gpu": GPUS, "optimizer": _core.optimizers()}  # names that help lists
 
 
@@ -67,8 +68,8 @@ def _add_flag(group: Any, keyword: inspect.Parameter) -> None:
         return
     help += f": {', '.join(NAMES[keyword.name])}" if keyword.name in NAMES else ""
     help += "" if option.default is None or "default" in help else f"; default: {option.default}"
-    kind = NUMBERS.get(keyword.annotation.removesuffix(" | None"), str)
-    group.add_argument(flag, type=kind, metavar=option.metavar, help=help)
+    kind = keyword.annotation.removesuffix(" | None")
+    group.add_argument(flag, type=NUMBERS.get(kind, str), metavar=option.metavar or METAVARS[kind], help=help)
 
 
 def _add_files(group: Any) -> None:
