@@ -5,7 +5,7 @@ which they were rounded."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -333,80 +333,57 @@ Kind = _core.Moment | None  # None is the parameter itself
 CUSTOM = [_core.Moment[f"custom_{number}"] for number in range(_core.MAX_CUSTOM_VALUES)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Shard:
-    """A range of a parameter's elements, with their values; or of the bytes of an opaque one."""
+    """This rank's range of a parameter's elements, with values in fp32; of an opaque parameter, a range of its bytes. All ranks
+    have values of the same kinds."""
 
+    parameter: torch.nn.Parameter
+    is_opaque: bool
     first: int
     count: int
-    values: Mapping[Kind, torch.Tensor]  # values in fp32; the bytes of an opaque parameter
+    values: dict[Kind, torch.Tensor]
+    version: int = 0  # torch's count of writes to the parameter's memory
 
-    @staticmethod
-    def read(part: _core.StatePart, kinds: Iterable[Kind], *, is_opaque: bool = False) -> Shard:
-        shard = Shard(part.first, part.count, memory_of(kinds, part.count, is_opaque=is_opaque))
-        shard.part(part.first, part.count).copy_from(part)
-        return shard
+    @property
+    def elements(self) -> int:
+        """The elements, or the bytes, of the whole parameter."""
+        return int(self.parameter.numel()) * (self.parameter.dtype.itemsize if self.is_opaque else 1)
 
-    def has(self, element: int) -> bool:
-        return self.first <= element < self.first + self.count
+    def keep(self, kinds: Iterable[Kind]) -> None:
+        """Keep the values of these kinds, and forget others."""
+        self.values = {kind: self.values[kind] for kind in kinds}
 
-    def completed(self, part: _core.StatePart) -> Shard:
-        """Return this shard with the parameter's values in `part`, if it has only moments."""
-        if None in self.values:
-            return self
-        begin = part.first - self.first
-        moments = {kind: values[begin : begin + part.count] for kind, values in self.values.items()}
-        return Shard(part.first, part.count, {**Shard.read(part, [None]).values, **moments})
+    def has(self, part: _core.StatePart) -> bool:
+        return self.first <= part.first < self.first + self.count
 
-    def part(self, first: int, count: int) -> _core.StatePart:
-        def address(kind: Kind) -> int:
-            return self.values[kind][first - self.first :].data_ptr() if kind in self.values else 0
-
-        is_opaque = None in self.values and self.values[None].dtype == BYTES
+    def part(self, like: _core.StatePart, kinds: Iterable[Kind]) -> _core.StatePart:
+        """Show the values of these kinds in the range of a part of a training to the library."""
+        at = {kind: self.values[kind][like.first - self.first :].data_ptr() for kind in kinds}
         return _core.StatePart(
-            dtype=_core.DType.u8 if is_opaque else _core.DType.fp32,
-            parameter=address(None),
-            momentum=address(_core.Moment.momentum),
-            variance=address(_core.Moment.variance),
-            own=self._own(first),
-            count=count,
+            dtype=_core.DType.u8 if self.is_opaque else _core.DType.fp32,
+            parameter=at.get(None, 0),
+            momentum=at.get(_core.Moment.momentum, 0),
+            variance=at.get(_core.Moment.variance, 0),
+            own=_places([at[moment] for moment in CUSTOM if moment in at]),
+            count=like.count,
         )
 
-    def _own(self, first: int) -> tuple[int, int, int]:
-        """Return where the optimizer's own values begin, the elements from one to the next, and their number."""
-        at = [self.values[moment][first - self.first :].data_ptr() for moment in CUSTOM if moment in self.values]
-        if not at:
-            return 0, 0, 0
-        return at[0], (at[1] - at[0]) // 4 if len(at) > 1 else 0, len(at)
+
+def _places(at: Sequence[int]) -> tuple[int, int, int]:
+    """Return where the optimizer's own values begin, the elements from one to the next, and their number."""
+    if not at:
+        return 0, 0, 0
+    return at[0], (at[1] - at[0]) // 4 if len(at) > 1 else 0, len(at)
 
 
-def memory_of(kinds: Iterable[Kind], count: int, *, is_opaque: bool = False) -> dict[Kind, torch.Tensor]:
+def memory_of(kinds: Iterable[Kind], count: int, *, is_opaque: bool) -> dict[Kind, torch.Tensor]:
     """Allocate values by kind. The optimizer's own values lie at equal distances, as the library takes them."""
     kinds = [*kinds]
     if is_opaque:
         return {kind: torch.empty(count, dtype=BYTES, device="cpu") for kind in kinds}
     own = iter(torch.empty(sum(kind in CUSTOM for kind in kinds), count, dtype=torch.float32, device="cpu"))
     return {kind: next(own) if kind in CUSTOM else torch.empty(count, dtype=torch.float32, device="cpu") for kind in kinds}
-
-
-@dataclass
-class TakenParameter:
-    """The shards of one parameter. All ranks have values of the same kinds, and each rank has its own shard."""
-
-    parameter: torch.nn.Parameter
-    kinds: list[Kind]
-    shards: list[Shard]
-    is_opaque: bool = False
-    version: int = 0  # torch's count of writes to its memory
-
-    @property
-    def elements(self) -> int:
-        return int(self.parameter.numel()) * (self.parameter.dtype.itemsize if self.is_opaque else 1)
-
-    def keep(self, kinds: Iterable[Kind]) -> None:
-        """Keep these kinds, and forget others."""
-        self.kinds = [*kinds]
-        self.shards = [Shard(each.first, each.count, {kind: each.values[kind] for kind in self.kinds}) for each in self.shards]
 
 
 class StateMigration:
@@ -426,29 +403,32 @@ class StateMigration:
         self._names = dict(moments)
         self._owner = owner
         self._is_lost = False
-        self._taken: dict[int, TakenParameter] = {}  # taken parameters by id
+        self._taken: dict[int, Shard] = {}  # by id of the parameter
         if partition is not None:
             self._take(partition)
 
     def _take(self, partition: Partition) -> None:
         for member in partition.all_members:
             kinds: list[Kind] = [None] if member.group is None else [None, *self._names]
-            self._taken[id(member.parameter)] = TakenParameter(member.parameter, kinds, [], member.is_opaque)
+            first, count = partition.part(member)
+            values = memory_of(kinds, count, is_opaque=member.is_opaque)
+            self._taken[id(member.parameter)] = Shard(member.parameter, member.is_opaque, first, count, values)
 
         def take(part: _core.StatePart) -> None:
             taken = self._taken[id(partition.member_of(part).parameter)]
-            taken.shards.append(Shard.read(part, taken.kinds, is_opaque=taken.is_opaque))
+            assert taken.has(part)
+            taken.part(part, taken.values).copy_from(part)
 
         partition.visit_shards(take)
 
     def suspend_all(self) -> None:
         """Make the parameters PENDING: their partition is gone, or the next one could not be made."""
         for taken in self._taken.values():
-            if self._owner is not None and None in taken.kinds:
+            if self._owner is not None and None in taken.values:
                 suspend(taken.parameter, self._owner)
             taken.version = taken.parameter._version
 
-    def _is_written(self, taken: TakenParameter) -> bool:
+    def _is_written(self, taken: Shard) -> bool:
         """Return whether the parameter was written to since suspend_all(), or is read from files."""
         if self._owner is not None:
             return not is_pending(taken.parameter)
@@ -456,7 +436,7 @@ class StateMigration:
 
     def forget_moments(self) -> None:
         for taken in self._taken.values():
-            taken.keep(kind for kind in taken.kinds if kind is None)
+            taken.keep(kind for kind in taken.values if kind is None)
 
     def begin_again(self) -> None:
         """Begin with a checkpoint, which has all moments, and values that were lost."""
@@ -470,9 +450,9 @@ class StateMigration:
         state: State = {}
         left = {key: taken for key, taken in self._taken.items() if key not in except_for}
         for key, taken in left.items():
-            state[key] = {name: self._full(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
+            state[key] = {name: self._full(taken, kind) for kind, name in self._names.items() if kind in taken.values}
         for key, taken in left.items():
-            taken.keep(kind for kind in taken.kinds if kind is None)
+            taken.keep(kind for kind in taken.values if kind is None)
             if self._owner is None:
                 del self._taken[key]
         return state
@@ -489,7 +469,7 @@ class StateMigration:
             )
         for taken in self._taken.values():
             if self._is_written(taken):
-                taken.keep(kind for kind in taken.kinds if kind is not None)
+                taken.keep(kind for kind in taken.values if kind is not None)
         try:
             partition = make()
         except BaseException:
@@ -507,26 +487,29 @@ class StateMigration:
 
     def _write_to(self, partition: Partition) -> None:
         members = {id(member.parameter): member for member in partition.all_members if id(member.parameter) in self._taken}
+        written = {key for key in members if None not in self._taken[key].values}  # there the partition has newer values
         local = {key: self._cut(self._taken[key], *partition.part(member)) for key, member in members.items()}
 
         def change(part: _core.StatePart) -> None:
             shard = local.get(id(partition.member_of(part).parameter))
-            if shard is not None and shard.has(part.first):
-                completed = shard.completed(part)  # keep its memory until it is copied
-                part.copy_from(completed.part(part.first, part.count))
+            if shard is None or not shard.has(part):
+                return
+            if id(shard.parameter) in written:
+                shard.part(part, [None]).copy_from(part)
+            part.copy_from(shard.part(part, shard.values))
 
         if local:  # the same on all ranks
             partition.move_shards(change)
         self._taken = {key: taken for key, taken in self._taken.items() if key not in local}
 
-    def _cut(self, taken: TakenParameter, first: int, count: int) -> Shard:
-        """Return the elements of a range, which is the shard of another partition."""
-        values = memory_of(taken.kinds, count, is_opaque=taken.is_opaque)
-        for kind, into in values.items():
-            into.copy_(self._flat(taken, kind)[first : first + count])
-        taken.shards = []
+    def _cut(self, taken: Shard, first: int, count: int) -> Shard:
+        """Return the shard of another partition, with room for the parameter's values."""
+        values = memory_of({None: None, **taken.values}, count, is_opaque=taken.is_opaque)
+        for kind in taken.values:
+            values[kind].copy_(self._flat(taken, kind)[first : first + count])
+        taken.values = {}
         return_freed_memory()  # small and large blocks in turn leave holes in the heap
-        return Shard(first, count, values)
+        return Shard(taken.parameter, taken.is_opaque, first, count, values)
 
     def _drop_values(self, partitioned: list[torch.nn.Parameter]) -> None:
         if self._owner is not None:
@@ -540,7 +523,7 @@ class StateMigration:
         if self._owner is None or self._is_lost:
             return
         for taken in self._taken.values():
-            if None not in taken.kinds:
+            if None not in taken.values:
                 continue
             parameter = taken.parameter
             full = self._full(taken, None).to(parameter.device)
@@ -551,17 +534,16 @@ class StateMigration:
                 parameter.data.copy_(full)
         self._taken = {}
 
-    def _full(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
+    def _full(self, taken: Shard, kind: Kind) -> torch.Tensor:
         """Return all values, in the shape of the parameter."""
         flat = self._flat(taken, kind)
         return (flat.view(taken.parameter.dtype) if taken.is_opaque else flat).view(taken.parameter.shape)
 
-    def _flat(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
+    def _flat(self, taken: Shard, kind: Kind) -> torch.Tensor:
         """Return all values, or all bytes. The sum begins with -0.0, which changes no value; 0.0 would change -0.0. In fp32
         each byte is exact."""
         mine = torch.full((taken.elements,), -0.0, dtype=torch.float32, device="cpu")
-        for shard in taken.shards:
-            mine[shard.first : shard.first + shard.count] = shard.values[kind]
+        mine[taken.first : taken.first + taken.count] = taken.values[kind]
         total = sum_in_fp32(self._sharing, mine)
         return total.to(BYTES) if taken.is_opaque else total
 
@@ -571,11 +553,11 @@ class StateMigration:
         """Return moments as optimizer.state has them: full if this rank has all of them, else its shard,
         one-dimensional."""
         return {
-            key: {name: _shown(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
+            key: {name: _shown(taken, kind) for kind, name in self._names.items() if kind in taken.values}
             for key, taken in self._taken.items()
         }
 
 
-def _shown(taken: TakenParameter, moment: _core.Moment) -> torch.Tensor:
-    local = torch.cat([torch.empty(0, dtype=torch.float32, device="cpu"), *(shard.values[moment] for shard in taken.shards)])
+def _shown(taken: Shard, moment: _core.Moment) -> torch.Tensor:
+    local = taken.values[moment]
     return local.view(taken.parameter.shape) if local.numel() == taken.parameter.numel() else local
