@@ -11,17 +11,16 @@ import logging
 import math
 import os
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 
-from ballast.checkpoint.sources import STEP, Latest, Source, WholeTensor
-from ballast.checkpoint.torch_file import ANY, contents_of, fail_unreadable, load_without_code, number_in, require_plain
+from ballast.checkpoint.sources import STEP, Source
+from ballast.checkpoint.torch_file import ANY, contents_of, fail_unreadable, load_without_code, number_in
 from ballast.checks import refuse
 from ballast.errors import Error
 from ballast.json_reader import fail_malformed
@@ -49,7 +48,6 @@ class Universal(Source):
         self._directory = directory
         self._folder = directory / "zero"
         self._shapes_of_model = shapes or {}
-        self._latest: dict[str, Latest] = defaultdict(Latest)
 
     def names(self) -> list[str]:
         return sorted(str(path.parent.relative_to(self._folder)) for path in self._folder.glob("*/fp32.pt"))
@@ -58,9 +56,12 @@ class Universal(Source):
         path = self._folder / name / f"{moment or 'fp32'}.pt"
         if not path.exists():
             return None
-        found = self._read(path)
-        shape = self._shape_of(name, tuple(found.shape))
-        return WholeTensor(partial(self._read, path), found.dtype, shape, path, self._latest[moment])
+        found = contents_of(path, passed_over=ITS_OWN)
+        stored = found.get("param") if isinstance(found, dict) else found
+        if not isinstance(stored, StoredTensor):
+            fail_unreadable(path, "it holds no tensor")
+        stored.shape = self._shape_of(name, stored.shape)
+        return stored
 
     def state(self, name: str) -> Collection[str]:
         kept = {file.stem for file in (self._folder / name).glob("*.pt")} - {"fp32"}
@@ -100,10 +101,6 @@ class Universal(Source):
         """Return the shape of a tensor that may be flat in its file."""
         full = self._shapes.get(name) or self._shapes_of_model.get(name, found)
         return full if len(found) == 1 and math.prod(full) == found[0] else found
-
-    def _read(self, path: Path) -> torch.Tensor:
-        found = load_without_code(path, path, ITS_OWN)
-        return require_plain(found.get("param") if isinstance(found, dict) else found, path)
 
 
 def steps_of(optimizer: Mapping[str, Any], path: Path) -> int | None:

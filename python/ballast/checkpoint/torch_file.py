@@ -20,8 +20,8 @@ import torch
 from ballast._torch_compat import tree_map
 from ballast.checkpoint.manifest import fail_file
 from ballast.checks import fail, is_number, refuse
-from ballast.torch.memory import bytes_at, tensor_at
-from ballast.torch.parameters.stored_tensors import OpenFile, StoredTensor
+from ballast.torch.memory import tensor_at
+from ballast.torch.parameters.stored_tensors import FileTensor, StoredTensor
 
 log = logging.getLogger("ballast")
 
@@ -130,20 +130,6 @@ def fail_unreadable(path: Path, why: str) -> NoReturn:
     fail("bad_record", f"cannot unpickle a file of a checkpoint: {reason}", where=str(path))
 
 
-class FileTensor(StoredTensor):
-    """A tensor whose elements are one after the other in a file. The file is open only while it is read: a checkpoint may have
-    more files than a process may open."""
-
-    def __init__(self, path: Path, begin: int, dtype: torch.dtype, shape: tuple[int, ...]):
-        super().__init__(dtype, shape, str(path))
-        self._path, self._begin = path, begin
-
-    def read(self, first: int, count: int, into: int) -> None:
-        width = self.dtype.itemsize
-        if count > 0:
-            OpenFile(self._path).read(self._begin + first * width, bytes_at(into, count * width))
-
-
 class HeldTensor(StoredTensor):
     """A tensor that is in memory already."""
 
@@ -156,10 +142,10 @@ class HeldTensor(StoredTensor):
             tensor_at(into, count, self.dtype).copy_(self._values[first : first + count])
 
 
-def contents_of(path: Path, kept: Mapping[str, type] | None = None) -> Any:
+def contents_of(path: Path, kept: Mapping[str, type] | None = None, passed_over: tuple[str, ...] = ANY) -> Any:
     """Return the content of a file, with a StoredTensor in place of each tensor. Objects of other classes than `kept`, by
-    name, become StandIns."""
-    found = load_without_code(path, path, ANY, kept)
+    name, become StandIns, as far as they may be passed over."""
+    found = load_without_code(path, path, passed_over, kept)
     return _Mapped(path).replaced(found, MOST_LEVELS)
 
 

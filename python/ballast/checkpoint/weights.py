@@ -17,7 +17,7 @@ from ballast._torch_compat import without_modes
 from ballast.checkpoint import manifest
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.manifest import MOMENTS, PARAMETERS, Checkpoint
+from ballast.checkpoint.manifest import PARAMETERS, Checkpoint
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
 from ballast.checkpoint.sources import Latest
 from ballast.checkpoint.tensors import state_part
@@ -43,13 +43,17 @@ class Weights:
 
 
 class CheckpointTensor(StoredTensor):
-    """A parameter or a buffer in a checkpoint of Ballast. Each chunk is read as a whole, and compared with its checksum."""
+    """A parameter or a buffer in a checkpoint of Ballast, or a moment in fp32. Each chunk is read as a whole, and compared with
+    its checksum."""
 
-    def __init__(self, name: str, checkpoint: Checkpoint, latest: Latest, dtype: torch.dtype | None = None):
+    def __init__(
+        self, name: str, checkpoint: Checkpoint, latest: Latest, dtype: torch.dtype | None = None, kind: str = "parameter"
+    ):
         entry = checkpoint.tensors[name]
         own: torch.dtype = getattr(torch, entry.dtype)
         super().__init__(own if dtype is None else dtype, tuple(entry.shape), str(Path(checkpoint.files[0]).parent))
         self._name, self._entry, self._checkpoint, self._latest = name, entry, checkpoint, latest
+        self._kind = kind  # or "momentum" or "variance"
 
     def in_format(self, dtype: torch.dtype) -> StoredTensor:
         """Return the tensor in another format; in fp32 with the bits of a trained parameter's master."""
@@ -59,42 +63,19 @@ class CheckpointTensor(StoredTensor):
 
     def read(self, first: int, count: int, into: int) -> None:
         for cut in self._entry.cover(first, count):
-            values = self._latest.get(self._key_of(cut.piece), partial(self._values_of, cut.piece))
+            key = self._name, self._kind, self.dtype, cut.piece.first
+            values = self._latest.get(key, partial(self._values_of, cut.piece))
             place = tensor_at(into + cut.into * self.dtype.itemsize, cut.count, self.dtype)
             place.copy_(values[cut.first : cut.first + cut.count])
 
-    def _key_of(self, piece: _core.Piece) -> object:
-        return self._name, self.dtype, piece.first
-
-    def _reader_at(self, piece: _core.Piece) -> _core.PieceReader:
+    def _values_of(self, piece: _core.Piece) -> torch.Tensor:
         reader = self._checkpoint.reader([piece])
         reader.go_to(piece, self._name)
-        return reader
-
-    def _values_of(self, piece: _core.Piece) -> torch.Tensor:
-        values, reader = torch.empty(piece.count, dtype=self.dtype, device="cpu"), self._reader_at(piece)
-        if str(self.dtype) == f"torch.{self._entry.dtype}":  # the parameter comes first in a chunk
-            values.copy_(torch.frombuffer(reader.memory(), dtype=self.dtype, count=piece.count))
-        else:
-            assert self._entry.kind is not None
-            reader.copy(self._entry.kind, (piece.count, 0, 0, piece.count), state_part({"parameter": values}))
-        return values
-
-
-class MomentTensor(CheckpointTensor):
-    """A moment of a trained parameter, in fp32."""
-
-    def __init__(self, kind: str, name: str, checkpoint: Checkpoint, latest: Latest):
-        super().__init__(name, checkpoint, latest, torch.float32)
-        self._kind = kind  # "momentum" or "variance"
-
-    def _key_of(self, piece: _core.Piece) -> object:
-        return self._kind, super()._key_of(piece)
-
-    def _values_of(self, piece: _core.Piece) -> torch.Tensor:
-        part = {kind: torch.zeros(piece.count, dtype=torch.float32, device="cpu") for kind in ("parameter", *MOMENTS)}
+        if self._kind == "parameter" and str(self.dtype) == f"torch.{self._entry.dtype}":  # it comes first in a chunk
+            return torch.frombuffer(reader.memory(), dtype=self.dtype, count=piece.count).clone()
         assert self._entry.kind is not None
-        self._reader_at(piece).copy(self._entry.kind, (piece.count, 0, 0, piece.count), state_part(part))
+        part = {kind: torch.zeros(piece.count, dtype=self.dtype, device="cpu") for kind in ("parameter", self._kind)}
+        reader.copy(self._entry.kind, (piece.count, 0, 0, piece.count), state_part(part))
         return part[self._kind]
 
 
@@ -140,7 +121,7 @@ def state_in(checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
         if entry.kind is not None:
             for kind, torch_name in moments.get(name, {}).items():
                 if getattr(entry.kind, kind):
-                    found.setdefault(name, {})[torch_name] = MomentTensor(kind, name, checkpoint, latest)
+                    found.setdefault(name, {})[torch_name] = CheckpointTensor(name, checkpoint, latest, torch.float32, kind)
         elif colon and entry.role not in (*PARAMETERS, "buffer"):
             found.setdefault(parameter, {})[key] = CheckpointTensor(name, checkpoint, latest)
     return found

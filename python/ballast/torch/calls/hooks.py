@@ -128,10 +128,10 @@ class ModuleHook:
     compile it. The function that ensures this takes longer than most hooks, so it is called where something compiles only.
     There the call cuts a graph, unless `cuts_graphs` is cleared: then the hook does nothing there."""
 
-    def __init__(self, hook: Callable[[torch.nn.Module], None]):
+    def __init__(self, hook: Callable[[torch.nn.Module], None], *, cuts_graphs: bool = True):
         self._hook = hook
         self._uncompiled = torch.compiler.disable(hook)
-        self.cuts_graphs = True
+        self.cuts_graphs = cuts_graphs
 
     def __call__(self, module: torch.nn.Module, *_: Any) -> None:
         if is_dynamo_compiling() or compiler_of_calls() is not None:
@@ -142,14 +142,6 @@ class ModuleHook:
 
     def __reduce__(self) -> tuple[type[Nothing], tuple[()]]:
         return Nothing, ()
-
-
-class EagerHook(ModuleHook):
-    """A hook that does nothing where something compiles, so that it does not cut a graph."""
-
-    def __init__(self, hook: Callable[[torch.nn.Module], None]):
-        super().__init__(hook)
-        self.cuts_graphs = False
 
 
 class DataParallelHook(ModuleHook):

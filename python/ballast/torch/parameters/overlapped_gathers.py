@@ -14,7 +14,7 @@ import torch
 from ballast import _core
 from ballast._torch_compat import call_before_compiling, has_compiled, tree_leaves, without_torch_function
 from ballast.checks import refuse_order
-from ballast.torch.calls.hooks import EagerHook
+from ballast.torch.calls.hooks import ModuleHook
 from ballast.torch.gpu import current_stream, is_capturing
 from ballast.torch.parameters.managed_parameter import needs_no_values
 from ballast.torch.parameters.units import ParameterUnit, repeated_blocks
@@ -71,7 +71,7 @@ class OverlappedGathers:
         self._ignore_compiling = call_before_compiling(lambda: (stop := overlapped()) and stop("torch compiles code"))
         blocks = {*repeated_blocks(model)}
         self._hooks = [
-            module.register_forward_pre_hook(EagerHook(self._before_call(units_of_it)), prepend=True)
+            module.register_forward_pre_hook(ModuleHook(self._before_call(units_of_it), cuts_graphs=False), prepend=True)
             for module in model.modules()
             if (units_of_it := self._units_of(module, recurse=module in blocks))
         ]

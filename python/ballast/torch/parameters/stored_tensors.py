@@ -70,49 +70,31 @@ class CastTensor(StoredTensor):
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-class OpenFile:
-    """A file that is closed when nothing refers to it."""
+class FileTensor(StoredTensor):
+    """A tensor whose elements are one after the other in a file. The file is open only while it is read: a checkpoint may have
+    more files than a process may open."""
 
-    def __init__(self, path: Path):
-        self.path = path
-        try:
-            self._file = path.open("rb", buffering=0)
-        except OSError as error:
-            fail_of_system(error)
-        self.bytes = os.fstat(self._file.fileno()).st_size
-
-    def read(self, begin: int, into: memoryview) -> None:
-        while into:
-            count = self._read_some(begin, into)
-            if count == 0:
-                fail_malformed(str(self.path), "it has become shorter since it was opened")
-            into, begin = into[count:], begin + count
-
-    def _read_some(self, begin: int, into: memoryview) -> int:
-        try:
-            return os.preadv(self._file.fileno(), [into], begin)
-        except OSError as error:
-            fail_of_system(OSError(error.errno, error.strerror, str(self.path)))
-
-
-class SafetensorsTensor(StoredTensor):
-    """A tensor in a safetensors file."""
-
-    def __init__(self, file: OpenFile, begin: int, dtype: torch.dtype, shape: tuple[int, ...]):
-        super().__init__(dtype, shape, str(file.path))
-        self._file = file
+    def __init__(self, path: Path, begin: int, dtype: torch.dtype, shape: tuple[int, ...]):
+        super().__init__(dtype, shape, str(path))
         self._begin = begin  # the offset in the file
 
     def read(self, first: int, count: int, into: int) -> None:
         width = self.dtype.itemsize
-        self._file.read(self._begin + first * width, bytes_at(into, count * width))
+        begin, left = self._begin + first * width, bytes_at(into, count * width)
+        try:
+            with open(self.where, "rb", buffering=0) as file:
+                while left and (done := os.preadv(file.fileno(), [left], begin)) > 0:
+                    left, begin = left[done:], begin + done
+        except OSError as error:
+            fail_of_system(OSError(error.errno, error.strerror, self.where))
+        if left:
+            fail_malformed(self.where, "it has become shorter since it was opened")
 
 
-def tensors_in(files: Files) -> dict[str, SafetensorsTensor]:
+def tensors_in(files: Files) -> dict[str, FileTensor]:
     """Return the tensors by name. Reads only headers."""
-    found: dict[str, SafetensorsTensor] = {}
+    found: dict[str, FileTensor] = {}
     for path in _paths(files):
-        opened: dict[str, OpenFile] = {}
         for name, (dtype, shape, file, begin) in _core.safetensors_in(str(path)).items():
             if name in found:
                 refuse(
@@ -124,9 +106,7 @@ def tensors_in(files: Files) -> dict[str, SafetensorsTensor]:
                 refuse(
                     f"cannot read a tensor that holds {dtype}", where=f"{name} in {file}", needed=f"one of {', '.join(DTYPES)}"
                 )
-            if file not in opened:
-                opened[file] = OpenFile(Path(file))
-            found[name] = SafetensorsTensor(opened[file], begin, getattr(torch, DTYPES[dtype]), tuple(shape))
+            found[name] = FileTensor(Path(file), begin, getattr(torch, DTYPES[dtype]), tuple(shape))
     return found
 
 
