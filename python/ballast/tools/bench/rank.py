@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,57 +34,30 @@ LEARNING_RATE = 1e-4
 # --- The systems, as their own documentation sets them up ---
 
 
+@dataclass
 class Trainer:
-    """A step in plain torch. Other systems replace the model or the optimizer."""
+    """A system's calls in a step, and what it measured itself in the last one."""
 
-    def __init__(self, model: nn.Module, optimizer: Any):
-        self.model, self.optimizer = model, optimizer
+    model: nn.Module
+    step: Callable[[], object]
+    backward: Callable[[torch.Tensor], object] = torch.Tensor.backward
+    figures: Callable[[], Mapping[str, float]] = dict
+    close: Callable[[], object] = lambda: None  # releases what the system holds
 
     def train(self, tokens: torch.Tensor) -> float:
         """Make a step, and return the loss before it."""
         loss = self.model(tokens)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return float(loss.item())
-
-    def figures(self) -> Mapping[str, float]:
-        """Return what the system itself measured in the last step."""
-        return {}
-
-    def close(self) -> None:
-        """Release what the system holds."""
-
-
-class Alone(Trainer):
-    """Forward and backward passes alone: no system can be faster."""
-
-    def train(self, tokens: torch.Tensor) -> float:
-        loss = self.model(tokens)
-        loss.backward()
-        self.model.zero_grad()
+        self.backward(loss)
+        self.step()
         return float(loss.item())
 
 
-class DeepSpeed(Trainer):
-    """DeepSpeed's engine, which steps at the end of a backward pass."""
+def _trained_by(optimizer: Any, model: nn.Module, **more: Any) -> Trainer:
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
 
-    def train(self, tokens: torch.Tensor) -> float:
-        loss = self.model(tokens)
-        self.model.backward(loss)
-        self.model.step()
-        return float(loss.item())
-
-
-class Ballast(Trainer):
-    """The optimizer of `ballast.wrap()`."""
-
-    def figures(self) -> Mapping[str, float]:
-        found: Mapping[str, float] = self.optimizer.metrics()
-        return found
-
-    def close(self) -> None:
-        self.optimizer.close()
+    return Trainer(model, step, **more)
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -92,7 +66,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 def _ddp(model: nn.Module, of: Workload, directory: str) -> Trainer:
     parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return Trainer(parallel, adamw(parallel))
+    return _trained_by(adamw(parallel), parallel)
 
 
 def _fsdp2(model: nn.Module, of: Workload, directory: str) -> Trainer:
@@ -105,7 +79,7 @@ def _fsdp2(model: nn.Module, of: Workload, directory: str) -> Trainer:
         if part.recurse and part.name.rpartition(".")[2].isdigit():
             fully_shard(part.module, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return Trainer(model, adamw(model))
+    return _trained_by(adamw(model), model)
 
 
 def _deepspeed(model: nn.Module, of: Workload, directory: str, *, stage: int) -> Trainer:
@@ -120,7 +94,7 @@ def _deepspeed(model: nn.Module, of: Workload, directory: str, *, stage: int) ->
         "steps_per_print": 1_000_000,
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model), config=config)  # torch's: its own has to be compiled
-    return DeepSpeed(engine, engine.optimizer)
+    return Trainer(engine, engine.step, engine.backward)
 
 
 def _ballast(model: nn.Module, of: Workload, directory: str, **options: Any) -> Trainer:
@@ -129,11 +103,12 @@ def _ballast(model: nn.Module, of: Workload, directory: str, **options: Any) -> 
     offload = options.get("offload")
     if isinstance(offload, str):
         options["offload"] = offload.replace(DRIVE, directory)
-    return Ballast(model, wrap(adamw(model), model, **options))
+    optimizer = wrap(adamw(model), model, **options)
+    return _trained_by(optimizer, model, figures=optimizer.metrics, close=optimizer.close)
 
 
 SYSTEMS: Mapping[str, Callable[..., Trainer]] = {
-    "alone": lambda model, of, directory: Alone(model, None),
+    "alone": lambda model, of, directory: Trainer(model, model.zero_grad),  # no system can be faster
     "ddp": _ddp,
     "fsdp2": _fsdp2,
     "deepspeed": _deepspeed,
