@@ -219,7 +219,7 @@ def test_bert_base_has_its_published_parameters():
 def test_each_type_that_arithmetic_knows_is_compared():
     from ballast.models.config import EXACT
 
-    assert {kind: exact.architecture for kind, exact in EXACT.items()} == ARCHITECTURES
+    assert {kind: architecture for kind, (architecture, _) in EXACT.items()} == ARCHITECTURES
     assert {kind for kind, _ in DECODERS} == set(EXACT)
 
 

@@ -83,8 +83,8 @@ def _computed(config: Mapping[str, Any], *, name: str, dtype: str) -> Descriptio
             f"cannot count the parameters of {config['model_type']}: its configuration is of a mixture of experts",
             remedy="Name the model_type that has experts, or plan from the shapes by name.",
         )
-    exact = EXACT[config["model_type"]]
-    shape, kind = exact.shapes(config), dtype_named(dtype)
+    architecture, shapes_of = EXACT[config["model_type"]]
+    shape, kind = shapes_of(config), dtype_named(dtype)
 
     def unit(name: str, shapes: Shapes, ties: list[_core.Tie] | None = None) -> _core.Unit:
         tensors = [_core.Tensor(n, possible(s, n)) for n, s in shapes.items()]
@@ -100,7 +100,7 @@ def _computed(config: Mapping[str, Any], *, name: str, dtype: str) -> Descriptio
     attention = [Attention(4.0 * shape.head_width, window, causal=True) for window in windows]  # two products
     none = Attention(0.0)
     block_flops = sum(matrix_flops(s) for s in shape.block.values())
-    assumed = f"counted as {exact.architecture}: the configuration names no architecture"
+    assumed = f"counted as {architecture}: the configuration names no architecture"
     return Description(
         name=name,
         model=_core.Model(units),
@@ -121,7 +121,7 @@ def is_exact(config: Config) -> bool:
     known = EXACT.get(config["model_type"])
     if known is None or config.get("add_cross_attention"):
         return False
-    return list(config.get("architectures") or [known.architecture]) == [known.architecture]
+    return list(config.get("architectures") or known[:1]) == [known[0]]
 
 
 @dataclass(frozen=True)
@@ -257,21 +257,14 @@ def _layer_norm_decoder(embedding: Shapes, block: Shapes, *, layers: int, tied: 
     return Transformer(embedding, block, last, layers, width, vocabulary, head_width=width, tied=tied, kept=kept)
 
 
-@dataclass(frozen=True)
-class Exact:
-    """A model type whose parameters are known: those of this class of transformers."""
-
-    architecture: str
-    shapes: Callable[[Config], Transformer]
-
-
-EXACT: Mapping[str, Exact] = {
-    "gpt2": Exact("GPT2LMHeadModel", _gpt2),
-    "gpt_neox": Exact("GPTNeoXForCausalLM", _gpt_neox),
-    "llama": Exact("LlamaForCausalLM", Llama(optional_biases=("attention_bias", "mlp_bias"))),
-    "mistral": Exact("MistralForCausalLM", Llama(key_value_heads=8, windows=_window_of_all)),
-    "qwen2": Exact("Qwen2ForCausalLM", Llama(key_value_heads=32, has_qkv_bias=True, windows=_windows_of_last)),
-    "qwen3": Exact(
+# Model types whose parameters are known, each with the class of transformers that has them.
+EXACT: Mapping[str, tuple[str, Callable[[Config], Transformer]]] = {
+    "gpt2": ("GPT2LMHeadModel", _gpt2),
+    "gpt_neox": ("GPTNeoXForCausalLM", _gpt_neox),
+    "llama": ("LlamaForCausalLM", Llama(optional_biases=("attention_bias", "mlp_bias"))),
+    "mistral": ("MistralForCausalLM", Llama(key_value_heads=8, windows=_window_of_all)),
+    "qwen2": ("Qwen2ForCausalLM", Llama(key_value_heads=32, has_qkv_bias=True, windows=_windows_of_last)),
+    "qwen3": (
         "Qwen3ForCausalLM",
         Llama(
             key_value_heads=32,
