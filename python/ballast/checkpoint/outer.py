@@ -20,6 +20,7 @@ from ballast.checks import refuse
 from ballast.outer.hosts import HostGroup
 from ballast.outer.optimizer import Fragment, OuterOptimizer, Span
 from ballast.ranks import by_first_rank
+from ballast.torch.parameters.stored_tensors import Latest
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.sharded_state import LazyState
@@ -115,29 +116,22 @@ def outer_tensors(access: Training, partition: Partition, names: Mapping[int, st
         return
     outer.begin(partition)
     shapes = {id(member.parameter): member.parameter.shape for member in partition.members}
-    reader = _Reader()
+    latest = Latest()  # a fragment is read once for all of its parameters, which are saved one after the other
+
+    def read(fragment: Fragment, kind: str, span: Span) -> torch.Tensor:
+        return span.of(latest.get(fragment, partial(_values_of, fragment))[kind])
+
     for fragment in outer.fragments:
         for key, span in fragment.spans.items():
             for kind in (COPY, MOMENTUM) if outer.options.momentum > 0 else (COPY,):
                 name = moment_name(names[key], kind)
-                lazy = LazyState.of((span.count,), name, partial(reader.read, fragment, kind, span))
+                lazy = LazyState.of((span.count,), name, partial(read, fragment, kind, span))
                 steps, shape = fragment.exchanged_at, shapes[key]
                 yield TorchTensor(name, OUTER, lazy, Writers.each, steps=steps, begin=span.first, full_shape=shape)
 
 
-class _Reader:
-    """Reads a fragment once for all of its parameters, which are saved one after the other. Keeps one fragment at a time."""
-
-    def __init__(self) -> None:
-        self._fragment: Fragment | None = None
-        self._values: dict[str, torch.Tensor] = {}
-
-    def read(self, fragment: Fragment, kind: str, span: Span) -> torch.Tensor:
-        if fragment is not self._fragment:
-            self._values = {}  # frees them before the next ones are allocated
-            self._values = dict(zip((COPY, MOMENTUM), fragment.state_values()))
-            self._fragment = fragment
-        return span.of(self._values[kind])
+def _values_of(fragment: Fragment) -> dict[str, torch.Tensor]:
+    return dict(zip((COPY, MOMENTUM), fragment.state_values()))
 
 
 class OuterLoading:

@@ -21,7 +21,7 @@ from ballast.checkpoint.torch_file import contents_of, fail_unreadable, number_i
 from ballast.checks import is_number, refuse
 from ballast.json_reader import Json, fail_malformed, read_json
 from ballast.torch.memory import tensor_at
-from ballast.torch.parameters.stored_tensors import StoredTensor, tensors_in
+from ballast.torch.parameters.stored_tensors import Latest, StoredTensor, tensors_in
 from ballast.torch.parameters.units import COMPILED, PARALLEL, names_in_model
 from ballast.torch.updates.updates import UNCOUNTED
 
@@ -82,21 +82,6 @@ def steps_made(source: Source, name: str, needed: bool) -> int:
     if found is None and UNCOUNTED in source.state(name):
         return 1
     return found or 0
-
-
-class Latest:
-    """Keeps what was read last, because the pieces of a tensor are read one after the other."""
-
-    def __init__(self) -> None:
-        self._key: object = None
-        self._values = torch.empty(0, device="cpu")
-
-    def get(self, key: object, read: Callable[[], torch.Tensor]) -> torch.Tensor:
-        if self._key != key:
-            self._key, self._values = None, torch.empty(0, device="cpu")  # free the last one before the next is read
-            self._values = read()
-            self._key = key
-        return self._values
 
 
 class WholeTensor(StoredTensor):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -184,31 +185,28 @@ def steps_of(access: Training, parameter: torch.nn.Parameter, member: UnitParame
     return access.steps - member.missed
 
 
-class Target(Protocol):
-    """A tensor to fill: begin(), take() for each cut in order, finish()."""
+class Target(ABC):
+    """A tensor to fill with these elements of a checkpoint's tensor: begin(), take() for each cut in order, finish()."""
 
-    name: str
-    entry: _core.SavedTensor
-    first: int  # element of the checkpoint's tensor
-    count: int
+    def __init__(self, name: str, entry: _core.SavedTensor, first: int, count: int):
+        self.name, self.entry, self.first, self.count = name, entry, first, count
 
+    @abstractmethod
     def begin(self) -> None: ...
+    @abstractmethod
     def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None: ...
+    @abstractmethod
     def finish(self) -> None: ...
 
 
-class FlatTarget:
+class FlatTarget(Target):
     """Takes elements as they are. begin() makes the flat tensor for them."""
 
     _flat: torch.Tensor
 
-    def __init__(self, name: str, entry: _core.SavedTensor, first: int, count: int):
-        self.name, self.entry, self.first, self.count = name, entry, first, count
-        self._dtype = getattr(torch, entry.dtype)
-
     def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None:
-        values = torch.frombuffer(reader.memory(), dtype=self._dtype)[cut.first : cut.first + cut.count]
-        self._flat[cut.into : cut.into + cut.count] = values
+        values = torch.frombuffer(reader.memory(), dtype=getattr(torch, self.entry.dtype))
+        self._flat[cut.into : cut.into + cut.count] = values[cut.first : cut.first + cut.count]
 
 
 class PlainTensor(FlatTarget):
@@ -219,7 +217,7 @@ class PlainTensor(FlatTarget):
         self._tensor = tensor
 
     def begin(self) -> None:
-        self._flat = torch.empty(self.count, dtype=self._dtype, device="cpu")
+        self._flat = torch.empty(self.count, dtype=getattr(torch, self.entry.dtype), device="cpu")
 
     def finish(self) -> None:
         self._tensor.copy_(self._flat.view(self._tensor.shape))
@@ -233,15 +231,14 @@ def state_part(values: Mapping[str, torch.Tensor]) -> _core.StatePart:
     return _core.StatePart(dtype=dtype, count=parameter.numel(), **{kind: each.data_ptr() for kind, each in values.items()})
 
 
-class TrainedTensor:
+class TrainedTensor(Target):
     """Takes a parameter that was trained, and is frozen now, with its moments. `parameter` is None where it is sharded:
     then its values go to the shards."""
 
     def __init__(
         self, name: str, entry: _core.SavedTensor, parameter: torch.Tensor | None, moments: Mapping[str, torch.Tensor]
     ):
-        self.name, self.entry = name, entry
-        self.first, self.count = 0, entry.elements
+        super().__init__(name, entry, 0, entry.elements)
         self._parameter = parameter
         self._moments = moments
         assert entry.kind is not None

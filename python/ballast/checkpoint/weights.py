@@ -19,13 +19,12 @@ from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.manifest import PARAMETERS, Checkpoint
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
-from ballast.checkpoint.sources import Latest
 from ballast.checkpoint.tensors import state_part
 from ballast.checks import fail, refuse
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, replace_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import by_owner, is_on_meta
-from ballast.torch.parameters.stored_tensors import Files, StoredTensor, tensors_in
+from ballast.torch.parameters.stored_tensors import Files, Latest, StoredTensor, tensors_in
 from ballast.torch.parameters.units import named_buffers, named_parameters, names_in_model, unwrapped, unwrapped_name
 from ballast.torch.process_groups import rank_in_job
 

@@ -100,9 +100,3 @@ def refuse_options_of_wrapped() -> NoReturn:
         "cannot use ballast=: the optimizer is wrapped already",
         needed="options in ballast.wrap(), or in ballast=",
     )
-
-
-def wrapped_in(optimizer: object) -> WrappedOptimizer | None:
-    """Return the wrapped optimizer, which a framework may have put into an object of its own."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    return inner if isinstance(inner, WrappedOptimizer) else None

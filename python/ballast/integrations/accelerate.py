@@ -24,9 +24,9 @@ from ballast.integrations import (
     refuse_other_backend,
     require_framework,
     require_unprepared,
-    wrapped_in,
 )
 from ballast.sizes import Size
+from ballast.torch.last_step import wrapped_in
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.units import unwrapped
 

@@ -27,8 +27,8 @@ from ballast.integrations import (
     require_framework,
     require_unprepared,
     shard_frozen,
-    wrapped_in,
 )
+from ballast.torch.last_step import wrapped_in
 from ballast.torch.optimizer import WrappedOptimizer
 
 require_framework("transformers")

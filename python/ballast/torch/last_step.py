@@ -11,14 +11,18 @@ from ballast.checks import refuse, refuse_order
 from ballast.torch.optimizer import WrappedOptimizer
 
 
-def require_wrapped(optimizer: Any, what: str) -> WrappedOptimizer:
-    """Return the wrapped optimizer: this one, or the one inside an optimizer of Accelerate or Lightning. `what` says what it
-    is needed for."""
-    for each in (optimizer, getattr(optimizer, "optimizer", None)):
-        if isinstance(each, WrappedOptimizer):
-            return each
-    kind = type(optimizer).__name__
-    refuse(f"cannot {what}: this {kind} is not wrapped", needed="an optimizer of ballast.wrap()")
+def wrapped_in(optimizer: object) -> WrappedOptimizer | None:
+    """Return the wrapped optimizer: this one, or the one inside an optimizer of Accelerate or Lightning."""
+    found = (each for each in (optimizer, getattr(optimizer, "optimizer", None)) if isinstance(each, WrappedOptimizer))
+    return next(found, None)
+
+
+def require_wrapped(optimizer: object, what: str) -> WrappedOptimizer:
+    """Return the wrapped optimizer. `what` says what it is needed for."""
+    if (found := wrapped_in(optimizer)) is None:
+        kind = type(optimizer).__name__
+        refuse(f"cannot {what}: this {kind} is not wrapped", needed="an optimizer of ballast.wrap()")
+    return found
 
 
 def figures_of(optimizer: WrappedOptimizer, what: str) -> dict[str, float]:

@@ -38,7 +38,7 @@ from ballast.torch.parameters.managed_parameter import (
     refuse_access,
     require_no_cast,
 )
-from ballast.torch.parameters.stored_tensors import StoredTensor
+from ballast.torch.parameters.stored_tensors import Latest, StoredTensor
 from ballast.torch.parameters.units import named_buffers, named_parameters, required
 
 
@@ -332,11 +332,10 @@ class InitialValueReader:
     the next one."""
 
     def __init__(self) -> None:
-        self._parameter: torch.Tensor | None = None
-        self._values = torch.empty(0, device="cpu")
+        self.forget()
 
     def forget(self) -> None:
-        self._parameter, self._values = None, torch.empty(0, device="cpu")
+        self._latest = Latest()
 
     def read(self, parameter: torch.nn.Parameter, first: int, count: int, into: int) -> None:
         """Write elements to this address in host memory."""
@@ -348,10 +347,10 @@ class InitialValueReader:
         if is_pending(parameter):
             tensor_at(into, count, parameter.dtype).zero_()
             return
-        if self._parameter is not parameter:
-            self.forget()  # free the last one before the next is made
-            return_freed_memory()
-            there = plain(parameter) if initial is None else values_of(initial)
-            self._values = there.reshape(-1)
-            self._parameter = parameter
-        tensor_at(into, count, parameter.dtype).copy_(self._values[first : first + count])
+
+        def make() -> torch.Tensor:
+            return_freed_memory()  # the last one was freed
+            return (plain(parameter) if initial is None else values_of(initial)).reshape(-1)
+
+        values = self._latest.get(id(parameter), make)
+        tensor_at(into, count, parameter.dtype).copy_(values[first : first + count])

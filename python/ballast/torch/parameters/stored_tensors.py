@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from glob import glob
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +20,8 @@ from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import fail_malformed
 from ballast.safetensors_format import DTYPES, INDEX, SINGLE, SUFFIX
 from ballast.torch.memory import bytes_at, tensor_at
+
+Found = TypeVar("Found")
 
 
 class StoredTensor(ABC):
@@ -53,6 +56,22 @@ class StoredTensor(ABC):
 
     def read_all(self) -> torch.Tensor:
         return self.read_part(0, self.elements).view(self.shape)
+
+
+class Latest:
+    """Keeps what was read last, because the pieces of a tensor are read one after the other."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._found: Any = None
+
+    def get(self, key: object, read: Callable[[], Found]) -> Found:
+        if self._key != key:
+            self._key = self._found = None  # free the last one before the next is read
+            self._found = read()
+            self._key = key
+        found: Found = self._found
+        return found
 
 
 class CastTensor(StoredTensor):
