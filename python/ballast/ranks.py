@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import math
 import pickle
 import struct
@@ -242,24 +241,18 @@ def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
     with together.attempt():
         if group.rank == 0:
             mine.append(do())
-    answer = pickle.dumps((mine, together.error if isinstance(together.error, Error) else None))
-    [length] = group.all_reduce([len(answer) if group.rank == 0 else 0])
-    result: tuple[list[T], Error | None] = pickle.loads(_broadcast(group, answer, length, 0))
-    if result[1] is None:
+    answer: tuple[list[T], Error | None] = mine, together.error if isinstance(together.error, Error) else None
+    found, error = from_all_ranks(group, answer)[0]
+    del answer
+    if error is None:
         together.settle()  # an error of another type is raised on rank 0, and other ranks name it
-        return result[0][0]
+        result: T = found[0]
+        return result
     together.error = None
     try:
-        raise result[1]
+        raise error
     finally:
-        del result  # the raised error keeps this frame alive, as in Agreement
-
-
-def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
-    memory = bytearray(mine if group.rank == root else length)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    group._core.broadcast(address=address, bytes=length, root=root)
-    return memory
+        del error  # the raised error keeps this frame alive, as in Agreement
 
 
 def require_same(group: Group, options: Mapping[str, str]) -> None:

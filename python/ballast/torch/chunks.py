@@ -143,17 +143,13 @@ class State(NamedTuple):
     def again(self) -> Iterator[None]:
         """Have this state in the block, and the one before it afterwards."""
         of_cpu, of_gpu = self.generators
-        before, gpu = State.now(self.device), torch.get_device_module(self.device)
-        torch.set_rng_state(of_cpu)
-        if of_gpu is not None:
-            gpu.set_rng_state(of_gpu, self.device)
-        try:
-            with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-                yield
-        finally:
-            torch.set_rng_state(before.generators[0])
+        devices = [] if of_gpu is None else [self.device]
+        autocast = torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
+        with torch.random.fork_rng(devices, device_type=self.device.type), autocast:
+            torch.set_rng_state(of_cpu)
             if of_gpu is not None:
-                gpu.set_rng_state(before.generators[1], self.device)
+                torch.get_device_module(self.device).set_rng_state(of_gpu, self.device)
+            yield
 
 
 class OfTiles(torch.autograd.Function):
