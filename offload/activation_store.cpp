@@ -31,9 +31,9 @@ PieceBuffers::~PieceBuffers() {
   for (const PieceBuffer& buffer : buffers_) {
     settle(buffer.uses);
   }
-  if (options_.queue == nullptr) return;
+  if (queue_ == nullptr) return;
   for (const Buffer& slab : slabs_) {
-    options_.queue->forget({slab.data(), slab.bytes()});
+    queue_->forget({slab.data(), slab.bytes()});
   }
 }
 
@@ -41,7 +41,7 @@ PieceBuffers::~PieceBuffers() {
 PieceBuffer* PieceBuffers::take() {
   auto found = std::find_if(free_.rbegin(), free_.rend(), [](const PieceBuffer* buffer) { return buffer->is_idle(); });
   if (found == free_.rend()) {
-    if (buffers_.size() >= options_.most) return nullptr;
+    if (buffers_.size() >= options_.buffers()) return nullptr;
     add_slab();
     found = free_.rbegin();
   }
@@ -60,18 +60,18 @@ PieceBuffer* PieceBuffers::take_used() {
 
 void PieceBuffers::add_slab() {
   const std::size_t wanted = std::max(least_buffers, buffers_.size() / growth);
-  const std::size_t count = std::min(wanted, options_.most - buffers_.size());
+  const std::size_t count = std::min(wanted, options_.buffers() - buffers_.size());
   const bool pinned = options_.gpu.has_value();
   slabs_.push_back(allocate(accounts_, {.kind = pinned ? MemoryKind::pinned : MemoryKind::pageable,
-                                        .bytes = count * options_.buffer_bytes,
+                                        .bytes = count * options_.piece_bytes,
                                         .owner = "offloaded activations",
                                         .gpu = options_.gpu.value_or(0),
                                         .threads = 0}));
   const std::span<std::byte> memory{slabs_.back().data(), slabs_.back().bytes()};
-  if (options_.queue != nullptr) options_.queue->remember(memory);
+  if (queue_ != nullptr) queue_->remember(memory);
   for (std::size_t i = 0; i < count; ++i) {
-    free_.push_back(&buffers_.emplace_back(
-        PieceBuffer{.memory = memory.subspan(i * options_.buffer_bytes, options_.buffer_bytes)}));
+    free_.push_back(
+        &buffers_.emplace_back(PieceBuffer{.memory = memory.subspan(i * options_.piece_bytes, options_.piece_bytes)}));
   }
 }
 
@@ -111,15 +111,12 @@ Completion mark(const Stream& stream) {
 
 }  // namespace
 
-std::size_t ActivationOptions::buffers() const { return std::max<std::size_t>(2, memory_bytes / piece_bytes); }
+std::size_t ActivationOptions::buffers() const {
+  return directory.empty() ? SIZE_MAX : std::max<std::size_t>(2, memory_bytes / piece_bytes);
+}
 
 ActivationStore::ActivationStore(const ActivationOptions& options, std::unique_ptr<IoQueue> queue)
-    : options_(options),
-      queue_(queue_for(options, std::move(queue))),
-      buffers_({.buffer_bytes = options.piece_bytes,
-                .most = options.directory.empty() ? SIZE_MAX : options.buffers(),
-                .gpu = options.gpu,
-                .queue = queue_.get()}) {
+    : options_(options), queue_(queue_for(options, std::move(queue))), buffers_(options_, queue_.get()) {
   if (options.gpu) {
     download_.emplace(*options.gpu);
     upload_.emplace(*options.gpu);

@@ -35,18 +35,22 @@ struct PieceBuffer {
   bool is_idle() const;  // all uses have ended
 };
 
-// Memory is added in slabs, when it is needed. The destructor waits for the uses of all buffers. Used by one thread at a
-// time.
+struct ActivationOptions {
+  std::filesystem::path directory{};                 // a directory on a drive; empty: host memory keeps everything
+  std::size_t memory_bytes = std::size_t{64} << 20;  // bytes of buffers, if there is a drive
+  std::size_t piece_bytes = std::size_t{1} << 20;    // a multiple of block_bytes
+  std::optional<int> gpu{};                          // the GPU whose memory is saved and loaded; none: the host's
+  Log* log = nullptr;                                // outlives the store
+
+  std::size_t buffers() const;  // the most; with a drive two or more
+};
+
+// Memory is added in slabs, when it is needed; a GPU's copies use pinned memory. The destructor waits for the uses of all buffers.
+// Used by one thread at a time.
 class PieceBuffers {
  public:
-  struct Options {
-    std::size_t buffer_bytes = 0;  // a multiple of block_bytes
-    std::size_t most = SIZE_MAX;   // buffers
-    std::optional<int> gpu{};      // the GPU whose copies use the memory: it is pinned then
-    IoQueue* queue = nullptr;      // the queue that reads and writes the memory; outlives this object
-  };
-
-  explicit PieceBuffers(const Options& options) : options_(options) {}
+  // The queue reads and writes the memory, if there is a drive. It and the options outlive this object.
+  PieceBuffers(const ActivationOptions& options, IoQueue* queue) : options_(options), queue_(queue) {}
   PieceBuffers(PieceBuffers&&) = delete;
   ~PieceBuffers();
 
@@ -58,26 +62,17 @@ class PieceBuffers {
 
   void give_back(PieceBuffer& buffer) { free_.push_back(&buffer); }
 
-  std::size_t bytes() const { return buffers_.size() * options_.buffer_bytes; }
+  std::size_t bytes() const { return buffers_.size() * options_.piece_bytes; }
 
  private:
   void add_slab();
 
-  Options options_;
+  const ActivationOptions& options_;
+  IoQueue* queue_;
   MemoryAccounts accounts_;
   std::vector<Buffer> slabs_;
   std::deque<PieceBuffer> buffers_;  // a deque keeps their addresses
   std::deque<PieceBuffer*> free_;
-};
-
-struct ActivationOptions {
-  std::filesystem::path directory{};                 // a directory on a drive; empty: host memory keeps everything
-  std::size_t memory_bytes = std::size_t{64} << 20;  // bytes of buffers, if there is a drive
-  std::size_t piece_bytes = std::size_t{1} << 20;    // a multiple of block_bytes
-  std::optional<int> gpu{};                          // the GPU whose memory is saved and loaded; none: the host's
-  Log* log = nullptr;                                // outlives the store
-
-  std::size_t buffers() const;  // two or more
 };
 
 // Any thread may call. Calls wait for each other: one thread at a time moves bytes.

@@ -4,38 +4,31 @@
 
 #include <fmt/format.h>
 
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 namespace ballast::offload {
 
-struct Completion::State {
-  std::mutex mutex{};
-  std::condition_variable ended{};
-  bool done = false;
-  std::exception_ptr error{};
+namespace {
 
-  void rethrow() const {
-    if (error) std::rethrow_exception(error);
-  }
-};
+bool has_ended(const std::shared_future<void>& result, std::chrono::nanoseconds timeout = {}) {
+  return result.wait_for(timeout) == std::future_status::ready;
+}
+
+void require_first_end(const std::shared_future<void>& result) {
+  require(!has_ended(result), Code::internal, [] { return Problem{.what = "cannot end an operation twice"}; });
+}
+
+}  // namespace
 
 Completion::Completion(std::shared_ptr<Event> event) : event_(std::move(event)) {}
 
 bool Completion::is_done() const {
-  if (event_ != nullptr) return event_->is_done();
-  if (state_ == nullptr) return true;
-  const std::lock_guard lock(state_->mutex);
-  return state_->done;
+  return event_ != nullptr ? event_->is_done() : !result_.valid() || has_ended(result_);
 }
 
 void Completion::wait() const {
   if (event_ != nullptr) return event_->synchronize();
-  if (state_ == nullptr) return;
-  std::unique_lock lock(state_->mutex);
-  state_->ended.wait(lock, [&] { return state_->done; });
-  state_->rethrow();
+  if (result_.valid()) result_.get();
 }
 
 bool Completion::wait_for(std::chrono::nanoseconds timeout) const {
@@ -46,10 +39,8 @@ bool Completion::wait_for(std::chrono::nanoseconds timeout) const {
     }
     return event_->is_done();
   }
-  if (state_ == nullptr) return true;
-  std::unique_lock lock(state_->mutex);
-  if (!state_->ended.wait_for(lock, timeout, [&] { return state_->done; })) return false;
-  state_->rethrow();
+  if (result_.valid() && !has_ended(result_, timeout)) return false;
+  wait();
   return true;
 }
 
@@ -76,30 +67,26 @@ InFlight::~InFlight() {
   }
 }
 
-Promise::Promise() : state_(std::make_shared<Completion::State>()) {}
-
 Promise::~Promise() {
-  if (state_ == nullptr) return;  // moved-from
-  const std::lock_guard lock(state_->mutex);
-  if (state_->done) return;
-  state_->done = true;
-  state_->error = std::make_exception_ptr(
-      Error(Code::internal, {.what = "an operation ended without a result: its promise was dropped"}, Site::here()));
-  state_->ended.notify_all();
+  if (!result_.valid() || has_ended(result_)) return;  // moved-from, or ended
+  promise_.set_exception(std::make_exception_ptr(
+      Error(Code::internal, {.what = "an operation ended without a result: its promise was dropped"}, Site::here())));
 }
 
 Completion Promise::completion() const {
   Completion completion;
-  completion.state_ = state_;
+  completion.result_ = result_;
   return completion;
 }
 
-void Promise::end(std::exception_ptr error) {
-  const std::lock_guard lock(state_->mutex);
-  require(!state_->done, Code::internal, [] { return Problem{.what = "cannot end an operation twice"}; });
-  state_->done = true;
-  state_->error = std::move(error);
-  state_->ended.notify_all();  // the lock is held here, because the last waiter frees the state
+void Promise::finish() {
+  require_first_end(result_);
+  promise_.set_value();
+}
+
+void Promise::fail(const std::exception_ptr& error) {
+  require_first_end(result_);
+  promise_.set_exception(error);
 }
 
 void wait_watched(const Completion& completion, Log* log, const std::function<std::string()>& what,

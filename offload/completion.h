@@ -6,6 +6,7 @@
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,9 +31,8 @@ class Completion {
 
  private:
   friend class Promise;
-  struct State;
 
-  std::shared_ptr<State> state_;
+  std::shared_future<void> result_;
   std::shared_ptr<Event> event_;
 };
 
@@ -63,7 +63,7 @@ void settle(const Elements& elements, Projection completion_of = {}) {
 // The producer's end. A promise that is destroyed without a result fails, so that no thread waits for ever.
 class Promise {
  public:
-  Promise();
+  Promise() = default;
   Promise(Promise&&) noexcept = default;
   Promise& operator=(Promise&&) = delete;
   ~Promise();
@@ -71,13 +71,12 @@ class Promise {
   Completion completion() const;
 
   // Call one of the two, once.
-  void finish() { end(nullptr); }
-  void fail(std::exception_ptr error) { end(std::move(error)); }
+  void finish();
+  void fail(const std::exception_ptr& error);
 
  private:
-  void end(std::exception_ptr error);
-
-  std::shared_ptr<Completion::State> state_;
+  std::promise<void> promise_;
+  std::shared_future<void> result_ = promise_.get_future().share();
 };
 
 // A wait that warns if a drive hangs. Such a drive gives no error, so the waiting thread logs from time to time what it

@@ -10,6 +10,7 @@
 #include <istream>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "kernels/runtime/system_resources.h"
 
@@ -91,6 +92,10 @@ void flush_directory(const std::filesystem::path& directory);
 // the reason.
 [[noreturn]] void fail_file(std::string_view operation, const std::filesystem::path& path, std::uint64_t offset,
                             int error);
+
+// The name of a file that is being made. After a crash the next attempt removes files of this name.
+inline constexpr std::string_view unfinished_end = ".unfinished";
+inline std::filesystem::path unfinished(std::filesystem::path name) { return name += unfinished_end; }
 
 // Names for files that are unlinked directly after they are created.
 std::string scratch_name();  // a new name at each call

@@ -84,9 +84,6 @@ const IoOptions& checked(const IoOptions& options);  // throws B1001 if they are
 // Opens io_uring if this machine has it; else threads, with a message in the log that says why.
 std::unique_ptr<IoQueue> open_queue(const IoOptions& options = {});
 
-// Throws B2201 if the kernel, the container or this build has no io_uring.
-std::unique_ptr<IoQueue> uring_queue(const IoOptions& options = {});
-
 // Configures how a ring's thread enters the kernel, and after how many refusals it makes blocking calls instead. Tests
 // replace `enter` by a kernel that refuses.
 struct RingEntry {
@@ -96,7 +93,8 @@ struct RingEntry {
   std::size_t max_refusals = 10'000;   // refusals in a row; an interruption (EINTR) does not count
   std::chrono::milliseconds pause{1};  // the pause after each refusal
 };
-std::unique_ptr<IoQueue> uring_queue(const IoOptions& options, const RingEntry& entry);
+// Throws B2201 if the kernel, the container or this build has no io_uring.
+std::unique_ptr<IoQueue> uring_queue(const IoOptions& options = {}, const RingEntry& entry = {});
 
 // One system call, which returns the answer to a request in the form that Transfer::take() reads.
 using IoCall = std::function<std::int64_t(const IoRequest& request)>;

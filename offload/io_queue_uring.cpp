@@ -504,8 +504,6 @@ class UringQueue : public IoQueue {
 
 }  // namespace
 
-std::unique_ptr<IoQueue> uring_queue(const IoOptions& options) { return uring_queue(options, RingEntry{}); }
-
 std::unique_ptr<IoQueue> uring_queue(const IoOptions& options, const RingEntry& entry) {
   return std::make_unique<UringQueue>(checked(options), entry);
 }

@@ -4,8 +4,6 @@
 
 namespace ballast::offload {
 
-std::unique_ptr<IoQueue> uring_queue(const IoOptions& options) { return uring_queue(options, RingEntry{}); }
-
 std::unique_ptr<IoQueue> uring_queue(const IoOptions&, const RingEntry&) {
   fail(Code::no_io_uring, {.what = "cannot use io_uring: this build of Ballast has none",
                            .available = "liburing was missing when it was built"});

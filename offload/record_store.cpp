@@ -44,25 +44,12 @@ std::vector<std::filesystem::path> directories_of(std::span<const Drive> drives)
   return directories;
 }
 
-// The name of a store that is being created. After a crash the next attempt removes files of this name.
-std::filesystem::path unfinished(const std::filesystem::path& path) { return path.string() + ".unfinished"; }
-
-// Removes the files unless the store is complete.
-class Unfinished {
- public:
-  explicit Unfinished(std::span<const std::filesystem::path> paths) : paths_(paths.begin(), paths.end()) { remove(); }
-  Unfinished(const Unfinished&) = delete;
-  ~Unfinished() { remove(); }
-
- private:
-  void remove() const {
-    for (const auto& path : paths_) {
-      std::error_code none_there;
-      std::filesystem::remove(unfinished(path), none_there);
-    }
+void remove_unfinished(std::span<const std::filesystem::path> paths) {
+  for (const auto& path : paths) {
+    std::error_code none_there;
+    std::filesystem::remove(unfinished(path), none_there);
   }
-  std::vector<std::filesystem::path> paths_;
-};
+}
 
 }  // namespace
 
@@ -134,7 +121,9 @@ RecordStore RecordStore::create(const RecordShape& shape, std::span<const Drive>
                      .remedy = "open them to resume; otherwise remove them, or name another directory"};
     });
   }
-  const Unfinished cleanup(paths);
+  remove_unfinished(paths);
+  const auto remove = [&](const void*) { remove_unfinished(paths); };  // unless the store is complete
+  const std::unique_ptr<const void, decltype(remove)> cleanup(&paths, remove);
   RecordStore store(shape, drives, options);
   require_space(shape, directories_of(drives), 1);
   FileOptions with_name = options.file;

@@ -133,7 +133,7 @@ const std::filesystem::path& made(const std::filesystem::path& path) {
 
 }  // namespace
 
-RunDirectory::RunDirectory(const std::filesystem::path& path) : path_(path), lock_(made(path)) {}
+RunDirectory::RunDirectory(const std::filesystem::path& path) : DirectoryLock(made(path)) {}
 
 namespace {
 
@@ -143,8 +143,6 @@ constexpr std::uintmax_t most_bytes = std::uintmax_t{256}
 std::string seal_of(std::string_view text) {
   return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));
 }
-
-std::filesystem::path unfinished_name(std::filesystem::path name) { return name += ".unfinished"; }
 
 // Removes what a killed process has left.
 File new_file(const std::filesystem::path& name, mode_t mode) {
@@ -156,7 +154,7 @@ File new_file(const std::filesystem::path& name, mode_t mode) {
 }  // namespace
 
 NewFile::NewFile(std::filesystem::path name, mode_t mode)
-    : name_(std::move(name)), file_(new_file(unfinished_name(name_), mode)) {}
+    : name_(std::move(name)), file_(new_file(unfinished(name_), mode)) {}
 
 NewFile::~NewFile() {
   if (file_.path() != name_) ::unlink(file_.path().c_str());

@@ -49,18 +49,10 @@ class DirectoryLock {
   pid_t holder_;
 };
 
-// Holds the directory's lock from construction to destruction.
-class RunDirectory {
+class RunDirectory : public DirectoryLock {
  public:
-  // Creates a missing directory, accessible to its user only, and locks it as DirectoryLock does. Throws
-  // B2206 if it may be another user's.
+  // Creates a missing directory, accessible to its user only, and locks it. Throws B2206 if it may be another user's.
   explicit RunDirectory(const std::filesystem::path& path);
-
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-  DirectoryLock lock_;
 };
 
 // A file that is written under a temporary name. It is removed unless it gets its own.

@@ -21,7 +21,7 @@ std::vector<QueueKind> queue_kinds() {
   std::vector<QueueKind> kinds{{"threads", threads}, {"threads, disturbed", disturbed}};
   try {
     uring_queue();
-    kinds.push_back({"io_uring", uring_queue});
+    kinds.push_back({"io_uring", [](const IoOptions& options) { return uring_queue(options); }});
   } catch (const ResourceError&) {
     // A container without io_uring: the tests of the threads still run.
   }

@@ -22,7 +22,6 @@ constexpr std::string_view own_name = "state";
 constexpr std::string_view mirror_name = "mirror";
 constexpr std::string_view records_end = ".records";
 constexpr std::string_view description_end = ".description";
-constexpr std::string_view unfinished_end = ".unfinished";
 constexpr std::string_view checkpoint_name = "newest-checkpoint";
 
 std::optional<std::uint64_t> number_in(std::string_view text) {
@@ -100,7 +99,7 @@ std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std
   for_each_file(drive, run, [&](const std::filesystem::path& path, std::size_t rank) {
     const std::string file = path.filename().string();
     std::string_view name = file;
-    const bool is_unfinished = without_end(name, unfinished_end);
+    const bool is_unfinished = without_end(name, offload::unfinished_end);
     if (!without_end(name, records_end) && !without_end(name, description_end)) return;
     const std::string records = fmt::format("{}{}", name, records_end);
     const auto files = files_named(records, rank);

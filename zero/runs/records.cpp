@@ -150,8 +150,9 @@ void Records::add_drives_of_run(Communicator& world, const RecordOptions& option
       std::error_code failed;
       std::filesystem::create_directories(directory, failed);
       if (failed) offload::fail_file("mkdir", directory, 0, failed.value());
-      const RecordFiles files{.rank = world.rank()};
-      add_drive(kept_.emplace_back(files.directory(directory, options.run)).path(), options);
+      const std::filesystem::path own = RecordFiles{.rank = world.rank()}.directory(directory, options.run);
+      kept_.emplace_back(own);
+      add_drive(own, options);
     }
   });
 }
