@@ -40,11 +40,8 @@ std::vector<std::string> settle_without(const KeptRun& run, const BytesOfFile& u
       return fails ? -EIO : offload::system_call(request);
     });
     const CompiledPlan& compiled = plan.compiled();
-    OwnRun own{.plan = compiled,
-               .options = drives,
-               .queues = {queue.get()},
-               .description = describe(compiled),
-               .shape = compiled.blocks().shape(compiled.tiles_on_drive())};
+    OwnRun own{
+        {drives, {queue.get()}}, compiled, describe(compiled), compiled.blocks().shape(compiled.tiles_on_drive())};
     own.shape.rank = static_cast<std::uint32_t>(world.rank());
     own.shape.content_digest = digest_of(own.description);
     settle_run(own, world).remove_others({});

@@ -206,10 +206,7 @@ class RunRewrite {
 class RunAdoption {
  public:
   RunAdoption(const OwnRun& own, Communicator& world)
-      : own_(own),
-        world_(world),
-        first_drive_(own.options.directories.front()),
-        search_(own.options, own.queues, world, own.goal, &own) {}
+      : own_(own), world_(world), first_drive_(own.options.directories.front()), search_(own, world, own.goal, &own) {}
 
   RecordFiles settle() {
     on_all_ranks(world_, [&] { files_ = record_files_on(first_drive_, own_.name()); });
@@ -274,7 +271,7 @@ class RunAdoption {
     if (last_ == offload::CommitPoint{}) return found;  // no commit counts
     const auto newest = std::ranges::find_if(found->commits, [&](const auto& each) { return each.point <= last_; });
     if (newest == found->commits.end() || (resumes_chosen() && newest->point != last_)) return {};
-    const bool is_whole = !search_.is_marked_damaged(files) && search_.has_commit(files, newest->point);
+    const bool is_whole = !own_.are_marked_damaged(files) && search_.has_commit(files, *found, newest->point);
     return is_whole ? found : std::nullopt;
   }
 
@@ -345,7 +342,7 @@ class RunAdoption {
 
   void go_before_damage(WholeRun& run) {
     if (resumes_chosen()) return;
-    auto earlier = run_before_damage(run, seen_, own_, search_, world_);
+    auto earlier = run_before_damage(run, seen_, own_, world_);
     if (!earlier) return;
     run = std::move(*earlier);
     last_ = run.point;
@@ -357,7 +354,7 @@ class RunAdoption {
   std::optional<WholeRun> adopt(WholeRun run) {
     while (true) {
       const RecordedState state = search_.state_of(run);
-      EarlierRecords records(own_.options, own_.queues, run, run.shape_of(state, known_run_id(seen_)));
+      EarlierRecords records(own_, run, run.shape_of(state, known_run_id(seen_)));
       if (!drop_damaged(run, records)) {
         rewrite(run, state, records);
         return run;

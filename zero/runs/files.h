@@ -64,38 +64,69 @@ KnownCheckpoint newest_checkpoint_of(const std::filesystem::path& directory);
 void write_run_description(const std::filesystem::path& file, const std::vector<std::string>& lines);
 std::vector<std::string> read_run_description(const std::filesystem::path& file);  // no lines: it is missing or damaged
 
-// The directories of any rank's records on this rank's drives, and the queues of the drives, in order.
-inline std::vector<offload::Drive> drives_of(const RecordFiles& records, const RecordOptions& options,
-                                             std::span<offload::IoQueue* const> queues) {
-  std::vector<offload::Drive> drives;
-  for (std::size_t i = 0; i < queues.size(); ++i)
-    drives.push_back({records.directory(options.directories[i], options.run), queues[i]});
-  return drives;
-}
-
-inline offload::StoreOptions store_options(const RecordFiles& records, const RecordOptions& options) {
-  return {.name = records.name(), .file = {.allow_network = options.allow_network}, .log = options.log};
-}
-
-// Records that end on one drive and not yet on another, as after a crash, are not whole.
-inline std::optional<std::filesystem::path> missing_file(const std::vector<offload::Drive>& drives,
-                                                         const offload::StoreOptions& files) {
-  const auto lacks = std::ranges::find_if(
-      drives, [&](const auto& drive) { return !std::filesystem::exists(files.path_in(drive.directory)); });
-  return lacks == drives.end() ? std::nullopt : std::optional(files.path_in(lacks->directory));
-}
-
-// Whether an earlier read of the files has failed.
-inline bool are_marked_damaged(const std::vector<offload::Drive>& drives, const offload::StoreOptions& files) {
-  return std::ranges::any_of(
-      drives, [&](const auto& drive) { return offload::is_marked_damaged(files.path_in(drive.directory)); });
-}
-
 // Whether records count as damaged where they are, so that another copy is looked for: they have other bytes than were
 // written, or the drive cannot read them.
 inline bool is_damage(const Error& error) {
   return error.code() == Code::bad_record || error.code() == Code::file_call;
 }
+
+// The drives of this rank on which records of a run lie, of any rank.
+struct RunDrives {
+  const RecordOptions& options;
+  std::vector<offload::IoQueue*> queues{};  // queues of the directories, in order
+
+  const std::string& name() const { return options.run; }
+
+  std::vector<offload::Drive> drives(const RecordFiles& records) const {
+    std::vector<offload::Drive> drives;
+    for (std::size_t i = 0; i < queues.size(); ++i)
+      drives.push_back({records.directory(options.directories[i], name()), queues[i]});
+    return drives;
+  }
+  offload::StoreOptions files_of(const RecordFiles& records, bool writable = true) const {
+    return {.name = records.name(),
+            .file = {.allow_network = options.allow_network, .writable = writable},
+            .log = options.log};
+  }
+  std::filesystem::path first_directory(const RecordFiles& records) const {
+    return records.directory(options.directories.front(), name());
+  }
+  std::filesystem::path description_file(const RecordFiles& records) const {
+    return first_directory(records) / records.description_name();
+  }
+
+  // Records that end on one drive and not yet on another, as after a crash, are not whole.
+  std::optional<std::filesystem::path> missing_file(const RecordFiles& records) const {
+    for (const offload::Drive& drive : drives(records)) {
+      const std::filesystem::path file = files_of(records).path_in(drive.directory);
+      if (!std::filesystem::exists(file)) return file;
+    }
+    return {};
+  }
+
+  // Whether an earlier read of the files has failed.
+  bool are_marked_damaged(const RecordFiles& records) const {
+    return std::ranges::any_of(drives(records), [&](const offload::Drive& drive) {
+      return offload::is_marked_damaged(files_of(records).path_in(drive.directory));
+    });
+  }
+
+  void warn(const std::string& line) const {
+    if (options.log != nullptr) options.log->warning(line);
+  }
+
+  // Returns what `read` does; nothing, with a warning, if it finds damage, or with `of_any_run` records of another run.
+  template <class Read>
+  auto unless_damaged(const Read& read, bool of_any_run = false) const -> decltype(read()) {
+    try {
+      return read();
+    } catch (const Error& error) {
+      if (!is_damage(error) && !(of_any_run && error.code() == Code::run_mismatch)) throw;
+      warn(error.what());
+      return {};
+    }
+  }
+};
 
 // What a training does with the records of a run, as errors say it.
 struct Goal {
@@ -117,28 +148,18 @@ struct Goal {
 };
 
 // The run of a training as this rank keeps it on its drives.
-struct OwnRun {
+struct OwnRun : RunDrives {
   const CompiledPlan& plan;
-  const RecordOptions& options;
-  std::vector<offload::IoQueue*> queues{};  // queues of the directories, in order
   std::vector<std::string> description{};
   offload::RecordShape shape{};   // the shape of this rank's records
   offload::StoreOptions files{};  // options with the name of those that it keeps
   Goal goal{options.run};
 
-  const std::string& name() const { return options.run; }
   std::size_t rank() const { return shape.rank; }
   // The commit after which none counts.
   offload::CommitPoint last() const {
     const auto& point = options.resume_at;
     return point ? offload::CommitPoint{point->incarnation, point->number} : last_of_all;
-  }
-
-  // The directories of any rank's records on this rank's drives, and how to open them.
-  std::vector<offload::Drive> drives(const RecordFiles& records) const { return drives_of(records, options, queues); }
-  offload::StoreOptions files_of(const RecordFiles& records) const { return store_options(records, options); }
-  std::filesystem::path description_file(const RecordFiles& records) const {
-    return records.directory(options.directories.front(), name()) / records.description_name();
   }
 };
 

@@ -97,14 +97,15 @@ std::vector<RunCommit> commits_of_run(Communicator& world, const RecordOptions& 
   require_run_name(options.run);
   require_directories(options);
   std::vector<std::unique_ptr<offload::IoQueue>> owned;
-  std::vector<offload::IoQueue*> queues;
+  RunDrives drives{options};
   std::vector<RecordFiles> files;
   on_all_ranks(world, [&] {
     for (std::size_t i = 0; i < options.directories.size(); ++i)
-      queues.push_back(owned.emplace_back(offload::open_queue({.depth = options.depth, .log = options.log})).get());
+      drives.queues.push_back(
+          owned.emplace_back(offload::open_queue({.depth = options.depth, .log = options.log})).get());
     files = record_files_on(options.directories.front(), options.run);
   });
-  const RunSearch search(options, queues, world, Goal(options.run));
+  const RunSearch search(drives, world, Goal(options.run));
   const std::vector<SeenRecords> seen = search.find_all(files);
   const KnownCheckpoint checkpoint = search.newest_checkpoint(files);
   std::vector<RunCommit> commits;

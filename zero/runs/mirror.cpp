@@ -65,15 +65,11 @@ std::string host_of(const RecordOptions& options) { return options.host.empty() 
 // None where there are no files, or none that can continue: they are a copy, and are made again.
 std::optional<offload::RecordStore> opened(const OwnRun& run, const offload::RecordShape& shape,
                                            const RecordFiles& kept) {
-  const auto drives = run.drives(kept);
-  if (missing_file(drives, run.files_of(kept)) || are_marked_damaged(drives, run.files_of(kept))) return {};
-  try {
-    return offload::RecordStore::open(shape, drives, run.files_of(kept));
-  } catch (const Error& error) {
-    if (!is_damage(error) && error.code() != Code::run_mismatch) throw;
-    if (run.options.log != nullptr) run.options.log->warning(error.what());
-    return {};
-  }
+  if (run.missing_file(kept) || run.are_marked_damaged(kept)) return {};
+  const auto open = [&] {
+    return std::optional(offload::RecordStore::open(shape, run.drives(kept), run.files_of(kept)));
+  };
+  return run.unless_damaged(open, true);
 }
 
 // The same; removes what is there, so that it is made again.
@@ -113,8 +109,8 @@ void warn_of_shared_drives(const OwnRun& run, std::size_t mirrored, Communicator
   is_shared[mirrored] = share_a_drive(mine, all[mirrored]) ? 1 : 0;
   world.all_reduce(is_shared);
   const auto first = std::ranges::find(is_shared, 1);
-  if (first == is_shared.end() || run.options.log == nullptr || world.rank() > 0) return;
-  run.options.log->warning(fmt::format(
+  if (first == is_shared.end() || world.rank() > 0) return;
+  run.warn(fmt::format(
       "the mirrors of {} of {} ranks of run \"{}\" lie on the drive that has the records themselves, such as those of rank "
       "{}: they do not protect against the failure of that drive. Give ranks that mirror each other directories on "
       "different drives.",

@@ -52,13 +52,12 @@ void remove_damage_marks(const OwnRun& run) {
 
 // Records that were removed leave traces where their directory stays.
 void warn_of_traces(const OwnRun& run) {
-  const std::filesystem::path& drive = run.options.directories.front();
-  const std::filesystem::path directory = RecordFiles{.rank = run.rank()}.directory(drive, run.name());
+  const std::filesystem::path directory = run.first_directory({.rank = run.rank()});
   const KnownCheckpoint checkpoint = newest_checkpoint_of(directory);
-  const bool is_described = std::ranges::any_of(leftovers_on(drive, run.name()),
+  const bool is_described = std::ranges::any_of(leftovers_on(run.options.directories.front(), run.name()),
                                                 [&](const Leftover& each) { return each.files.rank == run.rank(); });
-  if (run.options.log == nullptr || (checkpoint.path.empty() && !is_described)) return;
-  run.options.log->warning(fmt::format(
+  if (checkpoint.path.empty() && !is_described) return;
+  run.warn(fmt::format(
       "run \"{}\" begins at step 0, but it has begun before: {} has {}. Its records were removed, or a start "
       "was stopped before it had made them",
       run.name(), directory.string(),
@@ -128,7 +127,7 @@ Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOpti
     make_scratch(shape, world, files, store_);
     return;
   }
-  OwnRun run{.plan = plan, .options = options, .description = describe(plan), .shape = shape, .files = files};
+  OwnRun run{{options}, plan, describe(plan), shape, files};
   run.shape.rank = static_cast<std::uint32_t>(world.rank());
   run.shape.content_digest = digest_of(run.description);
   open_run(std::move(run), world);

@@ -7,13 +7,13 @@ namespace {
 
 // Reads all bytes of records that are marked, and in place. Returns the ranks whose records are damaged at the run's commit.
 std::vector<std::size_t> damaged_ranks(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own,
-                                       const RunSearch& search, Communicator& world) {
+                                       Communicator& world) {
   std::vector<std::int64_t> is_damaged(world.size());
   on_all_ranks(world, [&] {
-    if (!search.is_marked_damaged({own.rank(), run.made_in})) return;
+    if (!own.are_marked_damaged({own.rank(), run.made_in})) return;
     offload::RecordShape shape = own.shape;
     shape.run_id = known_run_id(seen);
-    EarlierRecords records(own.options, own.queues, run, shape);
+    EarlierRecords records(own, run, shape);
     is_damaged[own.rank()] = records.are_intact({.rank = own.rank(), .seen_by = own.rank()}) ? 0 : 1;
   });
   world.all_reduce(is_damaged);
@@ -25,11 +25,10 @@ std::vector<std::size_t> damaged_ranks(const WholeRun& run, std::span<const Seen
 }
 
 void log_damage(const WholeRun& run, const std::optional<WholeRun>& earlier, const OwnRun& own) {
-  if (own.options.log == nullptr || own.rank() > 0) return;
+  if (own.rank() > 0) return;
   const std::string what = earlier ? fmt::format("resumes after step {} instead", earlier->step)
                                    : "cannot go back: not all ranks have an earlier commit that is intact";
-  own.options.log->warning(
-      fmt::format("the only records of step {} of run \"{}\" are damaged: {}", run.step, own.name(), what));
+  own.warn(fmt::format("the only records of step {} of run \"{}\" are damaged: {}", run.step, own.name(), what));
 }
 
 }  // namespace
@@ -82,11 +81,11 @@ bool is_in_place(const WholeRun& run, std::span<const SeenRecords> seen, const O
 }
 
 std::optional<WholeRun> run_before_damage(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own,
-                                          const RunSearch& search, Communicator& world) {
+                                          Communicator& world) {
   std::vector<SeenRecords> rest(seen.begin(), seen.end());
   std::optional<WholeRun> intact = run;
   while (intact && is_in_place(*intact, seen, own, world.size())) {  // else all bytes are checked where others are read
-    const std::vector<std::size_t> damaged = damaged_ranks(*intact, seen, own, search, world);
+    const std::vector<std::size_t> damaged = damaged_ranks(*intact, seen, own, world);
     if (damaged.empty()) break;
     for (const std::size_t rank : damaged) {
       for (std::size_t seer = 0; seer < world.size(); ++seer)  // ranks that share a drive see the same file

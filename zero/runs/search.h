@@ -26,29 +26,21 @@ namespace ballast {
 class RunSearch {
  public:
   // All of it outlives this. `own`: the training that is going to resume the run; null: none yet.
-  RunSearch(const RecordOptions& options, std::span<offload::IoQueue* const> queues, Communicator& world,
-            const Goal& goal, const OwnRun* own = nullptr)
-      : options_(options), queues_(queues), world_(world), own_(own), goal_(goal) {}
+  RunSearch(const RunDrives& drives, Communicator& world, const Goal& goal, const OwnRun* own = nullptr)
+      : drives_(drives), world_(world), own_(own), goal_(goal) {}
 
   // What one of this rank's files holds; nothing if it cannot be read, or is a mirror of another run. Throws B1009 if they are of a
   // run that is resumed together with others, and the training resumes it alone.
   std::optional<offload::FoundRecords> found_in(const RecordFiles& files) const {
-    try {
-      return read_head(files);
-    } catch (const Error& error) {
-      const bool is_of_another_run = files.is_mirror && error.code() == Code::run_mismatch;
-      if (!is_of_another_run && !is_damage(error)) throw;
-      if (options_.log != nullptr) options_.log->warning(error.what());
-      return {};
-    }
+    return drives_.unless_damaged([&] { return read_head(files); }, files.is_mirror);
   }
 
   // The same, but throws B3202 if it cannot be read.
   std::optional<offload::FoundRecords> read_head(const RecordFiles& files) const {
-    auto found = offload::RecordStore::look(drives(files), store_options(files, options_));
+    auto found = offload::RecordStore::look(drives_.drives(files), drives_.files_of(files));
     require(!found || found->shape.rank == files.rank, Code::run_mismatch, [&] {
       return Problem{.what = fmt::format("cannot {}: this is the directory of rank {}", goal_.what, found->shape.rank),
-                     .where = directory_of(files).string(),
+                     .where = drives_.first_directory(files).string(),
                      .needed = fmt::format("that of rank {}", files.rank),
                      .remedy = "Give every rank its own directories. Nothing was changed."};
     });
@@ -56,16 +48,9 @@ class RunSearch {
     return found;
   }
 
-  // Whether this rank's files have a commit with the heads of all its records.
-  bool has_commit(const RecordFiles& files, offload::CommitPoint point) const {
-    try {
-      const auto found = found_in(files);
-      return found && holds(files, *found, point);
-    } catch (const Error& error) {
-      if (!is_damage(error)) throw;
-      if (options_.log != nullptr) options_.log->warning(error.what());
-      return false;
-    }
+  // Whether this rank's files have a commit, which was found there, with the heads of all its records.
+  bool has_commit(const RecordFiles& files, const offload::FoundRecords& found, offload::CommitPoint point) const {
+    return drives_.unless_damaged([&] { return holds(files, found, point); });
   }
 
   // Throws B3201 if a drive of this rank's files cannot read them. That may pass, so they are not lost.
@@ -82,14 +67,9 @@ class RunSearch {
     }
   }
 
-  // Whether an earlier read of this rank's files has failed.
-  bool is_marked_damaged(const RecordFiles& files) const {
-    return are_marked_damaged(drives(files), store_options(files, options_));
-  }
-
   // No lines if they are missing, damaged or of other records.
   std::vector<std::string> description_of(const RecordFiles& files, std::uint64_t digest) const {
-    const auto lines = read_run_description(directory_of(files) / files.description_name());
+    const auto lines = read_run_description(drives_.description_file(files));
     return digest_of(lines) == digest ? lines : std::vector<std::string>{};
   }
 
@@ -117,7 +97,7 @@ class RunSearch {
     std::string mine;
     on_all_ranks(world_, [&] {
       for (const RecordFiles& each : files) {
-        const KnownCheckpoint found = newest_checkpoint_of(directory_of(each));
+        const KnownCheckpoint found = newest_checkpoint_of(drives_.first_directory(each));
         if (!found.path.empty()) mine += fmt::format("{} {}\n", found.step, found.path);
       }
     });
@@ -155,7 +135,7 @@ class RunSearch {
   void require_joint(const offload::FoundRecords& found) const {
     const auto joint =
         std::ranges::find_if(found.commits, [](const auto& each) { return round_of(each.label).exists(); });
-    require(own_ == nullptr || options_.resume_at || joint == found.commits.end(), Code::run_mismatch, [&] {
+    require(own_ == nullptr || own_->options.resume_at || joint == found.commits.end(), Code::run_mismatch, [&] {
       return Problem{
           .what = fmt::format("cannot {} alone: it is one of {} that are resumed together", goal_.what,
                               round_of(joint->label).members),
@@ -164,18 +144,11 @@ class RunSearch {
   }
 
   bool holds(const RecordFiles& files, const offload::FoundRecords& found, offload::CommitPoint point) const {
-    if (std::ranges::find(found.commits, point, &offload::FoundRecords::Found::point) == found.commits.end())
-      return false;
-    offload::StoreOptions unchanged = store_options(files, options_);
-    unchanged.file.writable = false;
-    if (const auto missing = missing_file(drives(files), unchanged)) {
-      if (options_.log != nullptr) {
-        options_.log->warning(
-            fmt::format("the records of rank {} do not count: {} is missing", files.rank, missing->string()));
-      }
+    if (const auto missing = drives_.missing_file(files)) {
+      drives_.warn(fmt::format("the records of rank {} do not count: {} is missing", files.rank, missing->string()));
       return false;
     }
-    return offload::RecordStore::open(found.shape, drives(files), unchanged).go_to(point);
+    return offload::RecordStore::open(found.shape, drives_.drives(files), drives_.files_of(files, false)).go_to(point);
   }
 
   SeenRecords seen_in(const RecordFiles& files) const {
@@ -184,11 +157,11 @@ class RunSearch {
     SeenRecords seen = seen_records(files, world_.rank(), *found);
     bool lacks_step = false;  // nothing is lost before the first one
     std::erase_if(seen.commits, [&](const auto& each) {
-      const bool is_lacking = !has_commit(files, each.point);
+      const bool is_lacking = !has_commit(files, *found, each.point);
       lacks_step = lacks_step || (is_lacking && each.step > 0);
       return is_lacking;
     });
-    if (lacks_step || is_marked_damaged(files)) seen.lacks_records = true;
+    if (lacks_step || drives_.are_marked_damaged(files)) seen.lacks_records = true;
     if (own_ != nullptr && seen.digest == own_->shape.content_digest) {
       seen.is_described = seen.is_of_model = true;
       seen.placement = own_->plan.placement();
@@ -200,13 +173,7 @@ class RunSearch {
     return seen;
   }
 
-  std::vector<offload::Drive> drives(const RecordFiles& files) const { return drives_of(files, options_, queues_); }
-  std::filesystem::path directory_of(const RecordFiles& files) const {
-    return files.directory(options_.directories.front(), options_.run);
-  }
-
-  const RecordOptions& options_;
-  std::span<offload::IoQueue* const> queues_;
+  const RunDrives& drives_;
   Communicator& world_;
   const OwnRun* own_;
   Goal goal_;
@@ -216,23 +183,18 @@ class RunSearch {
 class EarlierRecords {
  public:
   // `shape`: with the id of the run. All of it outlives this.
-  EarlierRecords(const RecordOptions& options, std::span<offload::IoQueue* const> queues, const WholeRun& run,
-                 const offload::RecordShape& shape)
-      : options_(options), queues_(queues), run_(run), shape_(shape) {}
+  EarlierRecords(const RunDrives& drives, const WholeRun& run, const offload::RecordShape& shape)
+      : drives_(drives), run_(run), shape_(shape) {}
 
   // Whether a copy, which this rank sees, has the heads of all records; are_intact() reads all of their bytes, too.
   bool are_there(const WholeRun::Copy& copy) { return opened(copy) != nullptr; }
 
   bool are_intact(const WholeRun::Copy& copy) {
-    try {
+    return drives_.unless_damaged([&] {
       for (std::size_t record = 0; record < shape_.tiles; ++record)
         read(copy, record);
-    } catch (const Error& error) {
-      if (!is_damage(error)) throw;
-      if (options_.log != nullptr) options_.log->warning(error.what());
-      return false;
-    }
-    return true;
+      return true;
+    });
   }
 
   std::span<const std::byte> note_of(const WholeRun::Copy& copy) { return store_of(copy).note(); }
@@ -259,9 +221,8 @@ class EarlierRecords {
       const RecordFiles files = run_.files_of(copy);
       offload::RecordShape shape = shape_;
       shape.rank = static_cast<std::uint32_t>(copy.rank);
-      offload::StoreOptions unchanged = store_options(files, options_);
-      unchanged.file.writable = false;
-      offload::RecordStore store = offload::RecordStore::open(shape, drives_of(files, options_, queues_), unchanged);
+      offload::RecordStore store =
+          offload::RecordStore::open(shape, drives_.drives(files), drives_.files_of(files, false));
       if (store.go_to(run_.point)) found->second.emplace(std::move(store));
     }
     return found->second ? &*found->second : nullptr;
@@ -271,13 +232,12 @@ class EarlierRecords {
     offload::RecordStore* const store = opened(copy);
     require(store != nullptr, Code::bad_record, [&] {
       return Problem{.what = "cannot take over records: some of them are missing or damaged",
-                     .where = run_.files_of(copy).directory(options_.directories.front(), options_.run)};
+                     .where = drives_.first_directory(run_.files_of(copy))};
     });
     return *store;
   }
 
-  const RecordOptions& options_;
-  std::span<offload::IoQueue* const> queues_;
+  const RunDrives& drives_;
   const WholeRun& run_;
   offload::RecordShape shape_;
   std::map<Name, std::optional<offload::RecordStore>> stores_{};  // none: records are damaged
@@ -294,6 +254,6 @@ bool is_in_place(const WholeRun& run, std::span<const SeenRecords> seen, const O
 // again. None if nothing is damaged, or if not all ranks have an earlier commit that is intact. The log says which. All ranks
 // call it together.
 std::optional<WholeRun> run_before_damage(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own,
-                                          const RunSearch& search, Communicator& world);
+                                          Communicator& world);
 
 }  // namespace ballast
