@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/sizes.h"
 #include "offload/preflight.h"
 #include "zero/plan/compile.h"
@@ -40,14 +41,14 @@ std::size_t announced_memory(const RunOptions& options, const Plan& plan) {
   const auto in = [&](Tier tier) { return options.ranks * tiers[static_cast<std::size_t>(tier)]; };
   const std::size_t reserved = in(Tier::host) + (on_gpu ? 0 : in(Tier::device));
   const std::size_t activations = on_gpu ? 0 : options.ranks * llama::activation_bytes(options.model, options.batch);
-  const std::optional<PrivateMemory> limit = read_host_limits().private_memory;
+  const std::optional<ResourceLimit> limit = read_host_limits().private_memory;
   const std::size_t needed = reserved + activations + space_of_libraries;
-  require(!limit || needed <= limit->available_bytes(), Code::memory_budget, [&] {
+  require(!limit || needed <= limit->left(), Code::memory_budget, [&] {
     return Problem{.what = "cannot train: the run does not fit into the memory of this process",
                    .needed = fmt::format("{}: {} to reserve, {} for activations, {} for threads and libraries",
                                          human_bytes(needed), human_bytes(reserved), human_bytes(activations),
                                          human_bytes(space_of_libraries)),
-                   .available = human_bytes(limit->available_bytes()),
+                   .available = human_bytes(limit->left()),
                    .remedy =
                        "raise --memory-limit; or lower --batch, --context, --tile, --staging or --prefetch; or keep "
                        "parameters, gradients and state on drives, and update in backward"};

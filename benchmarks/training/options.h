@@ -6,8 +6,8 @@
 #include <CLI/CLI.hpp>
 #include <optional>
 
+#include "benchmarks/harness/own_memory.h"
 #include "examples/llama/llama.h"
-#include "kernels/runtime/host_limits.h"
 
 namespace ballast::benchmarks {
 

@@ -1,11 +1,6 @@
-#include <ballast/error.h>
 #include <ballast/memory.h>
 
-#include <fmt/format.h>
-
 #include <algorithm>
-
-#include "kernels/runtime/sizes.h"
 
 namespace ballast {
 namespace {
@@ -21,10 +16,6 @@ MemoryAccounts::Usage up_to_date(const MemoryAccounts::Usage& usage) {
 void give_back(MemoryAccounts::Usage& usage, std::size_t bytes) {
   usage = up_to_date(usage);
   usage.now -= bytes;
-}
-
-std::string row(std::string_view kind, std::string_view owner, const MemoryAccounts::Usage& usage) {
-  return fmt::format("{:<9} {:<32} {:>10} {:>10}\n", kind, owner, human_bytes(usage.now), human_bytes(usage.peak));
 }
 
 }  // namespace
@@ -49,17 +40,9 @@ void Reservation::swap(Reservation& other) noexcept {
   std::swap(kind_, other.kind_);
 }
 
-void MemoryAccounts::limit(MemoryKind kind, std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  book(kind).limit = bytes;
-}
-
 Reservation MemoryAccounts::reserve(MemoryKind kind, std::size_t bytes, std::string owner) {
   const std::lock_guard lock(mutex_);
   Book& booked = book(kind);
-  if (booked.limit && (booked.total.now > *booked.limit || bytes > *booked.limit - booked.total.now)) {
-    refuse(kind, bytes, owner);
-  }
   booked.owners[owner].now += bytes;
   booked.total.now += bytes;
   Reservation reservation;
@@ -82,26 +65,6 @@ void MemoryAccounts::cancel(const Reservation& reservation) noexcept {
   Book& booked = book(reservation.kind());
   booked.owners.find(reservation.owner())->second.now -= reservation.bytes();
   booked.total.now -= reservation.bytes();
-}
-
-void MemoryAccounts::refuse(MemoryKind kind, std::size_t bytes, const std::string& owner) const {
-  const Book& booked = book(kind);
-  std::vector<std::pair<std::size_t, std::string_view>> largest;
-  for (const auto& [holder, usage] : booked.owners) {
-    largest.emplace_back(usage.now, holder);
-  }
-  std::ranges::sort(largest, std::greater{});
-  largest.resize(std::min<std::size_t>(largest.size(), 3));
-  std::string held;
-  for (const auto& [now, holder] : largest) {
-    held += fmt::format("; {} holds {}", holder, human_bytes(now));
-  }
-  const std::size_t left = *booked.limit - std::min(*booked.limit, booked.total.now);
-  fail(Code::memory_budget,
-       {.what = fmt::format("cannot reserve {} memory: the budget is too small", name(kind)),
-        .where = owner,
-        .needed = human_bytes(bytes),
-        .available = fmt::format("{} of {}{}", human_bytes(left), human_bytes(*booked.limit), held)});
 }
 
 MemoryAccounts::Usage MemoryAccounts::total(MemoryKind kind) const {
@@ -127,19 +90,6 @@ std::vector<MemoryAccounts::Entry> MemoryAccounts::entries() const {
     return a.kind != b.kind ? a.kind < b.kind : a.usage.peak > b.usage.peak;
   });
   return all;
-}
-
-std::string MemoryAccounts::table() const {
-  std::string text = fmt::format("{:<9} {:<32} {:>10} {:>10}\n", "memory", "owner", "now", "peak");
-  for (const Entry& entry : entries()) {
-    text += row(name(entry.kind), entry.owner, entry.usage);
-  }
-  for (const MemoryKind kind : kinds) {
-    if (const Usage all = total(kind); all.peak > 0) {
-      text += row(name(kind), "(all)", all);
-    }
-  }
-  return text;
 }
 
 }  // namespace ballast

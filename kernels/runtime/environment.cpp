@@ -4,12 +4,11 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
-#include <utility>
 
 #include "kernels/runtime/sizes.h"
+#include "kernels/runtime/system_files.h"
 
 namespace ballast {
 namespace {
@@ -35,15 +34,9 @@ std::optional<std::string> Environment::text(const std::string& name) const {
 
 std::optional<std::int64_t> Environment::integer(const std::string& name) const {
   const std::optional<std::string> value = text(name);
-  if (!value) {
-    return std::nullopt;
-  }
-  std::int64_t number = 0;
-  const char* const last = value->data() + value->size();
-  const auto [end, error] = std::from_chars(value->data(), last, number);
-  if (error != std::errc{} || end != last) {
-    refuse(name, *value, "a whole number");
-  }
+  if (!value) return std::nullopt;
+  const auto number = whole_number<std::int64_t>(*value);
+  if (!number) refuse(name, *value, "a whole number");
   return number;
 }
 

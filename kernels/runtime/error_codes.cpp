@@ -1,7 +1,5 @@
 #include "kernels/runtime/error_codes.h"
 
-#include <ballast/error.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -96,16 +94,6 @@ constexpr std::array codes{
 
 static_assert(std::ranges::is_sorted(codes, {}, &CodeInfo::code), "the table is searched and printed in numeric order");
 
-}  // namespace
-
-std::span<const CodeInfo> all_codes() { return codes; }
-
-const CodeInfo& describe(Code code) { return *std::ranges::lower_bound(codes, code, {}, &CodeInfo::code); }
-
-std::string label(Code code) { return fmt::format("B{}", static_cast<int>(code)); }
-
-namespace {
-
 std::string compose(Code code, const Problem& problem, Site site) {
   std::string text = fmt::format("{} {}", label(code), problem.what);
   const auto add = [&text](std::string_view part, std::string_view value) {
@@ -122,6 +110,12 @@ std::string compose(Code code, const Problem& problem, Site site) {
 }
 
 }  // namespace
+
+std::span<const CodeInfo> all_codes() { return codes; }
+
+const CodeInfo& describe(Code code) { return *std::ranges::lower_bound(codes, code, {}, &CodeInfo::code); }
+
+std::string label(Code code) { return fmt::format("B{}", static_cast<int>(code)); }
 
 Error::Error(Code code, const Problem& problem, Site site)
     : std::runtime_error(compose(code, problem, site)), code_(code), problem_(problem) {}

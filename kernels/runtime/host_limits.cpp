@@ -5,11 +5,9 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
-#include <system_error>
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -86,7 +84,7 @@ Place place_of(std::string_view controller, const fs::path& root) {
   return found;
 }
 
-std::optional<CgroupMemory> memory_of(const fs::path& folder, const Names& names) {
+std::optional<ResourceLimit> memory_of(const fs::path& folder, const Names& names) {
   const fs::path file = folder / names.limit;
   const std::optional<std::size_t> limit = read_number(file);
   if (!limit || *limit >= no_limit_v1) {
@@ -96,16 +94,16 @@ std::optional<CgroupMemory> memory_of(const fs::path& folder, const Names& names
   const std::string statistics = read_text(folder / "memory.stat").value_or("");
   const std::size_t cache = number_after(statistics, names.inactive_cache).value_or(0) +
                             number_after(statistics, names.active_cache).value_or(0);
-  return CgroupMemory{*limit, used - std::min(used, cache), file};
+  return ResourceLimit{*limit, used - std::min(used, cache), file};
 }
 
-std::optional<CgroupTasks> tasks_of(const fs::path& folder) {
+std::optional<ResourceLimit> tasks_of(const fs::path& folder) {
   const fs::path file = folder / "pids.max";
   const std::optional<std::size_t> limit = read_number(file);
   if (!limit) {
     return std::nullopt;
   }
-  return CgroupTasks{*limit, read_number(folder / "pids.current").value_or(0), file};
+  return ResourceLimit{*limit, read_number(folder / "pids.current").value_or(0), file};
 }
 
 std::optional<double> cores_of(const fs::path& folder, int version) {
@@ -130,33 +128,10 @@ auto least(const Place& place, const Read& read, const Left& left) -> decltype(r
   decltype(read(place.folders[0])) found;
   for (const fs::path& folder : place.folders) {
     const auto limit = read(folder);
-    if (limit && (!found || left(*limit) < left(*found))) found = limit;
+    if (limit && (!found || std::invoke(left, *limit) < std::invoke(left, *found))) found = limit;
   }
   return found;
 }
-
-}  // namespace
-
-std::optional<CgroupMemory> cgroup_memory(const fs::path& root) {
-  const Place place = place_of("memory", root);
-  const Names& names = place.version == 1 ? names_v1 : names_v2;
-  return least(
-      place, [&](const fs::path& folder) { return memory_of(folder, names); },
-      [](const CgroupMemory& memory) { return memory.available_bytes(); });
-}
-
-std::optional<double> cgroup_cores(const fs::path& root) {
-  const Place place = place_of("cpu", root);
-  return least(
-      place, [&](const fs::path& folder) { return cores_of(folder, place.version); },
-      [](double cores) { return cores; });
-}
-
-std::optional<CgroupTasks> cgroup_tasks(const fs::path& root) {
-  return least(place_of("pids", root), tasks_of, [](const CgroupTasks& tasks) { return tasks.left(); });
-}
-
-namespace {
 
 std::optional<std::size_t> soft_limit(decltype(RLIMIT_AS) resource) {
   rlimit limit{};
@@ -171,13 +146,30 @@ std::size_t total_without_proc() {
   return static_cast<std::size_t>(found.totalram) * found.mem_unit;
 }
 
-std::optional<PrivateMemory> private_memory() {
+std::optional<ResourceLimit> private_memory() {
   const std::optional<std::size_t> limit = soft_limit(RLIMIT_DATA);
   if (!limit) return {};
-  return PrivateMemory{*limit, kibibytes_after(read_text("/proc/self/status").value_or(""), "VmData:").value_or(0)};
+  return ResourceLimit{*limit, kibibytes_after(read_text("/proc/self/status").value_or(""), "VmData:").value_or(0)};
 }
 
 }  // namespace
+
+std::optional<ResourceLimit> cgroup_memory(const fs::path& root) {
+  const Place place = place_of("memory", root);
+  const Names& names = place.version == 1 ? names_v1 : names_v2;
+  return least(
+      place, [&](const fs::path& folder) { return memory_of(folder, names); }, &ResourceLimit::left);
+}
+
+std::optional<double> cgroup_cores(const fs::path& root) {
+  const Place place = place_of("cpu", root);
+  return least(
+      place, [&](const fs::path& folder) { return cores_of(folder, place.version); }, std::identity{});
+}
+
+std::optional<ResourceLimit> cgroup_tasks(const fs::path& root) {
+  return least(place_of("pids", root), tasks_of, &ResourceLimit::left);
+}
 
 HostLimits read_host_limits(const std::filesystem::path& root, const Environment& environment) {
   const std::string meminfo = read_text(root / "proc/meminfo").value_or("");
@@ -202,17 +194,15 @@ void require_host_memory(std::size_t bytes, std::string_view owner, const HostLi
                              .available = std::move(available),
                              .remedy = std::move(remedy)});
   };
-  if (const auto& cgroup = limits.cgroup; cgroup && bytes > cgroup->available_bytes()) {
+  if (const auto& cgroup = limits.cgroup; cgroup && bytes > cgroup->left()) {
     refuse("cannot allocate host memory: the container's limit would be exceeded, and the process killed",
-           fmt::format("{} of {} ({})", human_bytes(cgroup->available_bytes()), human_bytes(cgroup->limit_bytes),
-                       cgroup->file.string()),
+           fmt::format("{} of {} ({})", human_bytes(cgroup->left()), human_bytes(cgroup->limit), cgroup->file.string()),
            "Raise the container's memory limit (docker --memory, resources.limits.memory, sbatch --mem), or lower the "
            "memory budget.");
   }
-  if (const auto& own = limits.private_memory; own && bytes > own->available_bytes()) {
+  if (const auto& own = limits.private_memory; own && bytes > own->left()) {
     refuse("cannot allocate host memory: the limit on this process's private memory would be exceeded",
-           fmt::format("{} of {} (RLIMIT_DATA, `ulimit -d`)", human_bytes(own->available_bytes()),
-                       human_bytes(own->limit_bytes)),
+           fmt::format("{} of {} (RLIMIT_DATA, `ulimit -d`)", human_bytes(own->left()), human_bytes(own->limit)),
            "Raise the limit, or choose a lower tier or a smaller state format.");
   }
   if (bytes > limits.available_bytes) {
@@ -223,39 +213,6 @@ void require_host_memory(std::size_t bytes, std::string_view owner, const HostLi
         "Lower the memory budget, choose a smaller state format or a lower tier. Where memory grows as it is used, as in "
         "some virtual machines, set BALLAST_HOST_MEMORY to its size, such as 120GiB.");
   }
-}
-
-ResidentMemory resident_memory(const std::filesystem::path& root) {
-  const std::string status = read_text(root / "proc/self/status").value_or("");
-  const auto bytes = [&](std::string_view key) { return kibibytes_after(status, key).value_or(0); };
-  return {.now = bytes("VmRSS:"), .peak = bytes("VmHWM:"), .of_files = bytes("RssFile:")};
-}
-
-bool forget_peak() {
-  std::ofstream file("/proc/self/clear_refs");
-  file << "5" << std::flush;  // proc(5): the peak alone
-  return file.good();
-}
-
-// The kernel counts private writable memory, resident or not, against RLIMIT_DATA. All other mappings are assumed to be
-// resident, so that the sum cannot exceed the requested limit.
-void limit_own_memory(std::size_t bytes) {
-  const std::string status = read_text("/proc/self/status").value_or("");
-  const std::size_t mapped = kibibytes_after(status, "VmSize:").value_or(0);
-  const std::size_t own = kibibytes_after(status, "VmData:").value_or(0);
-  require(bytes > mapped, Code::host_memory, [&] {
-    return Problem{.what = "cannot limit this process's memory: it already holds more",
-                   .needed = fmt::format("more than {}", human_bytes(mapped)),
-                   .available = human_bytes(bytes)};
-  });
-  const rlim_t limit = bytes - (mapped - own);
-  const rlimit both{limit, limit};
-  require(setrlimit(RLIMIT_DATA, &both) == 0, Code::host_memory, [&] {
-    return Problem{
-        .what = fmt::format("cannot limit this process's memory: {}", std::generic_category().message(errno)),
-        .where = "RLIMIT_DATA",
-        .needed = human_bytes(limit)};
-  });
 }
 
 }  // namespace ballast

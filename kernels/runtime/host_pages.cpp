@@ -3,7 +3,6 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <system_error>
@@ -12,8 +11,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
-#include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +27,8 @@ namespace {
 constexpr std::size_t slice_bytes = std::size_t{32} << 20;  // whole huge pages, and some milliseconds of work
 constexpr std::size_t most_threads = 16;  // reach the memory's speed; the ranks of a machine do this at the same time
 
+std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+
 std::size_t threads_for(std::size_t slices, int threads) {
   if (slices <= 1) return 1;
   const std::size_t wanted = threads > 0 ? static_cast<std::size_t>(threads) : usable_cores();
@@ -45,74 +44,19 @@ bool is_unavailable(int error) {
 int populate_slice(std::span<std::byte> pages) {
   if (madvise(pages.data(), pages.size(), MADV_POPULATE_WRITE) == 0) return 0;
   if (!is_unavailable(errno)) return errno;
-  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  for (std::size_t offset = 0; offset < pages.size(); offset += page_bytes) {
+  for (std::size_t offset = 0; offset < pages.size(); offset += page_bytes()) {
     *const_cast<volatile std::byte*>(pages.data() + offset) = std::byte{0};
   }
   return 0;
 }
 
-// The slices that are left, and the errors of the threads that take them.
-class Slices {
- public:
-  explicit Slices(std::span<std::byte> pages) : pages_(pages) {}
-  std::size_t count() const { return (pages_.size() + slice_bytes - 1) / slice_bytes; }
-  std::vector<int> errors() { return std::move(errors_); }
-
-  // Called by each thread. Returns when no slice is left, or after the first failure of any thread.
-  void populate() {
-    while (!has_failed_) {
-      const std::size_t first = next_++ * slice_bytes;
-      if (first >= pages_.size()) return;
-      if (const int error = populate_slice(pages_.subspan(first, std::min(slice_bytes, pages_.size() - first)))) {
-        has_failed_ = true;
-        const std::lock_guard lock(mutex_);
-        errors_.push_back(error);
-      }
-    }
-  }
-
- private:
-  std::span<std::byte> pages_;
-  std::atomic<std::size_t> next_ = 0;
-  std::atomic<bool> has_failed_ = false;
-  std::mutex mutex_;
-  std::vector<int> errors_;
-};
-
-}  // namespace
-
-std::vector<int> populate(std::span<std::byte> pages, int threads) {
-  Slices slices(pages);
-  std::vector<std::thread> helpers;
-  const std::size_t count = threads_for(slices.count(), threads) - 1;
-  helpers.reserve(count);
-  try {
-    while (helpers.size() < count) {
-      helpers.push_back(start_thread("populating host memory", [&] { slices.populate(); }));
-    }
-  } catch (const Error&) {  // the system allows no more threads: those that there are take all slices
-  }
-  slices.populate();
-  std::ranges::for_each(helpers, [](std::thread& helper) { helper.join(); });
-  return slices.errors();
-}
-
-namespace {
-
-std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
-
-// Fails with the call that the kernel has refused. `errors` are those of all threads that failed. The host has the memory, as
-// require_host_memory() has found.
+// Fails with the call that the kernel has refused. The host has the memory, as require_host_memory() has found.
 [[noreturn]] void refuse(std::string_view call, std::size_t bytes, std::string_view owner, const HostLimits& limits,
-                         const std::vector<int>& errors) {
-  std::set<std::string> reasons;
-  for (const int error : errors) {
-    reasons.insert(std::generic_category().message(error));
-  }
+                         int error) {
   const auto address_space = limits.address_space_bytes;
   fail(Code::host_memory,
-       {.what = fmt::format("cannot allocate host memory: the kernel refuses {}: {}", call, fmt::join(reasons, "; ")),
+       {.what = fmt::format("cannot allocate host memory: the kernel refuses {}: {}", call,
+                            std::generic_category().message(error)),
         .where = std::string(owner),
         .needed = human_bytes(bytes),
         .available = address_space ? fmt::format("RLIMIT_AS is {} (`ulimit -v`)", human_bytes(*address_space)) : "",
@@ -143,6 +87,33 @@ void* map_aligned(std::size_t bytes, std::size_t alignment) {
 
 }  // namespace
 
+int populate(std::span<std::byte> pages, int threads) {
+  const std::size_t slices = (pages.size() + slice_bytes - 1) / slice_bytes;
+  std::atomic<std::size_t> next = 0;
+  std::atomic<int> first_error = 0;
+  // Called by each thread. Returns when no slice is left, or after the first failure of any thread.
+  const auto take_slices = [&] {
+    for (std::size_t slice = next++; slice < slices && first_error == 0; slice = next++) {
+      const std::size_t first = slice * slice_bytes;
+      int none = 0;
+      if (const int error = populate_slice(pages.subspan(first, std::min(slice_bytes, pages.size() - first))))
+        first_error.compare_exchange_strong(none, error);
+    }
+  };
+  std::vector<std::thread> helpers;
+  const std::size_t count = threads_for(slices, threads) - 1;
+  helpers.reserve(count);
+  try {
+    while (helpers.size() < count) {
+      helpers.push_back(start_thread("populating host memory", take_slices));
+    }
+  } catch (const Error&) {  // the system allows no more threads: those that there are take all slices
+  }
+  take_slices();
+  std::ranges::for_each(helpers, [](std::thread& helper) { helper.join(); });
+  return first_error;
+}
+
 void Unmap::operator()(std::byte* pages) const noexcept { munmap(pages, bytes); }
 
 HostPages map_host_pages(std::size_t bytes, std::string_view owner, Resident resident, int threads) {
@@ -155,7 +126,7 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, Resident res
   const bool huge = bytes >= 2 * huge_page_bytes;
   void* const mapped = map_aligned(mapped_bytes, huge ? huge_page_bytes : page_bytes());
   if (mapped == MAP_FAILED) {
-    refuse("mmap()", bytes, owner, limits, {errno});
+    refuse("mmap()", bytes, owner, limits, errno);
   }
   HostPages pages(static_cast<std::byte*>(mapped), Unmap{mapped_bytes});
   if (huge) {
@@ -163,8 +134,8 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, Resident res
   }
   place_on_nodes(pages.get(), mapped_bytes, nodes_of_cores(allowed_cores()));  // nice to have
   if (resident == Resident::at_once) {
-    const std::vector<int> errors = populate({pages.get(), mapped_bytes}, threads);
-    if (!errors.empty()) refuse("madvise(MADV_POPULATE_WRITE)", bytes, owner, limits, errors);
+    const int error = populate({pages.get(), mapped_bytes}, threads);
+    if (error != 0) refuse("madvise(MADV_POPULATE_WRITE)", bytes, owner, limits, error);
   }
   return pages;
 }

@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <string>
-#include <string_view>
 
 #include "kernels/runtime/system_files.h"
 
@@ -71,6 +69,23 @@ std::uint64_t slices_of_this_thread() {
   return ::syscall(SYS_sched_getattr, 0, &scheduling, sizeof scheduling, 0) == 0 ? scheduling.slice : 0;
 }
 
+const char* const nodes_folder = "sys/devices/system/node";
+
+std::vector<int> nodes_with_memory(const std::filesystem::path& root) {
+  return parse_list(read_text(root / nodes_folder / "has_memory").value_or(""));
+}
+
+// x86 writes "model name : ..."; ARM has no name there, only numbers.
+std::string cpu_name(const std::filesystem::path& root) {
+  const std::string text = read_text(root / "proc/cpuinfo").value_or("");
+  const std::size_t key = text.find("model name");
+  const std::size_t colon = text.find(": ", key);
+  if (key == std::string::npos || colon == std::string::npos) {
+    return "unknown";
+  }
+  return text.substr(colon + 2, text.find('\n', colon) - colon - 2);
+}
+
 }  // namespace
 
 void use_short_time_slices() { use_slices_of(shortest, reset_in_children); }
@@ -78,16 +93,6 @@ void use_short_time_slices() { use_slices_of(shortest, reset_in_children); }
 ShortTimeSlices::ShortTimeSlices() : before_(slices_of_this_thread()) { use_slices_of(shortest); }
 
 ShortTimeSlices::~ShortTimeSlices() { use_slices_of(before_); }
-
-namespace {
-
-const char* const nodes_folder = "sys/devices/system/node";
-
-std::vector<int> nodes_with_memory(const std::filesystem::path& root) {
-  return parse_list(read_text(root / nodes_folder / "has_memory").value_or(""));
-}
-
-}  // namespace
 
 std::size_t numa_node_count(const std::filesystem::path& root) {
   return std::max<std::size_t>(nodes_with_memory(root).size(), 1);
@@ -124,21 +129,6 @@ bool place_on_nodes(std::byte* pages, std::size_t bytes, std::span<const int> no
   const int policy = nodes.size() == 1 ? MPOL_PREFERRED : MPOL_INTERLEAVE;
   return syscall(SYS_mbind, pages, bytes, policy, mask.data(), mask.size() * word_bits + 1, 0) == 0;
 }
-
-namespace {
-
-// x86 writes "model name : ..."; ARM has no name there, only numbers.
-std::string cpu_name(const std::filesystem::path& root) {
-  const std::string text = read_text(root / "proc/cpuinfo").value_or("");
-  const std::size_t key = text.find("model name");
-  const std::size_t colon = text.find(": ", key);
-  if (key == std::string::npos || colon == std::string::npos) {
-    return "unknown";
-  }
-  return text.substr(colon + 2, text.find('\n', colon) - colon - 2);
-}
-
-}  // namespace
 
 ThisMachine detect_machine(const std::filesystem::path& root) {
   ThisMachine machine{.cpu = cpu_name(root),

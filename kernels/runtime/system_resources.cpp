@@ -7,14 +7,11 @@
 #include <fmt/ranges.h>
 #include <pthread.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "kernels/runtime/host_limits.h"
@@ -50,20 +47,6 @@ Kept& kept() {
   return *all;
 }
 
-}  // namespace
-
-NotInChildren::NotInChildren(int descriptor) : descriptor_(descriptor) {
-  const std::lock_guard lock(kept().mutex);
-  kept().descriptors.insert(descriptor);
-}
-
-NotInChildren::~NotInChildren() {
-  const std::lock_guard lock(kept().mutex);
-  kept().descriptors.erase(descriptor_);
-}
-
-namespace {
-
 std::string limit(decltype(RLIMIT_NPROC) resource) {
   rlimit found{};
   if (getrlimit(resource, &found) != 0) return "unknown";
@@ -98,6 +81,16 @@ std::string thread_limits(const std::filesystem::path& root) {
 }
 
 }  // namespace
+
+NotInChildren::NotInChildren(int descriptor) : descriptor_(descriptor) {
+  const std::lock_guard lock(kept().mutex);
+  kept().descriptors.insert(descriptor);
+}
+
+NotInChildren::~NotInChildren() {
+  const std::lock_guard lock(kept().mutex);
+  kept().descriptors.erase(descriptor_);
+}
 
 bool is_descriptor_limit(int error) { return error == EMFILE || error == ENFILE; }
 

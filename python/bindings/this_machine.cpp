@@ -20,8 +20,8 @@ py::dict dictionary(const Gpu& gpu) {
 py::dict dictionary(const HostLimits& limits) {
   py::object cgroup = py::none();
   if (const auto& limit = limits.cgroup) {
-    cgroup = py::dict("limit_bytes"_a = limit->limit_bytes, "available_bytes"_a = limit->available_bytes(),
-                      "file"_a = limit->file.string());
+    cgroup =
+        py::dict("limit_bytes"_a = limit->limit, "available_bytes"_a = limit->left(), "file"_a = limit->file.string());
   }
   return py::dict("total_bytes"_a = limits.total_bytes, "available_bytes"_a = limits.available_bytes,
                   "memlock_bytes"_a = limits.memlock_bytes, "address_space_bytes"_a = limits.address_space_bytes,

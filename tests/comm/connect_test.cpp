@@ -171,31 +171,24 @@ TEST_CASE("an exception that ends a rank ends the other ranks") {
   }
 }
 
-TEST_CASE("a communicator's memory is booked while it exists, and refused beyond the budget") {
+TEST_CASE("a communicator's memory is booked while it exists") {
   const TemporaryDirectory folder;
   Processes processes(2, [&](std::size_t rank) {
     const auto backend = kernels::cpu_backend({.threads = 1});
-    for (const bool is_enough : {true, false}) {
-      MemoryAccounts accounts;
-      if (!is_enough) accounts.limit(MemoryKind::pageable, 1000);
-      const std::filesystem::path store_folder = folder.path() / (is_enough ? "first" : "second");
-      std::filesystem::create_directories(store_folder);
-      FileStore store(store_folder);
-      const ConnectOptions options{.launch = Launch{.rank = rank, .size = 2},
-                                   .store = &store,
-                                   .timeout = patient,
-                                   .transport = HostTransport::shared_memory};
-      {
-        const auto ranks = connect(options, {.backend = *backend, .accounts = accounts});  // throws, the second time
-        expect(accounts.usage(MemoryKind::pageable, "shared memory, group all").now > 256 * 1024, "booked");
-        ranks->barrier();
-      }
-      expect(accounts.total(MemoryKind::pageable).now == 0, "released");
+    MemoryAccounts accounts;
+    FileStore store(folder.path());
+    const ConnectOptions options{.launch = Launch{.rank = rank, .size = 2},
+                                 .store = &store,
+                                 .timeout = patient,
+                                 .transport = HostTransport::shared_memory};
+    {
+      const auto ranks = connect(options, {.backend = *backend, .accounts = accounts});
+      expect(accounts.usage(MemoryKind::pageable, "shared memory, group all").now > 256 * 1024, "booked");
+      ranks->barrier();
     }
+    expect(accounts.total(MemoryKind::pageable).now == 0, "released");
   });
-  for (const std::string& failure : processes.failures()) {
-    CHECK_THAT(failure, Contains("B2004") && Contains("shared memory, group all"));
-  }
+  CHECK(processes.failures() == std::vector<std::string>(2));
 }
 
 TEST_CASE("a timeout that no clock can count to is for ever") {

@@ -1,4 +1,3 @@
-#include <ballast/error.h>
 #include <ballast/memory.h>
 
 #include <catch2/catch.hpp>
@@ -35,61 +34,21 @@ TEST_CASE("a moved reservation is booked once") {
   CHECK(accounts.total(MemoryKind::device).now == 0);
 }
 
-TEST_CASE("past the budget an error names needed, available and the largest owners") {
+TEST_CASE("threads book at once without losing a byte") {
   MemoryAccounts accounts;
-  accounts.limit(MemoryKind::pageable, 10 << 20);
-  const Reservation large = accounts.reserve(MemoryKind::pageable, 6 << 20, "moments");
-  const Reservation small = accounts.reserve(MemoryKind::pageable, 1 << 20, "staging");
-  CHECK_THROWS_AS(accounts.reserve(MemoryKind::pageable, (3 << 20) + 1, "master"), ResourceError);
-  CHECK_THROWS_AS(accounts.reserve(MemoryKind::pageable, SIZE_MAX, "master"), ResourceError);
-  CHECK_THROWS_WITH(accounts.reserve(MemoryKind::pageable, 4 << 20, "master"),
-                    Catch::Contains("B2004") && Catch::Contains("master") && Catch::Contains("4 MiB") &&
-                        Catch::Contains("3 MiB of 10 MiB; moments holds 6 MiB; staging holds 1 MiB"));
-  CHECK(accounts.total(MemoryKind::pageable).peak == 7 << 20);
-  CHECK_NOTHROW(accounts.reserve(MemoryKind::pageable, 3 << 20, "master"));
-  CHECK_NOTHROW(accounts.reserve(MemoryKind::device, 1 << 30, "another kind has a budget of its own"));
-}
-
-TEST_CASE("a budget below the booked bytes refuses every new reservation") {
-  MemoryAccounts accounts;
-  const Reservation held = accounts.reserve(MemoryKind::device, 100, "a");
-  accounts.limit(MemoryKind::device, 50);
-  CHECK_THROWS_AS(accounts.reserve(MemoryKind::device, 1, "b"), ResourceError);
-}
-
-TEST_CASE("the accounts print as a table") {
-  MemoryAccounts accounts;
-  const Reservation staging = accounts.reserve(MemoryKind::pinned, 1 << 20, "staging");
-  const Reservation moments = accounts.reserve(MemoryKind::pinned, 3 << 20, "moments of h.7");
-  { const Reservation slots = accounts.reserve(MemoryKind::device, 1536, "slots"); }
-  CHECK(accounts.table() ==
-        "memory    owner                                   now       peak\n"
-        "device    slots                                   0 B    1.5 KiB\n"
-        "pinned    moments of h.7                        3 MiB      3 MiB\n"
-        "pinned    staging                               1 MiB      1 MiB\n"
-        "device    (all)                                   0 B    1.5 KiB\n"
-        "pinned    (all)                                 4 MiB      4 MiB\n");
-}
-
-TEST_CASE("threads book at once without losing a byte or passing the budget") {
-  MemoryAccounts accounts;
-  accounts.limit(MemoryKind::pageable, 1000);
   {
     std::vector<std::jthread> threads;
     for (int thread = 0; thread < 8; ++thread) {
       threads.emplace_back([&accounts, thread] {
         for (std::size_t round = 0; round < 2000; ++round) {
-          try {
-            const Reservation own = accounts.reserve(MemoryKind::pageable, round % 200, std::to_string(thread));
-            const Reservation shared = accounts.reserve(MemoryKind::pageable, 150, "shared");
-          } catch (const ResourceError&) {
-          }
+          const Reservation own = accounts.reserve(MemoryKind::pageable, round % 200, std::to_string(thread));
+          const Reservation shared = accounts.reserve(MemoryKind::pageable, 150, "shared");
         }
       });
     }
   }
   CHECK(accounts.total(MemoryKind::pageable).now == 0);
-  CHECK(accounts.total(MemoryKind::pageable).peak <= 1000);
+  CHECK(accounts.total(MemoryKind::pageable).peak <= 8 * (199 + 150));
   for (const MemoryAccounts::Entry& entry : accounts.entries()) {
     CHECK(entry.usage.now == 0);
   }

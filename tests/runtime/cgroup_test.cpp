@@ -17,12 +17,12 @@ TEST_CASE("cgroup v2: the limit with the least left counts, and the file cache c
       .with("sys/fs/cgroup/pod/memory.current", "1900");
   const auto memory = cgroup_memory(root.path());
   REQUIRE(memory);
-  CHECK(memory->limit_bytes == 2000);
-  CHECK(memory->available_bytes() == 100);
+  CHECK(memory->limit == 2000);
+  CHECK(memory->left() == 100);
   CHECK(memory->file == root.path() / "sys/fs/cgroup/pod/memory.max");
 
   root.with("sys/fs/cgroup/pod/memory.max", "max");
-  CHECK(cgroup_memory(root.path())->available_bytes() == 800);
+  CHECK(cgroup_memory(root.path())->left() == 800);
   root.with("sys/fs/cgroup/pod/container/memory.max", "max");
   CHECK_FALSE(cgroup_memory(root.path()));
 }
@@ -33,11 +33,11 @@ TEST_CASE("cgroup v2: a container sees its own group as the root") {
       .with("sys/fs/cgroup/memory.max", "1000")
       .with("sys/fs/cgroup/memory.current", "1200")
       .with("sys/fs/cgroup/cpu.max", "150000 100000");
-  CHECK(cgroup_memory(root.path())->available_bytes() == 0);
+  CHECK(cgroup_memory(root.path())->left() == 0);
   CHECK(cgroup_cores(root.path()) == 1.5);
   CHECK(usable_cores(root.path()) <= 2);
   root.with("proc/self/cgroup", "0::/../elsewhere");
-  CHECK(cgroup_memory(root.path())->limit_bytes == 1000);
+  CHECK(cgroup_memory(root.path())->limit == 1000);
 }
 
 TEST_CASE("cgroup v1: each controller has its own tree") {
@@ -50,7 +50,7 @@ TEST_CASE("cgroup v1: each controller has its own tree") {
       .with("sys/fs/cgroup/cpu/docker/abc/cpu.cfs_period_us", "100000")
       .with("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1")
       .with("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000");
-  CHECK(cgroup_memory(root.path())->available_bytes() == 4096 - 1000);
+  CHECK(cgroup_memory(root.path())->left() == 4096 - 1000);
   CHECK(cgroup_cores(root.path()) == 0.5);
   CHECK(usable_cores(root.path()) == 1);
 

@@ -80,7 +80,7 @@ TEST_CASE("rlimits are read") {
 
 TEST_CASE("an allocation above the limit on private memory is refused before the kernel does") {
   HostLimits limits{.total_bytes = 1 << 30, .available_bytes = 1 << 30};
-  limits.private_memory = PrivateMemory{.limit_bytes = 8192, .used_bytes = 2048};
+  limits.private_memory = ResourceLimit{.limit = 8192, .used = 2048};
   CHECK_NOTHROW(require_host_memory(6144, "moments", limits));
   CHECK_THROWS_WITH(require_host_memory(6145, "moments", limits),
                     Catch::Contains("B2001") && Catch::Contains("moments") && Catch::Contains("6 KiB of 8 KiB") &&

@@ -95,5 +95,5 @@ TEST_CASE("a machine is found from its system files") {
   CHECK(machine.memory.total_bytes == std::size_t{1} << 30);
   CHECK(machine.memory.available_bytes == std::size_t{512} << 20);
   REQUIRE(machine.memory.cgroup.has_value());
-  CHECK(machine.memory.cgroup->limit_bytes == std::size_t{256} << 20);
+  CHECK(machine.memory.cgroup->limit == std::size_t{256} << 20);
 }

@@ -11,16 +11,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <iterator>
 #include <sstream>
 #include <system_error>
-#include <vector>
 
 #include "kernels/runtime/host_limits.h"
-#include "kernels/runtime/host_pages.h"
 #include "kernels/runtime/sizes.h"
-#include "kernels/runtime/system_resources.h"
 #include "zero/comm/message.h"
 
 #ifndef MFD_NOEXEC_SEAL
@@ -119,10 +115,7 @@ SharedMemory SharedMemory::make(std::size_t bytes, const std::string& owner) {
     memory = map(file.get(), bytes, PROT_READ | PROT_WRITE, is_allocated ? MAP_POPULATE : 0);
     if (memory == nullptr) error = errno;
   }
-  if (error == 0 && !is_allocated) {
-    const std::vector<int> errors = populate({memory.get(), bytes}, 1);
-    if (!errors.empty()) error = errors.front();
-  }
+  if (error == 0 && !is_allocated) error = populate({memory.get(), bytes}, 1);
   require(error == 0, Code::host_memory, [&] {
     return Problem{.what = fmt::format("cannot get shared memory: {}", std::generic_category().message(error)),
                    .where = owner,

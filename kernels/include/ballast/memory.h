@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -69,28 +68,21 @@ class MemoryAccounts {
   MemoryAccounts(const MemoryAccounts&) = delete;
   MemoryAccounts& operator=(const MemoryAccounts&) = delete;
 
-  // Sets the budget of one kind. Existing reservations stay, even if they exceed it.
-  void limit(MemoryKind kind, std::size_t bytes);
-
-  // Throws B2004 past the budget, with the largest owners.
   [[nodiscard]] Reservation reserve(MemoryKind kind, std::size_t bytes, std::string owner);
 
   Usage total(MemoryKind kind) const;
   Usage usage(MemoryKind kind, const std::string& owner) const;
   std::vector<Entry> entries() const;  // sorted by kind, the largest peak first; includes owners that hold nothing now
-  std::string table() const;           // the entries and totals as lines of text
 
  private:
   friend class Reservation;
   struct Book {
     Usage total{};
-    std::optional<std::size_t> limit{};
     std::map<std::string, Usage> owners{};
   };
 
   void release(const Reservation& reservation) noexcept;
   void cancel(const Reservation& reservation) noexcept;
-  [[noreturn]] void refuse(MemoryKind kind, std::size_t bytes, const std::string& owner) const;
   Book& book(MemoryKind kind) { return books_[static_cast<std::size_t>(kind)]; }
   const Book& book(MemoryKind kind) const { return books_[static_cast<std::size_t>(kind)]; }
 

@@ -1,6 +1,6 @@
-#include <ballast/error.h>
+#include "benchmarks/harness/own_memory.h"
 
-#include "kernels/runtime/host_limits.h"
+#include <ballast/error.h>
 
 #include <sys/mman.h>
 
@@ -12,10 +12,11 @@
 #include "tests/runtime/process.h"
 
 using namespace ballast;
+using namespace ballast::benchmarks;
 
 namespace {
 
-Buffer allocate_here(std::size_t bytes) {
+ballast::Buffer allocate_here(std::size_t bytes) {
   static MemoryAccounts accounts;
   return allocate(accounts, {.bytes = bytes, .owner = "a test"});
 }
@@ -49,7 +50,7 @@ TEST_CASE("a process that limits its own memory cannot take more, by mmap() or a
           const bool peak_is_of_now_on = forget_peak();
           if (!kernel_gives(64 * mebibyte)) return 2;
           if (kernel_gives(512 * mebibyte)) return 3;
-          const Buffer held = allocate_here(128 * mebibyte);
+          const ballast::Buffer held = allocate_here(128 * mebibyte);
           try {
             allocate_here(160 * mebibyte);
             return 4;
