@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "kernels/runtime/system_files.h"
+
 using namespace ballast;
 
 TEST_CASE("messages arrive complete, however their bytes are split") {
@@ -44,8 +46,8 @@ TEST_CASE("malformed values of other processes are refused") {
     CAPTURE(joined);
     CHECK_THROWS_WITH(split(joined), Catch::Contains("B3303") && Catch::Contains("malformed"));
   }
-  CHECK(number_from("12") == 12);
+  CHECK(whole_number<std::size_t>("12") == 12);
   for (const std::string word : {"", "zz", "-1", "1 ", "0x1", "99999999999999999999"}) {
-    CHECK(number_from(word) == std::nullopt);
+    CHECK(whole_number<std::size_t>(word) == std::nullopt);
   }
 }

@@ -206,7 +206,7 @@ TEST_CASE("a process without the secret is refused, and its messages change noth
   CHECK(run_during(of_launcher, [](std::uint16_t port) {
           for (const std::string& words : {std::string(), std::string("another secret of 16 letters")}) {
             Connection stranger = call(port);
-            CallersHandshake handshake;
+            Handshake handshake;
             const Message challenge = answer(stranger);
             REQUIRE(challenge.kind == Kind::challenge);
             stranger.send({.kind = Kind::failed, .value = "stop"});  // the hello has not been sent yet
@@ -222,7 +222,7 @@ TEST_CASE("a process without the secret is refused, and its messages change noth
 TEST_CASE("a hello that another connection has sent is of no use") {
   CHECK(run_during(of_launcher, [](std::uint16_t port) {
           Connection genuine = call(port);
-          CallersHandshake handshake;
+          Handshake handshake;
           const Message hello =
               handshake.answer(answer(genuine), {Kind::hello, "job", line_of_rank(1, 2)}, Secret(of_launcher));
           Connection replay = call(port);
@@ -272,7 +272,7 @@ TEST_CASE("a rank does not join a process at the port of rank 0 that does not kn
     socket = Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   }
   Connection impostor(std::move(socket));
-  const ListenersHandshake handshake;
+  const Handshake handshake;
   impostor.send(handshake.challenge());
   CHECK(answer(impostor).kind == Kind::hello);
   impostor.send({Kind::welcome, std::string(proof_bytes, 'x'), line_of_rank(0, 2) + "\n" + line_of_rank(1, 2)});
@@ -287,7 +287,7 @@ TEST_CASE("a member's malformed message ends its job with its name, and not rank
     Processes first(
         1, [&](std::size_t) { join_job(port, 0, 2, of_launcher, [](Communicator& ranks) { ranks.barrier(); }); });
     Connection member = call(port);
-    CallersHandshake handshake;
+    Handshake handshake;
     member.send(handshake.answer(answer(member), {Kind::hello, "job", line_of_rank(1, 2)}, Secret(of_launcher)));
     const Message welcome = answer(member);
     CHECK(welcome.kind == Kind::welcome);
@@ -303,7 +303,7 @@ TEST_CASE("without a secret, a process of another user does not join over loopba
           Processes other(1, [&](std::size_t) {
             if (::setuid(1234) != 0) throw std::runtime_error("no other user");
             Connection stranger = call(port);
-            CallersHandshake handshake;
+            Handshake handshake;
             stranger.send(handshake.answer(answer(stranger), {Kind::hello, "job", line_of_rank(1, 2)}, Secret()));
             throw std::runtime_error(answer(stranger).value);
           });

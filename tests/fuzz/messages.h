@@ -22,7 +22,7 @@ inline void read_as_hub(std::string_view bytes) {
   may_refuse([&] {
     while (const auto message = inbox.next()) {
       rendezvous.take(1, *message);
-      ListenersHandshake().read(*message, Secret("of the job"));
+      Handshake().read(*message, Secret("of the job"));
     }
   });
   if (rendezvous.has_late_ranks()) rendezvous.fail_with_late_ranks("5 s");

@@ -3,6 +3,7 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sodium.h>
 #include <sys/epoll.h>
@@ -13,8 +14,6 @@
 #include <cctype>
 #include <cerrno>
 #include <iterator>
-
-#include "kernels/runtime/system_resources.h"
 
 namespace ballast {
 namespace {
@@ -66,10 +65,7 @@ std::string random_bytes(std::size_t count) {
 
 std::string random_secret() {
   const std::string bytes = random_bytes(32);
-  std::string letters(2 * bytes.size() + 1, '\0');
-  ::sodium_bin2hex(letters.data(), letters.size(), octets_of(bytes), bytes.size());
-  letters.pop_back();
-  return letters;
+  return fmt::format("{:02x}", fmt::join(std::span(octets_of(bytes), bytes.size()), ""));
 }
 
 Secret::Secret(std::string_view words) : is_known_to_all_(words.empty()) {
@@ -89,7 +85,7 @@ bool Secret::proves(std::string_view proof, std::string_view statement) const {
          ::crypto_auth_verify(octets_of(proof), octets_of(statement), statement.size(), key_.data()) == 0;
 }
 
-std::optional<Message> ListenersHandshake::read(const Message& hello, const Secret& secret) {
+std::optional<Message> Handshake::read(const Message& hello, const Secret& secret) {
   if (hello.value.size() < nonce_bytes + proof_bytes) return std::nullopt;
   theirs_ = hello.value.substr(0, nonce_bytes);
   const std::string proof = hello.value.substr(nonce_bytes, proof_bytes);
@@ -98,17 +94,17 @@ std::optional<Message> ListenersHandshake::read(const Message& hello, const Secr
   return Message{hello.kind, hello.key, words};
 }
 
-Message ListenersHandshake::welcome(const std::string& words, const Secret& secret) const {
+Message Handshake::welcome(const std::string& words, const Secret& secret) const {
   return {Message::Kind::welcome, secret.proof(statement_of_welcome(mine_, theirs_, words)), words};
 }
 
-Message CallersHandshake::answer(const Message& challenge, Message hello, const Secret& secret) {
+Message Handshake::answer(const Message& challenge, Message hello, const Secret& secret) {
   theirs_ = challenge.value;
   hello.value = mine_ + secret.proof(statement_of_hello(theirs_, mine_, hello.key, hello.value)) + hello.value;
   return hello;
 }
 
-bool CallersHandshake::proves(const Message& welcome, const Secret& secret) const {
+bool Handshake::proves(const Message& welcome, const Secret& secret) const {
   return theirs_.size() == nonce_bytes &&
          secret.proves(welcome.key, statement_of_welcome(theirs_, mine_, welcome.value));
 }
@@ -160,13 +156,13 @@ bool Admission::accept_one(const Descriptor& listener) {
     return errno == ECONNABORTED;
   }
   auto connection = std::make_unique<Connection>(std::move(socket), max_hello_bytes);
-  ListenersHandshake handshake;
+  Handshake handshake;
   connection->post(handshake.challenge());
   add(std::move(connection), std::move(handshake));
   return true;
 }
 
-void Admission::add(std::unique_ptr<Connection> connection, std::optional<ListenersHandshake> handshake) {
+void Admission::add(std::unique_ptr<Connection> connection, std::optional<Handshake> handshake) {
   const auto time = handshake ? options_.patience : std::chrono::milliseconds(time_to_read_answer);
   listen_for(*connection, EPOLL_CTL_ADD);
   callers_.push_back({std::move(connection), std::move(handshake), Clock::now() + time});

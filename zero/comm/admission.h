@@ -51,20 +51,16 @@ class Secret {
   std::array<unsigned char, 32> key_{};
 };
 
-class ListenersHandshake {
+// One end's part in it.
+class Handshake {
  public:
+  // The listener's.
   Message challenge() const { return {.kind = Message::Kind::challenge, .value = mine_}; }
   // Returns the hello with the caller's words as its value; none if its proof is wrong.
   std::optional<Message> read(const Message& hello, const Secret& secret);
   Message welcome(const std::string& words, const Secret& secret) const;  // read() comes first
 
- private:
-  std::string mine_ = random_bytes(nonce_bytes);
-  std::string theirs_{};
-};
-
-class CallersHandshake {
- public:
+  // The caller's.
   Message answer(const Message& challenge, Message hello, const Secret& secret);
   bool proves(const Message& welcome, const Secret& secret) const;  // answer() comes first
 
@@ -83,7 +79,7 @@ struct AdmissionOptions {
 // A caller that knows the secret.
 struct Arrival {
   std::unique_ptr<Connection> connection;
-  ListenersHandshake handshake;
+  Handshake handshake;
   Message hello;
 };
 
@@ -113,14 +109,14 @@ class Admission {
 
   struct Caller {
     std::unique_ptr<Connection> connection;
-    std::optional<ListenersHandshake> handshake;  // none: it has its answer
+    std::optional<Handshake> handshake;  // none: it has its answer
     Clock::time_point end;
   };
   using Callers = std::list<Caller>;
 
   void accept_all(const Descriptor& listener);
   bool accept_one(const Descriptor& listener);
-  void add(std::unique_ptr<Connection> connection, std::optional<ListenersHandshake> handshake);
+  void add(std::unique_ptr<Connection> connection, std::optional<Handshake> handshake);
   void listen_for(const Connection& connection, int operation) const;
   bool hear(Caller& caller, std::vector<Arrival>& arrived);
   std::string reason_of_refusal(const std::optional<Message>& proved, const Message& said, OtherEnd end) const;

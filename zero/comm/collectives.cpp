@@ -43,11 +43,6 @@ using kernels::quantized_bytes;
                            .needed = "Wire without formats, or a communicator of connect()"});
 }
 
-[[noreturn]] void refuse_parts() {
-  fail(Code::unsupported, {.what = "cannot exchange parts of matrices: the communicator has no exchange()",
-                           .needed = "a rule other than Muon, or a communicator of connect()"});
-}
-
 void require_counts(std::size_t count, std::size_t needed) {
   require(count == needed, Code::wrong_size, [&] {
     return Problem{.what = "cannot start a collective: its sizes do not match",
@@ -617,7 +612,10 @@ void Communicator::all_gather(ConstView, View, const Encoding&) { refuse_encodin
 void Communicator::reduce_scatter(ConstView, View, const Encoding&) { refuse_encoding(); }
 void Communicator::all_reduce(ConstView, View, const Encoding&) { refuse_encoding(); }
 
-void Communicator::exchange(std::span<const SentPart>, std::span<const ReceivedPart>) { refuse_parts(); }
+void Communicator::exchange(std::span<const SentPart>, std::span<const ReceivedPart>) {
+  fail(Code::unsupported, {.what = "cannot exchange parts of matrices: the communicator has no exchange()",
+                           .needed = "a rule other than Muon, or a communicator of connect()"});
+}
 
 void Communicator::all_reduce(std::span<std::int64_t> values, Purpose) { all_reduce(values); }
 

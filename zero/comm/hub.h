@@ -408,12 +408,10 @@ class Hub {
   void admit() {
     for (Arrival& arrival : admission_.serve()) {
       const std::size_t number = next_++;
-      const Message hello = std::move(arrival.hello);
       arrival.connection->limit_silence();
-      connections_.insert_or_assign(number,
-                                    RankConnection{std::move(arrival.connection), std::move(arrival.handshake)});
+      const Arrival& rank = connections_.emplace(number, std::move(arrival)).first->second;
       try {
-        rendezvous_.take(number, hello);
+        rendezvous_.take(number, rank.hello);
       } catch (const Error&) {
         // It knows the secret, and says something that no rank says.
       }
@@ -463,19 +461,13 @@ class Hub {
     }
   }
 
-  // A connection of a rank.
-  struct RankConnection {
-    std::unique_ptr<Connection> connection;
-    ListenersHandshake handshake;
-  };
-
   std::vector<Descriptor> listeners_;
   std::list<NotInChildren> parents_{};  // the listeners
   HubOptions options_;
   std::string secret_of_links_;  // empty if the job has one
   Rendezvous rendezvous_;
   Admission admission_;
-  std::map<std::size_t, RankConnection> connections_;
+  std::map<std::size_t, Arrival> connections_;
   std::size_t next_ = 0;
   Clock::time_point end_;                          // the end of the time to connect; later, of the time to leave
   std::optional<Clock::time_point> verdict_at_{};  // when all waiting ranks have had time to report

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <utility>
 
-#include "kernels/runtime/system_resources.h"
+#include "kernels/runtime/system_files.h"
 #include "zero/comm/hub.h"
 
 namespace ballast {
@@ -45,7 +45,7 @@ HubAddress find_in(KeyValueStore& store) {
   std::string port;
   HubAddress address;
   stream >> port >> address.secret >> address.hub.host;
-  const std::size_t number = number_from(port).value_or(0);
+  const std::size_t number = whole_number<std::size_t>(port).value_or(0);
   require(stream && number > 0 && number <= std::numeric_limits<std::uint16_t>::max(), Code::no_meeting, [&] {
     return Problem{
         .what = fmt::format("cannot find rank 0: {} is not its address in the store", key_of_hub),
@@ -154,7 +154,7 @@ std::string Job::described_hub() const { return fmt::format("rank {}, at {}", se
 // Returns false if an earlier job of the same name has not ended yet, or if rank 0 ended the connection.
 bool Job::join() {
   const auto end = Clock::now() + timeout_ + delivery_time;
-  CallersHandshake handshake;
+  Handshake handshake;
   std::optional<Message> answer = answer_within(end);
   if (answer && answer->kind == Message::Kind::challenge) {
     const auto end_of_hub = secret_.is_known_to_all() ? other_end_of(connection_->socket()) : OtherEnd::accepted;
@@ -193,7 +193,7 @@ std::optional<Message> Job::answer_within(Clock::time_point end) {
   }
 }
 
-void Job::require_known(const Message& welcome, const CallersHandshake& handshake) const {
+void Job::require_known(const Message& welcome, const Handshake& handshake) const {
   require(handshake.proves(welcome, secret_), Code::no_meeting, [&] {
     return Problem{.what = "cannot connect to rank 0: the process at its address does not know the secret of the job",
                    .where = described_hub(),
@@ -237,7 +237,7 @@ void Job::take(const Message& message) {
     changed_.notify_all();
   }
   if (message.kind == Message::Kind::left) {
-    const auto rank = number_from(message.key);
+    const auto rank = whole_number<std::size_t>(message.key);
     if (!rank || *rank >= members_.size()) fail_malformed();
     {
       const std::lock_guard lock(mutex_);
@@ -247,9 +247,9 @@ void Job::take(const Message& message) {
   }
 }
 
-bool Job::send(const Message& message) {
+void Job::send(const Message& message) {
   const std::lock_guard lock(sending_);
-  return connection_->send(message);
+  connection_->send(message);
 }
 
 std::string Job::host(const Member& member) const {

@@ -101,13 +101,13 @@ class Job {
   void connect();
   bool join();
   std::optional<Message> answer_within(Clock::time_point end);
-  void require_known(const Message& welcome, const CallersHandshake& handshake) const;
+  void require_known(const Message& welcome, const Handshake& handshake) const;
   std::string described_hub() const;
   bool is_answered(const std::string& question);
   void report_waits();
   void listen();
   void take(const Message& message);
-  bool send(const Message& message);
+  void send(const Message& message);
   void end_job(const std::string& reason, const std::vector<std::size_t>& ranks);
   void say_goodbye(const LeaveReason& leave_reason);  // once
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
@@ -105,19 +104,12 @@ std::vector<std::string> split(const std::string& joined) {
   for (std::size_t begin = 0; begin < joined.size();) {
     const std::size_t colon = joined.find(':', begin);
     if (colon == std::string::npos) fail_malformed();
-    const auto bytes = number_from(std::string_view(joined).substr(begin, colon - begin));
+    const auto bytes = whole_number<std::size_t>(std::string_view(joined).substr(begin, colon - begin));
     if (!bytes || *bytes > joined.size() - colon - 1) fail_malformed();
     values.push_back(joined.substr(colon + 1, *bytes));
     begin = colon + 1 + *bytes;
   }
   return values;
-}
-
-std::optional<std::size_t> number_from(std::string_view word) {
-  std::size_t number = 0;
-  const char* const end = word.data() + word.size();
-  const auto [stopped, error] = std::from_chars(word.data(), end, number);
-  return error == std::errc() && stopped == end ? std::optional(number) : std::nullopt;
 }
 
 void fail_malformed() { fail(Code::no_meeting, {.what = "cannot read a message of another process: it is malformed"}); }

@@ -72,8 +72,6 @@ std::optional<Share> share_from(const std::string& line);   // none for a line t
 std::string join(const std::vector<std::string>& values);   // values may have any bytes
 std::vector<std::string> split(const std::string& joined);  // throws B3303 for other text
 
-std::optional<std::size_t> number_from(std::string_view word);  // none for a word that is no number from 0 on
-
 [[noreturn]] void fail_malformed();  // throws B3303 for a message that no rank sends
 
 std::string to_wire(const Message& message);

@@ -16,40 +16,15 @@
 namespace ballast {
 namespace {
 
-void send(Communicator& world, std::string& text, std::size_t root) {
-  if (text.empty()) return;
-  world.broadcast(View(reinterpret_cast<std::byte*>(text.data()), text.size(), DType::u8), root);
+// The bytes of a text, or of numbers.
+template <class Values>
+View view_of(Values& values) {
+  const auto bytes = std::as_writable_bytes(std::span(values));
+  return {bytes.data(), bytes.size(), DType::u8};
 }
 
-// Sends `mine` to each other rank, and receives the bytes of rank p into theirs[p].
-void exchange_bytes(Communicator& world, std::span<const std::byte> mine,
-                    const std::vector<std::span<std::byte>>& theirs) {
-  std::vector<SentPart> sent;
-  std::vector<ReceivedPart> received;
-  for (std::size_t rank = 0; rank < world.size(); ++rank) {
-    if (rank == world.rank()) continue;
-    if (!mine.empty()) sent.push_back({rank, ConstView(mine.data(), mine.size(), DType::u8)});
-    if (!theirs[rank].empty()) received.push_back({rank, View(theirs[rank].data(), theirs[rank].size(), DType::u8)});
-  }
-  world.exchange(sent, received);
-}
-
-// Two exchanges, for any number of ranks.
-std::vector<std::string> exchanged_texts(Communicator& world, const std::string& mine) {
-  const std::uint64_t own_bytes = mine.size();
-  std::vector<std::uint64_t> bytes(world.size());
-  std::vector<std::span<std::byte>> into;
-  into.reserve(bytes.size());
-  for (std::uint64_t& each : bytes)
-    into.push_back(std::as_writable_bytes(std::span(&each, 1)));
-  exchange_bytes(world, std::as_bytes(std::span(&own_bytes, 1)), into);
-  std::vector<std::string> texts(world.size());
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    texts[rank] = rank == world.rank() ? mine : std::string(bytes[rank], '\0');
-    into[rank] = std::as_writable_bytes(std::span(texts[rank]));
-  }
-  exchange_bytes(world, std::as_bytes(std::span(mine)), into);
-  return texts;
+void broadcast_from(Communicator& world, std::string& text, std::size_t root) {
+  if (!text.empty()) world.broadcast(view_of(text), root);
 }
 
 struct Failure {
@@ -113,15 +88,27 @@ std::optional<OtherValue> first_other_value(Communicator& world, const std::vect
 }  // namespace
 
 std::vector<std::string> texts_of_all(Communicator& world, const std::string& mine) {
+  std::vector<std::uint64_t> own_bytes{mine.size()}, bytes(world.size());
+  world.all_gather(view_of(own_bytes), view_of(bytes));
+  std::vector<std::string> texts;
+  for (const std::uint64_t each : bytes)
+    texts.emplace_back(each, '\0');
+  texts[world.rank()] = mine;
+  std::vector<SentPart> sent;
+  std::vector<ReceivedPart> received;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (rank == world.rank()) continue;
+    sent.push_back({rank, view_of(texts[world.rank()])});
+    received.push_back({rank, view_of(texts[rank])});
+  }
   try {
-    return exchanged_texts(world, mine);
+    world.exchange(sent, received);
   } catch (const Error& error) {
     // Communicators of other libraries need not have exchange(), and refuse it before they send anything.
     if (error.code() != Code::unsupported) throw;
+    for (std::size_t rank = 0; rank < texts.size(); ++rank)
+      broadcast_from(world, texts[rank], rank);
   }
-  std::vector<std::string> texts;  // in a few collectives for each rank: messages grow with the cube of the ranks
-  while (texts.size() < world.size())
-    texts.push_back(broadcast_text(world, mine, texts.size()));
   return texts;
 }
 
@@ -129,7 +116,7 @@ std::string broadcast_text(Communicator& world, const std::string& mine, std::si
   std::int64_t bytes = world.rank() == root ? static_cast<std::int64_t>(mine.size()) : 0;
   world.all_reduce({&bytes, 1});
   std::string text = world.rank() == root ? mine : std::string(static_cast<std::size_t>(bytes), '\0');
-  send(world, text, root);
+  broadcast_from(world, text, root);
   return text;
 }
 

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/runtime/system_files.h"
 #include "kernels/runtime/system_resources.h"
 #include "zero/comm/admission.h"
 #include "zero/comm/deadline.h"
@@ -49,7 +50,7 @@ class Links {
  private:
   struct Call {
     std::unique_ptr<Connection> connection;
-    CallersHandshake handshake{};
+    Handshake handshake{};
     bool has_answered = false;
   };
 
@@ -57,7 +58,7 @@ class Links {
 
   static Endpoint endpoint_from(const std::string& text) {
     const std::size_t space = text.find(' ');
-    const auto port = number_from(text.substr(0, space));
+    const auto port = whole_number<std::size_t>(text.substr(0, space));
     if (space == std::string::npos || !port || *port > std::numeric_limits<std::uint16_t>::max()) fail_malformed();
     return {text.substr(space + 1), static_cast<std::uint16_t>(*port)};
   }
@@ -116,7 +117,7 @@ class Links {
   }
 
   void admit(Arrival arrival) {
-    const auto peer = number_from(arrival.hello.value);
+    const auto peer = whole_number<std::size_t>(arrival.hello.value);
     const bool is_expected = peer && *peer > group_.rank() && *peer < group_.size() && !sockets_[*peer];
     if (!is_expected) return admission_.see_off(std::move(arrival.connection));
     arrival.connection->post(arrival.handshake.welcome({}, secret_));

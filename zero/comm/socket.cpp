@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -27,7 +26,6 @@
 #include <system_error>
 
 #include "kernels/runtime/system_files.h"
-#include "kernels/runtime/system_resources.h"
 #include "zero/comm/deadline.h"
 
 namespace ballast {
@@ -222,31 +220,37 @@ int add_listeners(const Endpoint& endpoint, std::chrono::milliseconds patience, 
   return lacking;
 }
 
-int listen_everywhere_at(std::uint16_t port, Sockets& sockets) {
-  const int of_version_4 = add_listeners({"0.0.0.0", port}, {}, no_limit, sockets);
-  if (of_version_4 != 0 && !is_lacking(of_version_4)) return of_version_4;
-  const int of_version_6 = add_listeners({"::", port}, {}, no_limit, sockets);
-  return of_version_6 != 0 ? of_version_6 : of_version_4;
+const std::vector<std::string> everywhere{"0.0.0.0", "::"};
+
+// The same for several names.
+int add_listeners(const std::vector<std::string>& hosts, std::uint16_t port, std::chrono::milliseconds patience,
+                  Sockets& sockets) {
+  int error = 0;
+  for (const std::string& host : hosts) {
+    if (const int failed = add_listeners({host, port}, patience, no_limit, sockets)) error = failed;
+    if (error != 0 && !is_lacking(error)) break;
+  }
+  return error;
 }
 
 std::uint16_t free_port() {
   Sockets sockets;
-  const int error = listen_everywhere_at(0, sockets);
-  if (sockets.empty()) refuse_to_listen({"0.0.0.0", 0}, error);
+  const int error = add_listeners(everywhere, 0, {}, sockets);
+  if (sockets.empty()) refuse_to_listen({everywhere.front(), 0}, error);
   return local_endpoint(sockets.front()).port;
 }
 
-// Calls add(port, sockets), which listens at several addresses with one port. Port 0 is any that is free at all of them.
-template <class Add>
-Sockets listen_with_one_port(const Endpoint& endpoint, Add&& add) {
+// Listens at all addresses of the names with one port. Port 0 is any that is free at all of them.
+Sockets listen_with_one_port(const std::vector<std::string>& hosts, std::uint16_t port,
+                             std::chrono::milliseconds patience = {}) {
   constexpr int most_attempts = 16;  // another process may take a port that was free
   for (int attempt = 1;; ++attempt) {
     Sockets sockets;
-    const Endpoint chosen{endpoint.host, endpoint.port == 0 ? free_port() : endpoint.port};
-    const int error = add(chosen.port, sockets);
+    const Endpoint chosen{hosts.front(), port == 0 ? free_port() : port};
+    const int error = add_listeners(hosts, chosen.port, patience, sockets);
     const bool has_failed = sockets.empty() || (error != 0 && !is_lacking(error));
     if (!has_failed) return sockets;
-    if (endpoint.port != 0 || error != EADDRINUSE || attempt == most_attempts) refuse_to_listen(chosen, error);
+    if (port != 0 || error != EADDRINUSE || attempt == most_attempts) refuse_to_listen(chosen, error);
   }
 }
 
@@ -334,18 +338,14 @@ Descriptor listen_at(const Endpoint& endpoint, std::chrono::milliseconds patienc
 }
 
 std::vector<Descriptor> listen_at_all(const Endpoint& endpoint, std::chrono::milliseconds patience) {
-  Sockets sockets = listen_with_one_port(endpoint, [&](std::uint16_t port, Sockets& made) {
-    return add_listeners({endpoint.host, port}, patience, no_limit, made);
-  });
+  Sockets sockets = listen_with_one_port({endpoint.host}, endpoint.port, patience);
   const auto outward =
       std::ranges::find_if(sockets, [](const auto& socket) { return !is_loopback(local_endpoint(socket).host); });
   if (outward != sockets.end()) std::iter_swap(sockets.begin(), outward);
   return sockets;
 }
 
-std::vector<Descriptor> listen_everywhere(std::uint16_t port) {
-  return listen_with_one_port({"0.0.0.0", port}, listen_everywhere_at);
-}
+std::vector<Descriptor> listen_everywhere(std::uint16_t port) { return listen_with_one_port(everywhere, port); }
 
 Endpoint local_endpoint(const Descriptor& socket) { return require_endpoint(socket, ::getsockname); }
 
@@ -392,18 +392,13 @@ Connection::Connection(Descriptor socket, std::size_t max_message) : socket_(std
 
 void Connection::limit_silence() { set_option(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, silence_ms); }
 
-bool Connection::send(const Message& message) {
-  std::string bytes = to_wire(message);
+void Connection::send(const Message& message) {
   const auto end = Clock::now() + time_to_read;
-  while (!bytes.empty()) {
-    const ssize_t sent = send_now(socket_, bytes);
-    if (sent < 0) return false;
-    bytes.erase(0, static_cast<std::size_t>(sent));
-    if (bytes.empty()) break;
-    if (Clock::now() >= end) return false;
+  post(message);
+  while (has_unsent() && Clock::now() < end) {
     wait_for(socket_, POLLOUT, std::chrono::milliseconds(100));
+    flush();
   }
-  return true;
 }
 
 void Connection::post(const Message& message) {
@@ -448,10 +443,7 @@ std::optional<uid_t> owner_in(std::string_view table, std::string_view local, st
   for (int i = 0; i < words_between; ++i) {
     next_word(line);
   }
-  const std::string_view word = next_word(line);
-  uid_t user = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), user);
-  return error == std::errc() && end == word.data() + word.size() ? std::optional(user) : std::nullopt;
+  return whole_number<uid_t>(next_word(line));
 }
 
 OtherEnd other_end_of(const Descriptor& socket) {

@@ -50,8 +50,8 @@ class Connection {
  public:
   explicit Connection(Descriptor socket, std::size_t max_message = max_message_bytes);
 
-  // Returns false if the other end is gone, or has not read for five seconds.
-  bool send(const Message& message);
+  // Waits up to five seconds for room at the other end, and keeps the rest for the next call.
+  void send(const Message& message);
 
   // Sends without waiting. Keeps bytes for which the other end has no room, until flush(). If the other end is gone, does
   // nothing: receive() says so, after what it has sent.

@@ -15,8 +15,6 @@
 #include <set>
 #include <utility>
 
-#include "zero/comm/transport.h"
-
 namespace ballast {
 
 // Ranks are those of the whole group. Any thread may call.
