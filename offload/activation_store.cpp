@@ -11,7 +11,6 @@
 
 #include "kernels/runtime/sizes.h"
 #include "offload/checksum.h"
-#include "offload/completion.h"
 #include "offload/preflight.h"
 
 namespace ballast::offload {
@@ -20,6 +19,38 @@ namespace {
 
 constexpr std::size_t least_buffers = 16;  // buffers of a slab; large ones are slow to pin, and many are slower
 constexpr std::size_t growth = 4;          // a slab adds at least this part of what is there
+
+constexpr std::size_t most_requests = 64;     // reads and writes in flight together
+constexpr std::size_t most_reads_ahead = 16;  // more would only make the first one later
+
+std::unique_ptr<IoQueue> queue_for(const ActivationOptions& options, std::unique_ptr<IoQueue> given) {
+  if (given != nullptr || options.directory.empty()) return given;
+  return open_queue({.depth = std::min(options.buffers(), most_requests), .log = options.log});
+}
+
+// Later work in `stream` begins after the work that is in the trainer's stream now.
+void follow(const Stream& stream, StreamHandle trainer) {
+  const Event now(stream.gpu());
+  now.record(Stream::wrap(trainer, stream.gpu()));
+  stream.wait_for(now);
+}
+
+Completion mark(const Stream& stream) {
+  auto event = std::make_shared<Event>(stream.gpu());
+  event->record(stream);
+  return Completion(std::move(event));
+}
+
+[[noreturn]] void fail_transfer(const Error& error, std::string_view what) {
+  Problem problem = error.problem();
+  problem.what = fmt::format("cannot {} activations: {}", what, problem.what);
+  if (error.code() == Code::drive_full) {
+    problem.remedy =
+        "Free space on the drive, name another directory, or keep fewer activations: smaller micro-batches, or activation "
+        "checkpointing.";
+  }
+  fail(error.code(), problem);
+}
 
 }  // namespace
 
@@ -74,42 +105,6 @@ void PieceBuffers::add_slab() {
         &buffers_.emplace_back(PieceBuffer{.memory = memory.subspan(i * options_.piece_bytes, options_.piece_bytes)}));
   }
 }
-
-namespace {
-
-constexpr std::size_t most_requests = 64;     // reads and writes in flight together
-constexpr std::size_t most_reads_ahead = 16;  // more would only make the first one later
-
-std::unique_ptr<IoQueue> queue_for(const ActivationOptions& options, std::unique_ptr<IoQueue> given) {
-  if (given != nullptr || options.directory.empty()) return given;
-  return open_queue({.depth = std::min(options.buffers(), most_requests), .log = options.log});
-}
-
-// Later work in `stream` begins after the work that is in the trainer's stream now.
-void follow(const Stream& stream, StreamHandle trainer) {
-  const Event now(stream.gpu());
-  now.record(Stream::wrap(trainer, stream.gpu()));
-  stream.wait_for(now);
-}
-
-Completion mark(const Stream& stream) {
-  auto event = std::make_shared<Event>(stream.gpu());
-  event->record(stream);
-  return Completion(std::move(event));
-}
-
-[[noreturn]] void fail_transfer(const Error& error, std::string_view what) {
-  Problem problem = error.problem();
-  problem.what = fmt::format("cannot {} activations: {}", what, problem.what);
-  if (error.code() == Code::drive_full) {
-    problem.remedy =
-        "Free space on the drive, name another directory, or keep fewer activations: smaller micro-batches, or activation "
-        "checkpointing.";
-  }
-  fail(error.code(), problem);
-}
-
-}  // namespace
 
 std::size_t ActivationOptions::buffers() const {
   return directory.empty() ? SIZE_MAX : std::max<std::size_t>(2, memory_bytes / piece_bytes);

@@ -16,12 +16,9 @@
 #include <atomic>
 #include <cerrno>
 #include <fstream>
-#include <optional>
 #include <sstream>
 #include <string_view>
 #include <utility>
-
-#include "kernels/runtime/system_resources.h"
 
 namespace ballast::offload {
 
@@ -77,39 +74,6 @@ std::string mount_type(std::istream& mounts, const std::string& device) {
   return {};
 }
 
-}  // namespace
-
-FileSystem file_system(std::uint32_t statfs_type) {
-  const auto* found = std::ranges::find(known_file_systems, statfs_type, &KnownFileSystem::magic);
-  if (found == known_file_systems.end()) return {fmt::format("file system {:#x}", statfs_type)};
-  return {std::string(found->name), found->network};
-}
-
-FileSystem fuse_file_system(std::istream& mounts, dev_t device) {
-  const std::string type = mount_type(mounts, fmt::format("{}:{}", major(device), minor(device)));
-  return {type.empty() ? "fuse" : type, std::ranges::find(local_fuse, type) == local_fuse.end()};
-}
-
-FileSystem file_system_of(const std::filesystem::path& path) {
-  struct statfs found {};
-  if (::statfs(path.c_str(), &found) != 0) fail_file("statfs", path, 0, errno);
-  if (found.f_type != FUSE_SUPER_MAGIC) return file_system(static_cast<std::uint32_t>(found.f_type));
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) fail_file("stat", path, 0, errno);
-  std::ifstream mounts("/proc/self/mountinfo");
-  return fuse_file_system(mounts, status.st_dev);
-}
-
-void require_local(const FileSystem& found, const std::filesystem::path& directory) {
-  require(!found.network, Code::network_drive, [&] {
-    return Problem{.what = fmt::format("cannot use the directory: it lies on a network file system ({})", found.name),
-                   .where = directory.string(),
-                   .needed = "a drive of this machine"};
-  });
-}
-
-namespace {
-
 std::optional<DirectIoUnits> told_units(int descriptor) {
   struct statx found {};
   const bool is_told =
@@ -130,33 +94,6 @@ int move_block(int descriptor, bool is_new) {
   const bool is_changed = is_new && moved > 0;
   return is_changed && ::ftruncate(descriptor, 0) != 0 ? errno : error;
 }
-
-}  // namespace
-
-std::string direct_io_obstacle(const std::optional<DirectIoUnits>& units, const std::function<int()>& try_block) {
-  if (!units) {
-    return try_block() == EINVAL
-               ? fmt::format("the drive or its file system refuses direct I/O in blocks of {} bytes", block_bytes)
-               : std::string();
-  }
-  if (units->in_file == 0) return "the file system has no direct I/O on this file";
-  if (units->in_file > block_bytes) return fmt::format("direct I/O needs blocks of {} bytes here", units->in_file);
-  if (units->in_memory > block_bytes)
-    return fmt::format("direct I/O needs memory that begins at a multiple of {} bytes here", units->in_memory);
-  return {};
-}
-
-std::string begin_direct_io(int descriptor, bool is_new) {
-  const int flags = ::fcntl(descriptor, F_GETFL);
-  if (::fcntl(descriptor, F_SETFL, flags | O_DIRECT) != 0) {
-    return fmt::format("the file system has no direct I/O ({})", std::generic_category().message(errno));
-  }
-  std::string obstacle = direct_io_obstacle(told_units(descriptor), [&] { return move_block(descriptor, is_new); });
-  if (!obstacle.empty()) ::fcntl(descriptor, F_SETFL, flags);
-  return obstacle;
-}
-
-namespace {
 
 Descriptor open_or_fail(const std::filesystem::path& path, int flags, mode_t mode = 0600) {
   Descriptor descriptor(::open(path.c_str(), flags | O_CLOEXEC, mode));
@@ -192,7 +129,61 @@ std::optional<std::pair<std::filesystem::path, uid_t>> other_owner(const std::fi
   return std::pair(place, found.st_uid);
 }
 
+constexpr std::string_view prefix = ".ballast-scratch-";
+
 }  // namespace
+
+FileSystem file_system(std::uint32_t statfs_type) {
+  const auto* found = std::ranges::find(known_file_systems, statfs_type, &KnownFileSystem::magic);
+  if (found == known_file_systems.end()) return {fmt::format("file system {:#x}", statfs_type)};
+  return {std::string(found->name), found->network};
+}
+
+FileSystem fuse_file_system(std::istream& mounts, dev_t device) {
+  const std::string type = mount_type(mounts, fmt::format("{}:{}", major(device), minor(device)));
+  return {type.empty() ? "fuse" : type, std::ranges::find(local_fuse, type) == local_fuse.end()};
+}
+
+FileSystem file_system_of(const std::filesystem::path& path) {
+  struct statfs found {};
+  if (::statfs(path.c_str(), &found) != 0) fail_file("statfs", path, 0, errno);
+  if (found.f_type != FUSE_SUPER_MAGIC) return file_system(static_cast<std::uint32_t>(found.f_type));
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) fail_file("stat", path, 0, errno);
+  std::ifstream mounts("/proc/self/mountinfo");
+  return fuse_file_system(mounts, status.st_dev);
+}
+
+void require_local(const FileSystem& found, const std::filesystem::path& directory) {
+  require(!found.network, Code::network_drive, [&] {
+    return Problem{.what = fmt::format("cannot use the directory: it lies on a network file system ({})", found.name),
+                   .where = directory.string(),
+                   .needed = "a drive of this machine"};
+  });
+}
+
+std::string direct_io_obstacle(const std::optional<DirectIoUnits>& units, const std::function<int()>& try_block) {
+  if (!units) {
+    return try_block() == EINVAL
+               ? fmt::format("the drive or its file system refuses direct I/O in blocks of {} bytes", block_bytes)
+               : std::string();
+  }
+  if (units->in_file == 0) return "the file system has no direct I/O on this file";
+  if (units->in_file > block_bytes) return fmt::format("direct I/O needs blocks of {} bytes here", units->in_file);
+  if (units->in_memory > block_bytes)
+    return fmt::format("direct I/O needs memory that begins at a multiple of {} bytes here", units->in_memory);
+  return {};
+}
+
+std::string begin_direct_io(int descriptor, bool is_new) {
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  if (::fcntl(descriptor, F_SETFL, flags | O_DIRECT) != 0) {
+    return fmt::format("the file system has no direct I/O ({})", std::generic_category().message(errno));
+  }
+  std::string obstacle = direct_io_obstacle(told_units(descriptor), [&] { return move_block(descriptor, is_new); });
+  if (!obstacle.empty()) ::fcntl(descriptor, F_SETFL, flags);
+  return obstacle;
+}
 
 void fail_file(std::string_view operation, const std::filesystem::path& path, std::uint64_t offset, int error) {
   const bool is_refused = error == EACCES || error == EPERM;
@@ -252,12 +243,6 @@ void flush_directory(const std::filesystem::path& directory) {
   const Descriptor descriptor(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!descriptor || ::fsync(descriptor.get()) != 0) fail_file("fsync", directory, 0, errno);
 }
-
-namespace {
-
-constexpr std::string_view prefix = ".ballast-scratch-";
-
-}  // namespace
 
 std::string scratch_name() {
   static std::atomic<unsigned> made{0};

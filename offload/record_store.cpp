@@ -18,22 +18,6 @@ namespace {
 
 std::filesystem::path mark_of(const std::filesystem::path& records) { return records.string() + ".damaged"; }
 
-}  // namespace
-
-bool is_marked_damaged(const std::filesystem::path& records) {
-  std::error_code unknown;
-  return std::filesystem::exists(mark_of(records), unknown);
-}
-
-void mark_damaged(const std::filesystem::path& records) noexcept { std::ofstream(mark_of(records)); }
-
-void remove_damage_mark(const std::filesystem::path& records) noexcept {
-  std::error_code none_there;
-  std::filesystem::remove(mark_of(records), none_there);
-}
-
-namespace {
-
 constexpr std::size_t fill_depth = 8;  // tiles in flight while the files are filled
 
 std::vector<std::filesystem::path> directories_of(std::span<const Drive> drives) {
@@ -51,7 +35,42 @@ void remove_unfinished(std::span<const std::filesystem::path> paths) {
   }
 }
 
+// Reads the first block into the beginning of `control`.
+std::span<std::byte> first_block(const File& file, IoQueue& queue, std::span<std::byte> control) {
+  require(file.bytes() >= block_bytes, Code::bad_record, [&] {
+    return Problem{.what = "cannot open the file: it is not a record file of Ballast", .where = file.path().string()};
+  });
+  const std::span<std::byte> block = control.first(block_bytes);
+  queue.submit({IoKind::read, &file, 0, block}).wait();
+  return block;
+}
+
+// Returns the newest first.
+std::vector<Commit> sealed_commits(const RecordShape& shape, const File& file, IoQueue& queue,
+                                   std::span<std::byte> control) {
+  std::vector<Commit> sealed;
+  for (const std::uint64_t slot : {0u, 1u}) {
+    queue.submit({IoKind::read, &file, RecordPlaces::commit_offset(slot), control}).wait();
+    const auto found = read_commit(shape, control);
+    if (found.has_value() && found->generation > 0) sealed.push_back(*found);
+  }
+  std::ranges::sort(sealed, std::ranges::greater{}, &Commit::generation);
+  return sealed;
+}
+
 }  // namespace
+
+bool is_marked_damaged(const std::filesystem::path& records) {
+  std::error_code unknown;
+  return std::filesystem::exists(mark_of(records), unknown);
+}
+
+void mark_damaged(const std::filesystem::path& records) noexcept { std::ofstream(mark_of(records)); }
+
+void remove_damage_mark(const std::filesystem::path& records) noexcept {
+  std::error_code none_there;
+  std::filesystem::remove(mark_of(records), none_there);
+}
 
 void PendingRead::check() const {
   const auto name = [&] {
@@ -332,33 +351,6 @@ void RecordStore::require_known_state() const {
                    .remedy = "open the store again: that finds its newest committed generation"};
   });
 }
-
-namespace {
-
-// Reads the first block into the beginning of `control`.
-std::span<std::byte> first_block(const File& file, IoQueue& queue, std::span<std::byte> control) {
-  require(file.bytes() >= block_bytes, Code::bad_record, [&] {
-    return Problem{.what = "cannot open the file: it is not a record file of Ballast", .where = file.path().string()};
-  });
-  const std::span<std::byte> block = control.first(block_bytes);
-  queue.submit({IoKind::read, &file, 0, block}).wait();
-  return block;
-}
-
-// Returns the newest first.
-std::vector<Commit> sealed_commits(const RecordShape& shape, const File& file, IoQueue& queue,
-                                   std::span<std::byte> control) {
-  std::vector<Commit> sealed;
-  for (const std::uint64_t slot : {0u, 1u}) {
-    queue.submit({IoKind::read, &file, RecordPlaces::commit_offset(slot), control}).wait();
-    const auto found = read_commit(shape, control);
-    if (found.has_value() && found->generation > 0) sealed.push_back(*found);
-  }
-  std::ranges::sort(sealed, std::ranges::greater{}, &Commit::generation);
-  return sealed;
-}
-
-}  // namespace
 
 RecordStore RecordStore::open(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
   RecordStore store(shape, drives, options);

@@ -11,16 +11,12 @@
 
 #include <array>
 #include <cerrno>
-#include <cstdint>
 #include <fstream>
 #include <span>
 #include <sstream>
-#include <string>
 #include <system_error>
 
-#include "kernels/runtime/system_resources.h"
 #include "offload/checksum.h"
-#include "offload/file.h"
 
 namespace ballast::offload {
 
@@ -33,33 +29,6 @@ constexpr uid_t root = 0;
 }
 
 std::string other_user(uid_t owner) { return fmt::format("it belongs to user {}, not to {}", owner, ::geteuid()); }
-
-}  // namespace
-
-Descriptor open_own_file(const std::filesystem::path& path, int flags) {
-  // O_NONBLOCK: a named pipe would make the process wait for a reader.
-  Descriptor file(::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
-  if (!file && errno == ELOOP) refuse(path, "it is a link");
-  if (!file && (errno == ENXIO || errno == EISDIR)) refuse(path, "it is no regular file");
-  if (!file) fail_file("open", path, 0, errno);
-  struct stat found {};
-  if (::fstat(file.get(), &found) != 0) fail_file("fstat", path, 0, errno);
-  if (!S_ISREG(found.st_mode)) refuse(path, "it is no regular file");
-  if (found.st_nlink > 1) refuse(path, fmt::format("it is a file with {} names", found.st_nlink));
-  if (found.st_uid != ::geteuid() && ::geteuid() != root) refuse(path, other_user(found.st_uid));
-  return file;
-}
-
-void require_own_directory(const std::filesystem::path& directory) {
-  struct stat found {};
-  if (::lstat(directory.c_str(), &found) != 0) fail_file("lstat", directory, 0, errno);
-  if (S_ISLNK(found.st_mode)) refuse(directory, "it is a link");
-  if (!S_ISDIR(found.st_mode)) refuse(directory, "it is no directory");
-  if (found.st_uid != ::geteuid()) refuse(directory, other_user(found.st_uid));
-  if ((found.st_mode & S_IWOTH) != 0) refuse(directory, "all users can change its files");
-}
-
-namespace {
 
 // The text for a process that finds the directory locked.
 std::string text_of_this_process() {
@@ -100,7 +69,55 @@ void lock(int file, const std::filesystem::path& directory) {
   if (!is_written) fail_file("write", directory / lock_name, 0, errno);  // a full drive would not hold the state either
 }
 
+const std::filesystem::path& made(const std::filesystem::path& path) {
+  std::error_code failed;
+  std::filesystem::create_directories(path.parent_path(), failed);
+  const bool is_new = ::mkdir(path.c_str(), 0700) == 0;
+  if (!is_new && errno != EEXIST) fail_file("mkdir", path, 0, errno);
+  require_own_directory(path);
+  if (is_new)
+    flush_directory(path.has_parent_path() ? path.parent_path() : ".");  // else a crash could lose the directory
+  return path;
+}
+
+constexpr std::uintmax_t most_bytes = std::uintmax_t{256}
+                                      << 20;  // the limit of a text that is read; a description has a few KiB a unit
+
+std::string seal_of(std::string_view text) {
+  return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));
+}
+
+// Removes what a killed process has left.
+File new_file(const std::filesystem::path& name, mode_t mode) {
+  std::error_code none_there;
+  std::filesystem::remove(name, none_there);
+  return File(name, {.create = true, .direct = false, .allow_network = true, .mode = mode});
+}
+
 }  // namespace
+
+Descriptor open_own_file(const std::filesystem::path& path, int flags) {
+  // O_NONBLOCK: a named pipe would make the process wait for a reader.
+  Descriptor file(::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+  if (!file && errno == ELOOP) refuse(path, "it is a link");
+  if (!file && (errno == ENXIO || errno == EISDIR)) refuse(path, "it is no regular file");
+  if (!file) fail_file("open", path, 0, errno);
+  struct stat found {};
+  if (::fstat(file.get(), &found) != 0) fail_file("fstat", path, 0, errno);
+  if (!S_ISREG(found.st_mode)) refuse(path, "it is no regular file");
+  if (found.st_nlink > 1) refuse(path, fmt::format("it is a file with {} names", found.st_nlink));
+  if (found.st_uid != ::geteuid() && ::geteuid() != root) refuse(path, other_user(found.st_uid));
+  return file;
+}
+
+void require_own_directory(const std::filesystem::path& directory) {
+  struct stat found {};
+  if (::lstat(directory.c_str(), &found) != 0) fail_file("lstat", directory, 0, errno);
+  if (S_ISLNK(found.st_mode)) refuse(directory, "it is a link");
+  if (!S_ISDIR(found.st_mode)) refuse(directory, "it is no directory");
+  if (found.st_uid != ::geteuid()) refuse(directory, other_user(found.st_uid));
+  if ((found.st_mode & S_IWOTH) != 0) refuse(directory, "all users can change its files");
+}
 
 // Opened for writing, because NFS gives no exclusive lock on a read-only descriptor.
 DirectoryLock::DirectoryLock(const std::filesystem::path& directory)
@@ -118,40 +135,7 @@ void DirectoryLock::release() noexcept {
   file_ = Descriptor();  // the file stays: removing it could remove another process's lock
 }
 
-namespace {
-
-const std::filesystem::path& made(const std::filesystem::path& path) {
-  std::error_code failed;
-  std::filesystem::create_directories(path.parent_path(), failed);
-  const bool is_new = ::mkdir(path.c_str(), 0700) == 0;
-  if (!is_new && errno != EEXIST) fail_file("mkdir", path, 0, errno);
-  require_own_directory(path);
-  if (is_new)
-    flush_directory(path.has_parent_path() ? path.parent_path() : ".");  // else a crash could lose the directory
-  return path;
-}
-
-}  // namespace
-
 RunDirectory::RunDirectory(const std::filesystem::path& path) : DirectoryLock(made(path)) {}
-
-namespace {
-
-constexpr std::uintmax_t most_bytes = std::uintmax_t{256}
-                                      << 20;  // the limit of a text that is read; a description has a few KiB a unit
-
-std::string seal_of(std::string_view text) {
-  return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));
-}
-
-// Removes what a killed process has left.
-File new_file(const std::filesystem::path& name, mode_t mode) {
-  std::error_code none_there;
-  std::filesystem::remove(name, none_there);
-  return File(name, {.create = true, .direct = false, .allow_network = true, .mode = mode});
-}
-
-}  // namespace
 
 NewFile::NewFile(std::filesystem::path name, mode_t mode)
     : name_(std::move(name)), file_(new_file(unfinished(name_), mode)) {}

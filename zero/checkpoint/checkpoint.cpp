@@ -7,7 +7,6 @@
 #include <exception>
 #include <optional>
 #include <random>
-#include <string>
 #include <utility>
 
 #include "kernels/runtime/sizes.h"
@@ -24,11 +23,6 @@ constexpr std::size_t index_bytes = 128;  // what a chunk takes in a rank's inde
 
 std::string value_name(const std::string& tensor, std::size_t number) {
   return fmt::format("{}: value {}", tensor, number);
-}
-
-std::string torch_name(DType dtype) {
-  constexpr std::string_view names[] = {"float32", "bfloat16", "float16", "uint8"};
-  return std::string(names[static_cast<std::size_t>(dtype)]);
 }
 
 // It does work that may fail, in several parts, and keeps the first failure for an agreement.
@@ -295,24 +289,26 @@ namespace {
                             .remedy = "Load a checkpoint of this model and rule. Nothing was changed."});
 }
 
+// What a rank reads of a checkpoint.
 class StateLoading {
  public:
-  // Refuses what does not fit.
-  StateLoading(const CheckpointPlace& place, const SavedCheckpoint& saved)
-      : place_(place), saved_(saved), state_(place.plan) {
+  // Refuses what does not fit, before anything is changed. Opens what is read for these tiles, in their order.
+  StateLoading(const CheckpointPlace& place, const std::string& manifest, const std::vector<LocalTile>& tiles)
+      : place_(place), saved_(parse_checkpoint(place.directory, manifest)), state_(place.plan) {
     require_same_rule();
     require_same_tensors();
-  }
-
-  // Opens what is read for these tiles, in their order.
-  void begin(const std::vector<LocalTile>& tiles) {
     std::vector<SavedPiece> wanted;
     for (const LocalTile& tile : tiles) {
       for (const PartOfTile& each : parts_in(place_.plan, tile))
         for_each_cut(each.part, [&](const Cut& cut, const SavedTensor&, std::size_t) { wanted.push_back(cut.piece); });
     }
     reader_.emplace(saved_.files, wanted);
+    loaded_ = {saved_.step, note()};
   }
+  StateLoading(StateLoading&&) = delete;
+
+  const SavedCheckpoint& saved() const { return saved_; }
+  const LoadedCheckpoint& loaded() const { return loaded_; }
 
   void fill(const StatePart& part) {
     for_each_cut(part, [&](const Cut& cut, const SavedTensor& tensor, std::size_t number) {
@@ -330,6 +326,21 @@ class StateLoading {
   }
 
  private:
+  std::vector<std::byte> note() const {
+    const SavedExtra& extra = saved_.extras[place_.world.rank() % saved_.extras.size()];
+    if (!extra.is_raw) return {};  // an object of Python
+    require(extra.bytes <= offload::max_note_bytes, Code::wrong_size, [&] {
+      return Problem{.what = "cannot load the checkpoint: its note does not fit into a commit",
+                     .where = extra.file.string(),
+                     .needed = fmt::format("at most {} bytes", offload::max_note_bytes),
+                     .available = fmt::format("{} bytes", extra.bytes),
+                     .remedy = "Save less as extra= from Python. Nothing was changed."};
+    });
+    const std::string note = extra.read();
+    const auto bytes = std::as_bytes(std::span(note));
+    return {bytes.begin(), bytes.end()};
+  }
+
   // The cuts of the tensor, then those of the trainer's own values, with the number of the value.
   template <class Visit>
   void for_each_cut(const StatePart& part, const Visit& visit) const {
@@ -397,8 +408,9 @@ class StateLoading {
   }
 
   const CheckpointPlace& place_;
-  const SavedCheckpoint& saved_;
+  const SavedCheckpoint saved_;
   const NamedState state_;
+  LoadedCheckpoint loaded_{};
   std::optional<PieceReader> reader_{};
 };
 
@@ -438,10 +450,6 @@ void change_together(const StateChange& change, const TileVisitor& visitor, cons
   }
 }
 
-}  // namespace
-
-namespace {
-
 constexpr int most_reads = 5;  // of checkpoints that other jobs replace meanwhile
 
 // The manifest that rank 0 reads; empty: there is none. All ranks call it together.
@@ -453,52 +461,27 @@ std::string manifest_of_all(const CheckpointPlace& place) {
   return broadcast_text(place.world, manifest.value_or(""), 0);
 }
 
-// What a rank reads of a checkpoint before it changes anything.
-struct Reading {
-  Reading(const CheckpointPlace& place, const std::string& manifest, const std::vector<LocalTile>& tiles)
-      : saved(parse_checkpoint(place.directory, manifest)), loading(place, saved), loaded{.step = saved.step} {
-    loading.begin(tiles);
-    const SavedExtra& extra = saved.extras[place.world.rank() % saved.extras.size()];
-    if (!extra.is_raw) return;  // an object of Python
-    require(extra.bytes <= offload::max_note_bytes, Code::wrong_size, [&] {
-      return Problem{.what = "cannot load the checkpoint: its note does not fit into a commit",
-                     .where = extra.file.string(),
-                     .needed = fmt::format("at most {} bytes", offload::max_note_bytes),
-                     .available = fmt::format("{} bytes", extra.bytes),
-                     .remedy = "Save less as extra= from Python. Nothing was changed."};
-    });
-    const std::string note = extra.read();
-    const auto bytes = std::as_bytes(std::span(note));
-    loaded.note.assign(bytes.begin(), bytes.end());
-  }
-  Reading(Reading&&) = delete;
-
-  const SavedCheckpoint saved;
-  StateLoading loading;
-  LoadedCheckpoint loaded;
-};
-
 }  // namespace
 
 bool load_checkpoint(const CheckpointPlace& place, const std::vector<LocalTile>& tiles, const StateChange& change) {
-  std::optional<Reading> reading;
-  for (int read = 1; !reading; ++read) {
+  std::optional<StateLoading> loading;
+  for (int read = 1; !loading; ++read) {
     const std::string manifest = manifest_of_all(place);
     if (manifest.empty()) return false;
     try {
-      on_all_ranks(place.world, [&] { reading.emplace(place, manifest, tiles); });
+      on_all_ranks(place.world, [&] { loading.emplace(place, manifest, tiles); });
     } catch (const Error&) {  // the same on all ranks
-      reading.reset();
+      loading.reset();
       if (read == most_reads || manifest_of_all(place) == manifest) throw;
     }
   }
-  warn_of_missed_steps(reading->saved, place);
+  warn_of_missed_steps(loading->saved(), place);
   const auto fill = [&](const LocalTile& tile) {
     for (const PartOfTile& each : parts_in(place.plan, tile))
-      reading->loading.fill(each.part);
+      loading->fill(each.part);
   };
-  change_together(change, fill, reading->loaded, place.world);
-  place.known[std::filesystem::weakly_canonical(place.directory)] = {reading->saved.folder};
+  change_together(change, fill, loading->loaded(), place.world);
+  place.known[std::filesystem::weakly_canonical(place.directory)] = {loading->saved().folder};
   return true;
 }
 

@@ -12,6 +12,7 @@
 #include <charconv>
 #include <functional>
 #include <numeric>
+#include <regex>
 
 #include "kernels/runtime/system_resources.h"
 #include "kernels/state_access.h"
@@ -71,10 +72,8 @@ std::string read_there(const std::filesystem::path& path, std::uint64_t most) {
 std::uint64_t seal_in(const JsonValue& value) {
   const std::string digits = value.text();
   std::uint64_t number = 0;
-  const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), number, 16);
-  value.require_kind(digits.size() == seal_digits && failure == std::errc{} && end == digits.data() + digits.size() &&
-                         digits == text_of(number),
-                     "16 hexadecimal digits");
+  const auto failure = std::from_chars(digits.data(), digits.data() + digits.size(), number, 16).ec;
+  value.require_kind(failure == std::errc{} && digits == text_of(number), "16 hexadecimal digits");
   return number;
 }
 
@@ -124,13 +123,13 @@ json unsealed(const std::string& text, const std::filesystem::path& file) {
 struct TorchType {
   std::string_view name;
   std::size_t bytes = 0;
-  std::optional<DType> ours{};  // of parameters that can be trained
+  std::optional<DType> ours{};
 };
 
 constexpr TorchType torch_types[] = {{"float32", 4, DType::fp32},
                                      {"bfloat16", 2, DType::bf16},
                                      {"float16", 2, DType::fp16},
-                                     {"uint8", 1, {}},
+                                     {"uint8", 1, DType::u8},
                                      {"bool", 1, {}},
                                      {"int8", 1, {}},
                                      {"float8_e4m3fn", 1, {}},
@@ -163,13 +162,9 @@ std::string rank_file(std::size_t rank, std::string_view kind) { return fmt::for
 
 // Whether it is like step-12-8c31f0a2.
 bool is_folder(std::string_view name) {
-  constexpr std::string_view begin = "step-", digits = "0123456789", hex_digits = "0123456789abcdef";
-  if (!name.starts_with(begin)) return false;
-  name.remove_prefix(begin.size());
-  const std::size_t step = std::min(name.find_first_not_of(digits), name.size());
-  const std::string_view token = name.substr(std::min(step + 1, name.size()));
-  return step > 0 && step < name.size() && name[step] == '-' && token.size() == 8 &&
-         token.find_first_not_of(hex_digits) == std::string_view::npos;
+  static const std::regex folder("step-\\d+-[0-9a-f]{8}");
+  constexpr std::size_t most = 255;  // bytes: no file system has longer names, for which a regex takes much of the stack
+  return name.size() <= most && std::regex_match(name.begin(), name.end(), folder);
 }
 
 SavedTensor tensor_of(const JsonValue& entry) {
@@ -190,7 +185,7 @@ SavedTensor tensor_of(const JsonValue& entry) {
   const auto* const known =
       std::ranges::find_if(all_state_formats, [&](StateFormat each) { return name(each) == format; });
   entry["format"].require_kind(known != std::end(all_state_formats), "the name of a state format");
-  entry["dtype"].require_kind(type.ours.has_value(), "float32, bfloat16 or float16");
+  entry["dtype"].require_kind(type.ours && *type.ours != DType::u8, "float32, bfloat16 or float16");
   tensor.kind = {.parameter = *type.ours,
                  .format = *known,
                  .momentum = entry["momentum"].flag(),
@@ -276,6 +271,30 @@ std::string moment_in(const JsonValue& content, const std::string& kind) {
   return moments.has(kind) ? moments[kind].text() : "";
 }
 
+bool is_same(const offload::ChunkPlace& one, const offload::ChunkPlace& other) {
+  return one.file == other.file && one.chunk.offset == other.chunk.offset && one.chunk.bytes == other.chunk.bytes;
+}
+
+std::vector<offload::ChunkPlace> places_of(const std::vector<SavedPiece>& wanted) {
+  std::vector<offload::ChunkPlace> places;
+  for (const SavedPiece& piece : wanted) {
+    if (places.empty() || !is_same(places.back(), piece.place)) places.push_back(piece.place);
+  }
+  return places;
+}
+
+void require_own(const std::filesystem::path& path) {
+  struct stat found {};
+  if (::stat(path.c_str(), &found) != 0) offload::fail_file("stat", path, 0, errno);
+  constexpr uid_t root = 0;  // root's directories may be used: in a container those of its host belong to others
+  const bool is_own = ::geteuid() == root || found.st_uid == ::geteuid() || found.st_uid == root;
+  require(is_own, Code::foreign_file, [&] {
+    return Problem{
+        .what = fmt::format("cannot write there: it belongs to user {}, not to {}", found.st_uid, ::geteuid()),
+        .where = path.string()};
+  });
+}
+
 }  // namespace
 
 std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range) {
@@ -288,6 +307,10 @@ std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range) {
     if (begin < end) cuts.push_back({*piece, begin - piece->range.first, begin - range.first, end - begin});
   }
   return cuts;
+}
+
+std::string torch_name(DType dtype) {
+  return std::string(std::ranges::find(torch_types, std::optional(dtype), &TorchType::ours)->name);
 }
 
 std::size_t SavedTensor::elements() const {
@@ -404,22 +427,6 @@ std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem
                  {"indexes", indexes}});
 }
 
-namespace {
-
-bool is_same(const offload::ChunkPlace& one, const offload::ChunkPlace& other) {
-  return one.file == other.file && one.chunk.offset == other.chunk.offset && one.chunk.bytes == other.chunk.bytes;
-}
-
-std::vector<offload::ChunkPlace> places_of(const std::vector<SavedPiece>& wanted) {
-  std::vector<offload::ChunkPlace> places;
-  for (const SavedPiece& piece : wanted) {
-    if (places.empty() || !is_same(places.back(), piece.place)) places.push_back(piece.place);
-  }
-  return places;
-}
-
-}  // namespace
-
 PieceReader::PieceReader(const std::vector<std::filesystem::path>& files, const std::vector<SavedPiece>& wanted)
     : chunks_(files, places_of(wanted), *queue_) {}
 
@@ -478,22 +485,6 @@ void make_directories(const std::filesystem::path& path) {
   if (failed == 0) return offload::flush_directory(parent);
   if (!std::filesystem::is_directory(path)) offload::fail_file("mkdir", path, 0, failed);
 }
-
-namespace {
-
-void require_own(const std::filesystem::path& path) {
-  struct stat found {};
-  if (::stat(path.c_str(), &found) != 0) offload::fail_file("stat", path, 0, errno);
-  constexpr uid_t root = 0;  // root's directories may be used: in a container those of its host belong to others
-  const bool is_own = ::geteuid() == root || found.st_uid == ::geteuid() || found.st_uid == root;
-  require(is_own, Code::foreign_file, [&] {
-    return Problem{
-        .what = fmt::format("cannot write there: it belongs to user {}, not to {}", found.st_uid, ::geteuid()),
-        .where = path.string()};
-  });
-}
-
-}  // namespace
 
 CheckpointDirectory::CheckpointDirectory(const std::filesystem::path& path)
     : path_(path.has_filename() ? path : path.parent_path()) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ballast/local_state.h>
-#include <ballast/log.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +35,8 @@ struct Cut {
 
 // The cuts that hold the requested elements, in order. The pieces are in order and have no gaps.
 std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range);
+
+std::string torch_name(DType dtype);
 
 // A tensor of a checkpoint.
 struct SavedTensor {
@@ -104,8 +105,7 @@ class PieceReader {
   std::span<const std::byte> now() const { return now_; }
 
  private:
-  Log quiet_{[](Level, std::string_view) {}};
-  std::unique_ptr<offload::IoQueue> queue_ = offload::open_queue({.log = &quiet_});
+  std::unique_ptr<offload::IoQueue> queue_ = offload::open_queue();
   offload::ChunkReader chunks_;
   std::optional<offload::ChunkPlace> current_{};
   std::span<const std::byte> now_{};
@@ -125,8 +125,7 @@ class RankFiles {
  private:
   std::filesystem::path folder_;
   std::size_t rank_;
-  Log quiet_{[](Level, std::string_view) {}};
-  std::unique_ptr<offload::IoQueue> queue_ = offload::open_queue({.log = &quiet_});
+  std::unique_ptr<offload::IoQueue> queue_ = offload::open_queue();
   offload::ChunkWriter data_;
   std::vector<std::byte> chunk_{};
   std::map<std::string, std::vector<SavedPiece>> chunks_{};

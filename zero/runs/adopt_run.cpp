@@ -3,7 +3,6 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -31,83 +30,16 @@ std::vector<std::byte> bytes_of(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
-// Finds the elements of a training in the records of a run that other ranks have left, or another stage, format or tiles.
-class Resharding {
- public:
-  // Elements that go from a record into a tile.
-  struct Move {
-    RecordedState::Part from{};
-    std::size_t into = 0;  // the first element of the tile
-  };
-  using Source = std::pair<std::size_t, std::size_t>;  // shard and record
-  static Source source_of(const Move& move) { return {move.from.shard, move.from.record}; }
-
-  // All of it outlives this.
-  Resharding(const OwnRun& own, const WholeRun& run, const RecordedState& state, EarlierRecords& records)
-      : own_(own), run_(run), state_(state), records_(records), names_(names_in_runs(own.plan.model())) {}
-
-  // Returns what a rank of this job needs for a tile: a range of its shard of a unit's trained tensors.
-  std::vector<Move> moves_into(std::size_t unit, const Range& range, std::size_t rank) const;
-
-  // Whether a rank of this job has records of the shard on its own drives.
-  bool sees(std::size_t rank, std::size_t shard) const { return run_.nearest(shard, rank).seen_by == rank; }
-
-  // Copies what comes from one record, whose payload is in memory.
-  void copy(const std::vector<Move>& moves, Source source, std::byte* payload, const TileMemory& into) const;
-
-  // Reads the records that this rank sees, and copies what comes from them.
-  void copy_seen(const std::vector<Move>& moves, const TileMemory& into);
-
- private:
-  const OwnRun& own_;
-  const WholeRun& run_;
-  const RecordedState& state_;
-  EarlierRecords& records_;
-  std::vector<std::vector<std::string>> names_;  // names of this training's tensors, for each unit
-};
-
-std::vector<Resharding::Move> Resharding::moves_into(std::size_t unit, const Range& range, std::size_t rank) const {
-  const UnitLayout& layout = own_.plan.layout().units[unit];
-  const std::size_t shard = shard_of(own_.plan.placement(), rank);
-  std::vector<Move> moves;
-  for (const TensorPart& part : tensors_in(own_.plan.model().units[unit], layout, layout.trained, shard, range)) {
-    for (const RecordedState::Part& from : state_.parts_of(names_[unit][part.tensor], part.range)) {
-      moves.push_back({from, part.in_shard - range.first + from.range.first - part.range.first});
-    }
-  }
-  return moves;
-}
-
-void Resharding::copy(const std::vector<Move>& moves, Source source, std::byte* payload, const TileMemory& into) const {
-  const TileMemory tile = state_.tile(source.second, payload);
-  for (const Move& move : moves) {
-    if (source_of(move) != source) continue;
-    const auto& [part, begin] = move;
-    kernels::copy_state(kernels::part(tile, part.in_tile, part.range.count),
-                        kernels::part(into, begin, part.range.count));
-  }
-}
-
-void Resharding::copy_seen(const std::vector<Move>& moves, const TileMemory& into) {
-  Source last{SIZE_MAX, 0};
-  for (const Move& move : moves) {
-    const Source source = source_of(move);
-    if (source == last || !sees(own_.rank(), move.from.shard)) continue;
-    last = source;
-    copy(moves, source, records_.read(run_.nearest(source.first, own_.rank()), source.second).data(), into);
-  }
-}
-
 // Rewrites the records of a run for a training with other ranks, another stage, format or tiles, one record at a time.
 class RunRewrite {
  public:
   // All of it outlives this.
   RunRewrite(const OwnRun& own, const WholeRun& run, const RecordedState& state, EarlierRecords& records,
              Communicator& world)
-      : own_(own), run_(run), state_(state), records_(records), world_(world), resharding_(own, run, state, records) {
+      : own_(own), run_(run), state_(state), records_(records), world_(world), names_(names_in_runs(own.plan.model())) {
     for (std::size_t rank = 0; rank < world.size(); ++rank) {
       for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
-        if (!resharding_.sees(rank, shard)) receivers_.insert(rank);
+        if (!sees(rank, shard)) receivers_.insert(rank);
       }
     }
   }
@@ -129,11 +61,10 @@ class RunRewrite {
     }
     if (!own_.options.join_notes) return notes.notes[world_.rank() % notes.notes.size()];
     const std::vector<std::string> before = state_.trained();
-    const auto names = names_in_runs(own_.plan.model());
-    for (std::size_t unit = 0; unit < names.size(); ++unit) {
-      for (std::size_t tensor = 0; tensor < names[unit].size(); ++tensor) {
+    for (std::size_t unit = 0; unit < names_.size(); ++unit) {
+      for (std::size_t tensor = 0; tensor < names_[unit].size(); ++tensor) {
         if (own_.plan.model().units[unit].tensors[tensor].frozen) continue;
-        const auto place = std::ranges::find(before, names[unit][tensor]) - before.begin();
+        const auto place = std::ranges::find(before, names_[unit][tensor]) - before.begin();
         notes.places.push_back(static_cast<std::size_t>(place));
       }
     }
@@ -159,7 +90,7 @@ class RunRewrite {
       });
       receive(unit, range, into);
       on_all_ranks(world_, [&] {
-        resharding_.copy_seen(resharding_.moves_into(unit, range, world_.rank()), into);
+        copy_seen(moves_into(unit, range, world_.rank()), into);
         written[turn] = store.write(record, bytes);
         under_way.add(written[turn]);
       });
@@ -168,14 +99,60 @@ class RunRewrite {
   }
 
  private:
+  // Elements that go from a record into a tile.
+  struct Move {
+    RecordedState::Part from{};
+    std::size_t into = 0;  // the first element of the tile
+  };
+  using Source = std::pair<std::size_t, std::size_t>;  // shard and record
+  static Source source_of(const Move& move) { return {move.from.shard, move.from.record}; }
+
+  // Returns what a rank of this job needs for a tile: a range of its shard of a unit's trained tensors.
+  std::vector<Move> moves_into(std::size_t unit, const Range& range, std::size_t rank) const {
+    const UnitLayout& layout = own_.plan.layout().units[unit];
+    const std::size_t shard = shard_of(own_.plan.placement(), rank);
+    std::vector<Move> moves;
+    for (const TensorPart& part : tensors_in(own_.plan.model().units[unit], layout, layout.trained, shard, range)) {
+      for (const RecordedState::Part& from : state_.parts_of(names_[unit][part.tensor], part.range)) {
+        moves.push_back({from, part.in_shard - range.first + from.range.first - part.range.first});
+      }
+    }
+    return moves;
+  }
+
+  // Whether a rank of this job has records of the shard on its own drives.
+  bool sees(std::size_t rank, std::size_t shard) const { return run_.nearest(shard, rank).seen_by == rank; }
+
+  // Copies what comes from one record, whose payload is in memory.
+  void copy(const std::vector<Move>& moves, Source source, std::byte* payload, const TileMemory& into) const {
+    const TileMemory tile = state_.tile(source.second, payload);
+    for (const Move& move : moves) {
+      if (source_of(move) != source) continue;
+      const auto& [part, begin] = move;
+      kernels::copy_state(kernels::part(tile, part.in_tile, part.range.count),
+                          kernels::part(into, begin, part.range.count));
+    }
+  }
+
+  // Reads the records that this rank sees, and copies what comes from them.
+  void copy_seen(const std::vector<Move>& moves, const TileMemory& into) {
+    Source last{SIZE_MAX, 0};
+    for (const Move& move : moves) {
+      const Source source = source_of(move);
+      if (source == last || !sees(own_.rank(), move.from.shard)) continue;
+      last = source;
+      copy(moves, source, records_.read(run_.nearest(source.first, own_.rank()), source.second).data(), into);
+    }
+  }
+
   // Records that a rank needs and does not see: one that sees them sends them to all. Every rank knows what the others need.
   void receive(std::size_t unit, const Range& range, const TileMemory& into) {
     for (const std::size_t rank : receivers_) {
-      const auto moves = resharding_.moves_into(unit, range, rank);
-      Resharding::Source last{SIZE_MAX, 0};
+      const auto moves = moves_into(unit, range, rank);
+      Source last{SIZE_MAX, 0};
       for (const auto& move : moves) {
-        const Resharding::Source source = Resharding::source_of(move);
-        if (source == last || resharding_.sees(rank, source.first)) continue;
+        const Source source = source_of(move);
+        if (source == last || sees(rank, source.first)) continue;
         last = source;
         const WholeRun::Copy& copy_to_send = run_.nearest(source.first, rank);
         std::span<std::byte> payload;
@@ -188,7 +165,7 @@ class RunRewrite {
           }
         });
         world_.broadcast(View(payload.data(), payload.size(), DType::u8), copy_to_send.seen_by);
-        if (rank == world_.rank()) resharding_.copy(moves, source, payload.data(), into);
+        if (rank == world_.rank()) copy(moves, source, payload.data(), into);
       }
     }
   }
@@ -198,8 +175,8 @@ class RunRewrite {
   const RecordedState& state_;
   EarlierRecords& records_;
   Communicator& world_;
-  Resharding resharding_;
-  std::set<std::size_t> receivers_{};  // ranks that do not see all records
+  const std::vector<std::vector<std::string>> names_;  // names of this training's tensors, for each unit
+  std::set<std::size_t> receivers_{};                  // ranks that do not see all records
   HostPages received_{};
 };
 

@@ -1,17 +1,14 @@
 #include "zero/runs/files.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <charconv>
 #include <fstream>
 #include <functional>
-#include <set>
 #include <sstream>
 #include <string_view>
 
+#include "kernels/runtime/system_files.h"
 #include "offload/file.h"
-#include "offload/record_store.h"
 #include "offload/run_directory.h"
 
 namespace ballast {
@@ -23,13 +20,6 @@ constexpr std::string_view mirror_name = "mirror";
 constexpr std::string_view records_end = ".records";
 constexpr std::string_view description_end = ".description";
 constexpr std::string_view checkpoint_name = "newest-checkpoint";
-
-std::optional<std::uint64_t> number_in(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool is_whole = failure == std::errc{} && end == text.data() + text.size();
-  return is_whole ? std::optional(number) : std::nullopt;
-}
 
 // Returns the entries of a directory; none if it is missing.
 std::filesystem::directory_iterator entries_of(const std::filesystem::path& directory) {
@@ -54,7 +44,7 @@ std::optional<RecordFiles> files_named(std::string_view file, std::size_t rank) 
     if (!file.starts_with(begin)) continue;
     const std::string_view rest = file.substr(begin.size());
     if (rest.empty()) return RecordFiles{.rank = rank, .is_mirror = is_mirror};
-    const auto made_in = rest.front() == '-' ? number_in(rest.substr(1)) : std::nullopt;
+    const auto made_in = rest.front() == '-' ? whole_number<std::uint64_t>(rest.substr(1)) : std::nullopt;
     if (made_in) return RecordFiles{rank, *made_in, is_mirror};
   }
   return {};
@@ -66,7 +56,8 @@ void for_each_file(const std::filesystem::path& drive, const std::string& run,
   const std::string begin = run + "-rank-";
   for (const auto& directory : entries_of(drive)) {
     const std::string name = directory.path().filename().string();
-    const auto rank = name.starts_with(begin) ? number_in(std::string_view(name).substr(begin.size())) : std::nullopt;
+    const auto rank =
+        name.starts_with(begin) ? whole_number<std::size_t>(std::string_view(name).substr(begin.size())) : std::nullopt;
     if (!rank || !directory.is_directory()) continue;
     for (const auto& file : entries_of(directory.path()))
       visit(file.path(), *rank);

@@ -151,8 +151,7 @@ struct Goal {
 struct OwnRun : RunDrives {
   const CompiledPlan& plan;
   std::vector<std::string> description{};
-  offload::RecordShape shape{};   // the shape of this rank's records
-  offload::StoreOptions files{};  // options with the name of those that it keeps
+  offload::RecordShape shape{};  // the shape of this rank's records
   Goal goal{options.run};
 
   std::size_t rank() const { return shape.rank; }

@@ -43,11 +43,9 @@ bool is_true_on_any(Communicator& world, bool mine) {
   return ranks > 0;
 }
 
-void remove_damage_marks(const OwnRun& run) {
-  for (const std::filesystem::path& directory : run.options.directories) {
-    const RecordFiles files{.rank = run.rank()};
-    offload::remove_damage_mark(run.files.path_in(files.directory(directory, run.name())));
-  }
+void remove_damage_marks(const OwnRun& run, const RecordFiles& files) {
+  for (const offload::Drive& drive : run.drives(files))
+    offload::remove_damage_mark(run.files_of(files).path_in(drive.directory));
 }
 
 // Records that were removed leave traces where their directory stays.
@@ -127,7 +125,7 @@ Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOpti
     make_scratch(shape, world, files, store_);
     return;
   }
-  OwnRun run{{options}, plan, describe(plan), shape, files};
+  OwnRun run{{options}, plan, describe(plan), shape};
   run.shape.rank = static_cast<std::uint32_t>(world.rank());
   run.shape.content_digest = digest_of(run.description);
   open_run(std::move(run), world);
@@ -177,10 +175,9 @@ void Records::open_run(OwnRun run, Communicator& world) {
   const SettledRun settled = settle_run(run, world);
   const RecordFiles& files = settled.files;
   lost_ = settled.lost;
-  run.files.name = files.name();
   SeenRecords mine{.seen_by = run.rank(), .files = files};
   on_all_ranks(world, [&] {
-    if (const auto found = offload::RecordStore::look(drives_, run.files))
+    if (const auto found = offload::RecordStore::look(run.drives(files), run.files_of(files)))
       mine = seen_records(files, run.rank(), *found);
   });
   const bool has_files = mine.run_id != 0;
@@ -196,7 +193,7 @@ void Records::open_run(OwnRun run, Communicator& world) {
   const bool goes_back = settled.last != run.last();
   on_all_ranks(world, [&] {
     if (!has_files && !lost_) warn_of_traces(run);
-    if (!goes_back) remove_damage_marks(run);
+    if (!goes_back) remove_damage_marks(run, files);
     open_or_create(run, files, has_files);
   });
   const auto point = go_to_common_point(run, mine, settled.last, world);
@@ -223,8 +220,8 @@ void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool h
   if (!has_files || read_run_description(description) != run.description) {
     write_run_description(description, run.description);
   }
-  store_.emplace(has_files ? offload::RecordStore::open(run.shape, drives_, run.files)
-                           : offload::RecordStore::create(run.shape, drives_, run.files));
+  store_.emplace(has_files ? offload::RecordStore::open(run.shape, run.drives(files), run.files_of(files))
+                           : offload::RecordStore::create(run.shape, run.drives(files), run.files_of(files)));
 }
 
 // A commit can exist without all of its records, so this takes the newest one whose records no rank lacks.
