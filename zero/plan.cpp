@@ -3,6 +3,7 @@
 #include <ballast/training.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -36,11 +37,14 @@ optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
   require(!groups.empty(), Code::bad_argument, [] {
     return Problem{.what = "cannot plan a training: it has no parameter groups", .needed = "at least one rule"};
   });
-  require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return rule.index() == groups[0].index(); }),
-          Code::unsupported, [] {
-            return Problem{.what = "cannot plan a training: its parameter groups have different kinds of rules",
-                           .needed = "one kind for all"};
-          });
+  for (std::size_t group = 1; group < groups.size(); ++group) {
+    require(groups[group].index() == groups[0].index(), Code::unsupported, [&] {
+      return Problem{.what = "cannot plan a training: its parameter groups have different kinds of rules",
+                     .where = fmt::format("parameter group {}", group),
+                     .needed = fmt::format("the rule {}, as group 0 has it", name(groups[0])),
+                     .available = fmt::format("the rule {}", name(groups[group]))};
+    });
+  }
   const optim::StateNames names = optim::state_names(groups[0]);
   require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return optim::state_names(rule) == names; }),
           Code::unsupported, [] {
@@ -112,8 +116,34 @@ std::unique_ptr<const CompiledPlan> compiled_plan(Model model, const RankOf& pos
 
 }  // namespace
 
-Plan::Plan(Model model, const RankOf& position, const std::vector<optim::Rule>& groups, const TrainingOptions& options)
-    : compiled_(compiled_plan(std::move(model), position, groups, options)) {}
+std::vector<optim::Rule> Groups::of(const Model& model) const {
+  if (named_.empty()) return rules_;
+  std::vector<optim::Rule> ordered;
+  for (const std::string& group : model.groups) {
+    const auto found = std::ranges::find(named_, group, &Named::group);
+    require(found != named_.end(), Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("cannot train: the parameter group \"{}\" has no rule", group),
+                     .needed = "a rule for each group of the model"};
+    });
+    ordered.push_back(found->rule);
+  }
+  for (const Named& named : named_) {
+    require(std::ranges::count(named_, named.group, &Named::group) == 1 &&
+                std::ranges::count(model.groups, named.group) == 1,
+            Code::bad_argument, [&] {
+              return Problem{
+                  .what = fmt::format("cannot train: the rule for \"{}\" is not that of one group", named.group),
+                  .needed = fmt::format("one rule for each of the groups {}", fmt::join(model.groups, ", ")),
+                  .remedy = "Name groups by Model::group()."};
+            });
+  }
+  return ordered;
+}
+
+Plan::Plan(Model model, const RankOf& position, const Groups& groups, const TrainingOptions& options) {
+  const std::vector<optim::Rule> rules = groups.of(model);
+  compiled_ = compiled_plan(std::move(model), position, rules, options);
+}
 Plan::Plan(Plan&&) noexcept = default;
 Plan::~Plan() = default;
 

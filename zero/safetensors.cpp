@@ -304,12 +304,18 @@ ParameterSource Source::parameters(const Model& model) const {
   require(unfit.empty(), Code::bad_argument, [&] {
     const std::span<const std::string> first = std::span(unfit).first(std::min<std::size_t>(unfit.size(), 4));
     const std::size_t more = unfit.size() - first.size();
+    std::vector<std::string> names = this->names();
+    const std::size_t others = names.size() - std::min<std::size_t>(names.size(), 4);
+    names.resize(names.size() - others);
     return Problem{
         .what = fmt::format("cannot read the weights of a model: {} of its tensors are missing or do not fit",
                             unfit.size()),
         .where = contents_->source.string(),
         .needed = "the tensors of the model, under their names in it",
-        .available = fmt::format("{}{}", fmt::join(first, "; "), more > 0 ? fmt::format("; and {} more", more) : "")};
+        .available = fmt::format("{}{}", fmt::join(first, "; "), more > 0 ? fmt::format("; and {} more", more) : ""),
+        .remedy =
+            fmt::format("The files have {}{}. Add a tensor that shares the values of another one by Model::tied().",
+                        fmt::join(names, ", "), others > 0 ? fmt::format(" and {} more", others) : "")};
   });
   const std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});
   return [files = contents_, stored, backend](std::size_t unit, std::size_t tensor, Range range, const View& to) {

@@ -6,9 +6,8 @@
 
 #include <algorithm>
 
-#include "optim/step.h"
+#include "zero/agreed_options.h"
 #include "zero/checkpoint/checkpoint.h"
-#include "zero/comm/on_all_ranks.h"
 #include "zero/engine/custom_update.h"
 #include "zero/engine/leased_unit.h"
 #include "zero/engine/local_state.h"
@@ -24,67 +23,12 @@ namespace {
 
 static_assert(max_note_bytes == offload::max_note_bytes);
 
-std::vector<NamedValue> named_options(const TrainingOptions& options, const std::vector<optim::Rule>& groups) {
-  std::vector<NamedValue> named;
-  const auto add = [&](std::string_view name, const auto& value) { named.emplace_back(name, fmt::to_string(value)); };
-  const auto text = [](const Spread& spread) { return fmt::format("{}", fmt::join(spread.fractions(), ", ")); };
-  add("stage", options.stage);
-  add("replicas", options.replicas);
-  add("parameter_replicas", options.parameter_replicas);
-  add("tiers of parameters", text(options.parameters));
-  add("tiers of gradients", text(options.gradients));
-  add("tiers of state", text(options.state));
-  add("reduction", static_cast<int>(options.reduction));
-  add("run", options.drives.run);
-  add("mirror", options.drives.mirror);
-  add("format", name(options.format));
-  add("gradient_format", name(options.gradient_format));
-  add("tile_elements", options.tile_elements);
-  add("micro_steps", options.micro_steps);
-  add("sums_micro_steps", options.sums_micro_steps);
-  add("layer_major", options.schedule.layer_major);
-  add("update_in_backward", options.schedule.update_in_backward);
-  add("overlap_gathers", options.schedule.overlap_gathers);
-  add("wire",
-      fmt::format("{}, {}, {}", name(options.wire.gather), name(options.wire.reduce), name(options.wire.sums())));
-  add("max_norm", options.max_norm);
-  add("verify", options.verify);
-  for (std::size_t group = 0; group < groups.size(); ++group) {
-    for (const auto& [name, value] : optim::named_options(groups[group]))
-      add(fmt::format("{} of parameter group {}", name, group), value);
-  }
-  return named;
-}
-
-std::vector<std::string> named_parameters(const Model& model) {
-  std::vector<std::string> lines;
-  for (const Unit& unit : model.units) {
-    for (const Tensor& tensor : unit.tensors) {
-      lines.push_back(fmt::format("{} of unit {}, {} of shape [{}], {} {}", tensor.name, unit.name, name(unit.dtype),
-                                  fmt::join(tensor.shape, ", "), tensor.frozen ? "frozen" : "in parameter group",
-                                  tensor.group));
-    }
-    for (const Tie& tie : unit.ties)
-      lines.push_back(
-          fmt::format("{} of unit {}, tied to tensor {} of unit {}", tie.name, unit.name, tie.tensor, tie.unit));
-  }
-  return lines;
-}
-
-// Returns the options as all ranks have them: others would lead to wrong values, or to ranks that wait for each other. A run keeps
-// the tiles that it began with, unless the caller asks for others, which it refuses.
-TrainingOptions agreed(TrainingOptions options, const std::vector<optim::Rule>& groups, const Model& model,
-                       Communicator& world, Log& warnings) {
-  RecordOptions& drives = options.drives;
-  if (drives.log == nullptr) drives.log = options.log != nullptr ? options.log : &warnings;
-  if (world.size() > 1) {
-    require_same_options(world, named_options(options, groups));
-    require_same_parameters(world, named_parameters(model));
-  }
-  if (options.tile_elements == 0 && !drives.run.empty() && !drives.directories.empty()) {
-    options.tile_elements = tile_of_run(world, drives);
-  }
-  return options;
+void set_lr_of(optim::Rule& rule, double lr) {
+  std::visit(
+      [lr](auto& of) {
+        if constexpr (requires { of.lr; }) of.lr = lr;
+      },
+      rule);
 }
 
 DeviceMemory device_memory(const TrainingOptions& options, const Mesh& mesh) {
@@ -137,9 +81,9 @@ std::shared_ptr<ExchangeOrder> make_exchange_order() { return std::make_shared<E
 // program's order, is served on demand to its end: with the same bits, but without prefetching. An order that comes twice in a
 // row becomes the program of the following steps.
 struct Training::Impl {
-  Impl(Model model, Communicator& all, std::vector<optim::Rule> rules, const TrainingOptions& asked)
-      : options(agreed(asked, rules, model, all, warnings)),
-        groups(std::move(rules)),
+  Impl(Model model, Communicator& all, const Groups& rules, const TrainingOptions& asked)
+      : groups(rules.of(model)),
+        options(agreed_options(asked, groups, model, all, warnings)),
         world(all),
         planned(std::move(model), {all.rank(), all.size(), all.ranks_per_host()}, groups, options) {
     scheduler.follow_program(running.program().ops);
@@ -217,7 +161,10 @@ struct Training::Impl {
     require_acquirable(unit, phase);
     const Trace chain = visits_of(plan.model(), unit, phase, exact);
     scheduler.issue_up_to_trainer();
-    if (!scheduler.uses_next(chain)) off_plan.serve(chain);
+    if (!scheduler.uses_next(chain)) {
+      if (options.schedule.layer_major) warn_of_order(chain.back());
+      off_plan.serve(chain);
+    }
     const std::size_t first = scheduler.uses().next_number();
     std::vector<LeasedUnit> memory;
     while (memory.size() < chain.size()) {
@@ -229,6 +176,16 @@ struct Training::Impl {
       for (std::size_t use = first; use < end; ++use)
         scheduler.end_use(use);
     });
+  }
+
+  // Micro-step by micro-step, each use would read the parameters anew.
+  void warn_of_order(const Visit& use) {
+    options.drives.log->write_once(
+        Level::warning, "layer_major",
+        fmt::format(
+            "unit {} is used in {} in another order than that of Schedule::layer_major, which is the uses of a unit "
+            "for all micro-steps in a row: such steps are slower",
+            plan.model().units[use.unit].name, name(use.phase)));
   }
 
   LeasedUnit memory_of(const Op& use) const {
@@ -328,8 +285,11 @@ struct Training::Impl {
   }
 
   void reach_agreement() {
-    require(scheduler.uses().oldest() == nullptr, Code::out_of_order, [] {
-      return Problem{.what = "cannot step: a lease of a unit has not ended", .needed = "the end of all leases"};
+    const Op* const open = scheduler.uses().oldest();
+    require(open == nullptr, Code::out_of_order, [&] {
+      return Problem{.what = "cannot step: a lease has not ended",
+                     .where = fmt::format("unit {}", plan.model().units[open->unit].name),
+                     .needed = "the end of all leases"};
     });
     scheduler.issue_up_to_trainer();
     if (!scheduler.is_at_agreement()) off_plan.serve_step();
@@ -363,8 +323,8 @@ struct Training::Impl {
   }
 
   Log warnings{Log::to_stderr, Level::warning};  // where the caller has no log
-  TrainingOptions options;
   std::vector<optim::Rule> groups;
+  TrainingOptions options;
   Communicator& world;
   Plan planned;
   const CompiledPlan& plan = planned.compiled();
@@ -443,8 +403,8 @@ struct Training::Impl {
   std::string refusal{};       // the text of the last error by which this rank alone could not step
 };
 
-Training::Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(model), world, std::move(groups), options)) {}
+Training::Training(Model model, Communicator& world, const Groups& groups, const TrainingOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(model), world, groups, options)) {}
 Training::~Training() = default;
 
 bool Training::found() const { return impl_->records && impl_->records->found(); }
@@ -529,13 +489,18 @@ void Training::finish() { impl_->finish(); }
 std::vector<optim::Rule>& Training::groups() { return impl_->groups; }
 
 void Training::set_lr(double lr) {
-  for (optim::Rule& rule : impl_->groups) {
-    std::visit(
-        [lr](auto& of) {
-          if constexpr (requires { of.lr; }) of.lr = lr;
-        },
-        rule);
-  }
+  std::ranges::for_each(impl_->groups, [lr](optim::Rule& rule) { set_lr_of(rule, lr); });
+}
+
+void Training::set_lr(std::string_view group, double lr) {
+  const std::vector<std::string>& names = model().groups;
+  const auto found = std::ranges::find(names, group);
+  require(found != names.end(), Code::bad_argument, [&] {
+    return Problem{
+        .what = fmt::format("cannot set the learning rate of \"{}\": there is no such parameter group", group),
+        .needed = fmt::format("one of {}", fmt::join(names, ", "))};
+  });
+  set_lr_of(impl_->groups[static_cast<std::size_t>(found - names.begin())], lr);
 }
 
 std::uint64_t Training::steps() const { return impl_->agreement.steps(); }

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
-#include <numeric>
 #include <thread>
 
 #include "examples/llama/llama.h"
@@ -106,13 +105,6 @@ void describe(CLI::App& app, Options& o) {
   describe_placement(app, o);
 }
 
-double mean_of_ranks(Communicator& world, double mine) {
-  std::vector<double> all(world.size());
-  world.all_gather(ConstView(reinterpret_cast<const std::byte*>(&mine), sizeof mine, DType::u8),
-                   View(reinterpret_cast<std::byte*>(all.data()), all.size() * sizeof mine, DType::u8));
-  return std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
-}
-
 // Writes the weights, and copies the configuration and the tokenizer next to them.
 void save_model(const Options& o, Communicator& world, Training& training) {
   safetensors::write(o.save, training);
@@ -149,7 +141,7 @@ void train(const Options& o, Communicator& world) {
   options.trace = trace_of(config);
   optim::AdamW undecayed = o.rule;
   undecayed.weight_decay = 0.0;
-  Training training(llama.model(), world, {o.rule, undecayed}, options);
+  Training training(llama.model(), world, {{"matrices", o.rule}, {"vectors", undecayed}}, options);
   training.start(o.begins_new ? initial_values(llama.model(), o.seed)
                               : safetensors::Source(o.model).parameters(llama.model()));
   if (!o.checkpoint.empty() && !training.found()) (void)training.load(o.checkpoint);  // if there is one
@@ -172,7 +164,7 @@ void train(const Options& o, Communicator& world) {
       drawn.clear();
     }
     const StepResult result = training.step();
-    const double mean = mean_of_ranks(world, loss / static_cast<double>(micro_steps));
+    const double mean = world.mean(loss / static_cast<double>(micro_steps));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     if (world.rank() == 0) print(o, result, mean, tokens / seconds.count());
   }

@@ -12,9 +12,6 @@
 namespace ballast::llama {
 namespace {
 
-constexpr std::size_t decays = 0;
-constexpr std::size_t stays = 1;
-
 // The rotary settings of older and newer files: rope_scaling, or rope_parameters with the base.
 void read_rope(const nlohmann::json& json, Config& config) {
   const nlohmann::json rope = json.value("rope_parameters", nlohmann::json::object());
@@ -111,11 +108,12 @@ std::vector<float> rope_angles(const Config& config, std::size_t context) {
 }
 
 Architecture::Architecture(const Config& c) {
+  const std::size_t matrices = model.group("matrices"), vectors = model.group("vectors");
   const auto matrix = [&](const std::string& name, std::size_t rows, std::size_t columns) {
-    return model.tensor({.name = name + ".weight", .shape = {rows, columns}, .group = decays});
+    return model.tensor({.name = name + ".weight", .shape = {rows, columns}, .group = matrices});
   };
   const auto row = [&](const std::string& name, std::size_t width) {
-    return model.tensor({.name = name, .shape = {width}, .group = stays});
+    return model.tensor({.name = name, .shape = {width}, .group = vectors});
   };
   model.unit("model.embed_tokens", c.dtype);
   table = matrix("model.embed_tokens", c.vocabulary, c.hidden);

@@ -84,6 +84,7 @@ TEST_CASE("ranks that are threads run together, and the first error of one ends 
     std::int64_t one = 1;
     world.all_reduce({&one, 1});
     sum += one;
+    CHECK(world.mean(static_cast<double>(world.rank())) == 1.0);
   };
   CHECK(run_ranks(3, add, {.log = &log}) == 0);
   CHECK(sum == 9);
@@ -94,7 +95,7 @@ TEST_CASE("ranks that are threads run together, and the first error of one ends 
     world.barrier();
   };
   CHECK(run_ranks(3, fail_on_one, {.log = &log}) == 1);
-  CHECK(lines == "error: there is no text");
+  CHECK(lines == "error: rank 1: there is no text");
   CHECK(run_ranks(0, add, {.log = &log}) == 1);
   CHECK_THAT(lines, Catch::Contains("cannot connect 0 threads"));
 }

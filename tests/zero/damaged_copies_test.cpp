@@ -27,7 +27,7 @@ std::vector<std::string> settle_without(const KeptRun& run, const BytesOfFile& u
                                         bool begins_again = false) {
   return failures_of_ranks(run.ranks, [&](Communicator& world) {
     RecordOptions drives = run.options.drives;
-    drives.directories = {run.directory / run.hosts[world.rank()]};
+    drives.directories = {drive_of(run, run.directory, world.rank())};
     drives.run = "mine";
     drives.log = &log;
     drives.begins_again = begins_again;

@@ -57,7 +57,8 @@ TEST_CASE("invalid options and calls are refused before anything changes") {
   CHECK_THROWS_WITH(LoneTraining({.stage = 3, .state = Tier::nvme}), Contains("B1001") && Contains("directories"));
   CHECK_THROWS_WITH(LoneTraining({.stage = 0, .replicas = 2}), Contains("divided"));
   CHECK_THROWS_WITH(LoneTraining({.stage = 0}, {}), Contains("at least one rule"));
-  CHECK_THROWS_WITH(LoneTraining({.stage = 0}, {optim::AdamW{}, optim::Lion{}}), Contains("one kind for all"));
+  CHECK_THROWS_WITH(LoneTraining({.stage = 0}, {optim::AdamW{}, optim::Lion{}}),
+                    Contains("parameter group 1") && Contains("the rule AdamW") && Contains("the rule Lion"));
   LoneTraining alone;
   alone.training.initialize(initial_parameters());
   CHECK_THROWS_WITH(alone.training.forward(2), Contains("B1001") && Contains("unit") && Contains("below 2"));
@@ -156,6 +157,8 @@ TEST_CASE("ranks with other options, rules or parameters are refused before they
       {[](RankChoice& rank) { rank.options.state = Tier::host; }, "tiers of state is 0, 1, 0 on rank 1"},
       {[](RankChoice& rank) { rank.options.max_norm = 1.0; }, "max_norm is 1 on rank 1, and inf on rank 0"},
       {[](RankChoice& rank) { rank.options.micro_steps = 2; }, "another micro_steps"},
+      {[](RankChoice& rank) { rank.options.trace = plain_order(rank.model); }, "another trace"},
+      {[](RankChoice& rank) { rank.options.schedule.prefetch = 2; }, "another prefetch"},
       {[](RankChoice& rank) { rank.rule.lr = 0.5; }, "lr of parameter group 0 is 0.5 on rank 1, and 0.001 on rank 0"},
       {[](RankChoice& rank) { rank.rule.beta1 = 0.5; }, "another beta1 of parameter group 0"},
       {[](RankChoice& rank) { rank.model.units[0].tensors[1].shape = {5}; },
@@ -181,7 +184,63 @@ TEST_CASE("a learning rate that one rank alone changes is refused before its upd
     training.step();
   });
   for (const std::string& failure : failures)
-    CHECK_THAT(failure, Contains("B1001 cannot step: rank 1 has other options of the step than rank 0"));
+    CHECK_THAT(failure, Contains("B1001 cannot step: rank 1 has another rule than rank 0"));
+}
+
+TEST_CASE("a rank that made another number of micro-steps tells the others so") {
+  const auto failures = failures_of_ranks(2, [](Communicator& world) {
+    Training training({{{.name = "first", .tensors = {{"w", {10}}}}}}, world, {optim::AdamW{}}, {.stage = 2});
+    training.initialize(initial_parameters());
+    training.forward(0);
+    training.backward(0);
+    training.step({.micro_steps = world.rank() == 1 ? 2u : 1u});
+  });
+  for (const std::string& failure : failures)
+    CHECK_THAT(failure, Contains("B1007 cannot step with 2 micro-steps: another number was accumulated"));
+}
+
+TEST_CASE("parameter groups have rules and learning rates by name") {
+  Model model;
+  model.unit("first");
+  model.tensor({.name = "w", .shape = {10}, .group = model.group("matrices")});
+  model.tensor({.name = "b", .shape = {4}, .group = model.group("vectors")});
+  CHECK(model.group("matrices") == 0);
+  const auto world = single_rank();
+  const optim::Sgd one{.lr = 1.0}, two{.lr = 2.0};
+  Training training(model, *world, {{"vectors", two}, {"matrices", one}}, {.stage = 0});
+  const auto lr = [&](std::size_t group) { return std::get<optim::Sgd>(training.groups()[group]).lr; };
+  CHECK((lr(0) == 1.0 && lr(1) == 2.0));
+  training.set_lr("vectors", 3.0);
+  CHECK((lr(0) == 1.0 && lr(1) == 3.0));
+  CHECK_THROWS_WITH(training.set_lr("others", 3.0), Contains("B1001") && Contains("\"others\"") && Contains("vectors"));
+  CHECK_THROWS_WITH(Plan(model, {}, {{"matrices", one}}), Contains("B1001") && Contains("\"vectors\" has no rule"));
+  CHECK_THROWS_WITH(Plan(model, {}, {{"matrices", one}, {"vectors", one}, {"others", one}}),
+                    Contains("B1001") && Contains("the rule for \"others\""));
+}
+
+TEST_CASE("a trainer that goes micro-step by micro-step in a layer-major training is told so once") {
+  std::string lines;
+  Log log([&](Level, std::string_view line) { lines += std::string(line) + "\n"; });
+  LoneTraining alone({.stage = 3, .micro_steps = 2, .schedule = {.layer_major = true}, .log = &log});
+  alone.training.initialize(initial_parameters());
+  for (std::size_t step = 0; step < 2; ++step) {
+    for (std::size_t micro_step = 0; micro_step < 2; ++micro_step)
+      alone.use_all(1.0f);
+    alone.training.step();
+  }
+  CHECK_THAT(lines, Contains("unit second is used in forward in another order than that of Schedule::layer_major"));
+  CHECK(std::ranges::count(lines, '\n') == 1);
+}
+
+TEST_CASE("drives that are not there are refused, and not made") {
+  const TemporaryDirectory directory;
+  const std::filesystem::path missing = directory.path() / "not" / "mounted";
+  for (const char* const run : {"", "mine"}) {
+    const TrainingOptions options{.stage = 3, .state = Tier::nvme, .drives = {.directories = {missing}, .run = run}};
+    CHECK_THROWS_WITH(LoneTraining(options),
+                      Contains("B1001") && Contains("no such directory") && Contains(missing.string()));
+  }
+  CHECK_FALSE(std::filesystem::exists(missing.parent_path()));
 }
 
 TEST_CASE("groups that tensors name and that are missing are refused before anything is reserved") {

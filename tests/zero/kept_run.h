@@ -122,6 +122,13 @@ inline void add_values(Training& training, AllValues& values, std::mutex& mutex)
   });
 }
 
+// Returns the drive of a rank's host, which is there before the job starts.
+inline std::filesystem::path drive_of(const KeptRun& run, const std::filesystem::path& directory, std::size_t rank) {
+  const std::filesystem::path drive = directory / run.hosts[rank];
+  std::filesystem::create_directories(drive);
+  return drive;
+}
+
 inline Ended train(KeptRun run, std::size_t steps) {
   run.options.drives.directories = {run.directory};
   if (!run.second.empty()) run.options.drives.directories.push_back(run.second);
@@ -132,7 +139,7 @@ inline Ended train(KeptRun run, std::size_t steps) {
   ended.failures = failures_of_ranks(run.ranks, [&](Communicator& world) {
     TrainingOptions options = run.options;
     if (!run.hosts.empty()) {
-      options.drives.directories = {run.directory / run.hosts[world.rank()]};
+      options.drives.directories = {drive_of(run, run.directory, world.rank())};
       options.drives.host = run.hosts[world.rank()].substr(0, 1);
     }
     const bool is_last = world.rank() + 1 == run.ranks;

@@ -128,7 +128,7 @@ TEST_CASE("a record that is damaged on its way to the mirror is an error") {
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     DamagingCommunicator damaging(world);
     TrainingOptions options = run.options;
-    options.drives.directories = {directory.path() / run.hosts[world.rank()]};
+    options.drives.directories = {drive_of(run, directory.path(), world.rank())};
     options.drives.run = "mine";
     Training training(run.model, damaging, run.rules, options);
     training.start(initial_parameters());
@@ -145,7 +145,7 @@ TEST_CASE("a mirror holds the changes between steps, and the notes") {
   const auto with_training = [&](const KeptRun& of, const std::function<void(Training&, std::size_t)>& look) {
     CHECK(failures_of_ranks(of.ranks, [&](Communicator& world) {
             TrainingOptions options = of.options;
-            options.drives.directories = {of.directory / of.hosts[world.rank()]};
+            options.drives.directories = {drive_of(of, of.directory, world.rank())};
             options.drives.host = of.hosts[world.rank()];
             Training training(of.model, world, of.rules, options);
             training.start(initial_parameters());

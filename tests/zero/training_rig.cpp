@@ -19,7 +19,9 @@ struct Tiers {
 std::size_t ranks_of(const Setup& setup) { return setup.placement.ranks(); }
 
 std::filesystem::path directory_of(const Setup& setup, std::size_t rank) {
-  return setup.mirrors ? setup.directory / std::to_string(rank) : setup.directory;
+  const std::filesystem::path directory = setup.mirrors ? setup.directory / std::to_string(rank) : setup.directory;
+  if (setup.mirrors) std::filesystem::create_directories(directory);
+  return directory;
 }
 
 TrainingOptions options_of(const Setup& setup, std::size_t rank, const Stream* stream) {

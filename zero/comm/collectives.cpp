@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -607,6 +608,13 @@ class Collectives : public Communicator {
 };
 
 }  // namespace
+
+double Communicator::mean(double mine) {
+  std::vector<double> all(size());
+  all_gather(ConstView(reinterpret_cast<const std::byte*>(&mine), sizeof mine, DType::u8),
+             View(reinterpret_cast<std::byte*>(all.data()), all.size() * sizeof mine, DType::u8));
+  return std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
+}
 
 void Communicator::all_gather(ConstView, View, const Encoding&) { refuse_encoding(); }
 void Communicator::reduce_scatter(ConstView, View, const Encoding&) { refuse_encoding(); }

@@ -281,16 +281,16 @@ int run_ranks(std::size_t threads, const std::function<void(Communicator& world)
               const ConnectOptions& options) {
   std::once_flag first;
   std::atomic<int> status = 0;
-  const auto report = [&](const std::exception& error) {
+  const auto report = [&](const std::string& error) {
     status = 1;
     Log to_stderr;
-    std::call_once(first, [&] { (options.log != nullptr ? *options.log : to_stderr).error(error.what()); });
+    std::call_once(first, [&] { (options.log != nullptr ? *options.log : to_stderr).error(error); });
   };
   const auto as_rank = [&](Communicator& world) {
     try {
       train(world);
     } catch (const std::exception& error) {
-      report(error);
+      report(world.size() > 1 ? fmt::format("rank {}: {}", world.rank(), error.what()) : error.what());
       world.abort(error.what());
     }
   };
@@ -305,7 +305,7 @@ int run_ranks(std::size_t threads, const std::function<void(Communicator& world)
       others.emplace_back(as_rank, std::ref(*ranks[rank]));
     as_rank(*ranks.front());
   } catch (const std::exception& error) {
-    report(error);
+    report(error.what());
   }
   return status;
 }

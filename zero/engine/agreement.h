@@ -152,22 +152,30 @@ class TensorSums {
   Buffer host_;  // pinned if there is a GPU; reserved by the first call, because few trainings ask for these norms
 };
 
-// Returns the rank for which the others wait. Throws B1001 if the step has other options than on rank 0: `options` is their digest.
-// One exchange serves both. All ranks call it together, and get or throw the same.
-inline Straggler find_straggler(Mesh& mesh, double own_seconds, std::int64_t options = 0) {
-  std::vector<std::int64_t> nanoseconds(2 * mesh.ranks());  // and digests, of each rank; the sums put them together
-  nanoseconds[mesh.rank()] = static_cast<std::int64_t>(own_seconds * 1e9);
-  nanoseconds[mesh.ranks() + mesh.rank()] = options;
-  mesh.reduce->all_reduce(nanoseconds);
-  mesh.replicas->all_reduce(nanoseconds);
-  const std::vector<std::int64_t> digests(nanoseconds.end() - std::ssize(nanoseconds) / 2, nanoseconds.end());
+using OptionDigests = std::vector<std::pair<std::string_view, std::int64_t>>;  // by the options' names
+
+// Returns the rank for which the others wait. Throws B1001 if a step's option is not that of rank 0. One exchange serves both. All
+// ranks call it together, with options of the same names, and get or throw the same.
+inline Straggler find_straggler(Mesh& mesh, double own_seconds, const OptionDigests& options = {}) {
+  std::vector<std::int64_t> numbers((1 + options.size()) * mesh.ranks());  // the sums put those of all ranks together
+  const auto number_of = [&](std::size_t number, std::size_t rank) -> std::int64_t& {
+    return numbers[number * mesh.ranks() + rank];
+  };
+  number_of(0, mesh.rank()) = static_cast<std::int64_t>(own_seconds * 1e9);
+  for (std::size_t i = 0; i < options.size(); ++i)
+    number_of(1 + i, mesh.rank()) = options[i].second;
+  mesh.reduce->all_reduce(numbers);
+  mesh.replicas->all_reduce(numbers);
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    for (std::size_t rank = 0; rank < mesh.ranks(); ++rank) {
+      require(number_of(1 + i, rank) == number_of(1 + i, 0), Code::bad_argument, [&] {
+        return Problem{.what = fmt::format("cannot step: rank {} has another {} than rank 0", rank, options[i].first),
+                       .needed = "the same options of the step on all ranks"};
+      });
+    }
+  }
+  std::vector<std::int64_t>& nanoseconds = numbers;
   nanoseconds.resize(mesh.ranks());
-  const auto other = std::ranges::find_if(digests, [&](std::int64_t each) { return each != digests.front(); });
-  require(other == digests.end(), Code::bad_argument, [&] {
-    return Problem{
-        .what = fmt::format("cannot step: rank {} has other options of the step than rank 0", other - digests.begin()),
-        .needed = "the same rules, max_norm, loss_scale, micro_steps and discard on all ranks"};
-  });
   const auto slowest = std::ranges::max_element(nanoseconds);
   Straggler straggler{.slowest = static_cast<std::size_t>(slowest - nanoseconds.begin()),
                       .seconds = static_cast<double>(*slowest) * 1e-9};
@@ -297,7 +305,7 @@ class Agreement {
     optim::Decision decision = decide(sum_over_model(sum));
     const bool is_finite = !decision.skip;
     decision.skip = decision.skip || options_.discard;
-    run.result = {.norm = decision.norm, .straggler = find_straggler(mesh_, own_seconds, digest_of_options())};
+    run.result = {.norm = decision.norm, .straggler = find_straggler(mesh_, own_seconds, digests_of_options())};
     if (!plan_.input().schedule.update_in_backward) {
       run.numbers = numbers_of(decision);
       run.result.skipped = decision.skip;
@@ -333,14 +341,20 @@ class Agreement {
     return std::max<std::size_t>(uses_of_pass_[unit] / plan_.input().in_one_pass, 1);
   }
 
-  std::int64_t digest_of_options() const {
-    std::string text = fmt::format("{} {} {} {}", options_.max_norm.value_or(optim::no_clipping), options_.loss_scale,
-                                   options_.micro_steps.value_or(planned_micro_steps()), options_.discard);
+  OptionDigests digests_of_options() const {
+    std::string rules;
     for (const optim::Rule& rule : rules_) {
       for (const auto& [name, value] : optim::named_options(rule))
-        text += ' ' + value;
+        rules += ' ' + value;
     }
-    return static_cast<std::int64_t>(std::hash<std::string>()(text));
+    const auto digest = [](const auto& value) {
+      return static_cast<std::int64_t>(std::hash<std::decay_t<decltype(value)>>()(value));
+    };
+    return {{"rule", digest(rules)},
+            {"max_norm", digest(options_.max_norm.value_or(optim::no_clipping))},
+            {"loss_scale", digest(options_.loss_scale)},
+            {"number of micro-steps", digest(options_.micro_steps.value_or(planned_micro_steps()))},
+            {"choice to discard the gradients", digest(options_.discard)}};
   }
 
   static void require_rules(const CompiledPlan& plan, const StepOptions& options) {

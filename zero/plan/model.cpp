@@ -74,6 +74,13 @@ TensorId Model::tied(std::string name, TensorId owner) {
   return owner;
 }
 
+std::size_t Model::group(std::string_view name) {
+  const auto found = std::ranges::find(groups, name);
+  const auto number = static_cast<std::size_t>(found - groups.begin());
+  if (found == groups.end()) groups.emplace_back(name);
+  return number;
+}
+
 void check(const Model& model) {
   if (model.units.empty()) refuse("cannot train a model without units", "", "at least one unit");
   std::set<std::string_view> names;

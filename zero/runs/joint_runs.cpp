@@ -95,11 +95,11 @@ std::optional<std::vector<RunPoint>> newest_joint_points(std::span<const RunComm
 // Looks before any of the run's records is opened.
 std::vector<RunCommit> commits_of_run(Communicator& world, const RecordOptions& options) {
   require_run_name(options.run);
-  require_directories(options);
   std::vector<std::unique_ptr<offload::IoQueue>> owned;
   RunDrives drives{options};
   std::vector<RecordFiles> files;
   on_all_ranks(world, [&] {
+    require_directories(options);
     for (std::size_t i = 0; i < options.directories.size(); ++i)
       drives.queues.push_back(
           owned.emplace_back(offload::open_queue({.depth = options.depth, .log = options.log})).get());

@@ -90,15 +90,24 @@ void require_run_on_drives(const std::string& run, const Spread& state) {
 void require_directories(const RecordOptions& options) {
   require(!options.directories.empty(), Code::bad_argument, [] {
     return Problem{.what = "cannot keep state on drives: there are no directories",
-                   .needed = "the directories to keep it in"};
+                   .needed = "TrainingOptions::drives.directories, the directories to keep it in"};
   });
+  for (const std::filesystem::path& directory : options.directories) {
+    std::error_code failed;
+    require(std::filesystem::is_directory(directory, failed), Code::bad_argument, [&] {
+      return Problem{.what = "cannot keep state on drives: there is no such directory",
+                     .where = directory.string(),
+                     .needed = "a directory that exists, so that a missing drive is not taken for an empty one"};
+    });
+  }
 }
 
 std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
   require_run_name(options.run);
   std::vector<std::int64_t> tiles(world.size());
-  const std::filesystem::path& drive = options.directories.front();
   on_all_ranks(world, [&] {
+    require_directories(options);
+    const std::filesystem::path& drive = options.directories.front();
     for (const RecordFiles& files : record_files_on(drive, options.run)) {
       if (files.rank != world.rank()) continue;
       const auto lines = read_run_description(files.directory(drive, options.run) / files.description_name());
@@ -110,7 +119,7 @@ std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
 }
 
 Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options) {
-  require_directories(options);
+  on_all_ranks(world, [&] { require_directories(options); });
   const bool keeps_run = !options.run.empty() && plan.tiles_on_drive() > 0;
   require(!keeps_run || plan.blocks().full_records(), Code::internal,
           [] { return Problem{.what = "cannot keep a run: its records lack the parameters"}; });
@@ -144,9 +153,6 @@ void Records::add_drives_of_run(Communicator& world, const RecordOptions& option
   require_run_name(options.run);
   on_all_ranks(world, [&] {
     for (const std::filesystem::path& directory : options.directories) {
-      std::error_code failed;
-      std::filesystem::create_directories(directory, failed);
-      if (failed) offload::fail_file("mkdir", directory, 0, failed.value());
       const std::filesystem::path own = RecordFiles{.rank = world.rank()}.directory(directory, options.run);
       kept_.emplace_back(own);
       add_drive(own, options);

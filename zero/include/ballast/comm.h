@@ -100,6 +100,7 @@ class Communicator {
   // Copies the values of rank `root` to all ranks.
   virtual void broadcast(View values, std::size_t root) = 0;
   virtual void barrier() = 0;
+  double mean(double mine);  // the mean of all ranks' values, such as their losses, which they add in rank order
 
   // Sends parts of any number and size from each rank to any other. The n-th part that a rank sends to another is the n-th that
   // this receives from it, and has as many bytes. Sent and received parts do not overlap. A communicator that does not override

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ballast {
@@ -25,7 +26,7 @@ struct Tensor {
   // its unit and this one, joined by a dot.
   std::string name;
   std::vector<std::size_t> shape;
-  std::size_t group = 0;  // a group of parameters with the same options
+  std::size_t group = 0;  // a group of parameters with the same options: a number, which Model::group() gives a name
   bool frozen = false;    // has neither gradient nor optimizer state
   // Whether the norm of all gradients counts it; if not, another rank has the same tensor and counts it.
   bool counted = true;
@@ -63,11 +64,13 @@ struct Unit {
 
 struct Model {
   std::vector<Unit> units{};
+  std::vector<std::string> groups{};  // the names of the parameter groups, by number; none: they have numbers alone
 
   // Begins a unit, and adds tensors and ties to the last one. A lease of the unit has a tied tensor by its owner's id.
   std::size_t unit(std::string name, DType dtype = DType::bf16);
   TensorId tensor(Tensor tensor);
   TensorId tied(std::string name, TensorId owner);
+  std::size_t group(std::string_view name);  // its number; a new name gets the next one
 };
 
 // Throws B1001 for a model without units, an unknown unit in a tie, two units or tensors of one name, trained bytes,

@@ -29,10 +29,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace ballast {
@@ -89,13 +92,32 @@ struct RankOf {
   std::size_t ranks_per_host = 1;  // Communicator::ranks_per_host() of all ranks
 };
 
+// The rules of the parameter groups, all of one kind: by the names of Model::groups, or in the order of the groups' numbers.
+class Groups {
+ public:
+  struct Named {
+    std::string group;
+    optim::Rule rule;
+  };
+  Groups(std::vector<optim::Rule> rules)
+      : rules_(std::move(rules)) {}  // NOLINT(google-explicit-constructor): they are that
+  Groups(std::initializer_list<optim::Rule> rules) : rules_(rules) {}
+  Groups(std::initializer_list<Named> rules) : named_(rules) {}
+
+  // In the order of numbers. Throws B1001 if a group of the model has no rule, or a rule no group.
+  std::vector<optim::Rule> of(const Model& model) const;
+
+ private:
+  std::vector<optim::Rule> rules_{};
+  std::vector<Named> named_{};
+};
+
 // A training before anything is reserved: the program of its step, the memory that it reserves, and how long a step takes.
 // The ranks need not exist. A pure value.
 class Plan {
  public:
   // The same arguments as Training's.
-  Plan(Model model, const RankOf& position, const std::vector<optim::Rule>& groups,
-       const TrainingOptions& options = {});
+  Plan(Model model, const RankOf& position, const Groups& groups, const TrainingOptions& options = {});
   Plan(Plan&&) noexcept;
   ~Plan();
 
@@ -124,9 +146,9 @@ inline constexpr std::size_t max_note_bytes = 65'432;
 class Training {
  public:
   // Reserves all memory and makes all files. Parameters and state on a GPU get theirs unit by unit when the training begins, so
-  // that the source can free its own copy of the units before. `groups` are the rules of the parameter groups, and of one kind; `world`
-  // outlives the training. All ranks construct theirs together.
-  Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options = {});
+  // that the source can free its own copy of the units before. `world` outlives the
+  // training. All ranks construct theirs together.
+  Training(Model model, Communicator& world, const Groups& groups, const TrainingOptions& options = {});
   Training(Training&&) = delete;
   ~Training();  // waits for operations in flight, ignores failures; in the middle of a step it aborts the other ranks
 
@@ -159,9 +181,10 @@ class Training {
   void prepare(const StepOptions& options);
   void finish();  // waits until all operations are done
 
-  std::vector<optim::Rule>& groups();  // the caller may change them between steps
-  void set_lr(double lr);              // of all groups, whatever their rule
-  std::uint64_t steps() const;         // updates made so far
+  std::vector<optim::Rule>& groups();              // the caller may change them between steps
+  void set_lr(double lr);                          // of all groups, whatever their rule
+  void set_lr(std::string_view group, double lr);  // of the group that Model::group() has named
+  std::uint64_t steps() const;                     // updates made so far
 
   // --- Between steps, on all ranks together.
   // Writes the parameters, their state, the note and the number of steps to a checkpoint, as ballast.save() of Python does. It replaces
