@@ -85,6 +85,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
           .trace = options.trace,
           .schedule = options.schedule,
           .wire = options.wire,
+          .rates = std::holds_alternative<optim::External>(groups[0]) ? UpdateRates{} : options.rates,
           .mirror = options.drives.mirror,
           .full_records = !options.drives.run.empty(),
           .host_is_device = !options.gpu};

@@ -20,6 +20,7 @@ struct PlanSetup {
   GradientFormat gradient_format = GradientFormat::fp32;
   Schedule schedule{};
   Wire wire{};
+  UpdateRates rates{};  // that share tiles on the host between it and the device
   Trace trace{};
   bool full_records = false;
   bool host_is_device = false;
@@ -37,6 +38,7 @@ inline CompiledPlan plan_of(const PlanSetup& setup) {
                                     .trace = setup.trace,
                                     .schedule = setup.schedule,
                                     .wire = setup.wire,
+                                    .rates = setup.rates,
                                     .full_records = setup.full_records,
                                     .host_is_device = setup.host_is_device});
 }

@@ -62,6 +62,14 @@ PlanSetup encoded_mesh() {
   return setup;
 }
 
+// The device updates a part of the tiles whose state is on the host.
+PlanSetup state_on_host() {
+  PlanSetup setup = setup_of(2, 1, Tier::host);
+  setup.model = plain_model(2, 600);
+  setup.rates = {.upload = 1, .download = 1, .host_memory = 2.4};
+  return setup;
+}
+
 PlanSetup muon_on_drives() {
   PlanSetup setup = with_muon(state_on_drives(true));
   setup.model = matrix_model();
@@ -87,6 +95,7 @@ const std::map<std::string, PlanSetup> characteristic{
     {"mesh_on_host_two_micro_steps", mesh_on_host(GradientFormat::fp32)},
     {"mesh_on_host_gradients_in_bf16", mesh_on_host(GradientFormat::bf16)},
     {"mesh_encoded", encoded_mesh()},
+    {"stage2_state_on_host", state_on_host()},
     {"stage3_nvme_muon", muon_on_drives()},
     {"copies_of_parameters", copies_of_parameters()},
 };

@@ -87,6 +87,8 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             if (programs % 3 == 1 && !placement.full_parameters && mesh.shards > 1)
               setup.wire.gather = WireFormat::int8;
             if (programs % 4 == 2) setup.schedule.gathered_bytes = SIZE_MAX;
+            // Tiles on the host are updated by it, by the device, or by both.
+            if (programs % 7 > 1) setup.rates = {1, 1, programs % 7 > 3 ? 2.0 : 1e-3};
             if (programs % 5 == 2) setup.trace = order_in_torch(model);
             if (has_matrices(model)) setup = with_muon(setup);
             for (const HostUpdates& updates : host_updates(placement)) {
@@ -117,6 +119,10 @@ std::vector<PlanSetup> samples() {
   nvme_state.schedule = {.staging_slots = 3, .kept_records = 1};
   PlanSetup on_host{.model = plain_model(3), .placement = placement_of_stage(3, 2)};
   on_host.placement = {2, 2, false, Reduction::each, host, host, host};
+  PlanSetup on_both = on_host;
+  on_both.rates = {1, 1, 2};
+  PlanSetup visiting{.model = plain_model(2, 1000), .placement = placement_of_stage(2, 1), .rates = {1, 1, 2.4}};
+  visiting.placement.state = host;
   PlanSetup full{.model = plain_model(2), .placement = placement_of_stage(1, 3)};
   full.placement.reduction = Reduction::boundary;
   PlanSetup in_backward{.model = plain_model(3), .placement = placement_of_stage(3, 2)};
@@ -140,6 +146,8 @@ std::vector<PlanSetup> samples() {
   muon_in_backward.model.units.back().ties.clear();
   PlanSetup muon_alone{.model = matrix_model(), .placement = placement_of_stage(0, 1)};
   muon_alone.placement.state = host;
+  PlanSetup muon_visiting = muon_alone;
+  muon_visiting.rates = {1, 1, 1e-3};
   PlanSetup in_torch = in_backward;
   in_torch.model = odd_model();  // what is frozen is left out: it is still there from the step before
   in_torch.model.units.erase(in_torch.model.units.begin() + 2);
@@ -147,9 +155,21 @@ std::vector<PlanSetup> samples() {
   in_torch.schedule = {.gathered_bytes = SIZE_MAX};
   in_torch.micro_steps = 2;
   in_torch.trace = order_in_torch(in_torch.model);
-  return {nvme_state, on_host,   full, in_backward,      full_records,
-          on_cpu,     copies,    muon, muon_in_backward, with_muon(muon_alone),
-          in_torch,   exact_uses};
+  return {nvme_state,
+          on_host,
+          full,
+          in_backward,
+          full_records,
+          on_cpu,
+          copies,
+          muon,
+          muon_in_backward,
+          with_muon(muon_alone),
+          on_both,
+          visiting,
+          with_muon(muon_visiting),
+          in_torch,
+          exact_uses};
 }
 
 }  // namespace

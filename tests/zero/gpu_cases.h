@@ -61,6 +61,56 @@ inline void check_gpu_trains_in_all_formats() {
   }
 }
 
+// Trains with updates by the host alone, and by both or by the GPU where that is faster. Returns how many trainings had updates by
+// both.
+inline std::size_t check_shared_updates(const std::vector<Outcome>& expected, Setup setup) {
+  std::size_t both = 0;
+  setup.gpu = 0;
+  for (const double host_memory : {0.0, 3.0, 1e-3}) {
+    CAPTURE(host_memory, setup.placement.parameters.fractions(), setup.placement.gradients.fractions());
+    setup.rates = {.upload = 1, .download = 1, .host_memory = host_memory};
+    const std::vector<Outcome> outcomes = train(setup);
+    check_same(expected, outcomes);
+    if (!setup.offloads && setup.uses_by_step.empty()) check_as_planned(outcomes);
+    const auto& moved = outcomes[0].planned_moves;
+    const bool gpu_updates = moved[static_cast<std::size_t>(Lane::update)] > 0;
+    const bool host_works = moved[static_cast<std::size_t>(Lane::host)] > 0;
+    if (host_memory == 0.0) CHECK(!gpu_updates);
+    if (host_memory == 1e-3 && setup.placement.gradients == Spread(Tier::device)) CHECK(gpu_updates);
+    if (gpu_updates && host_works) ++both;
+  }
+  return both;
+}
+
+inline void check_gpu_and_host_share_updates() {
+  std::size_t both = 0;
+  for (const auto format : all_state_formats) {
+    CAPTURE(name(format));
+    Setup setup{.placement = placement_of_stage(0, 1), .tile_elements = 128, .format = format};
+    const std::vector<Outcome> expected = train(setup);
+    for (const Tier parameters : {Tier::device, Tier::host}) {
+      for (const Tier gradients : {Tier::device, Tier::host}) {
+        setup.placement = placement_of_stage(3, 1);
+        setup.placement.parameters = parameters;
+        setup.placement.gradients = gradients;
+        setup.placement.state = Tier::host;
+        both += check_shared_updates(expected, setup);
+      }
+    }
+  }
+  for (Setup setup : {Setup{.micro_steps = 2, .max_norm = 0.05}, Setup{.poisoned_step = 1, .verify = 1},
+                      Setup{.schedule = {.update_in_backward = true}}, Setup{.uses_by_step = off_plan_steps()},
+                      Setup{.offloads = true, .looks = true}}) {
+    setup.tile_elements = 128;
+    setup.placement = placement_of_stage(0, 2);
+    const std::vector<Outcome> expected = train(setup);
+    setup.placement = placement_of_stage(2, 2);
+    setup.placement.state = Tier::host;
+    both += check_shared_updates(expected, setup);
+  }
+  CHECK(both > 15);
+}
+
 inline void check_gpu_keeps_gradients_in_bf16() {
   Sweep sweep(7);
   const auto bf16 = GradientFormat::bf16;
@@ -193,6 +243,7 @@ inline void check_gpu_work_is_accounted_for() {
     Training training(model, *world, {optim::AdamW{}, optim::AdamW{}},
                       {.state = {0.5, 0.5, 0.0},
                        .tile_elements = 256,
+                       .rates = {.upload = 1, .download = 1, .host_memory = 3},  // both processors update
                        .keeps_timeline = true,
                        .gpu = 0,
                        .stream = stream.handle(),

@@ -7,6 +7,10 @@ TEST_CASE("on a GPU, stages and tiers give the bits of the CPU", "[gpu]") { chec
 
 TEST_CASE("all formats train to the same bits on a GPU as on the CPU", "[gpu]") { check_gpu_trains_in_all_formats(); }
 
+TEST_CASE("a GPU and the host share tiles whose state is on the host, with the bits of either alone", "[gpu]") {
+  check_gpu_and_host_share_updates();
+}
+
 TEST_CASE("gradients in bf16 train to the same bits on a GPU as on the CPU", "[gpu]") {
   check_gpu_keeps_gradients_in_bf16();
 }

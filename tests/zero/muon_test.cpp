@@ -89,17 +89,21 @@ TEST_CASE("with Muon, stages, tiers, tiles, schedules and homes do not change a 
 TEST_CASE("with Muon on a GPU, stages, tiers and homes do not change a bit", "[gpu]") {
   const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, 2), .muon = true, .gpu = 0});
   for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
-    CAPTURE(name(tier));
-    Placement placement = placement_of_stage(3, 2);
-    placement.state = Spread(tier);
-    const Setup setup{.placement = placement,
-                      .muon = true,
-                      .tile_elements = tier == Tier::host ? 128u : 256u,
-                      .schedule = {.kept_records = 1, .update_in_backward = tier == Tier::nvme},
-                      .gpu = 0};
-    const std::vector<Outcome> outcomes = train(setup);
-    check_same(expected, outcomes);
-    check_as_planned(outcomes);
+    for (const double host_memory : {0.0, 2.0, 1e-3}) {  // the host updates what it keeps, or the GPU a part, or all
+      if (tier != Tier::host && host_memory > 0.0) continue;
+      CAPTURE(name(tier), host_memory);
+      Placement placement = placement_of_stage(3, 2);
+      placement.state = Spread(tier);
+      const Setup setup{.placement = placement,
+                        .muon = true,
+                        .tile_elements = tier == Tier::host ? 128u : 256u,
+                        .schedule = {.kept_records = 1, .update_in_backward = tier == Tier::nvme},
+                        .rates = {.upload = 1, .download = 1, .host_memory = host_memory},
+                        .gpu = 0};
+      const std::vector<Outcome> outcomes = train(setup);
+      check_same(expected, outcomes);
+      check_as_planned(outcomes);
+    }
   }
 }
 

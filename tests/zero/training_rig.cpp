@@ -46,6 +46,7 @@ TrainingOptions options_of(const Setup& setup, std::size_t rank, const Stream* s
           .micro_steps = setup.micro_steps,
           .trace = setup.trace,
           .schedule = setup.schedule,
+          .rates = setup.rates,
           .wire = setup.wire,
           .max_norm = setup.max_norm,
           .verify = setup.verify,

@@ -89,7 +89,7 @@ std::optional<Placement> with_nearer_state(const ChoiceInput& input, const Place
   Placement placement = far;
   const auto fullness_with = [&](double part) {
     placement.state = moved(far.state, from, near, part);
-    return fullness(input, placement, near, from);
+    return fullness(input, placement, near, near == Tier::device ? Tier::host : Tier::nvme);
   };
   placement.state = moved(far.state, from, near, greatest_part(finest, fullness_with));
   if (placement.state == far.state) return {};
@@ -118,32 +118,44 @@ class Search {
   const Ledger& closest() const { return *closest_; }  // the ledger of the closest placement that does not fit
 
  private:
-  void consider(const Placement& placement) {
-    if (std::ranges::find(considered_, placement) != considered_.end()) return;
+  bool consider(const Placement& placement) {  // whether it fits
+    if (std::ranges::find(considered_, placement) != considered_.end()) return true;
     considered_.push_back(placement);
     const Ledger ledger = memory_of(input_, placement);
-    if (fits(ledger, input_.machine)) {
+    const bool fit = fits(ledger, input_.machine);
+    if (fit) {
       const Choice choice = price(input_, placement);
       if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
     } else if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) {
       closest_ = ledger;
     }
+    return fit;
+  }
+
+  std::optional<Placement> nearer(const Placement& placement, Tier near) const {
+    return is_a_choice(near, input_.machine) ? with_nearer_state(input_, placement, near) : std::nullopt;
+  }
+
+  // Moves state from drives to the host. The device needs memory to update it in, and holds less of the state if that does not fit.
+  void consider_state_on_host(const Placement& far) {
+    const auto on_host = nearer(far, Tier::host);
+    if (!on_host || consider(*on_host)) return;
+    Placement less_on_device = *on_host;
+    less_on_device.state = {0.0, on_host->state.host, 1.0 - on_host->state.host};
+    if (const auto on_both = nearer(less_on_device, Tier::device)) consider(*on_both);
   }
 
   // Also of a placement that does not fit: two tiers together may hold what neither of them holds alone.
   void consider_nearer_state(const Placement& far) {
-    const auto nearer = [&](const Placement& placement, Tier near) {
-      return is_a_choice(near, input_.machine) ? with_nearer_state(input_, placement, near) : std::nullopt;
-    };
     const bool from_drives = far.state.nvme > 0.0;
     // Gradients of units with state on the device are there too, so placements with gradients on the host yield nothing new.
     if (far.parameters.device > 0.0 && far.gradients.device > 0.0 && far.state.device == 0.0) {
       if (const auto on_device = nearer(far, Tier::device)) {
         consider(*on_device);
-        if (const auto on_both = from_drives ? nearer(*on_device, Tier::host) : std::nullopt) consider(*on_both);
+        if (from_drives) consider_state_on_host(*on_device);
       }
     }
-    if (const auto on_host = from_drives ? nearer(far, Tier::host) : std::nullopt) consider(*on_host);
+    if (from_drives) consider_state_on_host(far);
   }
 
   void consider_full_tiers(const ChoiceInput& input) {

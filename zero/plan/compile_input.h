@@ -62,6 +62,7 @@ struct PlanOptions {
   Trace trace{};                                         // the uses of each micro-step; empty: the order of declaration
   Schedule schedule{};
   Wire wire{};
+  UpdateRates rates{};
   bool mirror = false;          // each record is written on a drive of another rank too
   bool full_records = false;    // records hold parameters too, so that a run resumes from them alone
   bool host_is_device = false;  // a CPU's: updates on the host need no copies of parameters and gradients

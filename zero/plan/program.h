@@ -120,6 +120,7 @@ enum class SlotRole : std::uint8_t {
   tile_gradients,   // gradients of one tile, for an update on the host
   tile_parameters,  // parameters of one tile, the same
   tile_directions,  // directions of one tile, for or after an update on the host
+  visitors,         // state of tiles on the host, on the device while it updates them, and what else that needs
   directions,       // this rank's shard of what a rule of whole matrices orthogonalizes
   matrices,         // whole ones of a unit, on their way
   workspace,        // memory for the products of matrices

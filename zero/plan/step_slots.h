@@ -78,24 +78,17 @@ class SlotList {
     return {{add(role, Tier::host, together), 0, bytes}, records, true};
   }
 
-  // Pieces of one slot for those of a unit's tiles whose state lies in one tier; none for the others.
-  struct TilePieces {
-    SlotRole role;
-    Tier tier;        // the tier of the slot
-    Tier state_tier;  // the tier of the tiles that get a piece
-    std::size_t bytes = 0;
-  };
-
-  std::vector<Piece> add_pieces(const TilePieces& pieces, const std::vector<Tier>& state, std::string_view which) {
-    std::vector<Piece> by_tile(state.size());
-    const auto tiles = static_cast<std::size_t>(std::ranges::count(state, pieces.state_tier));
-    if (tiles * pieces.bytes == 0) return by_tile;
-    const std::size_t slot = add(pieces.role, pieces.tier, tiles * pieces.bytes, which);
+  // Adds one slot with a piece of so many bytes for each tile; none for a tile without bytes.
+  std::vector<Piece> add_pieces(SlotRole role, Tier tier, const std::vector<std::size_t>& bytes,
+                                std::string_view which) {
+    std::vector<Piece> by_tile(bytes.size());
+    const std::size_t all = std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
+    if (all == 0) return by_tile;
+    const std::size_t slot = add(role, tier, all, which);
     std::size_t begin = 0;
-    for (std::size_t tile = 0; tile < state.size(); ++tile) {
-      if (state[tile] != pieces.state_tier) continue;
-      by_tile[tile] = {slot, begin, pieces.bytes};
-      begin += pieces.bytes;
+    for (std::size_t tile = 0; tile < bytes.size(); ++tile) {
+      if (bytes[tile] > 0) by_tile[tile] = {slot, begin, bytes[tile]};
+      begin += bytes[tile];
     }
     return by_tile;
   }
@@ -112,8 +105,8 @@ struct UnitSlots {
   std::size_t gradients = none;  // full, where a step's micro-steps are summed in them
   std::size_t reduced = none;    // this rank's summed gradients
   std::vector<Piece> state{};    // one for each tile, on the device
-  std::vector<Piece> blocks{};   // one for each tile, on the host: parameter and state
-  std::vector<Piece> copies{};   // one for each tile, on the host: the parameter of a tile whose record is on a drive
+  std::vector<Piece> blocks{};  // one for each tile, on the host: parameter and state, as StepSlots::block_sizes() says
+  std::vector<Piece> copies{};  // one for each tile, on the host: the parameter of a tile whose record is on a drive
 };
 
 // The buffers of a step.
@@ -125,11 +118,43 @@ struct StepRings {
   Ring tile_gradients{};   // host: a tile's gradient, for an update on the host
   Ring tile_parameters{};  // host: the same of its parameter, if its record has none
   Ring tile_directions{};  // host: the same of its direction, for a rule of whole matrices
-  Ring directions{};       // device: of all of a unit's tiles
-  Ring matrices{};         // device: the whole matrices of this rank
-  Ring first_regions{};    // host: first regions of records
-  Ring staging{};          // host: records on their way
+  Ring visitors{};  // device: what an update of a host's tile there needs of it: its block, and a gradient on the host
+  Ring directions{};     // device: of all of a unit's tiles
+  Ring matrices{};       // device: the whole matrices of this rank
+  Ring first_regions{};  // host: first regions of records
+  Ring staging{};        // host: records on their way
 };
+
+// How many of a unit's tiles on the host the device updates: so many that the links, and the host's memory, through which each
+// byte of a link passes too, are done earliest.
+inline std::size_t visitors_of(const CompileInput& input, const UnitResidence& at, std::size_t unit) {
+  const UpdateRates& rates = input.rates;
+  if (input.host_is_device || rates.host_memory == 0) return 0;
+  const auto elements = static_cast<double>(input.layout.units[unit].tile_elements);
+  const double parameter = elements * static_cast<double>(input.width(unit));
+  const double gradient = elements * static_cast<double>(input.width_of_sums(unit));
+  const auto state = static_cast<double>(input.blocks.of(unit).state);
+  const bool has_parameters = at.parameters == Tier::device;
+  const bool has_gradients = at.gradients == Tier::device;
+  // Bytes of a visitor on the links, and of another tile on the links and in its update.
+  const double leaves = state + (has_parameters ? 0 : parameter);
+  const double arrives = leaves + (has_gradients ? 0 : gradient);
+  const double up = has_parameters ? parameter : 0;
+  const double down = has_gradients ? gradient : 0;
+  const double update = gradient + 2 * parameter + 2 * state;
+  const auto tiles = static_cast<std::size_t>(std::ranges::count(at.state, Tier::host));
+  const auto seconds = [&](std::size_t visitors) {
+    const auto there = static_cast<double>(visitors);
+    const auto here = static_cast<double>(tiles - visitors);
+    return std::max({(there * arrives + here * up) / rates.upload, (there * leaves + here * down) / rates.download,
+                     (there * (arrives + leaves) + here * (up + down + update)) / rates.host_memory});
+  };
+  std::size_t best = 0;
+  for (std::size_t visitors = 1; visitors <= tiles; ++visitors) {
+    if (seconds(visitors) < seconds(best)) best = visitors;
+  }
+  return best;
+}
 
 class StepSlots {
  public:
@@ -139,6 +164,7 @@ class StepSlots {
     for (std::size_t unit = 0; unit < input.model.units.size(); ++unit) {
       const bool all_here = placement.shards == 1 && residence_[unit].parameters == Tier::device;
       is_gathered_per_use_.push_back(!placement.full_parameters && !all_here);
+      visitors_.push_back(visitors_of(input, residence_[unit], unit));
       sums_.push_back(placement.reduction == Reduction::each ? uses.backward_visits(unit) * input.micro_steps : 1);
       add_unit(unit, uses);
       add_tiles(unit);
@@ -218,6 +244,21 @@ class StepSlots {
     return is_normed_on_its_way(unit) ? Tier::device : residence_[unit].gradients;
   }
 
+  // Whether the device updates a tile whose state is on the host: it does for the first `visitors` of a unit.
+  std::size_t visitors(std::size_t unit) const { return visitors_[unit]; }
+  bool is_visitor(std::size_t unit, std::size_t tile) const {
+    const std::vector<Tier>& state = residence_[unit].state;
+    const auto before = std::count(state.begin(), state.begin() + static_cast<std::ptrdiff_t>(tile), Tier::host);
+    return state[tile] == Tier::host && static_cast<std::size_t>(before) < visitors_[unit];
+  }
+
+  // What the host keeps of a tile whose state is there. An update on the host needs a parameter there, even if the device keeps it.
+  BlockSizes block_sizes(std::size_t unit, std::size_t tile) const {
+    BlockSizes sizes = in_.blocks.of(unit);
+    if (residence_[unit].parameters == Tier::device && is_visitor(unit, tile)) sizes.parameter = 0;
+    return sizes;
+  }
+
   // The norm of sums in this tier.
   const Piece& norm(Tier tier) const { return norms_[static_cast<std::size_t>(tier)]; }
   const std::vector<Piece>& kept() const { return kept_; }  // host: records that stay in memory
@@ -234,6 +275,7 @@ class StepSlots {
  private:
   static constexpr std::size_t pieces_in_flight = 2;     // one is filled while the other is used
   static constexpr std::size_t tiles_on_their_way = 4;   // tiles that move from the device to updates on the host
+  static constexpr std::size_t visitors_at_once = 3;     // one arrives, one is updated, one leaves
   static constexpr std::size_t mirrored_in_flight = 2;   // one arrives while the other is written
   static constexpr std::size_t first_regions_ahead = 8;  // read for the gathers that come next
 
@@ -276,14 +318,21 @@ class StepSlots {
 
   void add_tiles(std::size_t unit) {
     const std::vector<Tier>& state = residence_[unit].state;
-    const BlockSizes& sizes = in_.blocks.of(unit);
+    const std::size_t copied = residence_[unit].parameters == Tier::host ? in_.blocks.of(unit).parameter : 0;
+    std::array<std::vector<std::size_t>, tier_count> bytes;  // of each tile in a tier
+    bytes.fill(std::vector<std::size_t>(state.size()));
+    for (std::size_t tile = 0; tile < state.size(); ++tile) {
+      switch (state[tile]) {
+        case Tier::device: bytes[0][tile] = in_.blocks.state_bytes_on_device(unit); break;
+        case Tier::host: bytes[1][tile] = block_sizes(unit, tile).bytes(); break;
+        case Tier::nvme: bytes[2][tile] = copied; break;
+      }
+    }
     const std::string which = std::to_string(unit);
-    const std::size_t copied = residence_[unit].parameters == Tier::host ? sizes.parameter : 0;
     UnitSlots& slots = units_[unit];
-    slots.state = slots_.add_pieces(
-        {SlotRole::state, Tier::device, Tier::device, in_.blocks.state_bytes_on_device(unit)}, state, which);
-    slots.blocks = slots_.add_pieces({SlotRole::blocks, Tier::host, Tier::host, sizes.bytes()}, state, which);
-    slots.copies = slots_.add_pieces({SlotRole::parameters, Tier::host, Tier::nvme, copied}, state, which);
+    slots.state = slots_.add_pieces(SlotRole::state, Tier::device, bytes[0], which);
+    slots.blocks = slots_.add_pieces(SlotRole::blocks, Tier::host, bytes[1], which);
+    slots.copies = slots_.add_pieces(SlotRole::parameters, Tier::host, bytes[2], which);
   }
 
   static std::size_t bytes_of(std::span<const Visit> visits, const std::vector<std::size_t>& unit_bytes) {
@@ -380,6 +429,16 @@ class StepSlots {
     rings.landed = slots_.add_ring(SlotRole::landed, Tier::host, pieces_in_flight, lands ? shard : 0);
     rings.tile_gradients = slots_.add_ring(SlotRole::tile_gradients, Tier::host, tiles_on_their_way, tile_gradients);
     rings.tile_parameters = slots_.add_ring(SlotRole::tile_parameters, Tier::host, tiles_on_their_way, tile_parameters);
+    rings.visitors =
+        slots_.add_ring(SlotRole::visitors, Tier::device, visitors_at_once,
+                        most([&](std::size_t unit) { return visitors_[unit] > 0 ? visitor_bytes(unit) : 0; }));
+  }
+
+  std::size_t visitor_bytes(std::size_t unit) const {
+    const BlockSizes& sizes = in_.blocks.of(unit);
+    const std::size_t parameter = residence_[unit].parameters == Tier::device ? 0 : sizes.parameter;
+    const std::size_t gradients = in_.layout.units[unit].tile_elements * in_.width_of_sums(unit);
+    return parameter + sizes.state + (residence_[unit].gradients == Tier::device ? 0 : gradients);
   }
 
   // The directions are the matrices if there is one rank.
@@ -518,15 +577,16 @@ class StepSlots {
 
   Home home_of_tile(std::size_t unit, std::size_t tile) const {
     const UnitSlots& slots = units_[unit];
-    const BlockSizes& sizes = in_.blocks.of(unit);
     Home home{.unit = unit, .tile = tile, .range = in_.layout.units[unit].tile_range(in_.rank_in_shard_group, tile)};
     const std::size_t parameter_bytes = home.range.count * in_.width(unit);
     switch (residence_[unit].state[tile]) {
       case Tier::device: home.state = slots.state[tile]; break;
-      case Tier::host:
-        home.parameters = slots.blocks[tile].part(0, parameter_bytes);
+      case Tier::host: {
+        const BlockSizes sizes = block_sizes(unit, tile);
+        if (sizes.parameter > 0) home.parameters = slots.blocks[tile].part(0, parameter_bytes);
         home.state = slots.blocks[tile].part(sizes.parameter, sizes.state);
         break;
+      }
       case Tier::nvme:
         home.on_drive = true;
         if (slots.copies[tile].exists()) home.parameters = slots.copies[tile].part(0, parameter_bytes);
@@ -538,6 +598,7 @@ class StepSlots {
   const CompileInput& in_;
   std::vector<UnitResidence> residence_;
   std::vector<bool> is_gathered_per_use_;  // one for each unit
+  std::vector<std::size_t> visitors_;      // how many tiles of each unit the device updates for the host
   std::vector<std::size_t> sums_;          // each unit's reductions that make up a step's gradients
   SlotList slots_;
   std::vector<UnitSlots> units_;

@@ -8,7 +8,8 @@
 
 namespace ballast {
 
-// Emits the update of a unit, tile by tile, in whichever tier their state lies. A rule of whole matrices updates in two parts:
+// Emits the update of a unit, tile by tile, in whichever tier their state lies. Visitors are tiles whose state is on the host and
+// comes to the device for the update. They take turns with other tiles, so that both processors work. A rule of whole matrices updates in two parts:
 // directions of the unit's tiles go to the ranks that orthogonalize them, and come back to move the parameters. With one rank
 // nothing moves.
 class UnitUpdates {
@@ -24,10 +25,12 @@ class UnitUpdates {
     StepRings& rings = context_.slots.rings;
     Begun& update = begun_[unit];
     update.directions = rings.directions.next(context_.layout(unit).trained.shard * byte_size(DType::bf16));
-    for (std::size_t tile = 0; tile < tiles(unit); ++tile) {
-      update.blocks.push_back(block_of({unit, tile}));
-      make_direction({unit, tile}, update.blocks.back(), direction_of({unit, tile}, update.directions));
+    update.blocks.resize(tiles(unit));
+    for (const std::size_t tile : in_turn(unit)) {
+      update.blocks[tile] = block_of({unit, tile});
+      make_direction({unit, tile}, update.blocks[tile], direction_of({unit, tile}, update.directions));
     }
+    end_upload();
     update.matrices = update.directions;
     if (context_.input.placement.shards == 1) return;
     update.matrices = rings.matrices.next(context_.slots.matrices(unit).elements * byte_size(DType::bf16));
@@ -42,7 +45,7 @@ class UnitUpdates {
       update = begun_.extract(unit).mapped();
       orthogonalize(unit, update);
     }
-    for (std::size_t tile = 0; tile < tiles(unit); ++tile) {
+    for (const std::size_t tile : in_turn(unit)) {
       const TileName name{unit, tile};
       if (update.directions.exists()) {
         update_tile(name, update.blocks[tile],
@@ -52,6 +55,7 @@ class UnitUpdates {
       }
       if (context_.residence(unit).state[tile] == Tier::nvme) records_.write_back();
     }
+    end_upload();
   }
 
   // Leaves a unit without gradients as it is, but writes its records, because the next generation needs them too.
@@ -64,10 +68,11 @@ class UnitUpdates {
   }
 
  private:
-  // What a tile keeps on the host.
+  // What a tile keeps in one tier: the state, and on the host the parameter too.
   struct Block {
     Piece memory{};
     BlockSizes sizes{};
+    bool on_device = false;
 
     Piece state() const { return memory.part(sizes.parameter, sizes.state); }
   };
@@ -76,6 +81,17 @@ class UnitUpdates {
     Piece values{};
     Tier tier = Tier::device;
     Ring& on_its_way;
+  };
+  // A tile's block and what it is updated from, in the tier where it is updated.
+  struct Visit {
+    Block block{};
+    Piece values{};
+  };
+  // A copy to the device that is due.
+  struct Upload {
+    TileName name{};
+    Piece from{};
+    Piece to{};
   };
   // An update by whole matrices that has begun: its memory, and the blocks of the unit's tiles.
   struct Begun {
@@ -102,72 +118,121 @@ class UnitUpdates {
                          context_.agreement);
   }
 
-  // The state is in the block, or on the device.
-  void make_direction(const TileName& name, const Block& block, const Piece& direction) {
-    const bool on_device = !block.memory.exists();
-    const Source gradient = gradient_of(name);
-    const bool passes = !on_device && !context_.input.host_is_device;
-    const Piece from = on_device ? gradient.values : on_host(name, gradient);
+  void make_direction(const TileName& name, const Block& home, const Piece& direction) {
+    const Visit visit = begin_visit(name, home, gradient_of(name));
+    const bool passes = !visit.block.on_device && !context_.input.host_is_device;
     const Piece to = passes ? context_.slots.rings.tile_directions.next(direction.bytes) : direction;
-    context_.builder.add({.kind = OpKind::momentum,
-                          .lane = on_device ? Lane::update : Lane::host,
-                          .unit = name.unit,
-                          .tile = name.tile,
-                          .from = from,
-                          .to = to,
-                          .state = on_device ? context_.slots.of(name.unit).state[name.tile] : block.state()},
-                         context_.agreement);
-    if (passes) move(OpKind::upload, Lane::upload, name, to, direction);
+    add_update(OpKind::momentum, name, visit, to);
+    if (passes) upload_later(name, to, direction);
+    end_visit(name, home, visit.block);
   }
 
-  void update_tile(const TileName& name, const Block& block, const Source& from) {
-    if (block.memory.exists()) return update_on_host(name, block, from);
-    context_.builder.add({.kind = OpKind::update,
-                          .lane = Lane::update,
-                          .unit = name.unit,
-                          .tile = name.tile,
-                          .from = from.values,
-                          .to = parameters_.kept_tile(name.unit, name.tile),
-                          .state = context_.slots.of(name.unit).state[name.tile]},
-                         context_.agreement);
-  }
-
-  // The parameter is updated in its block. If the block has none, it is updated in the host's memory, or in a copy that is on its
-  // way to another tier.
-  void update_on_host(const TileName& name, const Block& block, const Source& from) {
+  // The parameter is updated in its block. If the block has none, it is updated where memory keeps it, or in a copy on the host
+  // that is on its way to another tier.
+  void update_tile(const TileName& name, const Block& home, const Source& from) {
     const UnitResidence& at = context_.residence(name.unit);
-    const Piece values = on_host(name, from);
+    const Visit visit = begin_visit(name, home, from);
     const Piece kept = kept_apart(name);
     const std::size_t parameter_bytes = context_.layout(name.unit).tiles[name.tile].count * context_.width(name.unit);
-    const Piece parameter = block.sizes.parameter > 0
-                                ? block.memory.part(0, parameter_bytes)
-                                : on_host(name, {kept, at.parameters, context_.slots.rings.tile_parameters});
-    context_.builder.add({.kind = OpKind::update,
-                          .lane = Lane::host,
-                          .unit = name.unit,
-                          .tile = name.tile,
-                          .from = values,
-                          .to = parameter,
-                          .state = block.state()},
-                         context_.agreement);
-    if (!kept.exists() || kept == parameter) return;
-    if (at.parameters == Tier::device) {
-      move(OpKind::upload, Lane::upload, name, parameter, kept);
-    } else {
-      move(OpKind::keep, Lane::host, name, parameter, kept);
+    Piece parameter = kept;
+    if (visit.block.sizes.parameter > 0) {
+      parameter = visit.block.memory.part(0, parameter_bytes);
+    } else if (!visit.block.on_device) {
+      parameter = on_host(name, {kept, at.parameters, context_.slots.rings.tile_parameters});
     }
+    add_update(OpKind::update, name, visit, parameter);
+    if (kept.exists() && kept != parameter) {
+      if (at.parameters == Tier::device) {
+        upload_later(name, parameter, kept);
+      } else {
+        move(OpKind::keep, Lane::host, name, parameter, kept);
+      }
+    }
+    end_visit(name, home, visit.block);
   }
 
-  Block block_of(const TileName& name) {  // none on the device; reads a record
+  void add_update(OpKind kind, const TileName& name, const Visit& visit, const Piece& to) {
+    context_.builder.add({.kind = kind,
+                          .lane = visit.block.on_device ? Lane::update : Lane::host,
+                          .unit = name.unit,
+                          .tile = name.tile,
+                          .from = visit.values,
+                          .to = to,
+                          .state = visit.block.state()},
+                         context_.agreement);
+  }
+
+  // Brings what a tile is updated from to its block, or both to the device.
+  Visit begin_visit(const TileName& name, const Block& home, const Source& from) {
+    if (home.on_device) return {home, from.values};
+    if (!context_.slots.is_visitor(name.unit, name.tile)) {
+      end_upload();
+      return {home, on_host(name, from)};
+    }
+    const std::size_t kept =
+        home.memory.bytes;  // nothing, if a rule without state updates a parameter that the device keeps
+    const std::size_t more = from.tier == Tier::device ? 0 : from.values.bytes;
+    Visit visit{{home.memory, home.sizes, true}, from.values};
+    if (kept + more == 0) return visit;
+    const Piece memory = context_.slots.rings.visitors.next(kept + more);
+    if (kept > 0) {
+      visit.block.memory = memory.part(0, kept);
+      move(OpKind::upload, Lane::upload, name, home.memory, visit.block.memory);
+    }
+    if (more > 0) {
+      visit.values = memory.part(kept, more);
+      move(OpKind::upload, Lane::upload, name, from.values, visit.values);
+    }
+    return visit;
+  }
+
+  void end_visit(const TileName& name, const Block& home, const Block& block) {
+    if (block.memory != home.memory) move(OpKind::download, Lane::download, name, block.memory, home.memory);
+  }
+
+  // Uploads what an update on the host has made when the next one begins there, or at the end of the unit: the visitors until then
+  // need not wait for the host.
+  void upload_later(const TileName& name, const Piece& from, const Piece& to) {
+    upload_ = {name, from, to};
+    const bool is_record = context_.residence(name.unit).state[name.tile] == Tier::nvme;  // its memory is needed again
+    if (is_record || context_.slots.visitors(name.unit) == 0) end_upload();
+  }
+
+  void end_upload() {
+    if (upload_) move(OpKind::upload, Lane::upload, upload_->name, upload_->from, upload_->to);
+    upload_.reset();
+  }
+
+  // The tiles of a unit in the order in which their updates begin.
+  std::vector<std::size_t> in_turn(std::size_t unit) const {
+    std::array<std::vector<std::size_t>, 2> kinds;  // visitors, and others
+    for (std::size_t tile = 0; tile < tiles(unit); ++tile)
+      kinds[context_.slots.is_visitor(unit, tile) ? 0 : 1].push_back(tile);
+    const auto& [visitors, others] = kinds;
+    std::vector<std::size_t> order;
+    for (std::size_t visitor = 0, other = 0; order.size() < tiles(unit);) {
+      const bool is_others_turn = other * visitors.size() <= visitor * others.size();
+      const bool takes_other = visitor == visitors.size() || (other < others.size() && is_others_turn);
+      order.push_back(takes_other ? others[other++] : visitors[visitor++]);
+    }
+    return order;
+  }
+
+  Block block_of(const TileName& name) {  // reads a record
+    const UnitSlots& slots = context_.slots.of(name.unit);
     switch (context_.residence(name.unit).state[name.tile]) {
       case Tier::device: break;
-      case Tier::host: return {context_.slots.of(name.unit).blocks[name.tile], context_.input.blocks.of(name.unit)};
+      case Tier::host: {
+        const BlockSizes sizes = context_.slots.block_sizes(name.unit, name.tile);
+        return {slots.blocks[name.tile], sizes};
+      }
       case Tier::nvme: {
         const BlockSizes sizes = context_.input.blocks.in_record(name.unit);
         return {records_.next().part(context_.input.blocks.records().payload, sizes.bytes()), sizes};
       }
     }
-    return {};
+    const Piece& state = slots.state[name.tile];
+    return {state, {.parameter = 0, .state = state.bytes}, true};
   }
 
   Source gradient_of(const TileName& name) const {
@@ -215,6 +280,7 @@ class UnitUpdates {
   const GradientSums& gradients_;
   RecordStream& records_;
   std::map<std::size_t, Begun> begun_;  // the key is the unit
+  std::optional<Upload> upload_{};
 };
 
 }  // namespace ballast

@@ -34,6 +34,14 @@ struct Visit {
 
 using Trace = std::vector<Visit>;  // the uses of one micro-step
 
+// The rates, in bytes a second, by which the tiles whose state is on the host are shared between its processor and the GPU. The GPU
+// gets none if they are 0. They change no bit of the training.
+struct UpdateRates {
+  double upload = 0;
+  double download = 0;
+  double host_memory = 0;  // of updates on the host
+};
+
 // How far ahead a program works, and when it updates. Changes no bit of the training.
 struct Schedule {
   std::size_t prefetch = 1;        // how many units are gathered ahead

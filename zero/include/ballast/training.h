@@ -67,7 +67,8 @@ struct TrainingOptions {
   // The uses of each micro-step, if known; else the order of declaration, until another order comes twice.
   Trace trace{};
   Schedule schedule{};
-  Wire wire{};  // exact by default
+  UpdateRates rates{.upload = 25e9, .download = 25e9, .host_memory = 60e9};  // PCIe 4 and two channels of DDR5
+  Wire wire{};                                                               // exact by default
   double max_norm = optim::no_clipping;
   // Ranks with other parts of the same model: the norm is over theirs too. Outlives the training.
   Communicator* norm_group = nullptr;
