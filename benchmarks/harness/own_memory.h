@@ -1,11 +1,11 @@
-// The resident memory of this process, and a limit to it.
+// The resident memory of this process.
 #pragma once
 
 #include <cstddef>
 
 namespace ballast::benchmarks {
 
-// The resident memory of this process, as the kernel counts it, and a limit that the kernel enforces.
+// The resident memory of this process, as the kernel counts it.
 struct ResidentMemory {
   std::size_t now = 0;
   std::size_t peak = 0;      // the peak since the process began, or since forget_peak()
@@ -17,9 +17,5 @@ ResidentMemory resident_memory();
 
 // Resets the peak to the current size. Returns false if the kernel does not support it.
 bool forget_peak();
-
-// Limits the memory of this process, all mappings included: its private memory (RLIMIT_DATA) is limited to the bytes
-// that the libraries and stacks leave. Throws B2001 if they leave nothing.
-void limit_own_memory(std::size_t bytes);
 
 }  // namespace ballast::benchmarks

@@ -74,7 +74,6 @@ void train_rank(RunOptions options, Communicator& world) {
 
 int run(RunOptions options) {
   options.before = resident_memory();
-  if (options.memory_limit) limit_own_memory(*options.memory_limit);
   const Launch launch = launch_from(Environment());
   require(launch.size == 1 || options.ranks == 1, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot use --ranks in a process that {} started", launch.launcher),

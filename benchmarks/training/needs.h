@@ -1,4 +1,4 @@
-// The memory of this process that a run needs, checked before anything is reserved, and the work of its steps on drives.
+// The memory of this process that a run needs, and the work of its steps on drives.
 #pragma once
 
 #include "benchmarks/training/options.h"
@@ -15,10 +15,7 @@ struct DriveWork {
 
 DriveWork drive_work_of(const CompiledPlan& plan);
 
-// Returns the resident memory of this process that is announced. Throws B2004 if the memory is too small, B2202 if a drive is.
+// Returns the resident memory of this process that is announced. Throws B2202 if a drive is too small.
 std::size_t announced_memory(const RunOptions& options, const Plan& plan);
-
-// Throws B2004 if more is resident than the limit allows.
-void require_kept(const ResidentMemory& resident, const RunOptions& options);
 
 }  // namespace ballast::benchmarks

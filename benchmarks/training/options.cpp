@@ -104,10 +104,6 @@ void describe(CLI::App& app, RunOptions& o) {
   app.add_option("--threads", o.training.threads, "CPU threads of each rank; 0: its share of the cores")
       ->check(CLI::Range(0, 1024));
   app.add_flag("--gpu", o.on_gpu, "Compute on GPUs: rank r on the GPU r of its machine");
-  app.add_option("--memory-limit", o.memory_limit,
-                 "Memory of this process, such as 4GiB: a run that needs more is refused, and the kernel enforces it")
-      ->transform(CLI::AsSizeValue(false))
-      ->excludes("--gpu");
   app.add_flag("--forecast", o.forecasts, "Measure this machine first, and forecast the time of a step (CPUs)");
   app.add_flag("--hash", o.hashes_parameters, "Write a hash of the final parameters, after the steps");
 }

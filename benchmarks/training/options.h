@@ -4,7 +4,6 @@
 #include <ballast/training.h>
 
 #include <CLI/CLI.hpp>
-#include <optional>
 
 #include "benchmarks/harness/own_memory.h"
 #include "examples/llama/llama.h"
@@ -20,10 +19,9 @@ struct RunOptions {
   std::size_t ranks = 1;  // ranks of this process, as threads
   bool on_gpu = false;    // rank r on the GPU r of its machine
   bool forecasts = false;
-  bool waits_for_updates = false;             // false: updates overlap the next forward pass
-  bool hashes_parameters = false;             // reads all parameters at the end
-  std::optional<std::size_t> memory_limit{};  // of this process; the kernel enforces it
-  ResidentMemory before{};                    // the resident memory when the program began
+  bool waits_for_updates = false;  // false: updates overlap the next forward pass
+  bool hashes_parameters = false;  // reads all parameters at the end
+  ResidentMemory before{};         // the resident memory when the program began
 };
 
 void describe(CLI::App& app, RunOptions& options);
