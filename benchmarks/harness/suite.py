@@ -53,6 +53,13 @@ def run_ranks(what: str, ranks: int, command: Callable[[int], Sequence], folder:
     return [json.loads(text) for text in said if text]
 
 
+def end_of(process: subprocess.Popen) -> int:
+    """Wait for a process, whose exit code is then known. Return its resident peak in bytes."""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_maxrss << 10
+
+
 def in_turn(subjects: Iterable[Any], run: Callable[[Any], Any], rounds: int, warm_up: int = 0) -> dict[Any, list[Any]]:
     """Run the subjects in turn, round after round. Return what each run has returned, without the rounds that warm up."""
     samples: dict[Any, list[Any]] = {subject: [] for subject in subjects}

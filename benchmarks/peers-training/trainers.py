@@ -52,6 +52,11 @@ class Trainer:
         self.model, self.optimizers = model, optimizers
         self.passes, self.max_norm = workload.micro_steps, workload.max_norm
 
+    @staticmethod
+    def building(workload: Workload, **options: Any) -> contextlib.AbstractContextManager:
+        """Return a context in which a model that is larger than memory is constructed, where the system has one."""
+        return contextlib.nullcontext()
+
     def train(self, batches: list[Any]) -> float:
         """Make a step; return the mean loss of this rank."""
         losses = []
@@ -128,17 +133,18 @@ def partitioned_adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
 class Fsdp(Trainer):
     """The model, sharded over all ranks; if hybrid, a copy in each host, sharded over the ranks there."""
 
-    def __init__(self, model: torch.nn.Module, workload: Workload, hybrid: bool = False):
+    def __init__(self, model: torch.nn.Module, workload: Workload, hybrid: bool = False, offload: bool = False):
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
         dist.init_process_group("gloo")
         ranks, local = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
         shape = {"hosts": ranks // local, "ranks": local} if hybrid else {"ranks": ranks}
         mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
+        policy = CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
         for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(block, mesh=mesh, offload_policy=policy)
+        fully_shard(model, mesh=mesh, offload_policy=policy)
         super().__init__(model, optimizers_for(model, workload), workload)
 
     def alone(self, is_last: bool) -> contextlib.AbstractContextManager:
@@ -147,55 +153,77 @@ class Fsdp(Trainer):
 
 
 class DeepSpeed(Trainer):
-    def __init__(self, model: torch.nn.Module, workload: Workload, stage: int, offload: str = ""):
+    def __init__(self, model: torch.nn.Module, workload: Workload, **options: Any):
         import deepspeed
 
         deepspeed.init_distributed("gloo", verbose=False)
-        config = deepspeed_config(model, workload, stage)
         if workload.rule == MUON:
             for is_matrix, parameters in zip((True, False), for_muon(model), strict=True):
                 for parameter in parameters:
                     parameter.use_muon = is_matrix
-        if offload:
-            config["zero_optimization"]["offload_optimizer"] = offloaded_optimizer(offload)
-            config["aio"] = {"block_size": 1 << 20, "queue_depth": 32, "single_submit": False, "overlap_events": True}
+        config = deepspeed_config(workload, **options)
         engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
         super().__init__(engine, [engine.optimizer], workload)
 
+    @staticmethod
+    def building(workload: Workload, **options: Any) -> contextlib.AbstractContextManager:
+        import deepspeed
+
+        deepspeed.init_distributed("gloo", verbose=False)
+        config = deepspeed_config(workload, **options)
+        return deepspeed.zero.Init(config_dict_or_path=config, remote_device="nvme" if "parameters" in options else None)
+
     def backward(self, loss: torch.Tensor) -> None:
         self.model.backward(loss)
-        self.model.step()
+        if not self.model.is_gradient_accumulation_boundary():
+            self.model.step()
 
     def step(self) -> None:
-        """Do nothing: backward() of the last pass has made the step."""
+        self.model.step()
 
 
-def deepspeed_config(model: torch.nn.Module, workload: Workload, stage: int) -> dict[str, Any]:
-    width = model.positions.weight.shape[1]
+def deepspeed_config(
+    workload: Workload, stage: int, offload: str = "", parameters: str = "", subgroup: int = 0
+) -> dict[str, Any]:
+    """Return its configuration. `offload` and `parameters` are the places of the state and of the parameters, and `subgroup`
+    the number of values that are updated together."""
+    width = workload.shape.width
+    zero = {
+        "stage": stage,
+        "contiguous_gradients": True,
+        "overlap_comm": True,
+        "reduce_scatter": workload.rule != MUON,  # its Muon refuses it
+        "reduce_bucket_size": width * width,
+        "stage3_prefetch_bucket_size": int(0.9 * width * width),
+        "stage3_param_persistence_threshold": 10 * width,
+    }
+    if offload:
+        zero["offload_optimizer"] = offloaded_optimizer(offload, is_pipelined=not subgroup)
+    if parameters:
+        largest = workload.shape.vocabulary * width
+        place = {"device": "nvme", "nvme_path": parameters.removeprefix("nvme:"), "pin_memory": False}
+        zero["offload_param"] = {**place, "buffer_count": 5, "buffer_size": largest, "max_in_cpu": 0}
+        zero["stage3_max_live_parameters"] = zero["stage3_max_reuse_distance"] = 0  # each kept one would hold a buffer
+    if subgroup:
+        zero["sub_group_size"] = subgroup
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": workload.micro_steps,
         "gradient_clipping": workload.max_norm or 0.0,
-        "bf16": {"enabled": model.positions.weight.dtype == torch.bfloat16},
+        "bf16": {"enabled": workload.dtype == "bfloat16"},
         "optimizer": {"type": workload.rule, "params": {"lr": LEARNING_RATE, "weight_decay": 0.01}},
-        "zero_optimization": {
-            "stage": stage,
-            "contiguous_gradients": True,
-            "overlap_comm": True,
-            "reduce_scatter": workload.rule != MUON,  # its Muon refuses it
-            "reduce_bucket_size": width * width,
-            "stage3_prefetch_bucket_size": int(0.9 * width * width),
-            "stage3_param_persistence_threshold": 10 * width,
-        },
+        "zero_optimization": zero,
+        "aio": {"block_size": 1 << 20, "queue_depth": 32, "single_submit": False, "overlap_events": True},
         "steps_per_print": 1_000_000,
     }
 
 
-def offloaded_optimizer(place: str) -> dict[str, Any]:
+def offloaded_optimizer(place: str, is_pipelined: bool) -> dict[str, Any]:
     device, _, folder = place.partition(":")
     if device == "cpu":
         return {"device": "cpu", "pin_memory": False}
-    return {"device": "nvme", "nvme_path": folder, "pipeline_read": True, "pipeline_write": True, "buffer_count": 4}
+    pipeline = {"pipeline_read": is_pipelined, "pipeline_write": is_pipelined}
+    return {"device": "nvme", "nvme_path": folder, "buffer_count": 4, **pipeline}
 
 
 class Ballast(Trainer):
@@ -211,6 +239,12 @@ class Ballast(Trainer):
             self.max_norm = None  # the wrapped optimizer clips
         else:
             super().__init__(model, ballast.wrap(plain, model, **options), workload)
+
+    @staticmethod
+    def building(workload: Workload, **options: Any) -> contextlib.AbstractContextManager:
+        import ballast
+
+        return ballast.deferred()
 
     def close(self) -> None:
         for optimizer in self.optimizers:
@@ -283,6 +317,8 @@ def keep_text(path: Path) -> None:
 
 
 def with_directory(value: object, directory: str) -> object:
+    if isinstance(value, dict):
+        return {name: with_directory(each, directory) for name, each in value.items()}
     return f"nvme:{directory}" if value in ("nvme", "nvme:") else value
 
 

@@ -127,11 +127,10 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
 
 
 def wait(rank: subprocess.Popen, case: Case) -> int:
-    _, status, usage = os.wait4(rank.pid, 0)
-    rank.returncode = os.waitstatus_to_exitcode(status)
+    peak = suite.end_of(rank)
     if rank.returncode != 0:
         raise SystemExit(f"training: a rank of '{case.name}' failed; its error is above")
-    return usage.ru_maxrss * 1024
+    return peak
 
 
 def summary(steps: list[dict], resident: int, work: drive.Work | None, drive_rate: float) -> Run:

@@ -100,7 +100,7 @@ def drawing_script(script: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("script", ["where_bytes_live", "peers", "path_of_a_step"])
+@pytest.mark.parametrize("script", ["where_bytes_live", "peers", "largest_model", "path_of_a_step"])
 def test_a_drawing_is_what_its_script_draws(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = script.replace("_", "-") + ".svg"
     drawing_script(script, monkeypatch).draw().write(tmp_path / drawing)
