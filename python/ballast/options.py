@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
 from ballast.formats import StateFormats, Wire
+from ballast.models.description import TREATMENTS
 from ballast.outer.options import hosts_of
 from ballast.planning.hardware import (
+    EAGER_PASSES,
+    FUSED_PASSES,
     GPUS,
     UNNAMED,
     UNNAMED_GPU,
-    USUAL_EFFICIENCY,
     Gpu,
     Measured,
     Rates,
@@ -54,7 +56,7 @@ MOST = {"ranks": 1 << 20, "gpus_per_machine": 1 << 20, "tokens": 1 << 30, "seque
 class TreatedActivations(NamedTuple):
     """What the caller says about activations."""
 
-    amount: int | str  # bytes, "checkpointed" or "kept"
+    amount: int | str  # bytes, or one of TREATMENTS
     tier: str  # the tier of activations until backward
 
 
@@ -117,8 +119,8 @@ class MachineOptions:
     )
     activations: Option[Size | None, TreatedActivations] = Option(
         None,
-        '"checkpointed" (None) or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave the device '
-        'until backward, as with `wrap(activations=)`; "host" alone means "kept,host"',
+        '"checkpointed" (None), "selective" (products are kept), "kept", or a size. With ",host" or ",nvme" they leave the '
+        'device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"',
         read_with=lambda given, _: read_activations(given),
         metavar="HOW",
     )
@@ -135,10 +137,13 @@ class MachineOptions:
     layer_major: Option[bool, bool] = Option(
         False, "all micro-steps go through a layer before the next one: a trainer in C++ can", core="layer_major"
     )
-    efficiency: Option[float | None, float] = Option(
+    efficiency: Option[float | None, float | None] = Option(
         None,
-        "the fraction of the GPU's peak that the model's arithmetic reaches; 0.5, and 1 of measured flops",
-        read_with=lambda given, of: read_efficiency(given, reached=of.measured is not None and of.flops is None),
+        "the fraction of the peak that the whole model reaches; None: products by GPU, the rest by its memory",
+        lambda given: read_efficiency(given),
+    )
+    compiled: Option[bool, bool] = Option(
+        False, "what lies between products is fused, as by torch.compile(), and passes over memory less often"
     )
     optimizer: Option[str, str] = Option(
         "adamw",
@@ -169,8 +174,7 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
     offload: Option[Offload | None, Any] = replace(
         options_of(StepOptions)["offload"],
         default="auto",
-        meaning='"auto": the planner chooses; "none", "host", "nvme"; or a tier, or fractions of tiers, for each of '
-        '"parameters", "gradients" and "state"',
+        meaning='"auto" chooses; "none", "host", "nvme"; or tiers, or fractions, of "parameters", "gradients" and "state"',
         read=lambda given: _read_offload(given),
     )
     state_format: Option[StateFormats | None, tuple[str, ...]] = replace(
@@ -206,8 +210,25 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
 
     @property
     def reach(self) -> float:
-        """The flops that a GPU reaches: its peak times the efficiency."""
-        return self.hardware.flops * self.efficiency
+        """The flops that a GPU reaches: its peak times the efficiency, and all of what was measured."""
+        usual = 1.0 if self.reaches_measured else self.hardware.reach
+        return self.hardware.flops * (usual if self.efficiency is None else self.efficiency)
+
+    @property
+    def reaches_measured(self) -> bool:
+        return self.measured is not None and self.flops is None
+
+    @property
+    def cores(self) -> int:
+        """The cores of a machine."""
+        return self.measured.cores if self.measured is not None else self.hardware.host.cores
+
+    @property
+    def passes(self) -> float:
+        """How often memory is passed over between products; 0 where the flops that a GPU reaches are those of all of it."""
+        if self.reaches_measured or self.efficiency is not None:
+            return 0.0
+        return FUSED_PASSES if self.compiled else EAGER_PASSES
 
     @property
     def room(self) -> Mapping[str, int]:
@@ -283,7 +304,7 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
     def all_rates(self) -> Rates:
         if self.measured is not None and self.is_on_cpu:
             return replaced_rates(rates_of_cpus(self.measured.cores), self.rates)
-        return rates_of(self.hardware, self.rates)
+        return rates_of(self.hardware, self.rates, ranks_of_machine=self.ranks_of_machine)
 
 
 def usual_reserve(linked: int) -> int:
@@ -338,10 +359,7 @@ def read_rates(rates: Mapping[str, Rate] | None, measured: Measured | None) -> M
     return {**(measured.rates if measured else {}), **(rates or {})}
 
 
-def read_efficiency(value: float | None, *, reached: bool) -> float:
-    """Return the fraction of the peak. `reached` says that the flops were measured, and are no peak."""
-    if value is None:
-        return 1.0 if reached else USUAL_EFFICIENCY
+def read_efficiency(value: float) -> float:
     if not 0 < value <= 1:
         refuse_value("efficiency", value, "above 0, and 1 at most")
     return value
@@ -379,6 +397,6 @@ def read_activations(value: Size | None) -> TreatedActivations:
         refuse(f'cannot read activations "{value}"', needed=f'one amount and one tier, such as "checkpointed,{AWAY[0]}"')
     amount = words[0] if words else "kept"
     if isinstance(amount, str) and not amount[:1].isdigit():
-        one_of("treatment of activations", amount, ("checkpointed", "kept", *AWAY))
+        one_of("treatment of activations", amount, (*TREATMENTS, *AWAY))
         return TreatedActivations(amount, tier)
     return TreatedActivations(parse_size(amount), tier)

@@ -174,6 +174,8 @@ void bind_machine(py::module_& module) {
       .def_readwrite("write", &Machine::write)
       .def_readwrite("device_memory", &Machine::device_memory)
       .def_readwrite("host_memory", &Machine::host_memory)
+      .def_readwrite("device_updates", &Machine::device_updates)
+      .def_readwrite("host_updates", &Machine::host_updates)
       .def_readwrite("products", &Machine::products)
       .def_readwrite("shares_cores", &Machine::shares_cores)
       .def_readwrite("host_is_device", &Machine::host_is_device);
@@ -220,6 +222,7 @@ void bind_plan(py::module_& module) {
   option("ranks", "of the training", &ChoiceInput::ranks);
   option("micro_steps", "backward passes of a step", &ChoiceInput::micro_steps);
   option("full_records", "records hold parameters too", &ChoiceInput::full_records);
+  option("waits_for_updates", "no step begins before the updates of the last one", &ChoiceInput::waits_for_updates);
   type.def(py::init([](Model model, const Machine& machine) {
              return ChoiceInput{.model = std::move(model), .machine = machine, .work = {}};
            }),

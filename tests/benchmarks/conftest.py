@@ -4,5 +4,5 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-SUITES = ("hooks", "saving", "training", "peers-training", "losses", "hosts")
+SUITES = ("forecasts", "hooks", "saving", "training", "peers-training", "losses", "hosts")
 sys.path += [str(BENCHMARKS / name) for name in ("harness", *SUITES)]

@@ -50,6 +50,30 @@ constexpr std::size_t at(Phase phase) { return static_cast<std::size_t>(phase); 
 
 }  // namespace
 
+TEST_CASE("updates take the time of memory or of arithmetic, whichever is longer") {
+  const Model model = plain_model(4, 1'000'000);
+  ChoiceInput question = asking(model, std::vector<UnitWork>(4), 1);
+  const auto updating = [&](Tier tier, Lane lane) {
+    Placement placement = placement_of_stage(0, 1);
+    if (tier == Tier::host) placement.state = {0.0, 1.0, 0.0};
+    return price(question, placement).simulation.busy[at(lane)];
+  };
+  const double on_device = updating(Tier::device, Lane::update);
+  const double on_host = updating(Tier::host, Lane::host);
+  question.machine.device_updates = question.machine.device_memory / 2;
+  question.machine.host_updates = 2 * question.machine.host_memory;
+  CHECK(updating(Tier::device, Lane::update) == Approx(2 * on_device));
+  CHECK(updating(Tier::host, Lane::host) == Approx(on_host));
+}
+
+TEST_CASE("a question may say that no step begins before the updates of the last one") {
+  ChoiceInput question = asking(plain_model(4, 1'000'000), std::vector<UnitWork>(4, {1e-3, 2e-3}), 1);
+  const Placement placement = placement_of_stage(0, 1);
+  const double overlapped = price(question, placement).simulation.seconds;
+  question.waits_for_updates = true;
+  CHECK(price(question, placement).simulation.seconds > overlapped);
+}
+
 TEST_CASE("with everything resident, a step takes the time of its compute and updates") {
   Machine machine = fast_machine();
   machine.collective_latency = 0;

@@ -90,7 +90,7 @@ def test_the_loss_of_transformers_takes_twelve_bytes_for_each_logit():
         model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
 
     described = describe(sizes)
-    estimated = described.activations.bytes(TOKENS, checkpointed=False)
+    estimated = described.activations.bytes(TOKENS, "kept")
     assert peak(step) == pytest.approx(estimated, rel=0.05)
     assert 12 * 8192 * TOKENS <= estimated <= 13 * 8192 * TOKENS
 

@@ -103,7 +103,7 @@ def test_adapters_leave_the_model_inside_and_its_frozen_matrices_take_half_of_ba
 def test_frozen_parameters_take_no_time_for_their_gradients():
     """Forward takes two flops for each element. Backward takes four, or two where the matrix is frozen."""
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False, device="meta") for _ in range(4)))
-    figures = {"dtype": "bf16", "gpu": "h100", "tokens": 1 << 20}
+    figures = {"dtype": "bf16", "gpu": "h100", "tokens": 1 << 20, "efficiency": 0.5}  # of all operations
 
     def seconds():
         entries = ballast.plan(model, **figures).timeline()
@@ -114,9 +114,31 @@ def test_frozen_parameters_take_no_time_for_their_gradients():
     assert seconds() / trained == pytest.approx((4 * 6 - 3 * 2) / (4 * 6), rel=0.001)
 
 
+def compute(**options):
+    """Return the seconds of a step's arithmetic."""
+    entries = ballast.plan("llama-8b", gpu="h100", gpu_memory="1TiB", **options).timeline()
+    return sum(each.end - each.begin for each in entries if each.kind == "use")
+
+
+def test_what_lies_between_products_takes_less_time_where_it_is_fused_or_kept():
+    seconds = {how: compute(activations=how) for how in ("kept", "selective", "checkpointed")}
+    fused = {how: compute(activations=how, compiled=True) for how in seconds}
+    assert seconds["kept"] < seconds["selective"] < seconds["checkpointed"]
+    assert all(fused[how] < seconds[how] for how in seconds)
+    # "selective" repeats what lies between products: 4 passes over memory in eager torch, and 1 where it is fused.
+    repeated = {each: found["selective"] - found["kept"] for each, found in (("eager", seconds), ("fused", fused))}
+    assert repeated["eager"] == pytest.approx(4 * repeated["fused"], rel=1e-6)
+
+
+def test_few_tokens_and_small_chunks_of_the_loss_load_matrices_more_often():
+    few, many = (compute(tokens=tokens, sequence=256) / tokens for tokens in (256, 8192))
+    assert few > 1.3 * many
+    assert compute(loss_chunk=256) > compute(loss_chunk=8192) == compute()
+
+
 def test_backward_repeats_checkpointed_blocks_and_not_the_head():
     """Backward takes 2 times as long as forward for matrices, and 2.5 times for attention, whose heads have 4096 elements."""
-    options = {"gpu": "h200", "gpu_memory": "1TiB", "tokens": 4096, "dtype": "bf16"}
+    options = {"gpu": "h200", "gpu_memory": "1TiB", "tokens": 4096, "dtype": "bf16", "efficiency": 0.5}  # of all operations
     between, described = 4 * 4096 * 4096 / 2, describe("llama-8b", dtype="bf16")
     block = described.flops[described.unit_names.index("layers.0")]
     for activations, repeated in (("checkpointed", 1), ("kept", 0)):

@@ -171,7 +171,7 @@ def test_the_ranks_of_a_machine_share_it():
 @pytest.mark.parametrize("gpu", GPUS)
 def test_links_between_machines_are_slower_than_those_inside(gpu):
     plan = ballast.plan("gpt2", ranks=16, gpu=gpu)
-    without_nvlink = ("t4", "l4", "a10", "l40s", "rtx3090", "rtx4090", "rtx5090")
+    without_nvlink = ("t4", "l4", "a10", "l40s", "rtx3090", "rtx4090", "rtx5090", "rtxpro6000")
     expected = {name: 0.4e9 for name in without_nvlink} | {"a100": 22.5e9, "a100-40gb": 22.5e9}
     assert plan.assumed["network"] == expected.get(gpu, 45e9)
     assert plan.assumed["network"] <= 0.9 * plan.assumed["upload"]  # its card has a link to the host, too
@@ -449,6 +449,6 @@ def test_chunks_of_the_loss_make_room_for_a_large_vocabulary():
     with pytest.raises(ballast.OutOfMemoryError, match="activations alone"):
         ballast.plan("qwen3-8b", **sizes)
     known = Activations(layers=1, hidden=8, vocabulary=1000, block=0)
-    assert known.bytes(100, checkpointed=False) == 12 * 100 * 1000
-    assert known.bytes(100, checkpointed=False, loss_chunk=10) == 12 * 10 * 1000 + 4 * 1000 * 8
-    assert known.offloaded(100, checkpointed=False, loss_chunk=10) == (12 * 10 * 1000 + 4 * 1000 * 8, 0)
+    assert known.bytes(100, "kept") == 12 * 100 * 1000
+    assert known.bytes(100, "kept", loss_chunk=10) == 12 * 10 * 1000 + 4 * 1000 * 8
+    assert known.offloaded(100, "kept", loss_chunk=10) == (12 * 10 * 1000 + 4 * 1000 * 8, 0)

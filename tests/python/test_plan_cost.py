@@ -44,7 +44,7 @@ def test_the_command_shows_the_cost_of_each_plan(capsys):
     plan = ballast.plan("llama-8b", ranks=4, gpu="h100", host_memory="1TiB", price=2.5, train_tokens=15e12)
     plans = ballast.pareto_front("llama-8b", ranks=4, gpu="h100", host_memory="1TiB", price=2.5)
     text, table = capsys.readouterr().out.split("time for memory")
-    assert f"cost      {plan.cost_per_million_tokens:.4f} per million tokens, at 2.50 an hour for each GPU" in text
+    assert f"cost      {human_amount(plan.cost_per_million_tokens)} per million tokens, at 2.50 an hour for each GPU" in text
     assert f"15T tokens: {plan.training_seconds / 86400:,.1f} days, which cost {plan.training_cost:,.0f}" in text
     lines = [line for line in table.splitlines()[2:] if re.search(r"\d", line)]
     for each, line in zip(plans, lines, strict=True):

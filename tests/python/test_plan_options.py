@@ -82,6 +82,7 @@ def test_one_rank_has_no_rate_of_peers():
         ("H200 141GB", "h200"),
         ("NVIDIA GeForce RTX 3090", "rtx3090"),
         ("RTX 4090 24GB", "rtx4090"),
+        ("NVIDIA RTX PRO 6000", "rtxpro6000"),
         *((name.upper(), name) for name in GPUS),
     ],
 )
@@ -115,6 +116,7 @@ def test_a_gpu_that_the_caller_describes_has_no_name():
 # The total of cudaMemGetInfo in GiB, which is less than nvidia-smi's.
 SEEN_BY_CUDA = {"a100-40gb": 39.4, "a100": 79.2, "h100": 79.1, "h200": 139.7, "b200": 178.3, "gb200": 184.3, "t4": 14.7}
 SEEN_BY_CUDA |= {"l4": 22.0, "a10": 22.1, "l40s": 44.4, "rtx3090": 23.6, "rtx4090": 23.5, "rtx5090": 31.3, "mi300x": 191.9}
+SEEN_BY_CUDA |= {"rtxpro6000": 94.9}
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -161,16 +163,22 @@ def test_the_copies_of_all_ranks_share_the_memory_of_the_host(options, rate):
     assert (made.upload, made.download) == (rate, rate)
 
 
+def test_geforce_cards_share_what_passes_through_the_host():
+    rates = {ranks: ballast.plan(SMALL, gpu="rtx4090", ranks=ranks).assumed["peers"] for ranks in (2, 4, 8)}
+    assert rates == pytest.approx({2: 10e9, 4: 1.2 * 25e9 / 4, 8: 1.2 * 25e9 / 8})
+    assert ballast.plan(SMALL, gpu="l40s", ranks=8).assumed["peers"] == 20e9
+
+
 def test_desktops_have_slower_memory_than_servers():
     rates = {gpu: ballast.plan(SMALL, gpu=gpu).assumed["host_memory"] for gpu in GPUS}
     assert {gpu for gpu, rate in rates.items() if rate == 60e9} == {"rtx3090", "rtx4090", "rtx5090"}
-    assert {gpu for gpu, rate in rates.items() if rate > 200e9} == {"h100", "h200", "b200", "gb200", "mi300x"}
+    assert {gpu for gpu, rate in rates.items() if rate > 200e9} == {"h100", "h200", "b200", "gb200", "mi300x", "rtxpro6000"}
 
 
 def test_the_batch_is_printed():
     one, four = (ballast.plan("llama-8b", gpu="b200", tokens=4096, micro_steps=count) for count in (1, 4))
-    assert "1125 Tflop/s and 4,096 tokens x 1 micro-step per GPU, sequences of 4,096 tokens\n" in one.text()
+    assert "1418 Tflop/s and 4,096 tokens x 1 micro-step per GPU, sequences of 4,096 tokens\n" in one.text()
     assert "4,096 tokens x 4 micro-steps per GPU" in four.text()
     shown = four.to_dict()
     found = [shown[name] for name in ("tokens", "micro_steps", "activations", "efficiency")]
-    assert found == [4096, 4, "checkpointed", 0.5]
+    assert found == [4096, 4, "checkpointed", 0.63]

@@ -13,7 +13,7 @@ from ballast import _core
 from ballast.new_files import write_output
 from ballast.planning.planner import best, searched, unbeaten
 from ballast.planning.request import request_plan
-from ballast.sizes import human_time
+from ballast.sizes import human_amount, human_time
 from ballast.tools.command_line import main
 from ballast.tools.markup import Axis, escaped, round_step
 from ballast.tools.plan_page import NARROWEST, boxes_of, draw_front, page
@@ -135,7 +135,7 @@ def test_the_page_has_each_lane_and_needs_no_other_file(plans):
     labels = [text.text for text in timeline.iter(f"{SVG}text") if text.get("text-anchor") == "end"]
     assert all(lane.name in labels for lane in _core.Lane)
     assert all(row in words for tier in plans.chosen.memory for row in plans.chosen.rows_of(tier))
-    assert f"{plans.chosen.cost_per_million_tokens:.4f}" in words and plans.chosen.text() in words
+    assert human_amount(plans.chosen.cost_per_million_tokens) in words and plans.chosen.text() in words
     titles = [element.text for element in root.iter(f"{SVG}title")]
     assert any(title.startswith("backward layers.3: ") for title in titles)
     assert not re.search(r"<script|<link|<img|src=|href=|url\(|@import", text)

@@ -279,7 +279,7 @@ Choice price(const ChoiceInput& input, const Placement& placement) {
   const Program program = compile(cut.input);
   const Program simulated = with_activations(program, input.work, input.activations);
   Choice choice{placement, ledger_of(program, cut.blocks.records()),
-                simulate({simulated, placement, input.machine, input.work})};
+                simulate({simulated, placement, input.machine, input.work, input.waits_for_updates})};
   if (input.other_optimizer == nullptr) return choice;
   const Choice other = price(*input.other_optimizer, placement);
   choice.ledger = together(choice.ledger, other.ledger);

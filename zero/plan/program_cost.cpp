@@ -175,8 +175,9 @@ double seconds_of(const Op& op, const SimulationInput& input) {
   const Machine& machine = input.machine;
   const auto bytes = static_cast<double>(bytes_moved(op, input.placement));
   const auto coding = static_cast<double>(bytes_of_coding(op));
+  const auto is_on_device = [&](const Piece& piece) { return input.program.slots[piece.slot].tier == Tier::device; };
   const auto memory = [&](const Piece& piece) {
-    return input.program.slots[piece.slot].tier == Tier::device ? machine.device_memory : machine.host_memory;
+    return is_on_device(piece) ? machine.device_memory : machine.host_memory;
   };
   switch (op.kind) {
     case OpKind::read:
@@ -195,8 +196,9 @@ double seconds_of(const Op& op, const SimulationInput& input) {
     case OpKind::momentum:
     case OpKind::norm:
     case OpKind::keep:
-    case OpKind::accumulate:
-    case OpKind::update: return bytes / memory(op.from);
+    case OpKind::accumulate: return bytes / memory(op.from);
+    case OpKind::update:
+      return bytes / std::min(memory(op.from), is_on_device(op.from) ? machine.device_updates : machine.host_updates);
     case OpKind::agree:
     case OpKind::meet: return 2 * machine.collective_latency;
     case OpKind::commit: return machine.commit_latency;

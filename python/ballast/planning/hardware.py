@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from ballast import _core
 from ballast.checks import all_known, is_number, refuse
@@ -68,13 +69,30 @@ def available_memory(machine: MachineFound) -> int:
 
 
 GIB = 1 << 30
-USUAL_EFFICIENCY = 0.5  # the part of its peak that a GPU reaches in a model
+ATTENTION_REACH = 0.5  # what fused attention reaches of what products do
+# How often what lies between products passes over memory in forward (Description.moved): where it is fused, and where each
+# operation of a model in torch is a kernel of its own.
+FUSED_PASSES, EAGER_PASSES = 1.0, 4.0
+# GeForce cards do not read each other's memory. Those of a machine pass so many of their links through that of the host.
+THROUGH_HOST = 1.2
 # The rates of a machine as one rank sees it, in bytes a second.
 RATES = ("gather", "reduce", "across", "upload", "download", "device_memory", "host_memory", "read", "write")
 SHARED_RATES = ("host_memory", "read", "write")  # those that the ranks of a machine share
-# Rates of a host's memory, 0.7 of that of its channels: two of DDR5 in a desktop, sixteen in a server with two processors.
-DESKTOP_MEMORY, SERVER_MEMORY, DDR5_SERVER_MEMORY = 60e9, 200e9, 400e9
-GRACE_MEMORY = 700e9  # two Grace processors, for four GPUs
+
+
+class Host(NamedTuple):
+    """A machine that has GPUs: the rate of its memory, 0.7 of that of its channels, and its cores."""
+
+    memory: float
+    cores: int
+
+
+# Two channels of DDR5 in a desktop, sixteen in a server with two processors; two Grace processors for four GPUs.
+DESKTOP, SERVER, DDR5_SERVER, GRACE = Host(60e9, 16), Host(200e9, 64), Host(400e9, 96), Host(700e9, 144)
+# Bytes a second of updates by AdamW where arithmetic limits them: of a core with AVX-512, as `./run-benchmarks kernels` finds
+# from cache, and of a GPU, where formats that are not here are as fast as its memory.
+CORE_UPDATES = {"fp32": 65e9, "split": 54e9, "bf16": 32e9, "compact": 15e9, "4bit": 12e9}
+GPU_UPDATES = {"compact": 1.9e12, "4bit": 1.6e12}
 
 
 @dataclass(frozen=True)
@@ -92,7 +110,8 @@ class Gpu:
     peer_link: float  # NVLink, or the host's link
     has_bf16: bool = True  # otherwise the flops are those of fp16
     runs_ballast: bool = True
-    host_memory: float = SERVER_MEMORY  # the rate of the memory of a machine that has this GPU
+    host: Host = SERVER
+    reach: float = 0.5  # the part of its flops that products of large matrices reach
 
     @property
     def has_nvlink(self) -> bool:
@@ -110,20 +129,21 @@ def _gib(size: float) -> int:
 
 
 GPUS: Mapping[str, Gpu] = {
-    "a100-40gb": Gpu(_gib(39.4), 312e12, 1.555e12, 25e9, 230e9),
-    "a100": Gpu(_gib(79.2), 312e12, 2.039e12, 25e9, 230e9),
-    "h100": Gpu(_gib(79.1), 989e12, 3.35e12, 50e9, 350e9, host_memory=DDR5_SERVER_MEMORY),
-    "h200": Gpu(_gib(139.7), 989e12, 4.8e12, 50e9, 350e9, host_memory=DDR5_SERVER_MEMORY),
-    "b200": Gpu(_gib(178.3), 2250e12, 8e12, 50e9, 700e9, host_memory=DDR5_SERVER_MEMORY),
-    "gb200": Gpu(_gib(184.3), 2500e12, 8e12, 180e9, 700e9, host_memory=GRACE_MEMORY),  # two share a Grace
+    "a100-40gb": Gpu(_gib(39.4), 312e12, 1.555e12, 25e9, 230e9, reach=0.78),
+    "a100": Gpu(_gib(79.2), 312e12, 2.039e12, 25e9, 230e9, reach=0.78),
+    "h100": Gpu(_gib(79.1), 989e12, 3.35e12, 50e9, 350e9, host=DDR5_SERVER, reach=0.63),
+    "h200": Gpu(_gib(139.7), 989e12, 4.8e12, 50e9, 350e9, host=DDR5_SERVER, reach=0.63),
+    "b200": Gpu(_gib(178.3), 2250e12, 8e12, 50e9, 700e9, host=DDR5_SERVER, reach=0.63),
+    "gb200": Gpu(_gib(184.3), 2500e12, 8e12, 180e9, 700e9, host=GRACE, reach=0.63),  # two share a Grace
     "t4": Gpu(_gib(14.7), 65e12, 0.32e12, 12e9, 10e9, has_bf16=False),
     "l4": Gpu(_gib(22.0), 121e12, 0.3e12, 25e9, 20e9),
     "a10": Gpu(_gib(22.1), 125e12, 0.6e12, 25e9, 20e9),
-    "l40s": Gpu(_gib(44.4), 362e12, 0.864e12, 25e9, 20e9),
-    "rtx3090": Gpu(_gib(23.6), 71e12, 0.936e12, 25e9, 10e9, host_memory=DESKTOP_MEMORY),
-    "rtx4090": Gpu(_gib(23.5), 165e12, 1.008e12, 25e9, 10e9, host_memory=DESKTOP_MEMORY),
-    "rtx5090": Gpu(_gib(31.3), 209e12, 1.792e12, 50e9, 20e9, host_memory=DESKTOP_MEMORY),
-    "mi300x": Gpu(_gib(191.9), 1307e12, 5.3e12, 50e9, 340e9, host_memory=DDR5_SERVER_MEMORY, runs_ballast=False),
+    "l40s": Gpu(_gib(44.4), 362e12, 0.864e12, 25e9, 20e9, reach=0.57),
+    "rtx3090": Gpu(_gib(23.6), 71e12, 0.936e12, 25e9, 10e9, host=DESKTOP, reach=0.9),
+    "rtx4090": Gpu(_gib(23.5), 165e12, 1.008e12, 25e9, 10e9, host=DESKTOP, reach=0.97),
+    "rtx5090": Gpu(_gib(31.3), 209e12, 1.792e12, 50e9, 20e9, host=DESKTOP, reach=0.97),
+    "rtxpro6000": Gpu(_gib(94.9), 503e12, 1.792e12, 50e9, 40e9, host=DDR5_SERVER, reach=0.77),
+    "mi300x": Gpu(_gib(191.9), 1307e12, 5.3e12, 50e9, 340e9, host=DDR5_SERVER, runs_ballast=False),
 }
 
 UNNAMED = "GPU"  # a GPU that the caller describes by its memory and flops
@@ -205,26 +225,27 @@ class Rates:
     upload: float = 25e9
     download: float = 25e9
     device_memory: float = 1e12
-    host_memory: float = SERVER_MEMORY  # a machine's memory
+    host_memory: float = SERVER.memory  # a machine's memory
     read: float = 12e9  # all drives of a machine together
     write: float = 6e9
 
 
-def rates_of(gpu: Gpu, given: Mapping[str, Rate]) -> Rates:
-    """Return the usual rates of a GPU, replaced by those that are given.
+def rates_of(gpu: Gpu, given: Mapping[str, Rate], *, ranks_of_machine: int = 1) -> Rates:
+    """Return the usual rates of a GPU in a machine with so many, replaced by those that are given.
 
     >>> rates_of(GPUS["h100"], {"read": "3GB/s"}).read
     3000000000.0
     """
     # Machines with NVLink have 400 Gbit/s for each GPU. The network's card has a link as that of the GPU to the host, at most.
     network = min(45e9, 0.9 * gpu.host_link) if gpu.has_nvlink else Rates.network
+    through_host = THROUGH_HOST * gpu.host_link / ranks_of_machine if gpu.peer_link < gpu.host_link / 2 else math.inf
     usual = Rates(
-        peers=gpu.peer_link,
+        peers=min(gpu.peer_link, through_host),
         network=network,
         upload=gpu.host_link,
         download=gpu.host_link,
         device_memory=0.85 * gpu.memory_rate,
-        host_memory=gpu.host_memory,
+        host_memory=gpu.host.memory,
     )
     return replaced_rates(usual, given)
 
@@ -236,7 +257,7 @@ def replaced_rates(usual: Rates, given: Mapping[str, Rate]) -> Rates:
 
 def products_of(gpu: Gpu) -> float:
     """Return the operations a second that products of matrices usually reach."""
-    return USUAL_EFFICIENCY * gpu.flops
+    return gpu.reach * gpu.flops
 
 
 def products_of_cpus(cores: int) -> float:

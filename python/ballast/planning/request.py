@@ -3,6 +3,7 @@ predicted step among those that fit, and make plans of the answers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,10 +13,19 @@ from ballast.checks import refuse
 from ballast.errors import OutOfMemoryError
 from ballast.formats import each_pair, that_need_bf16
 from ballast.models import ModelLike, describe
-from ballast.models.description import OF_ATTENTION, OF_MATRICES, Attention, Description, Divided, divide, is_block
+from ballast.models.description import (
+    OF_ATTENTION,
+    OF_MATRICES,
+    Attention,
+    Description,
+    Divided,
+    bytes_of_element,
+    divide,
+    is_block,
+)
 from ballast.options import Options, TreatedActivations
 from ballast.outer.fragments import exchange_bytes, outer_state, sent_bytes
-from ballast.planning.hardware import machine, notes_of
+from ballast.planning.hardware import ATTENTION_REACH, CORE_UPDATES, GPU_UPDATES, machine, notes_of
 from ballast.planning.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_CPU, RESERVED_ON_HOST, Plan
 from ballast.schema import changed, option_name, options_of_stage_3, require_stage_3, set_core
 from ballast.sizes import human_amount, human_size, parse_size
@@ -184,27 +194,34 @@ def _divided(description: Description) -> Divided:
 
 
 def _work(description: Description, options: Options) -> list[tuple[float, float]]:
-    """Return the seconds of each unit, forward and backward. Activation checkpointing repeats the forward pass of blocks, and
-    not that of the head. Frozen parameters need no gradients."""
+    """Return the seconds of each unit, forward and backward: of products, which also load their matrices, so that few tokens
+    are slower; of attention; and of the operations between them, which wait for memory. Activation checkpointing repeats the
+    forward pass of blocks, "selective" the last of the three; the head is not repeated. Frozen parameters need no gradients."""
     sequence = sequence_of(description, options)
-    units = description.model.units
+    units, tokens = description.model.units, options.tokens
     attention = [each.of(sequence) for each in description.attention or [Attention(0.0)] * len(units)]
     frozen = description.frozen_flops or [0.0] * len(units)
-    checkpointed = options.activations.amount == "checkpointed" and description.activations is not None
-    seconds = options.tokens / options.reach
+    treatment = options.activations.amount if description.activations is not None else "kept"
+    attends, rate = options.reach, math.inf  # where the caller says what all of the model reaches
+    if options.passes > 0:
+        attends, rate = ATTENTION_REACH * options.reach, options.all_rates.device_memory
     work = []
-    for unit, matrices, between, without in zip(units, description.flops, attention, frozen, strict=True):
-        forward = matrices + between
-        repeated = forward if checkpointed and (is_block(unit) or len(units) == 1) else 0.0
-        backward = OF_MATRICES * matrices + OF_ATTENTION * between + repeated - without
-        work.append((seconds * forward, seconds * backward))
+    for unit, flops, moved, scores, without in zip(
+        units, description.flops, description.moved(), attention, frozen, strict=True
+    ):
+        element, chunks = bytes_of_element(unit.dtype), 1 if is_block(unit) else -(-tokens // (options.loss_chunk or tokens))
+        matrices = tokens * flops / options.reach + chunks * flops / 2 * element / rate
+        between = tokens * scores / attends
+        memory = tokens * options.passes * moved * element / rate
+        repeated = {"checkpointed": matrices + between + memory, "selective": memory}.get(str(treatment), 0.0)
+        backward = OF_MATRICES * (matrices + memory) + OF_ATTENTION * between - matrices * without / (flops or 1.0)
+        work.append((matrices + between + memory, backward + (repeated if is_block(unit) or len(units) == 1 else 0.0)))
     return work
 
 
 def activation_bytes(description: Description, options: Options) -> dict[str, int]:
     """Return the bytes of activations by tier. A drive needs buffers on the host."""
     amount, tier = options.activations
-    checkpointed = amount == "checkpointed"
     known = description.activations
     if isinstance(amount, int):
         all_of_them = away = amount
@@ -212,8 +229,8 @@ def activation_bytes(description: Description, options: Options) -> dict[str, in
     elif known is None:
         all_of_them = on_device = away = 0
     else:
-        all_of_them = known.bytes(options.tokens, checkpointed=checkpointed, loss_chunk=options.loss_chunk)
-        on_device, away = known.offloaded(options.tokens, checkpointed=checkpointed, loss_chunk=options.loss_chunk)
+        all_of_them = known.bytes(options.tokens, amount, loss_chunk=options.loss_chunk)
+        on_device, away = known.offloaded(options.tokens, amount, loss_chunk=options.loss_chunk)
     further = options.micro_steps - 1 if options.layer_major else 0  # micro-steps whose layers' inputs are kept too
     if tier == "device":
         return {"device": all_of_them + further * away}
@@ -232,8 +249,10 @@ def _unit_bytes(description: Description, size: int) -> list[int]:
 def machine_of(options: Options, budget: Mapping[str, int]) -> _core.Machine:
     made = machine(budget, options.all_rates, ranks=options.ranks_of_host, ranks_of_machine=options.ranks_of_machine)
     made.products = options.reach
+    made.device_updates = GPU_UPDATES.get(options.formats.state, math.inf)
+    made.host_updates = CORE_UPDATES[options.formats.state] * options.cores / options.ranks_of_machine
     if options.is_on_cpu:
-        made.device_memory = made.host_memory
+        made.device_memory, made.device_updates = made.host_memory, made.host_updates
         made.shares_cores = made.host_is_device = True
     return made
 
@@ -268,7 +287,7 @@ class PlanRequest:
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
         options, step, placement = self.options, choice.simulation, choice.placement
-        copied = ("ranks", "optimizer", "prefetch", "keep_gathered", "outer", "tokens", "micro_steps", "efficiency", "headroom")
+        copied = ("ranks", "optimizer", "prefetch", "keep_gathered", "outer", "tokens", "micro_steps", "headroom")
         entries = choice.ledger if ledger is None else ledger
         exchange = self._exchange(placement)
         return Plan(
@@ -289,6 +308,7 @@ class PlanRequest:
             exposed=step.exposed | exchange,
             critical=step.critical | exchange,
             tokens_per_second=_tokens(options) / (step.seconds + sum(exchange.values())),
+            efficiency=options.reach / options.hardware.flops,
             assumed=_rates(options) | {"flops": options.reach},
             activations=options.activations.amount,
             sequence=sequence_of(self.description, options) if self.description.attends else 0,

@@ -82,7 +82,7 @@ class Plan:
     assumed: Mapping[str, float]  # rates by name as `plan(rates=)` takes them, in bytes a second, and the flops of a GPU
     tokens: int  # what a rank has in a micro-step
     micro_steps: int
-    activations: int | str  # bytes, "checkpointed" or "kept"
+    activations: int | str  # bytes, "checkpointed", "selective" or "kept"
     efficiency: float  # the fraction of the peak that `assumed["flops"]` is
     headroom: float = 0.0  # the fraction of the device's and of the host's memory that is left free
     sequence: int = 0  # tokens that attend to each other; 0 where attention is not counted

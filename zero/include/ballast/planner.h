@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,8 +32,10 @@ struct Machine {
   double download = 0;
   double read = 0;  // rate of drives; reads and writes share their time
   double write = 0;
-  double device_memory = 0;  // rate of updates and sums there
+  double device_memory = 0;  // rate of sums there, and of updates that its arithmetic does not limit
   double host_memory = 0;
+  double device_updates = std::numeric_limits<double>::infinity();  // rates at which its arithmetic updates state
+  double host_updates = std::numeric_limits<double>::infinity();
 
   double products = 0;  // rate of bf16 matrices on the device: operations a second. 0: products take no time
 
@@ -95,6 +98,7 @@ struct ChoiceInput {
   Wire wire{};
   Trace trace{};                    // the uses of each micro-step; empty: the order of declaration
   bool full_records = false;        // records hold parameters too
+  bool waits_for_updates = false;   // no step begins before the updates of the last one are done
   Tier activations = Tier::device;  // that the offloaded activations go to. Their bytes are not in the ledger
   // Another training with the same placement, which makes its step after this one: that of another optimizer's parameters. Its
   // memory and its time are added.
