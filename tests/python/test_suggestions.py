@@ -48,7 +48,7 @@ def suggestions_in(error):
         ("llama-70b --ranks 8 --gpu h100 --tokens 5120 --headroom 0", "--state-format 4bit --gradient-format bf16"),
         ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drive-space 64GiB", "--update-in-backward --drive-space 1TiB"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
-        ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
+        ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 1TiB"),
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
         ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
         ("llama-70b --ranks 8 --gpu h100 --tokens 1048576 --reserve 2GiB", "--tokens 2048 --state-format compact"),
