@@ -163,7 +163,8 @@ std::string rank_file(std::size_t rank, std::string_view kind) { return fmt::for
 // Whether it is like step-12-8c31f0a2.
 bool is_folder(std::string_view name) {
   static const std::regex folder("step-\\d+-[0-9a-f]{8}");
-  constexpr std::size_t most = 255;  // bytes: no file system has longer names, for which a regex takes much of the stack
+  constexpr std::size_t most =
+      255;  // bytes: no file system has longer names, for which a regex takes much of the stack
   return name.size() <= most && std::regex_match(name.begin(), name.end(), folder);
 }
 
@@ -175,7 +176,8 @@ SavedTensor tensor_of(const JsonValue& entry) {
                      .shape = entry["shape"].shape(),
                      .steps = entry["steps"].count()};
   entry["item_bytes"].require_kind(tensor.item_bytes == type.bytes, fmt::format("{}, for {}", type.bytes, type.name));
-  entry["role"].require_kind(std::ranges::count(roles, tensor.role) > 0, fmt::format("one of {}", fmt::join(roles, ", ")));
+  entry["role"].require_kind(std::ranges::count(roles, tensor.role) > 0,
+                             fmt::format("one of {}", fmt::join(roles, ", ")));
   if (tensor.role != "trained") {
     for (const char* moment : {"momentum", "variance"})
       entry[moment].require_kind(!entry[moment].flag(), "false, for a tensor that is not trained");

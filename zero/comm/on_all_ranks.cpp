@@ -91,6 +91,7 @@ std::vector<std::string> texts_of_all(Communicator& world, const std::string& mi
   std::vector<std::uint64_t> own_bytes{mine.size()}, bytes(world.size());
   world.all_gather(view_of(own_bytes), view_of(bytes));
   std::vector<std::string> texts;
+  texts.reserve(bytes.size());
   for (const std::uint64_t each : bytes)
     texts.emplace_back(each, '\0');
   texts[world.rank()] = mine;
