@@ -13,7 +13,7 @@
 namespace ballast {
 namespace {
 
-// Says that two traces differ; where they do, would take pages.
+// Returns a short text that differs where traces do: a whole trace takes pages.
 std::string text_of(const Trace& trace) {
   std::string uses;
   for (const Visit& visit : trace)

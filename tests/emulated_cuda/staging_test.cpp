@@ -70,6 +70,31 @@ struct PlacementCase {
 
 const TrainingOptions all_on_device{.format = StateFormat::fp32};
 
+// Compares the waits of trainings that differ in their tiles alone.
+void check_waits(const UpdateRates& rates, std::initializer_list<std::size_t> tile_sizes) {
+  using enum Tier;
+  for (const auto& [stage, parameters, state] :
+       {PlacementCase{0, Spread(device), Spread(device)}, PlacementCase{0, Spread(device), {0.5, 0.5, 0.0}},
+        PlacementCase{3, Spread(device), Spread(host)}, PlacementCase{3, Spread(host), Spread(host)}}) {
+    std::vector<std::vector<std::size_t>> waits;  // one entry for each size of a tile
+    for (const std::size_t tile_elements : tile_sizes) {
+      CAPTURE(rates.upload, stage, parameters.fractions(), state.fractions(), tile_elements);
+      Rig rig(
+          plain_model(3, 50'000),
+          {.stage = stage, .parameters = parameters, .state = state, .tile_elements = tile_elements, .rates = rates});
+      const Cost start = cost_of([&] { rig.training->initialize(initial_parameters()); });
+      rig.step(0);
+      rig.training->finish();
+      const Cost offload = cost_of([&] { TrainingState(*rig.training).offload(); });
+      const Cost reload = cost_of([&] { TrainingState(*rig.training).reload(); });
+      CHECK(start.slow_copies + offload.slow_copies + reload.slow_copies == 0);
+      waits.push_back({start.waits, offload.waits, reload.waits});
+    }
+    CHECK(waits[1] == waits[0]);
+    CHECK(waits[2] == waits[0]);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("pages are resident before they are pinned") {
@@ -84,27 +109,9 @@ TEST_CASE("pages are resident before they are pinned") {
 }
 
 TEST_CASE("the number of waits in a start and in moves does not grow with the number of tiles") {
-  using enum Tier;
-  for (const auto& [stage, parameters, state] :
-       {PlacementCase{0, Spread(device), Spread(device)}, PlacementCase{0, Spread(device), {0.5, 0.5, 0.0}},
-        PlacementCase{3, Spread(device), Spread(host)}, PlacementCase{3, Spread(host), Spread(host)}}) {
-    std::vector<std::vector<std::size_t>> waits;  // one entry for each size of a tile
-    // So small that both processors update some of a unit's tiles on the host, whose blocks are of two kinds then.
-    for (const std::size_t tile_elements : {8192u, 4096u, 1024u}) {
-      CAPTURE(stage, parameters.fractions(), state.fractions(), tile_elements);
-      Rig rig(plain_model(3, 50'000),
-              {.stage = stage, .parameters = parameters, .state = state, .tile_elements = tile_elements});
-      const Cost start = cost_of([&] { rig.training->initialize(initial_parameters()); });
-      rig.step(0);
-      rig.training->finish();
-      const Cost offload = cost_of([&] { TrainingState(*rig.training).offload(); });
-      const Cost reload = cost_of([&] { TrainingState(*rig.training).reload(); });
-      CHECK(start.slow_copies + offload.slow_copies + reload.slow_copies == 0);
-      waits.push_back({start.waits, offload.waits, reload.waits});
-    }
-    CHECK(waits[1] == waits[0]);
-    CHECK(waits[2] == waits[0]);
-  }
+  check_waits({}, {16384, 4096, 1024});  // the host updates its tiles alone
+  // Both processors update those of the host, whose blocks are of two kinds then: a unit has to have several of them.
+  check_waits(TrainingOptions{}.rates, {8192, 4096, 1024});
 }
 
 TEST_CASE("more bytes than are staged at once come and go with their bits") {

@@ -9,9 +9,9 @@
 namespace ballast {
 
 // Emits the update of a unit, tile by tile, in whichever tier their state lies. Visitors are tiles whose state is on the host and
-// comes to the device for the update. They take turns with other tiles, so that both processors work. A rule of whole matrices updates in two parts:
-// directions of the unit's tiles go to the ranks that orthogonalize them, and come back to move the parameters. With one rank
-// nothing moves.
+// comes to the device for the update. They take turns with other tiles, so that both processors work. A rule of whole matrices
+// updates in two parts: directions of the unit's tiles go to the ranks that orthogonalize them, and come back to move the
+// parameters. With one rank nothing moves.
 class UnitUpdates {
  public:
   UnitUpdates(CompileContext& context, const ParameterGathers& parameters, const GradientSums& gradients,

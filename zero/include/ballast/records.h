@@ -53,7 +53,7 @@ struct LostRun {
 };
 
 struct RecordOptions {
-  std::vector<std::filesystem::path> directories{};  // directories of one or several drives
+  std::vector<std::filesystem::path> directories{};  // existing ones, on one or several drives
   // The name of a run that is kept, which needs all state on drives (B1001). Without one, the files are temporary, and hold only
   // what is not in memory.
   std::string run{};

@@ -105,7 +105,7 @@ class Groups {
   Groups(std::initializer_list<optim::Rule> rules) : rules_(rules) {}
   Groups(std::initializer_list<Named> rules) : named_(rules) {}
 
-  // In the order of numbers. Throws B1001 if a group of the model has no rule, or a rule no group.
+  // Returns the rules in the order of the groups' numbers. Throws B1001 if a group has no rule, or a rule no group.
   std::vector<optim::Rule> of(const Model& model) const;
 
  private:

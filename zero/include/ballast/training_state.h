@@ -22,13 +22,13 @@ class TrainingState {
 
   // --- In a step.
   // Acquires the parameters as ranks keep them, like forward(), even if Wire::gather is not exact: to write or export
-  // them. All ranks call together. If Wire::gather is not exact, the plan counts this as a use of its own: a step whose
+  // them. If Wire::gather is not exact, the plan counts this as a use of its own: a step whose
   // trace lacks it goes off plan, until the same order comes twice in a row.
   Lease exact_parameters(std::size_t unit);
   // The norm of each tensor, by unit: see Training::gradient_norm().
   std::vector<std::vector<double>> tensor_norms(double loss_scale = 1.0, std::optional<std::size_t> micro_steps = {});
-  // Shows the gradients that the step would use, as sums over ranks and micro-steps, in this rank's shards. The visitor may change them: norms and the
-  // step use the changed ones. All ranks call together. Work that the visitor issues to a GPU must be done when it returns.
+  // Shows the gradients that the step would use, as sums over ranks and micro-steps, in this rank's shards. The visitor may change
+  // them: norms and the step use the changed ones. Work that the visitor issues to a GPU must be done when it returns.
   void visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps = {});
   // step() returns while full parameters are still updated and gathered, if Schedule::overlap_gathers is set. This
   // waits for those of a unit, in the order of the trainer's stream. Each rank may call it as it likes.
@@ -48,8 +48,8 @@ class TrainingState {
   std::size_t gathered_bytes() const;  // the memory that gathered parameters have now; 0 if none are gathered
 
   // Show the local shard, tile by tile, in host memory. TensorState shows it by tensor. change() commits changed tiles
-  // on drives together, as step Training::steps(), once `agree` has returned. If it throws, the records of a run stay as they were;
-  // other state may be partly changed. All ranks must change full parameters to the same values. If a change fails on one
+  // on drives together, as those of the step Training::steps(), once `agree` has returned. The records of a run stay as they were
+  // if it throws; other state may be partly changed. All ranks must change full parameters to the same values. If a change fails on one
   // rank of a run, no rank changes the run: that rank throws its own error, the others throw B3301.
   void visit(
       const TileVisitor& visit, const TileFilter& which = [](const LocalTile&) { return true; });
@@ -58,6 +58,7 @@ class TrainingState {
   std::vector<LocalTile> tiles() const;  // listed in the order of visits; without their memory
   void set_steps(std::uint64_t steps);   // called after loading state from elsewhere
 
+  // --- Runs and memory.
   const std::optional<LostRun>& lost() const;  // the run that has lost its steps, if RecordOptions::begins_again
   RunPoint committed() const;                  // the last commit of a run
   // The round of joint runs that later commits belong to. With one, a step that is skipped is committed too.
