@@ -63,7 +63,7 @@ def write_with_licences(wheel: Path, folder: Path, libraries: list[Path]) -> Non
     """Write the wheel to the folder, with the licences of those libraries that it holds."""
     folder.mkdir(parents=True, exist_ok=True)
     with InWheel(wheel, folder / wheel.name):
-        held = {name_of(library) for library in Path("ballast.libs").iterdir()}
+        held = {name_of(library) for library in Path("ballast_train.libs").iterdir()}
         licences = next(Path().glob("*.dist-info")) / "licenses"
         for library in libraries:
             if name_of(library) in held and library.name != UNUSED:

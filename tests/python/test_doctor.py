@@ -34,6 +34,15 @@ def test_nothing_is_wrong_with_a_good_machine(machine):
     assert all(finding.state == "good" for look in looks for finding in look(machine))
 
 
+def test_the_other_project_of_this_name_is_seen(machine, tmp_path, monkeypatch):
+    assert not list(doctor.other_project(machine))
+    (tmp_path / "ballast-0.4.0.dist-info").mkdir()
+    (tmp_path / "ballast-0.4.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: ballast\nVersion: 0.4.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = only(doctor.other_project(machine))
+    assert (finding.state, "0.4.0" in finding.found, "pip uninstall" in finding.remedy) == ("bad", True, True)
+
+
 def test_a_narrow_link_is_seen(machine):
     (machine.root / "sys/bus/pci/devices/0000:3b:00.0/current_link_width").write_text("4\n")
     finding = only(doctor.link(machine, "0000:3B:00.0"))

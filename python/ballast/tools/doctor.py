@@ -69,9 +69,18 @@ def examine(*, drives: Sequence[str] = (".",), root: str = "/") -> list[Diagnost
     ['gpu', 'cpu']
     """
     machine = Machine(_core.this_machine(root=root), Path(root))
-    looks = (gpus, cores, numa, memory, memlock, shared_memory, io_uring)
+    looks = (other_project, gpus, cores, numa, memory, memlock, shared_memory, io_uring)
     diagnostics = [diagnostic for look in looks for diagnostic in look(machine)]
     return diagnostics + [diagnostic for folder in drives for diagnostic in look_at(folder)]
+
+
+def other_project(machine: Machine) -> Iterator[Diagnostic]:
+    """Look for the project that is named `ballast` on PyPI, whose module has the name of this one."""
+    try:
+        found = f"ballast {version('ballast')} is installed too: the files of its module and of this one replace each other"
+        yield bad("package", found, "pip uninstall ballast ballast-train, and then install this one (ballast-train) again.")
+    except PackageNotFoundError:
+        return
 
 
 def gpus(machine: Machine) -> Iterator[Diagnostic]:

@@ -1,4 +1,5 @@
-"""check_wheel.py WHEEL: it holds the package and nothing else, and works in an environment of its own, without a compiler.
+"""check_distribution.py FILE: a source distribution holds the files of the repository; a wheel holds the package and nothing
+else, and works in an environment of its own, without a compiler.
 
 A wheel that python/portable_wheel.py has made also holds the libraries that it needs apart from the C and C++ libraries. Then
 these are checked to be used, and not those of the system, and to get along with those.
@@ -9,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
 import zipfile
@@ -16,9 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "python"
+BUNDLED = "ballast_train.libs/"
 EXTENSION = re.compile(r"ballast/_core\.[\w.-]+\.so")
 # A wheel for each version of Python: pybind11 uses more than the stable ABI.
-NAME = re.compile(r"ballast-[\d.]+-(cp3\d+)-\1-((?:many)?linux[\w.]+)\.whl")
+NAME = re.compile(r"ballast_train-[\d.]+-(cp3\d+)-\1-((?:many)?linux[\w.]+)\.whl")
 # What a wheel that is not repaired takes from the system: its libraries, and those of Gloo.
 OF_SYSTEM = {"libfmt", "libtbb", "liburing", "libsodium", "libgloo", "libhiredis", "libibverbs", "libnl-3", "libnl-route-3"}
 LIBRARIES = """
@@ -50,7 +53,7 @@ def check_name(wheel: Path) -> None:
 
 def check_contents(wheel: Path) -> None:
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name and not name.endswith("/")]
-    bundled = [name for name in names if name.startswith("ballast.libs/")]
+    bundled = [name for name in names if name.startswith(BUNDLED)]
     assert bool(bundled) == is_portable(wheel), names
     assert not [name for name in bundled if "libnl" in name], bundled  # its end is that of the process, where there are two
     extensions = [name for name in names if EXTENSION.fullmatch(name)]
@@ -64,7 +67,7 @@ def check_contents(wheel: Path) -> None:
 def check_licences(wheel: Path) -> None:
     """Compare the libraries that the wheel holds with the licences in it. One is Ballast's own (python/portable_wheel.py)."""
     names = [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
-    libraries = {re.sub(r"(-[0-9a-f]{8})?\.so.*", "", Path(name).name) for name in names if name.startswith("ballast.libs/")}
+    libraries = {re.sub(r"(-[0-9a-f]{8})?\.so.*", "", Path(name).name) for name in names if name.startswith(BUNDLED)}
     licences = {Path(name).stem for name in names if ".dist-info/licenses/" in name}
     assert licences == libraries - {"libibverbs"} | {"LICENSE"}, licences
 
@@ -93,17 +96,30 @@ def check_use(wheel: Path, folder: Path) -> None:
     used = run(programs / "python", "-c", LIBRARIES).split()
     of_system = [re.sub(r"-[0-9a-f]{8}(?=\.so)", "", Path(library).name) for library in used]
     run(programs / "python", "-c", WITH_THOSE_OF_SYSTEM + LIBRARIES, *of_system)
-    assert used and all(("/ballast.libs/" in library) == is_portable(wheel) for library in used), used
+    assert used and all((BUNDLED in library) == is_portable(wheel) for library in used), used
 
 
-wheel = Path(sys.argv[1]).resolve()
-check_name(wheel)
-check_contents(wheel)
-check_licences(wheel)
-if find_spec("auditwheel"):
-    check_libraries(wheel)
-else:
-    print("auditwheel is not installed: the libraries are not checked")
-with tempfile.TemporaryDirectory() as folder:
-    check_use(wheel, Path(folder))
-print(f"{wheel.name} is as it should be")
+def check_source(file: Path) -> None:
+    """Compare the files with those that Git does not ignore: a build of the distribution would fail without them."""
+    with tarfile.open(file) as files:
+        found = {member.name.partition("/")[2] for member in files if member.isfile()}
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=True, cwd=SOURCE.parent, stdout=subprocess.PIPE, text=True).stdout
+    assert found == {"PKG-INFO", *listed.splitlines()}, found ^ {"PKG-INFO", *listed.splitlines()}
+
+
+def check_wheel(wheel: Path) -> None:
+    check_name(wheel)
+    check_contents(wheel)
+    check_licences(wheel)
+    if find_spec("auditwheel"):
+        check_libraries(wheel)
+    else:
+        print("auditwheel is not installed: the libraries are not checked")
+    with tempfile.TemporaryDirectory() as folder:
+        check_use(wheel, Path(folder))
+
+
+distribution = Path(sys.argv[1]).resolve()
+(check_source if distribution.name.endswith(".tar.gz") else check_wheel)(distribution)
+print(f"{distribution.name} is as it should be")
