@@ -70,8 +70,8 @@ def error_codes() -> str:
 def file_of_repository(path: str) -> str:
     """Return a file from outside of docs/. Its links lead to pages where there is one, else they name the file.
 
-    >>> _for_site("see [one](docs/index.md#top), [two](tests/README.md) and [three](https://x.org)")
-    'see [one](index.md#top), two (`tests/README.md`) and [three](https://x.org)'
+    >>> _for_site("see [one](docs/decisions.md#top), [two](tests/README.md) and [three](https://x.org)")
+    'see [one](decisions.md#top), two (`tests/README.md`) and [three](https://x.org)'
     """
     return _for_site((ROOT / path).read_text())
 
