@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/machine.h"
 #include "optim/step.h"
 #include "zero/comm/on_all_ranks.h"
+#include "zero/runs/joint_space.h"
 #include "zero/runs/records.h"
 
 namespace ballast {
@@ -84,7 +88,22 @@ TrainingOptions agreed_options(TrainingOptions options, const std::vector<optim:
   if (options.tile_elements == 0 && !drives.run.empty() && !drives.directories.empty()) {
     options.tile_elements = tile_of_run(world, drives);
   }
+  options.threads = threads_of_rank(world, options);
   return options;
+}
+
+int threads_of_rank(Communicator& world, const TrainingOptions& options) {
+  if (options.threads != 0) return options.threads;
+  const std::vector<int> cores = options.gpu ? cores_near(device::pci(*options.gpu)) : allowed_cores();
+  const std::string mine = fmt::format("{} {}", booted_machine(), fmt::join(cores, ","));
+  std::size_t ranks =
+      1;  // that use these cores: those with the same part of the model, for each rank with another part
+  for (Communicator* group : {&world, options.norm_group}) {
+    if (group != nullptr && group->size() > 1)
+      ranks *= static_cast<std::size_t>(std::ranges::count(texts_of_all(*group, mine), mine));
+  }
+  const std::size_t share = std::max<std::size_t>(std::min(cores.size(), usable_cores()) / ranks, 1);
+  return static_cast<int>(options.gpu && share > 1 ? share - 1 : share);
 }
 
 }  // namespace ballast

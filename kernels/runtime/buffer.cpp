@@ -4,8 +4,10 @@
 #include <sys/mman.h>
 
 #include <utility>
+#include <vector>
 
 #include "kernels/runtime/device.h"
+#include "kernels/runtime/machine.h"
 
 namespace ballast {
 
@@ -49,7 +51,8 @@ Buffer Buffer::get(const BufferRequest& request, FreeMemory& free) {
   }
   const bool is_to_be_pinned = request.kind == MemoryKind::pinned;
   const Resident resident = is_to_be_pinned ? Resident::at_once : request.resident;  // the driver would use one thread
-  HostPages pages = map_host_pages(request.bytes, request.owner, resident, request.threads);
+  const std::vector<int> cores = is_to_be_pinned ? cores_near(device::pci(request.gpu)) : std::vector<int>{};
+  HostPages pages = map_host_pages(request.bytes, request.owner, resident, request.threads, cores);
   free.mapped_bytes = pages.get_deleter().bytes;
   if (is_to_be_pinned && pages) {
     free.unpinned_because = device::pin(pages.get(), free.mapped_bytes, request.gpu);

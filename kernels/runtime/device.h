@@ -26,6 +26,7 @@ namespace device {
 
 std::vector<Gpu> list();    // empty if there is none
 std::string absence();      // why the list is empty; empty if it is not
+std::string pci(int gpu);   // its PCI address; empty if there is no such GPU
 void require_gpu(int gpu);  // throws B2101 or B2102
 void choose_gpu(int gpu);   // applies to all later calls of this thread that use streams and events
 

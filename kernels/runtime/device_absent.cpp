@@ -42,6 +42,7 @@ namespace ballast::device {
 std::string absence() { return "this build has no CUDA backend"; }
 
 std::vector<Gpu> list() { return {}; }
+std::string pci(int) { return {}; }
 void require_gpu(int) { refuse("a GPU"); }
 void choose_gpu(int) { refuse("a GPU"); }
 

@@ -92,15 +92,21 @@ std::vector<Gpu> list() {
   for (int ordinal = 0; ordinal < found; ++ordinal) {
     cudaDeviceProp properties{};
     check_cuda(cudaGetDeviceProperties(&properties, ordinal), "reading a GPU's properties");
-    std::array<char, 32> pci{};
-    check_cuda(cudaDeviceGetPCIBusId(pci.data(), static_cast<int>(pci.size()), ordinal), "reading a GPU's PCI address");
     gpus.push_back({.name = properties.name,
-                    .pci = pci.data(),
+                    .pci = pci(ordinal),
                     .memory_bytes = properties.totalGlobalMem,
                     .major = properties.major,
                     .minor = properties.minor});
   }
   return gpus;
+}
+
+std::string pci(int gpu) {
+  std::array<char, 32> address{};
+  if (gpu < 0 || gpu >= count().gpus) return {};
+  check_cuda(cudaDeviceGetPCIBusId(address.data(), static_cast<int>(address.size()), gpu),
+             "reading a GPU's PCI address");
+  return address.data();
 }
 
 std::string absence() { return count().absence; }

@@ -116,7 +116,8 @@ int populate(std::span<std::byte> pages, int threads) {
 
 void Unmap::operator()(std::byte* pages) const noexcept { munmap(pages, bytes); }
 
-HostPages map_host_pages(std::size_t bytes, std::string_view owner, Resident resident, int threads) {
+HostPages map_host_pages(std::size_t bytes, std::string_view owner, Resident resident, int threads,
+                         const std::vector<int>& cores) {
   if (bytes == 0) {
     return {};
   }
@@ -132,7 +133,7 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, Resident res
   if (huge) {
     madvise(pages.get(), mapped_bytes, MADV_HUGEPAGE);  // EINVAL if the kernel has none: then the pages are small
   }
-  place_on_nodes(pages.get(), mapped_bytes, nodes_of_cores(allowed_cores()));  // nice to have
+  place_on_nodes(pages.get(), mapped_bytes, nodes_of_cores(cores.empty() ? allowed_cores() : cores));  // nice to have
   if (resident == Resident::at_once) {
     const int error = populate({pages.get(), mapped_bytes}, threads);
     if (error != 0) refuse("madvise(MADV_POPULATE_WRITE)", bytes, owner, limits, error);

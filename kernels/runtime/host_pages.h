@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace ballast {
 
@@ -25,12 +26,12 @@ using HostPages = std::unique_ptr<std::byte[], Unmap>;
 // When pages become resident: at allocation, or at the first write to each.
 enum class Resident { at_once, when_written };
 
-// Returns zeroed pages near this thread's cores. From 4 MiB on they are
+// Returns zeroed pages on the memory nodes of the cores, or else of the cores of this thread. From 4 MiB on they are
 // aligned to 2 MiB, and huge if the kernel has huge pages: direct I/O into huge pages is up to twice as fast. For 0
 // bytes it returns null. Pages become resident on `threads` threads (see populate()). Throws B2001 if the machine or
 // the container has too little memory. Any thread may call.
 HostPages map_host_pages(std::size_t bytes, std::string_view owner, Resident resident = Resident::at_once,
-                         int threads = 1);
+                         int threads = 1, const std::vector<int>& cores = {});
 
 // Makes pages zero and not resident, until each is written again.
 void clear_and_release(const HostPages& pages);

@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
+#include <iterator>
 
 #include "kernels/runtime/system_files.h"
 
@@ -71,6 +73,10 @@ std::uint64_t slices_of_this_thread() {
 
 const char* const nodes_folder = "sys/devices/system/node";
 
+std::vector<int> cores_of_node(std::string_view node, const std::filesystem::path& root) {
+  return parse_list(read_text(root / nodes_folder / fmt::format("node{}", node) / "cpulist").value_or(""));
+}
+
 std::vector<int> nodes_with_memory(const std::filesystem::path& root) {
   return parse_list(read_text(root / nodes_folder / "has_memory").value_or(""));
 }
@@ -88,6 +94,17 @@ std::string cpu_name(const std::filesystem::path& root) {
 
 }  // namespace
 
+std::vector<int> cores_near(std::string_view pci, const std::filesystem::path& root) {
+  std::string address(pci);  // CUDA writes it with capital letters
+  std::ranges::transform(address, address.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  const std::string node = read_text(root / "sys/bus/pci/devices" / address / "numa_node").value_or("-1");
+  const std::vector<int> allowed = allowed_cores();
+  const std::vector<int> of_node = cores_of_node(node, root);
+  std::vector<int> near;
+  std::ranges::set_intersection(allowed, of_node, std::back_inserter(near));
+  return near.empty() ? allowed : near;
+}
+
 void use_short_time_slices() { use_slices_of(shortest, reset_in_children); }
 
 ShortTimeSlices::ShortTimeSlices() : before_(slices_of_this_thread()) { use_slices_of(shortest); }
@@ -104,8 +121,7 @@ std::vector<int> nodes_of_cores(std::span<const int> cores, const std::filesyste
     return {};
   }
   std::erase_if(nodes, [&](int node) {
-    const auto list = root / nodes_folder / ("node" + std::to_string(node)) / "cpulist";
-    const std::vector<int> of_node = parse_list(read_text(list).value_or(""));
+    const std::vector<int> of_node = cores_of_node(std::to_string(node), root);
     return std::ranges::find_first_of(of_node, cores) == of_node.end();
   });
   return nodes;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/runtime/device.h"
@@ -20,6 +21,10 @@ std::vector<int> allowed_cores();  // the calling thread's affinity mask, ascend
 
 // Returns the useful number of threads: the mask's cores, but at most the container's CPU quota, rounded up.
 std::size_t usable_cores(const std::filesystem::path& root = "/");
+
+// Returns those of the calling thread's cores that are on the memory node of a PCI device, such as "0000:3B:00.0"; all of them
+// if none is, or if the node is unknown.
+std::vector<int> cores_near(std::string_view pci, const std::filesystem::path& root = "/");
 
 // Gives the calling thread, which moves data, short time slices, and none to the threads that it starts, such as those that
 // compute for all. A thread with short slices runs sooner after it was woken, also on a core where another thread computes, and

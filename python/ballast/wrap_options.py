@@ -98,12 +98,12 @@ class Tuning(ScheduleOptions):
     )
     threads: Option[int, int] = Option(
         0,
-        "CPU threads of updates; 0: one for each core that this process may use",
+        "CPU threads of updates; 0: this rank's share of the cores that it may use",
         partial(
             read_count,
             "threads",
             least=0,
-            needed="a number of threads, or 0 for one on each core that this process may use",
+            needed="a number of threads, or 0 for this rank's share of the cores that it may use",
         ),
         per_rank=True,
         core="threads",

@@ -198,7 +198,7 @@ void bind_options(py::module_& module) {
   option("parameters", "the tiers of parameters", &TrainingOptions::parameters);
   option("gradients", "the tiers of gradients", &TrainingOptions::gradients);
   option("state", "the tiers of the optimizer's state", &TrainingOptions::state);
-  option("threads", "of the CPU; 0: one for each core that this process may use", &TrainingOptions::threads);
+  option("threads", "of the CPU; 0: this rank's share of the cores that it may use", &TrainingOptions::threads);
   option("gpu", "whose memory the device tier is; None: the host's", &TrainingOptions::gpu);
   option("keeps_timeline", "of what ran when", &TrainingOptions::keeps_timeline);
   option("exchanges", "the order of exchanges between GPUs, which trainings share", &TrainingOptions::exchanges);

@@ -47,6 +47,22 @@ TEST_CASE("memory goes to the nodes of the cores that use it") {
   CHECK(nodes_of_cores(std::array{3, 4}, root.path()).empty());
 }
 
+TEST_CASE("the cores near a GPU are those of its memory node") {
+  const std::vector<int> allowed = allowed_cores();
+  FakeRoot root;
+  const auto cores_of_node = [&](const std::string& cores) {
+    root.with("sys/devices/system/node/node1/cpulist", cores);
+    return cores_near("0000:3B:00.0", root.path());
+  };
+  CHECK(cores_near("0000:3B:00.0", root.path()) == allowed);  // nothing is known of the device
+  root.with("sys/bus/pci/devices/0000:3b:00.0/numa_node", "1");
+  CHECK(cores_of_node("8190-8191") == allowed);  // this process may use none of them
+  CHECK(cores_of_node(std::to_string(allowed.back())) == std::vector{allowed.back()});
+  root.with("sys/bus/pci/devices/0000:3b:00.0/numa_node", "-1");
+  CHECK(cores_near("0000:3B:00.0", root.path()) == allowed);
+  CHECK(cores_near("", root.path()) == allowed);
+}
+
 TEST_CASE("pages can be placed on a node that exists") {
   const HostPages pages = map_host_pages(8192, "test");
   CHECK(place_on_nodes(pages.get(), 8192, {}));

@@ -1,10 +1,16 @@
 // Tests of small parts of the engine, each alone.
 #include <fmt/format.h>
+#include <sched.h>
+
+#include <array>
 #include <catch2/catch.hpp>
 #include <thread>
 
+#include "kernels/runtime/machine.h"
 #include "tests/comm/test_groups.h"
+#include "tests/skip.h"
 #include "tests/zero/training_rig.h"
+#include "zero/agreed_options.h"
 #include "zero/engine/op_executor.h"
 #include "zero/engine/scheduler.h"
 #include "zero/engine/slots.h"
@@ -41,6 +47,44 @@ TEST_CASE("a wait that fails is not counted") {
   StepRun run;
   CHECK_THROWS(counters.wait(run, Phase::step, Lane::host, [] { fail(Code::internal, {.what = "planted"}); }));
   CHECK(counters.totals().stalls == std::array<double, lane_count>{});
+}
+
+namespace {
+
+// Lets the calling thread, one rank of a test, use these cores only.
+void use_cores(std::span<const int> cores) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (const int core : cores)
+    CPU_SET(static_cast<std::size_t>(core), &mask);
+  sched_setaffinity(0, sizeof mask, &mask);
+}
+
+}  // namespace
+
+TEST_CASE("ranks divide the cores that they share, and no others") {
+  const std::vector<int> cores = allowed_cores();
+  if (cores.size() < 2) skip("this machine has one core");
+  const int all = static_cast<int>(cores.size());
+  std::array<int, 2> shared{}, with_gpus{}, apart{}, named{}, parts{};
+  const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+    const std::size_t rank = world.rank();
+    shared[rank] = threads_of_rank(world, {});
+    with_gpus[rank] = threads_of_rank(world, {.gpu = 0});
+    named[rank] = threads_of_rank(world, {.threads = 3 * all});
+    const auto alone = single_rank();
+    TrainingOptions part;
+    part.norm_group = &world;
+    parts[rank] = threads_of_rank(*alone, part);
+    use_cores(rank == 0 ? std::span(cores).first(1) : std::span(cores).subspan(1));
+    apart[rank] = threads_of_rank(world, {});
+  });
+  CHECK(failures == std::vector<std::string>(2));
+  CHECK(shared == std::array{all / 2, all / 2});
+  CHECK(with_gpus == std::array{std::max(all / 2 - 1, 1), std::max(all / 2 - 1, 1)});  // one launches kernels
+  CHECK(named == std::array{3 * all, 3 * all});
+  CHECK(parts == shared);
+  CHECK(apart == std::array{1, all - 1});
 }
 
 TEST_CASE("only the first failure is kept, with its operation, and it reaches the other ranks") {

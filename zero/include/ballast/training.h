@@ -75,7 +75,7 @@ struct TrainingOptions {
   bool keeps_timeline = false;  // records what ran when
   std::size_t verify = 0;       // every so many steps a tile's update is made twice and compared; 0: never
   Log* log = nullptr;           // outlives the training; null: warnings go to stderr
-  int threads = 0;  // threads for updates and memory of the CPU; 0: one for each core that this process may use
+  int threads = 0;  // threads for updates and memory of the CPU; 0: this rank's share of the cores that it may use
   std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;   // the stream on that GPU that leases are for; outlives the training
   Allocator* allocator = nullptr;  // memory of the device tier comes from it, instead of our own; outlives the training
