@@ -1,15 +1,20 @@
-"""Test of a training that Ray Train starts."""
+"""Tests of trainings that Ray Train starts: one like any other, and the program of the guide."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from docs.blocks import PAGES, blocks_of
 from python.wrap.support import frameworks
 from python.wrap.support.frameworks import trained
 from python.wrap.support.ranks import run_ranks
@@ -35,12 +40,13 @@ def ray_here(environment, monkeypatch):
     paths = os.pathsep.join([environment["PYTHONPATH"], str(Path(__file__).resolve().parents[2])])
     with TemporaryDirectory() as folder:  # pytest's paths are too long for the name of a socket
         ray.init(
-            num_cpus=2,
+            num_cpus=3,
             include_dashboard=False,
             object_store_memory=100 * MIB,
             runtime_env={"env_vars": {"PYTHONPATH": paths}},
             _temp_dir=folder,
         )
+        monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
         yield
         ray.shutdown()
 
@@ -59,3 +65,44 @@ def test_ray_train_starts_the_same_training(ray_here, tmp_path):
     trainer.fit()
     trained = [json.loads((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
     assert trained == run_ranks(2, frameworks.trained, configuration)
+
+
+def program_of_guide(steps: int) -> str:
+    """Return the program, in which rank 1 dies once, before its 13th step."""
+    [program] = [block.text for block in blocks_of(PAGES / "guides" / "frameworks.md") if block.title == "train_with_ray.py"]
+    dies = """\
+        if rank == 1 and optimizer.steps == 12 and not (SHARED / "died").exists():
+            (SHARED / "died").touch()
+            os.kill(os.getpid(), 9)
+        loss.backward()
+"""
+    return program.replace("        loss.backward()\n", dies).replace('{"steps": 20}', f'{{"steps": {steps}}}')
+
+
+def loss_in_plain_torch(ranks_of_steps: list[int]) -> float:
+    """Train on the examples of all ranks, whose number differs from step to step; return rank 0's loss of the last step."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step, ranks in enumerate(ranks_of_steps):
+        losses = []
+        for rank in range(ranks):
+            examples = torch.randn(64, 32, generator=torch.Generator().manual_seed(step * ranks + rank))
+            losses.append(torch.nn.functional.mse_loss(model(examples), examples.sum(dim=1, keepdim=True)))
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses[0].item()
+
+
+def test_the_program_of_the_guide_outlives_a_worker_and_continues_on_three(ray_here, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHARED", str(tmp_path))
+    for workers, steps in (("2", 20), ("3", 30)):
+        program = tmp_path / "train_with_ray.py"
+        program.write_text(program_of_guide(steps))
+        monkeypatch.setenv("WORKERS", workers)
+        said = subprocess.run([sys.executable, program], check=True, stdout=subprocess.PIPE, text=True).stdout
+        assert (tmp_path / "died").exists()
+        found = re.search(rf"^step {steps} on {workers} ranks: loss (\S+)$", said, re.MULTILINE)
+        assert found, said
+    assert float(found[1]) == pytest.approx(loss_in_plain_torch([2] * 20 + [3] * 10), abs=1e-4)
