@@ -18,7 +18,8 @@ from python.wrap.support.ranks import from_fork_server
 NOT_RUN = {
     "get-started/install.md": 4,  # installation, compilation, and output that depends on the machine
     "guides/fit-a-model.md": 2,  # measures for minutes
-    "guides/clusters.md": 6,  # Slurm, Kubernetes and several machines
+    "guides/clusters.md": 5,  # Slurm and several machines
+    "guides/kubernetes.md": 2,  # a cluster; tests/python/wrap/test_kubernetes.py runs its program
     "guides/frameworks.md": 3,  # TRL, Ray, Megatron: tests/python/wrap has tests of these
     "guides/from-deepspeed.md": 2,  # DeepSpeed's files
     "guides/from-fsdp2.md": 1,

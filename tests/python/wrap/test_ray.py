@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from docs.blocks import PAGES, blocks_of
 from python.wrap.support import frameworks
 from python.wrap.support.frameworks import trained
+from python.wrap.support.programs import loss_in_plain_torch
 from python.wrap.support.ranks import run_ranks
 
 
@@ -77,22 +77,6 @@ def program_of_guide(steps: int) -> str:
         loss.backward()
 """
     return program.replace("        loss.backward()\n", dies).replace('{"steps": 20}', f'{{"steps": {steps}}}')
-
-
-def loss_in_plain_torch(ranks_of_steps: list[int]) -> float:
-    """Train on the examples of all ranks, whose number differs from step to step; return rank 0's loss of the last step."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step, ranks in enumerate(ranks_of_steps):
-        losses = []
-        for rank in range(ranks):
-            examples = torch.randn(64, 32, generator=torch.Generator().manual_seed(step * ranks + rank))
-            losses.append(torch.nn.functional.mse_loss(model(examples), examples.sum(dim=1, keepdim=True)))
-        torch.stack(losses).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses[0].item()
 
 
 def test_the_program_of_the_guide_outlives_a_worker_and_continues_on_three(ray_here, tmp_path, monkeypatch):

@@ -44,6 +44,16 @@ class Program:
         self._process.join()
         self._written.cleanup()
 
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def wait_until_it_says(self, words: str, timeout: float = 60) -> None:
+        end, file = time.monotonic() + timeout, Path(self._written.name, "out")
+        while words not in (said := file.read_text() if file.exists() else ""):
+            assert time.monotonic() < end and self._process.is_alive(), said
+            time.sleep(0.02)
+
     def wait(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """Return how it ended, and what it printed."""
         self._process.join(timeout)
@@ -162,3 +172,21 @@ def _exit_status(words: list[str], is_module: bool) -> int:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0
+
+
+def loss_in_plain_torch(ranks_of_steps: list[int]) -> float:
+    """Train the model of the guides' programs on the examples of all ranks; return rank 0's loss of the last step."""
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step, ranks in enumerate(ranks_of_steps):
+        losses = []
+        for rank in range(ranks):
+            examples = torch.randn(64, 32, generator=torch.Generator().manual_seed(1000 * step + rank))
+            losses.append(torch.nn.functional.mse_loss(model(examples), examples.sum(dim=1, keepdim=True)))
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses[0].item()
