@@ -41,6 +41,31 @@ Completion mark(const Stream& stream) {
   return Completion(std::move(event));
 }
 
+// Copies of a GPU's memory, piece by piece. Pieces that are neighbours in both memories are one copy: a link needs large ones.
+class JoinedCopies {
+ public:
+  explicit JoinedCopies(const Stream& stream) : stream_(stream) {}
+
+  void add(std::byte* to, const std::byte* from, std::size_t bytes) {
+    if (to_ + bytes_ != to || from_ + bytes_ != from) {
+      copy(to_, from_, bytes_, stream_);
+      to_ = to, from_ = from, bytes_ = 0;
+    }
+    bytes_ += bytes;
+  }
+
+  Completion end() {  // the completion of all copies
+    copy(to_, from_, std::exchange(bytes_, 0), stream_);
+    return mark(stream_);
+  }
+
+ private:
+  const Stream& stream_;
+  std::byte* to_ = nullptr;
+  const std::byte* from_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
 [[noreturn]] void fail_transfer(const Error& error, std::string_view what) {
   Problem problem = error.problem();
   problem.what = fmt::format("cannot {} activations: {}", what, problem.what);
@@ -100,7 +125,7 @@ void PieceBuffers::add_slab() {
                                         .threads = 0}));
   const std::span<std::byte> memory{slabs_.back().data(), slabs_.back().bytes()};
   if (queue_ != nullptr) queue_->remember(memory);
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = count; i-- > 0;) {  // take() begins at the end: neighbours then hold neighbouring bytes
     free_.push_back(
         &buffers_.emplace_back(PieceBuffer{.memory = memory.subspan(i * options_.piece_bytes, options_.piece_bytes)}));
   }
@@ -127,8 +152,10 @@ ActivationStore::Saved ActivationStore::save(std::span<const std::byte> bytes, S
   const std::lock_guard lock(mutex_);
   const Ticket ticket = next_;
   if (download_) follow(*download_, stream);
+  Completion copied;
   try {
     save_pieces(bytes);
+    if (download_) copied = file_ ? mark(*download_) : keep_in_memory(ticket, bytes);
   } catch (...) {
     forget(ticket, next_ - ticket);
     if (download_) download_->synchronize();  // the caller frees the bytes now
@@ -137,9 +164,26 @@ ActivationStore::Saved ActivationStore::save(std::span<const std::byte> bytes, S
   entries_[ticket] = {bytes.size(), next_ - ticket};
   counters_.saved_bytes += bytes.size();
   counters_.kept_bytes += bytes.size();
-  return {ticket, download_ ? mark(*download_) : Completion()};
+  return {ticket, copied};
 }
 
+// Copies the bytes of a GPU to the buffers of their pieces.
+Completion ActivationStore::keep_in_memory(Ticket ticket, std::span<const std::byte> bytes) {
+  JoinedCopies copies(*download_);
+  for (Order order = ticket; order < next_; ++order) {
+    const Piece& piece = pieces_.at(order);
+    copies.add(piece.buffer->memory.data(), bytes.data() + (order - ticket) * options_.piece_bytes, piece.bytes);
+  }
+  const Completion copied = copies.end();
+  for (Order order = ticket; order < next_; ++order) {
+    Piece& piece = pieces_.at(order);
+    piece.entered = copied;
+    piece.buffer->uses.push_back(copied);
+  }
+  return copied;
+}
+
+// Gives each piece a buffer, and its bytes, but for those of a GPU that no drive takes.
 void ActivationStore::save_pieces(std::span<const std::byte> bytes) {
   for (std::size_t begin = 0; begin < bytes.size(); begin += options_.piece_bytes) {
     PieceBuffer& buffer = empty_buffer();
@@ -148,7 +192,7 @@ void ActivationStore::save_pieces(std::span<const std::byte> bytes) {
     piece.bytes = std::min(options_.piece_bytes, bytes.size() - begin);
     piece.buffer = &buffer;
     held_.insert(order);
-    enter(piece, bytes.data() + begin);
+    if (file_ || !download_) enter(piece, bytes.data() + begin);
     if (file_) to_write_.push_back(order);
     begin_writes();
   }
@@ -210,8 +254,11 @@ Completion ActivationStore::load(Ticket ticket, std::span<std::byte> into, Strea
   if (upload_) follow(*upload_, stream);
   Completion copied;
   try {
-    for (std::size_t i = entry.pieces; i-- > 0;) {  // the last piece was saved last
-      copied = leave(ticket + i, into.data() + i * options_.piece_bytes);
+    if (upload_ && !file_) {
+      copied = leave_memory(ticket, into);
+    } else {
+      for (std::size_t i = entry.pieces; i-- > 0;)  // the last piece was saved last
+        copied = leave(ticket + i, into.data() + i * options_.piece_bytes);
     }
   } catch (...) {
     if (upload_) upload_->synchronize();  // the caller frees the memory now
@@ -219,6 +266,20 @@ Completion ActivationStore::load(Ticket ticket, std::span<std::byte> into, Strea
   }
   counters_.loaded_bytes += entry.bytes;
   return copied;
+}
+
+// Copies to a GPU what host memory keeps.
+Completion ActivationStore::leave_memory(Ticket ticket, std::span<std::byte> into) {
+  pieces_.at(ticket).entered.order(*upload_);  // that of all pieces
+  JoinedCopies copies(*upload_);
+  for (std::size_t begin = 0; begin < into.size(); begin += options_.piece_bytes) {
+    const Piece& piece = pieces_.at(ticket + begin / options_.piece_bytes);
+    copies.add(into.data() + begin, piece.buffer->memory.data(), piece.bytes);
+  }
+  Completion left = copies.end();
+  for (std::size_t i = 0; i < entries_.at(ticket).pieces; ++i)
+    pieces_.at(ticket + i).buffer->uses.push_back(left);
+  return left;
 }
 
 Completion ActivationStore::leave(Order order, std::byte* to) {
@@ -375,7 +436,7 @@ void ActivationStore::drop(Ticket ticket) {
 }
 
 void ActivationStore::forget(Ticket ticket, std::size_t pieces) {
-  for (Order order = ticket; order < ticket + pieces; ++order) {
+  for (Order order = ticket + pieces; order-- > ticket;) {  // the first one is taken first again
     Piece& piece = pieces_.at(order);
     if (piece.place) free_places_.push_back({*piece.place, piece.written});
     if (piece.buffer != nullptr) release(order, piece);

@@ -145,6 +145,8 @@ class ActivationStore {
   void save_pieces(std::span<const std::byte> bytes);
   void enter(Piece& piece, const std::byte* from);
   Completion leave(Order order, std::byte* to);
+  Completion leave_memory(Ticket ticket, std::span<std::byte> into);
+  Completion keep_in_memory(Ticket ticket, std::span<const std::byte> bytes);
   void begin_writes();
   void begin_write(Order order, Piece& piece);
   std::uint64_t take_place();

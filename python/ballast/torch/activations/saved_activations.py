@@ -48,20 +48,27 @@ class Activation:
 
 
 @dataclass
-class Loaded:
-    """A copy on the device."""
+class Copied:
+    """Memory of the device that is copied, to or from it."""
 
     memory: torch.Tensor
-    arrived: _core.Completion
+    done: _core.Completion
+    gpu: int | None
     is_used: bool = False
+
+    def order(self) -> None:
+        """Let later work in torch's stream wait for the copy, and later uses of the memory for that stream. No thread waits."""
+        if self.gpu is not None:
+            self.done.order(current_stream(self.gpu), self.gpu)
+            self.memory.record_stream(gpu_module().current_stream(self.gpu))
 
 
 class ActivationTier:
     """Keeps what save() takes until it is dropped.
 
     On a GPU, memory that is saved stays alive until its copy has ended, and activations that were saved before it are loaded
-    ahead; each of the two takes up to `in_flight` bytes, or one activation. On a CPU the library copies at once, and reads
-    ahead into buffers of that size."""
+    ahead; each of the two takes up to `in_flight` bytes, or one activation. Where the link is slower, the GPU waits for it, and
+    the thread that launches its work does not. On a CPU the library copies at once, and reads ahead into buffers of that size."""
 
     def __init__(self, options: ActivationOptions, gpu: int | None):
         self._core = _core.ActivationStore(directory=options.directory, memory_bytes=options.in_flight, gpu=gpu)
@@ -69,28 +76,28 @@ class ActivationTier:
         self._in_flight = options.in_flight
         self._process = os.getpid()
         self._bytes: dict[int, int] = {}  # bytes by ticket, in the order of saving
-        self._copying: deque[tuple[_core.Completion, torch.Tensor]] = deque()  # memory that is being saved
-        self._loaded: dict[int, Loaded] = {}  # copies by ticket, in the order of loading
+        self._copying: deque[Copied] = deque()  # memory that is being saved
+        self._loaded: dict[int, Copied] = {}  # copies by ticket, in the order of loading
 
     def counters(self) -> dict[str, float]:
         return self._core.counters()
 
     def save(self, memory: torch.Tensor, storage: object) -> Activation:
         """Save the bytes of a tensor in one dimension."""
-        self._wait_for_copies(self._in_flight - memory.nbytes)
+        self._free_copied(self._in_flight - memory.nbytes)
         ticket, copied = self._core.save(memory.data_ptr(), memory.nbytes, current_stream(self._gpu))
         if self._gpu is not None:
-            self._copying.append((copied, memory))
+            self._copying.append(Copied(memory, copied, self._gpu))
         self._bytes[ticket] = memory.nbytes
         return Activation(self, ticket, memory.nbytes, storage)
 
     def memory_of(self, activation: Activation) -> torch.Tensor:
         """Return a copy on the device, which other uses of the same activation share."""
-        self._wait_for_copies(self._in_flight)
+        self._free_copied(self._in_flight)
         loaded = self._loaded.get(activation.ticket) or self._load(activation.ticket)
         loaded.is_used = True
         if self._gpu is not None:
-            loaded.arrived.order(current_stream(self._gpu), self._gpu)
+            loaded.order()
             self._load_ahead(activation.ticket)
         return loaded.memory
 
@@ -99,16 +106,16 @@ class ActivationTier:
             return
         loaded = self._loaded.pop(ticket, None)
         if loaded is not None and not loaded.is_used:
-            loaded.arrived.wait()  # nothing in torch's stream waits for it
+            loaded.order()  # its memory is free for others, and no use has waited for the copy
         del self._bytes[ticket]
         self._core.drop(ticket)
 
-    def _load(self, ticket: int) -> Loaded:
+    def _load(self, ticket: int) -> Copied:
         count = self._bytes[ticket]
         self._forget_used(self._in_flight - count)
         memory = torch.empty(count, dtype=torch.uint8, device=device_at(self._gpu))
         arrived = self._core.load(ticket, memory.data_ptr(), count, current_stream(self._gpu))
-        loaded = self._loaded[ticket] = Loaded(memory, arrived)
+        loaded = self._loaded[ticket] = Copied(memory, arrived, self._gpu)
         return loaded
 
     def _load_ahead(self, ticket: int) -> None:
@@ -134,13 +141,13 @@ class ActivationTier:
                 del self._loaded[ticket]
                 count -= each.memory.nbytes
 
-    def _wait_for_copies(self, most: int) -> None:
-        """Free memory whose copy has ended, and wait until at most this many bytes are being copied."""
-        count = sum(memory.nbytes for _, memory in self._copying)
-        while self._copying and (count > most or self._copying[0][0].is_done()):
-            copied, memory = self._copying.popleft()
-            copied.wait()
-            count -= memory.nbytes
+    def _free_copied(self, most: int) -> None:
+        """Free memory whose copy has ended, and as much more as leaves at most this many bytes that are being copied."""
+        count = sum(each.memory.nbytes for each in self._copying)
+        while self._copying and (count > most or self._copying[0].done.is_done()):
+            copied = self._copying.popleft()
+            copied.order()
+            count -= copied.memory.nbytes
 
 
 # --- The hooks ---
