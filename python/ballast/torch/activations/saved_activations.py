@@ -68,7 +68,7 @@ class ActivationTier:
 
     On a GPU, memory that is saved stays alive until its copy has ended, and activations that were saved before it are loaded
     ahead; each of the two takes up to `in_flight` bytes, or one activation. Where the link is slower, the GPU waits for it, and
-    the thread that launches its work does not. On a CPU the library copies at once, and reads ahead into buffers of that size."""
+    not the thread that launches its work. On a CPU the library copies at once, and reads ahead into buffers of that size."""
 
     def __init__(self, options: ActivationOptions, gpu: int | None):
         self._core = _core.ActivationStore(directory=options.directory, memory_bytes=options.in_flight, gpu=gpu)
